@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import platform
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +28,8 @@ from trimtab.objectives import METHODS
 
 RESPONSE = 1000  # tokens of a response
 SEGMENT = 12  # tokens of a subsentence
+# glibc hands memory back after every update and faults it in again: up to two thirds of the time, and all of the noise.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
 HEADLINE = ("stapo", "stare", "sspo")
 
 
@@ -47,86 +52,70 @@ def make_batch(tokens: int, device: str) -> tuple[tt.TokenBatch, torch.Tensor]:
         ref_logp=old,
         responses=responses,
     )
+    _ = batch.lengths, batch.offsets, batch.runs  # found once per batch, whatever the method
     return batch, old + 0.1 * torch.randn(tokens, generator=rng, device=device)
 
 
-def one_round(objective: tt.Objective, batch: tt.TokenBatch, new: torch.Tensor) -> None:
-    """What an update costs beside the model: plan, loss, gradient."""
+def update(objective: tt.Objective, batch: tt.TokenBatch, new: torch.Tensor, responses: int | None = None) -> None:
+    """What an update costs beside the model: plan, then loss and gradient, in parts of `responses` if given."""
     plan = objective.plan(batch)
-    leaf = new.requires_grad_()
-    leaf.grad = None
-    objective.loss(leaf, plan).loss.backward()
+    for part in [plan] if responses is None else plan.split(responses):
+        leaf = new[part.slice].detach().requires_grad_()
+        objective.loss(leaf, part).loss.backward()
 
 
-def clock(run: Callable[[], None], device: str) -> float:
-    """Seconds of one call, the device's work included."""
-    sync = torch.cuda.synchronize if device == "cuda" else lambda: None
-    sync()
+def clock(*update_arguments: Any) -> float:
+    """Seconds of one update, the device's work included."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     start = time.perf_counter()
-    run()
-    sync()
+    update(*update_arguments)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
 def ratios(tokens: int, device: str, rounds: int) -> dict[str, Any]:
     """Every method's time over GRPO's, rounds interleaved."""
     batch, new = make_batch(tokens, device)
-    _ = batch.lengths, batch.offsets  # known once per batch, whatever the method
     grpo = tt.objective("grpo")
     result: dict[str, Any] = {}
     for name in METHODS:
         method = tt.objective(name)
-        for warm in (grpo, method):
-            one_round(warm, batch, new)
-        pairs = [
-            (
-                clock(lambda: one_round(grpo, batch, new), device),
-                clock(lambda m=method: one_round(m, batch, new), device),
-            )  # type: ignore[misc]
-            for _ in range(rounds)
-        ]
+        for warm in (grpo, method, grpo, method):
+            update(warm, batch, new)
+        pairs = [(clock(grpo, batch, new), clock(method, batch, new)) for _ in range(rounds)]
         base, mine = (median(times) for times in zip(*pairs, strict=True))
         result[name] = {"ms": round(mine * 1e3, 3), "grpo_ms": round(base * 1e3, 3), "ratio": round(mine / base, 3)}
     return result
 
 
 def growth(device: str, rounds: int) -> dict[str, Any]:
-    """Nanoseconds per token from 100 thousand to 10 million tokens."""
+    """Nanoseconds per token from 100 thousand to 10 million tokens, the loss in parts of 100 responses."""
     result: dict[str, Any] = {}
     for tokens in (100_000, 1_000_000, 10_000_000):
         batch, new = make_batch(tokens, device)
-        _ = batch.lengths, batch.offsets
         for name in ("grpo", *HEADLINE):
-            method = tt.objective(name)
-            one_round(method, batch, new)
-            seconds = median(clock(lambda m=method: one_round(m, batch, new), device) for _ in range(rounds))  # type: ignore[misc]
+            arguments = (tt.objective(name), batch, new, 100)
+            update(*arguments)
+            seconds = median([clock(*arguments) for _ in range(rounds)])
             result.setdefault(name, {})[str(tokens)] = round(seconds / tokens * 1e9, 3)
     return result
 
 
-def synchronisations(tokens: int) -> dict[str, Any]:
-    """How often plan and loss make the host wait for the GPU."""
+def host_waits(tokens: int) -> dict[str, Any]:
+    """How often plan and loss make the host wait for the GPU, by torch's own account."""
     batch, new = make_batch(tokens, "cuda")
-    _ = batch.lengths, batch.offsets
     result: dict[str, Any] = {}
     for name in METHODS:
         method = tt.objective(name)
-        one_round(method, batch, new)
-        counts = {}
         plan = method.plan(batch)
-        for part, run in {
-            "plan": lambda m=method: m.plan(batch),
-            "loss": lambda m=method, p=plan: m.loss(new, p),
-        }.items():
-            counts[part] = count_syncs(run)  # type: ignore[arg-type]
-        result[name] = counts
+        result[name] = {"plan": waits(partial(method.plan, batch)), "loss": waits(partial(method.loss, new, plan))}
     return result
 
 
-def count_syncs(run: Callable[[], object]) -> int:
-    """The warnings torch gives of its own synchronising calls."""
-    import warnings
-
+def waits(run: Callable[[], object]) -> int:
+    """Synchronising calls in `run`."""
     torch.cuda.set_sync_debug_mode("warn")
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -160,17 +149,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if args.device == "cpu" and not os.environ.keys() >= KEEP_MEMORY.keys():
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | KEEP_MEMORY)
     result: dict[str, Any] = {
         "what": f"plan + loss + backward, {args.tokens} tokens; ratio to GRPO in the same run",
         "date": datetime.date.today().isoformat(),
         "machine": torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {torch.get_num_threads()} threads",
+        "allocator": KEEP_MEMORY if args.device == "cpu" else "torch's",
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "trimtab": tt.__version__},
         "ratios": ratios(args.tokens, args.device, args.rounds),
         "nanoseconds_per_token": growth(args.device, max(3, args.rounds // 4)),
         "import_seconds": import_seconds(),
     }
     if args.device == "cuda":
-        result["host_waits"] = synchronisations(args.tokens)
+        result["host_waits"] = host_waits(args.tokens)
     text = json.dumps(result, indent=2)
     print(text)
     if args.out:

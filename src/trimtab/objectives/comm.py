@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -73,7 +73,9 @@ def gather_batch(batch: TokenBatch, names: Iterable[str], comm: Comm | None) -> 
         whole = torch.cat([row[:, :count] for row, count in zip(rows, tokens, strict=True)], dim=1)
         return dict(zip(group, whole, strict=True))
 
-    values = collect([n for n in present if n in TOKEN_FLOATS]) | collect([n for n in present if n in TOKEN_INTS])
+    values: dict[str, Any] = collect([n for n in present if n in TOKEN_FLOATS]) | collect(
+        [n for n in present if n in TOKEN_INTS]
+    )
     share = Share(
         slice(first_token, first_token + batch.tokens), slice(first_response, first_response + batch.responses)
     )

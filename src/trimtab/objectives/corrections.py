@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trimtab.objectives.draft import Draft, Rule
-from trimtab.objectives.ratios import LOG_RATIO_LIMIT, log_ratio, segment_mean
+from trimtab.objectives.ratios import LOG_RATIO_LIMIT, log_ratio
 from trimtab.objectives.reasons import Reason
 
 SAMPLER = frozenset({"sampler_logp"})
@@ -22,7 +22,7 @@ def truncated(cap: float) -> Rule:
     def apply(draft: Draft) -> None:
         w = _mismatch(draft).exp()
         draft.weight = draft.weight * w.clamp(max=cap)
-        draft.mark(w != 1, Reason.CORRECTED)
+        draft.mark_all(w != 1, Reason.CORRECTED)
         draft.metrics["correction/weight_mean"] = w.sum() / max(draft.batch.tokens, 1)
 
     return Rule("tis", f"weight min(w, {cap:g}), w = p_old / p_sampler", apply, SAMPLER)
@@ -34,8 +34,9 @@ def banded(low: float, high: float, renormalize: bool) -> Rule:
     def apply(draft: Draft) -> None:
         w = _mismatch(draft).exp()
         draft.weight = draft.weight * w
-        draft.mark(w != 1, Reason.CORRECTED)
-        (draft.silence if renormalize else draft.drop)((w < low) | (w > high), Reason.DROPPED)
+        draft.mark_all(w != 1, Reason.CORRECTED)
+        outside = ((w < low) | (w > high)).nonzero().squeeze(1)
+        (draft.silence if renormalize else draft.drop)(outside, Reason.DROPPED)
         draft.metrics["correction/weight_mean"] = w.sum() / max(draft.batch.tokens, 1)
 
     return Rule("icepop", f"weight w where {low:g} <= w <= {high:g}, else 0; w = p_old / p_sampler", apply, SAMPLER)
@@ -45,10 +46,11 @@ def drop_responses(low: float, high: float, geometric: bool, renormalize: bool) 
     """MIS: whole responses are dropped where their ratio leaves the band."""
 
     def apply(draft: Draft) -> None:
-        mean = segment_mean(_mismatch(draft), draft.batch.lengths)
-        log_w = mean if geometric else mean * draft.batch.lengths
+        responses = draft.batch.response_runs
+        mean = responses.mean(_mismatch(draft))
+        log_w = mean if geometric else mean * responses.size
         w = log_w.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-        outside = ((w < low) | (w > high)).index_select(0, draft.batch.sequence)
+        outside = responses.spread((w < low) | (w > high)).nonzero().squeeze(1)
         (draft.silence if renormalize else draft.drop)(outside, Reason.DROPPED)
 
     what = "geometric mean" if geometric else "product"

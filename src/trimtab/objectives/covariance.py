@@ -24,7 +24,7 @@ def drop_covariant(share: float, low: float, high: float, seed: int) -> Rule:
         under = (draft.advantage < 0) & (ratio < 1 - draft.clip_low)
         among = (cov > low) & (cov < high) & ~over & ~under
         count = share_count(draft.batch.tokens, share)
-        draft.drop(random_pick(among, count, seed, draft.batch.old_logp))
+        draft.drop(random_pick(among.nonzero().squeeze(1), count, seed, draft.batch.old_logp))
 
     says = f"a random {share:g} of all tokens dropped, among unclipped ones with {low:g} < cov < {high:g}"
     return Rule("clip_cov", f"{says}; cov = (A - mean A)(ln p - mean ln p)", apply)

@@ -47,14 +47,16 @@ class Rule:
 
 @dataclass(eq=False)
 class Draft:
-    """The working state of planning, over the tokens of the whole mini-batch."""
+    """The working state of planning, over the tokens of the whole mini-batch.
+
+    Rules name tokens by position (`mask.nonzero()`), not by mask: they concern few, and a million tokens are then
+    passed over once instead of at every step.
+    """
 
     batch: TokenBatch
     clip_low: Tensor
     clip_high: Tensor
-    segment: Tensor | None = None
-    segment_size: Tensor | None = None
-    counted: Tensor | None = None
+    uncounted: Tensor | None = None
     penalty: Tensor | None = None
     metrics: dict[str, Tensor] = field(default_factory=dict)
     advantage: Tensor = field(init=False)
@@ -79,43 +81,47 @@ class Draft:
 
     @cached_property
     def positive(self) -> Tensor:
-        """Which tokens have a positive advantage in the batch."""
+        """A mask of the tokens with a positive advantage in the batch."""
         return self.batch.advantage > 0
 
     @property
     def counted_lengths(self) -> Tensor:
         """Counted tokens of each response."""
-        if self.counted is None:
-            return self.batch.lengths
-        zeros = torch.zeros_like(self.batch.lengths)
-        return zeros.index_add_(0, self.batch.sequence, self.counted.to(zeros.dtype))
+        lengths = self.batch.lengths
+        if self.uncounted is None:
+            return lengths
+        return lengths - torch.bincount(self.batch.sequence[self.uncounted], minlength=len(lengths))
 
-    def mark(self, mask: Tensor, reason: Reason) -> None:
+    def mark(self, tokens: Tensor, reason: Reason) -> None:
         """Note a reason on tokens, and their share among the metrics."""
-        self.reason = self.reason | (mask * int(reason)).to(torch.int16)
-        name = f"tokens/{str(reason.name).lower()}_share"
-        if name in self.metrics:  # another rule marked some of these tokens already
-            mask = (self.reason & int(reason)) != 0
-        self.metrics[name] = mask.sum() / max(self.batch.tokens, 1)
+        self.reason[tokens] |= int(reason)
+        count = self.reason.new_full((), len(tokens), dtype=self.weight.dtype)
+        if reason.metric in self.metrics:  # another rule marked some of these tokens already
+            count = (self.reason & int(reason)).count_nonzero()
+        self.metrics[reason.metric] = count / max(self.batch.tokens, 1)
 
-    def silence(self, mask: Tensor, reason: Reason = Reason.SILENCED) -> None:
+    def mark_all(self, mask: Tensor, reason: Reason) -> None:
+        """Note a reason on the many tokens of a mask."""
+        self.reason |= mask.to(torch.int16).mul_(int(reason))
+        self.metrics[reason.metric] = mask.sum() / max(self.batch.tokens, 1)
+
+    def silence(self, tokens: Tensor, reason: Reason = Reason.SILENCED) -> None:
         """Take tokens out of numerator and denominator."""
-        self.counted = ~mask if self.counted is None else self.counted & ~mask
-        self.drop(mask, reason)
+        self.uncounted = tokens if self.uncounted is None else torch.cat([self.uncounted, tokens]).unique()
+        self.drop(tokens, reason)
 
-    def drop(self, mask: Tensor, reason: Reason = Reason.DROPPED) -> None:
+    def drop(self, tokens: Tensor, reason: Reason = Reason.DROPPED) -> None:
         """Give tokens weight 0; they stay in the denominator."""
-        self.weight = self.weight * ~mask
-        self.mark(mask, reason)
+        self.multiply(tokens, 0.0, reason)
 
-    def multiply(self, mask: Tensor, factor: float, reason: Reason) -> None:
+    def multiply(self, tokens: Tensor, factor: float, reason: Reason) -> None:
         """Multiply the weight of tokens."""
-        self.weight = torch.where(mask, self.weight * factor, self.weight)
-        self.mark(mask, reason)
+        self.weight[tokens] *= factor
+        self.mark(tokens, reason)
 
-    def penalize(self, mask: Tensor, coefficient: float) -> None:
+    def penalize(self, tokens: Tensor, coefficient: float) -> None:
         """Put a penalty on tokens in place of their clip range."""
-        self.penalty = mask.to(self.weight.dtype) * coefficient
-        self.clip_low = self.clip_low.masked_fill(mask, torch.inf)
-        self.clip_high = self.clip_high.masked_fill(mask, torch.inf)
-        self.mark(mask, Reason.PENALIZED)
+        self.penalty = torch.zeros_like(self.weight).index_fill_(0, tokens, coefficient)
+        self.clip_low = self.clip_low.index_fill(0, tokens, torch.inf)
+        self.clip_high = self.clip_high.index_fill(0, tokens, torch.inf)
+        self.mark(tokens, Reason.PENALIZED)

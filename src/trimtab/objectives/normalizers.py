@@ -27,10 +27,9 @@ def token_mean() -> Normalizer:
     """Every counted token weighs the same."""
 
     def scale(draft: Draft) -> Tensor:
-        one = draft.advantage.new_ones(())
-        if draft.counted is None:
-            return (one / max(draft.batch.tokens, 1)).expand(draft.batch.tokens)
-        return draft.counted * (one / draft.counted.sum().clamp(min=1))
+        out = 0 if draft.uncounted is None else len(draft.uncounted)
+        one = draft.advantage.new_full((), 1 / max(draft.batch.tokens - out, 1))
+        return _counted(draft, one.expand(draft.batch.tokens))
 
     return Normalizer("token-mean", "mean over the counted tokens of the mini-batch", scale)
 
@@ -68,8 +67,12 @@ def _per_response(draft: Draft, divisor: Tensor | None) -> Tensor:
     each = (lengths > 0).sum().clamp(min=1).to(draft.advantage.dtype).expand(len(lengths))
     if divisor is not None:
         each = each * divisor.clamp(min=1)
-    scale = each.reciprocal().index_select(0, draft.batch.sequence)
-    return scale if draft.counted is None else scale * draft.counted
+    return _counted(draft, each.reciprocal().index_select(0, draft.batch.sequence))
+
+
+def _counted(draft: Draft, scale: Tensor) -> Tensor:
+    """0 for tokens that do not count."""
+    return scale if draft.uncounted is None else scale.index_fill(0, draft.uncounted, 0.0)
 
 
 AGGREGATIONS: dict[str, Callable[[], Normalizer]] = {

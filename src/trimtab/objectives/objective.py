@@ -60,10 +60,9 @@ class Objective:
     @property
     def needs(self) -> frozenset[str]:
         """The optional fields of `TokenBatch` that this objective reads."""
-        read = [part.needs for part in (*self.rules, *self.penalties)]
-        read.append(frozenset({"segment"} if self.ratio.level == "segment" else ()))
-        read.append(frozenset({"current_logp"} if self.statistics == "current" else ()))
-        return frozenset().union(*read)
+        read = {"segment"} if self.ratio.level == "segment" else set()
+        read |= {"current_logp"} if self.statistics == "current" else set()
+        return frozenset(read).union(*(r.needs for r in self.rules), *(p.needs for p in self.penalties))
 
     @property
     def controllers(self) -> dict[str, Controller]:
@@ -160,15 +159,12 @@ class Objective:
             )
 
     def _plan_whole(self, batch: TokenBatch, share: Share) -> Plan:
-        segment, size, segment_offsets = _segments(batch, self.ratio.level)
         low, high = self.surrogate.clip_low, self.surrogate.clip_high
         like = batch.advantage
         draft = Draft(
             batch,
             clip_low=like.new_full((), low).expand_as(like),
             clip_high=like.new_full((), high).expand_as(like),
-            segment=segment,
-            segment_size=size,
         )
         for rule in self.rules:
             rule.apply(draft)
@@ -181,13 +177,11 @@ class Objective:
             clip_low=draft.clip_low,
             clip_high=draft.clip_high,
             reason=draft.reason,
-            segment=segment,
-            segment_size=size,
+            runs=self.ratio.runs(batch),
             penalty=draft.penalty,
             ref_logp=batch.ref_logp if "ref_logp" in reads else None,
             proxy_logp=batch.proxy_logp if draft.penalty is not None else None,
             offsets=batch.offsets,
-            segment_offsets=segment_offsets,
             tokens_in_minibatch=batch.tokens,
             metrics=draft.metrics,
         )
@@ -215,21 +209,6 @@ class Objective:
             )
 
         return replace(replan(0, batch.responses), replan=replan)
-
-
-def _segments(batch: TokenBatch, level: str) -> tuple[Tensor | None, Tensor | None, list[int]]:
-    """The runs of tokens that share a ratio: their numbers, their sizes, and the first of each response."""
-    if level == "token":
-        return None, None, [0] * (batch.responses + 1)
-    if level == "response":
-        return batch.sequence, batch.lengths, list(range(batch.responses + 1))
-    assert batch.segment is not None
-    starts = torch.ones_like(batch.sequence, dtype=torch.bool)
-    starts[1:] = (batch.segment[1:] != batch.segment[:-1]) | (batch.sequence[1:] != batch.sequence[:-1])
-    first = starts.nonzero().squeeze(1)
-    size = torch.diff(first, append=first.new_full((1,), batch.tokens))
-    offsets = torch.searchsorted(first, torch.tensor(batch.offsets, device=first.device)).tolist()
-    return starts.cumsum(0) - 1, size, offsets
 
 
 @torch.no_grad()

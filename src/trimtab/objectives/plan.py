@@ -9,11 +9,13 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trimtab.objectives.reasons import reason_words
+from trimtab.objectives.runs import Runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,8 +23,8 @@ class Plan:
     """Per token of this process: what its term in the loss is made of.
 
     `advantage`; `weight` on the surrogate; `scale`, in which aggregation and normaliser are folded; `clip_low` and
-    `clip_high`, how far the ratio may leave 1; `segment`, the tokens that share one ratio (None: each has its own),
-    numbered from 0; `penalty`, the coefficient of a rule's penalty; `reason`, bits of `Reason`. `metrics` describes the
+    `clip_high`, how far the ratio may leave 1; `segment`, the number of the segment whose ratio it shares (None: it has
+    its own); `penalty`, the coefficient of a rule's penalty; `reason`, bits of `Reason`. `metrics` describes the
     mini-batch and is the same on every rank and in every part.
     """
 
@@ -33,17 +35,20 @@ class Plan:
     clip_low: Tensor
     clip_high: Tensor
     reason: Tensor
-    segment: Tensor | None = None
+    runs: Runs | None = None
     penalty: Tensor | None = None
     ref_logp: Tensor | None = None
     proxy_logp: Tensor | None = None
-    segment_size: Tensor | None = None
     offsets: Sequence[int] = (0,)
-    segment_offsets: Sequence[int] = (0,)
     tokens_in_minibatch: float = 0
     start: int = 0
     metrics: dict[str, Tensor] = field(default_factory=dict)
     replan: Callable[[int, int], Plan] | None = None
+
+    @property
+    def segment(self) -> Tensor | None:
+        """Which tokens share one ratio, numbered from 0; None where each token has its own."""
+        return None if self.runs is None else self.runs.index
 
     @property
     def tokens(self) -> int:
@@ -92,21 +97,14 @@ class Plan:
 
     def _part(self, first: int, last: int) -> Plan:
         span = builtins.slice(self.offsets[first], self.offsets[last])
-        cut: dict[str, Tensor | None] = {}
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, Tensor) and f.name != "segment_size":
-                cut[f.name] = value[span]
-        if self.segment is not None and self.segment_size is not None:
-            low, high = self.segment_offsets[first], self.segment_offsets[last]
-            cut["segment"] = self.segment[span] - low
-            cut["segment_size"] = self.segment_size[low:high]
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        cut: dict[str, Any] = {name: value[span] for name, value in values.items() if isinstance(value, Tensor)}
         return replace(
             self,
-            **cut,  # type: ignore[arg-type]
-            start=self.start + self.offsets[first],
-            offsets=[o - self.offsets[first] for o in self.offsets[first : last + 1]],
-            segment_offsets=[o - self.segment_offsets[first] for o in self.segment_offsets[first : last + 1]],
+            **cut,
+            runs=None if self.runs is None else self.runs.part(span, first, last),
+            start=self.start + span.start,
+            offsets=[o - span.start for o in self.offsets[first : last + 1]],
         )
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from trimtab.objectives.plan import Plan
+from trimtab.objectives.runs import Runs
+from trimtab.objectives.tokens import TokenBatch
 
 LOG_RATIO_LIMIT = 20.0
 
@@ -29,11 +31,20 @@ class Ratio:
     says: str
     prepare: Callable[[Tensor, Plan], Tensor] | None = None
 
+    def runs(self, batch: TokenBatch) -> Runs | None:
+        """The tokens that share a ratio."""
+        if self.level == "token":
+            return None
+        return batch.runs if self.level == "segment" else batch.response_runs
+
     def __call__(self, log_rho: Tensor, plan: Plan) -> Tensor:
         """The ratio of every token."""
         if self.prepare is not None:
             log_rho = self.prepare(log_rho, plan)
-        return (log_rho if self.level == "token" else _shared(log_rho, plan)).exp()
+        if plan.runs is None:
+            return log_rho.exp()
+        shared: Tensor = _SharedRatio.apply(log_rho, plan.runs)  # type: ignore[no-untyped-call]
+        return shared
 
 
 def log_ratio(new_logp: Tensor, old_logp: Tensor) -> Tensor:
@@ -41,16 +52,19 @@ def log_ratio(new_logp: Tensor, old_logp: Tensor) -> Tensor:
     return (new_logp - old_logp).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-def segment_mean(values: Tensor, size: Tensor) -> Tensor:
-    """The mean of `values` over each run of `size` tokens."""
-    return torch.segment_reduce(values, "mean", lengths=size, unsafe=True)
+class _SharedRatio(torch.autograd.Function):
+    """`exp` of a run's mean log ratio in value; in gradient each token's own ratio, as if it stood alone."""
 
+    @staticmethod
+    def forward(ctx: Any, log_rho: Tensor, runs: Runs) -> Tensor:
+        ratio = runs.spread(runs.mean(log_rho).exp())
+        ctx.save_for_backward(ratio)
+        return ratio
 
-def _shared(log_rho: Tensor, plan: Plan) -> Tensor:
-    assert plan.segment is not None and plan.segment_size is not None
-    value = log_rho.detach()
-    mean = segment_mean(value, plan.segment_size).index_select(0, plan.segment)
-    return mean + (log_rho - value)  # the second term is 0 and carries the gradient
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (ratio,) = ctx.saved_tensors
+        return gradient * ratio, None
 
 
 def _one_sided(log_rho: Tensor, plan: Plan) -> Tensor:

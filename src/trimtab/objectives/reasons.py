@@ -21,6 +21,11 @@ class Reason(IntFlag):
     WIDENED = 512
     NARROWED = 1024
 
+    @property
+    def metric(self) -> str:
+        """The metric that counts its tokens."""
+        return f"tokens/{str(self.name).lower()}_share"
+
 
 WORDS: dict[Reason, str] = {
     Reason.KEPT: "kept as it came",

@@ -61,7 +61,7 @@ def _responses(ids: Tensor, sequence: Sequence[int] | Tensor | None) -> list[lis
     if owner.shape != ids.shape:
         raise ValueError(f"sequence has shape {tuple(owner.shape)}, the tokens {tuple(ids.shape)}: one value per token")
     sizes = torch.unique_consecutive(owner, return_counts=True)[1].tolist()
-    return [part.tolist() for part in ids.split(sizes)] if sizes else []
+    return [part.tolist() for part in torch.split(ids, sizes)] if sizes else []
 
 
 def _number_segments(pieces: list[bytes], clause: re.Pattern[bytes], min_tokens: int) -> list[int]:
@@ -159,7 +159,7 @@ class _Speller:
 
 
 def _added_specials(tokenizer: Any) -> set[int]:
-    added = getattr(tokenizer, "get_added_tokens_decoder", dict)()
+    added: dict[int, Any] = getattr(tokenizer, "get_added_tokens_decoder", dict)()
     return {number for number, token in added.items() if token.special}
 
 

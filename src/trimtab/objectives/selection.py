@@ -11,19 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-_BUCKETS = 1 << 16
-
-
-def kth_largest(values: Tensor, k: int, among: Tensor | None = None) -> Tensor:
-    """The k-th largest (k from 1) of `values`, or of those in the mask `among`, as a 0-d tensor."""
-    bucket = _bucket(values)
-    if among is not None:
-        bucket = bucket * among  # the others sink to the lowest bucket, which no sane float is in
-    above = torch.bincount(bucket, minlength=_BUCKETS).flip(0).cumsum(0)
-    place = int(torch.searchsorted(above, k))
-    higher = int(above[place - 1]) if place else 0
-    inside = values[bucket == _BUCKETS - 1 - place]
-    return inside.kthvalue(len(inside) - (k - higher) + 1).values
+_BUCKETS = 1 << 15
 
 
 def quantile(values: Tensor, q: float) -> Tensor:
@@ -33,10 +21,9 @@ def quantile(values: Tensor, q: float) -> Tensor:
         return values.new_full((), math.nan)
     position = q * (n - 1)
     below = min(int(position), n - 1)
-    low = kth_largest(values, n - below)
-    if below + 1 >= n:
-        return low
-    high = kth_largest(values, n - below - 1)
+    # The values from rank `below` up hold both neighbours of the quantile; the smallest two are they.
+    upper = values[largest(values, n - below)]
+    low, high = upper.min(), upper.topk(min(2, len(upper)), largest=False).values[-1]
     return torch.lerp(low, high, position - below)
 
 
@@ -46,30 +33,42 @@ def share_count(n: int, share: float) -> int:
 
 
 def top_share(values: Tensor, share: float, among: Tensor | None = None) -> Tensor:
-    """A mask of the `share_count` largest `values`, or of those in the mask `among`; of equal ones the first."""
-    count = share_count(len(values) if among is None else int(among.sum()), share)
+    """The positions of the `share_count` largest `values`, or of those in the mask `among`."""
+    return largest(values, share_count(len(values) if among is None else int(among.sum()), share), among)
+
+
+def largest(values: Tensor, count: int, among: Tensor | None = None) -> Tensor:
+    """The positions, ascending, of the `count` largest `values` (in the mask `among`); of equal ones the first."""
     if count == 0:
-        return torch.zeros_like(values, dtype=torch.bool)
-    threshold = kth_largest(values, count, among)
-    chosen, ties = values > threshold, values == threshold
+        return torch.zeros(0, dtype=torch.int64, device=values.device)
+    bucket = _bucket(values)
     if among is not None:
-        chosen, ties = chosen & among, ties & among
-    left, tied = torch.stack([count - chosen.sum(), ties.sum()]).tolist()
-    return chosen | (ties if tied == left else ties & (ties.cumsum(0) <= left))
+        bucket *= among  # the others sink to the lowest bucket
+    above = torch.bincount(bucket, minlength=_BUCKETS).flip(0).cumsum(0)
+    lowest = _BUCKETS - 1 - int(torch.searchsorted(above, count))
+    chosen = bucket >= lowest
+    if lowest == 0 and among is not None:
+        chosen &= among
+    position = chosen.nonzero().squeeze(1)
+    candidates = values[position]
+    extra = len(position) - count
+    if extra:  # the last bucket holds more than are wanted: leave out the least of it, of equals the last
+        threshold = candidates.kthvalue(extra + 1).values
+        ties = candidates == threshold
+        wanted = count - (candidates > threshold).sum()
+        position = position[(candidates > threshold) | (ties & (ties.cumsum(0) <= wanted))]
+    return position
 
 
-def random_pick(among: Tensor, count: int, seed: int, logp: Tensor) -> Tensor:
-    """A mask of `count` random tokens of `among` (all of them, where there are fewer).
+def random_pick(position: Tensor, count: int, seed: int, logp: Tensor) -> Tensor:
+    """A random `count` of the given positions (all of them, where there are fewer), ascending.
 
     The choice is a pure function of the seed, the batch (its log-probabilities) and the position, so a plan can be made
     again from its record, and is the same on any device and any number of processes.
     """
-    position = among.nonzero().squeeze(1)
     bits = logp.view(torch.int32 if logp.dtype == torch.float32 else torch.int64)
     score = _mix(position + bits.to(torch.int64).sum() * 31 + seed * 0x9E3779B9)
-    chosen = torch.zeros_like(among)
-    chosen[position[score.argsort()[:count]]] = True
-    return chosen
+    return position[score.argsort()[:count]].sort().values
 
 
 def _mix(state: Tensor) -> Tensor:
@@ -86,8 +85,6 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 def _bucket(values: Tensor) -> Tensor:
-    """The upper sixteen bits of each float as an integer that orders like the float."""
+    """The upper bits of each float as a number that never falls where the float rises; 0 for all negative ones."""
     bits = values.view(torch.int32) if values.dtype == torch.float32 else values.view(torch.int64)
-    width = bits.element_size() * 8
-    upper = bits >> (width - 16)  # sign, exponent and first digits, as a signed number
-    return (upper ^ ((upper >> 15) & 0x7FFF)) + (_BUCKETS >> 1)
+    return (bits >> (bits.element_size() * 8 - 16)).clamp_(min=0)

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from trimtab.objectives.runs import Runs
 
 # A log-probability of -inf (p = 0) is held here: low enough to mean "never", high enough that differences stay finite.
 LOGP_FLOOR = -1e4
@@ -133,14 +136,32 @@ class TokenBatch:
         """Where each response starts, and the end of the last: on the host, for slicing."""
         return [0, *torch.cumsum(self.lengths, 0).tolist()]
 
+    @cached_property
+    def runs(self) -> Runs:
+        """The segments: runs of equal `segment` ids within a response, numbered through the batch."""
+        assert self.segment is not None
+        turns = torch.zeros_like(self.sequence, dtype=torch.bool)  # where a segment starts, except the very first
+        turns[1:] = (self.segment[1:] != self.segment[:-1]) | (self.sequence[1:] != self.sequence[:-1])
+        first = turns.nonzero().squeeze(1)
+        if self.tokens:
+            first = torch.cat([first.new_zeros(1), first])
+        size = torch.diff(first, append=first.new_full((1,), self.tokens))
+        offsets = torch.searchsorted(first, torch.tensor(self.offsets, device=first.device)).tolist()
+        return Runs(turns.cumsum(0), size, offsets)
+
+    @property
+    def response_runs(self) -> Runs:
+        """The responses as runs: every token of a response in one."""
+        return Runs(self.sequence, self.lengths, range(self.responses + 1))
+
     def select(self, first: int, last: int) -> TokenBatch:
         """The batch of the responses `first` up to, not including, `last`."""
         span = slice(self.offsets[first], self.offsets[last])
-        kept: dict[str, Tensor | None] = {}
+        kept: dict[str, Any] = {}
         for name, value in self._tensors().items():
             kept[name] = value[first:last] if name in RESPONSE_FIELDS else value[span]
         kept["sequence"] = self.sequence[span] - first
-        return replace(self, **kept, responses=last - first, layout=None)  # type: ignore[arg-type]
+        return replace(self, **kept, responses=last - first, layout=None)
 
     @cached_property
     def _layout(self) -> Layout:

@@ -6,10 +6,10 @@ import math
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from trimtab.objectives.controllers import EntropyGate
 from trimtab.objectives.draft import Draft, Rule
-from trimtab.objectives.ratios import segment_mean
 from trimtab.objectives.reasons import Reason
 from trimtab.objectives.selection import quantile, random_pick, top_share
 
@@ -43,18 +43,20 @@ def silence_spurious(
     """
 
     def apply(draft: Draft) -> None:
-        candidates = draft.positive & (draft.logp < math.log(tau_p))
-        threshold = quantile(draft.entropy[candidates] if population == "candidates" else draft.entropy, q)
-        chosen = candidates
+        rare = (draft.positive & (draft.logp < math.log(tau_p))).nonzero().squeeze(1)
+        entropy = draft.entropy[rare]
+        threshold = quantile(entropy if population == "candidates" else draft.entropy, q)
+        chosen = rare
         if mask == "uncertain":
-            chosen = candidates & (draft.entropy > threshold)
+            chosen = rare[entropy > threshold]
         elif mask != "rare":
-            chosen = candidates & (draft.entropy < threshold)
+            chosen = rare[entropy < threshold]
         if mask == "random":
-            chosen = random_pick(draft.positive, int(chosen.sum()), seed, draft.batch.old_logp)
+            rewarded = draft.positive.nonzero().squeeze(1)
+            chosen = random_pick(rewarded, len(chosen), seed, draft.batch.old_logp)
         draft.silence(chosen)
         draft.metrics["s2t/entropy_threshold"] = threshold
-        draft.metrics["s2t/candidate_share"] = candidates.sum() / max(draft.batch.tokens, 1)
+        draft.metrics["s2t/candidate_share"] = threshold.new_full((), len(rare) / max(draft.batch.tokens, 1))
 
     whole = "rare rewarded tokens" if population == "candidates" else "all tokens"
     bound = f"the {q:g} quantile of H over {whole}"
@@ -78,15 +80,13 @@ def steer_entropy(
     """STARE: reweight the tokens that decide the entropy, while it is below the target."""
     boosted, damped = STARE_VARIANTS[variant]
 
-    def surprising(draft: Draft, among: torch.Tensor) -> torch.Tensor:
-        if threshold == "probability":
-            return among & (draft.logp < math.log(p_threshold))
-        return top_share(-draft.logp, share, among)
-
-    def members(draft: Draft, name: str) -> torch.Tensor:
+    def members(draft: Draft, name: str) -> Tensor:
         among = draft.positive if name.endswith("+") else draft.batch.advantage < 0
-        chosen = surprising(draft, among)
-        return chosen if name.startswith("L") else among & ~chosen
+        if threshold == "probability":
+            chosen = (among & (draft.logp < math.log(p_threshold))).nonzero().squeeze(1)
+        else:
+            chosen = top_share(-draft.logp, share, among)
+        return chosen if name.startswith("L") else among.index_fill(0, chosen, False).nonzero().squeeze(1)
 
     def apply(draft: Draft) -> None:
         draft.metrics["stare/gate_open"] = draft.weight.new_full((), float(gate.is_open or gate_scope != "batch"))
@@ -95,21 +95,21 @@ def steer_entropy(
         within = _gated(draft, gate.target, gate_scope)
         for names, factor, reason in ((boosted, gate.boost, Reason.BOOSTED), (damped, gate.damp, Reason.DAMPED)):
             for name in names:
-                chosen = members(draft, name)
-                draft.multiply(chosen if within is None else chosen & within, factor, reason)
+                tokens = members(draft, name)
+                draft.multiply(tokens if within is None else tokens[within[tokens]], factor, reason)
 
     return Rule(
         "stare", _stare_sentence(gate, variant, share, gate_scope, threshold, p_threshold), apply, ENTROPY, gate
     )
 
 
-def _gated(draft: Draft, target: float, scope: str) -> torch.Tensor | None:
+def _gated(draft: Draft, target: float, scope: str) -> Tensor | None:
     """The tokens a finer gate is open for."""
     if scope == "token":
         return draft.entropy < target
     if scope == "sample":
-        mean = segment_mean(draft.entropy, draft.batch.lengths)
-        return (mean < target).index_select(0, draft.batch.sequence)
+        responses = draft.batch.response_runs
+        return responses.spread(responses.mean(draft.entropy) < target)
     return None
 
 
@@ -137,7 +137,8 @@ def keep_top_entropy(share: float, renormalize: bool) -> Rule:
     """20-Entropy: only the tokens with the highest entropy are trained on."""
 
     def apply(draft: Draft) -> None:
-        rest = ~top_share(draft.entropy, share)
+        kept = top_share(draft.entropy, share)
+        rest = torch.ones_like(draft.positive).index_fill_(0, kept, False).nonzero().squeeze(1)
         (draft.silence if renormalize else draft.drop)(rest, Reason.MASKED)
 
     over = "kept tokens" if renormalize else "all tokens"
@@ -148,14 +149,14 @@ def widen_by_entropy(least: float, most: float) -> Rule:
     """SSPO: the clip range of a segment grows and shrinks with its entropy relative to the mini-batch's segments."""
 
     def apply(draft: Draft) -> None:
-        assert draft.segment is not None and draft.segment_size is not None
-        mean = segment_mean(draft.entropy, draft.segment_size)
+        runs = draft.batch.runs
+        mean = runs.mean(draft.entropy)
         centre = mean.mean()
         relative = torch.where(centre > 0, mean / centre, torch.ones_like(mean)).clamp(least, most)
-        factor = relative.index_select(0, draft.segment)
-        draft.clip_low, draft.clip_high = draft.clip_low * factor, draft.clip_high * factor
-        draft.mark(factor > 1, Reason.WIDENED)
-        draft.mark(factor < 1, Reason.NARROWED)
+        factor = runs.spread(relative)
+        draft.mark_all(factor > 1, Reason.WIDENED)
+        draft.mark_all(factor < 1, Reason.NARROWED)
+        draft.clip_low, draft.clip_high = draft.clip_low * factor, factor.mul_(draft.clip_high)
         draft.metrics["sspo/segment_entropy"] = centre
 
     return Rule(
@@ -172,6 +173,6 @@ def entropy_shaped_advantage(coef: float, cap: float) -> Rule:
     def apply(draft: Draft) -> None:
         bonus = torch.minimum(coef * draft.entropy, draft.advantage.abs() * cap)
         draft.advantage = draft.advantage + bonus
-        draft.mark(bonus > 0, Reason.RESHAPED)
+        draft.mark_all(bonus > 0, Reason.RESHAPED)
 
     return Rule("entropy_advantage", f"A' = A + min({coef:g} H, {cap:g} |A|)", apply, ENTROPY)
