@@ -95,24 +95,24 @@ class Draft:
     def mark(self, tokens: Tensor, reason: Reason) -> None:
         """Note a reason on tokens, and their share among the metrics."""
         self.reason[tokens] |= int(reason)
-        count = self.reason.new_full((), len(tokens), dtype=self.weight.dtype)
+        share = self.weight.new_full((), len(tokens) / max(self.batch.tokens, 1))
         if reason.metric in self.metrics:  # another rule marked some of these tokens already
-            count = (self.reason & int(reason)).count_nonzero()
-        self.metrics[reason.metric] = count / max(self.batch.tokens, 1)
+            share = (self.reason & int(reason)).count_nonzero() / self.batch.tokens
+        self.metrics[reason.metric] = share
 
     def mark_all(self, mask: Tensor, reason: Reason) -> None:
-        """Note a reason on the many tokens of a mask."""
+        """Note a reason on the tokens of a mask: for reasons that most tokens have, whose share says nothing."""
         self.reason |= mask.to(torch.int16).mul_(int(reason))
-        self.metrics[reason.metric] = mask.sum() / max(self.batch.tokens, 1)
 
     def silence(self, tokens: Tensor, reason: Reason = Reason.SILENCED) -> None:
         """Take tokens out of numerator and denominator."""
-        self.uncounted = tokens if self.uncounted is None else torch.cat([self.uncounted, tokens]).unique()
+        self.uncounted = tokens if self.uncounted is None else torch.unique(torch.cat([self.uncounted, tokens]))
         self.drop(tokens, reason)
 
     def drop(self, tokens: Tensor, reason: Reason = Reason.DROPPED) -> None:
         """Give tokens weight 0; they stay in the denominator."""
-        self.multiply(tokens, 0.0, reason)
+        self.weight.index_fill_(0, tokens, 0.0)
+        self.mark(tokens, reason)
 
     def multiply(self, tokens: Tensor, factor: float, reason: Reason) -> None:
         """Multiply the weight of tokens."""

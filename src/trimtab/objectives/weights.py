@@ -152,7 +152,7 @@ def widen_by_entropy(least: float, most: float) -> Rule:
         runs = draft.batch.runs
         mean = runs.mean(draft.entropy)
         centre = mean.mean()
-        relative = torch.where(centre > 0, mean / centre, torch.ones_like(mean)).clamp(least, most)
+        relative = (mean / centre).nan_to_num(1.0).clamp(least, most)  # no entropy anywhere: the range as it is
         factor = runs.spread(relative)
         draft.mark_all(factor > 1, Reason.WIDENED)
         draft.mark_all(factor < 1, Reason.NARROWED)
