@@ -1,10 +1,10 @@
-# Few words: setup, demo, test, check, docs, bench. Everything runs in .venv with the pinned versions.
+# Few words: setup, demo, test, test-gpu, check, docs, bench. Everything runs in .venv with the pinned versions.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test check docs bench tokenizers clean
+.PHONY: setup demo test test-gpu check docs bench tokenizers clean
 
 setup: $(VENV)/.ready
 
@@ -19,6 +19,9 @@ demo: setup
 
 test: check tokenizers
 	$(BIN)/python -m pytest -n 2
+
+test-gpu: setup
+	$(BIN)/python -m pytest -m gpu
 
 check: setup
 	$(BIN)/ruff check .

@@ -63,19 +63,20 @@ def gather_batch(batch: TokenBatch, names: Iterable[str], comm: Comm | None) -> 
     tokens, responses = sizes[:, 0].tolist(), sizes[:, 1].tolist()
     first_token, first_response = sum(tokens[:rank]), sum(responses[:rank])
 
-    def collect(group: list[str]) -> dict[str, Tensor]:
-        if not group:
+    def collect(names: list[str]) -> dict[str, Tensor]:
+        if not names:
             return {}
-        local = torch.stack([getattr(batch, n) + (first_response if n == "sequence" else 0) for n in group])
-        padded = local.new_zeros(len(group), max(tokens))
+        local = torch.stack([getattr(batch, name) for name in names])
+        padded = local.new_zeros(len(names), max(tokens))
         padded[:, : batch.tokens] = local
         rows = gather_rows(comm, padded)
         whole = torch.cat([row[:, :count] for row, count in zip(rows, tokens, strict=True)], dim=1)
-        return dict(zip(group, whole, strict=True))
+        return dict(zip(names, whole, strict=True))
 
-    values: dict[str, Any] = collect([n for n in present if n in TOKEN_FLOATS]) | collect(
-        [n for n in present if n in TOKEN_INTS]
-    )
+    values: dict[str, Any] = collect([n for n in present if n in TOKEN_FLOATS])
+    values |= collect([n for n in present if n in TOKEN_INTS])
+    before = torch.tensor([sum(responses[:r]) for r in range(len(responses))], device=batch.old_logp.device)
+    values["sequence"] = values["sequence"] + before.repeat_interleave(sizes[:, 0].to(before.device))
     share = Share(
         slice(first_token, first_token + batch.tokens), slice(first_response, first_response + batch.responses)
     )

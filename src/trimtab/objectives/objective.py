@@ -217,7 +217,7 @@ def _loss_metrics(ratio: Tensor, log_rho: Tensor, clipped: Tensor | None, plan: 
     metrics = {
         "update/ratio_mean": ratio.sum() * per_token,
         "update/approx_kl": (ratio.sum() - len(ratio) - log_rho.sum()) * per_token,
-        "update/clip_share": ratio.new_zeros(()) if clipped is None else clipped.sum() * per_token,
+        "update/clip_share": ratio.new_zeros(()) if clipped is None else clipped.sum(dtype=ratio.dtype) * per_token,
     }
     if len(ratio):
         metrics["update/ratio_min"], metrics["update/ratio_max"] = torch.aminmax(ratio)

@@ -149,6 +149,7 @@ def check_option(owner: str, key: str, value: Any, kind: Any) -> Any:
     if value is None and type(None) in _alternatives(kind):
         return None
     if choices:
+        value = "none" if value is None and "none" in choices else value
         if value not in choices:
             raise ValueError(f"{where} must be one of {', '.join(map(str, choices))}")
         return value

@@ -1,28 +1,26 @@
 """Subsentences for SSPO: from token ids and a tokenizer to segment ids.
 
-A boundary falls after a token that ends a clause; closing quotes, brackets and white space stay with the clause they
-close. The work is done on bytes, not on decoded text, because byte-level BPE may cut one character into several
-tokens: a boundary then falls before the token that holds the next clause's first byte. One regular expression without
-nested repetition runs over the bytes once, so time is linear whatever the text.
+A clause ends with a delimiter and what closes behind it: more delimiters, closing quotes and brackets, white space. The
+boundary is the last edge of a token from the end of that delimiter to the start of the next clause; a token that holds
+both leaves none. The work is done on bytes, because byte-level BPE cuts characters into several tokens, and an edge
+inside a character is no boundary. Every byte is read a bounded number of times, so time is linear whatever the text.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 DELIMITERS = ".!?;:,\n。．！？；：，、"
-_CLOSERS = ")]}>\u201d\u2019\u00bb）】』」》〉］｝"
-_TWO_WAY = "\"'`*_$"  # open after white space, close elsewhere
+_CLOSERS = ")]}\u201d\u2019\u00bb）】〕』」》〉］｝\u00a0\u3000"  # the last two are white space beyond ASCII
+_SPECIAL = b"\xff"  # stands for a special token: no text holds this byte, and it closes
 
 
 def segment_ids(
@@ -36,8 +34,9 @@ def segment_ids(
 ) -> Tensor:
     """Segment ids, from 0 and non-decreasing, for the tokens of one response or, with `sequence`, of a packed batch.
 
-    `tokenizer` is a transformers or tokenizers one. `min_tokens` joins shorter segments to their neighbours;
-    `keep_numbers` leaves `3.14`, `1,000` and `1{,}000` whole. A batch numbers its segments anew in every response.
+    `tokenizer` is a `tokenizers.Tokenizer` or a fast one of transformers. `min_tokens` joins shorter segments to their
+    neighbours; `keep_numbers` leaves `3.14`, `1,000`, `.5`, `12:30`, `1{,}000` and `1,\\!000` whole. A batch numbers
+    its segments anew in every response.
     """
     if min_tokens < 1:
         raise ValueError(f"min_tokens={min_tokens} must be at least 1")
@@ -46,12 +45,15 @@ def segment_ids(
     ids = torch.as_tensor(tokens)
     if ids.ndim != 1:
         raise ValueError(f"segment_ids takes a flat list of token ids, got shape {tuple(ids.shape)}")
-    spell = _speller(tokenizer)
-    clause = _clause_end(delimiters, keep_numbers)
-    out: list[int] = []
+    spelling = _spelling(set(ids.tolist()), tokenizer)
+    numbers: list[int] = []
+    sizes: list[int] = []
     for response in _responses(ids, sequence):
-        out += _number_segments([spell(token) for token in response], clause, min_tokens)
-    return torch.tensor(out, dtype=torch.int64, device=ids.device)
+        starts = _starts([spelling[token] for token in response], *_patterns(delimiters, keep_numbers), min_tokens)
+        numbers += range(len(starts))
+        sizes += (after - before for before, after in zip(starts, [*starts[1:], len(response)], strict=True))
+    repeats = torch.tensor(sizes, dtype=torch.int64)
+    return torch.tensor(numbers, dtype=torch.int64).repeat_interleave(repeats).to(ids.device)
 
 
 def _responses(ids: Tensor, sequence: Sequence[int] | Tensor | None) -> list[list[int]]:
@@ -64,112 +66,91 @@ def _responses(ids: Tensor, sequence: Sequence[int] | Tensor | None) -> list[lis
     return [part.tolist() for part in torch.split(ids, sizes)] if sizes else []
 
 
-def _number_segments(pieces: list[bytes], clause: re.Pattern[bytes], min_tokens: int) -> list[int]:
-    """Segment ids of one response's tokens, given their bytes."""
-    ends = list(accumulate(map(len, pieces)))
+def _starts(pieces: list[bytes], mark: re.Pattern[bytes], tail: re.Pattern[bytes], min_tokens: int) -> list[int]:
+    """The first token of each segment of one response, given its tokens' bytes."""
     text = b"".join(pieces)
+    edges = [0, *accumulate(map(len, pieces))]
     starts = [0]
-    for match in clause.finditer(text):
-        if match.end() == len(text):
-            break
-        closing = bisect_right(ends, match.end("last") - 1)
-        opening = bisect_right(ends, match.end())
-        if opening > closing and opening - starts[-1] >= min_tokens:
-            starts.append(opening)
+    for delimited, end in _clauses(text, mark, tail):
+        token = bisect_right(edges, end) - 1
+        while delimited < edges[token] < end and text[edges[token]] & 0xC0 == 0x80:
+            token -= 1  # this edge is inside a character
+        if delimited <= edges[token] and token - starts[-1] >= min_tokens:
+            starts.append(token)
     if len(starts) > 1 and len(pieces) - starts[-1] < min_tokens:
         starts.pop()
-    sizes = [after - before for before, after in zip(starts, [*starts[1:], len(pieces)], strict=True)]
-    return [number for number, size in enumerate(sizes) for _ in range(size)]
+    return starts
+
+
+def _clauses(text: bytes, mark: re.Pattern[bytes], tail: re.Pattern[bytes]) -> Iterator[tuple[int, int]]:
+    """Where each clause's first delimiter ends and where the clause itself does, but for the last clause."""
+    end = 0
+    while found := mark.search(text, end):
+        end = found.end()
+        while more := tail.match(text, end):
+            end = more.end()
+        if end < len(text):
+            yield found.end(), end
 
 
 @lru_cache(maxsize=64)
-def _clause_end(delimiters: str, keep_numbers: bool) -> re.Pattern[bytes]:
-    """A run of delimiters with what closes behind them; group `last` ends at the last delimiter.
+def _patterns(delimiters: str, keep_numbers: bool) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
+    """The pattern of a delimiter and that of what may follow it in its clause."""
+    mark = _any(delimiters)
+    mark += rb"(?<!\\[!-~])"  # LaTeX's `\,` is a space
+    mark += rb"(?<!\\left\.)(?<!\\right\.)"  # and its `\left.` a bracket that is not there
+    if keep_numbers:
+        mark += rb"(?!(?<=[0-9][.,:])(?:\\!)?[0-9])"  # 3.14  1,000  12:30  1,\!000
+        mark += rb"(?!(?<=[0-9]\{,)\}[0-9])"  # 1{,}000
+        mark += rb"(?!(?<=\.)(?<![^\s(\[{=+\-*/<>$]\.)[0-9])"  # .5
+    closer = rb"\s|\\[)\]}]|\\\\(?=\s)|" + _SPECIAL + b"|" + _any(_CLOSERS)
+    # Marks that open as well as close: quotes close right after a full stop, all of them between a character and a gap.
+    stopped = b"(?:(?<=[.!?])|(?<=" + "。|！|？".encode() + b"))[\"']+"
+    between = rb"(?<!\s)(?<!\xc2\xa0)(?<!\xe3\x80\x80)[\"'`*_$]+(?=\Z|" + closer + b"|" + mark + b")"
+    # Without an upper limit the repetition would hold some 300 bytes of memory for every byte of the run.
+    return re.compile(mark), re.compile(b"(?:" + b"|".join([closer, mark, stopped, between]) + b"){1,256}")
 
-    A delimiter behind a backslash is LaTeX's spacing (`\\,` `\\;` `\\!`), not the end of a clause.
+
+def _any(characters: str) -> bytes:
+    return b"(?:" + b"|".join(re.escape(character.encode()) for character in characters) + b")"
+
+
+def _spelling(ids: Iterable[int], tokenizer: Any) -> dict[int, bytes]:
+    """The bytes of token ids, as the tokenizer's decoder makes them.
+
+    Ids that it does not know are taken for special ones: a model with more logits than its tokenizer has tokens may
+    sample them.
     """
-    marks = [re.escape(mark.encode()) for mark in delimiters]
-    inside = rb"(?!(?<=[0-9])[.,][0-9])(?!(?<=[0-9]\{),\}[0-9])" if keep_numbers else b""
-    mark = rb"(?<!\\)" + inside + b"(?:" + b"|".join(marks) + b")"
-    closer = (
-        b"(?:"
-        + b"|".join(re.escape(c.encode()) for c in _CLOSERS)
-        + rb"|\\[)\]}]|(?<!\s)["
-        + re.escape(_TWO_WAY.encode())
-        + rb"]|\s)"
-    )
-    filler = b"(?:(?!" + mark + b")" + closer + b")*"
-    return re.compile(b"(?P<last>" + mark + b"(?:" + filler + mark + b")*)" + filler)
+    special = set(getattr(tokenizer, "all_special_ids", ()))
+    inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not hasattr(inner, "id_to_token"):
+        raise ValueError(
+            f"{type(tokenizer).__name__} is neither a tokenizers.Tokenizer nor a fast transformers tokenizer"
+        )
+    special |= {number for number, token in inner.get_added_tokens_decoder().items() if token.special}
+    byte_level = inner.decoder is not None and inner.decoder.decode(["a\u0120b"]) == "a b"
+    spelling = {}
+    for token in ids:
+        if token < 0:
+            raise ValueError(f"{token} is no token id: leave masked and padded positions out")
+        piece = None if token in special else inner.id_to_token(token)
+        spelling[token] = _SPECIAL if piece is None else _spell(piece, byte_level)
+    return spelling
 
 
-def _speller(tokenizer: Any) -> _Speller:
-    try:
-        known = _SPELLERS.get(tokenizer)
-    except TypeError:  # not hashable or not weakly referable
-        return _Speller(tokenizer)
-    if known is None:
-        known = _Speller(tokenizer)
-        with suppress(TypeError):
-            _SPELLERS[tokenizer] = known
-    return known
+def _spell(piece: str, byte_level: bool) -> bytes:
+    if byte_level and all(character in _BYTES for character in piece):
+        return bytes(_BYTES[character] for character in piece)
+    if not byte_level and re.fullmatch("<0x[0-9A-Fa-f]{2}>", piece):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace("\u2581", " ").encode("utf-8", "surrogatepass")
 
 
-class _Speller:
-    """The bytes of every token id of a tokenizer, learnt as they are asked for."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.known: dict[int, bytes] = {}
-        name = "convert_ids_to_tokens" if hasattr(tokenizer, "convert_ids_to_tokens") else "id_to_token"
-        if not hasattr(tokenizer, name):
-            raise ValueError(
-                f"{type(tokenizer).__name__} is no tokenizer of transformers or tokenizers: it has no {name}"
-            )
-        self.piece = getattr(tokenizer, name)
-        self.special = frozenset(getattr(tokenizer, "all_special_ids", None) or _added_specials(tokenizer))
-        self.byte_level = self._is_byte_level(tokenizer)
-
-    def __call__(self, token: int) -> bytes:
-        """The bytes of one token; none for a special one, which belongs to the clause before it."""
-        spelt = self.known.get(token)
-        if spelt is None:
-            spelt = self.known[token] = b"" if token in self.special else self._spell(token)
-        return spelt
-
-    def _spell(self, token: int) -> bytes:
-        piece = self.piece(token)
-        if piece is None:
-            raise ValueError(
-                f"token id {token} is not in the tokenizer's vocabulary: is it the tokenizer of this model?"
-            )
-        if self.byte_level:
-            table = _byte_table()
-            if all(character in table for character in piece):
-                return bytes(table[character] for character in piece)
-        if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
-            return bytes([int(piece[3:5], 16)])
-        return str(piece).replace("\u2581", " ").encode("utf-8", "surrogatepass")
-
-    @staticmethod
-    def _is_byte_level(tokenizer: Any) -> bool:
-        """Byte-level BPE writes a newline and a space as other letters; its added tokens are plain text."""
-        encoded = tokenizer.encode("a b\n", add_special_tokens=False)
-        ids = getattr(encoded, "ids", encoded)
-        get = getattr(tokenizer, "convert_ids_to_tokens", None) or tokenizer.id_to_token
-        return any("\u0120" in get(i) or "\u010a" in get(i) for i in ids)
-
-
-def _added_specials(tokenizer: Any) -> set[int]:
-    added: dict[int, Any] = getattr(tokenizer, "get_added_tokens_decoder", dict)()
-    return {number for number, token in added.items() if token.special}
-
-
-@lru_cache(maxsize=1)
 def _byte_table() -> dict[str, int]:
     """Byte-level BPE's alphabet: printable Latin-1 stands for itself, the other bytes for letters from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    table = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in printable]
-    return table | {chr(0x100 + number): byte for number, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
 
 
-_SPELLERS: WeakKeyDictionary[Any, _Speller] = WeakKeyDictionary()
+_BYTES = _byte_table()

@@ -43,7 +43,7 @@ def silence_spurious(
     """
 
     def apply(draft: Draft) -> None:
-        rare = (draft.positive & (draft.logp < math.log(tau_p))).nonzero().squeeze(1)
+        rare = (draft.positive & (draft.logp < _log(tau_p))).nonzero().squeeze(1)
         entropy = draft.entropy[rare]
         threshold = quantile(entropy if population == "candidates" else draft.entropy, q)
         chosen = rare
@@ -83,7 +83,7 @@ def steer_entropy(
     def members(draft: Draft, name: str) -> Tensor:
         among = draft.positive if name.endswith("+") else draft.batch.advantage < 0
         if threshold == "probability":
-            chosen = (among & (draft.logp < math.log(p_threshold))).nonzero().squeeze(1)
+            chosen = (among & (draft.logp < _log(p_threshold))).nonzero().squeeze(1)
         else:
             chosen = top_share(-draft.logp, share, among)
         return chosen if name.startswith("L") else among.index_fill(0, chosen, False).nonzero().squeeze(1)
@@ -176,3 +176,7 @@ def entropy_shaped_advantage(coef: float, cap: float) -> Rule:
         draft.mark_all(bonus > 0, Reason.RESHAPED)
 
     return Rule("entropy_advantage", f"A' = A + min({coef:g} H, {cap:g} |A|)", apply, ENTROPY)
+
+
+def _log(p: float) -> float:
+    return math.log(p) if p > 0 else -math.inf

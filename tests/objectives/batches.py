@@ -1,0 +1,90 @@
+"""Random batches for the tests: every field, responses of any length, tokens rare and common, segments of any size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+import trimtab as tt
+from trimtab.objectives import METHODS
+
+# Every method, and the attachments in company: what must hold for each of them is tested on all of these.
+COMBINATIONS = (
+    "sspo + s2t(tau_p=0.2)",
+    "gspo + stare(variant=C2)",
+    "dapo + s2t(tau_p=0.2, mask=random)",
+    "grpo + kl(coef=0.1) + tis",
+    "stapo(tau_p=0.2) + stare(variant=C3, share=0.3) + icepop",
+    "gmpo + mis(low=0.01, high=100) + top_entropy",
+    "cispo + s2t(tau_p=0.2, mask=uncertain) + kl(estimator=k2)",
+    "sspo + s2t(tau_p=0.2) + stare(gate=token) + tis(cap=1.5)",
+)
+EVERY = (*METHODS, *COMBINATIONS)
+
+
+def fields(seed: int, rows: int = 6, columns: int = 11, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+    """Padded tensors for `TokenBatch.from_padded`: the mask and every field."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def uniform() -> torch.Tensor:
+        return torch.rand(rows, columns, generator=rng, dtype=dtype)
+
+    lengths = torch.randint(1, columns + 1, (rows,), generator=rng)
+    old = -9 * uniform() ** 2
+    starts = torch.rand(rows, columns, generator=rng) < 0.3
+    sampler, ref, proxy = (old + 0.2 * (uniform() - 0.5) for _ in range(3))
+    return {
+        "mask": torch.arange(columns) < lengths[:, None],
+        "old_logp": old,
+        "advantage": torch.randn(rows, generator=rng, dtype=dtype),
+        "entropy": uniform() * 0.5,
+        "token": torch.randint(0, 100, (rows, columns), generator=rng),
+        "segment": starts.cumsum(1),
+        "sampler_logp": sampler,
+        "ref_logp": ref,
+        "proxy_logp": proxy,
+        "sum_p2": uniform(),
+        "sum_p2_logp": -uniform(),
+        "group": torch.arange(rows) // 2,
+        "reward": torch.randint(0, 2, (rows,), generator=rng).to(dtype),
+    }
+
+
+def batch(seed: int, **shape: Any) -> tt.TokenBatch:
+    """A random batch."""
+    return tt.TokenBatch.from_padded(**fields(seed, **shape))
+
+
+def moved(tokens: tt.TokenBatch, seed: int = 0, by: float = 0.3) -> torch.Tensor:
+    """New log-probabilities near the old ones, as a leaf."""
+    rng = torch.Generator().manual_seed(seed)
+    noise = torch.randn(tokens.tokens, generator=rng, dtype=tokens.old_logp.dtype)
+    return (tokens.old_logp + by * noise).requires_grad_()
+
+
+def observed(objective: tt.Objective, tokens: tt.TokenBatch) -> tt.Objective:
+    """The objective after it has seen the batch as a rollout."""
+    objective.observe(tokens)
+    return objective
+
+
+def loss_and_gradient(
+    objective: tt.Objective, tokens: tt.TokenBatch, new_logp: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What an update would use."""
+    loss = objective.loss(new_logp, objective.plan(tokens)).loss
+    (gradient,) = torch.autograd.grad(loss, new_logp)
+    return loss.detach(), gradient
+
+
+def same(one: tt.Objective, other: tt.Objective, tokens: tt.TokenBatch, new_logp: torch.Tensor | None = None) -> None:
+    """Two objectives agree bit for bit in loss and gradient."""
+    new = moved(tokens) if new_logp is None else new_logp
+    for mine, yours in zip(loss_and_gradient(one, tokens, new), loss_and_gradient(other, tokens, new), strict=True):
+        assert torch.equal(mine, yours), f"{one.name} and {other.name} differ by {(mine - yours).abs().max()}"
+
+
+seeds = st.integers(min_value=0, max_value=2**31)
+dtypes = st.sampled_from([torch.float32, torch.float64])

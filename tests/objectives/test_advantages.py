@@ -1,0 +1,58 @@
+"""Advantages: the papers' numbers, and groups in which there is nothing to compare."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trimtab import advantages
+
+
+@pytest.mark.parametrize(("right", "expected"), list(enumerate([2.47, 1.62, 1.21, 0.94, 0.72, 0.54, 0.35], start=1)))
+def test_eight_responses_give_the_values_printed_in_the_stapo_paper(right: int, expected: float) -> None:
+    reward = torch.tensor([1.0] * right + [0.0] * (8 - right))
+    advantage = advantages.group_normalized(reward, torch.zeros(8, dtype=torch.int64))
+    assert round(advantage[0].item(), 2) == expected
+    assert advantage.sum().abs() < 1e-5
+
+
+def test_each_group_is_its_own_in_any_order() -> None:
+    reward, group = torch.tensor([1.0, 10.0, 0.0, 20.0]), torch.tensor([7, -2, 7, -2])
+    assert advantages.group_centered(reward, group).tolist() == [0.5, -5.0, -0.5, 5.0]
+    assert advantages.leave_one_out(reward, group).tolist() == [1.0, -10.0, -1.0, 10.0]
+
+
+def test_a_group_of_one_has_baseline_zero_and_deviation_one() -> None:
+    reward, group = torch.tensor([3.0]), torch.tensor([0])
+    assert advantages.group_centered(reward, group).item() == 3.0
+    assert advantages.leave_one_out(reward, group).item() == 3.0
+    assert advantages.group_normalized(reward, group).item() == pytest.approx(3 / (1 + 1e-6))
+
+
+@given(value=st.floats(-1e3, 1e3, width=32), size=st.integers(2, 9))
+@settings(max_examples=200, deadline=None)
+def test_equal_rewards_give_exactly_zero(value: float, size: int) -> None:
+    reward, group = torch.full((size,), value), torch.zeros(size, dtype=torch.int64)
+    for estimator in advantages.ADVANTAGES.values():
+        assert estimator(reward, group).abs().max() == 0
+
+
+def test_lists_are_welcome_and_the_float_type_stays() -> None:
+    assert advantages.group_centered([1, 0], [0, 0]).tolist() == [0.5, -0.5]
+    assert advantages.group_centered(torch.tensor([1.0, 0.0], dtype=torch.float64), [0, 0]).dtype == torch.float64
+
+
+def test_no_responses_give_no_advantages() -> None:
+    assert advantages.group_normalized(torch.zeros(0), torch.zeros(0, dtype=torch.int64)).shape == (0,)
+
+
+def test_a_reward_that_is_no_number_is_named() -> None:
+    with pytest.raises(ValueError, match="reward nan of response 1"):
+        advantages.group_normalized(torch.tensor([1.0, float("nan")]), torch.tensor([0, 0]))
+
+
+def test_lengths_that_do_not_match_are_named() -> None:
+    with pytest.raises(ValueError, match=r"shapes \(2,\) and \(3,\)"):
+        advantages.group_centered(torch.zeros(2), torch.zeros(3, dtype=torch.int64))

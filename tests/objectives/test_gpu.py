@@ -1,0 +1,57 @@
+"""On a GPU: the same plan as on a CPU, and a host that is not kept waiting."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from batches import EVERY, fields, moved
+
+import trimtab as tt
+
+pytestmark = pytest.mark.gpu
+
+
+def pair(seed: int) -> tuple[tt.TokenBatch, tt.TokenBatch]:
+    padded = fields(seed, rows=40, columns=60, dtype=torch.float32)
+    return tt.TokenBatch.from_padded(**padded), tt.TokenBatch.from_padded(**{k: v.cuda() for k, v in padded.items()})
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_gpu_makes_the_same_plan_and_gradient(name: str, seed: int) -> None:
+    host, device = pair(seed)
+    objective = tt.objective(name)
+    objective.observe(host)
+    plans = objective.plan(host), objective.plan(device)
+    assert torch.equal(plans[0].reason, plans[1].reason.cpu())
+    assert torch.equal(plans[0].weight == 0, plans[1].weight.cpu() == 0)
+    for field in ("advantage", "weight", "scale", "clip_low", "clip_high"):
+        torch.testing.assert_close(getattr(plans[1], field).cpu(), getattr(plans[0], field))
+    gradients = []
+    for plan, new in zip(plans, (moved(host), moved(host).detach().cuda().requires_grad_()), strict=True):
+        gradients.append(torch.autograd.grad(objective.loss(new, plan).loss, new)[0].cpu())
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-7)
+
+
+def waits(run: Callable[[], object]) -> int:
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        run()
+    torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(w.message) for w in seen)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("name", EVERY)
+def test_the_loss_never_waits_and_the_plan_hardly(name: str) -> None:
+    _, device = pair(0)
+    objective, new = tt.objective(name), moved(pair(0)[0]).detach().cuda().requires_grad_()
+    objective.plan(device)  # what a batch finds out about itself, it finds out once
+    assert waits(lambda: objective.plan(device)) <= 6
+    plan = objective.plan(device)
+    parts = plan.split(10)
+    assert waits(lambda: [objective.loss(new[part.slice], part).loss.backward() for part in parts]) == 0

@@ -1,0 +1,162 @@
+"""Methods reduce to each other where their papers say so, bit for bit, in loss and gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from batches import batch, dtypes, fields, loss_and_gradient, moved, same, seeds
+from hypothesis import given, settings
+
+import trimtab as tt
+
+Build = Callable[[], tt.Objective]
+
+
+def with_segments(tokens: tt.TokenBatch, segment: torch.Tensor) -> tt.TokenBatch:
+    return replace(tokens, segment=segment)
+
+
+PAIRS: dict[str, tuple[Build, Build]] = {
+    "STAPO that finds nothing rare is DAPO": (lambda: tt.objective("stapo", tau_p=0.0), lambda: tt.objective("dapo")),
+    "STAPO is DAPO with S2T": (
+        lambda: tt.objective("stapo", tau_p=0.2),
+        lambda: tt.objective("dapo + s2t", tau_p=0.2),
+    ),
+    "STARE is DAPO with its rule": (
+        lambda: tt.objective("stare", variant="C2"),
+        lambda: tt.objective("dapo + stare(variant=C2)"),
+    ),
+    "STARE with weights of one is DAPO": (
+        lambda: tt.objective("stare", variant="C2", boost=1.0, damp=1.0),
+        lambda: tt.objective("dapo"),
+    ),
+    "JustRL is DAPO": (lambda: tt.objective("justrl"), lambda: tt.objective("dapo")),
+    "GRPO with DAPO's clip and mean is DAPO": (
+        lambda: tt.objective("grpo", clip_high=0.28, dual_clip=10.0, aggregation="token-mean"),
+        lambda: tt.objective("dapo"),
+    ),
+    "20-Entropy is DAPO with its mask": (
+        lambda: tt.objective("top_entropy"),
+        lambda: tt.objective("dapo", top_entropy=True),
+    ),
+    "20-Entropy of all tokens is DAPO": (
+        lambda: tt.objective("top_entropy", share=1.0),
+        lambda: tt.objective("dapo"),
+    ),
+    "an entropy bonus of nothing is DAPO": (
+        lambda: tt.objective("entropy_advantage", coef=0.0),
+        lambda: tt.objective("dapo"),
+    ),
+    "Clip-Cov that finds nothing is PPO with a range of one": (
+        lambda: tt.objective("clip_cov", cov_low=1e6, cov_high=1e6),
+        lambda: tt.objective("dapo", clip_low=1.0, clip_high=1.0, dual_clip=None),
+    ),
+    "GMPO without a clip is GSPO without a clip": (
+        lambda: tt.objective("gmpo", clip_low=50.0, clip_high=50.0),
+        lambda: tt.objective("gspo", clip_low=float("inf"), clip_high=float("inf")),
+    ),
+    "a KL of weight nothing changes nothing": (
+        lambda: tt.objective("grpo + kl(coef=0)"),
+        lambda: tt.objective("grpo"),
+    ),
+    "a mini-batch in one part has the micro scope": (
+        lambda: tt.objective("sspo + s2t", tau_p=0.2, scope="micro"),
+        lambda: tt.objective("sspo + s2t", tau_p=0.2),
+    ),
+    "the order of attachments does not matter": (
+        lambda: tt.objective("grpo + s2t(tau_p=0.2) + stare(gate=none)"),
+        lambda: tt.objective("grpo + stare(gate=none) + s2t(tau_p=0.2)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@given(seed=seeds, dtype=dtypes)
+@settings(max_examples=40, deadline=None)
+def test_methods_reduce_to_each_other(name: str, seed: int, dtype: torch.dtype) -> None:
+    one, other = PAIRS[name]
+    same(one(), other(), batch(seed, dtype=dtype))
+
+
+@given(seed=seeds, dtype=dtypes)
+@settings(max_examples=40, deadline=None)
+def test_stare_behind_a_closed_gate_is_dapo(seed: int, dtype: torch.dtype) -> None:
+    tokens = batch(seed, dtype=dtype)
+    stare = tt.objective("stare", variant="C4", target=0.0)
+    stare.observe(tokens)
+    same(stare, tt.objective("dapo"), tokens)
+
+
+@given(seed=seeds, dtype=dtypes)
+@settings(max_examples=40, deadline=None)
+def test_sspo_with_one_segment_has_gspos_ratio(seed: int, dtype: torch.dtype) -> None:
+    tokens = batch(seed, dtype=dtype)
+    one_segment = with_segments(tokens, torch.zeros_like(tokens.sequence))
+    sspo = tt.objective("sspo", clip_low=3e-4, clip_high=4e-4, widen_low=1.0, widen_high=1.0)
+    same(sspo, tt.objective("gspo"), one_segment)
+
+
+@given(seed=seeds, dtype=dtypes)
+@settings(max_examples=40, deadline=None)
+def test_sspo_with_one_token_segments_has_the_token_ratio(seed: int, dtype: torch.dtype) -> None:
+    tokens = batch(seed, dtype=dtype)
+    alone = with_segments(tokens, torch.arange(tokens.tokens))
+    sspo = tt.objective("sspo", widen_low=1.0, widen_high=1.0)
+    same(sspo, tt.objective("grpo", clip_high=0.28), alone)
+
+
+@given(seed=seeds, dtype=dtypes)
+@settings(max_examples=40, deadline=None)
+def test_gspo_of_one_token_responses_is_grpo(seed: int, dtype: torch.dtype) -> None:
+    tokens = batch(seed, columns=1, dtype=dtype)
+    same(tt.objective("gspo", clip_low=0.2, clip_high=0.2), tt.objective("grpo"), tokens)
+
+
+@given(seed=seeds, dtype=dtypes)
+@settings(max_examples=40, deadline=None)
+def test_dr_grpo_of_equally_long_responses_is_grpo(seed: int, dtype: torch.dtype) -> None:
+    padded = fields(seed, dtype=dtype)
+    padded["mask"] = torch.ones_like(padded["mask"])
+    tokens = tt.TokenBatch.from_padded(**padded)
+    same(tt.objective("dr_grpo", length=11), tt.objective("grpo"), tokens)
+
+
+@pytest.mark.parametrize("correction", ["tis", "icepop", "mis"])
+@given(seed=seeds, dtype=dtypes)
+@settings(max_examples=40, deadline=None)
+def test_a_perfect_sampler_needs_no_correction(correction: str, seed: int, dtype: torch.dtype) -> None:
+    tokens = batch(seed, dtype=dtype)
+    perfect = replace(tokens, sampler_logp=tokens.old_logp)
+    same(tt.objective(f"sspo + {correction}"), tt.objective("sspo"), perfect)
+
+
+@given(seed=seeds, dtype=dtypes)
+@settings(max_examples=40, deadline=None)
+def test_cispo_before_the_first_update_is_reinforce(seed: int, dtype: torch.dtype) -> None:
+    tokens = batch(seed, dtype=dtype)
+    same(tt.objective("cispo"), tt.objective("reinforce"), tokens, tokens.old_logp.clone().requires_grad_())
+
+
+@given(seed=seeds, dtype=dtypes)
+@settings(max_examples=40, deadline=None)
+def test_before_the_first_update_every_ratio_has_grpos_gradient(seed: int, dtype: torch.dtype) -> None:
+    tokens = batch(seed, dtype=dtype)
+    new = tokens.old_logp.clone().requires_grad_()
+    expected = loss_and_gradient(tt.objective("grpo"), tokens, new)[1]
+    for name in ("gspo", "sspo", "gmpo"):
+        assert torch.equal(loss_and_gradient(tt.objective(name), tokens, new)[1], expected), name
+
+
+@given(seed=seeds)
+@settings(max_examples=40, deadline=None)
+def test_statistics_of_an_unmoved_policy_are_the_old_ones(seed: int) -> None:
+    tokens = batch(seed)
+    unmoved = replace(tokens, current_logp=tokens.old_logp)
+    new = moved(tokens)
+    for name in ("stapo", "stare", "kl_cov"):
+        old, current = tt.objective(name), tt.objective(name, statistics="current")
+        mine, yours = loss_and_gradient(old, tokens, new), loss_and_gradient(current, unmoved, new)
+        assert all(torch.equal(a, b) for a, b in zip(mine, yours, strict=True)), name

@@ -1,0 +1,201 @@
+"""An update does not depend on how the mini-batch is cut, padded or shared among processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from batches import EVERY, batch, fields, loss_and_gradient, moved, seeds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trimtab as tt
+
+TIGHT = {"rtol": 1e-12, "atol": 1e-12}
+PER_TOKEN = ("advantage", "weight", "scale", "clip_low", "clip_high", "reason")
+
+
+@pytest.mark.parametrize("name", EVERY)
+@given(seed=seeds, size=st.integers(1, 7))
+@settings(max_examples=12, deadline=None)
+def test_parts_add_up(name: str, seed: int, size: int) -> None:
+    tokens, objective = batch(seed), tt.objective(name)
+    new, plan = moved(tokens), objective.plan(tokens)
+    whole = objective.loss(new, plan)
+    outs = [objective.loss(new[part.slice], part) for part in plan.split(size)]
+    total = torch.stack([out.loss for out in outs]).sum()
+    torch.testing.assert_close(total, whole.loss, **TIGHT)
+    (expected,) = torch.autograd.grad(whole.loss, new)
+    (summed,) = torch.autograd.grad(total, new)
+    torch.testing.assert_close(summed, expected, **TIGHT)
+    merged = tt.merge_metrics([out.metrics for out in outs])
+    assert merged.keys() == whole.metrics.keys()
+    for metric, value in whole.metrics.items():
+        torch.testing.assert_close(merged[metric], value, **TIGHT)
+
+
+@given(seed=seeds, cut=st.integers(0, 6))
+@settings(max_examples=20, deadline=None)
+def test_parts_may_have_any_sizes_and_be_empty(seed: int, cut: int) -> None:
+    tokens, objective = batch(seed), tt.objective("sspo + s2t(tau_p=0.2)")
+    new, plan = moved(tokens), objective.plan(tokens)
+    parts = plan.split([cut, 0, 6 - cut])
+    assert [part.responses for part in parts] == [cut, 0, 6 - cut]
+    assert [part.tokens for part in parts][1] == 0
+    total = torch.stack([objective.loss(new[part.slice], part).loss for part in parts]).sum()
+    torch.testing.assert_close(total, objective.loss(new, plan).loss, **TIGHT)
+
+
+def test_a_part_can_be_split_again() -> None:
+    tokens, objective = batch(3), tt.objective("sspo")
+    new, plan = moved(tokens), objective.plan(tokens)
+    leaves = [leaf for part in plan.split(4) for leaf in part.split(1)]
+    assert [leaf.slice.start for leaf in leaves] == tokens.offsets[:-1]
+    total = torch.stack([objective.loss(new[leaf.slice], leaf).loss for leaf in leaves]).sum()
+    torch.testing.assert_close(total, objective.loss(new, plan).loss, **TIGHT)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_padding_changes_nothing(name: str) -> None:
+    padded = fields(5)
+    wide = dict(padded)
+    for key, value in padded.items():
+        if value.ndim == 2:
+            junk = torch.full((len(value), 3), 1, dtype=value.dtype) * (
+                0 if value.dtype == torch.bool else float("nan")
+            )
+            junk = junk.to(value.dtype) if value.is_floating_point() else torch.zeros_like(junk, dtype=value.dtype)
+            wide[key] = torch.cat([junk, value, junk], dim=1)
+    tight, loose = tt.TokenBatch.from_padded(**padded), tt.TokenBatch.from_padded(**wide)
+    objective, new = tt.objective(name), moved(tight)
+    mine, yours = loss_and_gradient(objective, tight, new), loss_and_gradient(objective, loose, new)
+    assert all(torch.equal(a, b) for a, b in zip(mine, yours, strict=True))
+
+
+@given(seed=seeds)
+@settings(max_examples=20, deadline=None)
+def test_unpack_is_the_inverse_of_pack(seed: int) -> None:
+    padded = fields(seed)
+    tokens = tt.TokenBatch.from_padded(**padded)
+    back = tokens.unpack(tokens.pack(padded["entropy"]), fill=-1.0)
+    assert torch.equal(back, padded["entropy"].where(padded["mask"], -1.0))
+    loose = padded["old_logp"].clone().requires_grad_()
+    tokens.pack(loose).sum().backward()
+    assert torch.equal(loose.grad, padded["mask"].to(loose.dtype))
+
+
+def test_a_batch_without_padding_unpacks_from_the_left() -> None:
+    tokens = tt.TokenBatch(
+        old_logp=torch.tensor([-1.0, -2.0, -3.0]), advantage=torch.zeros(3), sequence=torch.tensor([0, 0, 2])
+    )
+    assert tokens.unpack(tokens.old_logp).tolist() == [[-1.0, -2.0], [0.0, 0.0], [-3.0, 0.0]]
+    assert torch.equal(tokens.pack(tokens.unpack(tokens.old_logp)), tokens.old_logp)
+
+
+def test_the_micro_scope_plans_every_part_by_itself() -> None:
+    tokens = batch(11)
+    micro = tt.objective("stapo", tau_p=0.2, scope="micro")
+    parts = micro.plan(tokens).split(3)
+    alone = tt.objective("stapo", tau_p=0.2)
+    for part, (first, last) in zip(parts, [(0, 3), (3, 6)], strict=True):
+        expected = alone.plan(tokens.select(first, last))
+        assert torch.equal(part.weight, expected.weight)
+        assert torch.equal(part.scale, expected.scale * 0.5)  # each has half of the responses
+        assert part.slice == slice(tokens.offsets[first], tokens.offsets[last])
+
+
+def test_the_micro_scope_depends_on_the_parts_and_the_minibatch_scope_does_not() -> None:
+    tokens = batch(2, rows=8, columns=30)
+    new = moved(tokens)
+
+    def losses(scope: str) -> list[float]:
+        objective = tt.objective("kl_cov", share=0.1, scope=scope)
+        plan = objective.plan(tokens)
+        return [sum(objective.loss(new[p.slice], p).loss.item() for p in plan.split(size)) for size in (1, 2, 8)]
+
+    assert max(losses("minibatch")) - min(losses("minibatch")) < 1e-12
+    assert max(losses("micro")) - min(losses("micro")) > 1e-3
+
+
+def run_rank(rank: int, world: int, folder: str) -> None:
+    """One process of a group: its share of the responses, the plan and the gradient of every method."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet{world}", rank=rank, world_size=world
+    )
+    torch.set_num_threads(1)
+    whole, comm = batch(7, rows=9), tt.ProcessGroup()
+    new = moved(whole).detach()
+    bounds = [round(9 * r / world) for r in range(world + 1)]
+    mine = whole.select(bounds[rank], bounds[rank + 1])
+    new = new[whole.offsets[bounds[rank]] : whole.offsets[bounds[rank + 1]]].clone().requires_grad_()
+    results = {}
+    for name in EVERY:
+        objective = tt.objective(name)
+        objective.observe(mine, comm)
+        plan = objective.plan(mine, comm)
+        loss = objective.loss(new, plan).loss
+        (gradient,) = torch.autograd.grad(loss, new)
+        results[name] = {field: getattr(plan, field).clone() for field in PER_TOKEN}
+        results[name] |= {"loss": loss.detach(), "gradient": gradient, "metrics": plan.metrics}
+        results[name] |= {"state": objective.state_dict()}
+    torch.save(results, f"{folder}/{world}-{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_any_number_of_processes_makes_the_same_plan(world: int, tmp_path: Path) -> None:
+    mp.spawn(run_rank, args=(world, str(tmp_path)), nprocs=world)
+    shares = [torch.load(tmp_path / f"{world}-{rank}.pt") for rank in range(world)]
+    tokens = batch(7, rows=9)
+    for name in EVERY:
+        objective = tt.objective(name)
+        objective.observe(tokens)
+        plan, new = objective.plan(tokens), moved(tokens)
+        loss = objective.loss(new, plan).loss
+        (gradient,) = torch.autograd.grad(loss, new)
+        for field in PER_TOKEN:
+            gathered = torch.cat([share[name][field] for share in shares])
+            assert torch.equal(gathered, getattr(plan, field)), f"{name}: {field}"
+        summed = torch.stack([share[name]["loss"] for share in shares]).sum()
+        torch.testing.assert_close(summed, loss.detach(), **TIGHT)
+        torch.testing.assert_close(torch.cat([share[name]["gradient"] for share in shares]), gradient, **TIGHT)
+        for share in shares:
+            torch.testing.assert_close(share[name]["metrics"], plan.metrics, equal_nan=True, **TIGHT)
+            torch.testing.assert_close(share[name]["state"], objective.state_dict(), **TIGHT)
+
+
+class OneOfTwo:
+    """A communicator whose other rank is empty-handed or different, as a careless caller's might be."""
+
+    def __init__(self, change: float) -> None:
+        self.change = change
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        other = tensor.clone()
+        if tensor.ndim == 1 and len(tensor) == 4:
+            other[0] += 1
+            other[1] += int(self.change)
+        return [tensor, other]
+
+
+def test_ranks_with_different_fields_are_told_so() -> None:
+    with pytest.raises(ValueError, match="different fields"):
+        tt.objective("grpo").plan(batch(0), OneOfTwo(change=1))
+
+
+def test_a_communicator_may_stack_or_concatenate() -> None:
+    class Stacking(OneOfTwo):
+        def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return torch.stack(super().all_gather(tensor))
+
+    class Concatenating(OneOfTwo):
+        def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return torch.cat(super().all_gather(tensor))
+
+    plans = [tt.objective("dapo").plan(batch(0), comm(0)) for comm in (OneOfTwo, Stacking, Concatenating)]
+    assert torch.equal(plans[0].scale, plans[1].scale)
+    assert torch.equal(plans[0].scale, plans[2].scale)
+    alone = tt.objective("dapo").plan(batch(0))
+    torch.testing.assert_close(plans[0].scale[0] * 2, alone.scale[0])

@@ -1,0 +1,435 @@
+"""The package against a second writing of every method: same loss, same gradient, same verdict on every token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+import torch
+from reference import Batch, Token, Update
+
+import trimtab as tt
+
+SEEDS = range(8)
+TOLERANCE = 1e-10
+OPTIONAL = ("entropy", "segment", "sampler", "ref", "proxy", "current")
+FIELD_OF = {"segment": "segment", "entropy": "entropy"} | {
+    n: f"{n}_logp" for n in ("sampler", "ref", "proxy", "current")
+}
+
+Options = Mapping[str, Any]
+
+
+def random_batch(seed: int, *, proxy: bool = False, current: bool = False, jump: float = 0.0) -> Batch:
+    """Responses of 1 to 14 tokens and sometimes none, some without signal, some off-policy by little and some by much.
+
+    `proxy` and `current` give the tokens those log-probabilities; `jump` is added to or taken from some new ones.
+    """
+    rng = np.random.default_rng(seed)
+    lengths = [1, *rng.integers(1, 15, size=rng.integers(3, 8))]
+    if seed % 3 == 0:
+        lengths.insert(int(rng.integers(0, len(lengths) + 1)), 0)
+    entropy_scale = rng.choice([0.15, 1.0])
+    batch: Batch = []
+    for length in lengths:
+        advantage = float(rng.choice([0.0, 1.0, 1.0, 1.0, 1.0]) * rng.normal(0.0, 1.5))
+        drift = rng.choice([2e-4, 0.05, 0.4, 2.5])
+        mismatch = rng.choice([0.02, 0.7])
+        response = []
+        for _ in range(length):
+            old = -float(rng.choice([rng.uniform(0.01, 1.5), rng.uniform(1.0, 9.0)]))
+            leap = jump * float(rng.choice([-1.0, 0.0, 1.0]))
+            response.append(
+                Token(
+                    old=old,
+                    new=old + float(rng.choice([0.0, 1.0, 1.0, 1.0]) * rng.normal(0.0, drift)) + leap,
+                    advantage=advantage,
+                    entropy=float(rng.gamma(1.5, entropy_scale)),
+                    segment=int(rng.integers(0, 2)),
+                    sampler=old + float(rng.normal(0.0, mismatch)),
+                    ref=old + float(rng.normal(0.0, 0.5)),
+                    proxy=float(rng.choice([old + rng.uniform(0.0, 0.5), -math.inf])) if proxy else None,
+                    current=old + float(rng.normal(0.0, 1.0)) if current else None,
+                )
+            )
+        batch.append(response)
+    return batch
+
+
+def token_batch(batch: Batch) -> tt.TokenBatch:
+    """The batch as the package takes it: padded, with holes and with nonsense where no token is."""
+    rng = np.random.default_rng(len(reference.flat(batch)))
+    columns = max((len(response) for response in batch), default=0) + 3
+    mask = np.zeros((len(batch), columns), dtype=bool)
+    for row, response in enumerate(batch):
+        mask[row, rng.choice(columns, size=len(response), replace=False)] = True
+
+    def padded(name: str) -> torch.Tensor:
+        values = np.full(mask.shape, -3.0)
+        values[mask] = [getattr(token, name) for token in reference.flat(batch)]
+        return torch.from_numpy(values)
+
+    tokens = reference.flat(batch)
+    measured = [name for name in OPTIONAL if all(getattr(token, name) is not None for token in tokens)]
+    optional = {FIELD_OF[name]: padded(name) for name in measured}
+    return tt.TokenBatch.from_padded(
+        torch.from_numpy(mask), old_logp=padded("old"), advantage=padded("advantage"), **optional
+    )
+
+
+def new_logp(batch: Batch) -> torch.Tensor:
+    return torch.tensor([token.new for token in reference.flat(batch)], dtype=torch.float64, requires_grad=True)
+
+
+def assert_same(objective: tt.Objective, plan: tt.Plan, batch: Batch, expected: Update, seed: int) -> None:
+    """The plan's loss and gradient, in one piece and in parts, are the reference's."""
+    for parts in ([plan], plan.split(2)):
+        new = new_logp(batch)
+        losses = [objective.loss(new[part.slice], part).loss for part in parts]
+        total = torch.stack(losses).sum()
+        total.backward()
+        assert new.grad is not None
+        where = f"seed {seed}, {len(parts)} part(s)"
+        close = {"rtol": TOLERANCE, "atol": TOLERANCE}
+        np.testing.assert_allclose(total.item(), expected.loss, err_msg=f"loss, {where}", **close)
+        np.testing.assert_allclose(new.grad.numpy(), expected.grad, err_msg=f"gradient, {where}", **close)
+
+
+def check(method: str, options: Options, attached: Mapping[str, Options], batch: Batch, seed: int) -> None:
+    objective = tt.objective(method, **options, **attached)
+    also = [reference.ATTACHMENTS[name](**given) for name, given in attached.items()]
+    expected = getattr(reference, method)(batch, **options, also=also)
+    assert_same(objective, objective.plan(token_batch(batch)), batch, expected, seed)
+
+
+def reasons(plan: tt.Plan) -> list[set[str]]:
+    return [{str(flag.name) for flag in tt.Reason if flag & code} for code in plan.reason.tolist()]
+
+
+def having(plan: tt.Plan, name: str) -> list[int]:
+    return [position for position, found in enumerate(reasons(plan)) if name in found]
+
+
+METHODS: dict[str, list[Options]] = {
+    "grpo": [{}, {"clip_low": 0.1, "clip_high": 0.5, "dual_clip": 3.0}],
+    "dapo": [{}, {"dual_clip": None}, {"dual_clip": 2.0}],
+    "dr_grpo": [{}, {"length": 8.0, "dual_clip": 3.0}],
+    "gspo": [{}, {"clip_low": 0.05, "clip_high": 0.1, "dual_clip": 1.5}],
+    "cispo": [{}, {"upper_only": True}, {"clip_low": 0.5, "clip_high": 2.0}],
+    "sapo": [{}, {"tau_positive": 0.7, "tau_negative": 2.0}],
+    "gmpo": [{}, {"clip_low": 0.01, "clip_high": 1.0}],
+    "top_entropy": [{}, {"renormalize": True}, {"share": 0.5, "dual_clip": 2.0}],
+    "justrl": [{}],
+    "kl_cov": [{}, {"share": 0.2, "coef": 0.3}, {"share": 1.0}],
+    "entropy_advantage": [{}, {"coef": 0.05, "entropy_cap": 0.9}],
+    "lp_reg": [{}, {"share": 0.3, "coef": 0.5, "dual_clip": None}, {"share": 1.0, "dual_clip": None}],
+    "reinforce": [{}],
+    "stapo": [
+        {},
+        {"tau_p": 0.3},
+        {"tau_p": 0.3, "population": "all", "quantile": 0.8},
+        {"tau_p": 0.3, "mask": "rare"},
+        {"tau_p": 0.3, "mask": "uncertain"},
+        {"tau_p": 0.3, "mask": "uncertain", "population": "all", "quantile": 0.5},
+        {"tau_p": 0.05, "quantile": 0.5, "dual_clip": None},
+    ],
+    "stare": [{}, {"variant": "C2", "share": 0.4, "boost": 1.5, "damp": 0.5}],
+    "sspo": [{}, {"widen_low": 1.0, "widen_high": 1.0}, {"widen_low": 0.1, "widen_high": 3.0, "dual_clip": 1.2}],
+}
+METHOD_CASES = [
+    pytest.param(name, options, id=f"{name}-{options}") for name, all_ in METHODS.items() for options in all_
+]
+
+ATTACHMENTS: list[tuple[str, Options]] = [
+    ("s2t", {"tau_p": 0.3}),
+    ("s2t", {"tau_p": 0.3, "population": "all", "quantile": 0.8}),
+    ("s2t", {"tau_p": 0.3, "mask": "rare"}),
+    ("s2t", {"tau_p": 0.3, "mask": "uncertain"}),
+    ("stare", {"variant": "C2"}),
+    ("top_entropy", {}),
+    ("top_entropy", {"share": 0.4, "renormalize": True}),
+    ("tis", {}),
+    ("icepop", {}),
+    ("icepop", {"low": 0.8, "high": 1.3, "renormalize": True}),
+    ("mis", {}),
+    ("mis", {"geometric": True, "low": 0.9, "high": 1.1, "renormalize": True}),
+    ("kl", {}),
+    ("kl", {"coef": 0.7}),
+    ("kl", {"coef": 0.7, "estimator": "k1"}),
+    ("kl", {"coef": 0.7, "estimator": "k2"}),
+]
+ATTACHMENT_CASES = [pytest.param(name, options, id=f"{name}-{options}") for name, options in ATTACHMENTS]
+HOSTS = ["grpo", "dr_grpo", "gspo", "cispo", "sapo", "sspo"]
+
+
+def test_the_random_batches_reach_every_case() -> None:
+    batches = [random_batch(seed) for seed in SEEDS]
+    tokens = [token for batch in batches for token in reference.flat(batch)]
+    ratios = [(math.exp(token.new - token.old), token.advantage) for token in tokens]
+    assert any(not response for batch in batches for response in batch)
+    assert any(token.new == token.old for token in tokens)
+    assert any(ratio > 1.28 and advantage > 0 for ratio, advantage in ratios)
+    assert any(ratio < 0.8 and advantage < 0 for ratio, advantage in ratios)
+    assert any(ratio > 10 and advantage < 0 for ratio, advantage in ratios)
+    assert {reference.mean_entropy(reference.flat(batch)) < 0.3 for batch in batches} == {True, False}
+    assert any("SILENCED" in token.reasons for batch in batches for token in reference.stapo(batch).tokens)
+
+
+@pytest.mark.parametrize(("method", "options"), METHOD_CASES)
+def test_a_method_is_its_formula(method: str, options: Options) -> None:
+    for seed in SEEDS:
+        check(method, options, {}, random_batch(seed), seed)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize(("name", "options"), ATTACHMENT_CASES)
+def test_an_attachment_does_the_same_on_every_method(host: str, name: str, options: Options) -> None:
+    for seed in SEEDS:
+        check(host, {}, {name: options}, random_batch(seed), seed)
+
+
+@pytest.mark.parametrize("host", ["grpo", "gspo", "cispo", "sspo"])
+def test_attachments_work_together(host: str) -> None:
+    attached = {"s2t": {"tau_p": 0.3}, "stare": {"variant": "C4", "share": 0.3}, "tis": {}, "kl": {"coef": 0.5}}
+    for seed in SEEDS:
+        check(host, {}, attached, random_batch(seed), seed)
+
+
+def test_a_method_written_in_one_line_is_the_method_with_its_attachments() -> None:
+    objective = tt.objective("gspo + s2t(tau_p=0.3) + stare(variant=C2) + kl(coef=0.2)")
+    for seed in SEEDS:
+        batch = random_batch(seed)
+        also = [reference.s2t(tau_p=0.3), reference.stare_rule(variant="C2"), reference.kl(coef=0.2)]
+        assert_same(objective, objective.plan(token_batch(batch)), batch, reference.gspo(batch, also=also), seed)
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
+@pytest.mark.parametrize("method", ["grpo", "dapo", "gspo", "cispo", "sapo", "stapo", "sspo"])
+def test_any_aggregation_leaves_silenced_tokens_and_empty_responses_out(method: str, aggregation: str) -> None:
+    silencing = {"tau_p": 0.3, "mask": "rare"}
+    options, attached = (silencing, {}) if method == "stapo" else ({}, {"s2t": silencing})
+    for seed in SEEDS:
+        check(method, {"aggregation": aggregation, **options}, attached, random_batch(seed), seed)
+
+
+@pytest.mark.parametrize(
+    "method", ["grpo", "dapo", "gspo", "cispo", "sapo", "gmpo", "kl_cov", "reinforce", "stapo", "stare", "sspo"]
+)
+def test_log_ratios_beyond_20_are_clamped(method: str) -> None:
+    for seed in SEEDS:
+        check(method, {}, {}, random_batch(seed, jump=30.0), seed)
+
+
+@pytest.mark.parametrize("options", [{"share": 0.01}, {"share": 0.4}, {"share": 1.0, "coef": 0.2}])
+def test_lp_reg_holds_tokens_to_the_filtered_policy_and_lets_its_noise_go(options: Options) -> None:
+    for seed in SEEDS:
+        check("lp_reg", {"dual_clip": None, **options}, {}, random_batch(seed, proxy=True), seed)
+
+
+@pytest.mark.parametrize("proxy", [-0.5, None])
+@pytest.mark.parametrize("new", [-8.0, -1.0])
+def test_lp_reg_clips_a_chosen_token_on_no_side(new: float, proxy: float | None) -> None:
+    check("lp_reg", {}, {}, [[Token(old=-5.0, new=new, advantage=-1.0, proxy=proxy)]], 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("stapo", {"tau_p": 0.3}),
+        ("stapo", {"tau_p": 0.3, "mask": "uncertain"}),
+        ("stare", {"variant": "C2", "share": 0.3}),
+        ("stare", {"variant": "C3", "threshold": "probability"}),
+        ("kl_cov", {"share": 0.2}),
+        ("lp_reg", {"share": 0.3, "dual_clip": None}),
+    ],
+)
+def test_tokens_are_judged_by_the_current_policy_where_it_is_known(method: str, options: Options) -> None:
+    for seed in SEEDS:
+        check(method, options, {}, random_batch(seed, current=True), seed)
+
+
+@pytest.mark.parametrize("method", [*METHODS, "clip_cov"])
+def test_a_mini_batch_without_tokens_has_no_loss(method: str) -> None:
+    objective = tt.objective(method)
+    out = objective.loss(new_logp([[], []]), objective.plan(token_batch([[], []])))
+    assert out.loss.item() == 0.0
+
+
+def test_silencing_every_token_leaves_no_loss() -> None:
+    batch = [[Token(old=-5.0, new=-4.0, advantage=1.0, entropy=0.1)], [Token(old=-6.0, new=-6.1, advantage=2.0)]]
+    check("stapo", {"tau_p": 0.3, "mask": "rare"}, {}, batch, 0)
+    check("grpo", {}, {"s2t": {"tau_p": 0.3, "mask": "rare"}}, batch, 0)
+
+
+def test_a_share_is_taken_of_its_decimal_value() -> None:
+    batch = [[Token(old=-1.0, new=-1.0, advantage=1.0, entropy=0.01 * i) for i in range(100)]]
+    check("top_entropy", {"share": 0.07, "renormalize": True}, {}, batch, 0)  # 0.07 * 100 > 7 in floating point
+    plan = tt.objective("top_entropy", share=0.07).plan(token_batch(batch))
+    assert having(plan, "MASKED") == list(range(93))
+
+
+@pytest.mark.parametrize("method", ["grpo", "dr_grpo"])
+def test_group_advantages_are_those_of_the_reference(method: str) -> None:
+    rng = np.random.default_rng(0)
+    groups = [0, 1, 0, 2, 1, 0, 3, 3, 0, 1]
+    rewards = [float(reward) for reward in rng.choice([0.0, 0.5, 1.0], size=6)] + [1.0, 1.0, 0.25, -1.0]
+    found = tt.objective(method).advantages(torch.tensor(rewards, dtype=torch.float64), torch.tensor(groups))
+    expected = reference.group_advantages(rewards, groups, normalized=method == "grpo")
+    np.testing.assert_allclose(found.numpy(), expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+# ------------------------------------------------------------------------------------------------- random choices
+
+
+@pytest.mark.parametrize("method", ["stapo", "grpo"])
+@pytest.mark.parametrize("population", ["candidates", "all"])
+def test_the_random_mask_silences_as_many_rewarded_tokens_as_are_spurious(method: str, population: str) -> None:
+    given = {"tau_p": 0.3, "population": population}
+    masked = {**given, "mask": "random"}
+    objective = tt.objective("stapo", **masked) if method == "stapo" else tt.objective("grpo", s2t=masked)
+    choices = []
+    for seed in SEEDS:
+        batch = random_batch(seed)
+        plan = objective.plan(token_batch(batch))
+        silenced = having(plan, "SILENCED")
+        spurious = [t for t in reference.stapo(batch, **given).tokens if "SILENCED" in t.reasons]
+        tokens = reference.flat(batch)
+        assert len(silenced) == len(spurious)
+        assert all(tokens[position].advantage > 0 for position in silenced)
+        expected = (reference.dapo if method == "stapo" else reference.grpo)(
+            batch, also=[reference.silence_these(silenced)]
+        )
+        assert_same(objective, plan, batch, expected, seed)
+        choices.append({tokens[position].old for position in silenced} != {t.old for t in spurious})
+    assert any(choices)
+
+
+@pytest.mark.parametrize("share", [2e-4, 0.05, 0.3, 1.0])
+@pytest.mark.parametrize("current", [False, True])
+def test_clip_cov_drops_that_many_unclipped_tokens_of_the_band(share: float, current: bool) -> None:
+    low, high = 0.2, 2.0
+    objective = tt.objective("clip_cov", share=share, cov_low=low, cov_high=high)
+    for seed in SEEDS:
+        batch = random_batch(seed, current=current)
+        plan = objective.plan(token_batch(batch))
+        dropped = having(plan, "DROPPED")
+        candidates = reference.clip_cov_candidates(batch, low, high)
+        assert set(dropped) <= candidates
+        assert len(dropped) == min(len(candidates), reference.share_of(share, len(reference.flat(batch))))
+        assert_same(objective, plan, batch, reference.clip_cov(batch, dropped), seed)
+
+
+def test_clip_cov_looks_for_covariances_between_1_and_5_unless_told_otherwise() -> None:
+    objective = tt.objective("clip_cov", share=1.0)
+    for seed in SEEDS:
+        batch = random_batch(seed)
+        plan = objective.plan(token_batch(batch))
+        assert set(having(plan, "DROPPED")) == reference.clip_cov_candidates(batch, 1.0, 5.0)
+
+
+# ---------------------------------------------------------------------------------------------- what the plan says
+
+
+@pytest.mark.parametrize("mask", ["spurious", "rare", "uncertain"])
+@pytest.mark.parametrize("population", ["candidates", "all"])
+def test_stapo_plans_to_silence_the_tokens_of_the_reference(mask: str, population: str) -> None:
+    options = {"tau_p": 0.3, "mask": mask, "population": population}
+    silenced = 0
+    for seed in SEEDS:
+        batch = random_batch(seed)
+        plan = tt.objective("stapo", **options).plan(token_batch(batch))
+        tokens = reference.stapo(batch, **options).tokens
+        assert reasons(plan) == [token.reasons for token in tokens]
+        assert plan.weight.tolist() == [token.weight for token in tokens]
+        silenced += len(having(plan, "SILENCED"))
+    assert silenced > 0
+
+
+@pytest.mark.parametrize("candidates", [0, 1, 5])
+def test_stapo_silences_nothing_among_no_one_or_equally_confident_candidates(candidates: int) -> None:
+    rare = [Token(old=-7.0, new=-7.0, advantage=1.0, entropy=0.1) for _ in range(candidates)]
+    common = [Token(old=-0.1, new=-0.1, advantage=1.0, entropy=float(i)) for i in range(4)]
+    plan = tt.objective("stapo").plan(token_batch([rare, common]))
+    assert plan.weight.tolist() == [1.0] * (candidates + 4)
+    assert having(plan, "SILENCED") == []
+
+
+def compare_stare(rollouts: Sequence[Batch], batch: Batch, options: Options, seed: int) -> tt.Plan:
+    objective = tt.objective("stare", **options)
+    for rollout in rollouts:
+        objective.observe(token_batch(rollout))
+    plan = objective.plan(token_batch(batch))
+    expected = reference.stare(batch, rollouts, **options)
+    assert reasons(plan) == [token.reasons for token in expected.tokens]
+    np.testing.assert_allclose(plan.weight.numpy(), [t.weight for t in expected.tokens], rtol=1e-14)
+    assert_same(objective, plan, batch, expected, seed)
+    return plan
+
+
+@pytest.mark.parametrize("variant", reference.STARE_VARIANTS)
+@pytest.mark.parametrize("threshold", ["quantile", "probability"])
+@pytest.mark.parametrize("gate", ["batch", "sample", "token", "none"])
+def test_stare_weighs_the_tokens_of_its_variant_behind_its_gate(variant: str, threshold: str, gate: str) -> None:
+    options = {"variant": variant, "threshold": threshold, "gate": gate}
+    weighed = []
+    for seed in SEEDS:
+        batch = random_batch(seed)
+        plan = compare_stare([batch], batch, options, seed)
+        weighed.append(bool((plan.weight != 1).any()))
+    assert any(weighed)
+
+
+def rollout_of(entropy: float) -> Batch:
+    """Two responses with this token-mean entropy, and another mean of means."""
+    high, low = Token(old=-1.0, new=-1.0, advantage=1.0), Token(old=-1.0, new=-1.0, advantage=-1.0)
+    high.entropy, low.entropy = entropy + 0.25, entropy - 0.125
+    return [[high], [low, low]]
+
+
+@pytest.mark.parametrize(
+    ("entropies", "is_open"),
+    [([], True), ([0.25], True), ([0.5], False), ([0.75], False), ([0.25, 0.75], False), ([0.75, 0.25], True)],
+)
+def test_stares_gate_is_open_while_the_last_rollout_is_strictly_below_target(
+    entropies: list[float], is_open: bool
+) -> None:
+    rollouts = [rollout_of(entropy) for entropy in entropies]
+    plan = compare_stare(rollouts, random_batch(1), {"target": 0.5}, 1)
+    assert bool((plan.weight == 1.1).any()) == is_open
+
+
+@pytest.mark.parametrize("entropy", [0.1, 0.9])
+def test_a_rollout_without_tokens_leaves_stares_gate_as_it_was(entropy: float) -> None:
+    plan = compare_stare([rollout_of(entropy), [[], []]], random_batch(1), {}, 1)
+    assert bool((plan.weight != 1).any()) == (entropy < 0.3)
+
+
+@pytest.mark.parametrize("entropies", [[0.1] * 3, [0.9, 0.1], [0.9] * 15 + [0.1], [0.1] * 60])
+def test_stares_adaptive_weights_follow_the_sign_of_the_distance_to_the_target(entropies: list[float]) -> None:
+    rollouts = [rollout_of(entropy) for entropy in entropies]
+    for variant in ("C2", "C4"):
+        compare_stare(rollouts, random_batch(2), {"variant": variant, "adaptive": True}, 2)
+
+
+@pytest.mark.parametrize("widening", [{}, {"widen_low": 0.1, "widen_high": 4.0}, {"widen_low": 1.0, "widen_high": 1.0}])
+def test_sspo_plans_the_clip_ranges_of_the_reference(widening: Options) -> None:
+    for seed in SEEDS:
+        batch = random_batch(seed)
+        plan = tt.objective("sspo", **widening).plan(token_batch(batch))
+        tokens = reference.sspo(batch, **widening).tokens
+        assert reasons(plan) == [token.reasons for token in tokens]
+        np.testing.assert_allclose(plan.clip_low.numpy(), [0.2 * t.widening for t in tokens], rtol=1e-12)
+        np.testing.assert_allclose(plan.clip_high.numpy(), [0.28 * t.widening for t in tokens], rtol=1e-12)
+
+
+def test_sspo_shares_a_ratio_within_the_segments_of_the_reference() -> None:
+    for seed in SEEDS:
+        batch = random_batch(seed)
+        plan = tt.objective("sspo").plan(token_batch(batch))
+        found = [part for response in batch for part in reference.segments(response)]
+        assert plan.segment is not None
+        assert plan.segment.tolist() == [number for number, part in enumerate(found) for _ in part]

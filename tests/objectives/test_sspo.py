@@ -1,0 +1,90 @@
+"""SSPO: one ratio per subsentence, a clip range that follows its entropy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from batches import batch, moved, seeds
+from hypothesis import given, settings
+
+import trimtab as tt
+
+
+def tokens(entropy: list[float]) -> tt.TokenBatch:
+    """Three segments of two tokens; the last is another response's, with the same segment id."""
+    return tt.TokenBatch(
+        old_logp=torch.full((6,), -1.0, dtype=torch.float64),
+        entropy=torch.tensor(entropy, dtype=torch.float64),
+        advantage=torch.ones(6, dtype=torch.float64),
+        sequence=torch.tensor([0, 0, 0, 0, 1, 1]),
+        segment=torch.tensor([0, 0, 1, 1, 1, 1]),
+    )
+
+
+def test_the_clip_range_follows_the_segments_entropy() -> None:
+    # Segment means 0.2, 0.4, 0.3; their mean is 0.3, so the relative entropies are 2/3, 4/3 and 1.
+    plan = tt.objective("sspo").plan(tokens([0.1, 0.3, 0.4, 0.4, 0.2, 0.4]))
+    factor = torch.tensor([2 / 3, 2 / 3, 4 / 3, 4 / 3, 1, 1], dtype=torch.float64)
+    torch.testing.assert_close(plan.clip_low, 0.2 * factor)
+    torch.testing.assert_close(plan.clip_high, 0.28 * factor)
+    assert [tt.Reason(code) for code in plan.reason[:4].tolist()] == [tt.Reason.NARROWED] * 2 + [tt.Reason.WIDENED] * 2
+    assert plan.segment is not None
+    assert plan.segment.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_the_factor_is_limited_on_both_sides() -> None:
+    plan = tt.objective("sspo").plan(tokens([0.0, 0.0, 3.0, 3.0, 0.3, 0.3]))
+    assert plan.clip_high[0].item() == pytest.approx(0.14)
+    assert plan.clip_high[2].item() == pytest.approx(0.42)
+
+
+def test_without_any_entropy_the_range_is_as_given() -> None:
+    plan = tt.objective("sspo").plan(tokens([0.0] * 6))
+    assert plan.clip_high.tolist() == [0.28] * 6
+    assert plan.reason.tolist() == [0] * 6
+
+
+def test_bounds_of_one_give_a_fixed_clip() -> None:
+    plan = tt.objective("sspo", widen_low=1.0, widen_high=1.0).plan(tokens([0.1, 0.3, 0.4, 0.4, 0.2, 0.9]))
+    assert plan.clip_low.tolist() == [0.2] * 6
+
+
+@given(seed=seeds)
+@settings(max_examples=30, deadline=None)
+def test_the_range_grows_with_the_entropy(seed: int) -> None:
+    batch_ = batch(seed)
+    plan = tt.objective("sspo").plan(batch_)
+    assert plan.runs is not None and batch_.entropy is not None
+    entropy = plan.runs.spread(plan.runs.mean(batch_.entropy))
+    order = entropy.argsort()
+    assert (plan.clip_high[order].diff() >= -1e-12).all()
+    assert (plan.clip_low[order].diff() >= -1e-12).all()
+
+
+@given(seed=seeds)
+@settings(max_examples=30, deadline=None)
+def test_all_tokens_of_a_segment_share_their_fate(seed: int) -> None:
+    batch_ = batch(seed)
+    objective = tt.objective("sspo")
+    plan, new = objective.plan(batch_), moved(batch_, by=0.6)
+    (gradient,) = torch.autograd.grad(objective.loss(new, plan).loss, new)
+    assert plan.runs is not None
+    clipped = (gradient == 0).double()
+    share = plan.runs.mean(clipped)
+    assert ((share == 0) | (share == 1)).all()
+
+
+def test_a_segments_ratio_is_the_geometric_mean() -> None:
+    batch_ = tokens([0.3] * 6)
+    objective = tt.objective("sspo")
+    new = (batch_.old_logp + torch.tensor([0.1, 0.2, 0.0, 0.0, -0.3, 0.1], dtype=torch.float64)).requires_grad_()
+    out = objective.loss(new, objective.plan(batch_))
+    ratio = torch.tensor([0.15, 0.0, -0.1], dtype=torch.float64).exp()
+    # Response means: (two segments of two tokens) and (one segment); then the mean over responses.
+    assert out.loss.item() == pytest.approx(-((ratio[0] + ratio[1]) / 2 + ratio[2]).item() / 2)
+
+
+def test_a_segment_never_crosses_a_response() -> None:
+    batch_ = tokens([0.3] * 6)
+    assert batch_.runs.size.tolist() == [2, 2, 2]
+    assert list(batch_.runs.offsets) == [0, 2, 3]

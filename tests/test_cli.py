@@ -1,0 +1,72 @@
+"""The command line as a user meets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from trimtab.cli import app
+from trimtab.objectives import METHODS
+from trimtab.objectives.handbook import describe, handbook
+
+ROOT = Path(__file__).parent.parent
+run = CliRunner()
+
+
+def test_methods_lists_the_catalog() -> None:
+    result = run.invoke(app, ["methods"], env={"COLUMNS": "160"})
+    assert result.exit_code == 0
+    for name in METHODS:
+        assert name in result.output
+
+
+@pytest.mark.parametrize("name", [*METHODS, "s2t", "kl"])
+def test_one_method_shows_formula_options_defaults_and_paper(name: str) -> None:
+    result = run.invoke(app, ["methods", name])
+    assert result.exit_code == 0
+    assert result.output.strip() == describe(name).strip()
+
+
+def test_stapos_page_has_its_numbers() -> None:
+    page = describe("stapo")
+    for part in ("2602.15620", "p < 0.002", "| `tau_p` | 0.002 |", "| `quantile` | 0.75 |", "clip(r, 0.8, 1.28)"):
+        assert part in page
+
+
+def test_a_combination_is_explained() -> None:
+    result = run.invoke(app, ["methods", "sspo + s2t"])
+    assert "subsentence" in result.output
+    assert "silenced where" in result.output
+
+
+def test_an_unknown_method_offers_the_nearest() -> None:
+    result = run.invoke(app, ["methods", "stapoo"])
+    assert result.exit_code == 2
+    assert "did you mean stapo" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_the_docs_are_the_same_text() -> None:
+    assert (ROOT / "docs/methods.md").read_text() == handbook()
+
+
+def test_the_worked_example_silences_the_banana() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples/worked_example.py"], capture_output=True, text=True, check=True
+    )
+    (row,) = [line for line in done.stdout.splitlines() if "banana" in line]
+    assert "silenced" in row
+    assert "+0.0000" in row
+
+
+def test_the_heart_needs_torch_alone() -> None:
+    code = (
+        "import sys, torch; before = set(sys.modules); import trimtab.objectives; "
+        "print(sorted({m.split('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['trimtab']"
