@@ -192,9 +192,16 @@ def test_an_attachment_does_the_same_on_every_method(host: str, name: str, optio
         check(host, {}, {name: options}, random_batch(seed), seed)
 
 
-@pytest.mark.parametrize("host", ["grpo", "gspo", "cispo", "sspo"])
-def test_attachments_work_together(host: str) -> None:
-    attached = {"s2t": {"tau_p": 0.3}, "stare": {"variant": "C4", "share": 0.3}, "tis": {}, "kl": {"coef": 0.5}}
+@pytest.mark.parametrize("host", ["grpo", "gspo", "cispo", "sspo", "kl_cov", "lp_reg", "entropy_advantage", "stapo"])
+@pytest.mark.parametrize(
+    "attached",
+    [
+        {"stare": {"variant": "C4", "share": 0.3}, "s2t": {"tau_p": 0.3}, "tis": {}, "kl": {"coef": 0.5}},
+        {"top_entropy": {"share": 0.6}, "mis": {"low": 0.1, "high": 10.0}, "kl": {"coef": 0.5}},
+        {"icepop": {"renormalize": True}, "top_entropy": {"share": 0.6}, "stare": {"variant": "C1"}},
+    ],
+)
+def test_attachments_work_together(host: str, attached: Mapping[str, Options]) -> None:
     for seed in SEEDS:
         check(host, {}, attached, random_batch(seed), seed)
 
