@@ -126,7 +126,7 @@ METHODS: dict[str, list[Options]] = {
     "justrl": [{}],
     "kl_cov": [{}, {"share": 0.2, "coef": 0.3}, {"share": 1.0}],
     "entropy_advantage": [{}, {"coef": 0.05, "entropy_cap": 0.9}],
-    "lp_reg": [{}, {"share": 0.3, "coef": 0.5, "dual_clip": None}, {"share": 1.0, "dual_clip": None}],
+    "lp_reg": [{}, {"share": 0.3, "coef": 0.5}, {"share": 1.0, "dual_clip": None}],
     "reinforce": [{}],
     "stapo": [
         {},
@@ -192,7 +192,7 @@ def test_an_attachment_does_the_same_on_every_method(host: str, name: str, optio
         check(host, {}, {name: options}, random_batch(seed), seed)
 
 
-@pytest.mark.parametrize("host", ["grpo", "gspo", "cispo", "sspo", "kl_cov", "lp_reg", "entropy_advantage", "stapo"])
+@pytest.mark.parametrize("host", ["grpo", "gspo", "cispo", "sspo", "kl_cov", "lp_reg", "entropy_advantage"])
 @pytest.mark.parametrize(
     "attached",
     [
@@ -204,6 +204,12 @@ def test_an_attachment_does_the_same_on_every_method(host: str, name: str, optio
 def test_attachments_work_together(host: str, attached: Mapping[str, Options]) -> None:
     for seed in SEEDS:
         check(host, {}, attached, random_batch(seed), seed)
+
+
+@pytest.mark.parametrize("variant", ["O1", "C4"])
+def test_stapo_and_stare_work_together(variant: str) -> None:
+    for seed in SEEDS:
+        check("stapo", {"tau_p": 0.3}, {"stare": {"variant": variant}}, random_batch(seed), seed)
 
 
 def test_a_method_written_in_one_line_is_the_method_with_its_attachments() -> None:
@@ -234,7 +240,7 @@ def test_log_ratios_beyond_20_are_clamped(method: str) -> None:
 @pytest.mark.parametrize("options", [{"share": 0.01}, {"share": 0.4}, {"share": 1.0, "coef": 0.2}])
 def test_lp_reg_holds_tokens_to_the_filtered_policy_and_lets_its_noise_go(options: Options) -> None:
     for seed in SEEDS:
-        check("lp_reg", {"dual_clip": None, **options}, {}, random_batch(seed, proxy=True), seed)
+        check("lp_reg", options, {}, random_batch(seed, proxy=True), seed)
 
 
 @pytest.mark.parametrize("proxy", [-0.5, None])
@@ -251,7 +257,7 @@ def test_lp_reg_clips_a_chosen_token_on_no_side(new: float, proxy: float | None)
         ("stare", {"variant": "C2", "share": 0.3}),
         ("stare", {"variant": "C3", "threshold": "probability"}),
         ("kl_cov", {"share": 0.2}),
-        ("lp_reg", {"share": 0.3, "dual_clip": None}),
+        ("lp_reg", {"share": 0.3}),
     ],
 )
 def test_tokens_are_judged_by_the_current_policy_where_it_is_known(method: str, options: Options) -> None:

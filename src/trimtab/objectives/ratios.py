@@ -37,13 +37,13 @@ class Ratio:
             return None
         return batch.runs if self.level == "segment" else batch.response_runs
 
-    def __call__(self, log_rho: Tensor, plan: Plan) -> Tensor:
+    def __call__(self, new_logp: Tensor, log_rho: Tensor, plan: Plan) -> Tensor:
         """The ratio of every token."""
-        if self.prepare is not None:
-            log_rho = self.prepare(log_rho, plan)
         if plan.runs is None:
             return log_rho.exp()
-        shared: Tensor = _SharedRatio.apply(log_rho, plan.runs)  # type: ignore[no-untyped-call]
+        if self.prepare is not None:
+            new_logp = log_rho = self.prepare(log_rho, plan)
+        shared: Tensor = _SharedRatio.apply(new_logp, log_rho.detach(), plan.runs)  # type: ignore[no-untyped-call]
         return shared
 
 
@@ -53,18 +53,18 @@ def log_ratio(new_logp: Tensor, old_logp: Tensor) -> Tensor:
 
 
 class _SharedRatio(torch.autograd.Function):
-    """`exp` of a run's mean log ratio in value; in gradient each token's own ratio, as if it stood alone."""
+    """r = stopgrad(exp(mean log_rho of the run)) x p / stopgrad(p): one value, and each token's own gradient."""
 
     @staticmethod
-    def forward(ctx: Any, log_rho: Tensor, runs: Runs) -> Tensor:
+    def forward(ctx: Any, own: Tensor, log_rho: Tensor, runs: Runs) -> Tensor:
         ratio = runs.spread(runs.mean(log_rho).exp())
         ctx.save_for_backward(ratio)
         return ratio
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (ratio,) = ctx.saved_tensors
-        return gradient * ratio, None
+        return gradient * ratio, None, None
 
 
 def _one_sided(log_rho: Tensor, plan: Plan) -> Tensor:
