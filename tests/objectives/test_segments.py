@@ -102,7 +102,7 @@ def test_every_delimiter_ends_a_clause(mark: str) -> None:
 
 
 def test_white_space_stays_with_the_segment_before_it() -> None:
-    holds("one, \t¦two.\r\n\r\n  ¦three.\u00a0¦four。\u3000\u3000¦five")
+    holds("one, \t¦two.\r\n\r\n  ¦three.\u00a0¦four。\u3000\u3000¦five," + " " * 1000 + "¦six")
 
 
 RUNS = ["Stop... ¦no", "What?! ¦no", "Well. . . ¦no", "啊？！¦不", "Yes!!!\n\n¦no", "so:\n¦x", "a,\n;\n¦b"]
@@ -129,7 +129,7 @@ def test_what_opens_begins_the_next_segment(opener: str) -> None:
         'He said, ¦"Go." ¦"Why?" ¦I asked.',
         '"Go," ¦he said; ¦(really?) ¦[yes.] ¦Fine',
         '{"a":¦1,¦"b":¦"x.",¦"c":¦[]}',
-        '他说:¦"你好。"¦然后走了',
+        '他说:¦"你好。"¦然后喊:¦"走！"¦就走了',
         "**Note:** ¦one. ¦**Two:** ¦three.**",
         "因为$x=1$，¦$y=2$。¦$z$是3",
         "Let $x = 1,$ ¦so $y = 2.$ ¦It costs $5, ¦$6 or \\$7, ¦\\$8",
@@ -177,7 +177,6 @@ def test_latex_spacing_is_no_delimiter(space: str) -> None:
         r"\left( 3, ¦\frac{1}{2} \right), ¦so",
         r"\left. \frac{x^2}{2} \right|_0^1 = \left\{ a \right. + 1. ¦Then",
         "a &= b, \\\\\n¦c &= d \\\\\n¦e",
-        r"\text{if } x > 0, ¦\quad y\,z",
         r"\{1, ¦2.\} ¦is",
     ],
 )
@@ -232,10 +231,7 @@ def test_special_tokens_stay_with_the_segment_before_them() -> None:
     holds(f"{EOS}one,¦two")
     holds(f"3.{EOS}¦14")
     holds(f'one."{EOS}¦"two"')
-
-
-def test_added_tokens_that_are_not_special_are_text() -> None:
-    holds("one.\n¦</think>\n\n¦two")
+    holds("but one that is only added is text.\n¦</think>\n\n¦two")
 
 
 def test_an_id_beyond_the_tokenizers_is_taken_for_a_special_one() -> None:
@@ -256,9 +252,6 @@ def test_a_transformers_tokenizer_splits_as_the_one_inside_it_and_knows_more_spe
     assert segment_ids(tokens, outer).tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3]
     outer.eos_token = "</think>"
     assert segment_ids(tokens, outer).tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
-
-
-# Options, batches, mistakes.
 
 
 def test_other_delimiters_may_be_chosen() -> None:
@@ -406,7 +399,6 @@ ADVERSARIES = [
     b".", b"1,", b" ", b")", b'"', b"\\", b"\\,", b"\xff", b"\x82", b"\xe3\x80", b"\n", b".)", b".x", b',"', b",\"x",
     b"*$", b"1{,}", b" .5", b"\\)", b"1,\\!", "。".encode(), "\u3000".encode(), "」".encode(),
 ]  # fmt: skip
-SMALL, LARGE = 20_000, 160_000
 
 
 def flood(unit: bytes, size: int) -> tuple[list[int], Tokenizer]:
@@ -416,28 +408,33 @@ def flood(unit: bytes, size: int) -> tuple[list[int], Tokenizer]:
 
 
 def seconds(unit: bytes, size: int) -> float:
+    """This thread's own time, which other work on the machine does not lengthen; the best of three."""
     response = flood(unit, size)
-    times = [time.perf_counter()]
+    times = [time.thread_time()]
     for _ in range(3):
         segment_ids(*response)
-        times.append(time.perf_counter())
+        times.append(time.thread_time())
     return min(after - before for before, after in pairwise(times))
 
 
 @pytest.mark.parametrize("unit", ADVERSARIES)
 def test_time_grows_no_faster_than_the_text(unit: bytes) -> None:
-    assert seconds(unit, LARGE) < 3 * LARGE / SMALL * max(seconds(unit, SMALL), 0.001)
+    limit = 0.1
+    for size in (2_000, 16_000, 128_000):  # eight times the text in less than 30 times the time: a square would be 64
+        taken = seconds(unit, size)
+        assert taken < limit
+        limit = 30 * max(taken, 0.002)
 
 
 @pytest.mark.parametrize("unit", [b".", b" ", b")", b'"', b'."'])
 def test_memory_is_a_few_times_the_text(unit: bytes) -> None:
-    response = flood(unit, LARGE)
+    response = flood(unit, 128_000)
     segment_ids(*response)
     tracemalloc.start()
     segment_ids(*response)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 4 * LARGE
+    assert peak < 512_000
 
 
 # Real tokenizers, real solutions.

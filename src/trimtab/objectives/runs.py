@@ -21,7 +21,7 @@ class Runs:
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of `values` in each run (NaN in an empty one)."""
-        if values.is_cpu and len(values) and torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+        if values.is_cpu and len(values) and torch.backends.mkl.is_available():
             return torch.mv(self._membership.to(values.dtype), values) / self.size
         return torch.segment_reduce(values, "sum", lengths=self.size, unsafe=True) / self.size
 

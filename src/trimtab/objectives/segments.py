@@ -77,20 +77,19 @@ def _starts(pieces: list[bytes], mark: re.Pattern[bytes], tail: re.Pattern[bytes
             token -= 1  # this edge is inside a character
         if delimited <= edges[token] and token - starts[-1] >= min_tokens:
             starts.append(token)
-    if len(starts) > 1 and len(pieces) - starts[-1] < min_tokens:
+    if len(starts) > 1 and len(pieces) - starts[-1] < min_tokens:  # too short, or the end of the text
         starts.pop()
     return starts
 
 
 def _clauses(text: bytes, mark: re.Pattern[bytes], tail: re.Pattern[bytes]) -> Iterator[tuple[int, int]]:
-    """Where each clause's first delimiter ends and where the clause itself does, but for the last clause."""
+    """Where the first delimiter of each clause ends, and where the clause itself does."""
     end = 0
     while found := mark.search(text, end):
         end = found.end()
         while more := tail.match(text, end):
             end = more.end()
-        if end < len(text):
-            yield found.end(), end
+        yield found.end(), end
 
 
 @lru_cache(maxsize=64)

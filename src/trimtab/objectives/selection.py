@@ -12,6 +12,8 @@ import math
 import torch
 from torch import Tensor
 
+from trimtab.objectives.mixing import GOLDEN, mix
+
 _BUCKETS = 1 << 15
 _FEW = 1 << 14  # values that are sorted before they are counted
 
@@ -77,21 +79,8 @@ def random_pick(position: Tensor, count: int, seed: int, logp: Tensor) -> Tensor
     again from its record, and is the same on any device and any number of processes.
     """
     bits = logp.view(torch.int32 if logp.dtype == torch.float32 else torch.int64)
-    score = _mix(position + bits.to(torch.int64).sum() * 31 + seed * 0x9E3779B9)
+    score = mix((position + bits.to(torch.int64).sum() * 31 + seed * 0x9E3779B9 + 1) * GOLDEN)
     return position[score.argsort()[:count]].sort().values
-
-
-def _mix(state: Tensor) -> Tensor:
-    """Integers that look random: the finaliser of splitmix64 (Steele, Lea, Flood 2014)."""
-    state = (state + 1) * -0x61C8864680B583EB
-    state = (state ^ _shift(state, 30)) * -0x40A7B892E31B1A47
-    state = (state ^ _shift(state, 27)) * -0x6B2FB644ECCEEE15
-    return state ^ _shift(state, 31)
-
-
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift: torch shifts signed integers arithmetically."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _bucket(values: Tensor) -> Tensor:

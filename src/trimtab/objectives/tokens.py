@@ -25,6 +25,15 @@ TOKEN_INTS = ("sequence", "token", "segment")
 RESPONSE_FIELDS = ("group", "reward")
 
 
+class NotFiniteError(ValueError):
+    """A value of a batch is NaN or infinite: in which field, and in which responses."""
+
+    def __init__(self, message: str, field: str, responses: list[int]) -> None:
+        super().__init__(message)
+        self.field = field
+        self.responses = responses
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where packed tokens sit in their padded form: `index` into the flattened `shape`."""
@@ -220,24 +229,26 @@ class TokenBatch:
         flags = torch.stack([*sums, falls.to(torch.float64)]).tolist()
         for name, total in zip(names, flags[:-1], strict=True):
             if total != 0:
-                raise ValueError(self._not_finite(name))
+                raise self._not_finite(name)
         if flags[-1]:
             raise ValueError(
                 f"TokenBatch field `sequence` must be non-decreasing response numbers from 0 to {self.responses - 1}: "
                 "concatenate the tokens response by response"
             )
 
-    def _not_finite(self, name: str) -> str:
+    def _not_finite(self, name: str) -> NotFiniteError:
         value = getattr(self, name)
-        first = int((~torch.isfinite(value)).nonzero()[0])
-        where = f"response {first}"
+        bad = (~torch.isfinite(value)).nonzero().squeeze(1)
+        first = int(bad[0])
+        rows: list[int] = (bad if name == "reward" else self.sequence[bad].unique()).tolist()
+        where = f"response {rows[0]}"
         if name != "reward":
-            row = int(self.sequence[first])
-            where = f"response {row}, token {first - self.offsets[row]}"
-        return (
+            where += f", token {first - self.offsets[rows[0]]}"
+        message = (
             f"TokenBatch field `{name}` is {float(value[first])} at {where}: find the pass that made it "
             "(a log-probability of -inf is fine, NaN and +inf never are), or leave that response out"
         )
+        return NotFiniteError(message, name, rows)
 
 
 def _layout(mask: Tensor) -> Layout:

@@ -1,0 +1,179 @@
+"""The policy: a causal LM of transformers and its tokenizer, with what scoring and sampling need of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from trimtab.policy.demo import demo_model, demo_tokenizer
+from trimtab.policy.smollm2 import smollm2_folder
+
+Precision = Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model, its tokenizer, and how to run them. The weights are fp32; bf16 is autocast over them."""
+
+    model: Any
+    tokenizer: Any
+    device: torch.device
+    precision: Precision = "fp32"
+    chat: bool = True
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision that forward passes run in."""
+        if self.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    @cached_property
+    def causal(self) -> Any:
+        """The causal LM itself, without what LoRA wraps around it."""
+        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+    @property
+    def head(self) -> nn.Module:
+        """From hidden states to logits."""
+        head: nn.Module = self.causal.get_output_embeddings()
+        return head
+
+    def hidden(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """The hidden states under the head, (rows, positions, width)."""
+        backbone = getattr(self.causal, self.causal.base_model_prefix)
+        states: Tensor = backbone(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        return states
+
+    def logits(self, hidden: Tensor, temperature: float) -> Tensor:
+        """Logits at the sampling temperature in fp32, soft-capped where the model does so."""
+        logits: Tensor = self.head(hidden).float()
+        cap = getattr(self.causal.config, "final_logit_softcapping", None)
+        if cap:
+            logits = torch.tanh(logits / cap) * cap
+        return logits if temperature == 1 else logits / temperature
+
+    @cached_property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens that end a response."""
+        ends = getattr(self.causal.generation_config, "eos_token_id", None)
+        listed = ends if isinstance(ends, list) else [ends]
+        found = {token for token in (*listed, self.tokenizer.eos_token_id) if token is not None}
+        if not found:
+            raise ValueError(
+                "neither the model nor the tokenizer names an end-of-text token: responses would never end"
+            )
+        return frozenset(found)
+
+    @property
+    def pad_token(self) -> int:
+        """Any token will do where the mask is 0."""
+        pad = self.tokenizer.pad_token_id
+        return min(self.end_tokens) if pad is None else int(pad)
+
+    def encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """A prompt's tokens: by the chat template where there is one, else the plain text."""
+        if self.chat and getattr(self.tokenizer, "chat_template", None):
+            text = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        else:
+            text = "\n".join(message["content"] for message in messages)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=not self.chat)
+        return ids
+
+    def encode_solution(self, text: str) -> list[int]:
+        """A worked solution as a response: its tokens and the end."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        end = self.tokenizer.eos_token_id
+        return [*ids, end if end is not None else min(self.end_tokens)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """A response's text, without special tokens."""
+        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+
+def load_policy(
+    path: str,
+    *,
+    device: str = "auto",
+    precision: Precision = "fp32",
+    attention: str | None = None,
+    gradient_checkpointing: bool = False,
+    lora_rank: int = 0,
+    lora_alpha: float = 32.0,
+    chat: bool = True,
+    seed: int = 0,
+) -> Policy:
+    """A policy by path: a folder or hub name, `demo`, or `smollm2`."""
+    where = pick_device(device)
+    model, tokenizer = _demo(seed) if path == "demo" else _pretrained(path, attention)
+    if lora_rank:
+        model = _with_lora(model, lora_rank, lora_alpha, seed)
+    model.to(where)
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if lora_rank:
+            model.enable_input_require_grads()
+    policy = Policy(model, tokenizer, where, precision, chat)
+    _check_head(policy)
+    return policy
+
+
+def pick_device(name: str) -> torch.device:
+    """A device by name; `auto` is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"run.device={name!r} is no device: say auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"run.device={name!r}, but torch sees no GPU here: say cpu or auto")
+    return device
+
+
+def _demo(seed: int) -> tuple[Any, Any]:
+    return demo_model(seed), demo_tokenizer()
+
+
+def _pretrained(path: str, attention: str | None) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = str(smollm2_folder() if path == "smollm2" else Path(path).expanduser() if Path(path).exists() else path)
+    options = {"attn_implementation": attention} if attention else {}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+        return model, AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.path={path!r} cannot be loaded: {error}") from None
+
+
+def _with_lora(model: Any, rank: int, alpha: float, seed: int) -> Any:
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise ValueError("model.lora_rank needs peft: pip install 'trimtab[lora]'") from None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(model, LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear"))
+
+
+@torch.no_grad()
+def _check_head(policy: Policy) -> None:
+    """Some families scale their logits in ways of their own: find out now rather than train on wrong numbers."""
+    ids = torch.tensor([[min(policy.end_tokens), policy.pad_token, 0]], device=policy.device)
+    mask = torch.ones_like(ids)
+    policy.model.eval()
+    ours = policy.logits(policy.hidden(ids, mask), 1.0)
+    theirs = policy.model(input_ids=ids, attention_mask=mask).logits.float()
+    if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
+        raise ValueError(
+            f"{type(policy.causal).__name__} does more to its logits than its output embedding: this family is not "
+            "supported yet"
+        )

@@ -1,0 +1,100 @@
+"""The optimizer step: parts by token budget, gradients summed, one step.
+
+Nothing that is not finite reaches the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trimtab.objectives import Objective, Plan, merge_metrics
+from trimtab.policy.models import Policy
+from trimtab.policy.score import Transcript, log_probs, parts_by_budget
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What an update did: its metrics, or why it was not taken and which responses were to blame."""
+
+    metrics: dict[str, float]
+    taken: bool = True
+    fault: str = ""
+    responses: list[int] = field(default_factory=list)
+    new_logp: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    """How parts are cut and gradients clipped."""
+
+    token_budget: int
+    head_chunk: int
+    temperature: float
+    max_grad_norm: float
+
+
+def make_optimizer(policy: Policy, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
+    """AdamW over what is trained; fused on a GPU."""
+    trained = [p for p in policy.model.parameters() if p.requires_grad]
+    fused = policy.device.type == "cuda"
+    return torch.optim.AdamW(trained, lr=lr, betas=betas, weight_decay=weight_decay, fused=fused)
+
+
+def update(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    objective: Objective,
+    plan: Plan,
+    transcripts: Sequence[Transcript],
+    options: UpdateOptions,
+) -> UpdateResult:
+    """One update on one mini-batch."""
+    policy.model.train()
+    optimizer.zero_grad(set_to_none=True)
+    losses, metrics, seen = [], [], []
+    first = 0
+    for part in plan.split(parts_by_budget([len(t) for t in transcripts], options.token_budget)):
+        mine = transcripts[first : first + part.responses]
+        first += part.responses
+        new_logp = log_probs(policy, mine, options.temperature, options.head_chunk)
+        out = objective.loss(new_logp, part)
+        out.loss.backward()
+        losses.append(out.loss.detach())
+        metrics.append(out.metrics)
+        seen.append(new_logp.detach())
+    return _step(policy, optimizer, plan, losses, metrics, torch.cat(seen), options.max_grad_norm)
+
+
+def _step(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    plan: Plan,
+    losses: list[Tensor],
+    metrics: list[dict[str, Tensor]],
+    new_logp: Tensor,
+    max_grad_norm: float,
+) -> UpdateResult:
+    """Step if all is finite; else leave the weights alone and say what was not."""
+    norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), max_grad_norm)
+    loss = torch.stack(losses).sum()
+    numbers = {"update/loss": loss, "update/grad_norm": norm, **plan.metrics, **merge_metrics(metrics)}
+    values = torch.stack([value.to(torch.float64) for value in numbers.values()]).tolist()
+    result = dict(zip(numbers, values, strict=True))
+    checks = {"log-probability": new_logp, "loss": loss, "gradient": norm}
+    faults = [name for name, value in checks.items() if not bool(torch.isfinite(value).all())]
+    if faults:
+        optimizer.zero_grad(set_to_none=True)
+        return UpdateResult(result, False, " and ".join(faults), _to_blame(plan, new_logp), new_logp)
+    optimizer.step()
+    return UpdateResult(result, new_logp=new_logp)
+
+
+def _to_blame(plan: Plan, new_logp: Tensor) -> list[int]:
+    """The responses with a log-probability that is not finite."""
+    bad = set((~torch.isfinite(new_logp)).nonzero().squeeze(1).tolist())
+    spans = zip(plan.offsets[:-1], plan.offsets[1:], strict=True)
+    return [row for row, (low, high) in enumerate(spans) if bad & set(range(low, high))]

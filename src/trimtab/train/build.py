@@ -1,0 +1,54 @@
+"""From a recipe to the parts of a run: task, policy, sampler."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trimtab.policy import Policy, load_policy
+from trimtab.rollout import NativeSampler, Sampler
+from trimtab.tasks import Arithmetic, GymTask, Task, gsm8k, verl_file
+from trimtab.train.config import Config
+
+
+def build_task(config: Config, part: Literal["train", "test"]) -> Task | None:
+    """The training or held-out problems; None where a file task has no held-out ones."""
+    task = config.task
+    if task.name == "arithmetic":
+        size = task.size if part == "train" else config.run.eval_problems
+        return Arithmetic(task.family, task.digits, task.terms, task.form, size, part=part)
+    if task.name.startswith("gym:"):
+        kind = task.name.removeprefix("gym:")
+        test = part == "test"
+        return GymTask(kind, config.run.eval_problems if test else task.size, seed=int(test), options=task.options)
+    path = task.path if part == "train" else task.eval_path
+    if task.name == "gsm8k":
+        return None if path is None and part == "test" else gsm8k(path or "openai/gsm8k")
+    if task.name == "file":
+        if path is None:
+            if part == "test":
+                return None
+            raise ValueError("task.name='file' needs task.path: a jsonl or parquet file in verl's schema")
+        return verl_file(path, rule=task.rule, suffix=task.suffix)
+    raise ValueError(f"task.name={task.name!r}: there are arithmetic, gsm8k, file and gym:KIND")
+
+
+def build_policy(config: Config, path: str | None = None) -> Policy:
+    """The policy, or with a path the reference model in the same precision."""
+    model = config.model
+    own = path is None
+    return load_policy(
+        model.path if path is None else path,
+        device=config.run.device,
+        precision=model.precision,
+        attention=model.attention,
+        gradient_checkpointing=model.gradient_checkpointing and own,
+        lora_rank=model.lora_rank if own else 0,
+        lora_alpha=model.lora_alpha,
+        chat=model.chat,
+        seed=config.run.seed,
+    )
+
+
+def build_sampler(policy: Policy) -> Sampler:
+    """The sampler of the policy's own weights."""
+    return NativeSampler(policy.model, policy.end_tokens, policy.pad_token, policy.autocast)

@@ -1,0 +1,215 @@
+"""A step's experience: prompts drawn in order, responses sampled, graded and scored, ready to be planned over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from trimtab.objectives import Objective, TokenBatch, segment_ids
+from trimtab.policy import Policy, Transcript, score
+from trimtab.rewards import Verdict, grade
+from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
+from trimtab.tasks import Problem, Task, problem_number
+from trimtab.train.config import Config, RewardConfig
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One response with all that is known of it."""
+
+    problem: Problem
+    prompt: Sequence[int]
+    response: Response
+    text: str
+    verdict: Verdict
+    reward: float
+    group: int
+
+    @property
+    def transcript(self) -> Transcript:
+        """Prompt and response as token ids."""
+        return Transcript(self.prompt, self.response.tokens)
+
+
+@dataclass(frozen=True)
+class Experience:
+    """The answers of a step in the order they are trained on, cut into mini-batches."""
+
+    answers: list[Answer]
+    sizes: list[int]
+    batch: TokenBatch
+    position: int
+    dropped_groups: int
+
+    @property
+    def transcripts(self) -> list[Transcript]:
+        """Prompts and responses as token ids."""
+        return [answer.transcript for answer in self.answers]
+
+
+def encode_prompts(policy: Policy, problems: Sequence[tuple[int, Problem]], limit: int) -> list[PromptTokens]:
+    """Prompts as tokens; `number` is where the prompt stands in the run's stream."""
+    prompts = [PromptTokens(policy.encode(problem.prompt), number) for number, problem in problems]
+    for (_, problem), prompt in zip(problems, prompts, strict=True):
+        if not 0 < len(prompt.ids) <= limit:
+            raise ValueError(
+                f"a prompt of {problem.source} has {len(prompt.ids)} tokens; rollout.max_prompt_tokens={limit} "
+                "(raise it, or leave such problems out)"
+            )
+    return prompts
+
+
+def sampling_options(config: Config, samples: int, temperature: float | None = None) -> SamplingOptions:
+    """How this run draws; evaluation gives its own temperature."""
+    rollout = config.rollout
+    return SamplingOptions(
+        samples=samples,
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=rollout.temperature if temperature is None else temperature,
+        top_p=rollout.top_p if temperature is None else 1.0,
+        top_k=rollout.top_k if temperature is None else 0,
+        seed=config.run.seed,
+        batch=rollout.batch,
+    )
+
+
+def answer_problems(
+    policy: Policy,
+    sampler: Sampler,
+    problems: Sequence[tuple[int, Problem]],
+    step: int,
+    options: SamplingOptions,
+    config: Config,
+) -> list[list[Answer]]:
+    """Sample and grade: for every problem its group of answers."""
+    prompts = encode_prompts(policy, problems, config.rollout.max_prompt_tokens)
+    groups = []
+    for (number, problem), prompt, responses in zip(
+        problems, prompts, sampler.sample(prompts, step, options), strict=True
+    ):
+        group = []
+        for response in responses:
+            text = policy.decode(response.tokens)
+            verdict = grade(text, problem.answer, problem.rule, problem.extra)
+            reward = reward_of(verdict, response, config.reward, config.rollout.max_new_tokens)
+            group.append(Answer(problem, prompt.ids, response, text, verdict, reward, number))
+        groups.append(group)
+    return groups
+
+
+def reward_of(verdict: Verdict, response: Response, config: RewardConfig, limit: int) -> float:
+    """The verdict's reward, less DAPO's soft penalty for the last stretch of an overlong response."""
+    reward = config.correct if verdict.kind == "correct" else config.wrong
+    if config.overlong_buffer:
+        over = len(response.tokens) - (limit - config.overlong_buffer)
+        reward += min(-over / config.overlong_buffer, 0.0) * config.overlong_factor
+    return reward
+
+
+def collect(
+    policy: Policy, sampler: Sampler, task: Task, position: int, step: int, config: Config
+) -> tuple[list[list[Answer]], int, int]:
+    """A step's groups, how many were dropped for want of spread, and the new position in the stream of prompts."""
+    wanted, options = config.rollout.prompts, sampling_options(config, config.rollout.samples)
+    groups: list[list[Answer]] = []
+    dropped = 0
+    rounds = config.rollout.dynamic_rounds if config.rollout.dynamic else 1
+    for _ in range(rounds):
+        missing = wanted - len(groups)
+        count = int(missing * config.rollout.dynamic_oversample) if config.rollout.dynamic else missing
+        numbers = range(position, position + count)
+        problems = [(n, task[problem_number(len(task), config.run.seed, n)]) for n in numbers]
+        drawn = answer_problems(policy, sampler, problems, step, options, config)
+        mixed = [group for group in drawn if has_spread(group)] if config.rollout.dynamic else drawn
+        used = mixed[:missing]
+        groups += used
+        # Prompts behind the last used group were not needed: the next step meets them again.
+        position = used[-1][0].group + 1 if len(used) == missing else position + count
+        dropped += sum(not has_spread(group) for group in drawn) if config.rollout.dynamic else 0
+        if len(groups) == wanted:
+            break
+    return groups, dropped, position
+
+
+def has_spread(group: Sequence[Answer]) -> bool:
+    """Whether the rewards of a group differ: without that there is nothing to learn from it."""
+    return len({answer.reward for answer in group}) > 1
+
+
+def arrange(groups: list[list[Answer]], updates: int) -> tuple[list[Answer], list[int]]:
+    """Whole groups to each mini-batch, and within one by length, so that parts hold little padding."""
+    answers, sizes = [], []
+    bounds = [round(len(groups) * k / updates) for k in range(updates + 1)]
+    for low, high in pairwise(bounds):
+        chosen = [answer for group in groups[low:high] for answer in group]
+        answers += sorted(chosen, key=lambda answer: len(answer.transcript))
+        sizes.append(len(chosen))
+    return answers, [size for size in sizes if size]
+
+
+def gather_experience(
+    policy: Policy,
+    sampler: Sampler,
+    task: Task,
+    objective: Objective,
+    reference: Policy | None,
+    position: int,
+    step: int,
+    config: Config,
+) -> Experience:
+    """Sample, grade and score a step."""
+    groups, dropped, position = collect(policy, sampler, task, position, step, config)
+    answers, sizes = arrange(groups, config.update.per_step)
+    batch = score_answers(policy, answers, objective, reference, config)
+    return Experience(answers, sizes, batch, position, dropped)
+
+
+def score_answers(
+    policy: Policy, answers: Sequence[Answer], objective: Objective, reference: Policy | None, config: Config
+) -> TokenBatch:
+    """The token batch of a step: old log-probabilities, entropies, moments, advantages, segments."""
+    transcripts = [answer.transcript for answer in answers]
+    passes = (config.rollout.temperature, config.update.token_budget, config.update.head_chunk)
+    if not answers:
+        none = torch.zeros(0, device=policy.device)
+        return TokenBatch(
+            old_logp=none, advantage=none, sequence=none, entropy=none, segment=none, ref_logp=none, sampler_logp=none
+        )
+    measured = score(policy, transcripts, *passes)
+    lengths = torch.tensor([len(answer.response.tokens) for answer in answers], device=policy.device)
+    sequence = torch.repeat_interleave(torch.arange(len(answers), device=policy.device), lengths)
+    reward = torch.tensor([answer.reward for answer in answers], device=policy.device)
+    group = torch.tensor([answer.group for answer in answers], device=policy.device)
+    token = torch.tensor([t for answer in answers for t in answer.response.tokens], device=policy.device)
+    return TokenBatch(
+        old_logp=measured.logp,
+        entropy=measured.entropy,
+        sum_p2=measured.sum_p2,
+        sum_p2_logp=measured.sum_p2_logp,
+        advantage=objective.advantages(reward, group)[sequence],
+        sequence=sequence,
+        token=token,
+        segment=segment_ids(token, policy.tokenizer, sequence=sequence) if "segment" in objective.needs else None,
+        sampler_logp=torch.tensor([lp for answer in answers for lp in answer.response.logp], device=policy.device),
+        ref_logp=None if reference is None else score(reference, transcripts, *passes).logp,
+        group=group,
+        reward=reward,
+        responses=len(answers),
+    )
+
+
+def with_current(policy: Policy, batch: TokenBatch, transcripts: Sequence[Transcript], config: Config) -> TokenBatch:
+    """The batch as the current policy sees it, for `statistics = "current"`."""
+    passes = (config.rollout.temperature, config.update.token_budget, config.update.head_chunk)
+    now = score(policy, transcripts, *passes)
+    return replace(batch, current_logp=now.logp, entropy=now.entropy, sum_p2=now.sum_p2, sum_p2_logp=now.sum_p2_logp)
+
+
+def mismatch(batch: TokenBatch) -> Tensor:
+    """How far the sampler's log-probabilities are from the trainer's, per token."""
+    assert batch.sampler_logp is not None
+    return (batch.sampler_logp - batch.old_logp).abs()

@@ -1,0 +1,128 @@
+"""The training loop: sample, grade, score, plan, update. One page that reads like the algorithm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from trimtab.objectives import Objective
+from trimtab.policy import Policy, UpdateOptions, make_optimizer, update
+from trimtab.policy.update import UpdateResult
+from trimtab.rollout import Sampler
+from trimtab.tasks import Task
+from trimtab.train import faults, measure
+from trimtab.train.build import build_policy, build_sampler, build_task
+from trimtab.train.config import Config
+from trimtab.train.experience import Experience, gather_experience, with_current
+from trimtab.train.progress import Progress
+
+if TYPE_CHECKING:
+    from trimtab.train.run import Run
+
+
+@dataclass
+class Trainer:
+    """Everything a step touches."""
+
+    config: Config
+    policy: Policy
+    sampler: Sampler
+    task: Task
+    test: Task | None
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    reference: Policy | None
+    clock: dict[str, float] = field(default_factory=dict)
+
+    def step(self, progress: Progress) -> dict[str, float]:
+        """One step: a rollout batch and the updates on it. `progress` moves on to the next."""
+        self.clock = {}
+        with self.timed("rollout"):
+            experience = gather_experience(
+                self.policy,
+                self.sampler,
+                self.task,
+                self.objective,
+                self.reference,
+                progress.position,
+                progress.step,
+                self.config,
+            )
+        self.objective.observe(experience.batch)
+        with self.timed("update"):
+            results = [self.update(experience, first, last) for first, last in _spans(experience.sizes)]
+        progress.position = experience.position
+        progress.step += 1
+        faults.point("step.done")
+        return measure.step_metrics(experience, results, self.objective) | {
+            f"time/{k}": v for k, v in self.clock.items()
+        }
+
+    def update(self, experience: Experience, first: int, last: int) -> UpdateResult:
+        """One update on the answers `first` up to `last`."""
+        minibatch, transcripts = experience.batch.select(first, last), experience.transcripts[first:last]
+        if self.config.update.statistics == "current":
+            minibatch = with_current(self.policy, minibatch, transcripts, self.config)
+        plan = self.objective.plan(minibatch)
+        faults.point("update.planned")
+        options = UpdateOptions(
+            self.config.update.token_budget,
+            self.config.update.head_chunk,
+            self.config.rollout.temperature,
+            self.config.update.max_grad_norm,
+        )
+        result = update(self.policy, self.optimizer, self.objective, plan, transcripts, options)
+        faults.point("update.done")
+        return result
+
+    def set_learning_rate(self, step: int) -> None:
+        """Constant after a linear warm-up."""
+        warmup = self.config.update.warmup_steps
+        scale = min(1.0, (step + 1) / warmup) if warmup else 1.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.update.lr * scale
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Seconds spent under a name, the GPU's work included."""
+        start = time.perf_counter()
+        yield
+        if self.policy.device.type == "cuda":
+            torch.cuda.synchronize(self.policy.device)
+        self.clock[name] = self.clock.get(name, 0.0) + time.perf_counter() - start
+
+
+def build_trainer(config: Config) -> Trainer:
+    """The parts of a run, from its recipe."""
+    task, policy = build_task(config, "train"), build_policy(config)
+    assert task is not None
+    betas, decay = config.update.betas, config.update.weight_decay
+    return Trainer(
+        config=config,
+        policy=policy,
+        sampler=build_sampler(policy),
+        task=task,
+        test=build_task(config, "test"),
+        objective=config.build_objective(),
+        optimizer=make_optimizer(policy, config.update.lr, betas, decay),
+        reference=None if config.model.reference in (None, "start") else build_policy(config, config.model.reference),
+    )
+
+
+def train(run: Run) -> None:
+    """A whole run: warm start or resume, steps, evaluations, checkpoints."""
+    trainer = run.prepare()
+    for step in run.steps():
+        trainer.set_learning_rate(step)
+        metrics = trainer.step(run.progress)
+        run.finish_step(metrics)
+
+
+def _spans(sizes: list[int]) -> list[tuple[int, int]]:
+    ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
+    return list(zip([0, *ends[:-1]], ends, strict=True))

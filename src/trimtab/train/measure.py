@@ -1,0 +1,68 @@
+"""The metrics of a step, each `area/name`, and the table that says what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+import torch
+
+from trimtab.objectives import Objective
+from trimtab.objectives.handbook import METRICS as OBJECTIVE_METRICS
+from trimtab.policy.update import UpdateResult
+from trimtab.train.experience import Answer, Experience, has_spread, mismatch
+
+METRICS: dict[str, str] = {
+    "eval/accuracy": "share of held-out problems answered right, greedily",
+    "groups/dropped": "groups that dynamic sampling left out for want of reward spread",
+    "groups/mixed_share": "share of groups whose rewards differ: only they teach",
+    "policy/entropy": "token-mean entropy of the old policy over the step's responses (nats)",
+    "response/length_mean": "tokens per response",
+    "response/truncated_share": "share of responses cut off at max_new_tokens",
+    "reward/accuracy": "share of sampled responses that are right",
+    "reward/mean": "mean reward",
+    "sampler/mismatch_max": "largest difference between the sampler's and the trainer's log-probability",
+    "sampler/mismatch_mean": "mean of that difference",
+    "time/rollout": "seconds of sampling, grading and scoring",
+    "time/update": "seconds of planning and updating",
+    "time/tokens_per_second": "response tokens per second of the whole step",
+    "tokens/count": "response tokens of the step",
+    "update/grad_norm": "gradient norm before clipping",
+    "update/loss": "the objective",
+    "update/skipped": "updates of the step that were not taken because something was not finite",
+    **OBJECTIVE_METRICS,
+}
+
+
+def step_metrics(experience: Experience, results: Sequence[UpdateResult], objective: Objective) -> dict[str, float]:
+    """What happened in a step, averaged over its updates."""
+    answers, batch = experience.answers, experience.batch
+    metrics: dict[str, float] = {"groups/dropped": experience.dropped_groups, "tokens/count": batch.tokens}
+    if answers:
+        off = mismatch(batch)
+        assert batch.entropy is not None
+        numbers = torch.stack([batch.entropy.mean(), off.mean(), off.max()]).tolist()
+        metrics |= dict(zip(("policy/entropy", "sampler/mismatch_mean", "sampler/mismatch_max"), numbers, strict=True))
+        metrics |= {
+            "reward/mean": fmean(a.reward for a in answers),
+            "reward/accuracy": fmean(a.verdict.kind == "correct" for a in answers),
+            "response/length_mean": fmean(len(a.response.tokens) for a in answers),
+            "response/truncated_share": fmean(not a.response.finished for a in answers),
+            "groups/mixed_share": fmean(has_spread(group) for group in by_group(answers)),
+        }
+    metrics["update/skipped"] = sum(not result.taken for result in results)
+    names = {name: None for result in results if result.taken for name in result.metrics}
+    for name in names:
+        values = [result.metrics[name] for result in results if result.taken and name in result.metrics]
+        metrics[name] = (
+            max(values) if name.endswith("_max") else min(values) if name.endswith("_min") else fmean(values)
+        )
+    return metrics
+
+
+def by_group(answers: Sequence[Answer]) -> list[list[Answer]]:
+    """The answers to each prompt."""
+    groups: dict[int, list[Answer]] = {}
+    for answer in answers:
+        groups.setdefault(answer.group, []).append(answer)
+    return list(groups.values())

@@ -1,0 +1,212 @@
+"""Tasks from files: what is read, and how a bad row is named."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trimtab.tasks import gsm8k, plain_file, verl_file
+from trimtab.tasks.files import BOXED
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the shared data is not here")
+GOOD = {"prompt": "1+1?", "reward_model": {"ground_truth": "2"}}
+
+
+def write(folder: Path, *rows: Any, name: str = "mine.jsonl") -> str:
+    path = folder / name
+    path.write_text("".join(row + "\n" if isinstance(row, str) else json.dumps(row) + "\n" for row in rows), "utf-8")
+    return str(path)
+
+
+def test_a_row_in_verls_schema_becomes_a_problem(tmp_path: Path) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
+    row = {**GOOD, "prompt": messages, "data_source": "sums", "extra_info": {"index": 3}}
+    task = verl_file(write(tmp_path, row), suffix=" Box it.")
+    assert task.name == "mine"
+    assert task[0].prompt == (messages[0], {"role": "user", "content": "1+1? Box it."})
+    assert (task[0].answer, task[0].rule, task[0].source, task[0].extra) == ("2", "boxed", "sums", {"index": 3})
+
+
+def test_a_prompt_may_be_text_and_an_answer_a_number(tmp_path: Path) -> None:
+    task = verl_file(write(tmp_path, {"prompt": "½ + ½?", "reward_model": {"ground_truth": 1}}), rule="number")
+    assert task[0].prompt == ({"role": "user", "content": "½ + ½?"},)
+    assert (task[0].answer, task[0].rule, task[0].source) == ("1", "number", "mine")
+
+
+def test_parquet_is_read_like_jsonl(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [{**GOOD, "prompt": [{"role": "user", "content": f"{n}?"}], "extra_info": {"n": n}} for n in range(3)]
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "mine.parquet")
+    assert verl_file(str(tmp_path / "mine.parquet")) == verl_file(write(tmp_path, *rows))
+
+
+def test_columns_go_by_the_names_given(tmp_path: Path) -> None:
+    source = write(tmp_path, {"q": "1+1?", "a": "2", "how": "Count."})
+    problem = plain_file(source, question="q", answer="a", solution="how")[0]
+    assert problem.prompt[0]["content"] == "1+1?" + BOXED
+    assert (problem.answer, problem.solution) == ("2", "Count.")
+
+
+def test_a_gsm8k_row_becomes_a_problem_with_a_worked_solution(tmp_path: Path) -> None:
+    source = write(tmp_path, {"question": "How many?", "answer": "500*2 = <<500*2=1000>>1000.\n#### 1,000"})
+    problem = gsm8k(source)[0]
+    assert problem.prompt[0]["content"] == "How many?" + BOXED
+    assert (problem.answer, problem.solution) == ("1000", "500*2 = 1000.\nThe answer is \\boxed{1000}.")
+
+
+def test_blank_lines_and_a_byte_order_mark_are_no_rows(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode() + b"\r\n\r\n" + json.dumps(GOOD).encode())
+    assert len(verl_file(str(path))) == 2
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"reward_model": {"ground_truth": "2"}}, "there is no `prompt`, only `reward_model`"),
+        ({**GOOD, "prompt": None}, "`prompt` is empty"),
+        ({**GOOD, "prompt": " "}, "`prompt` is str ' '; it must be text, and not empty"),
+        ({**GOOD, "prompt": []}, "`prompt` is list []"),
+        ({**GOOD, "prompt": 5}, "`prompt` is int 5"),
+        ({**GOOD, "prompt": ["1+1?"]}, "a chat message of `prompt` is str '1+1?'"),
+        ({**GOOD, "prompt": [{"role": "user"}]}, "there is no `prompt.content`, only `role`"),
+        ({**GOOD, "prompt": [{"role": "user", "content": None}]}, "`prompt.content` is empty"),
+        ({**GOOD, "prompt": [{"role": 1, "content": "?"}]}, "`prompt.role` is int 1"),
+        ({**GOOD, "prompt": "\ud800"}, "`prompt` has half a character"),
+        ({"prompt": "1+1?"}, "there is no `reward_model`, only `prompt`"),
+        ({**GOOD, "reward_model": "2"}, "`reward_model` is str '2'"),
+        ({**GOOD, "reward_model": {}}, "there is no `reward_model.ground_truth`, only nothing"),
+        ({**GOOD, "reward_model": {"ground_truth": ""}}, "`reward_model.ground_truth` is empty"),
+        ({**GOOD, "reward_model": {"ground_truth": None}}, "`reward_model.ground_truth` is empty"),
+        ({**GOOD, "reward_model": {"ground_truth": ["2"]}}, "`reward_model.ground_truth` is list ['2']"),
+        ({**GOOD, "reward_model": {"ground_truth": True}}, "`reward_model.ground_truth` is bool True"),
+        ({**GOOD, "reward_model": {"ground_truth": float("nan")}}, "`reward_model.ground_truth` is float nan"),
+        ({**GOOD, "data_source": 3}, "`data_source` is int 3"),
+        ({**GOOD, "extra_info": "x"}, "`extra_info` is str 'x'"),
+        ('{"prompt": ', "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[1, 2]", "a row must be a JSON object, this is list [1, 2]"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_and_number(tmp_path: Path, bad: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        verl_file(write(tmp_path, GOOD, bad, GOOD))
+    assert str(error.value).startswith(f"{tmp_path / 'mine.jsonl'}, row 2: ")
+
+
+def test_a_long_value_is_cut_in_the_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must be an object") as error:
+        verl_file(write(tmp_path, {**GOOD, "reward_model": "x" * 10_000}))
+    assert len(str(error.value)) < len(str(tmp_path)) + 200
+
+
+def test_bytes_that_are_not_utf8_are_named_by_row(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(json.dumps(GOOD).encode() + b'\n{"prompt": "\xff"}\n')
+    with pytest.raises(ValueError, match=r"row 2: not UTF-8 \(byte 13 of the row\)"):
+        verl_file(str(path))
+
+
+@pytest.mark.parametrize("answer", ["It is 5.", "It is 5.\n####  ", 5, None])
+def test_a_gsm8k_row_without_a_result_is_named(tmp_path: Path, answer: object) -> None:
+    with pytest.raises(ValueError, match="row 1: `answer` is"):
+        gsm8k(write(tmp_path, {"question": "How many?", "answer": answer}))
+
+
+def test_an_unanswered_row_is_an_error_unless_it_may_be_skipped(tmp_path: Path) -> None:
+    source = write(tmp_path, *({"question": "?", "answer": answer} for answer in ("1", None, "", "4")))
+    with pytest.raises(ValueError, match="row 2: `answer` is empty"):
+        plain_file(source)
+    assert [problem.answer for problem in plain_file(source, skip_unanswered=True).problems] == ["1", "4"]
+
+
+def test_a_missing_column_is_never_skipped(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no `result`, only `question`, `answer`"):
+        plain_file(write(tmp_path, {"question": "?", "answer": "1"}), answer="result", skip_unanswered=True)
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_a_file_without_rows_is_an_error(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"empty.jsonl' has no rows"):
+        verl_file(str(path))
+
+
+def test_a_parquet_file_that_is_none_is_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "mine.parquet"
+    path.write_text("not parquet")
+    with pytest.raises(ValueError, match=r"mine.parquet: not a parquet file"):
+        verl_file(str(path))
+
+
+@pytest.mark.parametrize(
+    "source", ["nowhere.jsonl", "no/where.parquet", "/no/where", "./where", "~/no such file", "x.json"]
+)
+def test_a_missing_file_is_an_error(source: str) -> None:
+    with pytest.raises(ValueError, match="is not there"):
+        verl_file(source)
+
+
+def test_another_kind_of_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"ends in '.csv': write it as .jsonl or .parquet"):
+        verl_file(write(tmp_path, GOOD, name="mine.csv"))
+
+
+def test_a_hub_name_without_datasets_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"'someone/data-1.0' is no file here.*pip install datasets"):
+        verl_file("someone/data-1.0")
+
+
+def test_a_hub_name_is_loaded_with_its_config_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    class Datasets:
+        @staticmethod
+        def load_dataset(name: str, config: str | None, *, split: str) -> list[dict[str, str]]:
+            asked.append((name, config, split))
+            return [{"question": "How many?", "answer": "#### 5"}, {"question": "How many?", "answer": "five"}]
+
+    monkeypatch.setitem(sys.modules, "datasets", Datasets)
+    with pytest.raises(ValueError, match=r"openai/gsm8k\[test\], row 2"):
+        gsm8k(split="test")
+    assert asked == [("openai/gsm8k", "main", "test")]
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("aime24", 30), ("aime25", 30), ("amc23", 40), ("math500", 500), ("minerva", 272), ("olympiadbench", 674)],
+)
+def test_the_benchmarks_load(name: str, size: int) -> None:
+    pytest.importorskip("pyarrow")
+    task = verl_file(str(DATA / f"{name}.parquet"))
+    assert len(task) == size
+    assert all(problem.prompt[-1]["content"] and problem.answer for problem in task.problems)
+
+
+@needs_data
+@pytest.mark.parametrize(("name", "size"), [("gsm8k_train", 7473), ("gsm8k_test", 1319)])
+def test_gsm8k_loads(name: str, size: int) -> None:
+    task = gsm8k(str(DATA / f"{name}.jsonl"))
+    assert len(task) == size
+    assert all(re.fullmatch(r"-?\d+(\.\d+)?", problem.answer) for problem in task.problems)
+    assert not any("<<" in (problem.solution or "") for problem in task.problems)
+
+
+@needs_data
+def test_the_math_problems_load_by_their_columns() -> None:
+    source = str(DATA / "math_train.jsonl")
+    assert len(plain_file(source, question="problem", skip_unanswered=True)) == 7470  # 4 of 7474 have no answer
+    with pytest.raises(ValueError, match="row 887: `answer` is empty"):
+        plain_file(source, question="problem")
+    with pytest.raises(ValueError, match=r"row 1: there is no `prompt`, only `problem`, `answer`.*plain_file"):
+        verl_file(source)
