@@ -33,7 +33,7 @@ FENCES: Mapping[str, re.Pattern[str]] = {
 def gym_score(answer: str, kind: str, entry: Mapping[str, Any], options: Mapping[str, Any]) -> float | None:
     """The checker's score between 0 and 1; None where the checker failed."""
     checker = gym_dataset(kind, options)
-    fence = None
+    fence = FENCES.get(kind)
     if fence and not fence.fullmatch(answer):
         return 0.0
     try:

@@ -17,9 +17,8 @@ def build_task(config: Config, part: Literal["train", "test"]) -> Task | None:
         size = task.size if part == "train" else config.run.eval_problems
         return Arithmetic(task.family, task.digits, task.terms, task.form, size, part=part)
     if task.name.startswith("gym:"):
-        kind = task.name.removeprefix("gym:")
-        test = part == "test"
-        return GymTask(kind, config.run.eval_problems if test else task.size, seed=int(test), options=task.options)
+        size = task.size if part == "train" else config.run.eval_problems
+        return GymTask(task.name.removeprefix("gym:"), size, options=task.options, part=part)
     path = task.path if part == "train" else task.eval_path
     if task.name == "gsm8k":
         return None if path is None and part == "test" else gsm8k(path or "openai/gsm8k")
