@@ -36,7 +36,10 @@ HEADLINE = ("stapo", "stare", "sspo")
 def make_batch(tokens: int, device: str) -> tuple[tt.TokenBatch, torch.Tensor]:
     """A batch that looks like training: most tokens near-certain, a few surprising, advantages per response."""
     rng = torch.Generator(device).manual_seed(0)
-    rand = lambda: torch.rand(tokens, generator=rng, device=device)  # noqa: E731
+
+    def rand() -> torch.Tensor:
+        return torch.rand(tokens, generator=rng, device=device)
+
     position = torch.arange(tokens, device=device)
     responses = -(-tokens // RESPONSE)
     advantage = torch.randn(responses, generator=rng, device=device)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trimtab.objectives.handbook import handbook
+from trimtab.train.handbook import recipes_page
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -31,7 +32,11 @@ def readme() -> str:
     return re.sub(r"(<!-- costs[^>]*-->\n).*?(<!-- end -->)", rf"\g<1>{costs()}\n\g<2>", text, flags=re.DOTALL)
 
 
-PAGES: dict[str, Callable[[], str]] = {"docs/methods.md": handbook, "README.md": readme}
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/methods.md": handbook,
+    "docs/recipes.md": recipes_page,
+    "README.md": readme,
+}
 
 
 def main() -> int:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from trimtab.objectives.tokens import NotFiniteError
+
 Values = Tensor | Sequence[float]
 Groups = Tensor | Sequence[int]
 
@@ -54,10 +56,9 @@ class _Groups:
                 f"{tuple(ids.shape)}"
             )
         if not bool(torch.isfinite(values).all()):
-            bad = int((~torch.isfinite(values)).nonzero()[0])
-            raise ValueError(
-                f"reward {float(values[bad])} of response {bad} is not a number to learn from: leave it out"
-            )
+            bad: list[int] = (~torch.isfinite(values)).nonzero().squeeze(1).tolist()
+            first = f"reward {float(values[bad[0]])} of response {bad[0]}"
+            raise NotFiniteError(f"{first} is not a number to learn from: leave it out", "reward", bad)
         self.dtype = values.dtype if values.is_floating_point() else torch.float32
         self.index = torch.unique(ids, return_inverse=True)[1]
         wide = values.to(torch.float64)

@@ -145,7 +145,9 @@ def _demo(seed: int) -> tuple[Any, Any]:
 def _pretrained(path: str, attention: str | None) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = str(smollm2_folder() if path == "smollm2" else Path(path).expanduser() if Path(path).exists() else path)
+    folder = str(smollm2_folder()) if path == "smollm2" else str(Path(path).expanduser())
+    if path.startswith(("/", ".", "~")) and not Path(folder).is_dir():
+        raise ValueError(f"model.path={path!r}: there is no such folder")
     options = {"attn_implementation": attention} if attention else {}
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)

@@ -1,6 +1,6 @@
 """The optimizer step: parts by token budget, gradients summed, one step.
 
-Nothing that is not finite reaches the weights.
+Nothing that is not finite reaches the weights or the optimizer's state.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def _step(
 
 
 def _to_blame(plan: Plan, new_logp: Tensor) -> list[int]:
-    """The responses with a log-probability that is not finite."""
-    bad = set((~torch.isfinite(new_logp)).nonzero().squeeze(1).tolist())
-    spans = zip(plan.offsets[:-1], plan.offsets[1:], strict=True)
-    return [row for row, (low, high) in enumerate(spans) if bad & set(range(low, high))]
+    """The responses with a token whose log-probability, or whose part in the plan, is not finite."""
+    bad = ~torch.isfinite(new_logp + plan.advantage + plan.weight + plan.scale)
+    starts = torch.tensor(plan.offsets[1:], device=bad.device)
+    rows: list[int] = torch.searchsorted(starts, bad.nonzero().squeeze(1), right=True).unique().tolist()
+    return rows

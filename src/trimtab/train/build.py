@@ -48,6 +48,12 @@ def build_policy(config: Config, path: str | None = None) -> Policy:
     )
 
 
+def build_reference(config: Config) -> Policy | None:
+    """The model that a KL penalty compares with; that of `start` gets its weights when the warm start is over."""
+    reference = config.model.reference
+    return None if reference is None else build_policy(config, None if reference == "start" else reference)
+
+
 def build_sampler(policy: Policy) -> Sampler:
     """The sampler of the policy's own weights."""
     return NativeSampler(policy.model, policy.end_tokens, policy.pad_token, policy.autocast)

@@ -93,6 +93,7 @@ class WarmStartConfig(Section):
     steps: int = Field(0, ge=0, description="0: none")
     batch: int = Field(64, ge=1, description="solutions per step")
     lr: float = Field(1e-3, gt=0, description="learning rate at the first step; it falls linearly to nothing")
+    until: float = Field(1.0, ge=0, le=1, description="stop early once greedy held-out accuracy is at least this")
     path: str | None = Field(None, description="a jsonl of {prompt, solution}; none: the task's own worked solutions")
     problems: int | None = Field(None, ge=1, description="use only the first so many problems, each several times")
     cache: bool = Field(True, description="keep the warm-started weights under the run's parent and reuse them")
@@ -203,11 +204,13 @@ class Config(Section):
                 "set update.statistics alone"
             )
         if "ref_logp" in self.build_objective().needs and self.model.reference is None:
-            raise ValueError("the objective has a KL to a reference model: set model.reference ('start' or a path)")
+            raise ValueError(
+                f"objective.name = {self.objective['name']!r} has a KL to a reference model: "
+                "set model.reference ('start' or a path)"
+            )
         if rollout.dynamic and rollout.samples < 2:
             raise ValueError(
-                f"rollout.dynamic needs rollout.samples of 2 or more, not {rollout.samples}: "
-                "one response has no spread"
+                f"rollout.dynamic needs rollout.samples of 2 or more, not {rollout.samples}: one response has no spread"
             )
         return self
 

@@ -15,7 +15,7 @@ _EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "finite_number": lambda _: "a finite number",
     "string": lambda _: "text, in quotes",
     "list": lambda _: "a list, for example ['wandb']",
-    "tuple": lambda _: "a list, for example [0.9, 0.999]",
+    "tuple": lambda _: "two numbers, for example [0.9, 0.999]",
     "dict": lambda _: "a table, for example {key = 1}",
     "greater_than_equal": lambda context: f"at least {context['ge']:g}",
     "greater_than": lambda context: f"more than {context['gt']:g}",
@@ -37,8 +37,8 @@ def readable(fault: Any, root: type[BaseModel]) -> str:
     if kind == "model_type":
         fields = root.model_fields[str(place[0])].annotation.model_fields  # type: ignore[union-attr]
         return f"{key} = {value!r}: {key} is a section, a table with the keys {', '.join(fields)}"
-    if kind in ("missing", "too_long"):
-        return f"{key}: wrong number of values; write as many as the default has"
+    if kind in ("missing", "too_long"):  # the betas are the one list of a fixed length
+        key, kind = key.partition("[")[0], "tuple"
     expected = _EXPECTED.get(kind) or _EXPECTED.get(kind.partition("_")[0])
     wanted = f"must be {expected(fault.get('ctx', {}))}" if expected else fault["msg"]
     return f"{key} = {value!r}: {wanted}{_typo(fault)}"

@@ -55,7 +55,7 @@ class State:
 
     def remember(self, step: int, metrics: Mapping[str, float]) -> None:
         """Note a step's metrics."""
-        self.last |= metrics
+        self.last = dict(metrics)  # not merged: a gate that closes no longer boosts
         for name in CURVES:
             if name in metrics:
                 self.history[name][step] = metrics[name]
@@ -123,24 +123,30 @@ def _numbers(state: State, room: int, bars: str) -> list[RenderableType]:
     lines = [_row("reward", number(last.get("reward/mean")), _curve(history["reward/mean"], room, bars))]
     if held_out:
         start, now = min(held_out), max(held_out)
-        note = "before the first step" if now == start == 0 else f"at step {now}, {percent(held_out[start])} at {start}"
+        note = (
+            "before the first step"
+            if now == start == 0
+            else f"at step {now} ({percent(held_out[start])} at step {start})"
+        )
         lines.append(_row("held-out", percent(held_out[now]), note))
-    target = "" if state.target_entropy is None else f" / {state.target_entropy:g}"
-    curve = _curve(history["policy/entropy"], room, bars)
-    lines.append(_row("entropy", number(last.get("policy/entropy")) + target, curve))
-    shares = [f"{name} {percent(last[f'tokens/{name}_share'])}" for name in _shares(last)]
-    lines.append(_row("tokens", "", ", ".join(shares) or "none silenced or reweighted by this objective"))
+    target = "" if state.target_entropy is None else f"target {state.target_entropy:g}  "
+    curve = _curve(history["policy/entropy"], room - len(target), bars)
+    lines.append(_row("entropy", number(last.get("policy/entropy")), target + curve))
+    lines.append(_row("tokens", "", _shares(last)))
     clipped, norm = percent(last.get("update/clip_share")), number(last.get("update/grad_norm"))
     speed = number(last.get("time/tokens_per_second"), 0)
     lines.append(_row("update", "", f"clipped {clipped}, gradient norm {norm}, {speed} tokens/s"))
     return list(lines)
 
 
-def _shares(metrics: Mapping[str, float]) -> list[str]:
-    """What an objective does to tokens, silencing first."""
-    names = [key.removeprefix("tokens/").removesuffix("_share") for key in metrics if key.endswith("_share")]
-    own = [name for name in names if f"tokens/{name}_share" in metrics]
-    return sorted(own, key=lambda name: (name != "silenced", name))
+def _shares(metrics: Mapping[str, float]) -> str:
+    """What the objective does to tokens, silencing first; a closed gate explains why it does nothing."""
+    names = [key for key in metrics if key.startswith("tokens/") and key.endswith("_share")]
+    names.sort(key=lambda key: (key != "tokens/silenced_share", key))
+    parts = [f"{key.removeprefix('tokens/').removesuffix('_share')} {percent(metrics[key])}" for key in names]
+    if metrics.get("stare/gate_open") == 0:
+        parts.append("gate closed: the entropy is at or above its target")
+    return ", ".join(parts) or "none silenced or reweighted"
 
 
 def _row(label: str, value: str, note: str) -> Text:

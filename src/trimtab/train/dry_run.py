@@ -99,22 +99,22 @@ def _memory(config: Config) -> list[str]:
         "tokens (rollout.max_prompt_tokens, rollout.max_new_tokens)",
     ]
     if fit:
-        fit = min(fit, largest)
         passes = -(-largest // fit)
         lines.append(
-            f"  update.token_budget = {update.token_budget:,}: {_count(fit, 'response')} of that length "
-            f"{'fits' if fit == 1 else 'fit'} one forward pass, so an update takes at most "
-            f"{_count(passes, 'pass', 'passes')}; shorter ones share more"
+            f"  update.token_budget = {update.token_budget:,}: at most {_count(fit, 'response')} of that length in one "
+            f"forward pass (a part), so the {_count(largest, 'response')} of an update take at most "
+            f"{_count(passes, 'pass', 'passes')}"
         )
     else:
         lines.append(
-            f"  update.token_budget = {update.token_budget:,} is less than one response of that length: such a response "
+            f"  update.token_budget = {update.token_budget:,} is less than one response of that length: such a one "
             f"goes alone and takes up to {longest:,} tokens all the same"
         )
     at_once = max(1, rollout.batch // rollout.samples) * rollout.samples
     lines.append(f"  sampling: at most {at_once:,} responses at once (rollout.batch)")
     lines.append(f"  logits of at most {update.head_chunk:,} tokens exist at one time (update.head_chunk)")
-    lines.append("  the update does not depend on any of these: they trade memory for speed")
+    if config.build_objective().scope == "minibatch":
+        lines.append("  none of these changes the update beyond rounding: they trade memory for speed")
     return lines
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trimtab.objectives import Objective, TokenBatch, segment_ids
+from trimtab.objectives.tokens import NotFiniteError
 from trimtab.policy import Policy, Transcript, score
 from trimtab.rewards import Verdict, grade
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
@@ -37,13 +38,17 @@ class Answer:
 
 @dataclass(frozen=True)
 class Experience:
-    """The answers of a step in the order they are trained on, cut into mini-batches."""
+    """The answers of a step in the order they are trained on, cut into mini-batches.
+
+    With a `fault` (a score that is not finite) there is nothing to train on: no mini-batch, no token.
+    """
 
     answers: list[Answer]
     sizes: list[int]
     batch: TokenBatch
     position: int
     dropped_groups: int
+    fault: NotFiniteError | None = None
 
     @property
     def transcripts(self) -> list[Transcript]:
@@ -164,8 +169,18 @@ def gather_experience(
     """Sample, grade and score a step."""
     groups, dropped, position = collect(policy, sampler, task, position, step, config)
     answers, sizes = arrange(groups, config.update.per_step)
-    batch = score_answers(policy, answers, objective, reference, config)
+    try:
+        batch = score_answers(policy, answers, objective, reference, config)
+    except NotFiniteError as error:
+        return Experience(answers, [], no_tokens(policy, objective), position, dropped, error)
     return Experience(answers, sizes, batch, position, dropped)
+
+
+def no_tokens(policy: Policy, objective: Objective) -> TokenBatch:
+    """The batch of a step without anything to train on."""
+    none = torch.zeros(0, device=policy.device)
+    fields = dict.fromkeys(("entropy", "sampler_logp", *objective.needs), none)
+    return TokenBatch(old_logp=none, advantage=none, sequence=none, **fields)  # type: ignore[arg-type]
 
 
 def score_answers(
@@ -175,10 +190,7 @@ def score_answers(
     transcripts = [answer.transcript for answer in answers]
     passes = (config.rollout.temperature, config.update.token_budget, config.update.head_chunk)
     if not answers:
-        none = torch.zeros(0, device=policy.device)
-        return TokenBatch(
-            old_logp=none, advantage=none, sequence=none, entropy=none, segment=none, ref_logp=none, sampler_logp=none
-        )
+        return no_tokens(policy, objective)
     measured = score(policy, transcripts, *passes)
     lengths = torch.tensor([len(answer.response.tokens) for answer in answers], device=policy.device)
     sequence = torch.repeat_interleave(torch.arange(len(answers), device=policy.device), lengths)
@@ -187,6 +199,7 @@ def score_answers(
     token = torch.tensor([t for answer in answers for t in answer.response.tokens], device=policy.device)
     return TokenBatch(
         old_logp=measured.logp,
+        current_logp=measured.logp if "current_logp" in objective.needs else None,  # no update yet: they are the same
         entropy=measured.entropy,
         sum_p2=measured.sum_p2,
         sum_p2_logp=measured.sum_p2_logp,

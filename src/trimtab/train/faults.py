@@ -1,4 +1,4 @@
-"""Named moments at which a test can make the process die or a value go bad.
+"""Named moments at which a test can make the process die.
 
 `TRIMTAB_FAULT="checkpoint.rename:2"` kills the process (as `kill -9` would) the second time it passes that point.
 Without the variable every point is a look-up and nothing more.
@@ -13,15 +13,22 @@ from collections import Counter
 _SEEN: Counter[str] = Counter()
 
 
-def point(name: str) -> bool:
-    """Pass a named moment: die here if that is asked for; True where the fault is of another kind."""
+def point(name: str) -> None:
+    """Pass a named moment; die here if that is asked for."""
+    if due(name):
+        die()
+
+
+def due(name: str) -> bool:
+    """Whether the process is to die at this passing of a moment, for moments with something left to do first."""
     wanted = os.environ.get("TRIMTAB_FAULT")
     if not wanted:
         return False
     _SEEN[name] += 1
-    target, count, *act = wanted.split(":")
-    if target != name or _SEEN[name] != int(count):
-        return False
-    if not act:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return True
+    target, _, count = wanted.partition(":")
+    return target == name and _SEEN[name] == int(count)
+
+
+def die() -> None:
+    """As `kill -9` would have it: nothing is flushed, closed or said."""
+    os.kill(os.getpid(), signal.SIGKILL)

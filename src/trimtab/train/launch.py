@@ -38,6 +38,8 @@ class Launch:
 def resolve(recipe: str | None, settings: Sequence[str], out: Path | None, resume: Path | None) -> Launch:
     """Read and check everything that can be checked before anything is loaded."""
     if resume is None:
+        if out is not None and out.exists() and not out.is_dir():
+            raise ValueError(f"--out {out} is a file; a run is a folder")
         recipe = recipe or DEFAULT_RECIPE
         return Launch(load(recipe, settings), recipe, out)
     if out is not None:

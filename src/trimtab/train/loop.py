@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trimtab.objectives import Objective
+from trimtab.objectives.tokens import NotFiniteError
 from trimtab.policy import Policy, UpdateOptions, make_optimizer, update
 from trimtab.policy.update import UpdateResult
 from trimtab.rollout import Sampler
 from trimtab.tasks import Task
 from trimtab.train import faults, measure
-from trimtab.train.build import build_policy, build_sampler, build_task
+from trimtab.train.build import build_policy, build_reference, build_sampler, build_task
 from trimtab.train.config import Config
 from trimtab.train.experience import Experience, gather_experience, with_current
 from trimtab.train.progress import Progress
@@ -38,6 +40,7 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     reference: Policy | None
     clock: dict[str, float] = field(default_factory=dict)
+    faults: list[dict[str, Any]] = field(default_factory=list)
 
     def step(self, progress: Progress) -> dict[str, float]:
         """One step: a rollout batch and the updates on it. `progress` moves on to the next."""
@@ -56,8 +59,11 @@ class Trainer:
         self.objective.observe(experience.batch)
         with self.timed("update"):
             results = [self.update(experience, first, last) for first, last in _spans(experience.sizes)]
+        if experience.fault is not None:
+            results = [_refused(experience.fault)]
         progress.position = experience.position
         progress.step += 1
+        self.faults = measure.fault_records(progress.step, experience, results)
         faults.point("step.done")
         return measure.step_metrics(experience, results, self.objective) | {
             f"time/{k}": v for k, v in self.clock.items()
@@ -67,7 +73,10 @@ class Trainer:
         """One update on the answers `first` up to `last`."""
         minibatch, transcripts = experience.batch.select(first, last), experience.transcripts[first:last]
         if self.config.update.statistics == "current":
-            minibatch = with_current(self.policy, minibatch, transcripts, self.config)
+            try:
+                minibatch = with_current(self.policy, minibatch, transcripts, self.config)
+            except NotFiniteError as error:
+                return _refused(error)
         plan = self.objective.plan(minibatch)
         faults.point("update.planned")
         options = UpdateOptions(
@@ -110,19 +119,24 @@ def build_trainer(config: Config) -> Trainer:
         test=build_task(config, "test"),
         objective=config.build_objective(),
         optimizer=make_optimizer(policy, config.update.lr, betas, decay),
-        reference=None if config.model.reference in (None, "start") else build_policy(config, config.model.reference),
+        reference=build_reference(config),
     )
 
 
 def train(run: Run) -> None:
     """A whole run: warm start or resume, steps, evaluations, checkpoints."""
     trainer = run.prepare()
-    for step in run.steps():
-        trainer.set_learning_rate(step)
-        metrics = trainer.step(run.progress)
-        run.finish_step(metrics)
+    with closing(run.steps()) as steps:
+        for step in steps:
+            trainer.set_learning_rate(step)
+            metrics = trainer.step(run.progress)
+            run.finish_step(metrics)
+
+
+def _refused(error: NotFiniteError) -> UpdateResult:
+    """The result of an update that could not even be planned."""
+    return UpdateResult({}, taken=False, fault=error.field, responses=error.responses)
 
 
 def _spans(sizes: list[int]) -> list[tuple[int, int]]:
-    ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
-    return list(zip([0, *ends[:-1]], ends, strict=True))
+    return list(pairwise(accumulate(sizes, initial=0)))

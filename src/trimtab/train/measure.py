@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Any
 
 import torch
 
@@ -11,6 +12,8 @@ from trimtab.objectives import Objective
 from trimtab.objectives.handbook import METRICS as OBJECTIVE_METRICS
 from trimtab.policy.update import UpdateResult
 from trimtab.train.experience import Answer, Experience, has_spread, mismatch
+
+NAMED = 20  # responses named in the record of a fault
 
 METRICS: dict[str, str] = {
     "eval/accuracy": "share of held-out problems answered right, greedily",
@@ -38,11 +41,12 @@ def step_metrics(experience: Experience, results: Sequence[UpdateResult], object
     """What happened in a step, averaged over its updates."""
     answers, batch = experience.answers, experience.batch
     metrics: dict[str, float] = {"groups/dropped": experience.dropped_groups, "tokens/count": batch.tokens}
-    if answers:
+    if batch.tokens:
         off = mismatch(batch)
         assert batch.entropy is not None
         numbers = torch.stack([batch.entropy.mean(), off.mean(), off.max()]).tolist()
         metrics |= dict(zip(("policy/entropy", "sampler/mismatch_mean", "sampler/mismatch_max"), numbers, strict=True))
+    if answers:
         metrics |= {
             "reward/mean": fmean(a.reward for a in answers),
             "reward/accuracy": fmean(a.verdict.kind == "correct" for a in answers),
@@ -58,6 +62,19 @@ def step_metrics(experience: Experience, results: Sequence[UpdateResult], object
             max(values) if name.endswith("_max") else min(values) if name.endswith("_min") else fmean(values)
         )
     return metrics
+
+
+def fault_records(step: int, experience: Experience, results: Sequence[UpdateResult]) -> list[dict[str, Any]]:
+    """For every update that was not taken: what was not finite, and in which responses (the first few of them)."""
+    records, first = [], 0
+    for update, result in enumerate(results):
+        blamed = [experience.answers[first + row] for row in result.responses]
+        if not result.taken:
+            named = [{"prompt": a.group, "sample": a.response.sample, "text": a.text[:200]} for a in blamed[:NAMED]]
+            record = {"step": step, "update": update, "fault": result.fault, "count": len(blamed), "responses": named}
+            records.append(record)
+        first += experience.sizes[update] if experience.sizes else 0
+    return records
 
 
 def by_group(answers: Sequence[Answer]) -> list[list[Answer]]:

@@ -1,8 +1,12 @@
-"""A run is a folder: `config.toml` (resolved), `metrics.jsonl` (the truth), `checkpoints/`, the trained `model/`."""
+"""A run is a folder: `config.toml` (resolved), `metrics.jsonl` (the truth), `checkpoints/`, the trained `model/`.
+
+`faults.jsonl` is there only if something was not finite: at which step, what, and which responses.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +17,18 @@ import tomli_w
 from trimtab.train import faults
 from trimtab.train.config import Config, load
 
-# What may differ between a run and its continuation: how long it goes on and what is kept of it.
-FREE = {"run.steps", "run.checkpoint_every", "run.keep_checkpoints", "run.sinks", "run.patience"}
+# What may differ between a run and its continuation: how long it goes on, what ends it, what is kept of it, and (with a
+# warning) the threads and the device it runs on.
+FREE = {
+    "run.steps",
+    "run.checkpoint_every",
+    "run.keep_checkpoints",
+    "run.sinks",
+    "run.patience",
+    "run.threads",
+    "run.device",
+    "update.not_finite",
+}
 
 
 @dataclass(frozen=True)
@@ -29,9 +43,19 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def reference(self) -> Path:
+        """The weights that the run started from, where a KL penalty compares with them."""
+        return self.path / "reference"
+
+    @property
     def metrics(self) -> Path:
         """One JSON line per step."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def faults(self) -> Path:
+        """One JSON line per update that was not taken."""
+        return self.path / "faults.jsonl"
 
     def create(self, config: Config) -> None:
         """Start a run; a folder that holds one already is left alone."""
@@ -44,42 +68,48 @@ class RunFolder:
         """Go on with a run; a recipe that would change its course is refused."""
         if not (self.path / "config.toml").exists():
             raise ValueError(f"{self.path} holds no run to resume")
-        before, now = _flat(load(self.path / "config.toml")), _flat(config)
-        changed = sorted(
-            key for key in before.keys() | now.keys() if before.get(key) != now.get(key) and key not in FREE
-        )
+        before, now = course(load(self.path / "config.toml")), course(config)
+        changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
         if changed:
             lines = [f"  {key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed]
             raise ValueError(f"{self.path} was run with another recipe; these keys differ:\n" + "\n".join(lines))
         write_atomically(self.path / "config.toml", resolved_toml(config))
 
     def append(self, record: dict[str, Any]) -> None:
-        """Add a step's metrics."""
-        line = json.dumps(record, sort_keys=True) + "\n"
-        with self.metrics.open("a", encoding="utf-8") as file:
-            if faults.point("metrics.torn"):
-                file.write(line[: len(line) // 2])
-                file.flush()
-                os._exit(9)
-            file.write(line)
+        """Add a step's metrics; a number that does not exist (NaN) is left out."""
+        _append(self.metrics, {name: value for name, value in record.items() if math.isfinite(value)})
         faults.point("metrics.written")
 
+    def append_fault(self, record: dict[str, Any]) -> None:
+        """Add what was not finite."""
+        _append(self.faults, record)
+        faults.point("fault.written")
+
+    def settle(self) -> None:
+        """Bring what was written to the disk for good: a checkpoint that is there after a power cut has its metrics."""
+        for path in (self.metrics, self.faults):
+            if path.exists():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+
     def rewind(self, step: int) -> None:
-        """Forget the metrics of steps after a checkpoint, and a line that was cut off."""
-        kept = [json.dumps(record, sort_keys=True) for record in self.records() if record["step"] <= step]
-        if self.metrics.exists():
-            write_atomically(self.metrics, "".join(f"{line}\n" for line in kept))
+        """Forget what was written after a checkpoint, and a line that was cut off."""
+        for path in (self.metrics, self.faults):
+            if path.exists():
+                kept = [json.dumps(record, sort_keys=True) for record in _records(path) if record["step"] <= step]
+                if kept:
+                    write_atomically(path, "".join(f"{line}\n" for line in kept))
+                else:
+                    path.unlink()
+        faults.point("run.rewound")
 
     def records(self) -> list[dict[str, Any]]:
         """Every whole line of the metrics."""
-        records = []
-        if self.metrics.exists():
-            for line in self.metrics.read_text(encoding="utf-8").splitlines():
-                try:
-                    records.append(json.loads(line))
-                except json.JSONDecodeError:
-                    continue
-        return records
+        return _records(self.metrics)
+
+    def fault_records(self) -> list[dict[str, Any]]:
+        """Every update that was not taken, and why."""
+        return _records(self.faults)
 
 
 def resolved_toml(config: Config) -> str:
@@ -87,18 +117,47 @@ def resolved_toml(config: Config) -> str:
     return tomli_w.dumps(config.model_dump(exclude_none=True))
 
 
+def course(config: Config) -> dict[str, Any]:
+    """What shapes the course of a run, key by key; two runs that agree in it are the same run."""
+    table: dict[str, Any] = {}
+    for section, values in config.model_dump(mode="json").items():
+        table |= {f"{section}.{key}": value for key, value in values.items() if f"{section}.{key}" not in FREE}
+    return table
+
+
 def write_atomically(path: Path, text: str) -> None:
     """All of the text or what was there before."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.writing")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    faults.point("file.written")
     temporary.replace(path)
 
 
-def _flat(config: Config) -> dict[str, Any]:
-    table: dict[str, Any] = {}
-    for section, values in config.model_dump().items():
-        table |= {f"{section}.{key}": value for key, value in values.items()}
-    return table
+def _append(path: Path, record: dict[str, Any]) -> None:
+    """Add a whole line, or on a full disk nothing."""
+    line = json.dumps(record, sort_keys=True, allow_nan=False) + "\n"
+    end = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            if faults.due("line.torn"):
+                file.write(line[: len(line) // 2])
+                file.flush()
+                faults.die()
+            file.write(line)
+    except OSError:
+        os.truncate(path, end)
+        raise
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    records = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+    return records

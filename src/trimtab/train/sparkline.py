@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import fmean
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -55,7 +56,7 @@ def _buckets(values: Sequence[float], width: int) -> list[float]:
         return []
     count = min(width, len(values))
     bounds = [round(len(values) * k / count) for k in range(count + 1)]
-    parts = [[v for v in values[a:b] if math.isfinite(v)] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    parts = [[v for v in values[a:b] if math.isfinite(v)] for a, b in pairwise(bounds)]
     return [fmean(part) if part else math.nan for part in parts]
 
 

@@ -1,8 +1,9 @@
-"""What came of a run, in a few numbers and in a few words. `trimtab train` ends with it, `trimtab compare` averages it."""
+"""What came of a run, in a few numbers and words: `trimtab train` ends with them, `trimtab compare` averages them."""
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +39,12 @@ def outcome(records: Sequence[Mapping[str, Any]]) -> Outcome:
     """The numbers of a run from its metrics; None where a run has no such number."""
     steps = [record for record in records if record["step"] > 0]
     window = max(1, min(LONGEST_WINDOW, len(steps) // 4))
-    accuracy = [record["eval/accuracy"] for record in records if "eval/accuracy" in record]
+    accuracy = {record["step"]: record["eval/accuracy"] for record in records if "eval/accuracy" in record}
     return Outcome(
         steps=int(records[-1]["step"]) if records else 0,
         window=window,
-        accuracy_start=accuracy[0] if accuracy else None,
-        accuracy_end=accuracy[-1] if accuracy else None,
+        accuracy_start=accuracy.get(0),
+        accuracy_end=accuracy[max(accuracy)] if accuracy and max(accuracy) > 0 else None,
         reward_start=_mean(steps[:window], "reward/mean"),
         reward_end=_mean(steps[-window:], "reward/mean"),
         entropy_start=_mean(steps[:window], "policy/entropy"),
@@ -71,6 +72,8 @@ def summarize(config: Config, folder: RunFolder, seconds: float, recipe: str) ->
     finished = result.steps >= config.run.steps and model.exists()
     if finished:
         lines.append(f"  model       {model}")
+    if result.accuracy_end is not None and result.accuracy_end < (result.accuracy_start or 0.0):
+        lines += ["", f"  Held-out accuracy fell: try more steps, or a lower update.lr (it was {config.update.lr:g})."]
     return "\n".join([*lines, "", "Next:", *_next_lines(config, folder.path, finished, recipe)])
 
 
@@ -90,24 +93,24 @@ def model_words(config: Config) -> str:
 
 def _number_lines(config: Config, result: Outcome) -> list[str]:
     one = result.window == 1
-    ends = "the first and the last step" if one else f"means of the first and the last {result.window} steps"
+    ends = "the first and the last step" if one else f"means over the first and last {result.window} steps"
     rows = [
         (
             "held-out accuracy",
             f"{percent(result.accuracy_start)} -> {percent(result.accuracy_end)}",
-            f"on up to {config.run.eval_problems} problems it was not trained on",
+            "on problems it was not trained on",
         ),
         ("reward", f"{number(result.reward_start)} -> {number(result.reward_end)}", ends),
         (
             "entropy",
             f"{number(result.entropy_start)} -> {number(result.entropy_end)}",
-            "how open the next token is (nats); near 0 the model no longer explores",
+            "near 0 the model no longer explores",
         ),
-        ("silenced", percent(result.silenced), "of tokens, kept from teaching: rare, confident, rewarded"),
-        ("boosted", percent(result.boosted), "of tokens, with their weight raised"),
-        ("clipped", percent(result.clipped), "of tokens, where the policy had moved too far already"),
+        ("silenced", percent(result.silenced), "of tokens: rare ones, kept from teaching"),
+        ("boosted", percent(result.boosted), "of tokens: their weight was raised"),
+        ("clipped", percent(result.clipped), "of tokens: the policy had moved too far"),
     ]
-    given = {"silenced": result.silenced, "boosted": result.boosted, "held-out accuracy": result.accuracy_end}
+    given = {"silenced": result.silenced, "boosted": result.boosted, "held-out accuracy": result.accuracy_start}
     shown = [row for row in rows if given.get(row[0], 0.0) is not None]
     return [f"  {name:<18} {values:<16}  {note}" for name, values, note in shown]
 
@@ -115,16 +118,14 @@ def _number_lines(config: Config, result: Outcome) -> list[str]:
 def _next_lines(config: Config, path: Path, finished: bool, recipe: str) -> list[str]:
     if not finished:
         return [f"  trimtab train --resume {path}   go on where it stopped"]
-    other = "grpo" if config.objective["name"] != "grpo" else "stapo"
     name = str(config.objective["name"])
-    shown = f"'{name}'" if " " in name or "(" in name else name
-    rows = [
-        (f"trimtab compare {shown} {other} --recipe {recipe}", "the same run under another objective"),
-        (f"trimtab train --resume {path} --set run.steps={2 * config.run.steps}", "train on"),
-    ]
-    return [f"  {command}   {words}" for command, words in rows]
+    compared = ["trimtab", "compare", name, "grpo" if name != "grpo" else "stapo"]
+    compared += ["--recipe", recipe] if recipe != "demo" else []
+    longer = ["trimtab", "train", "--resume", str(path), "--set", f"run.steps={2 * config.run.steps}"]
+    rows = [(compared, "the same run under another objective"), (longer, "train on")]
+    return [f"  {shlex.join(command)}   {words}" for command, words in rows]
 
 
 def _mean(records: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    values = [record[key] for record in records if key in record and math.isfinite(record[key])]
+    values = [record[key] for record in records if math.isfinite(record.get(key, math.nan))]
     return fmean(values) if values else None

@@ -27,7 +27,15 @@ Progress = Callable[[int, int, float], None]
 Evaluate = Callable[[], dict[str, float]]
 
 
-def warm_start(policy: Policy, task: Task, config: Config, cache: Path, progress: Progress, evaluate: Evaluate) -> None:
+def warm_start(
+    policy: Policy,
+    task: Task,
+    config: Config,
+    cache: Path,
+    progress: Progress,
+    evaluate: Evaluate,
+    warn: Callable[[str], None],
+) -> None:
     """Bring the policy to where RL starts; from the cache where it was there before."""
     warm = config.warm_start
     if not warm.steps:
@@ -35,11 +43,16 @@ def warm_start(policy: Policy, task: Task, config: Config, cache: Path, progress
     folder = cache / cache_key(config)
     optimizer = make_optimizer(policy, warm.lr, config.update.betas, 0.0)
     done = 0
-    saved = checkpoints.newest(folder) if warm.cache else None
-    if saved is not None:
-        load_parameters(policy, saved.tensors["model"])
-        checkpoints.load_optimizer(optimizer, saved.tensors["optimizer"])
-        done = warm.steps if saved.state["good_enough"] else saved.step
+
+    def go_on_from(saved: checkpoints.Checkpoint) -> None:
+        nonlocal done
+        with checkpoints.fitting(saved):
+            load_parameters(policy, saved.tensors["model"])
+            checkpoints.load_optimizer(optimizer, saved.tensors["optimizer"])
+            done = warm.steps if saved.state["good_enough"] else saved.step
+
+    if warm.cache:
+        checkpoints.newest(folder, go_on_from, warn)
     examples = _examples(policy, task, config)
     for step in range(done, warm.steps):
         loss = _supervised_step(policy, optimizer, _draw(examples, step, config), config, step)
@@ -50,7 +63,10 @@ def warm_start(policy: Policy, task: Task, config: Config, cache: Path, progress
         good_enough = warm.until < 1 and evaluate().get("eval/accuracy", 0.0) >= warm.until
         if warm.cache:
             tensors = {"model": parameters(policy), "optimizer": checkpoints.optimizer_tensors(optimizer)}
-            checkpoints.save(folder, step + 1, tensors, {"good_enough": good_enough}, keep=1)
+            try:
+                checkpoints.save(folder, step + 1, tensors, {"good_enough": good_enough}, keep=1)
+            except checkpoints.CheckpointError as error:
+                warn(f"warning: {error}")  # the cache saves time, no more
         if good_enough:
             break
 
@@ -63,10 +79,20 @@ def cache_key(config: Config) -> str:
         "warm": config.warm_start.model_dump(exclude={"cache"}),
         "seed": config.run.seed,
         "threads": torch.get_num_threads(),
+        "device": config.run.device,
         "torch": torch.__version__,
-        "budget": [config.update.token_budget, config.update.head_chunk],
+        "update": config.update.model_dump(include={"token_budget", "head_chunk", "betas", "max_grad_norm"}),
+        "evaluation": [config.run.eval_problems, config.rollout.max_new_tokens] if config.warm_start.until < 1 else [],
+        "files": [_stamp(path) for path in (config.model.path, config.task.path, config.warm_start.path) if path],
     }
     return hashlib.sha256(json.dumps(shaping, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _stamp(path: str) -> list[tuple[str, int, int]]:
+    """What tells that a local file or folder has changed; nothing for a name on the hub."""
+    where = Path(path).expanduser()
+    files = sorted(where.iterdir()) if where.is_dir() else [where]
+    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
 
 
 def parameters(policy: Policy) -> dict[str, torch.Tensor]:

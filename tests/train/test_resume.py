@@ -1,0 +1,337 @@
+"""Going on: at the end, after it, across an epoch, further than planned, under a changed recipe, after Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from short_runs import STOPPED, Order, contents, differences, short_run, trained
+
+import trimtab
+from trimtab.objectives import TokenBatch
+from trimtab.train import checkpoints, loop
+from trimtab.train.loop import train
+from trimtab.train.run import RunStoppedError, Stop
+from trimtab.train.warm_start import cache_key
+
+TENSORS = "checkpoints/step-00000006/model.safetensors", "checkpoints/step-00000006/optimizer.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of six steps."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    trained(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+def cut_back(folder: Path, step: int) -> None:
+    """As if the run had ended right after it saved a step."""
+    for path in checkpoints.found(folder / "checkpoints"):
+        if int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path)
+
+
+# --- where a run can be gone on with
+
+
+def test_a_run_that_is_over_is_left_as_it_is(whole: Path, copy: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (copy / "checkpoints").rglob("*")}
+    _, listener = trained(copy, resume=True)
+    assert listener.heard("resumed from step 6")
+    assert not differences(contents(copy), contents(whole))
+    assert {path: path.stat().st_mtime_ns for path in (copy / "checkpoints").rglob("*")} == before
+
+
+def test_a_run_that_lacks_only_its_model_gets_it(whole: Path, copy: Path) -> None:
+    shutil.rmtree(copy / "model")
+    trained(copy, resume=True)
+    assert not differences(contents(copy), contents(whole))
+
+
+@pytest.mark.parametrize("every", ["1", "3", "5"])
+def test_a_run_goes_on_at_its_last_step_and_at_the_end_of_an_epoch(whole: Path, tmp_path: Path, every: str) -> None:
+    """Ten problems and four prompts a step: an epoch ends inside the third step and, with every = 5, at the fifth."""
+    changes = {"run.checkpoint_every": every, "run.keep_checkpoints": "9"}
+    trained(tmp_path / "run", changes)
+    for path in checkpoints.found(tmp_path / "run" / "checkpoints")[:-1][::-1]:
+        step = int(path.name.removeprefix("step-"))
+        cut_back(tmp_path / "run", step)
+        _, listener = trained(tmp_path / "run", changes, resume=True)
+        assert listener.heard(f"resumed from step {step}")
+        now, then = contents(tmp_path / "run"), contents(whole)
+        assert not [name for name in (*TENSORS, *(f"step {n}" for n in range(7))) if now[name] != then[name]]
+
+
+def test_prompts_of_an_epoch_are_met_once_each_across_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[str] = []
+    gather = loop.gather_experience
+
+    def noted(*args: object) -> object:
+        experience = gather(*args)  # type: ignore[arg-type]
+        met.extend(dict.fromkeys(answer.problem.prompt[0]["content"] for answer in experience.answers))
+        return experience
+
+    monkeypatch.setattr(loop, "gather_experience", noted)
+    changes = {"task.size": "12", "run.checkpoint_every": "1"}
+    trained(tmp_path / "run", {**changes, "run.steps": "1"})
+    trained(tmp_path / "run", {**changes, "run.steps": "2"}, resume=True)
+    trained(tmp_path / "run", {**changes, "run.steps": "3"}, resume=True)
+    assert len(met) == 12 and len(set(met)) == 12
+
+
+def test_a_run_with_more_steps_is_the_run_that_had_them_from_the_start(whole: Path, tmp_path: Path) -> None:
+    trained(tmp_path / "run", {"run.steps": "3"})
+    run, _ = trained(tmp_path / "run", resume=True)
+    assert not differences(contents(run.folder.path), contents(whole))
+
+
+def test_a_run_with_fewer_steps_than_it_has_made_ends_at_once(copy: Path) -> None:
+    run, listener = trained(copy, {"run.steps": "4"}, resume=True)
+    assert run.progress.step == 6 and listener.heard("resumed from step 6")
+
+
+def test_a_kl_penalty_compares_with_the_same_start_after_a_resume(tmp_path: Path) -> None:
+    changes = {"objective": '"grpo + kl"', "model.reference": '"start"'}
+    trained(tmp_path / "whole", changes)
+    trained(tmp_path / "run", {**changes, "run.steps": "3"})
+    trained(tmp_path / "run", changes, resume=True)
+    assert not differences(contents(tmp_path / "run"), contents(tmp_path / "whole"))
+    start = checkpoints.read(tmp_path / "run" / "reference" / "step-00000000").tensors["model"]
+    end = checkpoints.read(tmp_path / "run" / "checkpoints" / "step-00000006").tensors["model"]
+    assert not any(torch.equal(start[name], end[name]) for name in start)
+
+
+def test_statistics_of_the_current_policy_go_with_a_controller(tmp_path: Path) -> None:
+    changes = {"update.statistics": "current"}
+    trained(tmp_path / "whole", changes)
+    trained(tmp_path / "run", {**changes, "run.steps": "3"})
+    trained(tmp_path / "run", changes, resume=True)
+    assert not differences(contents(tmp_path / "run"), contents(tmp_path / "whole"))
+
+
+# --- when it cannot
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("update.lr", "1e-5"),
+        ("run.seed", "7"),
+        ("objective", '"dapo"'),
+        ("rollout.samples", "8"),
+        ("task.digits", "2"),
+        ("warm_start.steps", "5"),
+        ("reward.wrong", "-1.0"),
+        ("update.betas", "[0.9, 0.99]"),
+    ],
+)
+def test_a_recipe_that_would_change_the_course_is_refused_and_the_key_is_named(
+    copy: Path, key: str, value: str
+) -> None:
+    before = contents(copy)
+    with pytest.raises(ValueError, match=f"another recipe; these keys differ:\n  {key}"):
+        trained(copy, {key: value}, resume=True)
+    assert contents(copy) == before
+
+
+def test_all_keys_that_differ_are_named(copy: Path) -> None:
+    with pytest.raises(ValueError, match=r"run\.seed: 0 -> 7\n  update\.lr: 0\.003 -> 1e-05$"):
+        trained(copy, {"update.lr": "1e-5", "run.seed": "7"}, resume=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run.patience": "7"},
+        {"run.keep_checkpoints": "1"},
+        {"run.checkpoint_every": "1"},
+        {"update.not_finite": "stop"},
+    ],
+)
+def test_what_does_not_change_the_course_may_differ(whole: Path, copy: Path, changes: dict[str, str]) -> None:
+    cut_back(copy, 4)
+    trained(copy, changes, resume=True)
+    now, then = contents(copy), contents(whole)
+    assert all(now[name] == then[name] for name in TENSORS)
+
+
+def test_another_number_of_threads_is_warned_of(copy: Path) -> None:
+    _, listener = trained(copy, {"run.threads": "2"}, resume=True)
+    assert listener.heard("warning: threads was 1 and is 2", "last bits")
+
+
+def test_other_versions_are_warned_of(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trimtab, "__version__", "9.9")
+    _, listener = trained(copy, resume=True)
+    assert listener.heard("warning: trimtab was", "and is 9.9", "last bits")
+
+
+def test_nothing_is_said_where_everything_is_as_it_was(copy: Path) -> None:
+    _, listener = trained(copy, resume=True)
+    assert not listener.heard("warning")
+
+
+def test_a_folder_without_a_run_cannot_be_gone_on_with(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no run to resume"):
+        trained(tmp_path / "run", resume=True)
+
+
+def test_a_folder_with_a_run_is_not_written_over(copy: Path) -> None:
+    before = contents(copy)
+    with pytest.raises(ValueError, match="already holds a run: add --resume"):
+        trained(copy)
+    assert contents(copy) == before
+
+
+# --- the warm start's cache
+
+
+def test_a_warm_start_is_shared_by_runs_that_differ_only_afterwards(whole: Path, tmp_path: Path) -> None:
+    one, other = (short_run(tmp_path, changes)[0].config for changes in ({}, {"objective": '"dapo"', "run.steps": "9"}))
+    assert cache_key(one) == cache_key(other)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("update.betas", "[0.8, 0.9]"),
+        ("update.max_grad_norm", "0.1"),
+        ("update.token_budget", "32"),
+        ("warm_start.lr", "0.1"),
+        ("warm_start.batch", "2"),
+        ("run.seed", "3"),
+        ("task.size", "11"),
+    ],
+)
+def test_a_warm_start_is_not_shared_where_it_would_differ(tmp_path: Path, key: str, value: str) -> None:
+    one, other = (short_run(tmp_path, changes)[0].config for changes in ({}, {key: value}))
+    assert cache_key(one) != cache_key(other)
+
+
+def test_a_warm_start_is_made_again_when_its_file_has_changed(tmp_path: Path) -> None:
+    solutions = tmp_path / "solutions.jsonl"
+    config = short_run(tmp_path, {"warm_start.path": f'"{solutions}"'})[0].config
+    keys = set()
+    for answer in ("2", "33"):
+        solutions.write_text(json.dumps({"prompt": "1+1=", "solution": answer}))
+        keys.add(cache_key(config))
+    assert len(keys) == 2
+
+
+# --- no signal
+
+
+NOTHING_TO_LEARN = {"reward.overlong_buffer": "0", "run.eval_every": "0", "task.digits": "9", "run.steps": "9"}
+
+
+def test_steps_without_spread_in_reward_are_counted_and_warned_of(tmp_path: Path) -> None:
+    run, listener = trained(tmp_path / "run", {**NOTHING_TO_LEARN, "run.steps": "3"})
+    assert run.progress.steps_without_signal == 3
+    assert listener.heard("warning: step 1: no group has any spread in reward")
+    assert len([text for text in listener.said if "spread" in text]) == 1, "said once, not at every step"
+
+
+def test_a_run_without_any_signal_stops_with_a_diagnosis(tmp_path: Path) -> None:
+    run, _ = short_run(tmp_path / "run", {**NOTHING_TO_LEARN, "run.patience": "4"})
+    with pytest.raises(RunStoppedError, match=r"4 steps in a row without learning signal \(accuracy 0.00.*easier task"):
+        train(run)
+    assert run.stopped is Stop.NO_SIGNAL and run.progress.step == 4
+    assert checkpoints.found(run.folder.checkpoints)[-1].name == "step-00000004", "with patience it can be gone on with"
+    again, listener = short_run(tmp_path / "run", {**NOTHING_TO_LEARN, "run.patience": "0"}, resume=True)
+    train(again)
+    assert listener.heard("resumed from step 4") and again.progress.step == 9
+
+
+def test_a_run_that_has_nothing_left_to_learn_is_told_so(tmp_path: Path) -> None:
+    run, _ = short_run(tmp_path / "run", {**NOTHING_TO_LEARN, "run.patience": "2"})
+    run.prepare()
+    run.progress.step = 5
+    flat = {"update/skipped": 0, "reward/accuracy": 1.0, "groups/mixed_share": 0.0, "update/loss": 0.0}
+    run.finish_step({**flat, "tokens/count": 1})
+    with pytest.raises(RunStoppedError, match="every response is right: use a harder task"):
+        run.finish_step({**flat, "tokens/count": 1})
+
+
+def test_one_step_with_signal_starts_the_count_anew(tmp_path: Path) -> None:
+    run, _ = short_run(tmp_path / "run", {"run.patience": "2", "run.eval_every": "0", "run.checkpoint_every": "0"})
+    run.prepare()
+    for mixed in (0.0, 0.5, 0.0, 0.5, 0.0):
+        run.finish_step({"update/skipped": 0, "groups/mixed_share": mixed, "update/loss": 0.0, "tokens/count": 1})
+    assert run.progress.steps_without_signal == 1
+
+
+def test_dynamic_sampling_that_finds_no_group_with_spread_makes_an_empty_step(tmp_path: Path) -> None:
+    changes = {**NOTHING_TO_LEARN, "rollout.dynamic": "true", "rollout.dynamic_rounds": "2", "run.patience": "2"}
+    run, _ = short_run(tmp_path / "run", changes)
+    with pytest.raises(RunStoppedError, match="2 steps in a row without learning signal"):
+        train(run)
+    assert [record["tokens/count"] for record in run.folder.records()] == [0, 0]
+    assert all(record["groups/dropped"] > 0 for record in run.folder.records())
+
+
+# --- Ctrl-C
+
+
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(whole: Path, tmp_path: Path) -> None:
+    order = Order(tmp_path / "run", interrupts={3: 1})
+    assert order.run() == 0
+    assert "finishing this step; press Ctrl-C again" in order.said
+    assert f"stopped after step 3; go on with: trimtab train --resume {order.folder}" in order.said
+    assert checkpoints.found(order.folder / "checkpoints")[-1].name == "step-00000003"
+    assert not (order.folder / "model").exists()
+    assert order.resumed(interrupts={}).run() == 0
+    now, then = contents(order.folder), contents(whole)
+    assert not [name for name in then if not name.startswith("checkpoints/") and now.get(name) != then[name]]
+    assert all(now[name] == then[name] for name in TENSORS)
+
+
+def test_a_second_ctrl_c_stops_at_once_and_the_run_can_still_be_gone_on_with(whole: Path, tmp_path: Path) -> None:
+    order = Order(tmp_path / "run", interrupts={3: 2})
+    assert order.run() not in (0, STOPPED)
+    assert "stopped after" not in order.said
+    assert checkpoints.found(order.folder / "checkpoints")[-1].name == "step-00000002"
+    assert order.resumed(interrupts={}).run() == 0
+    assert not differences(contents(order.folder), contents(whole))
+
+
+def test_ctrl_c_in_the_last_step_is_just_the_end(whole: Path, tmp_path: Path) -> None:
+    order = Order(tmp_path / "run", interrupts={6: 1})
+    assert order.run() == 0
+    assert not differences(contents(order.folder), contents(whole))
+
+
+def test_ctrl_c_means_what_it_meant_before_once_the_run_is_over(tmp_path: Path) -> None:
+    import signal
+
+    before = signal.getsignal(signal.SIGINT)
+    trained(tmp_path / "one", {"run.steps": "1"})
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(RunStoppedError):
+        trained(tmp_path / "two", {**NOTHING_TO_LEARN, "run.patience": "1"})
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_response_that_may_not_be_scored_is_named_in_full(tmp_path: Path) -> None:
+    from trimtab.objectives.tokens import NotFiniteError
+
+    values = torch.tensor([-1.0, float("nan"), -1.0, float("inf")])
+    with pytest.raises(NotFiniteError) as caught:
+        TokenBatch(old_logp=values, advantage=torch.zeros(4), sequence=torch.tensor([0, 1, 2, 3]))
+    assert (caught.value.field, caught.value.responses) == ("old_logp", [1, 3])
