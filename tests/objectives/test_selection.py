@@ -33,6 +33,22 @@ def test_the_largest_are_the_largest(values: list[float], data: st.DataObject, w
     assert set(largest(tensor, count).tolist()) == by_sorting(tensor, count, everywhere)
 
 
+@pytest.mark.parametrize("count", [1, 30_000, 74_999, 200_000])
+@pytest.mark.parametrize("decimals", [1, 6])
+@pytest.mark.parametrize("order", ["random", "rising", "periodic"])
+def test_a_sample_only_saves_time(count: int, decimals: int, order: str) -> None:
+    """Many values, whether the sample is fair (random) or misleading (sorted, or in step with it)."""
+    n = 400_000
+    values = torch.randn(n, generator=torch.Generator().manual_seed(0)).round(decimals=decimals)
+    if order == "rising":
+        values = values.sort().values
+    if order == "periodic":
+        values = values - 10.0 * (torch.arange(n) % 16 == 0)
+    among = torch.arange(n) % 4 > 0
+    expected = torch.where(among, values, -torch.inf).argsort(descending=True, stable=True)[:count]
+    assert torch.equal(_largest_by_counting(values, count, among), expected.sort().values)
+
+
 @pytest.mark.parametrize("n", [1, 2, 1000, 50_000])
 @pytest.mark.parametrize("q", [0.0, 0.1, 0.75, 0.8, 1.0])
 def test_quantiles_interpolate_like_numpys(n: int, q: float) -> None:
