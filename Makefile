@@ -1,10 +1,10 @@
-# Few words: setup, demo, test, test-gpu, check, docs, bench. Everything runs in .venv with the pinned versions.
+# Few words: setup, demo, test, thorough, test-gpu, check, docs, bench. Everything runs in .venv with the pinned versions.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test test-gpu check docs bench tokenizers clean
+.PHONY: setup demo test thorough test-gpu check docs bench tokenizers clean
 
 setup: $(VENV)/.ready
 
@@ -14,11 +14,14 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup
-	$(BIN)/trimtab methods
-	$(BIN)/python examples/worked_example.py
+	$(BIN)/trimtab train
 
 test: check tokenizers
 	$(BIN)/python -m pytest -n 2
+
+# 200 kills and 500 damaged checkpoints instead of a few dozen.
+thorough: setup
+	TRIMTAB_THOROUGH=1 $(BIN)/python -m pytest tests/train/test_kill.py tests/train/test_checkpoints.py
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu

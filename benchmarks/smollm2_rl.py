@@ -21,6 +21,8 @@ import torch
 import transformers
 
 import trimtab
+from trimtab.train.config import load
+from trimtab.train.summary import task_words
 
 CURVES = (
     "eval/accuracy",
@@ -57,6 +59,7 @@ def summary(folder: Path, command: list[str], seconds: float) -> dict[str, Any]:
     accuracy = [(r["step"], r["eval/accuracy"]) for r in records if "eval/accuracy" in r]
     return {
         "what": "SmolLM2-135M-Instruct, warm-started, then STAPO on generated word problems; held-out accuracy, greedy",
+        "task": task_words(load(folder / "config.toml")),
         "command": " ".join(["trimtab", *command[3:]]),
         "date": datetime.date.today().isoformat(),
         "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),

@@ -26,10 +26,37 @@ def costs() -> str:
     return "\n".join(lines)
 
 
+def comparison() -> str:
+    """The README's table of the methods on the demo, as `trimtab compare` wrote it."""
+    path = RESULTS / "compare-demo.md"
+    return path.read_text().strip() if path.exists() else ""
+
+
+def smollm2() -> str:
+    """The README's table of the runs of a real language model."""
+    lines = [
+        "| task | before RL | after RL | sampled, first and last 5 steps | steps | minutes of RL |",
+        "|---" * 6 + "|",
+    ]
+    for path in sorted(RESULTS.glob("smollm2-*.json")):
+        result = json.loads(path.read_text())
+        sampled = [value for _, value in result["curves"]["reward/accuracy"]]
+        first, last = sum(sampled[:5]) / 5, sum(sampled[-5:]) / 5
+        lines.append(
+            f"| {result['task']} | {result['accuracy_before_rl']:.1%} | {result['accuracy_after_rl']:.1%} "
+            f"| {first:.1%}, {last:.1%} | {result['rl_steps']} | {result['rl_seconds'] / 60:.1f} |"
+        )
+    return "\n".join(lines)
+
+
 def readme() -> str:
     """The README with its measured parts filled in."""
     text = (ROOT / "README.md").read_text()
-    return re.sub(r"(<!-- costs[^>]*-->\n).*?(<!-- end -->)", rf"\g<1>{costs()}\n\g<2>", text, flags=re.DOTALL)
+    for name, make in {"costs": costs, "compare": comparison, "smollm2": smollm2}.items():
+        text = re.sub(
+            rf"(<!-- {name}:[^>]*-->\n).*?(<!-- end -->)", rf"\g<1>{make()}\n\g<2>", text, count=1, flags=re.DOTALL
+        )
+    return text
 
 
 PAGES: dict[str, Callable[[], str]] = {

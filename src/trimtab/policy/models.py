@@ -106,7 +106,7 @@ def load_policy(
     attention: str | None = None,
     gradient_checkpointing: bool = False,
     lora_rank: int = 0,
-    lora_alpha: float = 32.0,
+    lora_alpha: int = 32,
     chat: bool = True,
     seed: int = 0,
 ) -> Policy:
@@ -156,7 +156,7 @@ def _pretrained(path: str, attention: str | None) -> tuple[Any, Any]:
         raise ValueError(f"model.path={path!r} cannot be loaded: {error}") from None
 
 
-def _with_lora(model: Any, rank: int, alpha: float, seed: int) -> Any:
+def _with_lora(model: Any, rank: int, alpha: int, seed: int) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:

@@ -50,7 +50,7 @@ class Comparison:
 
     def settings_of(self, objective: str, seed: int) -> list[str]:
         """What one run sets over the recipe; the objective first, so that settings such as objective.scope reach it."""
-        return [f"objective={objective}", *self.settings, f"run.seed={seed}"]
+        return [f"objective.name={objective}", *self.settings, f"run.seed={seed}"]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def plan_jobs(comparison: Comparison) -> list[Job]:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{name} is given twice: each objective once, seeds with --seeds")
-    first = load(comparison.recipe, [f"objective={comparison.objectives[0]}", *comparison.settings]).run.seed
+    first = load(comparison.recipe, [f"objective.name={comparison.objectives[0]}", *comparison.settings]).run.seed
     jobs = [
         Job(comparison, objective, seed, load(comparison.recipe, comparison.settings_of(objective, seed)))
         for objective in comparison.objectives

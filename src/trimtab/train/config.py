@@ -83,7 +83,7 @@ class ModelConfig(Section):
     attention: str | None = Field(None, description="transformers' attn_implementation")
     gradient_checkpointing: bool = Field(False, description="less memory for more time")
     lora_rank: int = Field(0, ge=0, description="0: full fine-tuning; else LoRA of this rank (extra `lora`)")
-    lora_alpha: float = Field(32.0, gt=0, description="LoRA's scale")
+    lora_alpha: int = Field(32, gt=0, description="LoRA's scale")
     chat: bool = Field(True, description="use the tokenizer's chat template where it has one")
 
 

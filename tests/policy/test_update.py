@@ -1,0 +1,174 @@
+"""Scoring and updating: right numbers, whatever the parts, the chunks or the memory tricks."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+import trimtab as tt
+from trimtab.objectives.theory import moments
+from trimtab.policy import Policy, Transcript, UpdateOptions, load_policy, make_optimizer, score, update
+from trimtab.policy.models import pick_device
+from trimtab.policy.score import cut, log_probs, parts_by_budget
+
+METHODS = ("grpo", "stapo", "stare", "sspo", "gspo", "cispo", "sspo + s2t(tau_p=0.3)")
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return load_policy("demo", device="cpu", seed=3)
+
+
+def transcripts(count: int = 12) -> list[Transcript]:
+    rng = torch.Generator().manual_seed(0)
+
+    def draw(most: int) -> list[int]:
+        length = int(torch.randint(1, most, (1,), generator=rng))
+        return torch.randint(2, 17, (length,), generator=rng).tolist()
+
+    return [Transcript(draw(9), draw(8)) for _ in range(count)]
+
+
+def batch_of(policy: Policy, lines: list[Transcript]) -> tt.TokenBatch:
+    measured = score(policy, lines, 1.0, budget=4096, chunk=4096)
+    lengths = torch.tensor([len(line.response) for line in lines])
+    sequence = torch.repeat_interleave(torch.arange(len(lines)), lengths)
+    advantage = torch.linspace(-1, 1, len(lines))[sequence]
+    segment = torch.arange(len(sequence)) // 3
+    return tt.TokenBatch(
+        old_logp=measured.logp, entropy=measured.entropy, advantage=advantage, sequence=sequence, segment=segment
+    )
+
+
+def test_scores_are_those_of_full_logits(policy: Policy) -> None:
+    lines = transcripts()
+    scored = score(policy, lines, 0.8, budget=50, chunk=5)
+    expected = []
+    with torch.no_grad():
+        for line in lines:
+            logits = policy.model(input_ids=torch.tensor([[*line.prompt, *line.response]])).logits[0]
+            rows = logits[len(line.prompt) - 1 : -1] / 0.8
+            expected.append(moments(rows, torch.tensor(line.response)))
+    for mine, theirs in zip(scored, zip(*expected, strict=True), strict=True):
+        torch.testing.assert_close(mine, torch.cat(theirs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("budget", [1, 30, 77, 10_000])
+@pytest.mark.parametrize("chunk", [1, 6, 10_000])
+def test_budget_and_chunk_change_scores_by_rounding_alone(policy: Policy, budget: int, chunk: int) -> None:
+    base = score(policy, transcripts(), 1.0, budget=10_000, chunk=10_000)
+    for mine, theirs in zip(score(policy, transcripts(), 1.0, budget, chunk), base, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "budget", "sizes"),
+    [([], 10, []), ([5], 1, [1]), ([5, 5, 5], 10, [2, 1]), ([1, 1, 8, 8], 16, [2, 2]), ([3, 3, 3, 3], 100, [4])],
+)
+def test_parts_stay_within_the_budget(lengths: list[int], budget: int, sizes: list[int]) -> None:
+    assert parts_by_budget(lengths, budget) == sizes
+
+
+def test_cutting_loses_nothing() -> None:
+    lines = transcripts()
+    parts = list(cut(lines, 40))
+    assert [line for part in parts for line in part] == lines
+    assert all(len(part) == 1 or len(part) * max(map(len, part)) <= 40 for part in parts)
+
+
+def updated(policy: Policy, objective: tt.Objective, budget: int, chunk: int) -> tuple[dict[str, torch.Tensor], float]:
+    mine = Policy(copy.deepcopy(policy.model), policy.tokenizer, policy.device)
+    lines = transcripts()
+    plan = objective.plan(batch_of(mine, lines))
+    optimizer = torch.optim.SGD(mine.model.parameters(), lr=0.1)
+    result = update(mine, optimizer, objective, plan, lines, UpdateOptions(budget, chunk, 1.0, 1e9))
+    assert result.taken
+    return {name: p.detach() for name, p in mine.model.named_parameters()}, result.metrics["update/loss"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_update_does_not_depend_on_parts(policy: Policy, name: str) -> None:
+    base, loss = updated(policy, tt.objective(name), budget=100_000, chunk=100_000)
+    before = dict(policy.model.named_parameters())
+    assert max((base[n] - before[n]).abs().max().item() for n in base) > 1e-5
+    for budget, chunk in ((20, 100_000), (1, 3), (60, 5)):
+        other, same_loss = updated(policy, tt.objective(name), budget, chunk)
+        assert same_loss == pytest.approx(loss, abs=1e-5)
+        for n in base:
+            torch.testing.assert_close(other[n], base[n], rtol=1e-4, atol=1e-6)
+
+
+def test_gradient_checkpointing_changes_nothing(policy: Policy) -> None:
+    base, _ = updated(policy, tt.objective("stapo"), 1000, 1000)
+    policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    other, _ = updated(policy, tt.objective("stapo"), 1000, 1000)
+    for n in base:
+        torch.testing.assert_close(other[n], base[n], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_trainers_loss_is_the_cores(policy: Policy, name: str) -> None:
+    lines, objective = transcripts(), tt.objective(name)
+    plan = objective.plan(batch_of(policy, lines))
+    policy.model.train()
+    new = log_probs(policy, lines, 1.0, 1000)
+    expected = objective.loss(new.detach(), plan).loss.item()
+    optimizer = make_optimizer(policy, 1e-3, (0.9, 0.999), 0.0)
+    result = update(policy, optimizer, objective, plan, lines, UpdateOptions(10_000, 1000, 1.0, 1.0))
+    assert result.metrics["update/loss"] == pytest.approx(expected, abs=1e-7)
+    assert result.metrics["update/ratio_max"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_bf16_trains_fp32_weights(policy: Policy) -> None:
+    half = Policy(policy.model, policy.tokenizer, policy.device, precision="bf16")
+    assert {p.dtype for p in half.model.parameters()} == {torch.float32}
+    scored = score(half, transcripts(), 1.0, 1000, 1000)
+    assert scored.logp.dtype == torch.float32
+    exact = score(policy, transcripts(), 1.0, 1000, 1000)
+    assert 0 < (scored.logp - exact.logp).abs().max() < 0.1
+
+
+def test_an_unknown_device_or_folder_is_named() -> None:
+    with pytest.raises(ValueError, match=r"run\.device='gpu7' is no device"):
+        pick_device("gpu7")
+    with pytest.raises(ValueError, match=r"model\.path='\./nowhere': there is no such folder"):
+        load_policy("./nowhere", device="cpu")
+
+
+def test_a_saved_policy_loads_by_its_folder(policy: Policy, tmp_path: Path) -> None:
+    policy.model.save_pretrained(tmp_path)
+    policy.tokenizer.save_pretrained(tmp_path)
+    again = load_policy(str(tmp_path), device="cpu")
+    assert again.encode([{"role": "user", "content": "12+3="}]) == policy.encode([{"role": "user", "content": "12+3="}])
+    mine, yours = (score(p, transcripts(), 1.0, 1000, 1000).logp for p in (policy, again))
+    assert torch.equal(mine, yours)
+    assert again.end_tokens == policy.end_tokens
+
+
+def test_a_family_that_changes_its_logits_is_refused(policy: Policy) -> None:
+    from trimtab.policy.models import _check_head
+
+    _check_head(policy)
+    policy.causal.config.final_logit_softcapping = 0.01  # the model itself does not know of it
+    with pytest.raises(ValueError, match="does more to its logits"):
+        _check_head(policy)
+
+
+def test_lora_trains_its_adapters_alone() -> None:
+    pytest.importorskip("peft")
+    policy = load_policy("demo", device="cpu", seed=3, lora_rank=2, gradient_checkpointing=True)
+    plain = load_policy("demo", device="cpu", seed=3)
+    lines, objective = transcripts(), tt.objective("stapo")
+    # A fresh adapter changes nothing.
+    torch.testing.assert_close(score(policy, lines, 1.0, 999, 99).logp, score(plain, lines, 1.0, 999, 99).logp)
+    trained = {name for name, p in policy.model.named_parameters() if p.requires_grad}
+    assert trained and all("lora_" in name for name in trained)
+    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    optimizer = make_optimizer(policy, 1e-2, (0.9, 0.999), 0.0)
+    plan = objective.plan(batch_of(policy, lines))
+    assert update(policy, optimizer, objective, plan, lines, UpdateOptions(999, 99, 1.0, 1.0)).taken
+    changed = {name for name, p in policy.model.named_parameters() if not torch.equal(p, before[name])}
+    assert changed and changed <= trained

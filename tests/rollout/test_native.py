@@ -1,0 +1,123 @@
+"""The native sampler: each sample has a stream of its own, and its log-probabilities are those it was drawn with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from trimtab.policy import Policy, Transcript, load_policy, score
+from trimtab.rollout import NativeSampler, PromptTokens, Response, SamplingOptions
+from trimtab.rollout.native import draw, restrict
+from trimtab.rollout.streams import stream_keys, uniform
+
+PROMPTS = ["1+1=", "12+34=", "7-3=", "99*9=", "0+0="]
+OPTIONS = SamplingOptions(samples=6, max_new_tokens=9, seed=4)
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return load_policy("demo", device="cpu", seed=3)
+
+
+@pytest.fixture(scope="module")
+def sampler(policy: Policy) -> NativeSampler:
+    return NativeSampler(policy.model, policy.end_tokens, policy.pad_token, policy.autocast)
+
+
+def prompts(policy: Policy, texts: Sequence[str] = PROMPTS) -> list[PromptTokens]:
+    return [PromptTokens(policy.tokenizer.encode(text), PROMPTS.index(text)) for text in texts]
+
+
+def tokens(groups: list[list[Response]]) -> list[list[list[int]]]:
+    return [[response.tokens for response in group] for group in groups]
+
+
+def test_all_samples_of_a_prompt_come_back_in_order(policy: Policy, sampler: NativeSampler) -> None:
+    groups = sampler.sample(prompts(policy), 0, OPTIONS)
+    assert [len(group) for group in groups] == [6] * 5
+    for group in groups:
+        assert [response.sample for response in group] == list(range(6))
+        for response in group:
+            assert 1 <= len(response.tokens) == len(response.logp) <= 9
+            ended = response.tokens[-1] in policy.end_tokens
+            assert response.finished == ended
+            assert not any(token in policy.end_tokens for token in response.tokens[:-1])
+
+
+@pytest.mark.parametrize("batch", [1, 6, 13, 1000])
+def test_what_else_is_in_the_batch_does_not_matter(policy: Policy, sampler: NativeSampler, batch: int) -> None:
+    together = tokens(sampler.sample(prompts(policy), 0, OPTIONS))
+    assert tokens(sampler.sample(prompts(policy), 0, replace(OPTIONS, batch=batch))) == together
+    alone = [tokens(sampler.sample(prompts(policy, [text]), 0, OPTIONS))[0] for text in PROMPTS]
+    assert alone == together
+    fewer = tokens(sampler.sample(prompts(policy), 0, replace(OPTIONS, samples=2)))
+    assert fewer == [group[:2] for group in together]
+
+
+def test_another_seed_step_or_prompt_number_is_another_stream(policy: Policy, sampler: NativeSampler) -> None:
+    base = tokens(sampler.sample(prompts(policy), 0, OPTIONS))
+    assert tokens(sampler.sample(prompts(policy), 0, OPTIONS)) == base
+    assert tokens(sampler.sample(prompts(policy), 1, OPTIONS)) != base
+    assert tokens(sampler.sample(prompts(policy), 0, replace(OPTIONS, seed=5))) != base
+    renumbered = [PromptTokens(prompt.ids, prompt.number + 100) for prompt in prompts(policy)]
+    assert tokens(sampler.sample(renumbered, 0, OPTIONS)) != base
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities_are_the_trainers_to_rounding(
+    policy: Policy, sampler: NativeSampler, temperature: float
+) -> None:
+    asked = prompts(policy)
+    groups = sampler.sample(asked, 0, replace(OPTIONS, temperature=temperature))
+    transcripts = [Transcript(p.ids, r.tokens) for p, group in zip(asked, groups, strict=True) for r in group]
+    measured = score(policy, transcripts, temperature, budget=64, chunk=7)
+    drawn = torch.tensor([lp for group in groups for r in group for lp in r.logp])
+    assert (measured.logp - drawn).abs().max() < 5e-6
+
+
+def test_greedy_takes_the_most_probable_token(policy: Policy, sampler: NativeSampler) -> None:
+    (group,) = sampler.sample(prompts(policy, ["12+34="]), 0, replace(OPTIONS, samples=2, temperature=0.0))
+    assert group[0].tokens == group[1].tokens
+    ids = prompts(policy, ["12+34="])[0].ids
+    with torch.no_grad():
+        logits = policy.model(input_ids=torch.tensor([ids])).logits[0, -1]
+    assert group[0].tokens[0] == int(logits.argmax())
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]]).expand(40_000, 4)
+    token, logp = draw(logits, stream_keys(0, 0, range(40_000), 1), 0, OPTIONS)
+    expected = logits[0].softmax(-1)
+    shares = torch.bincount(token, minlength=4) / 40_000
+    assert (shares - expected).abs().max() < 0.01
+    torch.testing.assert_close(logp, expected.log()[token])
+
+
+def test_a_token_of_probability_zero_is_never_drawn() -> None:
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(10_000, 5)
+    token, logp = draw(logits, stream_keys(1, 0, range(10_000), 1), 0, OPTIONS)
+    assert set(token.tolist()) == {1, 3}
+    assert torch.isfinite(logp).all()
+
+
+def test_top_k_and_top_p_cut_the_tail() -> None:
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0, -1.0]])
+    kept = torch.isfinite(restrict(logits, replace(OPTIONS, top_k=2)))
+    assert kept.tolist() == [[True, True, False, False, False]]
+    p = logits.softmax(-1)[0]
+    kept = torch.isfinite(restrict(logits.flip(1), replace(OPTIONS, top_p=float(p[0]) + 0.01)))
+    assert kept.tolist() == [[False, False, False, True, True]]
+    assert torch.isfinite(restrict(logits, replace(OPTIONS, top_p=1e-9))).sum() == 1
+
+
+def test_streams_are_uniform_and_independent_of_order() -> None:
+    keys = stream_keys(7, 3, range(1000), 8)
+    numbers = torch.stack([uniform(keys, position) for position in range(20)])
+    assert numbers.min() >= 0 and numbers.max() < 1
+    assert abs(numbers.mean().item() - 0.5) < 0.005
+    assert abs(torch.corrcoef(numbers[:2])[0, 1].item()) < 0.05
+    assert len(keys.unique()) == 8000
+    assert torch.equal(stream_keys(7, 3, [5], 8), keys[40:48])

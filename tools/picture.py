@@ -1,0 +1,40 @@
+"""Draws the README's picture: the live display of a finished run, from its metrics.
+
+`python tools/picture.py RUN docs/demo.svg`
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from trimtab.train.config import load
+from trimtab.train.display import Screen, State
+from trimtab.train.summary import model_words, task_words
+
+
+def picture(run: Path) -> str:
+    """The last frame of the display, as an SVG without anything to fetch."""
+    config = load(run / "config.toml")
+    title = f"{config.build_objective().name} · {model_words(config)} · {task_words(config)}"
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    spent = sum(record.get("time/rollout", 0.0) + record.get("time/update", 0.0) for record in records)
+    state = State(title=title, began=time.monotonic() - spent)
+    for record in records:
+        step = record.pop("step")
+        state.advance("step", step, config.run.steps)
+        state.remember(step, record)
+    console = Console(record=True, width=100, height=12, file=io.StringIO(), force_terminal=True)
+    console.print(Screen(state))
+    svg = console.export_svg(title="trimtab train")
+    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL).replace("Fira Code, ", "")
+
+
+if __name__ == "__main__":
+    Path(sys.argv[2]).write_text(picture(Path(sys.argv[1])))
