@@ -1,0 +1,149 @@
+"""A step's experience: the order of prompts, dynamic sampling, rewards, mini-batches; and sinks that may die."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trimtab.policy import Policy, load_policy
+from trimtab.rewards import Verdict
+from trimtab.rollout import PromptTokens, Response, SamplingOptions
+from trimtab.tasks import Arithmetic
+from trimtab.train.config import Config, RewardConfig, parse
+from trimtab.train.experience import arrange, collect, encode_prompts, gather_experience, has_spread, reward_of
+from trimtab.train.run_folder import RunFolder
+from trimtab.train.sinks import Sinks
+
+
+@dataclass
+class Scripted:
+    """A sampler that answers some prompts right by turns and the others always wrong."""
+
+    policy: Policy
+    mixed_every: int
+    asked: list[int]
+
+    def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
+        groups = []
+        for prompt in prompts:
+            self.asked.append(prompt.number)
+            a, b = self.policy.tokenizer.decode(list(prompt.ids)).rstrip("=").split("+")
+            right = self.policy.encode_solution(str(int(a) + int(b)))
+            wrong = self.policy.encode_solution("7" if int(a) + int(b) != 7 else "8")
+            mixed = prompt.number % self.mixed_every == 0
+            tokens = [right if mixed and sample % 2 else wrong for sample in range(options.samples)]
+            groups.append([Response(t, [-1.0] * len(t), True, sample=n) for n, t in enumerate(tokens)])
+        return groups
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return load_policy("demo", device="cpu", seed=0)
+
+
+def config(**sections: dict[str, Any]) -> Config:
+    base: dict[str, dict[str, Any]] = {
+        "objective": {"name": "stapo"},
+        "rollout": {"prompts": 4, "samples": 2, "max_new_tokens": 5},
+    }
+    return parse({key: base.get(key, {}) | sections.get(key, {}) for key in {**base, **sections}})
+
+
+def test_prompts_come_in_order_and_the_position_moves_on(policy: Policy) -> None:
+    sampler = Scripted(policy, 1, [])
+    groups, dropped, position = collect(policy, sampler, Arithmetic(), 10, 0, config())
+    assert (sampler.asked, dropped, position) == ([10, 11, 12, 13], 0, 14)
+    assert [group[0].group for group in groups] == [10, 11, 12, 13]
+
+
+def test_dynamic_sampling_keeps_groups_with_spread_and_draws_others(policy: Policy) -> None:
+    sampler = Scripted(policy, 2, [])
+    groups, dropped, position = collect(policy, sampler, Arithmetic(), 0, 0, config(rollout={"dynamic": True}))
+    assert sampler.asked == list(range(12))  # three times as many as wanted
+    assert [group[0].group for group in groups] == [0, 2, 4, 6]
+    assert all(has_spread(group) for group in groups)
+    assert (dropped, position) == (6, 7)  # prompts 7 to 11 are met again
+
+
+def test_dynamic_sampling_goes_on_for_some_rounds_and_then_makes_do(policy: Policy) -> None:
+    sampler = Scripted(policy, 10, [])
+    few = config(rollout={"dynamic": True, "dynamic_rounds": 2})
+    groups, _, position = collect(policy, sampler, Arithmetic(), 0, 0, few)
+    assert [group[0].group for group in groups] == [0, 10]
+    assert position == len(sampler.asked) == 12 + 6  # two were found in the first round
+
+
+def test_a_step_without_any_spread_is_empty_and_whole(policy: Policy) -> None:
+    nothing = config(rollout={"dynamic": True, "dynamic_rounds": 1})
+    sampler = Scripted(policy, 10**9, [])
+    objective = nothing.build_objective()
+    experience = gather_experience(policy, sampler, Arithmetic(), objective, None, 1, 0, nothing)
+    assert (experience.answers, experience.sizes, experience.batch.tokens) == ([], [], 0)
+
+
+@pytest.mark.parametrize(("length", "penalty"), [(1, 0.0), (6, 0.0), (7, -0.25), (8, -0.5), (10, -1.0)])
+def test_the_overlong_penalty_falls_linearly_over_the_buffer(length: int, penalty: float) -> None:
+    response = Response([2] * length, [-1.0] * length, True)
+    shaped = RewardConfig(correct=1.0, wrong=-1.0, overlong_buffer=4)
+    assert reward_of(Verdict("correct", None), response, shaped, limit=10) == pytest.approx(1.0 + penalty)
+    assert reward_of(Verdict("wrong", None), response, shaped, limit=10) == pytest.approx(-1.0 + penalty)
+
+
+def test_minibatches_hold_whole_groups_sorted_by_length(policy: Policy) -> None:
+    groups, _, _ = collect(policy, Scripted(policy, 2, []), Arithmetic(), 0, 0, config())
+    answers, sizes = arrange(groups, 2)
+    assert sizes == [4, 4]
+    for part in (answers[:4], answers[4:]):
+        lengths = [len(answer.transcript) for answer in part]
+        assert lengths == sorted(lengths)
+    assert {answer.group for answer in answers[:4]} == {0, 1}
+
+
+def test_a_batch_carries_what_the_objective_needs(policy: Policy) -> None:
+    recipe = config(objective={"name": "sspo + tis"})
+    objective = recipe.build_objective()
+    experience = gather_experience(policy, Scripted(policy, 2, []), Arithmetic(), objective, None, 0, 0, recipe)
+    batch = experience.batch
+    assert batch.responses == 8
+    assert all(getattr(batch, name) is not None for name in objective.needs)
+    assert set(batch.advantage.sign().tolist()) == {-1.0, 0.0, 1.0}
+    assert torch.isfinite(objective.loss(batch.old_logp, objective.plan(batch)).loss)
+
+
+def test_a_prompt_that_is_too_long_is_named(policy: Policy) -> None:
+    with pytest.raises(ValueError, match="max_prompt_tokens=2"):
+        encode_prompts(policy, [(0, Arithmetic()[0])], limit=2)
+
+
+def test_a_sink_that_dies_does_not_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[int] = []
+
+    class Run:
+        def log(self, metrics: dict[str, float], step: int) -> None:
+            if step == 2:
+                raise ConnectionError("gone")
+            logged.append(step)
+
+        def finish(self) -> None:
+            raise AssertionError("a dead sink is not closed")
+
+    wandb = types.ModuleType("wandb")
+    wandb.init = lambda **options: Run()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    said: list[str] = []
+    sinks = Sinks(config(run={"sinks": ["wandb", "trackio"]}), RunFolder(tmp_path), said.append)
+    for step in (1, 2, 3):
+        sinks.log(step, {"reward/mean": 0.5})
+    sinks.close()
+    assert logged == [1]
+    assert len(said) == 2
+    assert "trackio sink could not be opened" in said[0]
+    assert "wandb sink failed" in said[1]
