@@ -12,6 +12,7 @@ import torch
 import trimtab as tt
 from trimtab.objectives import METHODS, catalog
 from trimtab.objectives.normalizers import seq_mean_token_sum
+from trimtab.train.config import load
 
 ROOT = Path(__file__).parent.parent
 
@@ -41,3 +42,11 @@ def test_every_linked_file_is_there() -> None:
     for name in ("README.md", "CONTRIBUTING.md"):
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / name).read_text()):
             assert (ROOT / target).exists(), f"{name} links {target}"
+
+
+def test_the_readmes_recipe_is_one(tmp_path: Path) -> None:
+    (recipe,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "mine.toml").write_text(recipe)
+    config = load(tmp_path / "mine.toml")
+    assert config.build_objective().name == "stapo"
+    assert config.rollout.prompts * config.rollout.samples == 512

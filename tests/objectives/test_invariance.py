@@ -185,6 +185,25 @@ def test_ranks_with_different_fields_are_told_so() -> None:
         tt.objective("grpo").plan(batch(0), OneOfTwo(change=1))
 
 
+def test_a_rank_may_hold_responses_without_tokens() -> None:
+    tokens, empty = batch(0), torch.zeros(0, dtype=torch.float64)
+    nothing = tt.TokenBatch(old_logp=empty, advantage=empty, sequence=empty, entropy=empty, responses=3)
+
+    class OtherIsEmpty:
+        """Rank 0 is asked, rank 1 holds three responses that have no tokens."""
+
+        def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+            header = tensor.dtype == torch.int64 and tensor.shape == (4,)
+            other = torch.tensor([1, int(tensor[1]), 0, nothing.responses]) if header else torch.zeros_like(tensor)
+            return [tensor, other]
+
+    plan = tt.objective("stapo").plan(tokens, OtherIsEmpty())
+    alone = tt.objective("stapo").plan(tokens)
+    assert plan.responses == tokens.responses
+    assert torch.equal(plan.scale, alone.scale)
+    assert [part.tokens for part in plan.split(2)] == [part.tokens for part in alone.split(2)]
+
+
 def test_a_communicator_may_stack_or_concatenate() -> None:
     class Stacking(OneOfTwo):
         def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]

@@ -185,7 +185,7 @@ class Objective:
             tokens_in_minibatch=batch.tokens,
             metrics=draft.metrics,
         )
-        if share.tokens == plan.slice:
+        if share.responses == slice(0, batch.responses):
             return plan
         mine = plan._part(share.responses.start, share.responses.stop)
         return replace(mine, start=0)
