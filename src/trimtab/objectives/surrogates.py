@@ -38,8 +38,9 @@ def ppo_clip(low: float, high: float, dual: float | None = None) -> Surrogate:
     def terms(ratio: Tensor, new_logp: Tensor, plan: Plan) -> Terms:
         up = plan.advantage > 0
         lower = torch.where(up, -math.inf, 1 - plan.clip_low)
-        # The dual clip holds for every token that has a clip range; a penalised one has an endless range and none.
-        most = math.inf if dual is None else plan.clip_low.clamp(min=dual)
+        most: float | Tensor = math.inf if dual is None else dual
+        if dual is not None and plan.penalty is not None:  # a penalised token has an endless range, and no dual clip
+            most = plan.clip_low.clamp(min=dual)
         upper = torch.where(up, 1 + plan.clip_high, most)
         held = torch.clamp(ratio, lower, upper)
         return -plan.advantage * held, held != ratio
