@@ -275,9 +275,9 @@ def test_objectives_are_set_by_name(name: str) -> None:
 
 
 def test_another_method_leaves_the_recipes_options_behind_and_the_same_one_keeps_them() -> None:
-    assert load("demo").objective["tau_p"] == 0.002
+    assert load("demo").objective["tau_p"] == 0.2
     assert load("demo", ["objective.name=grpo"]).objective == {"name": "grpo"}
-    assert load("demo", ["objective.name=stapo + stare"]).objective["tau_p"] == 0.002
+    assert load("demo", ["objective.name=stapo + stare"]).objective["tau_p"] == 0.2
     assert load("demo", ["objective=stapo"]).objective == {"name": "stapo"}
     assert load("stare-short-14b", ["objective.name=stare + s2t"]).objective["boost"] == 1.05
 
