@@ -137,6 +137,17 @@ def test_a_wrong_name_or_option_says_what_would_be_right(name: str, options: dic
         tt.objective(name, **options)
 
 
+def test_an_endless_name_makes_no_endless_error() -> None:
+    with pytest.raises(ValueError, match="cannot read the objective") as caught:
+        tt.objective("grpo + " * 20_000)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_mask_may_be_a_list() -> None:
+    tokens = tt.TokenBatch.from_padded([[1, 0]], old_logp=-torch.ones(1, 2), advantage=torch.ones(1))
+    assert tokens.tokens == 1
+
+
 def test_new_log_probabilities_of_another_length_are_named() -> None:
     tokens, objective = batch(0), tt.objective("grpo")
     plan = objective.plan(tokens)

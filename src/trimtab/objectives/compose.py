@@ -50,7 +50,7 @@ def _terms(text: str) -> list[tuple[str, dict[str, Any]]]:
         match = _TERM.match(text, at)
         if not match or (match.end() < len(text) and text[match.end()] != "+"):
             raise ValueError(
-                f"cannot read the objective {text!r} at {text[at:]!r}: write 'method + attachment(option=value)'"
+                f"cannot read the objective {text!r:.80} at {text[at:]!r:.80}: write 'method + attachment(option=value)'"
             )
         terms.append((match["name"], _parse_options(text, match["options"] or "")))
         at = match.end() + 1
@@ -62,7 +62,7 @@ def _parse_options(text: str, inside: str) -> dict[str, Any]:
     for item in filter(None, (piece.strip() for piece in inside.split(","))):
         key, equals, value = (piece.strip() for piece in item.partition("="))
         if not equals or not key.isidentifier() or not value:
-            raise ValueError(f"cannot read {item!r} in the objective {text!r}: write option=value")
+            raise ValueError(f"cannot read {item!r:.80} in the objective {text!r:.80}: write option=value")
         options[key] = _literal(value)
     return options
 

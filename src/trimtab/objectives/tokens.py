@@ -252,6 +252,7 @@ class TokenBatch:
 
 
 def _layout(mask: Tensor) -> Layout:
+    mask = torch.as_tensor(mask)
     if mask.ndim != 2:
         raise ValueError(f"mask must be (responses, positions), got shape {tuple(mask.shape)}")
     if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
