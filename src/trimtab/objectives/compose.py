@@ -50,7 +50,8 @@ def _terms(text: str) -> list[tuple[str, dict[str, Any]]]:
         match = _TERM.match(text, at)
         if not match or (match.end() < len(text) and text[match.end()] != "+"):
             raise ValueError(
-                f"cannot read the objective {text!r:.80} at {text[at:]!r:.80}: write 'method + attachment(option=value)'"
+                f"cannot read the objective {text!r:.80} at {text[at:]!r:.80}: "
+                "write 'method + attachment(option=value)'"
             )
         terms.append((match["name"], _parse_options(text, match["options"] or "")))
         at = match.end() + 1
