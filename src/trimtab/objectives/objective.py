@@ -31,11 +31,13 @@ Statistics = Literal["old", "current"]
 class LossOutput:
     """The loss of a plan or a part, differentiable in the new log-probabilities alone, and 0-d metrics.
 
-    The losses of all parts and ranks add up to the mini-batch's, and so do the metrics (`merge_metrics`).
+    The losses of all parts and ranks add up to the mini-batch's, and so do the metrics (`merge_metrics`). `clipped` are
+    the tokens whose gradient a clip cuts, where there is a clip.
     """
 
     loss: Tensor
     metrics: dict[str, Tensor]
+    clipped: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Objective:
         for penalty in self.penalties:
             terms = terms + penalty.terms(new, plan)
         loss = (terms * plan.scale).sum()
-        return LossOutput(loss, _loss_metrics(ratio.detach(), log_rho.detach(), clipped, plan))
+        return LossOutput(loss, _loss_metrics(ratio.detach(), log_rho.detach(), clipped, plan), clipped)
 
     def coefficients(self, new_logp: Tensor, plan: Plan) -> Tensor:
         """How strongly each token's log-probability is pushed up: minus the gradient of the loss."""

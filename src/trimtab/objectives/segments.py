@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -34,9 +34,9 @@ def segment_ids(
 ) -> Tensor:
     """Segment ids, from 0 and non-decreasing, for the tokens of one response or, with `sequence`, of a packed batch.
 
-    `tokenizer` is a `tokenizers.Tokenizer` or a fast one of transformers. `min_tokens` joins shorter segments to their
-    neighbours; `keep_numbers` leaves `3.14`, `1,000`, `.5`, `12:30`, `1{,}000` and `1,\\!000` whole. A batch numbers
-    its segments anew in every response.
+    `tokenizer` is a `tokenizers.Tokenizer`, a fast one of transformers, or a table of the bytes of every token that is
+    not special (`token_bytes`). `min_tokens` joins shorter segments to their neighbours; `keep_numbers` leaves `3.14`,
+    `1,000`, `.5`, `12:30`, `1{,}000` and `1,\\!000` whole. A batch numbers its segments anew in every response.
     """
     if min_tokens < 1:
         raise ValueError(f"min_tokens={min_tokens} must be at least 1")
@@ -114,12 +114,19 @@ def _any(characters: str) -> bytes:
     return b"(?:" + b"|".join(re.escape(character.encode()) for character in characters) + b")"
 
 
+def token_bytes(ids: Iterable[int], tokenizer: Any) -> dict[int, bytes]:
+    """The bytes of those of the ids that are not special: what `segment_ids` takes in place of a tokenizer."""
+    return {token: text for token, text in _spelling(ids, tokenizer).items() if text != _SPECIAL}
+
+
 def _spelling(ids: Iterable[int], tokenizer: Any) -> dict[int, bytes]:
     """The bytes of token ids, as the tokenizer's decoder makes them.
 
     Ids that it does not know are taken for special ones: a model with more logits than its tokenizer has tokens may
     sample them.
     """
+    if isinstance(tokenizer, Mapping):
+        return {token: tokenizer.get(token, _SPECIAL) for token in ids}
     special = set(getattr(tokenizer, "all_special_ids", ()))
     inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(inner, "id_to_token"):

@@ -6,7 +6,7 @@ Nothing that is not finite reaches the weights or the optimizer's state.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ class UpdateResult:
     fault: str = ""
     responses: list[int] = field(default_factory=list)
     new_logp: Tensor | None = None
+    clipped: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def update(
     """One update on one mini-batch."""
     policy.model.train()
     optimizer.zero_grad(set_to_none=True)
-    losses, metrics, seen = [], [], []
+    losses, metrics, seen, clipped = [], [], [], []
     first = 0
     for part in plan.split(parts_by_budget([len(t) for t in transcripts], options.token_budget)):
         mine = transcripts[first : first + part.responses]
@@ -66,7 +67,9 @@ def update(
         losses.append(out.loss.detach())
         metrics.append(out.metrics)
         seen.append(new_logp.detach())
-    return _step(policy, optimizer, plan, losses, metrics, torch.cat(seen), options.max_grad_norm)
+        clipped += [] if out.clipped is None else [out.clipped]
+    result = _step(policy, optimizer, plan, losses, metrics, torch.cat(seen), options.max_grad_norm)
+    return replace(result, clipped=torch.cat(clipped)) if clipped else result
 
 
 def _step(

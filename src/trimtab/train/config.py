@@ -94,6 +94,7 @@ class WarmStartConfig(Section):
     batch: int = Field(64, ge=1, description="solutions per step")
     lr: float = Field(1e-3, gt=0, description="learning rate at the first step; it falls linearly to nothing")
     until: float = Field(1.0, ge=0, le=1, description="stop early once greedy held-out accuracy is at least this")
+    check_every: int = Field(50, ge=1, description="steps between looks at that accuracy, and between checkpoints")
     path: str | None = Field(None, description="a jsonl of {prompt, solution}; none: the task's own worked solutions")
     problems: int | None = Field(None, ge=1, description="use only the first so many problems, each several times")
     cache: bool = Field(True, description="keep the warm-started weights under the run's parent and reuse them")
@@ -142,6 +143,17 @@ class UpdateConfig(Section):
     head_chunk: int = Field(4096, ge=1, description="tokens whose logits exist at one time")
 
 
+class RecordConfig(Section):
+    """The flight recorder: response tokens with all that was decided about them, for `trimtab replay` and reports."""
+
+    enabled: bool = Field(True, description="write token-level records under the run's `tokens` folder")
+    every: int = Field(1, ge=1, description="record every so many steps")
+    share: float = Field(1.0, gt=0, le=1, description="of a step, the share of groups; below 1 no replay is exact")
+    max_megabytes: float = Field(
+        2000.0, gt=0, description="size budget; kept by dropping every second recorded step, again and again"
+    )
+
+
 class RunConfig(Section):
     """The run: how long, where, and what is kept."""
 
@@ -172,6 +184,7 @@ class Config(Section):
     reward: RewardConfig = RewardConfig()
     update: UpdateConfig = UpdateConfig()
     run: RunConfig = RunConfig()
+    record: RecordConfig = RecordConfig()
 
     @field_validator("objective", mode="before")
     @classmethod

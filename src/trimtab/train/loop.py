@@ -22,6 +22,7 @@ from trimtab.train.build import build_policy, build_reference, build_sampler, bu
 from trimtab.train.config import Config
 from trimtab.train.experience import Experience, gather_experience, with_current
 from trimtab.train.progress import Progress
+from trimtab.train.recording import Recording, Trace
 
 if TYPE_CHECKING:
     from trimtab.train.run import Run
@@ -41,10 +42,12 @@ class Trainer:
     reference: Policy | None
     clock: dict[str, float] = field(default_factory=dict)
     faults: list[dict[str, Any]] = field(default_factory=list)
+    recording: Recording | None = None
+    traces: list[Trace] = field(default_factory=list)
 
     def step(self, progress: Progress) -> dict[str, float]:
         """One step: a rollout batch and the updates on it. `progress` moves on to the next."""
-        self.clock = {}
+        self.clock, self.traces = {}, []
         with self.timed("rollout"):
             experience = gather_experience(
                 self.policy,
@@ -58,19 +61,21 @@ class Trainer:
             )
         self.objective.observe(experience.batch)
         with self.timed("update"):
-            results = [self.update(experience, first, last) for first, last in _spans(experience.sizes)]
+            results = [self.update(experience, n, *span) for n, span in enumerate(_spans(experience.sizes))]
         if experience.fault is not None:
             results = [_refused(experience.fault)]
         progress.position = experience.position
         progress.step += 1
         self.faults = measure.fault_records(progress.step, experience, results)
+        if self.recording is not None:
+            self.recording.step(progress.step, experience, self.traces, self.objective)
         faults.point("step.done")
         return measure.step_metrics(experience, results, self.objective) | {
             f"time/{k}": v for k, v in self.clock.items()
         }
 
-    def update(self, experience: Experience, first: int, last: int) -> UpdateResult:
-        """One update on the answers `first` up to `last`."""
+    def update(self, experience: Experience, number: int, first: int, last: int) -> UpdateResult:
+        """One update on the answers `first` up to `last`, the `number`th of its step."""
         minibatch, transcripts = experience.batch.select(first, last), experience.transcripts[first:last]
         if self.config.update.statistics == "current":
             try:
@@ -86,6 +91,8 @@ class Trainer:
             self.config.update.max_grad_norm,
         )
         result = update(self.policy, self.optimizer, self.objective, plan, transcripts, options)
+        if self.recording is not None:
+            self.traces.append(Trace(number, first, minibatch, plan, result))
         faults.point("update.done")
         return result
 

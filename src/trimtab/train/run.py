@@ -24,6 +24,7 @@ from trimtab.train.config import Config
 from trimtab.train.experience import answer_problems, sampling_options
 from trimtab.train.loop import Trainer, build_trainer
 from trimtab.train.progress import Progress
+from trimtab.train.recording import start_recording
 from trimtab.train.reporters import Reporter
 from trimtab.train.run_folder import RunFolder, course
 from trimtab.train.sinks import Sinks
@@ -84,6 +85,10 @@ class Run:
             self._go_on()
         else:
             self._start()
+        trainer, say = self.trainer, self.reporter.message
+        trainer.recording = start_recording(
+            self.config, self.folder, trainer.policy, trainer.objective, self.progress.step, versions(), say
+        )
         return self.trainer
 
     def steps(self) -> Generator[int]:
@@ -97,6 +102,8 @@ class Run:
         finally:
             if before is not None:
                 signal.signal(signal.SIGINT, before)
+            if self.trainer.recording is not None:
+                self.trainer.recording.close()
             assert self._sinks is not None
             self._sinks.close()
             self.reporter.close()
@@ -139,6 +146,8 @@ class Run:
             "course": course(self.config),
             "circumstances": self._circumstances(),
         }
+        if self.trainer.recording is not None:
+            self.trainer.recording.flush()
         try:
             self.folder.settle()
             checkpoints.save(

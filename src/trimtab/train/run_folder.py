@@ -1,4 +1,5 @@
-"""A run is a folder: `config.toml` (resolved), `metrics.jsonl` (the truth), `checkpoints/`, the trained `model/`.
+"""A run is a folder: `config.toml` (resolved), `metrics.jsonl` (the truth), `tokens/` (records), `checkpoints/`, the
+trained `model/`.
 
 `faults.jsonl` is there only if something was not finite: at which step, what, and which responses.
 """
@@ -28,6 +29,10 @@ FREE = {
     "run.threads",
     "run.device",
     "update.not_finite",
+    "record.enabled",
+    "record.every",
+    "record.share",
+    "record.max_megabytes",
 }
 
 

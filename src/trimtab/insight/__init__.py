@@ -1,0 +1,1 @@
+"""Looking at runs: replay on recorded tokens, alarms, comparison, the report."""

@@ -1,0 +1,237 @@
+"""From a step of the trainer to its record: what the updates saw, decided and did, as the recorder's columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trimtab.objectives import Objective, Plan, TokenBatch, segment_ids
+from trimtab.objectives.segments import token_bytes
+from trimtab.policy import Policy
+from trimtab.policy.score import parts_by_budget
+from trimtab.policy.update import UpdateResult
+from trimtab.record import Manifest, Recorder, Settings, StepData, StepInfo, UpdateInfo, Vocabulary, rewind
+from trimtab.record.layout import FOLDER
+from trimtab.tasks import stream_seed
+from trimtab.train.config import Config
+from trimtab.train.experience import Answer, Experience
+from trimtab.train.run_folder import RunFolder
+
+BATCH_COLUMNS = (
+    "token", "old_logp", "sampler_logp", "current_logp", "ref_logp", "proxy_logp", "entropy", "sum_p2", "sum_p2_logp",
+    "advantage", "segment",
+)  # fmt: skip
+PLAN_COLUMNS = ("weight", "scale", "clip_low", "clip_high", "penalty", "reason")
+
+Columns = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One update as it happened: its number, its first answer, its mini-batch, plan and result."""
+
+    update: int
+    first: int
+    batch: TokenBatch
+    plan: Plan
+    result: UpdateResult
+
+
+@dataclass(frozen=True)
+class Held:
+    """What is kept of an update until it is written: columns in the main memory, which nothing changes any more."""
+
+    info: UpdateInfo
+    first: int
+    columns: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The recorder of a run, and what turns steps into records."""
+
+    recorder: Recorder
+    policy: Policy
+    config: Config
+
+    def step(self, number: int, experience: Experience, traces: Sequence[Trace], objective: Objective) -> None:
+        """Record a step, unless nothing was planned in it."""
+        if not traces or not self.recorder.wants(number):
+            return
+        answers, lengths = experience.answers, [len(answer.transcript) for answer in experience.answers]
+        budget = self.config.update.token_budget
+        held = [
+            hold(trace, parts_by_budget(lengths[trace.first : trace.first + trace.batch.responses], budget))
+            for trace in traces
+        ]
+        state, entropy = objective.state_dict(), observed_entropy(experience.batch)
+
+        def build() -> StepData:
+            data = step_data(number, answers, held, choose(answers, self.config.record.share), self.policy)
+            return replace(data, info=replace(data.info, observed_entropy=entropy, controllers=state))
+
+        self.recorder.write(number, build)
+
+    def flush(self) -> None:
+        """Wait until everything is on the disk."""
+        self.recorder.flush()
+
+    def close(self) -> None:
+        """Write what is waiting, and end."""
+        self.recorder.close()
+
+
+def start_recording(
+    config: Config,
+    folder: RunFolder,
+    policy: Policy,
+    objective: Objective,
+    step: int,
+    versions: Mapping[str, str],
+    warn: Callable[[str], None],
+) -> Recording | None:
+    """The recorder of a run that goes on after `step`; None where the recipe wants none."""
+    where = folder.path / FOLDER
+    if not config.record.enabled:
+        try:
+            rewind(where, step)
+        except OSError as error:
+            warn(f"warning: records after step {step} are not of this run any more, and cannot be removed: {error}")
+        return None
+    manifest = Manifest(
+        objective=objective_options(config),
+        advantage=objective.advantage,
+        settings=Settings(config.record.every, config.record.share, config.record.max_megabytes),
+        versions=dict(versions),
+    )
+    recorder = Recorder(where, manifest, warn)
+    recorder.start(lambda: vocabulary(policy), step)
+    return Recording(recorder, policy, config)
+
+
+def objective_options(config: Config) -> dict[str, Any]:
+    """The table that builds the run's objective again."""
+    current = {"statistics": "current"} if config.update.statistics == "current" else {}
+    return {**current, **config.objective}
+
+
+def vocabulary(policy: Policy) -> Vocabulary:
+    """The text of every token that the model can sample; special ones by their name."""
+    size = int(policy.head.weight.shape[0])  # type: ignore[index]
+    spelling = token_bytes(range(size), policy.tokenizer)
+    named = policy.tokenizer.convert_ids_to_tokens(range(len(policy.tokenizer)))
+    names = dict(enumerate(named))
+    text = [spelling[n] if n in spelling else (names.get(n) or f"<{n}>").encode() for n in range(size)]
+    return Vocabulary(text, [n not in spelling for n in range(size)])
+
+
+def observed_entropy(batch: TokenBatch) -> float | None:
+    """What `Objective.observe` hands to controllers."""
+    if batch.entropy is None or not batch.tokens:
+        return None
+    return float(batch.entropy.sum(dtype=torch.float64)) / batch.tokens
+
+
+def choose(answers: Sequence[Answer], share: float) -> list[bool]:
+    """Which answers are recorded: whole groups, by their numbers alone, at least one of them."""
+    if share >= 1:
+        return [True] * len(answers)
+    lot = {group: stream_seed("record", group) / 2**63 for group in {answer.group for answer in answers}}
+    limit = max(share, min(lot.values(), default=0.0))
+    return [lot[answer.group] <= limit for answer in answers]
+
+
+def hold(trace: Trace, parts: list[int]) -> Held:
+    """The columns of an update: what came, what was planned, what the forward pass gave."""
+    batch, result = trace.batch, trace.result
+    given: dict[str, Tensor | None] = {name: getattr(batch, name) for name in BATCH_COLUMNS}
+    given |= plan_columns(trace.plan, parts)
+    if batch.advantage is given["planned_advantage"] or torch.equal(batch.advantage, trace.plan.advantage):
+        del given["planned_advantage"]
+    given |= {"new_logp": result.new_logp, "clipped": result.clipped, "sequence": batch.sequence}
+    info = UpdateInfo(trace.update, batch.responses, batch.tokens, result.taken, parts)
+    return Held(info, trace.first, {name: value.cpu() for name, value in given.items() if value is not None})
+
+
+def plan_columns(plan: Plan, parts: Sequence[int]) -> dict[str, Tensor | None]:
+    """What a plan decided, token by token; with `scope = "micro"`, what its parts did."""
+    pieces = plan.split(parts) if plan.replan else [plan]
+
+    def joined(name: str) -> Tensor | None:
+        values = [getattr(piece, name) for piece in pieces]
+        return values[0] if len(values) == 1 or values[0] is None else torch.cat(values)
+
+    return {name: joined(name) for name in PLAN_COLUMNS} | {"planned_advantage": joined("advantage")}
+
+
+def step_data(
+    step: int, answers: Sequence[Answer], held: Sequence[Held], chosen: Sequence[bool], policy: Policy
+) -> StepData:
+    """The record of a step: of its answers those that are chosen and were planned over."""
+    tables, updates, kept = [], [], []
+    for update in held:
+        mine = range(update.first, update.first + update.info.responses)
+        rows = [n for n in mine if chosen[n]]
+        table = update_table(update, [chosen[n] for n in mine], policy)
+        tables.append(table)
+        updates.append(replace(update.info, responses=len(rows), tokens=len(table["old_logp"])))
+        kept += [(update.info.update, n) for n in rows]
+    # A column that one update lacks is one that the step lacks.
+    names = [name for name in tables[0] if all(name in table for table in tables)]
+    tokens = {name: np.concatenate([table[name] for table in tables]) for name in names}
+    lengths = [len(answers[n].response.tokens) for _, n in kept]
+    tokens["response"] = np.repeat(np.arange(len(kept), dtype=np.int32), lengths)
+    info = StepInfo(step, len(kept), sum(lengths), len(answers), updates)
+    return StepData(info, tokens, response_table(step, answers, kept, lengths, policy))
+
+
+def update_table(update: Held, chosen: Sequence[bool], policy: Policy) -> Columns:
+    """The tokens of an update's chosen responses; subsentences are always found, for a replay may want them."""
+    columns = dict(update.columns)
+    sequence = columns.pop("sequence")
+    if "segment" not in columns:
+        columns["segment"] = segment_ids(columns["token"], policy.tokenizer, sequence=sequence)
+    narrow = {"token": torch.int32, "segment": torch.int32}
+    table = {name: value.to(narrow.get(name, value.dtype)).numpy() for name, value in columns.items()}
+    if all(chosen):
+        return table
+    wanted = torch.tensor(chosen)[sequence].numpy()
+    return {name: values[wanted] for name, values in table.items()}
+
+
+def response_table(
+    step: int, answers: Sequence[Answer], kept: Sequence[tuple[int, int]], lengths: Sequence[int], policy: Policy
+) -> Columns:
+    """The table of responses; a prompt's text is made once for its group."""
+    mine = [answers[n] for _, n in kept]
+    prompts = {a.group: policy.tokenizer.decode(list(a.prompt), skip_special_tokens=False) for a in _first(mine)}
+    return {
+        "step": [step] * len(kept),
+        "response": list(range(len(kept))),
+        "update": [update for update, _ in kept],
+        "tokens": list(lengths),
+        "group": [a.group for a in mine],
+        "sample": [a.response.sample for a in mine],
+        "reward": [a.reward for a in mine],
+        "verdict": [a.verdict.kind for a in mine],
+        "extracted": [_text(a.verdict.extracted or "") for a in mine],
+        "finished": [a.response.finished for a in mine],
+        "prompt": [_text(prompts[a.group]) for a in mine],
+        "answer": [_text(a.problem.answer) for a in mine],
+        "source": [_text(a.problem.source) for a in mine],
+    }
+
+
+def _first(answers: Sequence[Answer]) -> list[Answer]:
+    """One answer of each group."""
+    return list({answer.group: answer for answer in answers}.values())
+
+
+def _text(text: str) -> str:
+    """Text that can be written: a lone half of a surrogate pair cannot."""
+    return text.encode("utf-8", "replace").decode()
