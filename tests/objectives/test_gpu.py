@@ -51,7 +51,7 @@ def test_the_loss_never_waits_and_the_plan_hardly(name: str) -> None:
     _, device = pair(0)
     objective, new = tt.objective(name), moved(pair(0)[0]).detach().cuda().requires_grad_()
     objective.plan(device)  # what a batch finds out about itself, it finds out once
-    assert waits(lambda: objective.plan(device)) <= 6
+    assert waits(lambda: objective.plan(device)) <= 3 * max(2, len(objective.rules))
     plan = objective.plan(device)
     parts = plan.split(10)
     assert waits(lambda: [objective.loss(new[part.slice], part).loss.backward() for part in parts]) == 0

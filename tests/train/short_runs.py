@@ -20,7 +20,7 @@ from typing import Any
 
 from transformers.utils import logging
 
-from trimtab.train import faults, loop, warm_start
+from trimtab.train import faults, loop
 from trimtab.train.config import Config, load
 from trimtab.train.loop import train
 from trimtab.train.run import Run, RunStoppedError
@@ -42,6 +42,7 @@ SETTINGS = {
     "update.lr": "3e-3",
     "update.token_budget": "64",
     "warm_start.steps": "4",
+    "warm_start.check_every": "2",
     "warm_start.batch": "4",
     "run.steps": "6",
     "run.checkpoint_every": "2",
@@ -160,7 +161,6 @@ class Order:
 
 def _child(order: Order) -> None:
     os.environ["TRIMTAB_FAULT"] = order.fault
-    warm_start.SAVE_EVERY = 2
     logging.disable_progress_bar()
 
     def interrupt(step: int) -> None:

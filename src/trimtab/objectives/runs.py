@@ -41,7 +41,7 @@ class Runs:
         ends = self.size.cumsum(0)
         rows = torch.cat([ends.new_zeros(1), ends]).to(torch.int32)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+            warnings.filterwarnings("ignore", "Sparse (CSR tensor support is in beta|invariant checks)")
             columns, ones = torch.arange(tokens, dtype=torch.int32), torch.ones(tokens)
             shape = (len(self.size), tokens)
             return torch.sparse_csr_tensor(rows, columns, ones, size=shape, check_invariants=False)

@@ -21,8 +21,6 @@ from trimtab.tasks.files import rows
 from trimtab.train import checkpoints, faults
 from trimtab.train.config import Config
 
-SAVE_EVERY = 50  # steps between checkpoints, and between looks at the held-out accuracy
-
 Progress = Callable[[int, int, float], None]
 Evaluate = Callable[[], dict[str, float]]
 
@@ -58,7 +56,7 @@ def warm_start(
         loss = _supervised_step(policy, optimizer, _draw(examples, step, config), config, step)
         progress(step + 1, warm.steps, loss)
         faults.point("warm_start.step")
-        if (step + 1) % SAVE_EVERY and step + 1 < warm.steps:
+        if (step + 1) % warm.check_every and step + 1 < warm.steps:
             continue
         good_enough = warm.until < 1 and evaluate().get("eval/accuracy", 0.0) >= warm.until
         if warm.cache:
