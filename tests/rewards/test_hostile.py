@@ -1,0 +1,266 @@
+"""Hostile answers: none is paid, none hangs, none costs the caller its memory, none runs, and honest ones beside them
+are graded as if they were alone. `TRIMTAB_THOROUGH=1` tries all of them; else a tenth."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import queue
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import quantiles
+
+import grading_runs
+import pytest
+from grading_runs import asked, descendants, gone, honest, resident
+from hostile import FAMILIES, PER_FAMILY, Hostile, hostiles
+from hostile_text import injections
+
+from trimtab.rewards import Verdict, grade, grade_many
+
+THOROUGH = bool(os.environ.get("TRIMTAB_THOROUGH"))
+EACH = PER_FAMILY if THOROUGH else 10
+LIMIT = 2.5  # seconds for any verdict
+HANG = 60.0  # seconds after which a verdict is not waited for
+MEGABYTE = 2**20
+MOST_GROWTH = 64 * MEGABYTE
+HONEST_P99 = 1.0  # seconds; a busy machine of two cores has pauses of some tenths of a second
+
+linux = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory and processes are read from /proc")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One hostile answer, its verdict, and how long the caller waited for it."""
+
+    hostile: Hostile
+    verdict: Verdict
+    waited: float
+
+    def __str__(self) -> str:
+        answer = ascii(self.hostile.response[:100])
+        return f"{self.hostile.name} ({self.hostile.rule}): {self.verdict.kind} after {self.waited:.2f} s, {answer}"
+
+
+@dataclass(frozen=True)
+class Siege:
+    """All trials, and by how many bytes the process grew over them."""
+
+    trials: list[Trial]
+    growth: int
+    canary: Path
+
+
+def watched(answers: Iterator[Hostile]) -> Iterator[Trial]:
+    """Grades in a thread and watches it from here, so that a hang is a failure and not a hang of the tests."""
+    done: queue.Queue[Trial | BaseException | None] = queue.Queue()
+
+    def work() -> None:
+        try:
+            for each in answers:
+                began = time.perf_counter()
+                verdict = grade(each.response, each.truth, each.rule)
+                done.put(Trial(each, verdict, time.perf_counter() - began))
+            done.put(None)
+        except BaseException as error:
+            done.put(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    last = "the first"
+    while True:
+        try:
+            trial = done.get(timeout=HANG)
+        except queue.Empty:
+            pytest.fail(f"no verdict after {HANG:g} s: hangs on what comes after {last}")
+        if trial is None:
+            return
+        if isinstance(trial, BaseException):
+            raise AssertionError(f"raised on what comes after {last}") from trial
+        last = trial.hostile.name
+        yield trial
+
+
+@pytest.fixture(scope="module")
+def siege(tmp_path_factory: pytest.TempPathFactory) -> Siege:
+    canary = tmp_path_factory.mktemp("canary") / "written"
+    answers = hostiles(EACH, str(canary))
+    trials = list(watched(islice(answers, len(FAMILIES))))  # whatever is loaded once is loaded here
+    before = resident() if Path("/proc/self/statm").exists() else 0
+    trials += watched(answers)
+    growth = resident() - before if before else 0
+    return Siege(trials, growth, canary)
+
+
+def test_there_are_twenty_families_of_a_hundred_that_are_all_different() -> None:
+    everything = {(each.family, each.response, each.rule, each.truth) for each in hostiles(PER_FAMILY)}
+    assert len(FAMILIES) == 20
+    assert len(everything) > 0.9 * 20 * PER_FAMILY
+    assert {each.name for each in hostiles(PER_FAMILY)} >= {each.name for each in hostiles(10)}
+
+
+def test_no_hostile_answer_is_paid(siege: Siege) -> None:
+    assert len(siege.trials) == len(FAMILIES) * EACH
+    paid = [str(trial) for trial in siege.trials if trial.verdict.kind == "correct"]
+    assert not paid, "\n".join(paid)
+
+
+def test_every_verdict_comes_in_time(siege: Siege) -> None:
+    late = [str(trial) for trial in siege.trials if max(trial.waited, trial.verdict.seconds) > LIMIT]
+    assert not late, "\n".join(late)
+
+
+def test_the_seconds_of_a_verdict_are_those_it_took(siege: Siege) -> None:
+    wrong = [f"{t}, says {t.verdict.seconds}" for t in siege.trials if not 0 <= t.verdict.seconds <= t.waited + 0.05]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_grader_itself_does_not_fail(siege: Siege) -> None:
+    """`crashed` says that the grader failed, which excuses the answer: no answer may bring that about at will."""
+    crashed = [str(trial) for trial in siege.trials if trial.verdict.kind == "crashed"]
+    assert not crashed, "\n".join(crashed)
+
+
+def test_most_hostile_answers_cost_little(siege: Siege) -> None:
+    """A policy that writes them by the thousand must not slow a run much: few may take the whole limit."""
+    costly = Counter(trial.hostile.family for trial in siege.trials if trial.waited > 0.5)
+    assert costly.total() <= 0.15 * len(siege.trials), costly
+
+
+@linux
+def test_the_caller_does_not_grow(siege: Siege) -> None:
+    assert siege.growth < MOST_GROWTH, f"{siege.growth / MEGABYTE:.0f} MB"
+
+
+def test_what_is_shown_of_an_answer_is_short(siege: Siege) -> None:
+    assert max(len(trial.verdict.extracted or "") for trial in siege.trials) <= 10_000
+
+
+def test_nothing_is_run(siege: Siege) -> None:
+    assert not siege.canary.exists()
+    assert not list(siege.canary.parent.iterdir())
+
+
+def test_the_canary_would_sing(tmp_path: Path) -> None:
+    """The payloads do what they say where something runs them: here, on purpose, the first ones."""
+    canary = tmp_path / "canary"
+    for number in range(2):
+        payload = injections(random.Random(number), number, str(canary))
+        subprocess.run([sys.executable, "-c", payload], check=True, timeout=HANG)
+        assert canary.exists()
+        canary.unlink()
+
+
+def test_honest_answers_among_hostile_ones_are_right_and_prompt() -> None:
+    queued = asked(list(islice(hostiles(2), 32)))
+    mixed = [pair for both in zip(honest(), queued, strict=False) for pair in both][:24]
+    pairs = [*queued, *honest(3), *mixed]
+    began = time.perf_counter()
+    verdicts = grade_many(pairs)
+    took = time.perf_counter() - began
+    texts = {response for response, _ in honest()}
+    of_honest = [(p, v) for p, v in zip(pairs, verdicts, strict=True) if p[0] in texts]
+    of_hostile = [v for p, v in zip(pairs, verdicts, strict=True) if p[0] not in texts]
+    refused = [f"{verdict.kind}: {pair[1].answer}" for pair, verdict in of_honest if verdict.kind != "correct"]
+    assert not refused, refused
+    assert all(verdict.kind != "correct" for verdict in of_hostile)
+    assert quantiles([verdict.seconds for _, verdict in of_honest], n=100)[-1] < HONEST_P99
+    assert took < LIMIT * len(of_hostile) + HONEST_P99 * len(of_honest)
+
+
+def test_the_verdicts_come_in_the_order_of_the_answers() -> None:
+    pairs = [(rf"\boxed{{{k}}}", grading_runs.problem(str(k if k % 3 else -k - 1))) for k in range(60)]
+    pairs[7:7] = asked([next(hostiles(1))])
+    verdicts = grade_many(pairs)
+    kinds = [verdict.kind for verdict in verdicts[:7] + verdicts[8:]]
+    assert kinds == ["correct" if k % 3 else "wrong" for k in range(60)]
+    assert grade_many([]) == []
+
+
+def test_several_threads_grade_at_once() -> None:
+    attacks = list(hostiles(1))
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        for turn, (response, problem) in enumerate(honest()):
+            if turn % 10 == number:
+                attack = attacks[(turn + number) % len(attacks)]
+                if grade(attack.response, attack.truth, attack.rule).kind == "correct":
+                    wrong.append(attack.name)
+            verdict = grade(response, problem.answer, problem.rule)
+            if verdict.kind != "correct":
+                wrong.append(f"{number}: {verdict.kind} {problem.answer}")
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=2 * HANG)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("daemon", [False, True], ids=["spawned", "daemonic"])
+def test_a_process_of_multiprocessing_grades_as_well(daemon: bool) -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    process = context.Process(target=grading_runs.into, args=(results, 3), daemon=daemon)
+    process.start()
+    try:
+        _, was_daemon, faults = results.get(timeout=2 * HANG)
+    finally:
+        process.join(timeout=HANG)
+        exitcode = process.exitcode
+        process.kill()
+    assert was_daemon is daemon
+    assert not faults, faults
+    assert exitcode == 0
+
+
+def start(ending: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-W", "ignore", grading_runs.__file__, ending]
+    paths = os.pathsep.join([str(Path(grading_runs.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment, start_new_session=True
+    )
+
+
+@linux
+@pytest.mark.parametrize("ending", ["by itself", "error", "os exit", "killed", "forked"])
+def test_no_process_is_left_behind(ending: str) -> None:
+    process = start(ending)
+    assert process.stdout
+    try:
+        said = json.loads(process.stdout.readline())
+        children = {int(pid): began for pid, began in said["children"].items()}
+        if ending == "killed":
+            time.sleep(0.3)  # it is grading a hostile answer now
+            children |= descendants(process.pid)
+            process.send_signal(signal.SIGKILL)
+        code = process.wait(timeout=HANG)
+        assert gone(children), f"left behind: {grading_runs.alive(children)}"
+    finally:
+        process.kill()
+        process.stdout.close()
+    assert not said["faults"], said["faults"]
+    assert code == {"error": 1, "killed": -signal.SIGKILL}.get(ending, 0)
+
+
+@linux
+def test_grading_again_and_again_starts_no_more_processes() -> None:
+    attacks = asked(list(hostiles(1)))
+    grade_many([*attacks[:6], *honest()])
+    few = len(descendants(os.getpid()))
+    for _ in range(2):
+        grade_many([*attacks[:6], *honest()])
+    assert len(descendants(os.getpid())) <= few + 1
