@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import sympy
-from equivalents import FAMILIES, Equivalent, equivalents
+from equivalents import FAMILIES, PER_FAMILY, Equivalent, equivalents
 
 from trimtab.rewards import Verdict, grade_many
 from trimtab.tasks import Problem
 from trimtab.tasks.problems import user
 
+THOROUGH = bool(os.environ.get("TRIMTAB_THOROUGH"))
 MOST_REFUSED = 0.005
 PAIRS = equivalents()
+SAMPLE = PAIRS if THOROUGH else [pair for number, pair in enumerate(PAIRS) if number % PER_FAMILY < 15]
+# One digit off need not be wrong there: decimals may be rounded, and names and units have digits of their own.
+FORGIVING = ("decimals", "decimals of fractions", "assignments", "units")
 Graded = list[tuple[Equivalent, Verdict]]
 
 
@@ -74,6 +80,36 @@ def test_no_family_loses_more_than_one_pair_in_thirty(graded: Graded, family: st
     of_family = [(pair, verdict) for pair, verdict in graded if pair.family == family]
     refused = [f"{v.kind:10} {pair.response!r} for {pair.truth!r}" for pair, v in of_family if v.kind != "correct"]
     assert len(refused) <= len(of_family) / 30, "\n".join(refused)
+
+
+@pytest.fixture(scope="module")
+def near_misses() -> list[tuple[str, Equivalent]]:
+    """Answers with one digit changed, and answers to another truth of the same family."""
+    rng = random.Random("near misses")
+    changed = [(_one_digit_off(pair, rng), pair) for pair in SAMPLE if pair.family not in FORGIVING]
+    others = [
+        (other.response, pair)
+        for pair, other in pairwise(SAMPLE)
+        if pair.family == other.family and not same(pair.right, other.left)
+    ]
+    return [(response, pair) for response, pair in (*changed, *others) if response != pair.response]
+
+
+def _one_digit_off(pair: Equivalent, rng: random.Random) -> str:
+    places = [place for place, char in enumerate(pair.answer) if char in "0123456789"]
+    if not places:
+        return pair.response
+    place = rng.choice(places)
+    digit = str((int(pair.answer[place]) + rng.randint(1, 9)) % 10)
+    return pair.response.replace(pair.answer, pair.answer[:place] + digit + pair.answer[place + 1 :])
+
+
+def test_no_near_miss_is_right(near_misses: list[tuple[str, Equivalent]]) -> None:
+    problems = [(response, Problem(user("?"), p.truth, p.rule, p.family)) for response, p in near_misses]
+    judged = zip(near_misses, grade_many(problems), strict=True)
+    paid = [f"{p.family}: {response!r} for {p.truth!r}" for (response, p), v in judged if v.kind == "correct"]
+    assert len(near_misses) > 800
+    assert not paid, "\n".join(paid)
 
 
 def test_the_pairs_are_judged_promptly(graded: Graded) -> None:
