@@ -16,6 +16,7 @@ from trimtab.objectives import TokenBatch
 from trimtab.train import checkpoints, loop
 from trimtab.train.loop import train
 from trimtab.train.run import RunStoppedError, Stop
+from trimtab.train.run_folder import RunFolder
 from trimtab.train.warm_start import cache_key
 
 TENSORS = "checkpoints/step-00000006/model.safetensors", "checkpoints/step-00000006/optimizer.safetensors"
@@ -198,6 +199,21 @@ def test_a_folder_with_a_run_is_not_written_over(copy: Path) -> None:
     with pytest.raises(ValueError, match="already holds a run: add --resume"):
         trained(copy)
     assert contents(copy) == before
+
+
+def test_a_folder_in_use_is_left_alone(copy: Path) -> None:
+    before = contents(copy)
+    with RunFolder(copy).claimed(), pytest.raises(ValueError, match="in use by another process"):
+        trained(copy, resume=True)
+    assert contents(copy) == before
+    trained(copy, resume=True)  # and free again afterwards
+
+
+def test_a_killed_process_lets_its_folder_go(whole: Path, tmp_path: Path) -> None:
+    order = Order(tmp_path / "run", fault="step.done:2")
+    assert order.run() < 0
+    assert order.resumed().run() == 0
+    assert not differences(contents(whole), contents(order.folder))
 
 
 # --- the warm start's cache

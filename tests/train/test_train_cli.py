@@ -206,6 +206,26 @@ def test_a_programming_error_is_not_hidden(here: Path, monkeypatch: pytest.Monke
     assert isinstance(result.exception, RuntimeError)
 
 
+@pytest.mark.parametrize("moment", ["trimtab.train.run.warm_start", "trimtab.train.loop.update"])
+def test_an_interruption_says_how_to_go_on_and_that_works(
+    here: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    command = ["tiny.toml", "--out", "runs/here"]
+    with monkeypatch.context() as patch:
+        patch.setattr(moment, interrupt)
+        result = train(*command)
+    assert result.exit_code == 130
+    if "--resume" in result.stderr:
+        assert "go on with: trimtab train --resume runs/here" in result.stderr
+        command = ["--resume", "runs/here"]
+    else:
+        assert "the same command goes on with the warm start" in result.stderr
+    assert train(*command).exit_code == 0
+
+
 def test_a_dry_run_makes_and_loads_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trimtab.train.build.load_policy", no_memory)
     result = train("tiny.toml", "--dry-run", "--set", "objective=gspo")

@@ -75,6 +75,8 @@ def _run(run: Run, reporter: Reporter) -> tuple[int, str]:
     except RunStoppedError as error:
         return STOPPED, f"stopped after step {run.progress.step}: {error}"
     except KeyboardInterrupt:
+        if not run.folder.checkpoints.exists():
+            return INTERRUPTED, "stopped before the first step; the same command goes on with the warm start"
         return INTERRUPTED, f"stopped at once; go on with: trimtab train --resume {run.folder.path}"
     except (ValueError, OSError) as error:
         return WRONG, str(error)

@@ -132,12 +132,13 @@ def build_trainer(config: Config) -> Trainer:
 
 def train(run: Run) -> None:
     """A whole run: warm start or resume, steps, evaluations, checkpoints."""
-    trainer = run.prepare()
-    with closing(run.steps()) as steps:
-        for step in steps:
-            trainer.set_learning_rate(step)
-            metrics = trainer.step(run.progress)
-            run.finish_step(metrics)
+    with run.folder.claimed():
+        trainer = run.prepare()
+        with closing(run.steps()) as steps:
+            for step in steps:
+                trainer.set_learning_rate(step)
+                metrics = trainer.step(run.progress)
+                run.finish_step(metrics)
 
 
 def _refused(error: NotFiniteError) -> UpdateResult:

@@ -6,9 +6,12 @@ trained `model/`.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +64,17 @@ class RunFolder:
     def faults(self) -> Path:
         """One JSON line per update that was not taken."""
         return self.path / "faults.jsonl"
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Hold the folder: no other process can run in it meanwhile. Whatever ends this process lets it go."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            _hold(folder, self.path)
+            yield
+        finally:
+            os.close(folder)
 
     def create(self, config: Config) -> None:
         """Start a run; a folder that holds one already is left alone."""
@@ -115,6 +129,13 @@ class RunFolder:
     def fault_records(self) -> list[dict[str, Any]]:
         """Every update that was not taken, and why."""
         return _records(self.faults)
+
+
+def _hold(folder: int, path: Path) -> None:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"{path} is in use by another process: wait for it, or choose another --out") from None
 
 
 def resolved_toml(config: Config) -> str:
