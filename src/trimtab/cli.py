@@ -121,3 +121,100 @@ def compare(
         comparison = Comparison(tuple(objectives), where, recipe, seeds, tuple(settings or ()), jobs)
         code = show(comparison, plan_jobs(comparison), Console())
     raise typer.Exit(code)
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A folder or hub name of a model, smollm2, a run of trimtab's, or a checkpoint."),
+    ] = None,
+    benchmarks: Annotated[
+        str, typer.Option(help="Of aime24, aime25, amc23, math500, minerva, olympiadbench, gsm8k, with commas.")
+    ] = "aime24,aime25,amc23,math500,minerva,olympiadbench",
+    data: Annotated[Path | None, typer.Option(help="The folder with their files. Default: from the hub.")] = None,
+    preset: Annotated[str, typer.Option(help="train (T 1.0, top-p 1.0) or justrl (T 0.7, top-p 0.9).")] = "train",
+    samples: Annotated[int | None, typer.Option(help="Per problem. Default: 32, for the large sets 4.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="A response is cut off here.")] = 20_480,
+    temperature: Annotated[float | None, typer.Option(help="Instead of the preset's.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Instead of the preset's.")] = None,
+    suffix: Annotated[
+        str | None, typer.Option(help="Added to every problem. Default: step by step, and a box.")
+    ] = None,
+    problems: Annotated[int | None, typer.Option(help="Only the first so many of each benchmark.")] = None,
+    seed: Annotated[int, typer.Option(help="Of every random stream.")] = 0,
+    rule: Annotated[str | None, typer.Option(help="What grades the responses. Default: math.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder. Default: runs/eval-<model>-<preset>.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on in the folder; the same command does so too.")
+    ] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Ask again for what failed.")] = False,
+    regrade: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Grade again, without sampling.")] = None,
+    against: Annotated[str | None, typer.Option(help="Another model, or the folder of its evaluation.")] = None,
+    papers: Annotated[bool, typer.Option("--papers", help="Show what papers print beside it.")] = False,
+    endpoint: Annotated[str | None, typer.Option(help="An OpenAI-compatible server: http://host:port/v1.")] = None,
+    model_name: Annotated[str | None, typer.Option(help="What the server calls the model.")] = None,
+    concurrency: Annotated[int, typer.Option(help="Requests at a time.")] = 16,
+    timeout: Annotated[float, typer.Option(help="Seconds for a whole answer of the server.")] = 1800.0,
+    retries: Annotated[int, typer.Option(help="How often a request is tried again.")] = 6,
+    batch: Annotated[int, typer.Option(help="Responses at a time, natively.")] = 256,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    chat: Annotated[bool, typer.Option(help="Use the chat template where there is one.")] = True,
+    entropy: Annotated[bool, typer.Option(help="Score every response once more for its entropy.")] = True,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Plain lines instead of the bar.")] = False,
+) -> None:
+    """The math benchmarks with intervals by question; every response is kept, and a stopped evaluation goes on."""
+    with errors_in_words():
+        from trimtab.evaluate import launch
+        from trimtab.evaluate.endpoint import Connection
+        from trimtab.evaluate.run import Wanted
+
+        if regrade is not None:
+            raise typer.Exit(launch.regrade(regrade, rule, papers, quiet))
+        given = {"suffix": suffix, "rule": rule}
+        wanted = Wanted(
+            model=model,
+            benchmarks=tuple(name.strip() for name in benchmarks.split(",") if name.strip()),
+            data=data,
+            preset=preset,
+            samples=samples,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            problems=problems,
+            seed=seed,
+            out=out,
+            connection=Connection(endpoint, concurrency, timeout, retries) if endpoint else None,
+            model_name=model_name,
+            device=device,
+            precision=precision,
+            chat=chat,
+            batch=batch,
+            entropy=entropy,
+            resume=resume,
+            retry_failed=retry_failed,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+        code = launch.launch(wanted, against, papers, quiet)
+    raise typer.Exit(code)
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, with records under tokens/.")],
+    objectives: Annotated[
+        list[str] | None,
+        typer.Option("--objective", metavar="NAME", help="As 'sspo + s2t'; 'recorded' is the run's own. Repeatable."),
+    ] = None,
+    sweep: Annotated[
+        list[str] | None, typer.Option(metavar="OPTION=A,B", help="Values of an option, as tau_p=0.0005,0.002.")
+    ] = None,
+    steps: Annotated[str | None, typer.Option(metavar="FIRST:LAST", help="Only these steps, both included.")] = None,
+    out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write everything here too.")] = None,
+) -> None:
+    """What other objectives would have done to a run's recorded tokens; no model and no GPU is needed."""
+    with errors_in_words():
+        from trimtab.insight.replay_table import show
+
+        show(run, objectives or [], sweep or [], steps, out, Console())

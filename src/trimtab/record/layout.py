@@ -75,7 +75,8 @@ class StepInfo:
     """What a recorded step has besides its tables.
 
     `observed_entropy` is what controllers looked at before the step's first plan, `controllers` their state then.
-    `sampled` counts all responses of the step; a record with fewer cannot give the exact plan again.
+    `sampled` counts all responses of the step; a record with fewer cannot give the exact plan again. `device` and
+    `threads` are what sums were made with: their last bit depends on it.
     """
 
     step: int
@@ -85,6 +86,8 @@ class StepInfo:
     updates: list[UpdateInfo]
     observed_entropy: float | None = None
     controllers: dict[str, dict[str, float]] = field(default_factory=dict)
+    device: str = "cpu"
+    threads: int = 1
 
     @property
     def complete(self) -> bool:

@@ -69,11 +69,16 @@ class Recording:
             hold(trace, parts_by_budget(lengths[trace.first : trace.first + trace.batch.responses], budget))
             for trace in traces
         ]
-        state, entropy = objective.state_dict(), observed_entropy(experience.batch)
+        facts: dict[str, Any] = {
+            "observed_entropy": observed_entropy(experience.batch),
+            "controllers": objective.state_dict(),
+            "device": self.policy.device.type,
+            "threads": torch.get_num_threads(),
+        }
 
         def build() -> StepData:
             data = step_data(number, answers, held, choose(answers, self.config.record.share), self.policy)
-            return replace(data, info=replace(data.info, observed_entropy=entropy, controllers=state))
+            return replace(data, info=replace(data.info, **facts))
 
         self.recorder.write(number, build)
 

@@ -1,0 +1,226 @@
+"""What the flight recorder costs and how fast its records are replayed.
+
+Bytes per token and the share of step time on the demo (blocks of steps with and without recording in one run, medians),
+and tokens per second through four objectives on a made record with the sizes of a real run. `--out` writes the JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+import trimtab
+from trimtab.insight.replay import replay
+from trimtab.record import Manifest, Recorder, Settings, StepData, StepInfo, UpdateInfo, Vocabulary, open_run
+from trimtab.record.layout import size_of, step_folder
+from trimtab.train.config import load
+from trimtab.train.loop import Trainer
+from trimtab.train.run import Run
+from trimtab.train.run_folder import RunFolder
+
+OBJECTIVES = ("grpo", "stapo", "stare", "sspo")
+BLOCK, BLOCKS = 20, 10  # steps with recording, then as many without, and so on
+
+
+class Silent:
+    """A reporter that only minds warnings."""
+
+    def message(self, text: str) -> None:
+        """Print what is wrong."""
+        print(text)
+
+    def warm(self, step: int, steps: int, loss: float) -> None:
+        """Nothing."""
+
+    def step(self, step: int, steps: int, metrics: Any) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def demo(folder: Path) -> dict[str, Any]:
+    """The demo for some steps: bytes per token, and what recording adds to a step."""
+    settings = [f"run.steps={BLOCK * BLOCKS * 2}", "run.eval_every=0", "run.checkpoint_every=0"]
+    run = Run(load("demo", settings), RunFolder(folder), Silent())
+    trainer = run.prepare()
+    recording, times = trainer.recording, {True: list[float](), False: list[float]()}
+    own: list[float] = []
+    for step in run.steps():
+        on = step // BLOCK % 2 == 0
+        trainer.recording = recording if on else None
+        trainer.set_learning_rate(step)
+        with _own_time(trainer, own):
+            began = time.perf_counter()
+            metrics = trainer.step(run.progress)
+            if step % BLOCK:  # the first of a block shares its time with the last record of the block before
+                times[on].append(time.perf_counter() - began)
+        run.finish_step(metrics)
+    trainer.recording = recording
+    assert recording is not None
+    recording.close()
+    records = open_run(folder)
+    size = size_of([step_folder(records.folder, n) for n in records.steps])
+    tokens = sum(step.info.tokens for step in records)
+    with_it, without = median(times[True]), median(times[False])
+    return {
+        "steps_recorded": len(records),
+        "tokens_per_step": round(tokens / len(records)),
+        "bytes_per_token": round(size / tokens, 2),
+        "step_ms_with": round(1e3 * with_it, 2),
+        "step_ms_without": round(1e3 * without, 2),
+        "overhead_share": round(with_it / without - 1, 4),
+        "main_thread_share": round(median(own) / without, 4),
+    }
+
+
+@contextmanager
+def _own_time(trainer: Trainer, times: list[float]) -> Iterator[None]:
+    """Seconds that the training thread itself spends on recording."""
+    recording = trainer.recording
+    if recording is None:
+        yield
+        return
+    whole, spent = recording.step, 0.0
+
+    def timed(*args: Any) -> None:
+        nonlocal spent
+        began = time.perf_counter()
+        whole(*args)
+        spent = time.perf_counter() - began
+
+    object.__setattr__(recording, "step", timed)
+    yield
+    object.__delattr__(recording, "step")
+    times.append(spent)
+
+
+def made_step(step: int, responses: int, length: int, updates: int, seed: int) -> StepData:
+    """A step as a model of 150 thousand tokens might leave it: mostly sure of itself, sometimes surprised."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(length // 2, length * 3 // 2, responses)
+    n = int(lengths.sum())
+    surprisal = rng.gamma(0.25, 1.2, n).astype(np.float32)
+    entropy = (0.9 * surprisal + rng.gamma(0.2, 1.0, n)).astype(np.float32)
+    old, p = -surprisal, np.exp(-surprisal)
+    reward = rng.integers(0, 2, responses).astype(np.float32)
+    centered = reward - reward.reshape(-1, 8).mean(1).repeat(8)
+    jitter = rng.normal(0, 0.02, n).astype(np.float32)
+    segment = np.concatenate([np.arange(k) // 12 for k in lengths]).astype(np.int32)
+    bounds = np.linspace(0, responses, updates + 1).astype(int)
+    spans = list(pairwise(bounds.tolist()))
+    infos = [UpdateInfo(k, int(b - a), int(lengths[a:b].sum()), parts=[int(b - a)]) for k, (a, b) in enumerate(spans)]
+    one = np.ones(n, np.float32)
+    tokens = {
+        "response": np.repeat(np.arange(responses, dtype=np.int32), lengths),
+        "token": rng.zipf(1.3, n).clip(max=150_000).astype(np.int32),
+        "old_logp": old,
+        "new_logp": old + jitter,
+        "sampler_logp": old + jitter / 16,
+        "entropy": entropy,
+        "sum_p2": (p * p + (1 - p) ** 2 / 2).astype(np.float32),
+        "sum_p2_logp": (-p * p * surprisal).astype(np.float32),
+        "advantage": centered.repeat(lengths),
+        "weight": one,
+        "scale": one / n,
+        "clip_low": one * np.float32(0.2),
+        "clip_high": one * np.float32(0.28),
+        "clipped": np.abs(jitter) > 0.06,
+        "reason": np.zeros(n, np.int16),
+        "segment": segment,
+    }
+    table = {
+        "step": [step] * responses, "response": list(range(responses)), "tokens": lengths.astype(np.int32),
+        "update": [k for k, (a, b) in enumerate(spans) for _ in range(a, b)],
+        "group": [n // 8 for n in range(responses)], "sample": [n % 8 for n in range(responses)], "reward": reward,
+        "verdict": ["correct" if r else "wrong" for r in reward], "extracted": [str(n % 100) for n in range(responses)],
+        "finished": [True] * responses, "prompt": [f"What is {n // 8} and {n // 8}? " * 10 for n in range(responses)],
+        "answer": [str(n // 8) for n in range(responses)], "source": ["made"] * responses,
+    }  # fmt: skip
+    info = StepInfo(step, responses, n, responses, infos, float(entropy.mean()))
+    return StepData(info, tokens, table)
+
+
+def made_run(folder: Path, steps: int, responses: int, length: int, updates: int) -> None:
+    """A run folder that holds nothing but made records."""
+    manifest = Manifest({"name": "dapo"}, "group_normalized", Settings())
+    recorder = Recorder(folder / "tokens", manifest, print)
+    recorder.start(lambda: Vocabulary([b"a"] * 150_001, [False] * 150_001), 0)
+    for step in range(1, steps + 1):
+        recorder.write(step, lambda step=step: made_step(step, responses, length, updates, step))  # type: ignore[misc]
+    recorder.close()
+
+
+def replaying(folder: Path, steps: int, rounds: int) -> dict[str, Any]:
+    """Tokens per second through all the objectives; two updates a step, each over a quarter of a million tokens."""
+    made_run(folder, steps, responses=512, length=1024, updates=2)
+    records = open_run(folder)
+    tokens = sum(step.info.tokens for step in records)
+    size = size_of([step_folder(records.folder, n) for n in records.steps])
+    replay(folder, OBJECTIVES, last=1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        replay(folder, OBJECTIVES)
+        seconds.append(time.perf_counter() - began)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return {
+        "objectives": list(OBJECTIVES),
+        "tokens": tokens,
+        "bytes_per_token": round(size / tokens, 2),
+        "seconds": [round(s, 3) for s in seconds],
+        "tokens_per_second": round(tokens / median(seconds)),
+        "tokens_per_second_best": round(tokens / min(seconds)),
+        "peak_memory_grown_mb": round(grown / 1e3, 1),
+    }
+
+
+def main() -> None:
+    """Measure, print, and write where asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--steps", type=int, default=8, help="made steps to replay")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=["demo", "replay"])
+    options = parser.parse_args()
+    torch.set_num_threads(2)
+    result: dict[str, Any] = {
+        "what": "the flight recorder: its size, its cost on the demo, and replay under four objectives",
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"CPU, {torch.get_num_threads()} threads",
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "pyarrow": pa.__version__,
+            "trimtab": trimtab.__version__,
+        },
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        if options.only != "demo":
+            result["replay"] = replaying(Path(folder) / "made", options.steps, options.rounds)
+        if options.only != "replay":
+            result["demo"] = demo(Path(folder) / "demo")
+    text = json.dumps(result, indent=2)
+    print(text)
+    if options.out:
+        options.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

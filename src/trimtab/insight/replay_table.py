@@ -1,0 +1,147 @@
+"""A replay for people and for programs: tables in the terminal, and JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from trimtab.insight.replay import RECORDED, parse_sweep, replay
+from trimtab.insight.replay_values import CLIPPED, Overlap, Replay, Treatment
+from trimtab.record import open_run
+from trimtab.train.reporters import printable
+from trimtab.train.sparkline import NOTHING, percent
+
+REASONS = ("silenced", "boosted", "damped", "masked", "dropped", "penalized", "reshaped", "corrected", CLIPPED)
+SHOWN_PAIRS = 12
+
+
+def show(
+    run: Path, objectives: Sequence[str], sweeps: Sequence[str], steps: str | None, out: Path | None, console: Console
+) -> None:
+    """`trimtab replay`: a progress bar, two tables, and a JSON file where asked for."""
+    first, last = parse_span(steps)
+    sweep = parse_sweep(sweeps)
+    count = sum((first is None or n >= first) and (last is None or n <= last) for n in open_run(run).steps)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("replaying", total=count)
+        result = replay(
+            run,
+            list(objectives) or [RECORDED],
+            sweep=sweep,
+            first=first,
+            last=last,
+            on_step=lambda step: bar.advance(task),
+        )
+    print_replay(result, console)
+    if out is not None:
+        out.write_text(json.dumps(to_json(result), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def parse_span(text: str | None) -> tuple[int | None, int | None]:
+    """`20:40` as first and last step, both included; either may be left out."""
+    if text is None:
+        return None, None
+    words = text.split(":") if ":" in text else [text, text]
+    if len(words) != 2 or not all(word.strip().isdecimal() or not word.strip() for word in words):
+        raise ValueError(f"--steps {text!r}: write first:last, for example 20:40, or 20: for all from the 20th")
+    first, last = (int(word) if word.strip() else None for word in words)
+    return first, last
+
+
+def print_replay(result: Replay, console: Console) -> None:
+    """Who does what to which share of the tokens and of the gradient, and how far they agree."""
+    title = (
+        f"{result.run}: steps {result.steps[0].step} to {result.steps[-1].step}, {result.treatments[0].tokens} tokens"
+    )
+    reasons = [name for name in REASONS if any(name in treatment.reasons for treatment in result.treatments)]
+    table = Table("objective", *reasons, "entropy", title=printable(title), title_justify="left")
+    for label, treatment in zip(result.objectives, result.treatments, strict=True):
+        table.add_row(printable(label), *(_cell(treatment, name) for name in reasons), _change(treatment))
+    console.print(table)
+    console.print(
+        "Share of tokens (and of the gradient mass they would have had). Entropy: predicted first-order change "
+        "per unit of step size, mean over updates.",
+        highlight=False,
+    )
+    if result.overlaps:
+        console.print(_overlap_table(result))
+    for note in result.notes:
+        console.print(printable(f"Note: {note}."), highlight=False)
+
+
+def to_json(result: Replay) -> dict[str, Any]:
+    """A replay as plain values; a number that does not exist is null."""
+    table = {
+        **asdict(result),
+        "exact": result.exact,
+        "summary": {
+            label: {
+                "touched_share": treatment.touched / max(treatment.tokens, 1),
+                "entropy_change_per_update": treatment.entropy_change_per_update,
+                "reasons": {
+                    name: {
+                        "share": treatment.share(name),
+                        "mass": treatment.mass(name),
+                        "mass_after": treatment.mass_after(name),
+                    }
+                    for name in treatment.reasons
+                },
+            }
+            for label, treatment in zip(result.objectives, result.treatments, strict=True)
+        },
+        "agreement": [
+            {
+                "objectives": [result.objectives[overlap.first], result.objectives[overlap.second]],
+                "jaccard": overlap.jaccard,
+                "agreement": overlap.agreement,
+            }
+            for overlap in result.overlaps
+        ],
+    }
+    plain: dict[str, Any] = _without_nan(table)
+    return plain
+
+
+def _overlap_table(result: Replay) -> Table:
+    table = Table("touch the same tokens", "", "Jaccard", "same reason", title_justify="left")
+    for overlap in sorted(result.overlaps, key=_nearest)[:SHOWN_PAIRS]:
+        names = (printable(result.objectives[n]) for n in (overlap.first, overlap.second))
+        table.add_row(*names, _number(overlap.jaccard), percent(overlap.agreement))
+    if len(result.overlaps) > SHOWN_PAIRS:
+        table.caption = f"the nearest {SHOWN_PAIRS} of {len(result.overlaps)} pairs"
+    return table
+
+
+def _nearest(overlap: Overlap) -> float:
+    return 0.0 if math.isnan(overlap.jaccard) else -overlap.jaccard
+
+
+def _cell(treatment: Treatment, reason: str) -> str:
+    if reason not in treatment.reasons:
+        return NOTHING
+    return f"{percent(treatment.share(reason))} ({percent(treatment.mass(reason))})"
+
+
+def _change(treatment: Treatment) -> str:
+    change = treatment.entropy_change_per_update
+    return NOTHING if math.isnan(change) else f"{change:+.3g}"
+
+
+def _number(value: float) -> str:
+    return NOTHING if math.isnan(value) else f"{value:.3f}"
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
