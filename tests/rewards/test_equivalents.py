@@ -37,6 +37,8 @@ def same(left: Any, right: Any) -> bool:
         return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, frozenset):
         return len(left) == len(right) and all(any(same(one, other) for other in right) for one in left)
+    if isinstance(left, sympy.MatrixBase):
+        return left.shape == right.shape and all(map(same, left, right))
     if left == right:
         return True
     if not isinstance(left, sympy.Expr | int):

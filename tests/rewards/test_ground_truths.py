@@ -94,5 +94,16 @@ def test_no_answer_is_right_for_the_next_ones_question(benchmark: str, rows: int
     assert [pair for pair in paid if pair not in ALIKE] == []
 
 
+@needs_data
+def test_nought_and_one_are_right_only_where_they_are_the_truth() -> None:
+    """What is misread often comes to one of these: `I(0)` as I times 0, an empty sum, a power of nothing."""
+    truths = [(name, answer) for name in BENCHMARKS for answer in _answers(name)]
+    for guess in ("0", "1"):
+        response = rf"\boxed{{{guess}}}"
+        verdicts = grade_many((response, Problem(user("?"), answer, "math", name)) for name, answer in truths)
+        paid = {answer for (_, answer), verdict in zip(truths, verdicts, strict=True) if verdict.kind == "correct"}
+        assert paid <= {guess, rf"\boxed{{{guess}}}", f"$k={guess}$", f"$f(x)={guess}$"}
+
+
 # Neighbours in a benchmark that are the same number, written differently.
-ALIKE: frozenset[tuple[str, str]] = frozenset()
+ALIKE = frozenset({("5", "x=5")})
