@@ -10,12 +10,13 @@ import json
 import math
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -90,18 +91,39 @@ class EndpointSource:
 
         waiting = []
         for job in jobs:
-            missing = [key[2] for key in job.keys() if key not in done]
+            missing = [key[2] for key in job.names() if key not in done]
             waiting += [(job, missing[first : first + AT_ONCE]) for first in range(0, len(missing), AT_ONCE)]
         timeout = httpx.Timeout(self.connection.timeout, connect=min(30.0, self.connection.timeout), pool=None)
         limits = httpx.Limits(max_connections=self.connection.concurrency)
         with httpx.Client(timeout=timeout, limits=limits, headers=_headers()) as self._client:
-            pool = ThreadPoolExecutor(self.connection.concurrency)
             try:
-                for future in as_completed([pool.submit(self.answers, job, samples) for job, samples in waiting]):
-                    yield future.result()
+                yield from self._at_once(waiting)
             finally:
                 self._stop.set()
-                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _at_once(self, waiting: Sequence[tuple[Job, list[int]]]) -> Iterator[list[Generation]]:
+        """The answers as they come. The threads are daemons: a server that hangs must not hold up a Ctrl-C."""
+        work: SimpleQueue[tuple[Job, list[int]]] = SimpleQueue()
+        come: SimpleQueue[list[Generation] | Exception] = SimpleQueue()
+        for item in waiting:
+            work.put(item)
+
+        def ask() -> None:
+            while not self._stop.is_set():
+                try:
+                    come.put(self.answers(*work.get_nowait()))
+                except Empty:
+                    return
+                except Exception as error:  # the main thread raises it
+                    come.put(error)
+
+        for _ in range(min(self.connection.concurrency, len(waiting))):
+            threading.Thread(target=ask, daemon=True).start()
+        for _ in waiting:
+            answer = come.get()
+            if isinstance(answer, Exception):
+                raise answer
+            yield answer
 
     def answers(self, job: Job, samples: Sequence[int]) -> list[Generation]:
         """The samples of a question; those that never came are failed."""
@@ -126,7 +148,8 @@ class EndpointSource:
 
     def _pause(self, attempt: int) -> float:
         """Twice as long each time, and at random, so that many do not come back at once."""
-        return min(LONGEST_WAIT, self.connection.pause * 2**attempt) * random.uniform(0.5, 1.0)
+        longest = min(LONGEST_WAIT, self.connection.pause * 2.0**attempt)
+        return longest * random.uniform(0.5, 1.0)
 
     def _request(self, job: Job, samples: Sequence[int]) -> list[Generation]:
         """One request; between one and all of the samples."""
@@ -143,7 +166,7 @@ class EndpointSource:
             **{key: value for key, value in self._optional(count, seed).items() if key not in self.ignored},
         }
         status, wait, body = self._post(asked, BYTES_BESIDES + count * self.settings.max_new_tokens * BYTES_PER_TOKEN)
-        if status in (400, 422) and (unknown := [key for key in OPTIONAL if key in asked and f"{key}" in _words(body)]):
+        if status in (400, 422) and (unknown := [key for key in OPTIONAL if key in asked and _names(key, body)]):
             self.ignored.add(unknown[0])
             return self._request(job, samples)
         self._check_status(status, wait, body)
@@ -240,6 +263,11 @@ def _hide_key(text: str) -> str:
     """Some servers repeat the key that they refuse."""
     key = os.environ.get("OPENAI_API_KEY")
     return text.replace(key, "(the key)") if key else text
+
+
+def _names(key: str, body: bytes) -> bool:
+    """Whether a refusal speaks of a field."""
+    return re.search(rf"(?<![\w\\]){key}(?!\w)", _words(body)) is not None
 
 
 def _words(body: bytes) -> str:

@@ -69,20 +69,16 @@ class EvalFolder:
         return self.path / "result.json"
 
     def open(self, settings: Settings, questions: Sequence[Question]) -> None:
-        """Start an evaluation, or go on with one of the same settings."""
-        if not (self.path / "settings.json").exists():
-            if self.generations.exists():
-                raise ValueError(f"{self.path} holds generations but no settings: choose another --out")
-            self.path.mkdir(parents=True, exist_ok=True)
+        """Start an evaluation, or go on with one of the same settings; one without a sample yet can be started anew."""
+        begun = self.generations.exists() and self.generations.stat().st_size > 0
+        differ = differences(self.settings(), settings) if begun else []
+        if differ:
+            lines = "".join(f"\n  {line}" for line in differ)
+            raise ValueError(f"{self.path} was made with other settings; choose another --out. They differ in:{lines}")
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not begun:
             rows = [json.dumps(question_row(question)) for question in questions]
             write_atomically(self.path / "problems.jsonl", "".join(f"{row}\n" for row in rows))
-        else:
-            differ = differences(self.settings(), settings)
-            if differ:
-                lines = "".join(f"\n  {line}" for line in differ)
-                raise ValueError(
-                    f"{self.path} was made with other settings; choose another --out. They differ in:{lines}"
-                )
         write_atomically(self.path / "settings.json", json.dumps(settings.as_json(), indent=2) + "\n")
 
     def settings(self) -> Settings:
@@ -99,7 +95,7 @@ class EvalFolder:
         """The problems it asks, as they were when it started."""
         path, rule = self.path / "problems.jsonl", self.settings().rule
         questions = []
-        for at, row in _lines(path):
+        for at, row in json_lines(path):
             try:
                 problem = Problem(tuple(row["prompt"]), row["answer"], rule, row["benchmark"])
                 questions.append(Question(row["benchmark"], row["id"], row["at"], problem))
@@ -112,7 +108,7 @@ class EvalFolder:
         _cut_torn_line(self.generations)
         found: dict[Key, Generation] = {}
         digest_now = self.settings().digest()
-        for at, row in _lines(self.generations):
+        for at, row in json_lines(self.generations):
             try:
                 generation = Generation(**row)
             except TypeError as error:
@@ -170,7 +166,8 @@ def prompt_hash(question: Question) -> str:
     return digest([dict(message) for message in question.problem.prompt])
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(where it is, the row) for every line of a file; nothing where there is no file."""
     if not path.exists():
         return
     with path.open("rb") as file:

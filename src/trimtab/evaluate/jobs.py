@@ -18,13 +18,13 @@ class Job:
     question: Question
     samples: int
 
-    def keys(self) -> list[Key]:
+    def names(self) -> list[Key]:
         """The names of its samples."""
         return [(self.question.benchmark, self.question.id, sample) for sample in range(self.samples)]
 
 
 class Source(Protocol):
-    """Draws samples, in batches. What it draws depends on settings, question and sample, not on what is done already."""
+    """Draws samples, in batches. What it draws does not depend on what is done already."""
 
     def kept(self, jobs: Sequence[Job], done: AbstractSet[Key]) -> set[Key]:
         """Which of the samples that are done can stay."""

@@ -71,12 +71,12 @@ class NativeSource:
         context = getattr(self.policy.causal.config, "max_position_embeddings", None)
         longest = max(len(self._prompt(job)) for job in jobs)
         room = math.inf if context is None else context - longest
+        if room < 1:
+            raise ValueError(f"the model takes {context} tokens in all, and the longest prompt alone has {longest}")
         if self.settings.max_new_tokens > room:
             raise ValueError(
-                f"--max-new-tokens {self.settings.max_new_tokens}: the model takes {context} tokens in all and the longest "
-                f"prompt has {longest}; say --max-new-tokens {room:g} or less"
-                if room > 0
-                else f"the model takes {context} tokens in all, and the longest prompt alone has {longest}"
+                f"--max-new-tokens {self.settings.max_new_tokens}: the model takes {context} tokens in all and the "
+                f"longest prompt has {longest}; say --max-new-tokens {room:g} or less"
             )
 
     def _prompt(self, job: Job) -> list[int]:
@@ -143,6 +143,9 @@ class NativeSource:
 
 def open_model(model: str, device: str, precision: str, chat: bool) -> Policy:
     """A policy by path, `demo`, `smollm2`, hub name, or a run of trimtab's (its folder or one of its checkpoints)."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     if precision not in ("fp32", "bf16"):
         raise ValueError(f"--precision {precision}: it is fp32 or bf16")
     run, checkpoint = _run_of(Path(model).expanduser())
@@ -199,4 +202,4 @@ def _stream(job: Job) -> int:
 
 
 def _keys(batch: Sequence[Job]) -> set[Key]:
-    return {key for job in batch for key in job.keys()}
+    return {key for job in batch for key in job.names()}

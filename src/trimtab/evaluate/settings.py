@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from trimtab.tasks.benchmarks import BENCHMARKS, SUFFIX
+from trimtab.tasks.benchmarks import BENCHMARKS
 from trimtab.train.config_errors import nearest
 
 MAX_NEW_TOKENS = 20_480
