@@ -12,6 +12,7 @@ from trimtab.objectives import Objective
 from trimtab.objectives.handbook import METRICS as OBJECTIVE_METRICS
 from trimtab.policy.update import UpdateResult
 from trimtab.train.experience import Answer, Experience, has_spread, mismatch
+from trimtab.train.signs import token_signs
 
 NAMED = 20  # responses named in the record of a fault
 
@@ -20,7 +21,10 @@ METRICS: dict[str, str] = {
     "groups/dropped": "groups that dynamic sampling left out for want of reward spread",
     "groups/mixed_share": "share of groups whose rewards differ: only they teach",
     "policy/entropy": "token-mean entropy of the old policy over the step's responses (nats)",
+    "policy/entropy_median": "median of that entropy over the tokens",
+    "policy/entropy_p90": "the entropy that one token in ten exceeds",
     "response/length_mean": "tokens per response",
+    "response/repetition_share": "share of 4-grams that were in the same response before",
     "response/truncated_share": "share of responses cut off at max_new_tokens",
     "reward/accuracy": "share of sampled responses that are right",
     "reward/mean": "mean reward",
@@ -30,6 +34,8 @@ METRICS: dict[str, str] = {
     "time/update": "seconds of planning and updating",
     "time/tokens_per_second": "response tokens per second of the whole step",
     "tokens/count": "response tokens of the step",
+    "tokens/spurious_share": "share of tokens that are rewarded though 3 nats more surprising than they should be",
+    "tokens/top_gradient_share": "share of all gradient norms that the top 0.1 % of tokens hold (at least 10 tokens)",
     "update/grad_norm": "gradient norm before clipping",
     "update/loss": "the objective",
     "update/skipped": "updates of the step that were not taken because something was not finite",
@@ -44,8 +50,9 @@ def step_metrics(experience: Experience, results: Sequence[UpdateResult], object
     if batch.tokens:
         off = mismatch(batch)
         assert batch.entropy is not None
-        numbers = torch.stack([batch.entropy.mean(), off.mean(), off.max()]).tolist()
-        metrics |= dict(zip(("policy/entropy", "sampler/mismatch_mean", "sampler/mismatch_max"), numbers, strict=True))
+        numbers = {"policy/entropy": batch.entropy.mean(), "sampler/mismatch_mean": off.mean()}
+        numbers |= {"sampler/mismatch_max": off.max(), **token_signs(batch)}
+        metrics |= dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True))
     if answers:
         metrics |= {
             "reward/mean": fmean(a.reward for a in answers),

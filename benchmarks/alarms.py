@@ -1,0 +1,131 @@
+"""How well alarms tell that a run goes wrong: detection, false alarms and lead time, on demo runs that are made to.
+
+`alarms.py run --jobs 14 --out FOLDER` makes the runs and keeps the metrics and the configuration of each; `alarms.py
+table FOLDER` replays the alarms over them. So thresholds can be tuned without running anything again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+
+from alarm_suite import REPORTING, SCENARIOS, TUNING, Scenario
+
+KEPT = {"metrics.jsonl", "config.toml", "error.txt"}
+
+
+def make_run(name: str, seed: int, folder: Path, steps: int | None, deadline: float) -> str:
+    """One run; of its folder only metrics and configuration stay. A word on how it went."""
+    from trimtab.train.loop import train
+    from trimtab.train.reporters import PlainReporter
+    from trimtab.train.run import Run, RunStoppedError
+    from trimtab.train.run_folder import RunFolder
+
+    if (folder / "done").exists():
+        return "was there already"
+    if time.time() > deadline:
+        return "not run: the time is up"
+    _hush()
+    shutil.rmtree(folder, ignore_errors=True)
+    scenario, began, word = SCENARIOS[name], time.monotonic(), "finished"
+    config = scenario.config(seed)
+    if steps is not None:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"steps": steps})})
+    try:
+        with scenario.sabotage():
+            train(Run(config, RunFolder(folder), PlainReporter(lambda text: None)))
+    except RunStoppedError as error:
+        word = f"stopped: {error}"
+    except Exception as error:  # one broken run must not cost the others
+        word = f"failed: {error!r}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "error.txt").write_text(word)
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in KEPT:
+            path.unlink()
+    if not word.startswith("failed"):
+        (folder / "done").write_text(word)
+    return f"{word:.80}, {time.monotonic() - began:.0f} s"
+
+
+def _hush() -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def warm_keys(scenarios: list[Scenario], seeds: list[int]) -> dict[str, tuple[str, int]]:
+    """One run for every warm start that the suite needs, by its key: two must not make the same one at a time."""
+    import torch
+
+    from trimtab.train.warm_start import cache_key
+
+    torch.set_num_threads(1)
+    return {cache_key(s.config(seed)): (s.name, seed) for seed in seeds for s in scenarios}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the runs, warm starts first, then everything, seed by seed."""
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+    seeds = args.seeds or [*TUNING, *REPORTING]
+    scenarios = [SCENARIOS[name] for name in args.only or SCENARIOS]
+    deadline, began = time.time() + 60 * args.minutes, time.monotonic()
+    warm = warm_keys(scenarios, seeds)
+    with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
+        jobs = {
+            pool.submit(make_run, name, seed, args.out / f".warm-{key}", 1, deadline): f"warm start {key}"
+            for key, (name, seed) in warm.items()
+        }
+        failed = _wait(jobs, began)
+        wanted = [(s.name, seed) for seed in seeds for s in scenarios]
+        jobs = {
+            pool.submit(make_run, name, seed, args.out / _folder(name, seed), args.steps, deadline): _folder(name, seed)
+            for name, seed in wanted
+        }
+        failed += _wait(jobs, began)
+    for path in args.out.glob(".warm-*" if args.keep_warm_starts else ".warm*"):
+        shutil.rmtree(path)
+    print(f"{len(jobs)} runs in {time.monotonic() - began:.0f} s, {failed} failed or not run")
+    return int(failed > 0)
+
+
+def _folder(name: str, seed: int) -> str:
+    return f"{name}-seed{seed}"
+
+
+def _wait(jobs: dict[Future[str], str], began: float) -> int:
+    failed = 0
+    for number, future in enumerate(as_completed(jobs)):
+        word = future.result()
+        failed += word.startswith(("failed", "not run"))
+        print(f"{time.monotonic() - began:5.0f} s  [{number + 1}/{len(jobs)}] {jobs[future]}: {word}", flush=True)
+    return failed
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    making = commands.add_parser("run", help="make the runs")
+    making.add_argument("--out", type=Path, required=True)
+    making.add_argument("--jobs", type=int, default=1)
+    making.add_argument("--minutes", type=float, default=60, help="no run starts after so many")
+    making.add_argument("--seeds", type=int, nargs="*")
+    making.add_argument("--steps", type=int, help="fewer, for a look")
+    making.add_argument("--keep-warm-starts", action="store_true", help="for the next call with the same folder")
+    making.add_argument("--only", nargs="*", choices=sorted(SCENARIOS))
+    making.set_defaults(do=run)
+    args = parser.parse_args()
+    return int(args.do(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
