@@ -160,7 +160,7 @@ def made_run(folder: Path, steps: int, responses: int, length: int, updates: int
     """A run folder that holds nothing but made records."""
     manifest = Manifest({"name": "dapo"}, "group_normalized", Settings())
     recorder = Recorder(folder / "tokens", manifest, print)
-    recorder.start(lambda: Vocabulary([b"a"] * 150_001, [False] * 150_001), 0)
+    recorder.start(Vocabulary([b"a"] * 150_001, [False] * 150_001), 0)
     for step in range(1, steps + 1):
         recorder.write(step, lambda step=step: made_step(step, responses, length, updates, step))  # type: ignore[misc]
     recorder.close()

@@ -2,15 +2,13 @@
 
 from trimtab.record.layout import Manifest, RecordError, RecordWarning, Settings, StepInfo, UpdateInfo
 from trimtab.record.reader import Records, Step, Update, open_run
-from trimtab.record.schema import RESPONSES, SCHEMA, TABLES, TOKENS, VOCABULARY, Column
-from trimtab.record.writer import Recorder, StepData, Vocabulary, rewind, write_step
+from trimtab.record.schema import SCHEMA, TABLES, Column
+from trimtab.record.vocabulary import Vocabulary
+from trimtab.record.writer import Recorder, StepData, rewind, write_step
 
 __all__ = [
-    "RESPONSES",
     "SCHEMA",
     "TABLES",
-    "TOKENS",
-    "VOCABULARY",
     "Column",
     "Manifest",
     "RecordError",

@@ -6,7 +6,6 @@ error when it is asked for by number; in no case does it give numbers.
 
 from __future__ import annotations
 
-import codecs
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trimtab.record import layout
 from trimtab.record.layout import Manifest, RecordError, RecordWarning, StepInfo, UpdateInfo
 from trimtab.record.tables import open_table, read_columns
+from trimtab.record.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,14 +44,14 @@ class Records:
         return layout.recorded_steps(self.folder)
 
     @cached_property
-    def vocabulary(self) -> Words:
+    def vocabulary(self) -> Vocabulary:
         """The text of every token id."""
         path = self.folder / layout.VOCABULARY
         data = layout.read_bytes(path)
         if layout.digest(data) != self.manifest.vocabulary_sha256:
             raise RecordError(f"{path} is damaged: it is not what was written")
         table = read_columns(open_table("vocabulary", data, str(path)), ["text", "special"], str(path))
-        return Words(table.column("text").to_pylist(), table.column("special").to_pylist())
+        return Vocabulary(table.column("text").to_pylist(), table.column("special").to_pylist())
 
     def step(self, number: int) -> Step:
         """One step, or an error that says what is wrong with it."""
@@ -118,20 +118,22 @@ class Step:
         return out
 
     def pieces(self, response: int) -> list[str]:
-        """A response's tokens as text, in pieces that add up to it; a character's bytes come with the last of them."""
-        ids = self.tokens["token"][self.offsets[response] : self.offsets[response + 1]]
-        return self.records.vocabulary.pieces(ids.tolist())
+        """A response's tokens as text, one piece each, special ones by name."""
+        return self.records.vocabulary.pieces(self._ids(response))
 
     def text(self, response: int) -> str:
         """A response as text, its special tokens left out."""
-        ids = self.tokens["token"][self.offsets[response] : self.offsets[response + 1]].tolist()
         words = self.records.vocabulary
-        return "".join(words.pieces([token for token in ids if not words.is_special(token)]))
+        return words.decode([token for token in self._ids(response) if not words.is_special(token)])
 
     def checked(self) -> Step:
         """The step, once both its tables are known to be whole."""
         _ = self.tokens, self.responses, self.offsets
         return self
+
+    def _ids(self, response: int) -> list[int]:
+        ids: list[int] = self.tokens["token"][self.offsets[response] : self.offsets[response + 1]].tolist()
+        return ids
 
     def _columns(self, table: str, rows: int) -> Columns:
         path = layout.step_folder(self.records.folder, self.number) / f"{table}.parquet"
@@ -193,27 +195,3 @@ class Columns(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.file.schema_arrow.names)
-
-
-@dataclass(frozen=True)
-class Words:
-    """The vocabulary: bytes by token id. Ids beyond it are special."""
-
-    text: Sequence[bytes]
-    special: Sequence[bool]
-
-    def is_special(self, token: int) -> bool:
-        """Whether a token is no part of a text."""
-        return token >= len(self.special) or self.special[token]
-
-    def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """The tokens as text, one piece each; bytes that are no text become the replacement character."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        pieces = [decoder.decode(self.text[t] if t < len(self.text) else f"<{t}>".encode()) for t in tokens]
-        rest = decoder.decode(b"", final=True)
-        return [*pieces[:-1], pieces[-1] + rest] if pieces else []
-
-    @cached_property
-    def spelling(self) -> dict[int, bytes]:
-        """The bytes of every token that is part of a text."""
-        return {n: text for n, (text, special) in enumerate(zip(self.text, self.special, strict=True)) if not special}

@@ -17,6 +17,7 @@ from typing import Any
 from trimtab.record import layout
 from trimtab.record.layout import Manifest, RecordError, StepInfo
 from trimtab.record.tables import encode
+from trimtab.record.vocabulary import Vocabulary
 
 WAITING = 2  # steps that may wait to be written; more would only hold memory
 _TEMPORARY = ".writing-"
@@ -29,14 +30,6 @@ class StepData:
     info: StepInfo
     tokens: Mapping[str, Any]
     responses: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The text of every token id, in order: its bytes, and whether it is a special token."""
-
-    text: list[bytes]
-    special: list[bool]
 
 
 def write_step(folder: Path, data: StepData) -> int:
@@ -90,7 +83,7 @@ class Recorder:
     _fault: str = ""
     _told: bool = False
 
-    def start(self, vocabulary: Callable[[], Vocabulary], step: int) -> None:
+    def start(self, vocabulary: Vocabulary, step: int) -> None:
         """Begin, or go on after `step`: what was recorded later is forgotten."""
         self._do(lambda: self._open(vocabulary, step))
 
@@ -142,15 +135,14 @@ class Recorder:
             self._told = True
             self.warn(f"warning: nothing more is recorded under {self.folder}: {self._fault:.500}")
 
-    def _open(self, vocabulary: Callable[[], Vocabulary], step: int) -> None:
+    def _open(self, vocabulary: Vocabulary, step: int) -> None:
         rewind(self.folder, step)
         self.folder.mkdir(parents=True, exist_ok=True)
-        words = vocabulary()
-        table = encode("vocabulary", {"text": words.text, "special": words.special})
+        table = encode("vocabulary", {"text": vocabulary.text, "special": vocabulary.special})
         self._put(layout.VOCABULARY, table)
         self.manifest = replace(
             self.manifest,
-            vocabulary=len(words.text),
+            vocabulary=len(vocabulary),
             vocabulary_sha256=layout.digest(table),
             stride=self._stride_so_far(),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,7 +56,8 @@ class Recording:
     """The recorder of a run, and what turns steps into records."""
 
     recorder: Recorder
-    policy: Policy
+    vocabulary: Vocabulary
+    device: str
     config: Config
 
     def step(self, number: int, experience: Experience, traces: Sequence[Trace], objective: Objective) -> None:
@@ -72,12 +73,12 @@ class Recording:
         facts: dict[str, Any] = {
             "observed_entropy": observed_entropy(experience.batch),
             "controllers": objective.state_dict(),
-            "device": self.policy.device.type,
+            "device": self.device,
             "threads": torch.get_num_threads(),
         }
 
         def build() -> StepData:
-            data = step_data(number, answers, held, choose(answers, self.config.record.share), self.policy)
+            data = step_data(number, answers, held, choose(answers, self.config.record.share), self.vocabulary)
             return replace(data, info=replace(data.info, **facts))
 
         self.recorder.write(number, build)
@@ -114,9 +115,9 @@ def start_recording(
         settings=Settings(config.record.every, config.record.share, config.record.max_megabytes),
         versions=dict(versions),
     )
-    recorder = Recorder(where, manifest, warn)
-    recorder.start(lambda: vocabulary(policy), step)
-    return Recording(recorder, policy, config)
+    recorder, words = Recorder(where, manifest, warn), vocabulary(policy)
+    recorder.start(words, step)
+    return Recording(recorder, words, policy.device.type, config)
 
 
 def objective_options(config: Config) -> dict[str, Any]:
@@ -127,10 +128,14 @@ def objective_options(config: Config) -> dict[str, Any]:
 
 def vocabulary(policy: Policy) -> Vocabulary:
     """The text of every token that the model can sample; special ones by their name."""
-    size = int(policy.head.weight.shape[0])  # type: ignore[index]
-    spelling = token_bytes(range(size), policy.tokenizer)
-    named = policy.tokenizer.convert_ids_to_tokens(range(len(policy.tokenizer)))
-    names = dict(enumerate(named))
+    tokenizer, size = policy.tokenizer, int(policy.head.weight.shape[0])  # type: ignore[index]
+    try:
+        spelling = token_bytes(range(size), tokenizer)
+    except ValueError:  # a tokenizer without bytes: text will do
+        special = set(tokenizer.all_special_ids)
+        known = [n for n in range(min(size, len(tokenizer))) if n not in special]
+        spelling = {n: tokenizer.decode([n]).encode("utf-8", "replace") for n in known}
+    names = dict(enumerate(tokenizer.convert_ids_to_tokens(range(len(tokenizer)))))
     text = [spelling[n] if n in spelling else (names.get(n) or f"<{n}>").encode() for n in range(size)]
     return Vocabulary(text, [n not in spelling for n in range(size)])
 
@@ -175,14 +180,14 @@ def plan_columns(plan: Plan, parts: Sequence[int]) -> dict[str, Tensor | None]:
 
 
 def step_data(
-    step: int, answers: Sequence[Answer], held: Sequence[Held], chosen: Sequence[bool], policy: Policy
+    step: int, answers: Sequence[Answer], held: Sequence[Held], chosen: Sequence[bool], words: Vocabulary
 ) -> StepData:
     """The record of a step: of its answers those that are chosen and were planned over."""
     tables, updates, kept = [], [], []
     for update in held:
         mine = range(update.first, update.first + update.info.responses)
         rows = [n for n in mine if chosen[n]]
-        table = update_table(update, [chosen[n] for n in mine], policy)
+        table = update_table(update, [chosen[n] for n in mine], words)
         tables.append(table)
         updates.append(replace(update.info, responses=len(rows), tokens=len(table["old_logp"])))
         kept += [(update.info.update, n) for n in rows]
@@ -192,15 +197,15 @@ def step_data(
     lengths = [len(answers[n].response.tokens) for _, n in kept]
     tokens["response"] = np.repeat(np.arange(len(kept), dtype=np.int32), lengths)
     info = StepInfo(step, len(kept), sum(lengths), len(answers), updates)
-    return StepData(info, tokens, response_table(step, answers, kept, lengths, policy))
+    return StepData(info, tokens, response_table(step, answers, kept, lengths, words))
 
 
-def update_table(update: Held, chosen: Sequence[bool], policy: Policy) -> Columns:
+def update_table(update: Held, chosen: Sequence[bool], words: Vocabulary) -> Columns:
     """The tokens of an update's chosen responses; subsentences are always found, for a replay may want them."""
     columns = dict(update.columns)
     sequence = columns.pop("sequence")
     if "segment" not in columns:
-        columns["segment"] = segment_ids(columns["token"], policy.tokenizer, sequence=sequence)
+        columns["segment"] = segment_ids(columns["token"], words.spelling, sequence=sequence)
     narrow = {"token": torch.int32, "segment": torch.int32}
     table = {name: value.to(narrow.get(name, value.dtype)).numpy() for name, value in columns.items()}
     if all(chosen):
@@ -210,11 +215,11 @@ def update_table(update: Held, chosen: Sequence[bool], policy: Policy) -> Column
 
 
 def response_table(
-    step: int, answers: Sequence[Answer], kept: Sequence[tuple[int, int]], lengths: Sequence[int], policy: Policy
+    step: int, answers: Sequence[Answer], kept: Sequence[tuple[int, int]], lengths: Sequence[int], words: Vocabulary
 ) -> Columns:
     """The table of responses; a prompt's text is made once for its group."""
     mine = [answers[n] for _, n in kept]
-    prompts = {a.group: policy.tokenizer.decode(list(a.prompt), skip_special_tokens=False) for a in _first(mine)}
+    prompts = {a.group: words.decode(a.prompt) for a in _first(mine)}
     return {
         "step": [step] * len(kept),
         "response": list(range(len(kept))),
@@ -224,11 +229,11 @@ def response_table(
         "sample": [a.response.sample for a in mine],
         "reward": [a.reward for a in mine],
         "verdict": [a.verdict.kind for a in mine],
-        "extracted": [_text(a.verdict.extracted or "") for a in mine],
+        "extracted": _texts(a.verdict.extracted or "" for a in mine),
         "finished": [a.response.finished for a in mine],
-        "prompt": [_text(prompts[a.group]) for a in mine],
-        "answer": [_text(a.problem.answer) for a in mine],
-        "source": [_text(a.problem.source) for a in mine],
+        "prompt": _texts(prompts[a.group] for a in mine),
+        "answer": _texts(a.problem.answer for a in mine),
+        "source": _texts(a.problem.source for a in mine),
     }
 
 
@@ -237,6 +242,8 @@ def _first(answers: Sequence[Answer]) -> list[Answer]:
     return list({answer.group: answer for answer in answers}.values())
 
 
-def _text(text: str) -> str:
-    """Text that can be written: a lone half of a surrogate pair cannot."""
-    return text.encode("utf-8", "replace").decode()
+def _texts(texts: Iterable[str]) -> list[str]:
+    """Texts that can be written: a lone half of a surrogate pair cannot."""
+    held = list(texts)
+    clean = {text: text.encode("utf-8", "replace").decode() for text in set(held)}
+    return [clean[text] for text in held]
