@@ -1,5 +1,6 @@
 """Verifiers: a response and an answer -> a verdict, in bounded time, whatever the model wrote."""
 
-from trimtab.rewards.rules import RULES, Verdict, grade, grade_many
+from trimtab.rewards.rules import RULES, check_rule, grade, grade_many, submit
+from trimtab.rewards.verdicts import KINDS, Kind, Verdict
 
-__all__ = ["RULES", "Verdict", "grade", "grade_many"]
+__all__ = ["KINDS", "RULES", "Kind", "Verdict", "check_rule", "grade", "grade_many", "submit"]

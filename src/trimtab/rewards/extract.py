@@ -12,10 +12,13 @@ from itertools import islice
 
 LONGEST_NUMBER = 200  # characters
 LARGEST_EXPONENT = 400
+LONGEST_LINE = 4_000  # characters of an answer's line that are read
+MOST_NESTED = 8  # boxes around the last one
 MOST_BRACES = 20_000  # looked at in search of the last box
 
 _BRACE = re.compile(r"[{}]")
 _BOX = re.compile(r"\\boxed\s*\{")
+_ANCHOR = re.compile(r"answer\**[ \t]{0,5}:", re.IGNORECASE)
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 _DECIMAL = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 # A minus is a sign where nothing stands before it that it could be taken from; -$5 is minus five too.
@@ -31,8 +34,51 @@ def last_box(text: str) -> str | None:
     From the last box backwards, each is followed no further than the next one's start: had the next one closed, it
     would have been the answer, and a box cannot close before the boxes inside it do. So no brace is looked at twice.
     """
-    plain = text.replace("\\{", "  ").replace("\\}", "  ")  # escaped braces do not count
-    end, braces = len(plain), MOST_BRACES
+    plain = _without_escapes(text)
+    found = _last_box(plain, len(plain), MOST_BRACES)
+    return None if found is None else text[found[1] : found[2]]
+
+
+def answer_box(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}` that is in no other: the answer. A box in a box is what it holds.
+
+    `\boxed{41, \boxed{42}}` is a list, however the inner box looks; `last_box` would find 42 in it.
+    """
+    plain = _without_escapes(text)
+    found = _last_box(plain, len(plain), MOST_BRACES)
+    if found is None:
+        return None
+    start, inner, end = found
+    for _ in range(MOST_NESTED):
+        outer = plain.rfind("\\boxed", max(0, start - LONGEST_LINE), start)
+        opening = _BOX.match(plain, outer) if outer >= 0 else None
+        close = _closing(plain, opening.end(), min(len(plain), end + LONGEST_LINE), MOST_BRACES) if opening else None
+        if opening is None or close is None or close < end:
+            break
+        start, inner, end = outer, opening.end(), close
+    content = text[inner:end]
+    for _ in range(MOST_NESTED):
+        held = content.strip()
+        opening = _BOX.match(held)
+        if opening is None or _closing(held, opening.end(), len(held), MOST_BRACES) != len(held) - 1:
+            break
+        content = held[opening.end() : -1]
+    return content
+
+
+def answer_line(text: str) -> str | None:
+    """What stands behind the last `Answer:` on its line; None where there is none."""
+    end = None
+    for anchor in _ANCHOR.finditer(text):
+        end = anchor.end()
+    if end is None:
+        return None
+    line = text[end : end + LONGEST_LINE].lstrip("* \t").partition("\n")[0]
+    return line.strip().strip("*").strip()
+
+
+def _last_box(plain: str, end: int, braces: int) -> tuple[int, int, int] | None:
+    """Where the last box starts, where its content starts, and where that ends."""
     start = plain.rfind("\\boxed")
     while start >= 0 and braces > 0:
         if opening := _BOX.match(plain, start):
@@ -41,21 +87,41 @@ def last_box(text: str) -> str | None:
                 braces -= 1
                 depth += 1 if brace[0] == "{" else -1
                 if depth == 0:
-                    return text[opening.end() : brace.start()]
+                    return start, opening.end(), brace.start()
             end = start
         braces -= 1
         start = plain.rfind("\\boxed", 0, start)
     return None
 
 
+def _closing(plain: str, start: int, end: int, braces: int) -> int | None:
+    """Where the brace closes that opened before `start`."""
+    depth = 1
+    for brace in islice(_BRACE.finditer(plain, start, end), braces):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return brace.start()
+    return None
+
+
+def _without_escapes(text: str) -> str:
+    """The text, as long as before, with blanks for escaped braces, which do not count."""
+    return text.replace("\\{", "  ").replace("\\}", "  ")
+
+
 def last_number(text: str) -> str | None:
     """The last number in the text as it is written; None where there is none.
 
-    Of one that is longer than `LONGEST_NUMBER` only the end comes back, which `value` does not read.
+    Of one that is longer than `LONGEST_NUMBER` only the end comes back, which `value` does not read. Digits that commas
+    join in some other way than by thousands (`1,42`) come back whole, and `value` does not read them either.
     """
     end = 1 + max(text.rfind(digit) for digit in "0123456789")
-    found = _NUMBER.findall(text[max(0, end - 2 * LONGEST_NUMBER) : end])
-    return found[-1] if found else None
+    text = text[max(0, end - 2 * LONGEST_NUMBER) : end]
+    found = _NUMBER.findall(text)
+    if not found:
+        return None
+    joined = re.search(r"\d(?:,\d+)*,$", text[: len(text) - len(found[-1])], re.ASCII)
+    return joined[0] + found[-1] if joined else str(found[-1])
 
 
 def value(text: str) -> Fraction | None:

@@ -1,50 +1,93 @@
 """The rules by which a response is graded. A verdict says what was found and how it compares; it is not yet a reward.
 
-No rule runs model output as code, and each takes time linear in the response.
+No rule runs model output as code, extraction takes time linear in the response, and what could take long is done by a
+worker within limits. No response makes a rule raise.
 """
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
 
-from trimtab.rewards.extract import last_box, last_number, tidy, value
+from trimtab.rewards import pool
+from trimtab.rewards.extract import answer_box, answer_line, last_box, last_number, tidy, value
 from trimtab.rewards.gym import gym_score
+from trimtab.rewards.latex import tokens
+from trimtab.rewards.math_rule import Question, judge, unboxed
+from trimtab.rewards.own import own_question, own_verdict
+from trimtab.rewards.verdicts import KINDS, LONGEST_SHOWN, Kind, Verdict, verdict
 from trimtab.tasks import Problem
 
-LONGEST_ANSWER = 10_000  # characters; a longer one is wrong unread
-LONGEST_SHOWN = 1000
+__all__ = ["KINDS", "LONGEST_SHOWN", "RULES", "Kind", "Verdict", "check_rule", "grade", "grade_many", "submit"]
 
-Kind = Literal["correct", "wrong", "no_answer", "crashed"]
+LONGEST_ANSWER = 10_000  # characters; by `boxed` and `gym:KIND` a longer one is wrong unread
+LAST_CHARACTERS = 100  # where `strict-box` looks
+
+Pending = Verdict | Callable[[], Verdict]
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """How a response was graded, and the answer found in it (at most `LONGEST_SHOWN` characters of it).
+def grade(response: str, answer: str, rule: str = "math", extra: Mapping[str, Any] | None = None) -> Verdict:
+    """The verdict on a response: is it the answer, by this rule? `docs/rewards.md` says what each rule accepts.
 
-    `crashed` means that the grader failed: it says nothing about the response.
+    `extra` is the problem's: `gym:KIND` reads `entry` and `options` from it, `python:...` hands it to the function.
     """
-
-    kind: Kind
-    extracted: str | None = None
-
-
-def grade(response: str, answer: str, rule: str, extra: Mapping[str, Any] | None = None) -> Verdict:
-    """The verdict on a response by a rule: `exact`, `number`, `boxed`, or `gym:KIND`.
-
-    `extra` is the problem's: `gym:KIND` reads `entry` and `options` from it.
-    """
-    if rule.startswith("gym:"):
-        return _gym(response, rule.removeprefix("gym:"), extra or {})
-    if rule not in _GRADERS:
-        raise ValueError(f"there is no rule {rule!r}; the rules are {', '.join(RULES)}")
-    return _GRADERS[rule](response, answer)
+    pending = submit(response, answer, rule, extra)
+    return pending if isinstance(pending, Verdict) else pending()
 
 
 def grade_many(pairs: Iterable[tuple[str, Problem]]) -> list[Verdict]:
-    """The verdict on each (response, problem), by the problem's own rule."""
-    return [grade(response, problem.answer, problem.rule, problem.extra) for response, problem in pairs]
+    """The verdict on each (response, problem), by the problem's own rule, in order.
+
+    What is easy is decided at once. The rest is worked on side by side, short ones first, and each question once.
+    """
+    begun = [begin(response, p.answer, p.rule, p.extra) for response, p in pairs]
+    asked: dict[str, Callable[[], Verdict]] = {}
+    questions = sorted((item for item in begun if isinstance(item, Question)), key=lambda item: len(repr(item.arguments)))
+    for question in questions:
+        asked.setdefault(repr(question), _ask(question))
+    return [item if isinstance(item, Verdict) else asked[repr(item)]() for item in begun]
+
+
+def submit(response: str, answer: str, rule: str = "math", extra: Mapping[str, Any] | None = None) -> Pending:
+    """The verdict where it is known at once, or a function that waits for it."""
+    start = time.perf_counter()
+    item = begin(response, answer, rule, extra)
+    return replace(item, seconds=time.perf_counter() - start) if isinstance(item, Verdict) else _ask(item)
+
+
+def check_rule(rule: str) -> None:
+    """Raise an error that lists the rules where there is no such rule."""
+    if rule not in _GRADERS and not re.fullmatch(r"gym:\S+|python:[\w.]+:\w+", rule):
+        raise ValueError(f"there is no rule {rule!r}; the rules are {', '.join(RULES)}")
+
+
+def begin(response: str, answer: str, rule: str, extra: Mapping[str, Any] | None = None) -> Verdict | Question:
+    """The verdict, or the question that a worker has to answer for it."""
+    check_rule(rule)
+    kind, _, name = rule.partition(":")
+    if kind == "gym":
+        return _gym(response, name, extra or {})
+    if kind == "python":
+        return own_question(name, response, answer, extra or {})
+    return _GRADERS[rule](response, answer)
+
+
+def _ask(question: Question) -> Callable[[], Verdict]:
+    start = time.perf_counter()
+    future: Future[pool.Result] = pool.ask(question.function, question.arguments, question.limits)
+    took: list[float] = []
+    future.add_done_callback(lambda _: took.append(time.perf_counter() - start))
+
+    def result() -> Verdict:
+        answered = pool.wait(future, question.function)
+        seconds = took[0] if took else time.perf_counter() - start
+        return replace(own_verdict(answered, question.found), seconds=seconds)
+
+    return result
 
 
 def _exact(response: str, answer: str) -> Verdict:
@@ -61,17 +104,57 @@ def _number(response: str, answer: str) -> Verdict:
 
 
 def _boxed(response: str, answer: str) -> Verdict:
-    found = _box(response)
+    found = _stripped(last_box(response))
     if not found:
         return Verdict("no_answer")
     if len(found) > LONGEST_ANSWER:
         return _verdict(found, False)
-    unboxed = last_box(answer)  # some data sets box their answers
-    wanted = answer if unboxed is None else unboxed
+    wanted = unboxed(answer)
     if tidy(found) == tidy(wanted):
         return _verdict(found, True)
     number = value(found)
     return _verdict(found, number is not None and number == value(wanted))
+
+
+def _strict_box(response: str, answer: str) -> Verdict:
+    """JustRL's: the last box within the last 100 characters holds the answer, character by character."""
+    found = last_box(response[-LAST_CHARACTERS:])
+    return _verdict(found, found.strip() == unboxed(answer).strip()) if found else Verdict("no_answer")
+
+
+def _math(response: str, answer: str) -> Verdict | Question:
+    found = _stripped(answer_box(response))
+    return judge(found, answer) if found else Verdict("no_answer")
+
+
+def _dapo(response: str, answer: str) -> Verdict | Question:
+    """What stands behind the last `Answer:`, compared as `math` does; a box on that line is looked into."""
+    line = answer_line(response)
+    box = _stripped(answer_box(line)) if line and "boxed" in line else line
+    return judge(box, answer) if box else Verdict("no_answer")
+
+
+def _choice(response: str, answer: str) -> Verdict:
+    """The letter in the last box, or without a box behind the last `Answer:`, and nothing beside it."""
+    box = answer_box(response)
+    found = _stripped(answer_line(response) if box is None else box)
+    if not found:
+        return Verdict("no_answer")
+    letter, wanted = _letter(found), _letter(unboxed(answer))
+    if wanted is None:
+        return Verdict("crashed", found[:LONGEST_SHOWN])
+    if letter is None:
+        return verdict("ambiguous" if len(set(re.findall(r"\b[A-J]\b", found[:LONGEST_ANSWER]))) > 1 else "wrong", found)
+    return _verdict(found, letter == wanted)
+
+
+def _letter(text: str) -> str | None:
+    r"""The letter that `A`, `(A)`, `A.` or `\text{(A)}` is."""
+    if len(text) > 100:
+        return None
+    written = "".join(token.text for token in tokens(text)).strip()
+    match = re.fullmatch(r"\{*\(?([A-Za-z])\)?\}*[.):]?", written)
+    return match[1].upper() if match else None
 
 
 def _gym(response: str, kind: str, extra: Mapping[str, Any]) -> Verdict:
@@ -79,23 +162,30 @@ def _gym(response: str, kind: str, extra: Mapping[str, Any]) -> Verdict:
         raise ValueError(
             f"the rule gym:{kind} needs the problem's `extra` with `entry`: grade GymTask's problems by it"
         )
-    found = _box(response)
+    found = _stripped(last_box(response))
     if not found:
         return Verdict("no_answer")
     if len(found) > LONGEST_ANSWER:
         return _verdict(found, False)
     score = gym_score(found, kind, extra["entry"], extra.get("options", {}))
-    return Verdict("crashed", found[:LONGEST_SHOWN]) if score is None else _verdict(found, score >= 0.99)
+    return verdict("crashed", found) if score is None else _verdict(found, score >= 0.99)
 
 
-def _box(response: str) -> str | None:
-    found = last_box(response)
+def _stripped(found: str | None) -> str | None:
     return None if found is None else found.strip()
 
 
 def _verdict(found: str, correct: bool) -> Verdict:
-    return Verdict("correct" if correct else "wrong", found[:LONGEST_SHOWN])
+    return verdict("correct" if correct else "wrong", found)
 
 
-_GRADERS: dict[str, Callable[[str, str], Verdict]] = {"exact": _exact, "number": _number, "boxed": _boxed}
-RULES = (*_GRADERS, "gym:KIND")
+_GRADERS: dict[str, Callable[[str, str], Verdict | Question]] = {
+    "math": _math,
+    "strict-box": _strict_box,
+    "dapo": _dapo,
+    "choice": _choice,
+    "number": _number,
+    "boxed": _boxed,
+    "exact": _exact,
+}
+RULES = (*_GRADERS, "gym:KIND", "python:MODULE:FUNCTION")
