@@ -93,6 +93,7 @@ def watched(answers: Iterator[Hostile]) -> Iterator[Trial]:
 @pytest.fixture(scope="module")
 def siege(tmp_path_factory: pytest.TempPathFactory) -> Siege:
     canary = tmp_path_factory.mktemp("canary") / "written"
+    grade(r"\boxed{\sin^2 x}", r"1 - \cos^2 x")  # once per process, what does the algebra has to be loaded
     answers = hostiles(EACH, str(canary))
     trials = list(watched(islice(answers, len(FAMILIES))))  # whatever is loaded once is loaded here
     before = resident() if Path("/proc/self/statm").exists() else 0
