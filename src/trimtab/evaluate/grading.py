@@ -14,6 +14,8 @@ from trimtab.tasks.benchmarks import Question
 from trimtab.tasks.problems import Problem
 from trimtab.train.run_folder import write_atomically
 
+BOX_RULES = ("math", "boxed", "strict-box")  # what accepts an answer in a box
+
 
 def check_rule(rule: str) -> None:
     """Refuse a rule that does not exist before anything is sampled."""
@@ -22,6 +24,8 @@ def check_rule(rule: str) -> None:
 
 def unreadable(questions: Sequence[Question], rule: str) -> list[Question]:
     """The questions whose own answer the rule does not accept: no response to them can be right."""
+    if rule not in BOX_RULES:
+        return []
     told = [(f"The answer is \\boxed{{{_unboxed(q.problem.answer)}}}.", _by(rule, q.problem)) for q in questions]
     verdicts = grade_many(told)
     return [question for question, verdict in zip(questions, verdicts, strict=True) if verdict.kind != "correct"]
@@ -78,7 +82,7 @@ def _by(rule: str, problem: Problem) -> Problem:
 def _row(key: Key, verdict: Verdict, rule: str) -> dict[str, Any]:
     benchmark, problem, sample = key
     row = {"benchmark": benchmark, "problem": problem, "sample": sample, "rule": rule}
-    return row | {"kind": verdict.kind, "extracted": verdict.extracted}
+    return row | {"kind": verdict.kind, "extracted": verdict.extracted, "seconds": round(verdict.seconds, 6)}
 
 
 def _unboxed(answer: str) -> str:
