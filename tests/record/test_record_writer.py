@@ -1,0 +1,234 @@
+"""The recorder: every so many steps, within its budget, beside the run and never in its way."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from made_records import WORDS, budget, made_run, made_step, manifest, readable, record, same
+
+from trimtab.record import Recorder, RecordError, Settings, StepData, open_run, rewind, write_step
+from trimtab.record.layout import FOLDER, read_manifest, recorded_steps, size_of, step_folder
+
+BIG = [60] * 16  # tokens of a step that takes some 25 kB
+
+
+def steps_of(run: Path) -> list[int]:
+    return recorded_steps(run / FOLDER)
+
+
+def files(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+# --- which steps
+
+
+@pytest.mark.parametrize(("every", "kept"), [(1, [1, 2, 3, 4, 5, 6, 7]), (2, [1, 3, 5, 7]), (3, [1, 4, 7]), (9, [1])])
+def test_every_so_many_steps_are_recorded_the_first_among_them(tmp_path: Path, every: int, kept: list[int]) -> None:
+    record(tmp_path, [made_step(step) for step in range(1, 8)], settings=Settings(every=every))
+    assert steps_of(tmp_path) == kept
+
+
+def test_a_step_that_is_not_wanted_is_not_even_built(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / FOLDER, manifest(settings=Settings(every=2)), pytest.fail)
+    recorder.start(WORDS, 0)
+    recorder.write(2, lambda: pytest.fail("step 2 is not wanted"))
+    recorder.close()
+    assert not recorder.wants(2) and recorder.wants(3)
+
+
+def test_a_step_that_is_written_again_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    made_run(tmp_path, 2)
+    write_step(tmp_path / FOLDER, made_step(2, seed=99))
+    assert same(open_run(tmp_path).step(2), made_step(2, seed=99))
+    assert sorted(path.name for path in (tmp_path / FOLDER).glob("*step*")) == ["step-00000001", "step-00000002"]
+
+
+# --- going on
+
+
+def test_what_was_recorded_after_the_checkpoint_is_forgotten_and_written_anew(tmp_path: Path) -> None:
+    made_run(tmp_path / "whole", 6)
+    made_run(tmp_path / "cut", 5)
+    record(tmp_path / "cut", [made_step(step) for step in range(3, 7)], after=2)
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+def test_rewinding_takes_away_what_a_kill_left_half_written(tmp_path: Path) -> None:
+    made_run(tmp_path, 3)
+    folder = tmp_path / FOLDER
+    (folder / ".writing-00000004").mkdir()
+    (folder / ".writing-00000004" / "tokens.parquet").write_bytes(b"PAR1")
+    (folder / ".writing-manifest.json").write_text("{")
+    (folder / ".writing-gone-step-00000001").mkdir()
+    rewind(folder, 2)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "manifest.json",
+        "step-00000001",
+        "step-00000002",
+        "vocabulary.parquet",
+    ]
+
+
+def test_starting_from_the_beginning_forgets_everything(tmp_path: Path) -> None:
+    made_run(tmp_path, 3)
+    rewind(tmp_path / FOLDER, -1)
+    assert not (tmp_path / FOLDER).exists()
+    rewind(tmp_path / FOLDER, -1)
+
+
+# --- the size budget
+
+
+def test_the_budget_is_kept_by_thinning_evenly(tmp_path: Path) -> None:
+    limit = 0.2
+    said = record(tmp_path, [made_step(step, BIG) for step in range(1, 41)], settings=budget(limit))
+    kept = steps_of(tmp_path)
+    assert said == []
+    assert size_of([step_folder(tmp_path / FOLDER, step) for step in kept]) <= limit * 1e6
+    stride = read_manifest(tmp_path / FOLDER).stride
+    assert stride > 1 and kept == list(range(1, 41, stride))
+    assert len(kept) >= 4, "as much is kept as fits"
+    assert all(same(step, made_step(number, BIG)) for number, step in readable(tmp_path).items())
+
+
+def test_thinning_goes_with_recording_every_so_many_steps(tmp_path: Path) -> None:
+    record(tmp_path, [made_step(step, BIG) for step in range(1, 41)], settings=budget(0.1, every=3))
+    stride = read_manifest(tmp_path / FOLDER).stride
+    assert stride > 1 and steps_of(tmp_path) == list(range(1, 41, 3 * stride))
+
+
+@pytest.mark.parametrize("cut", [3, 6, 9, 17])
+def test_a_run_that_is_thinned_and_goes_on_ends_as_the_one_that_was_not_stopped(tmp_path: Path, cut: int) -> None:
+    steps = [made_step(step, BIG) for step in range(1, 25)]
+    record(tmp_path / "whole", steps, settings=budget(0.15))
+    record(tmp_path / "cut", steps[: cut + 4], settings=budget(0.15))
+    record(tmp_path / "cut", steps[cut:], after=cut, settings=budget(0.15))
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+def test_a_kill_between_the_manifest_and_the_thinning_is_made_good(tmp_path: Path) -> None:
+    from trimtab.record.layout import manifest_text
+
+    made_run(tmp_path, 6)
+    halved = manifest_text(manifest(stride=2, vocabulary_sha256="x"))
+    (tmp_path / FOLDER / "manifest.json").write_text(halved)
+    record(tmp_path, [], after=6)
+    assert steps_of(tmp_path) == [1, 3, 5] and read_manifest(tmp_path / FOLDER).stride == 2
+
+
+def test_a_step_that_is_too_large_by_itself_ends_the_recording_with_advice(tmp_path: Path) -> None:
+    said = record(tmp_path, [made_step(step, BIG) for step in (1, 2, 3)], settings=budget(0.001))
+    assert len(said) == 1
+    assert "record.max_megabytes = 0.001" in said[0] and "record.share" in said[0]
+    assert steps_of(tmp_path) == []
+
+
+# --- nothing that happens here stops a run
+
+
+def test_a_full_disk_ends_the_recording_with_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, left = Path.write_bytes, [9]
+
+    def until_full(path: Path, data: bytes) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return whole(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", until_full)
+    said = record(tmp_path, [made_step(step) for step in range(1, 6)])
+    assert len(said) == 1 and "No space left" in said[0] and "nothing more is recorded" in said[0]
+    assert sorted(readable(tmp_path)) == steps_of(tmp_path) == [1, 2]
+
+
+def test_a_place_that_cannot_be_written_to_ends_it_too(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).write_text("a file where a folder should be")
+    said = record(tmp_path, [made_step(step) for step in (1, 2, 3)])
+    assert len(said) == 1 and str(tmp_path / FOLDER) in said[0]
+
+
+def test_a_fault_in_what_is_recorded_ends_it_too(tmp_path: Path) -> None:
+    def broken() -> StepData:
+        raise ZeroDivisionError("a bug")
+
+    said: list[str] = []
+    recorder = Recorder(tmp_path / FOLDER, manifest(), said.append)
+    recorder.start(WORDS, 0)
+    recorder.write(1, lambda: made_step(1))
+    recorder.write(2, broken)
+    recorder.flush()
+    assert len(said) == 1 and "a bug" in said[0]
+    recorder.write(3, lambda: pytest.fail("nothing is recorded any more"))
+    recorder.close()
+    assert len(said) == 1 and sorted(readable(tmp_path)) == [1]
+
+
+# --- the thread
+
+
+def test_the_run_does_not_wait_for_the_disk(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    def slow() -> StepData:
+        gate.wait(10)
+        return made_step(1)
+
+    recorder = Recorder(tmp_path / FOLDER, manifest(), pytest.fail)
+    recorder.start(WORDS, 0)
+    began = time.perf_counter()
+    recorder.write(1, slow)
+    assert time.perf_counter() - began < 5
+    gate.set()
+    recorder.flush()
+    assert steps_of(tmp_path) == [1], "after flush it is on the disk"
+    recorder.close()
+
+
+def test_only_a_few_steps_wait(tmp_path: Path) -> None:
+    gate, built = threading.Event(), []
+
+    def slow(step: int) -> StepData:
+        built.append(step)
+        gate.wait(10)
+        return made_step(step)
+
+    recorder = Recorder(tmp_path / FOLDER, manifest(), pytest.fail)
+    recorder.start(WORDS, 0)
+    writer = threading.Thread(target=lambda: [recorder.write(n, lambda n=n: slow(n)) for n in range(1, 9)])  # type: ignore[misc]
+    writer.start()
+    writer.join(0.3)
+    assert writer.is_alive() and len(built) <= 1, "the run waits rather than hold the steps of a whole run"
+    gate.set()
+    writer.join(10)
+    recorder.close()
+    assert steps_of(tmp_path) == list(range(1, 9))
+
+
+def test_closing_ends_the_thread_and_may_be_done_twice(tmp_path: Path) -> None:
+    before = threading.active_count()
+    recorder = Recorder(tmp_path / FOLDER, manifest(), pytest.fail)
+    recorder.start(WORDS, 0)
+    recorder.write(1, lambda: made_step(1))
+    recorder.close()
+    recorder.close()
+    recorder.flush()
+    assert threading.active_count() == before and steps_of(tmp_path) == [1]
+
+
+def test_a_recorder_that_was_never_used_leaves_nothing(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / FOLDER, manifest(), pytest.fail)
+    recorder.flush()
+    recorder.close()
+    assert not (tmp_path / FOLDER).exists()
+
+
+def test_a_step_of_another_number_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    made_run(tmp_path, 2)
+    step_folder(tmp_path / FOLDER, 2).rename(step_folder(tmp_path / FOLDER, 5))
+    with pytest.raises(RecordError, match="is of step 2"):
+        open_run(tmp_path).step(5)
