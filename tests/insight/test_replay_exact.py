@@ -1,0 +1,210 @@
+"""Replaying the objective that was recorded gives its recorded plan again, bit for bit."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from short_runs import Order, trained
+
+from trimtab.insight.replay import make_variants, replay
+from trimtab.insight.replay_batches import (
+    as_advantaged,
+    new_log_probs,
+    plan_again,
+    recorded_objective,
+    set_controllers,
+    threads_of,
+    to_token_batch,
+)
+from trimtab.objectives import segment_ids
+from trimtab.record import Records, open_run
+
+PLAN = ("weight", "scale", "clip_low", "clip_high", "reason", "penalty")
+# Small vocabularies know no rare tokens by the papers' measure: thresholds here are such that rules find some.
+SHORT = {"run.steps": "3", "run.eval_every": "0", "run.checkpoint_every": "0", "update.token_budget": "40"}
+TARGET = "target=2.79"  # between the entropies of the steps, so that the gate opens and closes
+
+OBJECTIVES = {
+    "stapo": {"objective.tau_p": "0.2"},
+    "stapo + stare(adaptive=true)": {"objective.tau_p": "0.2"},
+    f"stare(variant=C2,{TARGET})": {},
+    "sspo": {},
+    "sspo + s2t": {"objective.tau_p": "0.2"},
+    "grpo": {},
+    "dr_grpo": {},
+    "gspo": {},
+    "gmpo": {},
+    "cispo": {},
+    "sapo": {},
+    "top_entropy": {"objective.renormalize": "true"},
+    "clip_cov": {"objective.share": "0.1", "objective.cov_low": "0.0"},
+    "kl_cov": {"objective.share": "0.1"},
+    "lp_reg": {"objective.share": "0.1"},
+    "entropy_advantage": {},
+    "dapo + tis": {},
+    "dapo + icepop(renormalize=true)": {},
+    "grpo + kl": {"model.reference": '"start"'},
+}
+VARIATIONS = {
+    "four updates a step": {"objective": '"stapo(tau_p=0.2)"', "update.per_step": "4"},
+    "the current policy's statistics": {"objective": '"stapo(tau_p=0.2) + stare"', "update.statistics": "current"},
+    "quantiles by part": {"objective": '"stapo(tau_p=0.2,scope=micro)"', "update.token_budget": "24"},
+    "no dual clip": {"objective": '"dapo"', "objective.dual_clip": "none"},
+    "dynamic sampling": {"objective": '"sspo"', "rollout.dynamic": "true"},
+    "another aggregation": {"objective": '"stapo(tau_p=0.2,aggregation=seq-mean-token-sum)"'},
+    "a response limit that cuts": {"objective": '"sspo"', "rollout.max_new_tokens": "2", "reward.overlong_buffer": "1"},
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def assert_plans_come_again(records: Records) -> dict[int, int]:
+    """Every update of every step, every column of its plan; how many tokens had each reason comes back."""
+    objective = recorded_objective(records.manifest.objective)
+    needs, seen = objective.needs | {"segment"}, dict[int, int]()
+    for step in records:
+        set_controllers(objective, step, recorded=True)
+        for update in step.updates:
+            with threads_of(step):
+                batch = to_token_batch(update, needs)
+                assert as_advantaged(batch, objective, update) is batch
+                plans = plan_again(objective, batch, update)
+                new = new_log_probs(update, batch)
+                clipped = [objective.loss(new[plan.slice], plan).clipped for plan in plans]
+            for name in PLAN:
+                parts = [getattr(plan, name) for plan in plans]
+                assert (name in step.tokens) == (parts[0] is not None), name
+                if parts[0] is not None:
+                    assert_bits(torch.cat(parts), update.column(name), f"{name} at step {step.number}")
+            planned = "planned_advantage" if "planned_advantage" in step.tokens else "advantage"
+            assert_bits(torch.cat([plan.advantage for plan in plans]), update.column(planned), planned)
+            if clipped[0] is not None:
+                assert_bits(torch.cat(clipped), update.column("clipped"), "clipped")  # type: ignore[arg-type]
+            for code, count in zip(*np.unique(update.column("reason"), return_counts=True), strict=True):
+                seen[int(code)] = seen.get(int(code), 0) + int(count)
+    return seen
+
+
+def assert_bits(made: torch.Tensor, recorded: np.ndarray, told: str) -> None:  # type: ignore[type-arg]
+    assert made.numpy().astype(recorded.dtype).tobytes() == recorded.tobytes(), told
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_recorded_plan_is_made_again_bit_for_bit(name: str, tmp_path: Path) -> None:
+    trained(tmp_path / "run", {**SHORT, "objective": f'"{name}"', **OBJECTIVES[name]})
+    seen = assert_plans_come_again(open_run(tmp_path / "run"))
+    rules_nothing = {"grpo", "dr_grpo", "gspo", "gmpo", "cispo", "sapo", "grpo + kl"}
+    assert any(code & ~1 for code in seen) or name in rules_nothing, f"the rules did something: {seen}"
+
+
+@pytest.mark.parametrize("name", VARIATIONS)
+def test_so_it_is_with(name: str, tmp_path: Path) -> None:
+    trained(tmp_path / "run", {**SHORT, **VARIATIONS[name]})
+    records = open_run(tmp_path / "run")
+    assert records.steps == [1, 2, 3]
+    assert_plans_come_again(records)
+    updates = [len(step.updates) for step in records]
+    assert updates == ([4] * 3 if name.startswith("four") else updates)
+    if name == "quantiles by part":
+        assert all(len(update.info.parts) > 1 for step in records for update in step.updates)
+
+
+def test_so_it_is_where_a_gate_opens_and_closes(tmp_path: Path) -> None:
+    trained(tmp_path / "run", {**SHORT, "run.steps": "6", "objective": '"stare(target=2.74,adaptive=true)"'})
+    records = open_run(tmp_path / "run")
+    gates = [step.info.controllers["stare"] for step in records]
+    assert {gate["is_open"] for gate in gates} == {0.0, 1.0}, "the test needs both"
+    assert len({gate["boost"] for gate in gates}) > 1
+    assert_plans_come_again(records)
+
+
+def test_so_it_is_after_a_kill_and_a_resume(tmp_path: Path) -> None:
+    order = Order(tmp_path / "run", fault="update.done:7")
+    assert order.run() == -signal.SIGKILL
+    assert order.resumed().run() == 0, order.said
+    records = open_run(order.folder)
+    assert records.steps == [1, 2, 3, 4, 5, 6]
+    assert_plans_come_again(records)
+
+
+def test_so_it_is_where_an_update_was_not_finite(tmp_path: Path) -> None:
+    order = Order(tmp_path / "run", SHORT, spoil=(2, 1))
+    assert order.run() == 0, order.said
+    records = open_run(order.folder)
+    assert not records.step(2).updates[0].info.taken
+    assert_plans_come_again(records)
+
+
+def test_so_it_is_on_two_threads(tmp_path: Path) -> None:
+    trained(tmp_path / "run", {**SHORT, "objective": '"sspo"', "run.threads": "2"})
+    torch.set_num_threads(1)
+    records = open_run(tmp_path / "run")
+    assert records.step(1).info.threads == 2
+    assert_plans_come_again(records)
+    assert torch.get_num_threads() == 1
+
+
+# --- the whole way round
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded") / "run"
+    changes = {**SHORT, "run.steps": "6", "objective": '"stare(target=2.74)"'}
+    trained(folder, changes)
+    return folder
+
+
+def test_a_replay_of_the_recorded_objective_counts_what_was_recorded(recorded: Path) -> None:
+    result = replay(recorded)
+    for step, found in zip(open_run(recorded), result.steps, strict=True):
+        (treatment,) = found.treatments
+        reason = step.tokens["reason"]
+        counts = {name: pull.tokens for name, pull in treatment.reasons.items()}
+        assert counts.get("boosted", 0) == np.count_nonzero(reason & 4)
+        assert counts.get("no_signal", 0) == np.count_nonzero(reason & 1)
+        assert counts.get("clipped", 0) == np.count_nonzero(step.tokens["clipped"])
+        assert treatment.tokens == len(reason) and found.exact
+
+
+def test_the_recorded_objective_by_its_own_name_is_the_recorded_one(recorded: Path) -> None:
+    """Its gate is brought along by what it saw at every step, from the first."""
+    one, other = replay(recorded, ["recorded", "stare(target=2.74)"]).treatments
+    assert one == other
+    one, other = replay(recorded, ["recorded", "stare(target=2.74)"], first=4, last=5).treatments
+    assert one == other
+
+
+def test_segments_made_from_recorded_pieces_are_the_tokenizers(recorded: Path) -> None:
+    records = open_run(recorded)
+    from trimtab.policy.demo import demo_tokenizer
+
+    for step in records:
+        for update in step.updates:
+            batch = to_token_batch(update, {"segment"})
+            ids = torch.from_numpy(update.column("token").astype(np.int64))
+            wanted = segment_ids(ids, demo_tokenizer(), sequence=batch.sequence)
+            assert batch.segment is not None and torch.equal(batch.segment, wanted)
+            made = segment_ids(ids, records.vocabulary.spelling, sequence=batch.sequence)
+            assert torch.equal(made, wanted)
+
+
+def test_another_objective_gets_the_advantages_it_is_defined_with(recorded: Path) -> None:
+    records = open_run(recorded)
+    (variant,) = make_variants(records, ["dr_grpo"], {})
+    for update in records.step(1).updates:
+        batch = as_advantaged(to_token_batch(update), variant.objective, update)
+        assert batch.reward is not None and batch.group is not None
+        wanted = variant.objective.advantages(batch.reward, batch.group)[batch.sequence]
+        assert torch.equal(batch.advantage, wanted)
+        assert not torch.equal(batch.advantage, to_token_batch(update).advantage)
