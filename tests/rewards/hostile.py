@@ -128,6 +128,7 @@ def factorials(rng: random.Random, number: int) -> str:
         f"(-{n})!",
         f"{n}.5!",
         f"{n}!!!!",
+        "*".join(f"{k}!" for k in range(900, 1200)),
     )
     return forms[number % len(forms)]
 
@@ -302,6 +303,9 @@ def polynomials(rng: random.Random, number: int) -> str:
         " + ".join(rf"\frac{{1}}{{x + {k}}}" for k in range(1, 200)),
         "(a+b+c+d+e+f+g+h)^{40} (a-b-c-d-e-f-g-h)^{40}",
         r" + ".join(rf"\sqrt{{x + {k} + \sqrt{{{k}}}}}" for k in range(2, 80)),
+        "(" + "+".join(rf"\sqrt{{x+{k}}}" for k in range(2, 20)) + f")^{{{n % 7 + 2}}}",
+        "".join(rf"(\sqrt{{x+{k}}}+\sqrt{{y}})" for k in range(n % 40 + 8)),
+        ", ".join(f"(x+{k})^9" for k in range(150)),
     )
     return forms[number % len(forms)]
 
@@ -343,6 +347,7 @@ def equations(rng: random.Random, number: int) -> str:
         rf"\{{n \in \mathbb{{Z}} : n^{{{n}}} \equiv {a} \pmod{{10^{{{n}}}}}\}}",
         rf"f(f(f(x))) = x^{{{n}}} + f({a})",
         rf"y'' + x^{{{n}}} y' + e^{{y}} = 0",
+        rf"\frac{{{a} \pm \sqrt{{{n}}}}}{{{n} \pm \sqrt{{{a}}}}} \pm {n}",
     )
     return forms[number % len(forms)]
 

@@ -116,6 +116,90 @@ def regexes(rng: random.Random, number: int) -> str:
     return "We think. " + forms[number % len(forms)]
 
 
+SOUP = (
+    *(r"\frac", r"\sqrt", r"\pm", r"\left(", r"\right)", r"\text{", r"\{", r"\}", r"\cup", r"\in", r"\le", r"\circ"),
+    *(
+        r"\infty",
+        r"\pi",
+        r"\sin",
+        r"\log",
+        r"\ln",
+        r"\binom",
+        r"\overline{",
+        r"\begin{pmatrix}",
+        r"\end{pmatrix}",
+        r"\\",
+    ),
+    *(
+        r"\%",
+        r"\$",
+        r"\cdot",
+        r"\times",
+        r"\ldots",
+        r"\lfloor",
+        r"\rfloor",
+        r"\angle",
+        r"\dot",
+        r"\mp",
+        r"\approx",
+        r"\, ",
+    ),
+    *(
+        "{",
+        "}",
+        "(",
+        ")",
+        "[",
+        "]",
+        "|",
+        "^",
+        "_",
+        "+",
+        "-",
+        "*",
+        "/",
+        "=",
+        "<",
+        ">",
+        "!",
+        "'",
+        ",",
+        ";",
+        ":",
+        ".",
+        "&",
+    ),
+    *(
+        "0",
+        "1",
+        "2",
+        "7",
+        "42",
+        "0.5",
+        ".5",
+        "1e3",
+        "x",
+        "y",
+        "i",
+        "e",
+        "f(x)",
+        "cm",
+        "or",
+        "and",
+        " ",
+        " ",
+        "°",
+        "²",
+        "½",
+    ),
+)
+
+
+def soup(rng: random.Random) -> str:
+    """Some of what answers are made of, in no order: most of it means nothing, and all of it must be survived."""
+    return "".join(rng.choices(SOUP, k=rng.randint(1, 14)))
+
+
 def injections(rng: random.Random, number: int, canary: str) -> str:
     """Python that would write the canary, as the answer; and tricks of its kind with names and attributes."""
     write = f"open('{canary}','w').write('x')"

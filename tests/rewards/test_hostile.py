@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import queue
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from statistics import quantiles
 
@@ -24,7 +25,7 @@ import grading_runs
 import pytest
 from grading_runs import asked, descendants, gone, honest, resident
 from hostile import FAMILIES, PER_FAMILY, Hostile, hostiles
-from hostile_text import injections
+from hostile_text import injections, soup
 
 from trimtab.rewards import Verdict, grade, grade_many
 
@@ -33,6 +34,8 @@ EACH = PER_FAMILY if THOROUGH else 10
 LIMIT = 2.5  # seconds for any verdict
 HANG = 60.0  # seconds after which a verdict is not waited for
 MEGABYTE = 2**20
+MOST_WORK = 0.25  # seconds of processor time of the caller's own
+SOUPS = 10_000 if THOROUGH else 300
 MOST_GROWTH = 64 * MEGABYTE
 HONEST_P99 = 1.0  # seconds; a busy machine of two cores has pauses of some tenths of a second
 
@@ -41,11 +44,12 @@ linux = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory
 
 @dataclass(frozen=True)
 class Trial:
-    """One hostile answer, its verdict, and how long the caller waited for it."""
+    """One hostile answer, its verdict, how long the caller waited for it, and how long it worked itself."""
 
     hostile: Hostile
     verdict: Verdict
     waited: float
+    worked: float
 
     def __str__(self) -> str:
         answer = ascii(self.hostile.response[:100])
@@ -68,9 +72,9 @@ def watched(answers: Iterator[Hostile]) -> Iterator[Trial]:
     def work() -> None:
         try:
             for each in answers:
-                began = time.perf_counter()
+                began, worked = time.perf_counter(), time.thread_time()
                 verdict = grade(each.response, each.truth, each.rule)
-                done.put(Trial(each, verdict, time.perf_counter() - began))
+                done.put(Trial(each, verdict, time.perf_counter() - began, time.thread_time() - worked))
             done.put(None)
         except BaseException as error:
             done.put(error)
@@ -118,6 +122,47 @@ def test_no_hostile_answer_is_paid(siege: Siege) -> None:
 def test_every_verdict_comes_in_time(siege: Siege) -> None:
     late = [str(trial) for trial in siege.trials if max(trial.waited, trial.verdict.seconds) > LIMIT]
     assert not late, "\n".join(late)
+
+
+def test_the_caller_works_little_itself(siege: Siege) -> None:
+    """A batch is thousands of answers, and what the caller does it does for one after the other."""
+    busy = [f"{trial.worked:.2f} s: {trial}" for trial in siege.trials if trial.worked > MOST_WORK]
+    assert not busy, "\n".join(busy)
+
+
+def test_no_soup_of_tokens_raises_or_is_right() -> None:
+    rng = random.Random("soup")
+    truths = (
+        "104729",
+        "x^2 + 1009",
+        r"\{2, 1009\}",
+        "(3, 1009)",
+        "[0, 1009)",
+        r"\text{purple}",
+        "y = 1009x",
+        "1, 1009",
+    )
+    pairs = [(rf"\boxed{{{soup(rng)}}}", grading_runs.problem(rng.choice(truths))) for _ in range(SOUPS)]
+    kinds = Counter(verdict.kind for verdict in grade_many(pairs))
+    assert set(kinds) <= {"wrong", "no_answer", "ambiguous", "too_costly"}, kinds
+
+
+def test_a_soup_is_right_where_it_is_the_truth_itself() -> None:
+    """Whatever a data set holds: who writes just that is right."""
+    rng = random.Random("broth")
+    answers = [answer for answer in (soup(rng).strip() for _ in range(600)) if fits_in_a_box(answer)]
+    verdicts = grade_many((rf"\boxed{{{answer}}}", grading_runs.problem(answer)) for answer in answers)
+    refused = [answer for answer, verdict in zip(answers, verdicts, strict=True) if verdict.kind != "correct"]
+    assert len(answers) > 200
+    assert not refused, refused
+
+
+def fits_in_a_box(answer: str) -> bool:
+    """Whether its braces close, and it is not empty but for signs that end a sentence or make a space."""
+    bare = re.sub(r"\\[\\{}]", "", answer)
+    depths = list(accumulate((char == "{") - (char == "}") for char in bare))
+    says = re.search(r"\w|[-+*/=<>|!]", bare.replace(r"\,", ""))
+    return bool(says) and min(depths) == 0 == depths[-1] and not answer.endswith("\\")
 
 
 def test_the_seconds_of_a_verdict_are_those_it_took(siege: Siege) -> None:
