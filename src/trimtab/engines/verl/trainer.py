@@ -1,0 +1,145 @@
+"""verl's synchronous v1 trainer with a plan: `trainer.v1.trainer_mode=trimtab`.
+
+After verl has computed the advantages, the driver sees the whole batch. It plans every mini-batch as verl will cut it
+and puts what was decided beside the data, as columns that travel to the workers; the loss there reads them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf, open_dict
+from tensordict import TensorDict
+from torch import Tensor
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.config import validate_config
+from verl.utils.debug import marked_timer
+
+from trimtab.engines.verl import columns
+from trimtab.engines.verl.loss import METRICS, PlannedLoss
+from trimtab.engines.verl.options import check, read_options
+from trimtab.engines.verl.state import restore, save
+from trimtab.objectives import Plan, TokenBatch
+
+logger = logging.getLogger(__name__)
+
+
+@register_trainer("trimtab")
+class TrimtabTrainer(PPOTrainerSync):
+    """verl's sync trainer whose actor updates follow trimtab's plan."""
+
+    def __init__(self, config: DictConfig) -> None:
+        section = OmegaConf.to_container(config.trimtab, resolve=True) if "trimtab" in config else None
+        self.options = read_options(section)  # type: ignore[arg-type]
+        self.objective = self.options.build()
+        check(config, self.options, self.objective)
+        if "ref_logp" in self.objective.needs:
+            _load_reference(config)
+        super().__init__(config)
+        _say(f"{self.objective.name} plans every update on the driver\n{self.objective.explain()}")
+
+    def _build_replay_buffer(self) -> Any:
+        # verl asks for this name wherever sync and async runs differ, and asks first here.
+        self.trainer_mode = "sync"
+        return super()._build_replay_buffer()
+
+    def on_init_end(self) -> None:
+        """Give every worker the loss that reads the plan."""
+        self.actor_rollout_wg.set_loss_fn(PlannedLoss(self.options.objective, self.options.options))
+        super().on_init_end()
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        with marked_timer("trimtab_plan", self.timing_raw, color="brown"):
+            batch = self._plan(batch, metrics)
+        batch = super()._update_actor(batch, metrics)
+        _claim(metrics)
+        return batch
+
+    def _plan(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Plan the updates of a batch, and put the plans beside its data."""
+        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        cut = columns.minibatch_rows(len(batch), actor.ppo_mini_batch_size * rollout.n, ranks)
+        fields = {columns.FIELDS[name] for name in self.objective.needs}
+        fields |= {"response_mask", "old_log_probs", "advantages"}
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=sorted(fields))
+        where = columns.sampled(data["response_mask"], [row for rows in cut for row in rows])
+        tokens = columns.token_batch(data, where, self.objective, self.tokenizer)
+        self.objective.observe(tokens)
+        plans = plan_updates(self.objective, tokens, len(cut[0]))
+        metrics.update(plan_metrics(plans))
+        planned = columns.plan_columns(self.objective, tokens, plans)
+        put = {f"{columns.PREFIX}{name}": where.unpack(column) for name, column in planned.items()}
+        put |= _of_responses(cut, plans)
+        batch = tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(put, batch_size=len(batch.keys))
+        )
+        batch.extra_info[columns.SENT] = ",".join(planned)
+        return batch
+
+    def _save_checkpoint(self) -> None:
+        # Before verl names this step the latest, so that no checkpoint is ever without its state.
+        save(self._checkpoint(self.global_steps), self.options, self.objective)
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        if self.global_steps:
+            restore(self._checkpoint(self.global_steps), self.options, self.objective)
+
+    def _checkpoint(self, step: int) -> Path:
+        trainer = self.config.trainer
+        if trainer.resume_mode == "resume_path" and str(trainer.resume_from_path).rstrip("/").endswith(f"_{step}"):
+            return Path(os.path.abspath(trainer.resume_from_path))
+        return Path(os.path.abspath(trainer.default_local_dir)) / f"global_step_{step}"
+
+
+def plan_updates(objective: Any, tokens: TokenBatch, responses: int) -> list[Plan]:
+    """The plans of a batch's consecutive mini-batches."""
+    first = range(0, tokens.responses, responses)
+    return [objective.plan(tokens.select(n, n + responses)) for n in first]
+
+
+def plan_metrics(plans: list[Plan]) -> dict[str, float]:
+    """What was planned in a step: the mean over its updates."""
+    names = {name: None for plan in plans for name in plan.metrics}
+    values = {name: [float(plan.metrics[name]) for plan in plans if name in plan.metrics] for name in names}
+    return {f"{METRICS}{name}": sum(of) / len(of) for name, of in values.items()}
+
+
+def _of_responses(cut: list[list[int]], plans: list[Plan]) -> dict[str, Tensor]:
+    """Each response's update, and the tokens of that update's mini-batch, in verl's order of the responses."""
+    update = torch.empty(sum(len(rows) for rows in cut), dtype=torch.int64)
+    tokens = torch.empty_like(update)
+    for number, (rows, plan) in enumerate(zip(cut, plans, strict=True)):
+        update[rows], tokens[rows] = number, plan.tokens
+    return {columns.UPDATE: update, columns.TOKENS: tokens}
+
+
+def _claim(metrics: dict[str, Any]) -> None:
+    """The loss's metrics under their own names; without them it was not our loss that ran."""
+    mine = [name for name in metrics if name.startswith(f"actor/{METRICS}")]
+    if not mine:
+        raise RuntimeError(
+            "trimtab: the update was made with another loss than trimtab's, so the run stops: something else calls "
+            "set_loss_fn, or the workers' trimtab is not the driver's"
+        )
+    for name in mine:
+        metrics[name.removeprefix("actor/")] = metrics.pop(name)
+
+
+def _load_reference(config: DictConfig) -> None:
+    """Make verl load and score with the reference model; its own KL goes with its loss."""
+    with open_dict(config):
+        config.actor_rollout_ref.actor.use_kl_loss = True
+    validate_config(config=config, use_reference_policy=True, use_critic=False)
+
+
+def _say(message: str) -> None:
+    print(f"trimtab: {message}", flush=True)  # noqa: T201  (verl's own word to the user is print, on the driver)
