@@ -98,7 +98,7 @@ class Algebra:
         if value.denominator == 1 and (len(base) == 1 or 0 <= value <= LARGEST_POWER):
             return self.whole(base, value)
         if len(base) == 1:
-            (monomial, coefficient), = base.items()
+            ((monomial, coefficient),) = base.items()
             if all(isinstance(atom, int) or atom in ("pi", "e") for atom, _ in monomial):
                 raised = {tuple((atom, e * value) for atom, e in monomial): Fraction(1)}
                 return self.product([raised, self.root(coefficient, value)])
@@ -112,7 +112,7 @@ class Algebra:
     def whole(self, base: Form, exponent: Fraction) -> Form:
         """A whole power of one monomial, or of a sum by multiplying it out."""
         if len(base) == 1:
-            (monomial, coefficient), = base.items()
+            ((monomial, coefficient),) = base.items()
             raised = tuple((atom, e * exponent) for atom, e in monomial)
             return self.times(raised, _whole_power(coefficient, int(exponent)), (), Fraction(1))
         return self.product([base] * _small(exponent))
@@ -121,7 +121,7 @@ class Algebra:
         """A broken power of a rational number: prime factors with exponents below one."""
         if value < 0:
             if exponent.denominator == 2:
-                turned = {(("i", Fraction(1)),): Fraction(-1 if exponent.numerator % 4 == 3 else 1)}
+                turned: Form = {(("i", Fraction(1)),): Fraction(-1 if exponent.numerator % 4 == 3 else 1)}
                 return self.product([turned, self.root(-value, exponent)])
             if exponent.denominator % 2 == 0:
                 raise TooHardError("a root of a negative number")
@@ -190,7 +190,7 @@ def _small(exponent: Fraction) -> int:
 
 def _whole_power(base: Fraction, exponent: Fraction | int) -> Fraction:
     bits = max(abs(base.numerator), base.denominator).bit_length() - 1
-    if bits * abs(exponent) > MOST_BITS:
+    if bits * abs(int(exponent)) > MOST_BITS:
         raise TooHardError("a large number")
     if not base and exponent < 0:
         raise NotReadError("a division by nothing")

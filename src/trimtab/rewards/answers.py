@@ -19,17 +19,31 @@ DEEPEST = 6
 MOST_MEMBERS = 200
 
 ShapeKind = Literal[
-    "value", "list", "set", "tuple", "union", "matrix", "equation", "inequality", "chain", "text", "base", "opaque", "none"
+    "value", "list", "set", "tuple", "union", "matrix", "equation", "inequality", "chain", "text", "base", "opaque",
+    "none",
 ]  # fmt: skip
 _OPEN, _CLOSE = frozenset(("(", "[", "\\{", "{", "langle")), frozenset((")", "]", "\\}", "}", "rangle"))
 _ORDER = {"<": "<", ">": ">", "le": "<=", "ge": ">="}
-_OTHER_RELATIONS = frozenset("ne approx equiv sim simeq cong rightarrow Rightarrow implies mapsto not notin iff".split())
+_OTHER_RELATIONS = frozenset(
+    "ne approx equiv sim simeq cong rightarrow Rightarrow implies mapsto not notin iff".split()
+)
 _SEPARATORS = frozenset(("or", "and", ", and", ", or", "lor", "vee", "land", "wedge"))
 _EMPTY = frozenset(
-    ("emptyset", "no solution", "no solutions", "no real solution", "no real solutions", "none", "the empty set", "empty set")
+    (
+        "emptyset",
+        "no solution",
+        "no solutions",
+        "no real solution",
+        "no real solutions",
+        "none",
+        "the empty set",
+        "empty set",
+    )
 )
 _TIME = re.compile(r"(\d{1,2}):(\d{2})(?:\s*\(?([ap])\.?\s?m\.?\)?)?", re.IGNORECASE)
-_BASE = re.compile(r"(\()?([0-9A-Fa-f]*\d[0-9A-Fa-f]*)(?(1)\))_\{?(\d+|two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen)\}?")
+_BASE = re.compile(
+    r"(\()?([0-9A-Fa-f]*\d[0-9A-Fa-f]*)(?(1)\))_\{?(\d+|two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen)\}?"
+)
 _WORDS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
           "twelve": 12, "sixteen": 16}  # fmt: skip
 
@@ -58,8 +72,9 @@ def read(source: str) -> Shape:
 
 
 def words(text: str) -> str:
-    """An answer in words, as it is compared: letters and digits in lower case."""
-    return " ".join(re.sub(r"[^a-z0-9]+", " ", text.replace("\\text", " ").lower()).split())
+    """An answer in words, as it is compared: without case, braces, and marks around it."""
+    bare = re.sub(r"\\text|[{}$\\]", " ", text).casefold()
+    return re.sub(r"\s*,\s*", ",", " ".join(bare.split())).strip("().,;: ")
 
 
 def _read(found: Sequence[Token], text: str, depth: int) -> Shape:
@@ -125,19 +140,19 @@ def _split(found: Sequence[Token], at: object) -> list[Sequence[Token]]:
     places = [i for i, level in _levels(found) if level == 0 and at(found[i])]
     parts = [found[a + 1 : b] for a, b in zip([-1, *places], [*places, len(found)], strict=True)]
     # `1, 2, and 3` has an empty part between its comma and its word
-    return [part for i, part in enumerate(parts) if part or not 0 < i < len(parts) - 1 or not _separator(found[places[i]])]
+    return [
+        part for i, part in enumerate(parts) if part or not 0 < i < len(parts) - 1 or not _separator(found[places[i]])
+    ]
 
 
 def _special(found: Sequence[Token], text: str) -> Shape | None:
     """Words, times of day, numbers in other bases, and the empty set."""
     if " ".join(token.text.strip().lower() for token in found) in _EMPTY or [t.text for t in found] == ["\\{", "\\}"]:
         return Shape("set", text)
-    kinds = {token.kind for token in found}
     written = "".join(token.text for token in found)
-    if kinds <= {"text", "word", "mark"} and found[0].kind in ("text", "word") and not re.search(r"[\d=<>^_|]", written):
-        if all(token.text in ("-", "'", "(", ")", "{", "}", ",", ".") for token in found if token.kind == "mark"):
-            alone = len(found) == 1 and found[0].kind == "word" and len(found[0].text) < 4
-            return None if alone else Shape("text", text, name=words(written))
+    if _prose(found) and not re.search(r"[\d=<>^_|]", written):
+        alone = len(found) == 1 and found[0].kind == "word" and len(found[0].text) < 4
+        return None if alone else Shape("text", text, name=words(written))
     if time := _TIME.fullmatch(re.sub(r"[{}]", "", written).strip()):
         return Shape("text", text, name=f"{int(time[1])}:{time[2]}{(time[3] or '').lower()}")
     if base := _BASE.fullmatch(written.replace(" ", "")):
@@ -146,11 +161,25 @@ def _special(found: Sequence[Token], text: str) -> Shape | None:
     return None
 
 
+def _prose(found: Sequence[Token]) -> bool:
+    """Whether the tokens are words, and the marks that stand between words."""
+    marks = ("-", "'", "(", ")", "{", "}", ",", ".")
+    return found[0].kind in ("text", "word") and all(
+        token.kind in ("text", "word") or (token.kind == "mark" and token.text in marks) for token in found
+    )
+
+
 def _list(members: list[Shape], text: str) -> Shape:
     """A list; where all its equations are about one variable, their right sides: `x = 1 or x = 2`, `x = 1, 2`."""
     names = {member.name for member in members if member.kind == "equation"}
     others = {member.kind for member in members} - {"equation"}
-    if len(names) == 1 and members[0].kind == "equation" and names != {""} and others <= {"value"} and "(" not in members[0].name:
+    if (
+        len(names) == 1
+        and members[0].kind == "equation"
+        and names != {""}
+        and others <= {"value"}
+        and "(" not in members[0].name
+    ):
         members = [member.parts[1] if member.kind == "equation" else member for member in members]
     flat = [part for member in members for part in (member.parts if member.kind == "list" else (member,))]
     return Shape("list", text, tuple(flat))
@@ -201,8 +230,10 @@ def _inequality(signs: list[str], parts: list[Sequence[Token]], text: str, depth
 
 def _lone(found: Sequence[Token]) -> str:
     """The name on an equation's left side where that is a variable, `f(x)`, `AB`, `\\angle ABC`; else nothing."""
-    if found and found[0].kind == "command" and found[0].text in ("angle", "triangle", "overline", "Pr", "measuredangle"):
-        return "".join(token.text for token in found) if len(found) <= 6 else ""
+    if found and found[0].kind == "command" and found[0].text in ("angle", "triangle", "overline", "measuredangle"):
+        name = "".join(token.text for token in found if token.text not in ("{", "}"))
+        letters = all(token.kind in ("letter", "word") or token.text in ("{", "}") for token in found[1:])
+        return name if letters and 1 < len(found) <= 6 and name.removeprefix(found[0].text).isupper() else ""
     try:
         node = expression(found)
     except NotReadError:
@@ -291,8 +322,9 @@ def _without_unit(found: list[Token]) -> tuple[list[Token], str | None, bool]:
             start -= 1
         said = " ".join(token.text for token in found[start:])
         longer = last.kind == "text" or len(said) > 3 or said in ("cm", "km", "mm", "kg", "ft", "mph", "min", "hrs")
-        if longer and found[start - 1].kind != "word" and (name := unit(said, power)) is not None:
-            return found[:start], name, False
+        measure = unit(said, power) if longer and found[start - 1].kind != "word" else None
+        if measure is not None:
+            return found[:start], measure, False
     if power:
         raise_back = [Token("mark", "^"), Token("number", power)]
         found = [*found, *raise_back]

@@ -37,7 +37,7 @@ def same(truth: Shape, found: Shape, equal: Equal) -> bool:
         return True
     if truth.kind == "text" or found.kind == "text":
         worded = truth.kind == "text" or (truth.text.isalpha() and len(truth.text) > 1)
-        return worded and _words(truth) == _words(found)
+        return worded and _words(truth) == _words(found) != ""
     truth, found = _unwrapped(truth, found)
     if truth.kind == "inequality" or found.kind == "inequality":
         return _ranges(truth, found, equal)

@@ -105,4 +105,4 @@ def _size(node: Node, bits: float) -> float:
 
 
 def _variable(node: Node) -> bool:
-    return node.kind == "symbol" and node.name not in ("pi", "e") or any(_variable(part) for part in node.parts)
+    return (node.kind == "symbol" and node.name not in ("pi", "e")) or any(_variable(part) for part in node.parts)

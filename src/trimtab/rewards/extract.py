@@ -13,12 +13,14 @@ from itertools import islice
 LONGEST_NUMBER = 200  # characters
 LARGEST_EXPONENT = 400
 LONGEST_LINE = 4_000  # characters of an answer's line that are read
+
+MOST_ANCHORS = 1_000  # times the word "answer" is looked at
 MOST_NESTED = 8  # boxes around the last one
-MOST_BRACES = 20_000  # looked at in search of the last box
+MOST_BRACES = 10_000  # looked at in search of the last box
 
 _BRACE = re.compile(r"[{}]")
 _BOX = re.compile(r"\\boxed\s*\{")
-_ANCHOR = re.compile(r"answer\**[ \t]{0,5}:", re.IGNORECASE)
+_ANCHOR = re.compile(r"(?:answer|Answer|ANSWER)\*{0,2}[ \t]{0,5}:")
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 _DECIMAL = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 # A minus is a sign where nothing stands before it that it could be taken from; -$5 is minus five too.
@@ -57,7 +59,7 @@ def answer_box(text: str) -> str | None:
             break
         start, inner, end = outer, opening.end(), close
     content = text[inner:end]
-    for _ in range(MOST_NESTED):
+    for _ in range(MOST_NESTED if end - inner <= LONGEST_LINE else 0):
         held = content.strip()
         opening = _BOX.match(held)
         if opening is None or _closing(held, opening.end(), len(held), MOST_BRACES) != len(held) - 1:
@@ -68,11 +70,17 @@ def answer_box(text: str) -> str | None:
 
 def answer_line(text: str) -> str | None:
     """What stands behind the last `Answer:` on its line; None where there is none."""
-    end = None
-    for anchor in _ANCHOR.finditer(text):
-        end = anchor.end()
-    if end is None:
+    places = {word: text.rfind(word) for word in ("answer", "Answer", "ANSWER")}
+    for _ in range(MOST_ANCHORS):
+        word, start = max(places.items(), key=lambda item: item[1])
+        if start < 0:
+            return None
+        if anchor := _ANCHOR.match(text, start):
+            break
+        places[word] = text.rfind(word, 0, start)
+    else:
         return None
+    end = anchor.end()
     line = text[end : end + LONGEST_LINE].lstrip("* \t").partition("\n")[0]
     return line.strip().strip("*").strip()
 
@@ -140,7 +148,7 @@ def value(text: str) -> Fraction | None:
 
 def tidy(text: str) -> str:
     """Without $ and without the spaces that mean nothing: `( 3, x )` is `(3,x)`, but `1 2` is not `12`."""
-    return _LOOSE.sub("", " ".join(text.replace("$", "").split()))
+    return _LOOSE.sub("", " ".join(text.replace("$", " ").split()))
 
 
 def _decimal(text: str) -> Fraction | None:

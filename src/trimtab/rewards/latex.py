@@ -26,8 +26,9 @@ _SAME = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom", "leq": "le", "geq": "ge",
     "leqslant": "le", "geqslant": "ge", "lt": "<", "gt": ">", "neq": "ne", "mbox": "text", "hbox": "text",
     "textbf": "text", "textit": "text", "textrm": "text", "textsf": "text", "texttt": "text", "textnormal": "text",
-    "mathrm": "text", "mathbf": "text", "mathit": "text", "mathsf": "text", "operatorname": "text", "boldsymbol": "text",
-    "bm": "text", "varnothing": "emptyset", "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]", "lvert": "|",
+    "mathrm": "text", "mathbf": "text", "mathit": "text", "mathsf": "text", "operatorname": "text", "bm": "text",
+    "boldsymbol": "text",
+    "varnothing": "emptyset", "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]", "lvert": "|",
     "rvert": "|", "vert": "|", "mid": "|", "ast": "cdot", "degree": "circ", "degrees": "circ", "dots": "ldots",
     "cdots": "ldots", "varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi", "to": "rightarrow",
     "langle": "langle", "rangle": "rangle", "colon": ":", "slash": "/", "div": "/", "bmatrix": "pmatrix",
@@ -87,7 +88,9 @@ def tokens(source: str) -> list[Token]:
         elif kind == "escaped":
             token = Token("mark", _ESCAPED.get(match["escaped"], match["escaped"]), spaced)
         elif kind == "mark":
-            token = Token("letter" if text.isalpha() and text.isascii() else "mark", "" if text == "$" else text, spaced)
+            token = Token(
+                "letter" if text.isalpha() and text.isascii() else "mark", "" if text == "$" else text, spaced
+            )
         elif kind == "word":
             token = Token("word", text, spaced)
         else:
@@ -98,6 +101,8 @@ def tokens(source: str) -> list[Token]:
             depth += (token.text in _OPENING) - (token.text in _CLOSING)
             found.append(token)
             spaced = False
+        else:
+            spaced = True  # what is dropped still parts what stands around it
     return found
 
 

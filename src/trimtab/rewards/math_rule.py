@@ -36,10 +36,10 @@ class Question:
 def judge(found: str, answer: str) -> Verdict | Question:
     """The verdict on an answer that was found in a response, or the question that remains."""
     wanted = unboxed(answer)
+    if len(found) > LONGEST_ANSWER:
+        return verdict("correct" if found.strip() == wanted.strip() else "too_costly", found)
     if tidy(found) == tidy(wanted):
         return verdict("correct", found)
-    if len(found) > LONGEST_ANSWER:
-        return verdict("too_costly", found)
     try:
         kind = _kind(found, wanted)
     except (TooCostlyError, RecursionError):

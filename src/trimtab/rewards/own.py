@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trimtab.rewards.math_rule import Question
@@ -18,7 +19,6 @@ from trimtab.rewards.verdicts import KINDS, Kind, Verdict, verdict
 
 LIMITS = Limits(seconds=10.0, processor=5.0, memory=1 << 30)
 RIGHT = 0.99  # scores of at least this are right
-
 
 
 def own_question(path: str, response: str, answer: str, extra: Mapping[str, Any]) -> Question:
@@ -33,7 +33,7 @@ def own_question(path: str, response: str, answer: str, extra: Mapping[str, Any]
 def own_verdict(result: Result, found: str | None) -> Verdict:
     """The verdict that a worker's result stands for."""
     kind = result.outcome if result.outcome != "done" else _kind(result.value)
-    return verdict(kind, found)
+    return replace(verdict(kind, found), seconds=result.seconds)
 
 
 def _kind(value: object) -> Kind:

@@ -44,7 +44,7 @@ class TooCostlyError(Exception):
 class Node:
     """An expression. `value` of a number, `name` of a symbol or function; `places` of a number written as a decimal.
 
-    `literal` marks what is written as one number (`-3`, `2/3`, `1\\frac45`, `4.5\\times10^{33}`): no work is left in it.
+    `literal` marks what is written as one number (`-3`, `2/3`, `1\\frac45`, `4.5\\times10^{33}`): no work left.
     """
 
     kind: NodeKind
@@ -376,7 +376,7 @@ def literal_value(node: Node) -> Fraction | None:
         return None
     if node.kind == "power":
         base, exponent = values[0] or Fraction(0), values[1] or Fraction(0)
-        return base**exponent if base or exponent > 0 else None
+        return base ** int(exponent) if base or exponent > 0 else None
     result = Fraction(1)
     for value in values:
         result *= value or Fraction(0)
@@ -410,7 +410,13 @@ def _one_number(parts: list[Node]) -> bool:
         if second.literal and exponent.value == -1:
             return base.kind == "number" or (base.literal and base.kind == "product")
         whole = literal_value(exponent)
-        return base.value == 10 and base.kind == "number" and whole is not None and abs(whole) <= 400 and whole == int(whole)
+        return (
+            base.value == 10
+            and base.kind == "number"
+            and whole is not None
+            and abs(whole) <= 400
+            and whole == int(whole)
+        )
     return first.literal and first.kind == "product" and second.literal and second.kind == "power"
 
 

@@ -33,11 +33,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a job: its value, or why there is none."""
+    """What became of a job: its value, or why there is none, and how long it was worked on."""
 
     outcome: Outcome
     value: Any = None
     error: str = ""
+    seconds: float = 0.0
 
 
 class Worker:

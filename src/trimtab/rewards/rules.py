@@ -44,9 +44,11 @@ def grade_many(pairs: Iterable[tuple[str, Problem]]) -> list[Verdict]:
 
     What is easy is decided at once. The rest is worked on side by side, short ones first, and each question once.
     """
-    begun = [begin(response, p.answer, p.rule, p.extra) for response, p in pairs]
+    begun = [_timed(response, p.answer, p.rule, p.extra) for response, p in pairs]
     asked: dict[str, Callable[[], Verdict]] = {}
-    questions = sorted((item for item in begun if isinstance(item, Question)), key=lambda item: len(repr(item.arguments)))
+    questions = sorted(
+        (item for item in begun if isinstance(item, Question)), key=lambda item: len(repr(item.arguments))
+    )
     for question in questions:
         asked.setdefault(repr(question), _ask(question))
     return [item if isinstance(item, Verdict) else asked[repr(item)]() for item in begun]
@@ -54,9 +56,8 @@ def grade_many(pairs: Iterable[tuple[str, Problem]]) -> list[Verdict]:
 
 def submit(response: str, answer: str, rule: str = "math", extra: Mapping[str, Any] | None = None) -> Pending:
     """The verdict where it is known at once, or a function that waits for it."""
-    start = time.perf_counter()
-    item = begin(response, answer, rule, extra)
-    return replace(item, seconds=time.perf_counter() - start) if isinstance(item, Verdict) else _ask(item)
+    item = _timed(response, answer, rule, extra)
+    return item if isinstance(item, Verdict) else _ask(item)
 
 
 def check_rule(rule: str) -> None:
@@ -76,18 +77,15 @@ def begin(response: str, answer: str, rule: str, extra: Mapping[str, Any] | None
     return _GRADERS[rule](response, answer)
 
 
-def _ask(question: Question) -> Callable[[], Verdict]:
+def _timed(response: str, answer: str, rule: str, extra: Mapping[str, Any] | None) -> Verdict | Question:
     start = time.perf_counter()
+    item = begin(response, answer, rule, extra)
+    return replace(item, seconds=time.perf_counter() - start) if isinstance(item, Verdict) else item
+
+
+def _ask(question: Question) -> Callable[[], Verdict]:
     future: Future[pool.Result] = pool.ask(question.function, question.arguments, question.limits)
-    took: list[float] = []
-    future.add_done_callback(lambda _: took.append(time.perf_counter() - start))
-
-    def result() -> Verdict:
-        answered = pool.wait(future, question.function)
-        seconds = took[0] if took else time.perf_counter() - start
-        return replace(own_verdict(answered, question.found), seconds=seconds)
-
-    return result
+    return lambda: own_verdict(pool.wait(future, question.function), question.found)
 
 
 def _exact(response: str, answer: str) -> Verdict:
@@ -144,7 +142,9 @@ def _choice(response: str, answer: str) -> Verdict:
     if wanted is None:
         return Verdict("crashed", found[:LONGEST_SHOWN])
     if letter is None:
-        return verdict("ambiguous" if len(set(re.findall(r"\b[A-J]\b", found[:LONGEST_ANSWER]))) > 1 else "wrong", found)
+        return verdict(
+            "ambiguous" if len(set(re.findall(r"\b[A-J]\b", found[:LONGEST_ANSWER]))) > 1 else "wrong", found
+        )
     return _verdict(found, letter == wanted)
 
 

@@ -32,7 +32,14 @@ def prepare() -> None:
     import mpmath  # noqa: F401
 
     logging.disable(logging.CRITICAL)
-    for text in (r"\frac{x}{2}+x^{2}_1", r"\sum_{i=1}^{n} i", r"\int_0^1 x\,dx", "(1, 2]", r"\{1,2\} \cup [3,4)", "y=2x"):
+    for text in (
+        r"\frac{x}{2}+x^{2}_1",
+        r"\sum_{i=1}^{n} i",
+        r"\int_0^1 x\,dx",
+        "(1, 2]",
+        r"\{1,2\} \cup [3,4)",
+        "y=2x",
+    ):
         by_math_verify(text, text.replace("2", "3"))  # its grammar is learnt by use
 
 
@@ -68,7 +75,7 @@ def by_math_verify(truth: str, found: str) -> bool:
     from math_verify import LatexExtractionConfig, parse, verify
 
     def parsed(text: str) -> Any:
-        return parse(f"${text}$", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=None)  # type: ignore[arg-type]
+        return parse(f"${text}$", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=None)
 
     try:
         gold, guess = parsed(truth), parsed(found)

@@ -9,22 +9,26 @@ from __future__ import annotations
 import re
 
 _SPELLINGS = """
-cm centimeter centimeters centimetre centimetres|m meter meters metre metres|km kilometer kilometers kilometre kilometres
-mm millimeter millimeters|in inch inches|ft foot feet|yd yard yards|mi mile miles|g gram grams gm|kg kilogram kilograms
-mg milligram milligrams|lb lbs pound pounds|oz ounce ounces|s sec secs second seconds|min mins minute minutes
-h hr hrs hour hours|ms millisecond milliseconds|day days|week weeks|month months|year years yr yrs
-dollar dollars usd|cent cents|euro euros|deg degree degrees|rad radian radians|unit units|l liter liters litre litres
-ml milliliter milliliters|mph|kmh|hz hertz|newton newtons|j joule joules|w watt watts|v volt volts|amp amps ampere
-kelvin kelvins|pa pascal pascals|mol mole moles|ev|mev|gev|kw|kj|cal calorie calories|kcal|people person persons
-gallon gallons gal|quart quarts|pint pints|cup cups|acre acres|ton tons|point points|way ways|time times|piece pieces
+cm centimeter centimeters centimetre centimetres|m meter meters metre metres|mm millimeter millimeters|in inch inches
+km kilometer kilometers kilometre kilometres|ft foot feet|yd yard yards|mi mile miles|g gram grams gm
+kg kilogram kilograms|mg milligram milligrams|lb lbs pound pounds|oz ounce ounces|s sec secs second seconds
+min mins minute minutes|h hr hrs hour hours|ms millisecond milliseconds|day days|week weeks|month months
+year years yr yrs|dollar dollars usd|cent cents|euro euros|deg degree degrees|rad radian radians|unit units
+l liter liters litre litres|ml milliliter milliliters|mph|kmh|hz hertz|newton newtons|j joule joules|w watt watts
+v volt volts|amp amps ampere|kelvin kelvins|pa pascal pascals|mol mole moles|ev|mev|gev|kw|kj|cal calorie calories
+kcal|people person persons|gallon gallons gal|quart quarts|pint pints|cup cups|acre acres|ton tons|point points
+way ways|time times|piece pieces
 """
 _CANONICAL = {word: group.split()[0] for group in re.split(r"[|\n]", _SPELLINGS) for word in group.split()}
 _MEANING = frozenset(
-    "hundred hundreds thousand thousands million millions billion billions trillion dozen dozens percent permil pi half "
-    "halves third thirds quarter fourth fourths fifth fifths sixth sixths tenth tenths hundredth thousandth not no or and "
-    "maybe wrong false incorrect mod base factorial squared cubed square cubic root over plus minus times divided by than "
-    "approximately about nearly almost less more least most to if is are but either neither any all none score nan inf "
-    "infinity undefined choose ones tens hundredths thousandths nine ten one two three four five six seven eight zero".split()
+    """
+    ones tens hundred hundreds thousand thousands million millions billion billions trillion dozen dozens percent permil
+    pi half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths tenth tenths hundredth
+    hundredths thousandth thousandths zero one two three four five six seven eight nine ten not no or and maybe wrong
+    false incorrect mod base factorial squared cubed square cubic root over plus minus times divided by than
+    approximately about nearly almost less more least most to if is are but either neither any all none score nan inf
+    infinity undefined choose
+    """.split()
 )
 _SHAPE = re.compile(r"[a-zA-Z.]+(?:(?: |/| per |-)[a-zA-Z.]+){0,3}")
 _AREA = {"square": "^2", "sq": "^2", "sq.": "^2", "cubic": "^3", "cu": "^3"}

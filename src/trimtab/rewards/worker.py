@@ -1,8 +1,8 @@
 """The process that does the costly work: `python -m trimtab.rewards.worker MODULE:FUNCTION`.
 
 It loads the function once and then forks a child for every job that comes in, one JSON line each. A child has limits on
-time, processor and memory, hurries only at first (so that a short job is never held up by long ones), and is killed when
-it does not come back. Nothing survives a job, so no answer can spoil the next one's verdict. This process itself
+time, processor and memory, hurries only at first (so that a short job is never held up by long ones), and is killed
+when it does not come back. Nothing survives a job, so no answer can spoil the next one's verdict. This process itself
 computes nothing, and so it cannot hang; it ends when its parent closes the pipe or dies.
 """
 
@@ -39,7 +39,7 @@ class Child:
     job: int
     pid: int
     pipe: int
-    fresh: float  # until when it counts as fresh
+    start: float
     deadline: float
     said: bytearray = field(default_factory=bytearray)
 
@@ -115,14 +115,14 @@ class Forge:
         """Seconds until something is due: a child's end, or a place for the next job."""
         now = time.monotonic()
         due = [child.deadline for child in self.children.values()]
-        due += [child.fresh for child in self.children.values() if self.waiting and child.fresh > now]
+        due += [child.start + FRESH for child in self.children.values() if self.waiting and child.start + FRESH > now]
         return max(0.0, min(due) - now) if due else None
 
     def start_waiting(self) -> None:
         """Fork children for jobs that wait, the shortest first, as many as may run at once."""
         now = time.monotonic()
         while self.waiting and len(self.children) < MOST_AT_ONCE:
-            if sum(child.fresh > now for child in self.children.values()) >= MOST_FRESH:
+            if sum(child.start + FRESH > now for child in self.children.values()) >= MOST_FRESH:
                 return
             self.start(heapq.heappop(self.waiting)[2])
 
@@ -158,7 +158,7 @@ class Forge:
         os.close(write_end)
         os.set_blocking(read_end, False)
         now = time.monotonic()
-        child = Child(job["id"], pid, read_end, now + FRESH, now + job["seconds"])
+        child = Child(job["id"], pid, read_end, now, now + job["seconds"])
         self.children[read_end] = child
         self.selector.register(read_end, selectors.EVENT_READ)
 
@@ -182,7 +182,7 @@ class Forge:
         with contextlib.suppress(ChildProcessError, ProcessLookupError):  # it may be buried already
             os.kill(child.pid, signal.SIGKILL)
             os.waitpid(child.pid, 0)
-        _say(self.results, {"id": child.job, **result})
+        _say(self.results, {"id": child.job, "seconds": time.monotonic() - child.start, **result})
 
     def stop(self) -> None:
         """Nobody waits any more."""
