@@ -15,7 +15,10 @@ from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
+from torch import Tensor
+
 from trimtab.objectives import weights
+from trimtab.objectives.advantages import ADVANTAGES, Groups, Values, group_normalized
 from trimtab.rewards import Verdict
 from trimtab.rollout import PromptTokens, Response, SamplingOptions
 from trimtab.train import experience, loop
@@ -36,6 +39,8 @@ BASE: Settings = {
     "record.enabled": False,
 }
 NO_CLIP: Settings = {"objective.clip_low": 1e6, "objective.clip_high": 1e6, "objective.dual_clip": "none"}
+FAST: Settings = {"update.lr": 1e-3}  # the demo still learns with it
+RAMP: Settings = {"update.warmup_steps": 200}  # a fault that grows, so that there is something to see coming
 
 Sabotage = Callable[[], AbstractContextManager[Any]]
 Reward = Callable[[Answer], float]
@@ -172,6 +177,15 @@ def reversed_stare() -> Iterator[None]:
         yield
 
 
+def advantages_off_by(offset: float) -> Sabotage:
+    """A baseline that is wrong: every advantage is off by the same number."""
+
+    def shifted(reward: Values, group: Groups) -> Tensor:
+        return group_normalized(reward, group) + offset
+
+    return lambda: patch.dict(ADVANTAGES, {"group_normalized": shifted})
+
+
 @contextmanager
 def cut_short() -> Iterator[None]:
     """Training responses are cut off after two tokens, of the three or four that they need."""
@@ -185,45 +199,48 @@ def cut_short() -> Iterator[None]:
 
 
 FAULTY = [
-    Scenario("lr_high", "learning rate 30 times too high", {"update.lr": 1e-2}),
+    Scenario("lr_high", "learning rate 30 times too high from the first step", {"update.lr": 1e-2}),
+    Scenario("lr_ramp", "learning rate that rises to 30 times too high", {"update.lr": 1e-2, **RAMP}),
     Scenario(
-        "lr_high_stapo",
-        "learning rate 10 times too high, under STAPO",
-        {"objective.name": "stapo", "objective.tau_p": 0.2, "update.lr": 3e-3},
+        "lr_ramp_stapo",
+        "the same under STAPO",
+        {"objective.name": "stapo", "objective.tau_p": 0.2, "update.lr": 1e-2, **RAMP},
     ),
     Scenario(
         "off_policy",
-        "32 updates per step and no clip, learning rate 7 times too high",
-        {"update.per_step": 32, "update.lr": 2e-3, **NO_CLIP},
+        "16 updates per step and no clip, learning rate rising",
+        {"update.per_step": 16, "update.lr": 4e-3, **NO_CLIP, **RAMP},
     ),
     Scenario(
         "no_clip",
-        "8 updates per step and no clip, learning rate 7 times too high",
-        {"update.per_step": 8, "update.lr": 2e-3, **NO_CLIP},
+        "8 updates per step and no clip, learning rate rising",
+        {"update.per_step": 8, "update.lr": 6e-3, **NO_CLIP, **RAMP},
     ),
-    Scenario("random_reward", "rewards by chance", {"update.lr": 1e-3}, graded_by(coin)),
+    Scenario("baseline_low", "a baseline too low: all responses are rewarded", FAST, advantages_off_by(1.0)),
+    Scenario("baseline_high", "a baseline too high: all responses are punished", FAST, advantages_off_by(-1.0)),
+    Scenario("random_reward", "rewards by chance", FAST, graded_by(coin)),
     Scenario("always_right", "a verifier that finds everything right", {}, graded_by(lambda answer: 1.0)),
     Scenario("hackable", "a verifier that passes whatever ends in 0", {}, graded_by(trailing_zero)),
     Scenario(
         "rare_mask",
         "every rare rewarded token silenced, whatever its entropy",
-        {"objective.name": "stapo", "objective.mask": "rare", "objective.tau_p": 0.5, "update.lr": 1e-3},
+        {"objective.name": "stapo", "objective.mask": "rare", "objective.tau_p": 0.5},
     ),
     Scenario(
         "entropy_bonus",
         "an entropy bonus on the advantage without its cap",
-        {"objective.name": "entropy_advantage", "objective.coef": 4.0, "objective.entropy_cap": 100.0},
+        {"objective.name": "entropy_advantage", "objective.coef": 4.0, "objective.entropy_cap": 100.0, **FAST},
     ),
     Scenario(
         "stare_reversed",
         "STARE with its signs turned",
-        {"objective.name": "stare", "objective.boost": 2.0, "objective.damp": 0.2, "objective.gate": "none"},
+        {"objective.name": "stare", "objective.boost": 2.0, "objective.damp": 0.2, "objective.gate": "none", **FAST},
         reversed_stare,
     ),
     Scenario(
         "stare_overdriven",
         "STARE with boost 10 and no gate",
-        {"objective.name": "stare", "objective.boost": 10.0, "objective.gate": "none"},
+        {"objective.name": "stare", "objective.boost": 10.0, "objective.gate": "none", **FAST},
     ),
     Scenario(
         "temperature",
@@ -247,13 +264,13 @@ FAULTY = [
     Scenario(
         "long_answer",
         "a reward for length beside the truth",
-        {"rollout.max_new_tokens": 16, "update.lr": 1e-3},
+        {"rollout.max_new_tokens": 16, **FAST},
         graded_by(long_answer),
     ),
     Scenario(
         "repetition",
         "a reward for repeating beside the truth",
-        {"rollout.max_new_tokens": 16, "update.lr": 1e-3},
+        {"rollout.max_new_tokens": 16, **FAST},
         graded_by(repeating),
     ),
 ]

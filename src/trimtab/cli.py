@@ -98,7 +98,9 @@ def train(
 
             typer.echo(describe(wanted.config))
             return
-        code = launch(wanted, quiet, typer.echo, complain)
+        from trimtab.insight.alarms import watchman
+
+        code = launch(wanted, quiet, typer.echo, complain, watchman(wanted.config, complain))
     raise typer.Exit(code)
 
 
@@ -121,6 +123,19 @@ def compare(
         comparison = Comparison(tuple(objectives), where, recipe, seeds, tuple(settings or ()), jobs)
         code = show(comparison, plan_jobs(comparison), Console())
     raise typer.Exit(code)
+
+
+@app.command()
+def alarms(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or any jsonl file of metrics with the same names.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per alarm, with its evidence.")] = False,
+) -> None:
+    """The alarms that ring over a run's metrics, with what to try; of a run that is over too."""
+    with errors_in_words():
+        from trimtab.insight.alarms.replay import lines, replay_run
+
+        for line in lines(replay_run(run), as_json):
+            typer.echo(line)
 
 
 @app.command(name="eval")

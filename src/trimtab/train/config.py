@@ -154,6 +154,37 @@ class RecordConfig(Section):
     )
 
 
+Action = Literal["warn", "save", "stop", "off"]
+
+
+class AlarmsConfig(Section):
+    """What is done when an alarm rings: `warn` says it, `save` keeps a checkpoint too, `stop` also ends the run.
+
+    The alarms and what they look at are in [alarms.md](alarms.md). A key with an alarm's name is for that alarm alone.
+    """
+
+    enabled: bool = Field(True, description="watch the metrics of every step")
+    default: Action = Field("warn", description="what is done when an alarm without a key of its own rings")
+    entropy_collapse: Action | None = Field(None, description="the entropy falls away")
+    entropy_explosion: Action | None = Field(None, description="the entropy runs up")
+    spurious_growth: Action | None = Field(None, description="more tokens are rare, confident and rewarded")
+    gradient_concentration: Action | None = Field(None, description="few tokens hold much of the gradient")
+    ratio: Action | None = Field(None, description="the policy moves too far within a step")
+    clip: Action | None = Field(None, description="the clip cuts far more tokens than at the start")
+    sampler_mismatch: Action | None = Field(None, description="sampler and trainer disagree about probabilities")
+    no_signal: Action | None = Field(None, description="too few groups have any spread in reward")
+    truncation: Action | None = Field(None, description="responses are cut off")
+    repetition: Action | None = Field(None, description="responses repeat themselves")
+    length_drift: Action | None = Field(None, description="responses get much longer or shorter for no gain")
+    reward_hacking: Action | None = Field(None, description="the reward rises and held-out accuracy does not")
+    reward_drop: Action | None = Field(None, description="reward or held-out accuracy falls from its best")
+
+    def action(self, alarm: str) -> Action:
+        """What is done when an alarm rings."""
+        own: Action | None = getattr(self, alarm, None)
+        return own or self.default
+
+
 class RunConfig(Section):
     """The run: how long, where, and what is kept."""
 
@@ -185,6 +216,7 @@ class Config(Section):
     update: UpdateConfig = UpdateConfig()
     run: RunConfig = RunConfig()
     record: RecordConfig = RecordConfig()
+    alarms: AlarmsConfig = AlarmsConfig()
 
     @field_validator("objective", mode="before")
     @classmethod

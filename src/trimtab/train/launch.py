@@ -18,6 +18,7 @@ from trimtab.train.reporters import PlainReporter, Reporter
 from trimtab.train.run import Run, RunStoppedError, Stop
 from trimtab.train.run_folder import RunFolder
 from trimtab.train.summary import model_words, summarize, task_words
+from trimtab.train.watch import Watcher
 
 DEFAULT_RECIPE = "demo"
 WRONG, STOPPED, INTERRUPTED = 2, 3, 130  # exit codes
@@ -49,13 +50,13 @@ def resolve(recipe: str | None, settings: Sequence[str], out: Path | None, resum
     return Launch(load(recipe or resume / "config.toml", settings), recipe or str(resume / "config.toml"), None, resume)
 
 
-def launch(wanted: Launch, quiet: bool, say: Say, complain: Say) -> int:
+def launch(wanted: Launch, quiet: bool, say: Say, complain: Say, watcher: Watcher | None = None) -> int:
     """Run it, end with a summary, and give the exit code. What goes wrong is said in words, never as a traceback."""
     folder = RunFolder(wanted.resume or wanted.out or claim_folder(wanted))
     new = wanted.resume is None and not (folder.path / "config.toml").exists()
     _hush_libraries()
     reporter = make_reporter(wanted, folder, quiet, say)
-    run = Run(wanted.config, folder, reporter, resume=wanted.resume is not None)
+    run = Run(wanted.config, folder, reporter, wanted.resume is not None, watcher)
     began = time.monotonic()
     code, fault = _run(run, reporter)
     if fault:

@@ -11,6 +11,7 @@ from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -29,6 +30,9 @@ from trimtab.train.reporters import Reporter
 from trimtab.train.run_folder import RunFolder, course
 from trimtab.train.sinks import Sinks
 from trimtab.train.warm_start import load_parameters, parameters, warm_start
+from trimtab.train.watch import Alarm, Watch, Watcher
+
+ALARM_CHECKPOINTS = 10  # those that alarms ask for; of more, the oldest go
 
 
 class Stop(StrEnum):
@@ -39,6 +43,7 @@ class Stop(StrEnum):
     NO_SIGNAL = "no learning signal"
     NOT_FINITE = "not finite"
     NOT_SAVED = "not saved"
+    ALARM = "alarm"
 
 
 class RunStoppedError(RuntimeError):
@@ -57,12 +62,14 @@ class Run:
     folder: RunFolder
     reporter: Reporter
     resume: bool = False
+    watcher: Watcher | None = None
     progress: Progress = field(default_factory=Progress)
     stopped: Stop = Stop.FINISHED
     _interrupted: bool = False
     _unwritten: list[dict[str, Any]] = field(default_factory=list)
     _trainer: Trainer | None = None
     _sinks: Sinks | None = None
+    _watch: Watch | None = None
     _started: float = 0.0
 
     @property
@@ -89,6 +96,8 @@ class Run:
         trainer.recording = start_recording(
             self.config, self.folder, trainer.policy, trainer.objective, self.progress.step, versions(), say
         )
+        self._watch = Watch(self.watcher, self.config.alarms, self.folder, say)
+        self._watch.catch_up(self.folder.records())
         return self.trainer
 
     def steps(self) -> Generator[int]:
@@ -119,9 +128,13 @@ class Run:
         assert self._sinks is not None
         self._sinks.log(step, metrics)
         self.reporter.step(step, run.steps, metrics)
+        stopping = self._look_out({"step": step, **metrics})
         if run.checkpoint_every and step % run.checkpoint_every == 0 and step != run.steps:
             self.save()
         self._check_signal(metrics)
+        if stopping and step != run.steps:
+            self.save()
+            raise self._stop(Stop.ALARM, f"{stopping[0].message}. To go on regardless: {self._go_on_with}")
         faults.point("step.finished")
 
     def evaluate(self) -> dict[str, float]:
@@ -134,8 +147,8 @@ class Run:
         groups = answer_problems(self.trainer.policy, self.trainer.sampler, problems, -1, options, self.config)
         return {"eval/accuracy": fmean(group[0].verdict.kind == "correct" for group in groups)}
 
-    def save(self) -> None:
-        """Publish a checkpoint; a full disk costs the checkpoint, not the run."""
+    def save(self, where: Path | None = None) -> None:
+        """Publish a checkpoint, to resume from or somewhere else; a full disk costs the checkpoint, not the run."""
         tensors = {
             "model": parameters(self.trainer.policy),
             "optimizer": checkpoints.optimizer_tensors(self.trainer.optimizer),
@@ -150,9 +163,8 @@ class Run:
             self.trainer.recording.flush()
         try:
             self.folder.settle()
-            checkpoints.save(
-                self.folder.checkpoints, self.progress.step, tensors, state, self.config.run.keep_checkpoints
-            )
+            keep = self.config.run.keep_checkpoints if where is None else ALARM_CHECKPOINTS
+            checkpoints.save(where or self.folder.checkpoints, self.progress.step, tensors, state, keep)
         except (checkpoints.CheckpointError, OSError) as error:
             self.reporter.message(f"warning: {error}")
         except checkpoints.RuinedError as error:
@@ -285,6 +297,14 @@ class Run:
         if self.config.update.not_finite == "stop":
             message = f"an update of step {step} was not finite ({what}): see {self.folder.faults}. To pass over it: "
             raise self._stop(Stop.NOT_FINITE, message + f"{self._go_on_with} --set update.not_finite=skip")
+
+    def _look_out(self, record: dict[str, float]) -> list[Alarm]:
+        """Show a step to the watcher; the alarms that end the run."""
+        assert self._watch is not None
+        wanted = self._watch.look(record)
+        if wanted["save"] or wanted["stop"]:
+            self.save(self.folder.alarm_checkpoints)
+        return wanted["stop"]
 
     def _check_signal(self, metrics: dict[str, float]) -> None:
         patience, streak = self.config.run.patience, self.progress.steps_without_signal

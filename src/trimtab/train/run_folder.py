@@ -1,7 +1,8 @@
 """A run is a folder: `config.toml` (resolved), `metrics.jsonl` (the truth), `tokens/` (records), `checkpoints/`, the
 trained `model/`.
 
-`faults.jsonl` is there only if something was not finite: at which step, what, and which responses.
+`faults.jsonl` is there only if something was not finite: at which step, what, and which responses; `alarms.jsonl` only
+if an alarm rang, and `alarms/` only if one asked for a checkpoint.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import tomli_w
 
 from trimtab.train import faults
-from trimtab.train.config import Config, load
+from trimtab.train.config import AlarmsConfig, Config, load
 
 # What may differ between a run and its continuation: how long it goes on, what ends it, what is kept of it, and (with a
 # warning) the threads and the device it runs on.
@@ -36,6 +37,7 @@ FREE = {
     "record.every",
     "record.share",
     "record.max_megabytes",
+    *(f"alarms.{key}" for key in AlarmsConfig.model_fields),
 }
 
 
@@ -76,6 +78,16 @@ class RunFolder:
         finally:
             os.close(folder)
 
+    @property
+    def alarms(self) -> Path:
+        """One JSON line per alarm that rang."""
+        return self.path / "alarms.jsonl"
+
+    @property
+    def alarm_checkpoints(self) -> Path:
+        """The checkpoints that alarms asked for."""
+        return self.path / "alarms"
+
     def create(self, config: Config) -> None:
         """Start a run; a folder that holds one already is left alone."""
         if (self.path / "config.toml").exists():
@@ -104,16 +116,21 @@ class RunFolder:
         _append(self.faults, record)
         faults.point("fault.written")
 
+    def append_alarm(self, record: dict[str, Any]) -> None:
+        """Add an alarm."""
+        _append(self.alarms, record)
+        faults.point("alarm.written")
+
     def settle(self) -> None:
         """Bring what was written to the disk for good: a checkpoint that is there after a power cut has its metrics."""
-        for path in (self.metrics, self.faults):
+        for path in (self.metrics, self.faults, self.alarms):
             if path.exists():
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
 
     def rewind(self, step: int) -> None:
         """Forget what was written after a checkpoint, and a line that was cut off."""
-        for path in (self.metrics, self.faults):
+        for path in (self.metrics, self.faults, self.alarms):
             if path.exists():
                 kept = [json.dumps(record, sort_keys=True) for record in _records(path) if record["step"] <= step]
                 if kept:
@@ -129,6 +146,10 @@ class RunFolder:
     def fault_records(self) -> list[dict[str, Any]]:
         """Every update that was not taken, and why."""
         return _records(self.faults)
+
+    def alarm_records(self) -> list[dict[str, Any]]:
+        """Every alarm that rang."""
+        return _records(self.alarms)
 
 
 def _hold(folder: int, path: Path) -> None:

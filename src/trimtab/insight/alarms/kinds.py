@@ -1,0 +1,97 @@
+"""The alarms by name: what each looks at, what finds it, and what to try when it rings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trimtab.insight.alarms import policy_detectors as policy
+from trimtab.insight.alarms import response_detectors as response
+from trimtab.insight.alarms.view import Detector
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An alarm: its detector, the metrics it looks at, and what to try."""
+
+    detect: Detector
+    metrics: tuple[str, ...]
+    suggestion: str
+
+
+KINDS: dict[str, Kind] = {
+    "entropy_collapse": Kind(
+        policy.entropy_collapse,
+        ("policy/entropy",),
+        "Try a lower update.lr, a wider objective.clip_high, or an objective that holds the entropy "
+        "(objective.name = 'stare', or '... + stare')",
+    ),
+    "entropy_explosion": Kind(
+        policy.entropy_explosion,
+        ("policy/entropy",),
+        "Try a lower update.lr or fewer update.per_step, silence spurious tokens (objective.name = 'stapo', or "
+        "'... + s2t'), and lower any entropy bonus or objective.boost",
+    ),
+    "spurious_growth": Kind(
+        policy.spurious_growth,
+        ("tokens/spurious_share", "tokens/count"),
+        "Silence them: objective.name = 'stapo', or '... + s2t' (objective.tau_p says what is rare); look at them in "
+        "the records",
+    ),
+    "gradient_concentration": Kind(
+        policy.gradient_concentration,
+        ("tokens/top_gradient_share", "groups/mixed_share", "tokens/count"),
+        "Try objective.name = 'stapo' or a lower update.max_grad_norm, more rollout.prompts, and look at these tokens "
+        "in the records",
+    ),
+    "ratio": Kind(
+        policy.ratio,
+        ("update/approx_kl", "update/ratio_max"),
+        "Try a lower update.lr or fewer update.per_step; keep a clip (objective.clip_low, objective.clip_high, "
+        "objective.dual_clip)",
+    ),
+    "clip": Kind(
+        policy.clip,
+        ("update/clip_share",),
+        "The policy leaves the clip range more and more often: try a lower update.lr or fewer update.per_step",
+    ),
+    "sampler_mismatch": Kind(
+        policy.sampler_mismatch,
+        ("sampler/mismatch_mean",),
+        "Check that the sampler has the newest weights, the same rollout.temperature and precision, and that "
+        "rollout.top_p and rollout.top_k are off; '... + tis' corrects what must remain",
+    ),
+    "no_signal": Kind(
+        response.no_signal,
+        ("groups/mixed_share",),
+        "If all are wrong: an easier task, a warm start, more rollout.samples. If all are right: a harder task, or "
+        "stop here. rollout.dynamic = true draws until groups differ. Check the verifier",
+    ),
+    "truncation": Kind(
+        response.truncation,
+        ("response/truncated_share",),
+        "Raise rollout.max_new_tokens, or make long responses dear: reward.overlong_buffer",
+    ),
+    "repetition": Kind(
+        response.repetition,
+        ("response/repetition_share",),
+        "Look at what is rewarded in these responses; try reward.overlong_buffer, a lower update.lr, and the last "
+        "checkpoint before it began",
+    ),
+    "length_drift": Kind(
+        response.length_drift,
+        ("response/length_mean", "reward/accuracy"),
+        "Check what the reward pays for; try objective.name = 'dr_grpo' or 'dapo' (no length bias), "
+        "reward.overlong_buffer",
+    ),
+    "reward_hacking": Kind(
+        response.reward_hacking,
+        ("reward/accuracy", "reward/mean", "eval/accuracy", "response/length_mean", "policy/entropy"),
+        "Read the newest rewarded responses: does the verifier (task.rule) pay for something else than right answers? "
+        "Else more problems (it may be memorising)",
+    ),
+    "reward_drop": Kind(
+        response.reward_drop,
+        ("reward/accuracy", "reward/mean", "eval/accuracy"),
+        "Go back to a checkpoint before the fall, with a lower update.lr; the other alarms may say why",
+    ),
+}

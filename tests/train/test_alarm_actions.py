@@ -1,0 +1,211 @@
+"""What a run does when an alarm rings: says it, keeps a checkpoint, stops; and is the same after a resume."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from short_runs import recipe, short_run
+
+from trimtab.train import checkpoints
+from trimtab.train.config import load
+from trimtab.train.loop import train
+from trimtab.train.run import Run, RunStoppedError, Stop
+from trimtab.train.run_folder import RunFolder
+from trimtab.train.watch import Alarm, Watch, around
+
+Shown = Callable[[Mapping[str, float]], list[Alarm]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+class RingsAt:
+    """A watcher that rings one alarm at given steps, and remembers what it was shown."""
+
+    def __init__(self, *steps: int, name: str = "ratio") -> None:
+        self.steps, self.name, self.shown = steps, name, list[int]()
+
+    def __call__(self, record: Mapping[str, float]) -> list[Alarm]:
+        step = int(record["step"])
+        self.shown.append(step)
+        if step not in self.steps:
+            return []
+        return [Alarm(step, self.name, "the ship leans", {"list": {"now": 30.0}}, "Trim the sails")]
+
+
+def run_watched(
+    folder: Path, watcher: Shown, changes: Mapping[str, str] | None = None, resume: bool = False
+) -> tuple[Run, list[str]]:
+    run, listener = short_run(folder, {"warm_start.steps": "0", "record.enabled": "false", **(changes or {})}, resume)
+    run.watcher = watcher
+    train(run)
+    return run, listener.said
+
+
+# --- what is done
+
+
+def test_an_alarm_is_said_with_its_suggestion_and_written_down(tmp_path: Path) -> None:
+    _, said = run_watched(tmp_path / "run", RingsAt(3))
+    assert "alarm: step 3: the ship leans. Trim the sails" in said
+    (line,) = (tmp_path / "run/alarms.jsonl").read_text().splitlines()
+    assert json.loads(line) == {
+        "step": 3,
+        "alarm": "ratio",
+        "message": "the ship leans",
+        "evidence": {"list": {"now": 30.0}},
+        "suggestion": "Trim the sails",
+        "action": "warn",
+    }
+
+
+def test_a_run_without_alarms_leaves_no_trace_of_them(tmp_path: Path) -> None:
+    run_watched(tmp_path / "run", RingsAt())
+    assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith("alarms")]
+
+
+def test_a_watcher_sees_every_step_once_and_in_order(tmp_path: Path) -> None:
+    watcher = RingsAt()
+    run_watched(tmp_path / "run", watcher)
+    assert watcher.shown == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_save_keeps_a_checkpoint_that_the_run_does_not_clear_away(tmp_path: Path) -> None:
+    changes = {"alarms.ratio": "save", "run.keep_checkpoints": "1"}
+    run, _ = run_watched(tmp_path / "run", RingsAt(1, 3), changes)
+    assert run.progress.step == 6
+    kept = checkpoints.found(tmp_path / "run/alarms")
+    assert [path.name for path in kept] == ["step-00000001", "step-00000003"]
+    assert checkpoints.read(kept[1]).state["progress"]["step"] == 3
+    assert [path.name for path in checkpoints.found(tmp_path / "run/checkpoints")] == ["step-00000006"]
+
+
+def test_stop_ends_the_run_with_the_alarm_as_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(RunStoppedError, match="the ship leans.*--resume") as stopped:
+        run_watched(tmp_path / "run", RingsAt(3), {"alarms.default": "stop"})
+    assert stopped.value.why is Stop.ALARM
+    assert RunFolder(tmp_path / "run").records()[-1]["step"] == 3
+    assert checkpoints.found(tmp_path / "run/checkpoints")[-1].name == "step-00000003"
+    assert checkpoints.found(tmp_path / "run/alarms")[-1].name == "step-00000003"
+
+
+def test_a_run_that_an_alarm_stopped_goes_on_and_does_not_ring_for_the_same_again(tmp_path: Path) -> None:
+    with pytest.raises(RunStoppedError):
+        run_watched(tmp_path / "run", RingsAt(3), {"alarms.default": "stop"})
+    run, said = run_watched(tmp_path / "run", RingsAt(3), {"alarms.default": "stop"}, resume=True)
+    assert run.progress.step == 6
+    assert not [text for text in said if "leans" in text]
+    assert [record["step"] for record in RunFolder(tmp_path / "run").alarm_records()] == [3]
+
+
+def test_an_alarm_in_the_last_step_cannot_stop_what_is_over(tmp_path: Path) -> None:
+    run, said = run_watched(tmp_path / "run", RingsAt(6), {"alarms.default": "stop"})
+    assert run.stopped is Stop.FINISHED
+    assert (tmp_path / "run/model").is_dir()
+    assert "alarm: step 6: the ship leans. Trim the sails" in said
+
+
+def test_off_silences_one_alarm_and_enabled_all(tmp_path: Path) -> None:
+    for number, changes in enumerate(({"alarms.ratio": "off"}, {"alarms.enabled": "false"})):
+        _, said = run_watched(tmp_path / f"run{number}", RingsAt(3), changes)
+        assert not [text for text in said if "leans" in text]
+        assert not (tmp_path / f"run{number}/alarms.jsonl").exists()
+
+
+def test_a_key_of_its_own_wins_over_the_default() -> None:
+    alarms = recipe({"alarms.default": "stop", "alarms.clip": "warn"}).alarms
+    assert (alarms.action("clip"), alarms.action("ratio")) == ("warn", "stop")
+
+
+def test_an_unknown_alarm_in_a_recipe_is_an_error_that_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match="entropy_colapse.*entropy_collapse"):
+        load("demo", ["alarms.entropy_colapse=stop"])
+
+
+def test_an_unknown_action_is_an_error_that_names_the_key() -> None:
+    with pytest.raises(ValueError, match=r"alarms\.ratio"):
+        load("demo", ["alarms.ratio=shout"])
+
+
+# --- a watcher that fails
+
+
+def test_a_watcher_that_fails_is_said_to_have_once_and_the_run_goes_on(tmp_path: Path) -> None:
+    shown = []
+
+    def breaks(record: Mapping[str, float]) -> list[Alarm]:
+        shown.append(record["step"])
+        if record["step"] == 2:
+            raise ZeroDivisionError("a bug")
+        return []
+
+    run, said = run_watched(tmp_path / "run", breaks, {"alarms.default": "stop"})
+    assert run.progress.step == 6
+    assert shown == [0, 1, 2]
+    assert len([text for text in said if "a fault of their own" in text and "a bug" in text]) == 1
+
+
+def test_an_alarm_that_cannot_be_written_is_said_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "run/alarms.jsonl").mkdir(parents=True)
+    said: list[str] = []
+    watch = Watch(RingsAt(1), recipe().alarms, RunFolder(tmp_path / "run"), said.append)
+    watch.look({"step": 1})
+    assert "leans" in said[0]
+    assert "could not be written" in said[1]
+
+
+# --- resume
+
+
+def test_a_resumed_run_shows_its_watcher_what_was_before(tmp_path: Path) -> None:
+    run_watched(tmp_path / "run", RingsAt(), {"run.steps": "4"})
+    watcher = RingsAt(5)
+    _, said = run_watched(tmp_path / "run", watcher, resume=True)
+    assert watcher.shown == [0, 1, 2, 3, 4, 5, 6]
+    assert [text for text in said if text.startswith("alarm: step 5")]
+
+
+def test_alarms_after_the_checkpoint_are_forgotten_and_ring_again(tmp_path: Path) -> None:
+    """A run cut off after step 5, whose last checkpoint is of step 4."""
+    run, _ = short_run(tmp_path / "run", {"warm_start.steps": "0", "record.enabled": "false"})
+    run.watcher = RingsAt(2, 5)
+    trainer = run.prepare()
+    for step in run.steps():
+        trainer.set_learning_rate(step)
+        run.finish_step(trainer.step(run.progress))
+        if run.progress.step == 5:
+            break
+    folder = RunFolder(tmp_path / "run")
+    before = folder.alarms.read_text()
+    assert [record["step"] for record in folder.alarm_records()] == [2, 5]
+    folder.rewind(4)
+    assert [record["step"] for record in folder.alarm_records()] == [2]
+    run_watched(tmp_path / "run", RingsAt(2, 5), resume=True)
+    assert folder.alarms.read_text() == before
+
+
+def test_what_alarms_do_may_change_when_a_run_goes_on(tmp_path: Path) -> None:
+    run_watched(tmp_path / "run", RingsAt(), {"run.steps": "3"})
+    run, _ = run_watched(tmp_path / "run", RingsAt(5), {"alarms.default": "save"}, resume=True)
+    assert run.progress.step == 6
+    assert checkpoints.found(tmp_path / "run/alarms")
+
+
+# --- records around an alarm
+
+
+def test_the_steps_around_saved_alarms_are_known_from_the_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for step, action in ((2, "save"), (20, "warn"), (30, "stop")):
+        folder.append_alarm({"step": step, "alarm": "ratio", "action": action})
+    watch = Watch(None, recipe().alarms, folder, print)
+    assert watch.kept_steps() == [*around(2), *around(30)]
+    assert list(around(2)) == [1, 2, 3, 4, 5]
