@@ -219,9 +219,12 @@ def identities(rng: random.Random) -> Pair:
 def products(rng: random.Random) -> Pair:
     k = rng.randint(2, 30)
     first, second = rng.choice((("x", "y"), ("a", "b"), ("n", "x")))
-    meaning = k * sympy.Symbol(first) * sympy.Symbol(second)
-    forms = [f"{k}{first}{second}", rf"{k} \cdot {first} \cdot {second}", rf"{k} \times {first} \times {second}"]
-    forms += [f"{k} {first} {second}", f"{k}{second}{first}", f"{k}*{first}*{second}", rf"{first} \cdot {k}{second}"]
+    power = rng.choice(("", "", "^2", "^{3}", "^{10}"))
+    exponent = int(power.strip("^{}") or 1)
+    meaning = k * sympy.Symbol(first) ** exponent * sympy.Symbol(second)
+    one = first + power
+    forms = [f"{k}{one}{second}", rf"{k} \cdot {one} \cdot {second}", rf"{k} \times {one} \times {second}"]
+    forms += [f"{k} {one} {second}", f"{k}{second}{one}", f"{k}*{one}*{second}", rf"{one} \cdot {k}{second}"]
     return two(rng, forms, meaning)
 
 
