@@ -1,0 +1,203 @@
+"""The tokens of a recorded step with everything a report says about them, exactly and for any objective.
+
+What a token does to an update is `coefficient` (how strongly the objective pushes its log-probability up) times what
+the moments of its distribution say: `norm`, the length of the gradient of its log-probability in the logits, and `phi`,
+by which it drives its own entropy. Coefficients are per token of the mini-batch, so that a plain token-mean gives the
+advantage times the ratio.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from trimtab.insight.replay_batches import (
+    as_advantaged,
+    load_columns,
+    new_log_probs,
+    plan_again,
+    set_controllers,
+    tensor,
+    to_token_batch,
+)
+from trimtab.insight.report.embed import Array
+from trimtab.objectives import Objective, Plan, TokenBatch, theory
+from trimtab.record import Records, Step, Update
+from trimtab.record.layout import read_step
+
+_PLANNED = {
+    "weight": "weight",
+    "scale": "scale",
+    "clip_low": "clip_low",
+    "clip_high": "clip_high",
+    "penalty": "penalty",
+}
+
+
+@dataclass(frozen=True)
+class Treated:
+    """What an objective did, or would have done, with each token of a step; arrays over the step's tokens."""
+
+    coefficient: Array
+    advantage: Array
+    weight: Array
+    reason: Array
+    clipped: Array
+    clip_low: Array
+    clip_high: Array
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A recorded step's tokens; NaN where the record lacks what a number is made of."""
+
+    step: Step
+    logp: Array
+    entropy: Array
+    sum_p2: Array
+    sum_p2_logp: Array
+    log_ratio: Array
+    treated: Treated
+
+    @cached_property
+    def norm(self) -> Array:
+        """sqrt(1 - 2p + sum p^2): the gradient of ln p in the logits."""
+        return _numpy(theory.gradient_norm_squared(tensor(self.logp), tensor(self.sum_p2)).sqrt())
+
+    @cached_property
+    def phi(self) -> Array:
+        """STARE's Phi: a push of ln p changes the entropy by minus this."""
+        moments = (self.logp, self.entropy, self.sum_p2, self.sum_p2_logp)
+        return _numpy(theory.phi(*(tensor(values) for values in moments)))
+
+    @cached_property
+    def beyond(self) -> Array:
+        """Surprisal beyond the critical one, at which the entropy change turns its sign."""
+        moments = (self.entropy, self.sum_p2, self.sum_p2_logp)
+        return -self.logp - _numpy(theory.critical_surprisal(*(tensor(values) for values in moments)))
+
+    @cached_property
+    def gradient(self) -> Array:
+        """The length of each token's gradient in the logits, under the recorded objective."""
+        return np.abs(self.treated.coefficient) * self.norm
+
+    @cached_property
+    def entropy_change(self) -> Array:
+        """The change of its own entropy that each token's push brings, to first order and per unit of step size."""
+        return -self.treated.coefficient * self.phi
+
+
+def open_step(records: Records, number: int) -> Step:
+    """A step that is known to be recorded, both its tables checked."""
+    info, files = read_step(records.folder, number)
+    return Step(records, info, files).checked()
+
+
+def measure(step: Step, objective: Objective | None) -> Measured:
+    """A step's tokens under the objective that was recorded; without it coefficients are unknown."""
+    load_columns(step, objective.needs if objective else ())
+    judged = "current_logp" if "current_logp" in step.tokens else "old_logp"
+    new = _column(step, "new_logp")
+    moved = new - step.tokens["old_logp"]
+    return Measured(
+        step=step,
+        logp=np.maximum(step.tokens[judged], np.float32(-1e4)),
+        entropy=_column(step, "entropy"),
+        sum_p2=_column(step, "sum_p2"),
+        sum_p2_logp=_column(step, "sum_p2_logp"),
+        log_ratio=np.where(np.isfinite(moved), moved, np.float32(np.nan)),
+        treated=_as_recorded(step, objective),
+    )
+
+
+def treat(step: Step, objective: Objective) -> Treated:
+    """What another objective would have done with the step's mini-batches."""
+    set_controllers(objective, step, recorded=False)
+    parts = [_treat_update(update, objective) for update in step.updates if update.info.tokens]
+    names = Treated.__dataclass_fields__
+    return Treated(**{name: np.concatenate([part[name] for part in parts]) for name in names})
+
+
+def _treat_update(update: Update, objective: Objective) -> dict[str, Array]:
+    batch = to_token_batch(update, objective.needs)
+    new, mine = new_log_probs(update, batch), as_advantaged(batch, objective, update)
+    plans = plan_again(objective, mine, update)
+    coefficient, clipped = _push(objective, plans, new)
+    joined = {name: torch.cat([getattr(plan, name) for plan in plans]) for name in _OF_PLAN}
+    return {
+        "coefficient": _numpy(coefficient) * _per_token(update, batch),
+        "clipped": _numpy(clipped),
+        **{name: _numpy(values) for name, values in joined.items()},
+    }
+
+
+_OF_PLAN = ("advantage", "weight", "reason", "clip_low", "clip_high")
+
+
+def _as_recorded(step: Step, objective: Objective | None) -> Treated:
+    """The recorded plan as it stands in the record, and its coefficients at the recorded log-probabilities."""
+    columns = step.tokens
+    count = step.info.tokens
+    return Treated(
+        coefficient=np.full(count, np.nan, np.float32) if objective is None else _coefficients(step, objective),
+        advantage=columns["planned_advantage" if "planned_advantage" in columns else "advantage"],
+        weight=columns["weight"],
+        reason=columns["reason"],
+        clipped=columns["clipped"] if "clipped" in columns else np.zeros(count, bool),
+        clip_low=columns["clip_low"],
+        clip_high=columns["clip_high"],
+    )
+
+
+def _coefficients(step: Step, objective: Objective) -> Array:
+    objective.load_state_dict(step.info.controllers)
+    parts = [np.empty(0, np.float32)]
+    for update in step.updates:
+        if not update.info.tokens:
+            continue
+        batch = to_token_batch(update, objective.needs)
+        plans = [_written(plan, update) for plan in plan_again(objective, batch, update)]
+        push, _ = _push(objective, plans, new_log_probs(update, batch))
+        parts.append(_numpy(push) * _per_token(update, batch))
+    return np.concatenate(parts)
+
+
+def _written(plan: Plan, update: Update) -> Plan:
+    """A plan with the numbers of the record: of a record with a share of the groups no plan comes out the same."""
+    columns = update.step.tokens
+    names = {**_PLANNED, "advantage": "planned_advantage" if "planned_advantage" in columns else "advantage"}
+    found: dict[str, Any] = {
+        name: tensor(update.column(column)[plan.slice]) for name, column in names.items() if column in columns
+    }
+    return replace(plan, **found)
+
+
+def _push(objective: Objective, plans: list[Plan], new_logp: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Per token: minus the gradient of the loss, and whether a clip cut it."""
+    pushes, cut = [], []
+    for plan in plans:
+        leaf = new_logp[plan.slice].detach().requires_grad_()
+        out = objective.loss(leaf, plan)
+        pushes.append(-torch.autograd.grad(out.loss, leaf)[0])
+        cut.append(torch.zeros(plan.tokens, dtype=torch.bool) if out.clipped is None else out.clipped)
+    return torch.cat(pushes), torch.cat(cut)
+
+
+def _per_token(update: Update, batch: TokenBatch) -> np.float32:
+    """The tokens of the mini-batch; of a record with a share of the groups, about so many."""
+    info = update.step.info
+    return np.float32(batch.tokens * info.sampled / max(info.responses, 1))
+
+
+def _column(step: Step, name: str) -> Array:
+    values: Array = step.tokens[name] if name in step.tokens else np.full(step.info.tokens, np.nan, np.float32)
+    return values
+
+
+def _numpy(values: torch.Tensor) -> Array:
+    array: Array = values.detach().numpy()
+    return array
