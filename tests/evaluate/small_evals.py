@@ -150,7 +150,10 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        content = self.rfile.read(int(self.headers["content-length"]))
+        if not content:  # the client went away
+            return
+        asked = json.loads(content)
         with self.server.lock:
             self.server.asked.append(asked)
             self.server.keys.append(self.headers.get("authorization"))

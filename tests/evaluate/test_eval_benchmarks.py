@@ -96,7 +96,7 @@ def test_blank_lines_shift_no_row_number(tmp_path: Path) -> None:
 )
 def test_a_row_that_cannot_be_asked_or_graded_is_named(tmp_path: Path, bad: dict[str, Any], words: str) -> None:
     write(tmp_path, row(), bad)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="row 2") as error:
         load_benchmark("aime24", tmp_path)
     assert f"{tmp_path / 'aime24.jsonl'}, row 2" in str(error.value)
     assert words in str(error.value)
@@ -165,7 +165,9 @@ def test_answers_that_the_hub_lists_are_put_together(monkeypatch: pytest.MonkeyP
     assert load_benchmark("olympiadbench")[0].problem.answer == "1, $-1$"
 
 
-@pytest.mark.parametrize("bad", [{"question": "Roots?"}, {"question": "Roots?", "final_answer": []}, {"final_answer": ["1"]}])
+@pytest.mark.parametrize(
+    "bad", [{"question": "Roots?"}, {"question": "Roots?", "final_answer": []}, {"final_answer": ["1"]}]
+)
 def test_a_data_set_of_the_hub_that_has_changed_is_named(bad: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", Hub([bad]))
     with pytest.raises(ValueError, match=r"math-ai/olympiadbench\[test\], row 1"):

@@ -210,7 +210,9 @@ def test_the_simulation_leaves_the_callers_random_numbers_alone() -> None:
 def test_the_documents_table_is_what_the_simulation_gives() -> None:
     """To within what another version of torch may draw."""
     page = (ROOT / "docs/evaluation.md").read_text()
-    written = [line for line in page.splitlines() if line.startswith("| ") and "%" in line and "±" in line or "never" in line]
+    written = [
+        line for line in page.splitlines() if (line.startswith("| ") and "%" in line and "±" in line) or "never" in line
+    ]
     made = [line for line in coverage.table(ROUNDS).splitlines() if "%" in line]
     assert made
     shown = {line.split("|")[1].strip(): re.findall(r"([\d.]+)%", line.split("|", 2)[2]) for line in written}

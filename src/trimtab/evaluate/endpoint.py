@@ -116,6 +116,7 @@ class EndpointSource:
                     return
                 except Exception as error:  # the main thread raises it
                     come.put(error)
+                    self._stop.set()
 
         for _ in range(min(self.connection.concurrency, len(waiting))):
             threading.Thread(target=ask, daemon=True).start()
