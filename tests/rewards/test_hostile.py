@@ -107,10 +107,9 @@ def siege(tmp_path_factory: pytest.TempPathFactory) -> Siege:
 
 
 def test_there_are_twenty_families_of_a_hundred_that_are_all_different() -> None:
-    everything = {(each.family, each.response, each.rule, each.truth) for each in hostiles(PER_FAMILY)}
+    everything = {hash((each.response, each.rule, each.truth)): each.name for each in hostiles(PER_FAMILY)}
     assert len(FAMILIES) == 20
     assert len(everything) > 0.9 * 20 * PER_FAMILY
-    assert {each.name for each in hostiles(PER_FAMILY)} >= {each.name for each in hostiles(10)}
 
 
 def test_no_hostile_answer_is_paid(siege: Siege) -> None:
