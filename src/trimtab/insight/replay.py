@@ -109,6 +109,7 @@ def replay_steps(
             step.number,
             step.info.tokens,
             step.info.complete,
+            "new_logp" in step.tokens,
             step.info.device,
             add_treatments((treatments for treatments, _ in updates), count),
             add_overlaps((overlaps for _, overlaps in updates), count),
@@ -280,6 +281,8 @@ def _notes(records: Records, variants: Sequence[Variant], steps: Sequence[StepRe
             f"{partial} of {len(steps)} steps were planned over the recorded share of the mini-batch "
             f"(record.share = {manifest.settings.share:g}): quantiles and normalisers are those of that share"
         )
+    if not all(step.moved for step in steps):
+        yield "no new log-probabilities were recorded: ratios are taken as 1, and nothing is clipped"
     if any(step.device != "cpu" for step in steps):
         yield "recorded on a GPU: thresholds made from sums may differ here in the last bit"
     apart = manifest.settings.every * manifest.stride

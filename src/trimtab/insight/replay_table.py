@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,15 +13,20 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from trimtab.insight.replay import RECORDED, parse_sweep, replay
 from trimtab.insight.replay_values import CLIPPED, Overlap, Replay, Treatment
-from trimtab.record import open_run
+from trimtab.record import RecordWarning, open_run
 from trimtab.train.reporters import printable
 from trimtab.train.sparkline import NOTHING, percent
 
 REASONS = ("silenced", "boosted", "damped", "masked", "dropped", "penalized", "reshaped", "corrected", CLIPPED)
 SHOWN_PAIRS = 12
+LEGEND = (
+    "Share of tokens (and of the gradient mass they would have had). Entropy: predicted first-order change per unit of "
+    "step size, mean over updates."
+)
 
 
 def show(
@@ -30,16 +36,13 @@ def show(
     first, last = parse_span(steps)
     sweep = parse_sweep(sweeps)
     count = sum((first is None or n >= first) and (last is None or n <= last) for n in open_run(run).steps)
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=Console(stderr=True), transient=True) as bar, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RecordWarning)
         task = bar.add_task("replaying", total=count)
-        result = replay(
-            run,
-            list(objectives) or [RECORDED],
-            sweep=sweep,
-            first=first,
-            last=last,
-            on_step=lambda step: bar.advance(task),
-        )
+        names = list(objectives) or [RECORDED]
+        result = replay(run, names, sweep=sweep, first=first, last=last, on_step=lambda step: bar.advance(task))
+    for warning in caught:
+        _say(f"warning: {warning.message}", console)
     print_replay(result, console)
     if out is not None:
         out.write_text(json.dumps(to_json(result), indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -62,19 +65,15 @@ def print_replay(result: Replay, console: Console) -> None:
         f"{result.run}: steps {result.steps[0].step} to {result.steps[-1].step}, {result.treatments[0].tokens} tokens"
     )
     reasons = [name for name in REASONS if any(name in treatment.reasons for treatment in result.treatments)]
-    table = Table("objective", *reasons, "entropy", title=printable(title), title_justify="left")
+    table = Table("objective", *reasons, "entropy", title=_plain(title), title_justify="left")
     for label, treatment in zip(result.objectives, result.treatments, strict=True):
-        table.add_row(printable(label), *(_cell(treatment, name) for name in reasons), _change(treatment))
+        table.add_row(_plain(label), *(_cell(treatment, name) for name in reasons), _change(treatment))
     console.print(table)
-    console.print(
-        "Share of tokens (and of the gradient mass they would have had). Entropy: predicted first-order change "
-        "per unit of step size, mean over updates.",
-        highlight=False,
-    )
+    _say(LEGEND, console)
     if result.overlaps:
         console.print(_overlap_table(result))
     for note in result.notes:
-        console.print(printable(f"Note: {note}."), highlight=False)
+        _say(f"Note: {note}.", console)
 
 
 def to_json(result: Replay) -> dict[str, Any]:
@@ -113,11 +112,20 @@ def to_json(result: Replay) -> dict[str, Any]:
 def _overlap_table(result: Replay) -> Table:
     table = Table("touch the same tokens", "", "Jaccard", "same reason", title_justify="left")
     for overlap in sorted(result.overlaps, key=_nearest)[:SHOWN_PAIRS]:
-        names = (printable(result.objectives[n]) for n in (overlap.first, overlap.second))
+        names = (_plain(result.objectives[n]) for n in (overlap.first, overlap.second))
         table.add_row(*names, _number(overlap.jaccard), percent(overlap.agreement))
     if len(result.overlaps) > SHOWN_PAIRS:
         table.caption = f"the nearest {SHOWN_PAIRS} of {len(result.overlaps)} pairs"
     return table
+
+
+def _say(text: str, console: Console) -> None:
+    console.print(_plain(text), highlight=False)
+
+
+def _plain(text: str) -> Text:
+    """Text that can neither steer the terminal nor be taken for markup."""
+    return Text(printable(text))
 
 
 def _nearest(overlap: Overlap) -> float:

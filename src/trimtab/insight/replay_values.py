@@ -104,11 +104,16 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class StepReplay:
-    """A step: what each objective does to it, in the order of the objectives; `exact` where all of it was recorded."""
+    """A step: what each objective does to it, in the order of the objectives.
+
+    `exact` where all of it was recorded; `moved` where the updates' own log-probabilities were, without which nothing
+    is known to be clipped; `device` is where the run was.
+    """
 
     step: int
     tokens: int
     exact: bool
+    moved: bool
     device: str
     treatments: tuple[Treatment, ...]
     overlaps: tuple[Overlap, ...]
