@@ -105,6 +105,18 @@ def train(
 
 
 @app.command()
+def grade(
+    rule: Annotated[str, typer.Option(help="The rule for lines that name none; docs/rewards.md has them all.")] = "math",
+) -> None:
+    """Grade lines of {"response": ..., "answer": ...} from stdin: one verdict per line, in order, as they come."""
+    with errors_in_words():
+        from trimtab.rewards.lines import grade_lines
+
+        bad = grade_lines(sys.stdin.buffer, sys.stdout, rule, lambda text: complain(f"trimtab: {text}"))
+    raise typer.Exit(2 if bad else 0)
+
+
+@app.command()
 def compare(
     objectives: Annotated[list[str], typer.Argument(help="Two or more, as stapo grpo 'sspo + s2t'.")],
     seeds: Annotated[int, typer.Option(help="Runs of each objective.")] = 3,

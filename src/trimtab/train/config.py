@@ -18,10 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from trimtab.objectives import Objective, objective
 from trimtab.objectives.compose import COMMON
 from trimtab.objectives.registry import ATTACHMENTS, METHODS, OPTIONS
-from trimtab.rewards.rules import RULES
+from trimtab.rewards import RULES, Kind, check_rule
 from trimtab.train.config_errors import nearest, readable
 
 PACKAGED = Path(__file__).parent.parent / "recipes"
+RewardWord = Literal["wrong", "leave_out"]
 TASKS = ("arithmetic", "gsm8k", "file", "gym:KIND")
 
 
@@ -46,7 +47,7 @@ class TaskConfig(Section):
         None, description="file and gsm8k: a jsonl or parquet file, or a data set's name on the hub"
     )
     eval_path: str | None = Field(None, description="file and gsm8k: the held-out problems; none: no evaluation")
-    rule: str = Field("boxed", description="file: how answers are graded: boxed, number, exact")
+    rule: str = Field("boxed", description=f"file: how answers are graded: {', '.join(RULES)}")
     suffix: str = Field("", description="file: text added to the last message of each prompt")
     family: Literal["addition", "subtraction", "multiplication", "chain", "words"] = Field(
         "addition", description="arithmetic: the kind of problem"
@@ -69,9 +70,11 @@ class TaskConfig(Section):
     @field_validator("rule")
     @classmethod
     def _rule_is_known(cls, value: str) -> str:
-        if value in RULES or value.startswith("gym:"):
-            return value
-        raise ValueError(f"unknown rule {value!r}: {nearest(value, RULES)}")
+        try:
+            check_rule(value)
+        except ValueError:
+            raise ValueError(f"unknown rule {value!r}: {nearest(value, RULES)}") from None
+        return value
 
 
 class ModelConfig(Section):
@@ -121,9 +124,25 @@ class RewardConfig(Section):
     """From verdicts to rewards."""
 
     correct: float = Field(1.0, description="reward of a right answer")
-    wrong: float = Field(0.0, description="reward of any other response")
+    wrong: float = Field(0.0, description="reward of a wrong answer")
+    no_answer: float | RewardWord = Field("wrong", description="of a response without an answer; a number, or a word")
+    ambiguous: float | RewardWord = Field("wrong", description="of several answers where one is asked")
+    too_costly: float | RewardWord = Field("wrong", description="of an answer that takes too long to understand")
+    crashed: float | RewardWord = Field("leave_out", description="where the grader failed; left out of training")
     overlong_buffer: int = Field(0, ge=0, description="DAPO's soft penalty over the last so many tokens; 0: none")
     overlong_factor: float = Field(1.0, ge=0, description="the penalty of a response that is cut off")
+
+    @field_validator("no_answer", "ambiguous", "too_costly", "crashed", mode="before")
+    @classmethod
+    def _number_or_word(cls, value: Any) -> Any:
+        if value in typing.get_args(RewardWord) or (isinstance(value, int | float) and not isinstance(value, bool)):
+            return value
+        raise ValueError(f"{value!r} must be a number, 'wrong' (what a wrong answer gets) or 'leave_out'")
+
+    def of(self, kind: Kind) -> float | None:
+        """The reward of a verdict of this kind; None where such a response is left out of training."""
+        reward = getattr(self, kind)
+        return self.wrong if reward == "wrong" else None if reward == "leave_out" else float(reward)
 
 
 class UpdateConfig(Section):

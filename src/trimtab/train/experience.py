@@ -12,7 +12,7 @@ from torch import Tensor
 from trimtab.objectives import Objective, TokenBatch, segment_ids
 from trimtab.objectives.tokens import NotFiniteError
 from trimtab.policy import Policy, Transcript, score
-from trimtab.rewards import Verdict, grade
+from trimtab.rewards import Verdict, grade_many
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.tasks import Problem, Task, problem_number
 from trimtab.train.config import Config, RewardConfig
@@ -20,7 +20,7 @@ from trimtab.train.config import Config, RewardConfig
 
 @dataclass(frozen=True)
 class Answer:
-    """One response with all that is known of it."""
+    """One response with all that is known of it. One that is `left_out` is not trained on; its reward means nothing."""
 
     problem: Problem
     prompt: Sequence[int]
@@ -29,6 +29,7 @@ class Answer:
     verdict: Verdict
     reward: float
     group: int
+    left_out: bool = False
 
     @property
     def transcript(self) -> Transcript:
@@ -38,7 +39,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Experience:
-    """The answers of a step in the order they are trained on, cut into mini-batches.
+    """The answers of a step in the order they are trained on, cut into mini-batches; and those left out of training.
 
     With a `fault` (a score that is not finite) there is nothing to train on: no mini-batch, no token.
     """
@@ -49,6 +50,7 @@ class Experience:
     position: int
     dropped_groups: int
     fault: NotFiniteError | None = None
+    left_out: Sequence[Answer] = ()
 
     @property
     def transcripts(self) -> list[Transcript]:
@@ -92,24 +94,29 @@ def answer_problems(
 ) -> list[list[Answer]]:
     """Sample and grade: for every problem its group of answers."""
     prompts = encode_prompts(policy, problems, config.rollout.max_prompt_tokens)
+    sampled = sampler.sample(prompts, step, options)
+    texts = [[policy.decode(response.tokens) for response in responses] for responses in sampled]
+    pairs = [(text, problem) for (_, problem), group in zip(problems, texts, strict=True) for text in group]
+    verdicts = iter(grade_many(pairs))
     groups = []
-    for (number, problem), prompt, responses in zip(
-        problems, prompts, sampler.sample(prompts, step, options), strict=True
-    ):
+    for (number, problem), prompt, responses, said in zip(problems, prompts, sampled, texts, strict=True):
         group = []
-        for response in responses:
-            text = policy.decode(response.tokens)
-            verdict = grade(text, problem.answer, problem.rule, problem.extra)
+        for response, text in zip(responses, said, strict=True):
+            verdict = next(verdicts)
             reward = reward_of(verdict, response, config.reward, config.rollout.max_new_tokens)
-            group.append(Answer(problem, prompt.ids, response, text, verdict, reward, number))
+            left_out = reward is None
+            group.append(Answer(problem, prompt.ids, response, text, verdict, reward or 0.0, number, left_out))
         groups.append(group)
     return groups
 
 
-def reward_of(verdict: Verdict, response: Response, config: RewardConfig, limit: int) -> float:
-    """The verdict's reward, less DAPO's soft penalty for the last stretch of an overlong response."""
-    reward = config.correct if verdict.kind == "correct" else config.wrong
-    if config.overlong_buffer:
+def reward_of(verdict: Verdict, response: Response, config: RewardConfig, limit: int) -> float | None:
+    """The reward of the verdict's kind, less DAPO's soft penalty for the last stretch of an overlong response.
+
+    None where a response of this kind is left out of training.
+    """
+    reward = config.of(verdict.kind)
+    if reward is not None and config.overlong_buffer:
         over = len(response.tokens) - (limit - config.overlong_buffer)
         reward += min(-over / config.overlong_buffer, 0.0) * config.overlong_factor
     return reward
@@ -142,7 +149,18 @@ def collect(
 
 def has_spread(group: Sequence[Answer]) -> bool:
     """Whether the rewards of a group differ: without that there is nothing to learn from it."""
-    return len({answer.reward for answer in group}) > 1
+    return len({answer.reward for answer in group if not answer.left_out}) > 1
+
+
+def set_apart(groups: list[list[Answer]]) -> tuple[list[list[Answer]], list[Answer]]:
+    """The groups without the answers that are left out, and these.
+
+    A group that is left with one answer goes too: alone it has nothing to be compared with.
+    """
+    kept = [[answer for answer in group if not answer.left_out] for group in groups]
+    whole = [len(few) == len(group) or len(few) > 1 for few, group in zip(kept, groups, strict=True)]
+    left_out = [a for group, fine in zip(groups, whole, strict=True) for a in group if a.left_out or not fine]
+    return [few for few, fine in zip(kept, whole, strict=True) if few and fine], left_out
 
 
 def arrange(groups: list[list[Answer]], updates: int) -> tuple[list[Answer], list[int]]:
@@ -168,12 +186,13 @@ def gather_experience(
 ) -> Experience:
     """Sample, grade and score a step."""
     groups, dropped, position = collect(policy, sampler, task, position, step, config)
+    groups, left_out = set_apart(groups)
     answers, sizes = arrange(groups, config.update.per_step)
     try:
         batch = score_answers(policy, answers, objective, reference, config)
     except NotFiniteError as error:
-        return Experience(answers, [], no_tokens(policy, objective), position, dropped, error)
-    return Experience(answers, sizes, batch, position, dropped)
+        return Experience(answers, [], no_tokens(policy, objective), position, dropped, error, left_out)
+    return Experience(answers, sizes, batch, position, dropped, left_out=left_out)
 
 
 def no_tokens(policy: Policy, objective: Objective) -> TokenBatch:

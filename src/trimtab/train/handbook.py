@@ -94,8 +94,8 @@ def _values(kind: Any, metadata: list[Any]) -> str:
         return f"[{', '.join(_values(*_bare(argument)) for argument in arguments)}]"
     if typing.get_origin(kind) is dict:
         return "table"
-    if arguments:  # a value or none
-        return _values(arguments[0], metadata)
+    if arguments:  # one of several, or none
+        return " or ".join(_values(argument, metadata) for argument in arguments)
     words = {bool: "true, false", int: "whole number", float: "number", str: "text"}
     return words[kind] + ",".join(filter(None, map(_limit, metadata)))
 

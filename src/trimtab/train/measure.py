@@ -11,6 +11,7 @@ import torch
 from trimtab.objectives import Objective
 from trimtab.objectives.handbook import METRICS as OBJECTIVE_METRICS
 from trimtab.policy.update import UpdateResult
+from trimtab.rewards import KINDS
 from trimtab.train.experience import Answer, Experience, has_spread, mismatch
 from trimtab.train.signs import token_signs
 
@@ -26,8 +27,13 @@ METRICS: dict[str, str] = {
     "response/length_mean": "tokens per response",
     "response/repetition_share": "share of 4-grams that were in the same response before",
     "response/truncated_share": "share of responses cut off at max_new_tokens",
-    "reward/accuracy": "share of sampled responses that are right",
+    "reward/accuracy": "share of the responses trained on that are right",
+    "reward/ambiguous_share": "share of sampled responses with several answers where one is asked",
+    "reward/crashed_share": "share of sampled responses on which the grader failed",
+    "reward/left_out": "responses left out of training, and those that were left alone in their group",
     "reward/mean": "mean reward",
+    "reward/no_answer_share": "share of sampled responses without an answer where the rule looks for it",
+    "reward/too_costly_share": "share of sampled responses whose answer took too long to understand",
     "sampler/mismatch_max": "largest difference between the sampler's and the trainer's log-probability",
     "sampler/mismatch_mean": "mean of that difference",
     "time/rollout": "seconds of sampling, grading and scoring",
@@ -61,6 +67,8 @@ def step_metrics(experience: Experience, results: Sequence[UpdateResult], object
             "response/truncated_share": fmean(not a.response.finished for a in answers),
             "groups/mixed_share": fmean(has_spread(group) for group in by_group(answers)),
         }
+    metrics |= _verdict_shares([*answers, *experience.left_out])
+    metrics["reward/left_out"] = len(experience.left_out)
     metrics["update/skipped"] = sum(not result.taken for result in results)
     names = {name: None for result in results if result.taken for name in result.metrics}
     for name in names:
@@ -69,6 +77,13 @@ def step_metrics(experience: Experience, results: Sequence[UpdateResult], object
             max(values) if name.endswith("_max") else min(values) if name.endswith("_min") else fmean(values)
         )
     return metrics
+
+
+def _verdict_shares(answers: Sequence[Answer]) -> dict[str, float]:
+    """How often each kind of verdict was given that is neither right nor wrong."""
+    kinds = [answer.verdict.kind for answer in answers]
+    others = [kind for kind in KINDS if kind not in ("correct", "wrong")]
+    return {f"reward/{kind}_share": kinds.count(kind) / len(kinds) for kind in others} if kinds else {}
 
 
 def fault_records(step: int, experience: Experience, results: Sequence[UpdateResult]) -> list[dict[str, Any]]:

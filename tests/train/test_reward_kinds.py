@@ -1,0 +1,185 @@
+"""A reward is a function of the verdict's kind: what each pays, and what becomes of responses that are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trimtab.policy import Policy, load_policy
+from trimtab.rewards import KINDS, Kind, Verdict
+from trimtab.rollout import PromptTokens, Response, SamplingOptions
+from trimtab.tasks import FixedTask, Problem
+from trimtab.tasks.problems import user
+from trimtab.train.config import Config, RewardConfig, load, parse
+from trimtab.train.experience import (
+    Answer,
+    Experience,
+    collect,
+    gather_experience,
+    has_spread,
+    reward_of,
+    set_apart,
+)
+from trimtab.train.measure import METRICS, step_metrics
+
+RESPONSE = Response([2, 3], [-1.0, -1.0], True)
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return load_policy("demo", device="cpu", seed=0)
+
+
+def reward(kind: Kind, **options: Any) -> float | None:
+    return reward_of(Verdict(kind), RESPONSE, RewardConfig(**options), limit=10)
+
+
+def answer(kind: Kind, group: int = 0, **options: Any) -> Answer:
+    paid = reward(kind, **options)
+    problem = Problem(user("1+1="), "2", "exact", "sums")
+    return Answer(problem, [5], RESPONSE, "2", Verdict(kind), paid or 0.0, group, paid is None)
+
+
+def test_by_default_all_but_a_right_answer_get_what_a_wrong_one_gets_and_a_crash_is_left_out() -> None:
+    assert [reward(kind, wrong=-1.0) for kind in KINDS] == [1.0, -1.0, -1.0, -1.0, -1.0, None]
+
+
+@pytest.mark.parametrize("kind", ["no_answer", "ambiguous", "too_costly", "crashed"])
+def test_each_kind_has_its_own_reward(kind: Kind) -> None:
+    assert reward(kind, **{kind: -0.25}) == -0.25
+    assert reward(kind, **{kind: "leave_out"}) is None
+    assert reward(kind, wrong=-0.5, **{kind: "wrong"}) == -0.5
+    others: list[Kind] = [other for other in ("no_answer", "ambiguous", "too_costly") if other != kind]
+    assert {reward(other, **{kind: -0.25}) for other in others} == {0.0}
+
+
+def test_the_overlong_penalty_is_for_every_reward_and_for_none_that_is_left_out() -> None:
+    shaped = {"overlong_buffer": 9, "no_answer": 0.5}
+    assert reward("no_answer", **shaped) == pytest.approx(0.5 - 1 / 9)
+    assert reward("crashed", **shaped) is None
+
+
+@pytest.mark.parametrize("value", ["drop", "leave out", True, [1.0], "none"])
+def test_a_reward_that_is_neither_number_nor_word_is_named(value: object) -> None:
+    with pytest.raises(ValueError, match=r"reward.no_answer: .* must be a number, 'wrong' .* or 'leave_out'"):
+        parse({"reward": {"no_answer": value}})
+
+
+def test_rewards_are_set_on_the_command_line() -> None:
+    set_there = load(None, ["reward.no_answer=-0.5", "reward.too_costly=leave_out"]).reward
+    assert (set_there.no_answer, set_there.too_costly, set_there.crashed) == (-0.5, "leave_out", "leave_out")
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["math", "strict-box", "dapo", "choice", "number", "boxed", "exact", "gym:countdown", "python:my.module:right"],
+)
+def test_a_recipe_may_name_any_rule(rule: str) -> None:
+    assert load(None, [f"task.rule={rule}"]).task.rule == rule
+
+
+@pytest.mark.parametrize(("rule", "hint"), [("maths", "did you mean math"), ("python:nowhere", "there are math,")])
+def test_a_rule_that_does_not_exist_is_named_with_its_nearest(rule: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=f"task.rule: unknown rule '{rule}': {hint}"):
+        load(None, [f"task.rule={rule}"])
+
+
+def test_what_is_left_out_has_no_part_in_its_groups_spread() -> None:
+    group = [answer("wrong"), answer("wrong"), replace(answer("crashed"), reward=7.0)]
+    assert not has_spread(group)
+    assert has_spread([*group, answer("correct")])
+
+
+def test_a_group_that_is_left_with_one_answer_is_left_out_whole() -> None:
+    whole = [answer("correct", 0), answer("wrong", 0), answer("crashed", 0)]
+    lonely = [answer("correct", 1), answer("crashed", 1), answer("crashed", 1)]
+    gone = [answer("crashed", 2)] * 3
+    single = [answer("correct", 3)]  # one response per prompt was asked for
+    kept, left_out = set_apart([whole, lonely, gone, single])
+    assert [[a.verdict.kind for a in group] for group in kept] == [["correct", "wrong"], ["correct"]]
+    assert [a.group for a in left_out] == [0, 1, 1, 1, 2, 2, 2]
+
+
+def test_nothing_left_out_leaves_the_groups_as_they_are() -> None:
+    groups = [[answer("correct", 0), answer("no_answer", 0)], [answer("wrong", 1), answer("ambiguous", 1)]]
+    assert set_apart(groups) == (groups, [])
+
+
+@dataclass
+class Scripted:
+    """A sampler that says given texts, one per sample."""
+
+    policy: Policy
+    texts: Sequence[str]
+
+    def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
+        tokens = [self.policy.encode_solution(text) for text in self.texts]
+        return [[Response(t, [-1.0] * len(t), True, sample=n) for n, t in enumerate(tokens)] for _ in prompts]
+
+
+def four(**sections: dict[str, Any]) -> Config:
+    base: dict[str, dict[str, Any]] = {"rollout": {"prompts": 2, "samples": 4, "max_new_tokens": 5}}
+    return parse({key: base.get(key, {}) | sections.get(key, {}) for key in {**base, **sections}})
+
+
+def sums(rule: str, answers: Sequence[str]) -> FixedTask:
+    return FixedTask("sums", tuple(Problem(user("12+34="), answer, rule, "sums") for answer in answers))
+
+
+def experience(policy: Policy, task: FixedTask, texts: Sequence[str], config: Config) -> Experience:
+    objective = config.build_objective()
+    return gather_experience(policy, Scripted(policy, texts), task, objective, None, 0, 0, config)
+
+
+def test_a_batch_holds_only_what_is_trained_on(policy: Policy) -> None:
+    quiet = four(reward={"no_answer": "leave_out"})
+    gathered = experience(policy, sums("number", ["46", "46"]), ["46", "45", "=", "="], quiet)
+    assert gathered.batch.responses == len(gathered.answers) == sum(gathered.sizes) == 4
+    assert {a.verdict.kind for a in gathered.answers} == {"correct", "wrong"}
+    assert [a.verdict.kind for a in gathered.left_out] == ["no_answer"] * 4
+    signs = sorted(gathered.batch.advantage.tolist())
+    assert signs[0] == pytest.approx(-signs[-1])  # of two, not of four
+
+
+def test_a_step_of_which_all_is_left_out_trains_nothing(policy: Policy) -> None:
+    gathered = experience(policy, sums("number", ["forty-six"]), ["46", "45", "1", "2"], four())
+    assert (gathered.answers, gathered.sizes, gathered.batch.tokens) == ([], [], 0)
+    assert len(gathered.left_out) == 8
+    metrics = step_metrics(gathered, [], four().build_objective())
+    assert metrics["reward/crashed_share"] == 1.0
+    assert metrics["reward/left_out"] == 8
+
+
+def test_the_kinds_are_counted(policy: Policy) -> None:
+    gathered = experience(policy, sums("number", ["46", "46"]), ["46", "45", "=", "="], four())
+    metrics = step_metrics(gathered, [], four().build_objective())
+    counted = {name: value for name, value in metrics.items() if name.startswith("reward/")}
+    assert counted == {
+        "reward/mean": 0.25,
+        "reward/accuracy": 0.25,
+        "reward/no_answer_share": 0.5,
+        "reward/ambiguous_share": 0.0,
+        "reward/too_costly_share": 0.0,
+        "reward/crashed_share": 0.0,
+        "reward/left_out": 0,
+    }
+    assert counted.keys() <= METRICS.keys()
+
+
+def test_dynamic_sampling_looks_past_what_is_left_out(policy: Policy) -> None:
+    dynamic = four(rollout={"dynamic": True, "dynamic_rounds": 1}, reward={"no_answer": "leave_out", "wrong": -1.0})
+    task = sums("number", ["46", "45"])
+    groups, dropped, _ = collect(policy, Scripted(policy, ["46", "46", "=", "="]), task, 0, 0, dynamic)
+    assert (groups, dropped) == ([], 6)  # 46 twice and nothing else is no spread
+
+
+def test_ones_own_function_grades_a_step(policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rule.py").write_text("def ends(response, answer, extra):\n    return response.endswith(answer)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    gathered = experience(policy, sums("python:my_rule:ends", ["6"]), ["46", "45", "6", "7"], four())
+    kinds = {a.text: a.verdict.kind for a in gathered.answers}
+    assert kinds == {"46": "correct", "45": "wrong", "6": "correct", "7": "wrong"}
