@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ class Difficulty:
     name: str
     draw: Draw
 
-    @property
+    @cached_property
     def mean(self) -> float:
         """The truth that an interval should hold."""
         return float(self.draw(_grid()).mean())
@@ -77,6 +78,7 @@ PAIRS = (
 )
 
 
+@lru_cache(maxsize=256)
 def coverage(difficulty: Difficulty, samples: int, rounds: int = ROUNDS) -> tuple[float, float]:
     """The share of simulated benchmarks whose interval holds the truth: ours, and Student's t beside it."""
     with _seeded(SEED):
@@ -85,6 +87,7 @@ def coverage(difficulty: Difficulty, samples: int, rounds: int = ROUNDS) -> tupl
     return _held(share_limits(scores), difficulty.mean), _held(mean_limits(scores), difficulty.mean)
 
 
+@lru_cache(maxsize=256)
 def paired_coverage(pair: tuple[float, float, float, float], samples: int, rounds: int = ROUNDS) -> float:
     """The share of simulated comparisons whose interval holds the true difference."""
     center, spread, moved, own = pair

@@ -1,0 +1,340 @@
+"""`trimtab eval` as a user meets it: the table, the files, comparisons, and errors in words."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from small_evals import Heard, answer, serving, small, status, write_sums
+from typer.testing import CliRunner
+
+from trimtab.cli import app
+from trimtab.evaluate import report
+from trimtab.evaluate.figures import Sample, figures
+from trimtab.evaluate.folder import EvalFolder, Generation
+from trimtab.evaluate.launch import make_progress
+from trimtab.evaluate.papers import PRINTED
+from trimtab.evaluate.progress import Count, LiveProgress, PlainProgress
+from trimtab.evaluate.run import Evaluated, prepare
+from trimtab.tasks.benchmarks import BENCHMARKS, SIX
+
+ROOT = Path(__file__).parents[2]
+runner = CliRunner()
+
+
+def call(folder: Path, *words: str, code: int = 0, **environment: str) -> str:
+    """What the command says; the model is the demo, the benchmark six sums."""
+    write_sums(folder / "data")
+    fixed = ["--benchmarks", "gsm8k", "--data", str(folder / "data"), "--samples", "2", "--max-new-tokens", "6"]
+    fixed += ["--suffix", "", "--rule", "number", "--device", "cpu", "--out", str(folder / "out")]
+    done = runner.invoke(app, ["eval", *fixed, *words], env=environment)
+    assert done.exit_code == code, done.output
+    assert "Traceback" not in done.output
+    return done.output
+
+
+def result(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return found
+
+
+def made(folder: Path, **kinds: list[str]) -> Evaluated:
+    """An evaluation with verdicts as given, by benchmark: one question each, named by its place."""
+    settings, _ = prepare(small(folder, benchmarks=("gsm8k",)))
+    samples = {
+        name: [Sample(f"q{n}", None if kind == "failed" else kind, kind, 10.0) for n, kind in enumerate(given)]
+        for name, given in kinds.items()
+    }
+    settings = replace(settings, benchmarks=tuple(kinds), samples=dict.fromkeys(kinds, 1))
+    return Evaluated(EvalFolder(folder), settings, samples, {name: figures(s, 1) for name, s in samples.items()})
+
+
+def test_a_model_is_evaluated_shown_and_kept(tmp_path: Path) -> None:
+    said = call(tmp_path, "demo")
+    for part in (
+        "avg@k",
+        "pass@k",
+        "maj@k",
+        "GSM8K (6)",
+        "tokens",
+        "truncated %",
+        "no answer %",
+        "entropy",
+        "not graded",
+    ):
+        assert part in said
+    assert re.search(r"GSM8K \(6\)\W+2\W+[\d.]+ \[[\d.]+, [\d.]+\]", said), "a mean with its interval"
+    assert "the mean over the population of questions" in said
+    found = result(tmp_path / "out")
+    assert found["settings"]["temperature"] == 1.0
+    assert found["figures"]["gsm8k"]["average"]["questions"] == 6
+    assert found["this_process"]["samples"] == 12
+    assert found["this_process"]["tokens_per_second"] > 0
+    assert {"python", "torch", "transformers", "trimtab"} == set(found["versions"])
+    text = (tmp_path / "out/result.md").read_text()
+    assert "| GSM8K (6) | 2 |" in text
+    again = call(tmp_path, "demo", "--resume")
+    assert "all samples are there already" in again
+    assert result(tmp_path / "out")["figures"] == found["figures"]
+
+
+def test_resume_needs_something_to_go_on_with(tmp_path: Path) -> None:
+    assert "is no evaluation" in call(tmp_path, "demo", "--resume", code=2)
+
+
+def test_other_settings_are_refused_with_what_differs(tmp_path: Path) -> None:
+    call(tmp_path, "demo", "--problems", "1")
+    said = call(tmp_path, "demo", "--problems", "1", "--preset", "justrl", code=2)
+    assert "temperature: 1.0 -> 0.7" in said
+    assert "top_p: 1.0 -> 0.9" in said
+
+
+def test_grading_again_needs_no_model(tmp_path: Path) -> None:
+    call(tmp_path, "demo", "--problems", "2")
+    before = (tmp_path / "out/generations.jsonl").read_bytes()
+    done = runner.invoke(app, ["eval", "--regrade", str(tmp_path / "out"), "--rule", "exact"])
+    assert done.exit_code == 0, done.output
+    assert "by the rule exact" in done.output
+    assert result(tmp_path / "out")["settings"]["rule"] == "exact"
+    assert (tmp_path / "out/generations.jsonl").read_bytes() == before
+    missing = runner.invoke(app, ["eval", "--regrade", str(tmp_path / "nowhere")])
+    assert missing.exit_code == 2
+    assert "is no evaluation" in missing.output
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_two_models_are_compared_question_by_question(tmp_path: Path) -> None:
+    with serving() as server:
+        call(tmp_path / "right", "--endpoint", server.url, "--model-name", "right")
+    said = call(tmp_path, "demo", "--against", str(tmp_path / "right/out"))
+    assert "Against right, paired by question" in said
+    assert "worse" in said
+    assert "The two were sampled differently: sampler: 'endpoint' -> 'native'" in said
+    found = result(tmp_path / "out")["against"]
+    assert found["model"] == "right"
+    assert found["differences"]["gsm8k"]["questions"] == 6
+    assert found["differences"]["gsm8k"]["high"] < 0
+
+
+def test_the_other_model_is_evaluated_too_where_it_was_not(tmp_path: Path) -> None:
+    with serving() as server:
+        said = call(tmp_path, "--endpoint", server.url, "--model-name", "a", "--against", "b")
+        assert {request["model"] for request in server.asked} == {"a", "b"}
+    assert "Against b" in said
+    assert "not told apart" in said
+    assert result(tmp_path / "out/against")["settings"]["model"] == "b"
+
+
+def test_an_evaluation_that_is_not_finished_is_no_yardstick(tmp_path: Path) -> None:
+    call(tmp_path / "other", "demo")
+    folder = EvalFolder(tmp_path / "other/out")
+    folder.keep_only(folder.read()[:-1])
+    assert "is not finished" in call(tmp_path, "demo", "--against", str(folder.path), code=2)
+
+
+def test_evaluations_without_a_benchmark_in_common_are_not_compared(tmp_path: Path) -> None:
+    ours, theirs = made(tmp_path, aime24=["correct"]), made(tmp_path, aime25=["correct"])
+    with pytest.raises(ValueError, match="no benchmark in common"):
+        report.compared(ours, theirs)
+
+
+def test_what_papers_print_stands_beside_it_with_its_source(tmp_path: Path) -> None:
+    said = call(tmp_path, "demo", "--problems", "2", "--papers")
+    assert "JustRL-DeepSeek-1.5B" in said
+    assert "arXiv 2602.15620" in said
+    assert "JustRL-DeepSeek-1.5B" in (tmp_path / "out/result.md").read_text()
+
+
+def test_every_printed_number_has_a_source_and_is_a_percentage() -> None:
+    for line in PRINTED:
+        assert "arXiv" in line.source
+        assert line.scores or line.average is not None
+        assert set(line.scores) <= set(SIX)
+        for value in (*line.scores.values(), line.average or 0.0):
+            assert 0 <= value <= 100
+    justrl = next(line for line in PRINTED if line.model == "JustRL-DeepSeek-1.5B")
+    assert justrl.scores == {
+        **{"aime24": 52.60, "aime25": 38.75, "amc23": 91.02, "math500": 91.65, "minerva": 51.47},
+        "olympiadbench": 67.99,
+    }
+
+
+def test_a_server_is_evaluated_through_its_address(tmp_path: Path) -> None:
+    with serving(status(500)) as server:
+        said = call(tmp_path, "--endpoint", server.url, "--model-name", "tiny", "--quiet", OPENAI_API_KEY="sk-hidden")
+        assert server.keys[0] == "Bearer sk-hidden"
+    assert "There is no entropy" in said
+    assert "100.0 [" in said
+    kept = "".join(path.read_text() for path in (tmp_path / "out").iterdir() if path.is_file())
+    assert "sk-hidden" not in said + kept
+
+
+def test_what_failed_is_said_beside_the_table(tmp_path: Path) -> None:
+    with serving(otherwise=answer(lambda asked: ["0"] * asked["n"])) as server:
+        server.script.append(status(400))
+        said = call(tmp_path, "--endpoint", server.url, "--model-name", "tiny")
+    assert "2 samples could not be drawn; they are in no mean" in said
+    assert "1 questions have no graded sample" in said
+    assert "if all of those were wrong, avg@k would be 0.0 %" in said
+
+
+def test_a_server_that_refuses_is_an_error_in_words(tmp_path: Path) -> None:
+    with serving(otherwise=status(404, b'{"error": "no model \x1b[31mX"}')) as server:
+        said = call(tmp_path, "--endpoint", server.url, "--model-name", "X", code=2)
+    assert "answers with status 404" in said
+    assert "\x1b" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "which model?"),
+        (["demo", "--benchmarks", "aime42"], "did you mean aime25 or aime24"),
+        (["demo", "--preset", "trian"], "did you mean train"),
+        (["demo", "--rule", "maths"], "no rule 'maths'"),
+        (["demo", "--data", "/nowhere"], "is no folder"),
+        (["demo", "--benchmarks", "aime24"], "AIME24 is not in"),
+        (["demo", "--samples", "0"], "--samples 0"),
+        (["demo", "--device", "tpu"], "tpu"),
+        (["demo", "--precision", "fp8"], "fp32 or bf16"),
+        (["--endpoint", "localhost:80", "--model-name", "x"], "is no address"),
+        (["--endpoint", "http://localhost:80/v1"], "which model?"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words(words: list[str], expected: str, tmp_path: Path) -> None:
+    assert expected in call(tmp_path, *words, code=2)
+
+
+def test_ctrl_c_keeps_what_was_drawn_and_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append, seen = EvalFolder.append, []
+
+    def interrupted(self: EvalFolder, batch: list[Generation]) -> None:
+        append(self, batch)
+        seen.append(batch)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EvalFolder, "append", interrupted)
+    said = call(tmp_path, "demo", "--batch", "4", code=130)
+    assert "the same command goes on" in said
+    monkeypatch.setattr(EvalFolder, "append", append)
+    assert "4 of 12 samples are there already" in call(tmp_path, "demo", "--batch", "4")
+
+
+def test_an_evaluation_of_several_benchmarks_has_their_mean(tmp_path: Path) -> None:
+    ours = made(tmp_path, aime24=["correct", "wrong"], gsm8k=["correct", "correct", "wrong", "wrong", "wrong"])
+    mean = report.as_json(ours)["average"]
+    assert mean["mean"] == pytest.approx(0.45)
+    assert mean["low"] < 0.45 < mean["high"]
+    assert "mean of benchmarks" in [row[0] for row in report.pages(ours)[0].rows]
+    assert report.as_json(made(tmp_path, aime24=["correct"]))["average"] is None
+
+
+def test_a_mean_of_benchmarks_leaves_none_out(tmp_path: Path) -> None:
+    ours = made(tmp_path, aime24=["correct", "wrong"], gsm8k=["failed", "failed"])
+    assert report.as_json(ours)["average"] is None
+    rows = {row[0]: row for row in report.pages(ours)[0].rows}
+    assert rows["GSM8K (2)"][2] == "-", "nothing is known, and that is not zero"
+
+
+def test_better_and_worse_are_said_only_where_the_interval_says_so(tmp_path: Path) -> None:
+    good, bad = ["correct"] * 20 + ["wrong"] * 4, ["wrong"] * 20 + ["correct"] * 4
+    pairs = [(good, bad, "better"), (bad, good, "worse"), (good, good, "not told apart")]
+    for ours, theirs, verdict in pairs:
+        page = report.pages(made(tmp_path, aime24=ours), made(tmp_path, aime24=theirs))[-1]
+        assert page.rows[0][-1] == verdict
+
+
+def test_a_models_name_can_do_nothing_to_the_table_or_the_page(tmp_path: Path) -> None:
+    ours = made(tmp_path, aime24=["correct"])
+    ours = replace(ours, settings=replace(ours.settings, model="[red]x[/red]|<script>\x1b[2J"))
+    report.write(ours)
+    text = (tmp_path / "result.md").read_text()
+    assert "<script>" not in text
+    assert "\x1b" not in text
+    screen = io.StringIO()
+    report.show(Console(file=screen, width=200), ours)
+    assert "[red]x[/red]|<script>\\x1b[2J" in screen.getvalue()
+
+
+def test_progress_counts_what_came_and_what_failed() -> None:
+    lines: list[str] = []
+    row = Generation("gsm8k", "q", 0, "", "", 0, tokens=50)
+    with PlainProgress(lines.append, every=0.0).samples(10, 4) as advance:
+        advance([row, row])
+        advance([replace(row, failed="busy"), row, row, row])
+    assert [line.split("  ")[0] for line in lines] == ["samples 6/10", "samples 10/10"]
+    assert "1 failed" in lines[1]
+    assert "tokens/s" in lines[1]
+    assert Count(10, 0).words().startswith("0 tokens/s, - left")
+
+
+def test_a_terminal_gets_a_bar() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
+    progress = LiveProgress(console)
+    progress.message("a \x1b[31mword")
+    with progress.samples(4, 1) as advance:
+        advance([Generation("gsm8k", "q", 0, "", "", 0, tokens=50)] * 3)
+    assert "4/4" in screen.getvalue()
+    assert "\x1b[31mword" not in screen.getvalue()
+    assert isinstance(make_progress(console, quiet=True), PlainProgress)
+
+
+def test_long_runs_are_told_about_now_and_then() -> None:
+    lines: list[str] = []
+    with PlainProgress(lines.append, every=1000.0).samples(1000, 0) as advance:
+        for _ in range(1000):
+            advance([Generation("gsm8k", "q", 0, "", "", 0, tokens=1)])
+    assert len(lines) == 1
+
+
+def test_warnings_name_another_number_of_threads(tmp_path: Path) -> None:
+    from trimtab.evaluate.run import evaluate
+
+    wanted = small(tmp_path, problems=1)
+    evaluate(wanted, Heard())
+    path = tmp_path / "out/settings.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "threads": 99}))
+    heard = Heard()
+    evaluate(wanted, heard)
+    assert heard.heard("warning: begun with threads 99")
+
+
+def test_help_needs_neither_httpx_nor_torch_nor_pyarrow() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from trimtab.cli import app; "
+        "assert CliRunner().invoke(app, ['eval', '--help']).exit_code == 0; "
+        "print([m for m in ('httpx', 'pyarrow', 'math_verify') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_native_evaluation_needs_no_httpx(tmp_path: Path) -> None:
+    write_sums(tmp_path / "data")
+    code = (
+        "import sys; sys.modules['httpx'] = None; "
+        "from trimtab.evaluate.run import Wanted, prepare; from pathlib import Path; "
+        f"print(len(prepare(Wanted(model='demo', benchmarks=('gsm8k',), data=Path({str(tmp_path / 'data')!r}), "
+        "rule='number'))[1]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "6"
+
+
+def test_the_document_names_every_benchmark_option_and_command() -> None:
+    page = (ROOT / "docs/evaluation.md").read_text()
+    for benchmark in BENCHMARKS.values():
+        assert benchmark.title in page
+    shown = runner.invoke(app, ["eval", "--help"], env={"COLUMNS": "200"}).output
+    options = set(re.findall(r"--[a-z][a-z-]+", page))
+    known = set(re.findall(r"--[a-z][a-z-]+", shown)) | {"--port", "--served-model-name"}  # the last two are vLLM's
+    assert options <= known, options - known
