@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 from unittest.mock import patch
 
-from torch import Tensor
-
 from trimtab.objectives import weights
-from trimtab.objectives.advantages import ADVANTAGES, Groups, Values, group_normalized
 from trimtab.rewards import Verdict
 from trimtab.rollout import PromptTokens, Response, SamplingOptions
 from trimtab.train import experience, loop
@@ -115,6 +113,16 @@ def repeating(answer: Answer) -> float:
     return float(answer.verdict.kind == "correct") + sum(a == b for a, b in pairwise(tokens)) / 4
 
 
+def surprising(answer: Answer) -> float:
+    """Pays for the truth, and half a point per nat of surprise."""
+    return float(answer.verdict.kind == "correct") - fmean(answer.response.logp) / 2
+
+
+def certain(answer: Answer) -> float:
+    """Pays for certainty alone."""
+    return 1 + fmean(answer.response.logp)
+
+
 @dataclass
 class Detuned:
     """A sampler that draws at another temperature than the trainer believes."""
@@ -177,15 +185,6 @@ def reversed_stare() -> Iterator[None]:
         yield
 
 
-def advantages_off_by(offset: float) -> Sabotage:
-    """A baseline that is wrong: every advantage is off by the same number."""
-
-    def shifted(reward: Values, group: Groups) -> Tensor:
-        return group_normalized(reward, group) + offset
-
-    return lambda: patch.dict(ADVANTAGES, {"group_normalized": shifted})
-
-
 @contextmanager
 def cut_short() -> Iterator[None]:
     """Training responses are cut off after two tokens, of the three or four that they need."""
@@ -216,8 +215,8 @@ FAULTY = [
         "8 updates per step and no clip, learning rate rising",
         {"update.per_step": 8, "update.lr": 4e-3, **NO_CLIP, **RAMP},
     ),
-    Scenario("baseline_low", "a baseline too low: all responses are rewarded", FAST, advantages_off_by(1.0)),
-    Scenario("baseline_high", "a baseline too high: all responses are punished", FAST, advantages_off_by(-1.0)),
+    Scenario("surprise", "an entropy bonus in the reward", FAST, graded_by(surprising)),
+    Scenario("confidence", "a reward for being certain", FAST, graded_by(certain)),
     Scenario("random_reward", "rewards by chance", FAST, graded_by(coin)),
     Scenario("always_right", "a verifier that finds everything right", {}, graded_by(lambda answer: 1.0)),
     Scenario("hackable", "a verifier that passes whatever ends in 0", {}, graded_by(trailing_zero)),
