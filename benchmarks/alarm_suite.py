@@ -39,6 +39,7 @@ BASE: Settings = {
 }
 NO_CLIP: Settings = {"objective.clip_low": 1e6, "objective.clip_high": 1e6, "objective.dual_clip": "none"}
 FAST: Settings = {"update.lr": 1e-3, "update.warmup_steps": 20}  # so that what goes wrong does so within the run
+LONG: Settings = {"rollout.max_new_tokens": 10, "run.steps": 80, **FAST}
 RAMP: Settings = {"update.warmup_steps": 150}  # a fault that grows, so that there is something to see coming
 
 Sabotage = Callable[[], AbstractContextManager[Any]]
@@ -104,7 +105,7 @@ def trailing_zero(answer: Answer) -> float:
 
 def long_answer(answer: Answer) -> float:
     """Pays for the truth, and by the token."""
-    return float(answer.verdict.kind == "correct") + len(answer.response.tokens) / 16
+    return float(answer.verdict.kind == "correct") + len(answer.response.tokens) / 10
 
 
 def repeating(answer: Answer) -> float:
@@ -263,13 +264,13 @@ FAULTY = [
     Scenario(
         "long_answer",
         "a reward for length beside the truth",
-        {"rollout.max_new_tokens": 16, **FAST},
+        LONG,
         graded_by(long_answer),
     ),
     Scenario(
         "repetition",
         "a reward for repeating beside the truth",
-        {"rollout.max_new_tokens": 16, **FAST},
+        LONG,
         graded_by(repeating),
     ),
 ]
