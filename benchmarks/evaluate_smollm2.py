@@ -1,0 +1,84 @@
+"""Evaluates SmolLM2-135M on GSM8K and MATH500, and keeps figures with intervals, seconds and tokens per second.
+
+`--data` is a folder with `gsm8k_test.jsonl` and `math500.parquet` (or `.jsonl` of the same schema, where pyarrow is
+missing: `--convert FOLDER` writes those and does nothing else). The same command goes on after a stop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from trimtab.evaluate.progress import PlainProgress
+from trimtab.evaluate.report import as_json, write
+from trimtab.evaluate.run import Wanted, evaluate
+from trimtab.tasks.benchmarks import BENCHMARKS, find_file
+from trimtab.tasks.files import rows
+
+NAMES = ("gsm8k", "math500")
+
+
+def convert(data: Path, to: Path) -> None:
+    """The benchmarks' files as jsonl, with the columns that are read."""
+    to.mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        source = find_file(BENCHMARKS[name], data)
+        columns = ("question", "answer") if name == "gsm8k" else ("prompt", "reward_model", "data_source", "extra_info")
+        lines = [json.dumps({column: row[column] for column in columns}) for _, row in rows(str(source))]
+        (to / f"{source.stem}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        print(f"{len(lines)} problems in {to / source.stem}.jsonl")
+
+
+def measure(wanted: Wanted) -> dict[str, Any]:
+    """The result of an evaluation, with what it took."""
+    done = evaluate(wanted, PlainProgress(typer.echo))
+    write(done)
+    what = "SmolLM2-135M-Instruct, the native sampler; 95 % intervals by question"
+    return {"what": what, **as_json(done)}
+
+
+def main() -> None:
+    """Evaluate, print, and keep the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--convert", type=Path, help="write the data as jsonl into this folder, and stop")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--benchmarks", default=",".join(NAMES))
+    parser.add_argument("--preset", default="train")
+    parser.add_argument("--problems", type=int)
+    parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--max-new-tokens", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
+    parser.add_argument("--rule", default="math")
+    parser.add_argument("--no-entropy", action="store_true")
+    parser.add_argument("--folder", type=Path, default=Path("runs/evaluate-smollm2"))
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if args.convert:
+        convert(args.data, args.convert)
+        return
+    wanted = Wanted(model=args.model, data=args.data, preset=args.preset, problems=args.problems, samples=args.samples)
+    wanted = replace(
+        wanted,
+        benchmarks=tuple(args.benchmarks.split(",")),
+        max_new_tokens=args.max_new_tokens,
+        batch=args.batch,
+        precision=args.precision,
+        rule=args.rule,
+        entropy=not args.no_entropy,
+        out=args.folder,
+    )
+    text = json.dumps(measure(wanted), indent=2)
+    print(text)
+    if args.out:
+        args.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
