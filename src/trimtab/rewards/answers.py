@@ -290,10 +290,9 @@ def _matrix(found: Sequence[Token], text: str, depth: int) -> Shape:
 def _value(found: Sequence[Token], text: str) -> Shape:
     rest, name, percent = _without_unit(list(found))
     try:
-        node = expression(rest)
+        choices = _plus_and_minus(expression(rest))
     except NotReadError:
         return Shape("opaque", text)
-    choices = _plus_and_minus(node)
     shapes = [Shape("value", text, node=choice, unit=name, percent=percent) for choice in choices]
     return shapes[0] if len(shapes) == 1 else Shape("list", text, tuple(shapes))
 

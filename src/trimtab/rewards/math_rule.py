@@ -44,6 +44,8 @@ def judge(found: str, answer: str) -> Verdict | Question:
         kind = _kind(found, wanted)
     except (TooCostlyError, RecursionError):
         return verdict("too_costly", found)
+    except Exception:  # a fault of ours: it must not stop a run, nor be paid or punished
+        return verdict("crashed", found)
     return Question(SYMBOLS, (found, wanted), found) if kind is None else verdict(kind, found)
 
 
