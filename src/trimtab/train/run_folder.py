@@ -29,6 +29,7 @@ FREE = {
     "run.checkpoint_every",
     "run.keep_checkpoints",
     "run.sinks",
+    "run.report",
     "run.patience",
     "run.threads",
     "run.device",

@@ -72,6 +72,9 @@ def summarize(config: Config, folder: RunFolder, seconds: float, recipe: str) ->
     finished = result.steps >= config.run.steps and model.exists()
     if finished:
         lines.append(f"  model       {model}")
+    report = folder.path / "report.html"
+    if report.exists():
+        lines.append(f"  report      {report}")
     if result.accuracy_end is not None and result.accuracy_end < (result.accuracy_start or 0.0):
         lines += ["", f"  Held-out accuracy fell: try more steps, or a lower update.lr (it was {config.update.lr:g})."]
     return "\n".join([*lines, "", "Next:", *_next_lines(config, folder.path, finished, recipe)])

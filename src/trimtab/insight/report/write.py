@@ -44,9 +44,9 @@ def write_report(
     return path
 
 
-def report_after(run: Path) -> tuple[Path | None, str]:
-    """The report of a run that has just ended, and why there is none: a report must never spoil a run."""
+def try_report(run: Path, complain: Say) -> None:
+    """The report of a run that has just ended; what goes wrong is said, for a report must never spoil a run."""
     try:
-        return write_report([run]), ""
+        write_report([run])
     except Exception as error:  # whatever it is, the run is worth more than its report
-        return None, f"warning: no report was written: {error!r:.300}"
+        complain(f"warning: no report of {run} could be written: {error!r:.300}")

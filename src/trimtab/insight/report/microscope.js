@@ -1,0 +1,269 @@
+// The token microscope: a list on the left, a response on the right, and beside it what another objective would have
+// done. Long responses are laid out in chunks that hold elements only while they are near the window.
+
+const CHUNK = 250;
+
+// One pane of tokens. `focus(n, quietly)` shows a token; `repaint()` colours again.
+function tokenPane(held, start, label, colorOf, hooks) {
+  const box = el("div", { class: "pane", tabindex: "-1", role: "group", "aria-label": label });
+  const chunks = [];
+  const count = held.pieces.length;
+  for (let first = 0; first < count; first += CHUNK) {
+    chunks.push({ first, last: Math.min(first + CHUNK, count), node: el("div", { class: "chunk" }), full: false });
+  }
+  // A chunk that is not laid out stands in with about the height it will have.
+  const rough = (chunk) => `${Math.ceil((held.pieces.slice(chunk.first, chunk.last).join("").length * 8.6) / 560 + 1) * 26}px`;
+  chunks.forEach((chunk) => { chunk.node.style.minHeight = chunks.length > 1 ? rough(chunk) : ""; });
+
+  function colored(node, n) {
+    const { color, marks, off } = colorOf(n);
+    node.style.background = color ? css(color) : "";
+    node.style.color = color ? ink(color) : "";
+    if (marks) node.dataset.mark = marks; else delete node.dataset.mark;
+    node.classList.toggle("off", off);
+  }
+
+  function lay(chunk) {
+    if (chunk.full) return;
+    chunk.full = true;
+    const nodes = [];
+    for (let n = chunk.first; n < chunk.last; n += 1) {
+      const cut = n > 0 && held.arrays.segment && held.arrays.segment[n] !== held.arrays.segment[n - 1];
+      const node = el("span", { class: `tok${cut ? " cut" : ""}${held.arrays.special[n] ? " special" : ""}`, "data-n": n,
+        tabindex: n === hooks.current() ? "0" : "-1", role: "button", "aria-label": `token ${start + n}: ${tokenText(held.pieces[n])}` },
+      tokenText(held.pieces[n]));
+      colored(node, n);
+      nodes.push(node);
+    }
+    chunk.node.replaceChildren(...nodes);
+    chunk.node.style.minHeight = "";
+  }
+
+  function drop(chunk) {
+    if (!chunk.full || chunk.node.contains(document.activeElement)) return;
+    chunk.node.style.minHeight = `${chunk.node.offsetHeight}px`;
+    chunk.node.replaceChildren();
+    chunk.full = false;
+  }
+
+  const watch = new IntersectionObserver((seen) => seen.forEach((entry) => {
+    const chunk = chunks.find((one) => one.node === entry.target);
+    if (entry.isIntersecting) lay(chunk); else drop(chunk);
+  }), { root: box, rootMargin: "800px 0px" });
+  box.append(...chunks.map((chunk) => chunk.node));
+  if (chunks.length === 1) lay(chunks[0]); else chunks.forEach((chunk) => watch.observe(chunk.node));
+
+  const nodeOf = (n) => {
+    const chunk = chunks[Math.floor(n / CHUNK)];
+    lay(chunk);
+    return chunk.node.children[n - chunk.first];
+  };
+  const at = (event) => {
+    const node = event.target.closest(".tok");
+    return node ? Number(node.dataset.n) : null;
+  };
+  box.addEventListener("pointerover", (event) => { if (at(event) !== null) hooks.hover(at(event), event.target.closest(".tok")); });
+  box.addEventListener("pointerleave", () => hooks.leave());
+  box.addEventListener("click", (event) => { if (at(event) !== null) hooks.go(at(event)); });
+  box.addEventListener("focusin", (event) => { if (at(event) !== null && at(event) !== hooks.current()) hooks.go(at(event)); });
+  box.addEventListener("keydown", (event) => {
+    const n = hooks.current();
+    const goal = { ArrowRight: n + 1, ArrowLeft: n - 1, ArrowDown: n + 10, ArrowUp: n - 10, PageDown: n + CHUNK,
+      PageUp: n - CHUNK, Home: 0, End: count - 1 }[event.key];
+    if (goal === undefined) return;
+    hooks.go(Math.min(Math.max(goal, 0), count - 1));
+    event.preventDefault();
+  });
+
+  return {
+    box,
+    repaint() {
+      chunks.filter((chunk) => chunk.full).forEach((chunk) => [...chunk.node.children].forEach((node, n) => colored(node, chunk.first + n)));
+    },
+    mark(n, before) {
+      const old = chunks[Math.floor(before / CHUNK)];
+      if (old && old.full) {
+        old.node.children[before - old.first].classList.remove("here");
+        old.node.children[before - old.first].tabIndex = -1;
+      }
+      const node = nodeOf(n);
+      node.classList.add("here");
+      node.tabIndex = 0;
+      return node;
+    },
+    close() { watch.disconnect(); },
+  };
+}
+
+// What an objective did in a response, counted.
+function tally(name, side) {
+  if (!side) return `${name} cannot be planned over these records.`;
+  const counts = new Map();
+  side.reason.forEach((reason) => reasonsOf(reason).forEach((entry) => counts.set(entry.name, (counts.get(entry.name) || 0) + 1)));
+  const clipped = side.clipped.reduce((a, b) => a + b, 0);
+  const parts = [...counts].map(([reason, n]) => `${count(n)} ${reason.replace("_", " ")}`);
+  if (clipped) parts.push(`${count(clipped)} clipped`);
+  return `${name}: ${parts.length ? parts.join(", ") : "every token kept"}.`;
+}
+
+function microscopeSection(data, run) {
+  if (!run.responses.length) {
+    return { node: section("microscope", "Token microscope", "There are no responses to look at: none is recorded."), pick: () => {} };
+  }
+  const state = { filter: cleanFilter(), color: "probability", other: "", entry: null, token: 0, panes: [], rows: [] };
+  const list = el("div", { class: "list", role: "listbox", "aria-label": "Responses", tabindex: "-1" });
+  const status = el("p", { class: "meaning", role: "status" });
+  const view = el("div", { class: "view" });
+  const card = el("div", { class: "card token-card", "aria-live": "polite" });
+  const tip = document.getElementById("tip");
+
+  const sidesOf = (held) => (state.other === "" ? [held.recorded] : [held.recorded, held.others[Number(state.other)]]);
+  const namesOf = () => (state.other === "" ? [run.label] : [run.label, run.others[Number(state.other)]]);
+
+  function showCard() {
+    const held = response(state.entry.block);
+    card.replaceChildren(...tokenCard(held, sidesOf(held), namesOf(), state.token, state.entry.start));
+  }
+
+  function go(n, focus = true) {
+    const before = state.token;
+    state.token = n;
+    state.panes.forEach((pane, at) => {
+      const node = pane.mark(n, before);
+      if (at === 0 && focus) node.focus({ preventScroll: true });
+      const [top, bottom] = [node.offsetTop - 40, node.offsetTop + 60 - pane.box.clientHeight];
+      if (pane.box.scrollTop > top) pane.box.scrollTop = Math.max(top, 0);
+      else if (pane.box.scrollTop < bottom) pane.box.scrollTop = bottom;
+    });
+    showCard();
+  }
+
+  function hover(n, node) {
+    const held = response(state.entry.block);
+    tip.replaceChildren(...tokenCard(held, sidesOf(held), namesOf(), n, state.entry.start));
+    tip.hidden = false;
+    const [at, size] = [node.getBoundingClientRect(), tip.getBoundingClientRect()];
+    tip.style.left = `${Math.max(8, Math.min(at.left, innerWidth - size.width - 12))}px`;
+    tip.style.top = `${at.bottom + size.height + 14 < innerHeight ? at.bottom + 8 : Math.max(8, at.top - size.height - 8)}px`;
+  }
+
+  const leave = () => { tip.hidden = true; };
+
+  function open(entry, token = 0) {
+    Object.assign(state, { entry, token });
+    state.panes.forEach((pane) => pane.close());
+    leave();
+    const held = response(entry.block);
+    const way = COLORS[state.color];
+    const sides = sidesOf(held);
+    const scale = scaleOf(way, held, sides.filter(Boolean));
+    const names = namesOf();
+    const pane = (side, name) => tokenPane(held, entry.start, `Tokens as ${visible(name)} treats them`, (n) => ({
+      color: side ? paint(way, scale, way.value(held, side, n)) : null,
+      marks: side ? marksOf(way, way.value(held, side, n)) : "",
+      off: Boolean(side) && side.weight[n] === 0,
+    }), { hover, leave, go, current: () => state.token });
+    state.panes = sides.map((side, n) => pane(side, names[n]));
+    const first = state.panes[0].box;
+    if (state.panes.length > 1) {
+      first.addEventListener("scroll", () => { state.panes[1].box.scrollTop = first.scrollTop; });
+    }
+    view.replaceChildren(promptBox(held, entry),
+      el("div", { class: "legend-line" }, el("span", { class: "legend-title" }, way.title), legendOf(way, scale)),
+      el("div", { class: `panes n${sides.length}` }, state.panes.map((one, n) => el("div", { class: "pane-slot" },
+        el("h4", {}, n === 0 ? names[0] : `${names[1]}, planned over the same mini-batch`), one.box,
+        el("p", { class: "meaning" }, tally(n === 0 ? "Recorded" : names[1], sides[n]))))));
+    go(token, false);
+    list.querySelectorAll("[aria-selected=true]").forEach((row) => row.setAttribute("aria-selected", "false"));
+    const row = state.rows.findIndex((one) => one.entry === entry && (one.n === undefined || one.n === token));
+    if (row >= 0 && list.children[row]) list.children[row].setAttribute("aria-selected", "true");
+  }
+
+  function showList(openFirst) {
+    const tokens = state.filter.show === "tokens";
+    const found = tokens ? tokensFor(run, state.filter) : responsesFor(run, state.filter).map((entry) => ({ entry }));
+    state.rows = found.slice(0, MOST_TOKENS);
+    status.textContent = !found.length ? emptyWords(run, state.filter) : `${plural(found.length, tokens ? "token" : "response")}` +
+      `${found.length > state.rows.length ? `, the first ${MOST_TOKENS} are listed` : ""} of ${plural(run.responses.length, "response")} in this report.`;
+    list.replaceChildren(...state.rows.map((row, n) => el("button", { type: "button", class: "row", role: "option",
+      "aria-selected": "false", tabindex: n === 0 ? "0" : "-1", on: { click: () => open(row.entry, row.n || 0) } },
+    tokens ? tokenRow(row) : responseRow(row.entry, data.kinds))));
+    if (openFirst && found.length) open(found[0].entry, found[0].n || 0);
+  }
+
+  list.addEventListener("keydown", (event) => {
+    const rows = [...list.children];
+    const n = rows.indexOf(document.activeElement);
+    const goal = { ArrowDown: n + 1, ArrowUp: n - 1, Home: 0, End: rows.length - 1 }[event.key];
+    if (goal === undefined || !rows[goal]) return;
+    rows.forEach((row, at) => { row.tabIndex = at === goal ? 0 : -1; });
+    rows[goal].focus();
+    rows[goal].click();
+    rows[goal].focus();
+    event.preventDefault();
+  });
+
+  const controls = microscopeControls(data, run, state, { showList, reopen: () => open(state.entry, state.token) });
+  const node = section("microscope", "Token microscope", `${plural(run.responses.length, "response")} of ` +
+    `${plural(new Set(run.responses.map((entry) => entry.step)).size, "step")}: the most telling ones and some at random. ` +
+    "Every token carries its numbers; arrow keys walk through them.",
+  controls.node, el("div", { class: "scope" }, el("div", { class: "side" }, status, list), el("div", {}, view, card)));
+  showList(true);
+
+  return {
+    node,
+    repaint: () => open(state.entry, state.token),
+    pick(step) {
+      const steps = [...new Set(run.responses.map((entry) => entry.step))];
+      const near = steps.reduce((a, b) => (Math.abs(b - step) < Math.abs(a - step) ? b : a));
+      controls.set({ ...cleanFilter(), step: String(near) });
+      node.scrollIntoView({ block: "start" });
+    },
+  };
+}
+
+function promptBox(held, entry) {
+  return el("div", { class: "prompt" },
+    el("p", { class: "meaning" }, `step ${count(entry.step)}, response ${entry.response}: ${verdictMark(entry.verdict)}, reward ${write(entry.reward)}` +
+      `${held.finished ? "" : ", cut off"}${held.answer ? `. Right answer: ${held.answer}` : ""}${held.extracted ? `, found: ${held.extracted}` : ""}` +
+      `${held.source ? ` (${held.source})` : ""}`),
+    el("details", { open: held.prompt.length < 400 }, el("summary", {}, "Prompt"), el("pre", { class: "text" }, held.prompt)));
+}
+
+function microscopeControls(data, run, state, act) {
+  const verdicts = [...new Set(run.responses.map((entry) => entry.verdict))].sort();
+  const kinds = [...new Set(run.responses.flatMap((entry) => entry.kinds))];
+  const reasons = reasonTable.filter((entry) => entry.bit).map((entry) => [entry.name, entry.name.replace("_", " ")]);
+  const change = (key) => (value) => { state.filter[key] = value; act.showList(true); };
+  const step = el("input", { type: "number", min: "0", inputmode: "numeric", placeholder: "any",
+    on: { change: () => change("step")(step.value) } });
+  const fields = {
+    show: select("List", [["responses", "responses"], ["tokens", "tokens"]], "responses", change("show")),
+    verdict: select("Verdict", [["", "any"], ...verdicts.map((v) => [v, v.replace("_", " ")])], "", change("verdict")),
+    reason: select("Tokens that are", [["", "of any kind"], ...reasons, ["clipped", "clipped"]], "", change("reason")),
+    kind: select("In the report as", [["", "anything"], ...kinds.map((kind) => [kind, data.kinds[kind]])], "", change("kind")),
+    sort: select("Order", Object.entries(SORTS).map(([key, [title]]) => [key, title]), "step", change("sort")),
+  };
+  const set = (filter) => {
+    Object.assign(state.filter, filter);
+    step.value = state.filter.step;
+    for (const [key, field] of Object.entries(fields)) field.box.value = state.filter[key];
+    act.showList(true);
+  };
+  const color = select("Colour by", Object.entries(COLORS).map(([key, way]) => [key, way.title]), state.color,
+    (value) => { state.color = value; act.reopen(); });
+  const other = select("Beside it", [["", "nothing"], ...run.others.map((name, n) => [String(n), name])], "",
+    (value) => { state.other = value; act.reopen(); });
+  const segments = el("input", { type: "checkbox", on: { change: () => document.body.classList.toggle("segments", segments.checked) } });
+  const presets = PRESETS.map(([name, title, filter]) => el("button", { type: "button", class: "quiet", "data-preset": name,
+    on: { click: () => set({ ...filter }) } }, title));
+  return {
+    set,
+    node: el("div", { class: "controls" },
+      el("div", { class: "presets", role: "group", "aria-label": "Ready-made filters" }, presets),
+      el("div", { class: "fields" }, el("label", { class: "field narrow" }, el("span", {}, "Step"), step),
+        Object.values(fields).map((field) => field.node)),
+      el("div", { class: "fields look" }, color.node, other.node,
+        el("label", { class: "field check" }, segments, el("span", {}, "mark segments")))),
+  };
+}

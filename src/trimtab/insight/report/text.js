@@ -1,0 +1,59 @@
+// Words and numbers for people, and elements that only ever hold text. Nothing here takes markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+// Characters that would not be seen, or would turn the text around them: shown as what they are.
+const UNSEEN = new RegExp(
+  "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e" +
+    "\\u2060-\\u206f\\ufeff\\ufff9-\\ufffb]|[\\ud800-\\udbff](?![\\udc00-\\udfff])|(?<![\\ud800-\\udbff])[\\udc00-\\udfff]" +
+    "|\\udb40[\\udc00-\\udc7f]", "g");
+
+function visible(text) {
+  return String(text).replace(UNSEEN, (c) => "\\u{" + c.codePointAt(0).toString(16) + "}");
+}
+
+function fill(node, props, children) {
+  for (const [key, value] of Object.entries(props || {})) {
+    if (key === "on") for (const [name, handler] of Object.entries(value)) node.addEventListener(name, handler);
+    else if (value === true) node.setAttribute(key, "");
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(key, value);
+  }
+  for (const child of children.flat()) {
+    if (child === null || child === undefined) continue;
+    node.append(child instanceof Node ? child : document.createTextNode(visible(child)));
+  }
+  return node;
+}
+
+const el = (tag, props, ...children) => fill(document.createElement(tag), props, children);
+const svg = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
+
+function write(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  const size = Math.abs(value);
+  if (size === 0) return "0";
+  if (size >= 1e6 || size < 1e-3) return minus(value.toExponential(1).replace("e+", "e"));
+  if (size >= 1000) return minus(Math.round(value).toLocaleString("en"));
+  return minus(String(Number(value.toPrecision(3))));
+}
+
+const minus = (text) => text.replace("-", "−");
+const count = (value) => Math.round(value).toLocaleString("en");
+
+// A share of tokens: small ones keep two digits, for one token in ten thousand counts.
+function percent(share) {
+  if (share === null || share === undefined || Number.isNaN(share)) return "–";
+  const value = 100 * share;
+  if (value === 0) return "0%";
+  if (Math.abs(value) >= 10) return minus(String(Number(value.toPrecision(3)))) + "%";
+  return minus(Number(value.toPrecision(2)).toString()) + "%";
+}
+
+const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
+
+function select(label, options, value, change) {
+  const box = el("select", { on: { change: () => change(box.value) } },
+    options.map(([key, text]) => el("option", { value: key, selected: key === value }, text)));
+  return { node: el("label", { class: "field" }, el("span", {}, label), box), box };
+}

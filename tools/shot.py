@@ -1,0 +1,56 @@
+"""Takes pictures of a report in a real browser: light, dark, on a phone, and through the microscope.
+
+`python tools/shot.py REPORT.html docs` writes docs/report.png, report-dark.png, report-phone.png, report-microscope.png.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from playwright.sync_api import Page, ViewportSize, sync_playwright
+
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+]  # fmt: skip
+WIDE: ViewportSize = {"width": 1280, "height": 900}
+PHONE: ViewportSize = {"width": 360, "height": 780}
+
+
+def shoot(report: Path, folder: Path, full: bool = False) -> list[Path]:
+    """All pictures of a report; `full` takes whole pages, which are for looking and not for keeping."""
+    made = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        for name, scheme, size in (
+            ("report", "light", WIDE), ("report-dark", "dark", WIDE), ("report-phone", "light", PHONE),
+        ):  # fmt: skip
+            page = browser.new_page(viewport=size, color_scheme="dark" if scheme == "dark" else "light")
+            page.goto(report.resolve().as_uri())
+            page.wait_for_selector("#microscope, #configuration")
+            made.append(_picture(page, folder / f"{name}.png", full))
+            page.close()
+        page = browser.new_page(viewport=WIDE)
+        page.goto(report.resolve().as_uri())
+        if page.locator("#microscope .tok").count():
+            page.get_by_label("Colour by").select_option("surprisal")
+            page.get_by_label("Beside it").select_option(index=3)
+            page.locator("#microscope").scroll_into_view_if_needed()
+            page.evaluate("document.getElementById('microscope').scrollIntoView()")
+            page.wait_for_timeout(300)
+            made.append(_picture(page, folder / "report-microscope.png", False))
+        browser.close()
+    return made
+
+
+def _picture(page: Page, path: Path, full: bool) -> Path:
+    page.wait_for_timeout(400)
+    page.screenshot(path=path, full_page=full)
+    return path
+
+
+if __name__ == "__main__":
+    for picture in shoot(Path(sys.argv[1]), Path(sys.argv[2]), full="--full" in sys.argv):
+        print(f"{picture}: {picture.stat().st_size / 1000:.0f} kB")
