@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from made_records import WORDS, budget, made_step, manifest
 from short_runs import recipe, short_run
 
+from trimtab.record import Recorder
+from trimtab.record.layout import FOLDER, recorded_steps
 from trimtab.train import checkpoints
 from trimtab.train.config import load
 from trimtab.train.loop import train
@@ -209,3 +212,41 @@ def test_the_steps_around_saved_alarms_are_known_from_the_folder(tmp_path: Path)
     watch = Watch(None, recipe().alarms, folder, print)
     assert watch.kept_steps() == [*around(2), *around(30)]
     assert list(around(2)) == [1, 2, 3, 4, 5]
+
+
+def record_with_keeping(run: Path, keep: list[int], megabytes: float, steps: int = 40) -> list[int]:
+    """The steps that are on the disk when a recorder under a size budget was told to keep some of them."""
+    said: list[str] = []
+    recorder = Recorder(run / FOLDER, manifest(settings=budget(megabytes)), said.append)
+    recorder.keep(keep)
+    recorder.start(WORDS, 0)
+    for step in range(1, steps + 1):
+        recorder.write(step, lambda step=step: made_step(step, [60] * 16))  # type: ignore[misc]
+    recorder.close()
+    assert said == []
+    return recorded_steps(run / FOLDER)
+
+
+def test_the_size_budget_takes_other_steps_first(tmp_path: Path) -> None:
+    kept = record_with_keeping(tmp_path, [10, 11, 12], 0.25)
+    assert {1, 10, 11, 12} <= set(kept)
+    assert len(kept) < 12
+
+
+def test_steps_that_are_kept_cannot_break_the_budget(tmp_path: Path) -> None:
+    kept = record_with_keeping(tmp_path, list(range(2, 41)), 0.25)
+    assert 1 in kept
+    assert len(kept) < 20
+
+
+def test_a_run_records_the_steps_around_an_alarm_whatever_its_stride(tmp_path: Path) -> None:
+    changes = {"record.enabled": "true", "record.every": "4", "alarms.default": "save"}
+    run_watched(tmp_path / "run", RingsAt(2), changes)
+    assert recorded_steps(tmp_path / "run" / FOLDER) == [1, 3, 4, 5]
+
+
+def test_a_resumed_run_still_keeps_the_steps_around_its_alarms(tmp_path: Path) -> None:
+    changes = {"record.enabled": "true", "record.every": "4", "alarms.default": "save"}
+    run_watched(tmp_path / "run", RingsAt(2), {**changes, "run.steps": "4"})
+    run_watched(tmp_path / "run", RingsAt(2), changes, resume=True)
+    assert recorded_steps(tmp_path / "run" / FOLDER) == [1, 3, 4, 5]

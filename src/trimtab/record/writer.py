@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,7 @@ class Recorder:
     _queue: queue.Queue[Callable[[], None] | None] = field(default_factory=lambda: queue.Queue(WAITING))
     _thread: threading.Thread | None = None
     _sizes: dict[int, int] = field(default_factory=dict)
+    _kept: frozenset[int] = frozenset()
     _fault: str = ""
     _told: bool = False
 
@@ -90,7 +91,11 @@ class Recorder:
     def wants(self, step: int) -> bool:
         """Whether a step is to be recorded; the first always is."""
         every = self.manifest.settings.every * self.manifest.stride
-        return not self._fault and (step - 1) % every == 0
+        return not self._fault and ((step - 1) % every == 0 or step in self._kept)
+
+    def keep(self, steps: Iterable[int]) -> None:
+        """Record these steps whatever the stride, and let the size budget take all others first."""
+        self._kept = self._kept.union(steps)
 
     def write(self, step: int, build: Callable[[], StepData]) -> None:
         """Record a step; `build` is called in the recorder's thread and must only read what no longer changes."""
@@ -180,6 +185,8 @@ class Recorder:
             self.manifest = replace(self.manifest, stride=2 * self.manifest.stride)
             self._put_manifest()  # first, so that a kill in between leaves too many records, which are then dropped
             self._drop_unwanted()
+            if self.manifest.stride > max(self._sizes):  # only those to be kept are left, and they are too many
+                self._kept = frozenset()
 
     def _drop_unwanted(self) -> None:
         for step in [step for step in self._sizes if not self.wants(step)]:

@@ -83,6 +83,10 @@ class Recording:
 
         self.recorder.write(number, build)
 
+    def keep(self, steps: Iterable[int]) -> None:
+        """Steps whose records are worth more than others'."""
+        self.recorder.keep(steps)
+
     def flush(self) -> None:
         """Wait until everything is on the disk."""
         self.recorder.flush()
@@ -100,6 +104,7 @@ def start_recording(
     step: int,
     versions: Mapping[str, str],
     warn: Callable[[str], None],
+    kept: Iterable[int] = (),
 ) -> Recording | None:
     """The recorder of a run that goes on after `step`; None where the recipe wants none."""
     where = folder.path / FOLDER
@@ -116,6 +121,7 @@ def start_recording(
         versions=dict(versions),
     )
     recorder, words = Recorder(where, manifest, warn), vocabulary(policy)
+    recorder.keep(kept)
     recorder.start(words, step)
     return Recording(recorder, words, policy.device.type, config)
 

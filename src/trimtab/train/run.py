@@ -30,7 +30,7 @@ from trimtab.train.reporters import Reporter
 from trimtab.train.run_folder import RunFolder, course
 from trimtab.train.sinks import Sinks
 from trimtab.train.warm_start import load_parameters, parameters, warm_start
-from trimtab.train.watch import Alarm, Watch, Watcher
+from trimtab.train.watch import Alarm, Watch, Watcher, around
 
 ALARM_CHECKPOINTS = 10  # those that alarms ask for; of more, the oldest go
 
@@ -92,12 +92,11 @@ class Run:
             self._go_on()
         else:
             self._start()
-        trainer, say = self.trainer, self.reporter.message
-        trainer.recording = start_recording(
-            self.config, self.folder, trainer.policy, trainer.objective, self.progress.step, versions(), say
-        )
+        trainer, say, step = self.trainer, self.reporter.message, self.progress.step
         self._watch = Watch(self.watcher, self.config.alarms, self.folder, say)
         self._watch.catch_up(self.folder.records())
+        parts = (self.config, self.folder, trainer.policy, trainer.objective, step, versions(), say)
+        trainer.recording = start_recording(*parts, self._watch.kept_steps())
         return self.trainer
 
     def steps(self) -> Generator[int]:
@@ -303,6 +302,8 @@ class Run:
         assert self._watch is not None
         wanted = self._watch.look(record)
         if wanted["save"] or wanted["stop"]:
+            if self.trainer.recording is not None:
+                self.trainer.recording.keep(around(self.progress.step))
             self.save(self.folder.alarm_checkpoints)
         return wanted["stop"]
 
