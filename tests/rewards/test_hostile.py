@@ -36,6 +36,7 @@ HANG = 60.0  # seconds after which a verdict is not waited for
 MEGABYTE = 2**20
 MOST_WORK = 0.25  # seconds of processor time of the caller's own
 SOUPS = 10_000 if THOROUGH else 300
+LARGE_BATCH = 1_000 if THOROUGH else 200  # questions at once
 MOST_GROWTH = 64 * MEGABYTE
 HONEST_P99 = 1.0  # seconds; a busy machine of two cores has pauses of some tenths of a second
 
@@ -220,6 +221,13 @@ def test_honest_answers_among_hostile_ones_are_right_and_prompt() -> None:
     assert all(verdict.kind != "correct" for verdict in of_hostile)
     assert quantiles([verdict.seconds for _, verdict in of_honest], n=100)[-1] < HONEST_P99
     assert took < LIMIT * len(of_hostile) + HONEST_P99 * len(of_honest)
+
+
+def test_a_large_batch_of_algebra_is_judged_like_a_small_one() -> None:
+    """No honest answer may go unpaid because many others are worked on at the time."""
+    pairs = [(rf"\boxed{{\sin^2 {k}x}}", grading_runs.problem(rf"1 - \cos^2 {k}x")) for k in range(2, LARGE_BATCH)]
+    kinds = Counter(verdict.kind for verdict in grade_many(pairs))
+    assert kinds == {"correct": len(pairs)}
 
 
 def test_the_verdicts_come_in_the_order_of_the_answers() -> None:
