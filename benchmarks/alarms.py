@@ -7,13 +7,17 @@ table FOLDER` replays the alarms over them. So thresholds can be tuned without r
 from __future__ import annotations
 
 import argparse
+import datetime
+import json
 import os
+import platform
 import shutil
 import sys
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from alarm_suite import REPORTING, SCENARIOS, TUNING, Scenario
 
@@ -77,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
     seeds = args.seeds or [*TUNING, *REPORTING]
     scenarios = [SCENARIOS[name] for name in args.only or SCENARIOS]
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "suite.json").write_text(json.dumps(circumstances(args), indent=1) + "\n")
     deadline, began = time.time() + 60 * args.minutes, time.monotonic()
     warm = warm_keys(scenarios, seeds)
     with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
@@ -95,6 +101,21 @@ def run(args: argparse.Namespace) -> int:
         shutil.rmtree(path)
     print(f"{len(jobs)} runs in {time.monotonic() - began:.0f} s, {failed} failed or not run")
     return int(failed > 0)
+
+
+def circumstances(args: argparse.Namespace) -> dict[str, Any]:
+    """Where and with what the runs are made."""
+    import torch
+    import transformers
+
+    import trimtab
+
+    versions = {module.__name__: module.__version__ for module in (trimtab, torch, transformers)}
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.machine()} CPU, {args.jobs} runs at a time with one thread each",
+        "versions": {"python": platform.python_version(), **versions},
+    }
 
 
 def _folder(name: str, seed: int) -> str:
