@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,13 +80,18 @@ def test_cutting_loses_nothing() -> None:
     assert all(len(part) == 1 or len(part) * max(map(len, part)) <= 40 for part in parts)
 
 
-def updated(policy: Policy, objective: tt.Objective, budget: int, chunk: int) -> tuple[dict[str, torch.Tensor], float]:
-    mine = Policy(copy.deepcopy(policy.model), policy.tokenizer, policy.device)
+def updated(
+    policy: Policy, objective: tt.Objective, budget: int, chunk: int, fused: bool = False
+) -> tuple[dict[str, torch.Tensor], float]:
+    mine = Policy(copy.deepcopy(policy.model), policy.tokenizer, policy.device, policy.precision)
     lines = transcripts()
     plan = objective.plan(batch_of(mine, lines))
     optimizer = torch.optim.SGD(mine.model.parameters(), lr=0.1)
-    result = update(mine, optimizer, objective, plan, lines, UpdateOptions(budget, chunk, 1.0, 1e9))
+    result = update(mine, optimizer, objective, plan, lines, UpdateOptions(budget, chunk, 1.0, 1e9, fused))
     assert result.taken
+    assert result.new_logp is not None
+    assert len(result.new_logp) == plan.tokens
+    assert result.clipped is None or len(result.clipped) == plan.tokens
     return {name: p.detach() for name, p in mine.model.named_parameters()}, result.metrics["update/loss"]
 
 
@@ -99,6 +105,49 @@ def test_the_update_does_not_depend_on_parts(policy: Policy, name: str) -> None:
         assert same_loss == pytest.approx(loss, abs=1e-5)
         for n in base:
             torch.testing.assert_close(other[n], base[n], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [*METHODS, "stapo(scope=micro)", "gspo(scope=micro)", "lp_reg", "gmpo"])
+def test_gradients_formed_in_the_forward_pass_are_the_same(policy: Policy, name: str) -> None:
+    base, loss = updated(policy, tt.objective(name), budget=60, chunk=100_000)
+    for chunk in (100_000, 9, 3):  # whole parts, whole responses, and fewer tokens than a response has
+        other, same_loss = updated(policy, tt.objective(name), 60, chunk, fused=True)
+        assert same_loss == pytest.approx(loss, abs=1e-5)
+        for n in base:
+            torch.testing.assert_close(other[n], base[n], rtol=1e-4, atol=1e-6)
+
+
+def test_bf16_gradients_formed_in_the_forward_pass_are_as_good(policy: Policy) -> None:
+    half, objective = replace(policy, precision="bf16"), tt.objective("stapo")
+    exact, _ = updated(policy, objective, 1000, 1000)
+    before = {n: p.detach() for n, p in policy.model.named_parameters()}
+    off: list[float] = []
+    for fused in (False, True):
+        made, _ = updated(half, objective, 1000, 1000, fused)
+        steps = [(made[n] - exact[n]).norm() / (exact[n] - before[n]).norm().clamp(min=1e-12) for n in made]
+        off.append(max(float(step) for step in steps))
+    assert off[1] < 1.2 * off[0]
+
+
+def test_a_head_that_is_no_linear_map_is_left_to_autograd(policy: Policy) -> None:
+    base, _ = updated(policy, tt.objective("stapo"), 1000, 1000)
+
+    class Odd(torch.nn.Linear):
+        pass
+
+    policy.causal.get_output_embeddings().__class__ = Odd
+    assert policy.head_parts(1.0) is None
+    other, _ = updated(policy, tt.objective("stapo"), 1000, 1000, fused=True)
+    assert all(torch.equal(other[n], base[n]) for n in base)
+
+
+def test_tokens_that_share_a_ratio_cannot_be_cut_apart(policy: Policy) -> None:
+    batch = batch_of(policy, transcripts())
+    cut_out = tt.objective("stapo").plan(batch).cut(3, 8)
+    assert torch.equal(cut_out.old_logp, batch.old_logp[3:8])
+    assert (cut_out.tokens, cut_out.responses, cut_out.slice) == (5, 1, slice(3, 8))
+    with pytest.raises(ValueError, match="cannot be cut apart"):
+        tt.objective("gspo").plan(batch).cut(3, 8)
 
 
 def test_gradient_checkpointing_changes_nothing(policy: Policy) -> None:
@@ -170,5 +219,6 @@ def test_lora_trains_its_adapters_alone() -> None:
     optimizer = make_optimizer(policy, 1e-2, (0.9, 0.999), 0.0)
     plan = objective.plan(batch_of(policy, lines))
     assert update(policy, optimizer, objective, plan, lines, UpdateOptions(999, 99, 1.0, 1.0)).taken
+    assert update(policy, optimizer, objective, plan, lines, UpdateOptions(999, 99, 1.0, 1.0, fused_head=True)).taken
     changed = {name for name, p in policy.model.named_parameters() if not torch.equal(p, before[name])}
     assert changed and changed <= trained

@@ -78,6 +78,15 @@ class Plan:
             first += size
         return parts
 
+    def cut(self, first: int, last: int) -> Plan:
+        """The tokens `first` up to `last` alone, wherever responses begin: only where no token shares its ratio."""
+        if self.runs is not None or self.replan is not None:
+            raise ValueError("tokens that share a ratio or are planned by part cannot be cut apart: use `split`")
+        span = builtins.slice(first, last)
+        cut: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        tensors = {name: value[span] for name, value in cut.items() if isinstance(value, Tensor)}
+        return replace(self, **tensors, start=self.start + first, offsets=(0, last - first))
+
     def check(self, new_logp: Tensor) -> Tensor:
         """`new_logp` in the plan's float type, or an error that says what it should be."""
         if new_logp.shape != self.old_logp.shape:

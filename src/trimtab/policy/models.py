@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.policy.demo import demo_model, demo_tokenizer
+from trimtab.policy.head import Head
 from trimtab.policy.smollm2 import smollm2_folder
 
 Precision = Literal["fp32", "bf16"]
@@ -58,6 +59,16 @@ class Policy:
         if cap:
             logits = torch.tanh(logits / cap) * cap
         return logits if temperature == 1 else logits / temperature
+
+    def head_parts(self, temperature: float) -> Head | None:
+        """The head as tensors in the precision of forward passes; None where it is more than a linear map."""
+        linear = self.head
+        if type(linear) is not nn.Linear:
+            return None
+        dtype = torch.bfloat16 if self.precision == "bf16" else linear.weight.dtype
+        bias = None if linear.bias is None else linear.bias.detach().to(dtype)
+        cap = getattr(self.causal.config, "final_logit_softcapping", None)
+        return Head(linear.weight.detach().to(dtype), bias, cap, temperature)
 
     @cached_property
     def end_tokens(self) -> frozenset[int]:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from trimtab.objectives import Objective, Plan, merge_metrics
 from trimtab.policy.models import Policy
-from trimtab.policy.score import Transcript, log_probs, parts_by_budget
+from trimtab.policy.score import Transcript, parts_by_budget
+from trimtab.policy.training_pass import training_pass
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,13 @@ class UpdateResult:
 
 @dataclass(frozen=True)
 class UpdateOptions:
-    """How parts are cut and gradients clipped."""
+    """How parts are cut and gradients clipped; `fused_head` None: on a GPU."""
 
     token_budget: int
     head_chunk: int
     temperature: float
     max_grad_norm: float
+    fused_head: bool | None = None
 
 
 def make_optimizer(policy: Policy, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
@@ -61,12 +63,12 @@ def update(
     for part in plan.split(parts_by_budget([len(t) for t in transcripts], options.token_budget)):
         mine = transcripts[first : first + part.responses]
         first += part.responses
-        new_logp = log_probs(policy, mine, options.temperature, options.head_chunk)
-        out = objective.loss(new_logp, part)
-        out.loss.backward()
+        out, new_logp = training_pass(
+            policy, objective, part, mine, options.temperature, options.head_chunk, options.fused_head
+        )
         losses.append(out.loss.detach())
         metrics.append(out.metrics)
-        seen.append(new_logp.detach())
+        seen.append(new_logp)
         clipped += [] if out.clipped is None else [out.clipped]
     result = _step(policy, optimizer, plan, losses, metrics, torch.cat(seen), options.max_grad_norm)
     return replace(result, clipped=torch.cat(clipped)) if clipped else result

@@ -1,0 +1,276 @@
+"""The vocabulary head on a GPU: loss and gradients of hidden states and head, ours beside peers, in one process.
+
+Every way gets the same bf16 tensors and the same PPO-clip loss over the log-probabilities. The floor is the three GEMMs
+alone (logits, gradient of the hidden states, gradient of the head) on all rows at once. Peers come from a folder into
+which their wheels were unpacked (`--peers`); one that cannot be run is listed with its error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import json
+import statistics
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from trimtab.policy.head import Head, head_gradients, head_scores
+
+VOCABULARY = 151_936
+SHAPES = ((8192, 2048), (8192, 4096), (32768, 2048))
+CLIP_LOW, CLIP_HIGH = 0.2, 0.28
+
+Way = Callable[[], tuple[Tensor, Tensor, Tensor]]  # loss, gradient of hidden states, gradient of the head
+
+
+class Case:
+    """Tensors of one shape, and the loss that all ways share."""
+
+    def __init__(self, rows: int, width: int, vocabulary: int = VOCABULARY) -> None:
+        generator = torch.Generator("cuda").manual_seed(0)
+        self.rows, self.width, self.vocabulary = rows, width, vocabulary
+        self.hidden = torch.randn(rows, width, generator=generator, device="cuda", dtype=torch.bfloat16)
+        self.weight = torch.randn(vocabulary, width, generator=generator, device="cuda", dtype=torch.bfloat16) * 0.05
+        self.token = torch.randint(0, vocabulary, (rows,), generator=generator, device="cuda")
+        self.advantage = torch.randn(rows, generator=generator, device="cuda")
+        old = head_scores(self.hidden, Head(self.weight), self.token).logp
+        self.old_logp = old + 0.1 * torch.randn(rows, generator=generator, device="cuda")
+
+    def loss(self, logp: Tensor, here: slice = slice(None)) -> Tensor:
+        """PPO-clip, averaged over all rows."""
+        ratio = (logp - self.old_logp[here]).exp()
+        advantage = self.advantage[here]
+        clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
+        return -torch.minimum(ratio * advantage, clipped * advantage).sum() / self.rows
+
+    def loss_of(self, logp: Tensor, here: slice) -> tuple[Tensor, Tensor]:
+        """The loss on some rows and its derivative."""
+        with torch.enable_grad():
+            leaf = logp.detach().requires_grad_()
+            loss = self.loss(leaf, here)
+            (slope,) = torch.autograd.grad(loss, leaf)
+        return loss.detach(), slope
+
+    def leaves(self) -> tuple[Tensor, Tensor]:
+        """Hidden states and head as leaves of a new graph."""
+        return self.hidden.detach().requires_grad_(), self.weight.detach().requires_grad_()
+
+    def exactly(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss and gradients in fp64."""
+        hidden, weight = self.hidden.double().requires_grad_(), self.weight.double().requires_grad_()
+        loss = self.loss((hidden @ weight.T).log_softmax(-1).gather(1, self.token[:, None]).squeeze(1))
+        loss.backward()
+        assert hidden.grad is not None and weight.grad is not None
+        return loss.detach(), hidden.grad, weight.grad
+
+    def by_autograd(self, logp_of: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss and gradients of a way that gives log-probabilities."""
+        hidden, weight = self.leaves()
+        loss = self.loss(logp_of(hidden, weight))
+        loss.backward()
+        assert hidden.grad is not None and weight.grad is not None
+        return loss.detach(), hidden.grad, weight.grad
+
+
+def ours(case: Case) -> Way:
+    """trimtab's head."""
+
+    def run() -> tuple[Tensor, Tensor, Tensor]:
+        made = head_gradients(case.hidden, Head(case.weight), case.token, case.loss_of)
+        assert made.weight is not None
+        return made.loss, made.hidden, made.weight
+
+    return run
+
+
+def floor(case: Case) -> Way:
+    """The three GEMMs and nothing else."""
+    logits = torch.empty(case.rows, case.vocabulary, device="cuda", dtype=torch.bfloat16)
+
+    def run() -> tuple[Tensor, Tensor, Tensor]:
+        torch.mm(case.hidden, case.weight.T, out=logits)
+        return logits[0, 0], logits @ case.weight, logits.T @ case.hidden
+
+    return run
+
+
+def full_logits(case: Case) -> Way:
+    """torch with all logits in fp32."""
+
+    def logp_of(hidden: Tensor, weight: Tensor) -> Tensor:
+        return (hidden @ weight.T).float().log_softmax(-1).gather(1, case.token[:, None]).squeeze(1)
+
+    return lambda: case.by_autograd(logp_of)
+
+
+def compiled(case: Case) -> Way:
+    """torch.compile in chunks of 2,048 rows, each computed again in the backward pass."""
+
+    @torch.compile
+    def piece(hidden: Tensor, weight: Tensor, token: Tensor) -> Tensor:
+        logits = (hidden @ weight.T).float()
+        return logits.gather(1, token[:, None]).squeeze(1) - logits.logsumexp(-1)
+
+    def logp_of(hidden: Tensor, weight: Tensor) -> Tensor:
+        pieces = zip(hidden.split(2048), case.token.split(2048), strict=True)
+        return torch.cat([checkpoint(piece, h, weight, t, use_reentrant=False) for h, t in pieces])
+
+    return lambda: case.by_autograd(logp_of)
+
+
+def verl_kernel(case: Case) -> Way:
+    """verl's Triton kernel, which returns entropy too."""
+    apply = importlib.import_module("verl.utils.kernel.linear_cross_entropy").linear_cross_entropy
+    return lambda: case.by_autograd(lambda h, w: apply(h, w, case.token, 1.0, "none", None)[0])
+
+
+def verl_chunked(case: Case) -> Way:
+    """verl's chunked head in torch, which returns entropy too."""
+    head = importlib.import_module("verl.utils.experimental.torch_functional").FusedLinearForPPO()
+    return lambda: case.by_autograd(lambda h, w: head(h, w, case.token)[0])
+
+
+def liger(case: Case) -> Way:
+    """Liger's fused linear GRPO loss, over responses of 1,024 tokens."""
+    module = importlib.import_module("liger_kernel.chunked_loss").LigerFusedLinearGRPOLoss(
+        beta=0.0, use_ref_model=False, epsilon_low=CLIP_LOW, epsilon_high=CLIP_HIGH, loss_type="bnpo"
+    )
+    shape = (case.rows // 1024, 1024)
+
+    def run() -> tuple[Tensor, Tensor, Tensor]:
+        hidden, weight = case.leaves()
+        made = module(
+            hidden.view(*shape, -1),
+            weight,
+            case.token.view(shape),
+            torch.ones(shape, device="cuda"),
+            case.advantage.view(shape)[:, 0].contiguous(),  # it takes one advantage per response
+            old_per_token_logps=case.old_logp.view(shape),
+        )
+        loss = made[0] if isinstance(made, tuple) else made
+        loss.backward()
+        assert hidden.grad is not None and weight.grad is not None
+        return loss.detach(), hidden.grad, weight.grad
+
+    return run
+
+
+WAYS: dict[str, Callable[[Case], Way]] = {
+    "floor": floor,
+    "trimtab": ours,
+    "torch, full logits": full_logits,
+    "torch.compile + checkpointing": compiled,
+    "verl, Triton": verl_kernel,
+    "verl, chunked": verl_chunked,
+    "Liger": liger,
+}
+
+
+def milliseconds(way: Way, rounds: int) -> float:
+    """Median over rounds, after two that do not count."""
+    times: list[float] = []
+    for _ in range(rounds + 2):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        way()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times[2:])
+
+
+def peak_gigabytes(way: Way) -> float:
+    """Memory taken while it runs, beyond what was there and the head's gradient."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    made = way()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before - made[2].nbytes) / 1e9
+
+
+def measure(rows: int, width: int, rounds: int, slow: int) -> dict[str, Any]:
+    """Every way at one shape. Ways are timed in turns, so that a clock that changes hits all."""
+    case = Case(rows, width)
+    result: dict[str, Any] = {}
+    for name, make in WAYS.items():
+        torch.cuda.empty_cache()
+        try:
+            way = make(case)
+            many = rounds if name in ("floor", "trimtab") else slow
+            before = milliseconds(floor(case), max(slow, 3))
+            torch.cuda.empty_cache()
+            took = milliseconds(way, many)
+            result[name] = {"ms": round(took, 2), "to_floor": round(took / before, 3)}
+            if name != "floor":
+                result[name]["gigabytes"] = round(peak_gigabytes(way), 2)
+        except Exception as error:  # a peer that cannot be run is part of the result
+            result[name] = {"error": f"{type(error).__name__}: {str(error)[:200]}"}
+    scoring = milliseconds(lambda: (*head_scores(case.hidden, Head(case.weight), case.token)[:3],), rounds)
+    one = milliseconds(lambda: ((case.hidden @ case.weight.T)[0, 0],) * 3, rounds)
+    result["trimtab, scoring"] = {"ms": round(scoring, 2), "to_one_gemm": round(scoring / one, 3)}
+    return result
+
+
+def errors(rows: int = 8192, width: int = 2048, vocabulary: int = 32_000) -> dict[str, dict[str, float]]:
+    """Distance to fp64 of ours and of full fp32 logits, relative to the largest entry: mean and maximum."""
+    case = Case(rows, width, vocabulary)
+    exact = case.exactly()
+    return {
+        name: {
+            what: _distance(value, truth)
+            for what, value, truth in zip(("loss", "hidden", "weight"), WAYS[name](case)(), exact, strict=True)
+        }
+        for name in ("trimtab", "torch, full logits")
+    }
+
+
+def _distance(value: Tensor, truth: Tensor) -> float:
+    return float((value.double() - truth).norm() / truth.norm())
+
+
+def find_peers(folder: Path) -> None:
+    """Make unpacked wheels importable; of verl only what is asked for, without what its package would import."""
+    sys.path.insert(0, str(folder))
+    for name in ("verl", "verl.utils"):
+        module = types.ModuleType(name)
+        module.__path__ = [str(folder / name.replace(".", "/"))]
+        sys.modules[name] = module
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--peers", type=Path, help="a folder with the unpacked wheels of verl and liger-kernel")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--slow", type=int, default=5, help="rounds of the peers")
+    args = parser.parse_args()
+    if args.peers:
+        find_peers(args.peers)
+    triton = importlib.import_module("triton")
+
+    result: dict[str, Any] = {
+        "what": f"head, loss and gradients, bf16, vocabulary {VOCABULARY}; medians, milliseconds, ratio to 3 GEMMs",
+        "date": datetime.date.today().isoformat(),
+        "machine": torch.cuda.get_device_name(),
+        "versions": {"torch": torch.__version__, "triton": triton.__version__},
+        "distance_to_fp64": errors(),
+    }
+    for rows, width in SHAPES:
+        result[f"{rows} x {width}"] = measure(rows, width, args.rounds, args.slow)
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        print(json.dumps(result[f"{rows} x {width}"], indent=1))
+
+
+if __name__ == "__main__":
+    main()

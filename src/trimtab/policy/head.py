@@ -1,0 +1,162 @@
+"""The vocabulary head: from hidden states to log-probabilities, entropies and moments, and to gradients.
+
+Full logits never exist: rows go through in chunks. Scoring is one GEMM and one pass over each chunk. Training forms
+gradients in the forward pass: a plan fixes everything about a token but its log-probability, so the derivative of the
+loss by a chunk's log-probabilities is known as soon as they are, and nothing is computed a second time: 3 GEMMs, or 2
+where the head is frozen. The coefficient multiplies the narrow side (hidden states), so the wide side is softmax alone
+and one kernel serves every objective.
+
+The function stands alone: it knows tensors, not models, and other trainers can use it as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from trimtab.objectives.theory import Moments
+
+CHUNK = 2048  # rows of logits at one time: 620 MB of bf16 at 152k tokens, and whole tiles of a GPU's GEMM
+
+# Given the log-probabilities of rows `first` to `last`: the loss on them and its derivative by each of them.
+LossOf = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Head:
+    """What turns hidden states into logits: `weight` (vocabulary, width) and, where the model has them, the rest."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    soft_cap: float | None = None
+    temperature: float = 1.0
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Raw logits of a chunk: bias included, before soft cap and temperature."""
+        if self.bias is None:
+            return hidden @ self.weight.T
+        return torch.addmm(self.bias, hidden, self.weight.T)
+
+
+@dataclass(frozen=True)
+class HeadGradients:
+    """The loss, the four numbers of every row, and the gradients; `weight` and `bias` are None for a frozen head."""
+
+    loss: Tensor
+    moments: Moments
+    hidden: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+@torch.no_grad()
+def head_scores(hidden: Tensor, head: Head, tokens: Tensor, chunk: int = CHUNK) -> Moments:
+    """ln p of each row's token, and entropy, sum p^2, sum p^2 ln p of its distribution, in fp32."""
+    pieces = [
+        softmax_part(head.logits(h), t, head, write=False)
+        for h, t in zip(hidden.split(chunk), tokens.split(chunk), strict=True)
+    ]
+    return Moments(*torch.cat(pieces, dim=1).unbind())
+
+
+@torch.no_grad()
+def head_gradients(
+    hidden: Tensor,
+    head: Head,
+    tokens: Tensor,
+    loss_of: LossOf,
+    sizes: Sequence[int] | None = None,
+    *,
+    frozen: bool = False,
+    weight_grad: Tensor | None = None,
+    bias_grad: Tensor | None = None,
+) -> HeadGradients:
+    """The loss and its gradients by hidden states, head weight and bias, chunk by chunk.
+
+    `sizes` are the rows of each chunk in turn: where tokens share a ratio, whole responses; by default `CHUNK` rows.
+    Gradients of weight and bias are added to `weight_grad` and `bias_grad` where given (an optimizer's `.grad`).
+    """
+    if hidden.dtype != head.weight.dtype:
+        raise ValueError(f"hidden states are {hidden.dtype}, the head is {head.weight.dtype}: bring them to one type")
+    rows = len(tokens)
+    sizes = [min(CHUNK, rows - first) for first in range(0, rows, CHUNK)] if sizes is None else sizes
+    if sum(sizes) != rows:
+        raise ValueError(f"the chunks hold {sum(sizes)} rows, but there are {rows} tokens")
+    d_hidden = torch.empty_like(hidden)
+    if not frozen:
+        weight_grad = torch.zeros_like(head.weight) if weight_grad is None else weight_grad
+        if head.bias is not None and bias_grad is None:
+            bias_grad = torch.zeros_like(head.bias)
+    losses, scored = [], []
+    for first, last in pairwise(accumulate(sizes, initial=0)):
+        here = slice(first, last)
+        wide = head.logits(hidden[here])
+        numbers = softmax_part(wide, tokens[here], head, write=True)
+        loss, slope = loss_of(numbers[0], here)
+        slope = slope.to(numbers.dtype) / head.temperature
+        # fp16 would lose the small coefficients of a mean over many tokens: the largest is 1 until the GEMM is done.
+        unit = slope.abs().amax().clamp(min=1e-30) if hidden.dtype == torch.float16 and len(slope) else None
+        narrow = slope if unit is None else slope / unit
+        torch.mul(wide @ head.weight, slope[:, None], out=d_hidden[here])
+        if not frozen:
+            assert weight_grad is not None
+            _add_product(weight_grad, wide, (hidden[here] * narrow[:, None]).to(hidden.dtype), unit)
+            if bias_grad is not None:
+                bias_grad += (slope @ wide.to(slope.dtype)).to(bias_grad.dtype)
+        losses.append(loss)
+        scored.append(numbers)
+    whole = torch.cat(scored, dim=1) if scored else torch.empty(4, 0, device=hidden.device)
+    total = torch.stack(losses).sum() if losses else torch.zeros((), device=hidden.device)
+    return HeadGradients(total, Moments(*whole.unbind()), d_hidden, weight_grad, bias_grad)
+
+
+def softmax_part(logits: Tensor, tokens: Tensor, head: Head, write: bool) -> Tensor:
+    """The four numbers of every row, (4, rows); with `write` the logits become d ln p / d logits times temperature."""
+    kernel = fused() if logits.is_cuda else None
+    if kernel is not None:
+        return kernel(logits, tokens, head.temperature, head.soft_cap, write)
+    return _softmax_part(logits, tokens, head.temperature, head.soft_cap, write)
+
+
+@cache
+def fused() -> Callable[[Tensor, Tensor, float, float | None, bool], Tensor] | None:
+    """The Triton kernel, where Triton is installed."""
+    try:
+        from trimtab.policy.kernels.softmax import softmax_part as kernel
+    except ModuleNotFoundError:
+        return None
+    return kernel
+
+
+def _softmax_part(logits: Tensor, tokens: Tensor, temperature: float, soft_cap: float | None, write: bool) -> Tensor:
+    """The kernel in plain torch."""
+    capped = logits.float() if logits.dtype != torch.float64 else logits
+    if soft_cap:
+        capped = torch.tanh(capped / soft_cap) * soft_cap
+    logp = (capped / temperature).log_softmax(-1)
+    p = logp.exp()
+    p_logp = torch.where(p > 0, p * logp, 0.0)  # 0 ln 0 is 0, not NaN
+    drawn = logp.gather(1, tokens[:, None]).squeeze(1)
+    numbers = torch.stack([drawn, -p_logp.sum(-1), (p * p).sum(-1), (p * p_logp).sum(-1)])
+    if write:
+        slope = p.neg_().scatter_add_(1, tokens[:, None], torch.ones_like(drawn)[:, None])
+        if soft_cap:
+            slope *= 1 - (capped / soft_cap) ** 2
+        logits.copy_(slope)
+    return numbers
+
+
+def _add_product(total: Tensor, wide: Tensor, narrow: Tensor, unit: Tensor | None) -> None:
+    """total += unit x wide^T narrow, summed in fp32 where the total is fp32."""
+    if total.dtype == wide.dtype and unit is None:
+        total.addmm_(wide.T, narrow)
+    elif wide.is_cuda and total.dtype == torch.float32 and unit is None:
+        torch.addmm(total, wide.T, narrow, out_dtype=torch.float32, out=total)
+    else:
+        product = (wide.T @ narrow).to(total.dtype)
+        total += product if unit is None else product * unit

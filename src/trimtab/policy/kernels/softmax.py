@@ -1,0 +1,109 @@
+"""The softmax part of the head as one kernel: four numbers per row and, in place, the gradient of the log-probability.
+
+A program owns a row. It reads the row once for the running maximum and four sums, and once more, while the row is
+still in the L2 cache, to write the gradient over it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 8192
+WARPS = 16
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _capped(z: Any, cap: Any, HAS_CAP: tl.constexpr) -> Any:  # noqa: N803 (Triton's constants)
+    """cap tanh(z / cap), by an exponential that cannot overflow."""
+    if HAS_CAP:
+        e = tl.exp(-2.0 * tl.abs(z) / cap)
+        bounded = cap * (1.0 - e) / (1.0 + e)
+        z = tl.where(z < 0, -bounded, bounded)
+    return z
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _softmax_part(
+    logits: Any,
+    token: Any,
+    out: Any,  # (4, rows): ln p, entropy, sum p^2, sum p^2 ln p
+    stride: Any,
+    rows: Any,
+    vocabulary: Any,
+    inverse_temperature: Any,
+    cap: Any,
+    HAS_CAP: tl.constexpr,  # noqa: N803
+    WRITE: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+) -> None:
+    row = tl.program_id(0)
+    start = logits + row.to(tl.int64) * stride
+    column = tl.arange(0, BLOCK)
+    drawn = tl.load(token + row)
+    top = -3e38  # lower than any logit, and unlike -inf it can be subtracted
+    s1 = 0.0  # sum of e, where e = exp(x - top)
+    t1 = 0.0  # sum of e (x - top)
+    s2 = 0.0  # sum of e^2
+    t2 = 0.0  # sum of e^2 (x - top)
+    for first in range(0, vocabulary, BLOCK):
+        inside = first + column < vocabulary
+        z = tl.load(start + first + column, mask=inside, other=-float("inf")).to(tl.float32)
+        x = tl.where(inside, _capped(z, cap, HAS_CAP) * inverse_temperature, -float("inf"))
+        higher = tl.maximum(top, tl.max(x, 0))
+        shrink = tl.exp(top - higher)
+        away = tl.where(shrink > 0, top - higher, 0.0)
+        t2 = shrink * shrink * (t2 + s2 * away)
+        s2 = shrink * shrink * s2
+        t1 = shrink * (t1 + s1 * away)
+        s1 = shrink * s1
+        e = tl.exp(x - higher)
+        weighted = tl.where(e > 0, e * (x - higher), 0.0)
+        s1 += tl.sum(e, 0)
+        t1 += tl.sum(weighted, 0)
+        s2 += tl.sum(e * e, 0)
+        t2 += tl.sum(e * weighted, 0)
+        top = higher
+    log_sum = tl.log(s1)
+    z = tl.load(start + drawn).to(tl.float32)
+    logp = _capped(z, cap, HAS_CAP) * inverse_temperature - top - log_sum
+    tl.store(out + row, logp)
+    tl.store(out + rows + row, log_sum - t1 / s1)
+    tl.store(out + 2 * rows + row, s2 / (s1 * s1))
+    tl.store(out + 3 * rows + row, (t2 - log_sum * s2) / (s1 * s1))
+    if WRITE:
+        whole = top + log_sum
+        for first in range(0, vocabulary, BLOCK):
+            inside = first + column < vocabulary
+            z = tl.load(start + first + column, mask=inside, other=0.0).to(tl.float32)
+            y = _capped(z, cap, HAS_CAP)
+            g = tl.where(first + column == drawn, 1.0, 0.0) - tl.exp(y * inverse_temperature - whole)
+            if HAS_CAP:
+                g *= 1.0 - (y / cap) * (y / cap)
+            tl.store(start + first + column, g.to(logits.dtype.element_ty), mask=inside)
+
+
+def softmax_part(logits: Tensor, token: Tensor, temperature: float, soft_cap: float | None, write: bool) -> Tensor:
+    """The four numbers of every row, (4, rows) in fp32; with `write` the logits become d ln p / d (x T)."""
+    rows, vocabulary = logits.shape
+    out = torch.empty(4, rows, device=logits.device, dtype=torch.float32)
+    if rows:
+        _softmax_part[(rows,)](
+            logits,
+            token,
+            out,
+            logits.stride(0),
+            rows,
+            vocabulary,
+            1.0 / temperature,
+            soft_cap or 1.0,
+            HAS_CAP=bool(soft_cap),
+            WRITE=write,
+            BLOCK=BLOCK,
+            num_warps=WARPS,
+        )
+    return out

@@ -1,0 +1,118 @@
+"""The forward and backward pass of one part: the loss of its plan, and its gradients added to the weights'.
+
+On a GPU the head forms gradients in the forward pass (`head_gradients`: 3 GEMMs). A chunk of it must know its loss as
+soon as it knows its log-probabilities. Where every token has its own ratio, chunks are cut anywhere. Where responses or
+segments share one, chunks are whole responses, which costs nothing; only if a response is longer than a chunk are the
+log-probabilities of the part scored first, which costs the fourth GEMM and keeps memory bounded.
+
+On a CPU, and for heads that are more than a linear map, autograd does it, with each chunk's logits made twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from trimtab.objectives import Objective, Plan, merge_metrics
+from trimtab.objectives.objective import LossOutput
+from trimtab.policy.head import Head, HeadGradients, head_gradients, head_scores
+from trimtab.policy.models import Policy
+from trimtab.policy.score import Transcript, log_probs, response_hidden
+
+
+def training_pass(
+    policy: Policy,
+    objective: Objective,
+    part: Plan,
+    transcripts: Sequence[Transcript],
+    temperature: float,
+    chunk: int,
+    fused: bool | None = None,
+) -> tuple[LossOutput, Tensor]:
+    """The loss of a part and the log-probabilities it was taken at; gradients are added to the parameters'."""
+    head = policy.head_parts(temperature) if (policy.device.type == "cuda" if fused is None else fused) else None
+    if head is None:
+        new_logp = log_probs(policy, transcripts, temperature, chunk)
+        out = objective.loss(new_logp, part)
+        out.loss.backward()
+        return out, new_logp.detach()
+    with policy.autocast():
+        hidden, tokens = response_hidden(policy, transcripts)
+    narrow = hidden.detach().to(head.weight.dtype)
+    out, made = _through_head(policy, head, objective, part, narrow, tokens, chunk)
+    hidden.backward(made.hidden.to(hidden.dtype))
+    return out, made.moments.logp
+
+
+def _through_head(
+    policy: Policy, head: Head, objective: Objective, part: Plan, hidden: Tensor, tokens: Tensor, chunk: int
+) -> tuple[LossOutput, HeadGradients]:
+    pieces = _pieces(objective, part, chunk)
+    if pieces is None:  # the fourth GEMM
+        sizes = [min(chunk, part.tokens - first) for first in range(0, part.tokens, chunk)]
+        whole, slope = _loss_and_slope(objective, part, head_scores(hidden, head, tokens, chunk).logp)
+        outputs = [whole]
+
+        def loss_of(logp: Tensor, here: slice) -> tuple[Tensor, Tensor]:
+            return whole.loss, slope[here]
+    else:
+        sizes, outputs, left = [piece.tokens for piece in pieces], [], iter(pieces)
+
+        def loss_of(logp: Tensor, here: slice) -> tuple[Tensor, Tensor]:
+            out, slope = _loss_and_slope(objective, next(left), logp)
+            outputs.append(out)
+            return out.loss, slope
+
+    linear = policy.head
+    frozen = not linear.weight.requires_grad
+    for parameter in (linear.weight, linear.bias):
+        if parameter is not None and parameter.grad is None and not frozen:
+            parameter.grad = torch.zeros_like(parameter)
+    made = head_gradients(
+        hidden,
+        head,
+        tokens,
+        loss_of,
+        sizes,
+        frozen=frozen,
+        weight_grad=linear.weight.grad,
+        bias_grad=None if linear.bias is None else linear.bias.grad,
+    )
+    return _joined(outputs), made
+
+
+def _pieces(objective: Objective, part: Plan, chunk: int) -> list[Plan] | None:
+    """The part in pieces of at most `chunk` tokens whose loss needs no other piece; None where there are none."""
+    if part.runs is None and part.replan is None:
+        return [part.cut(first, min(first + chunk, part.tokens)) for first in range(0, part.tokens, chunk)]
+    lengths = [last - first for first, last in pairwise(part.offsets)]
+    if max(lengths, default=0) > chunk or part.replan is not None:
+        return None
+    sizes, tokens = [0], 0
+    for length in lengths:
+        if sizes[-1] and tokens + length > chunk:
+            sizes.append(0)
+            tokens = 0
+        sizes[-1] += 1
+        tokens += length
+    return part.split(sizes)
+
+
+def _loss_and_slope(objective: Objective, piece: Plan, logp: Tensor) -> tuple[LossOutput, Tensor]:
+    with torch.enable_grad():
+        leaf = logp.detach().requires_grad_()
+        out = objective.loss(leaf, piece)
+        (slope,) = torch.autograd.grad(out.loss, leaf)
+    return LossOutput(out.loss.detach(), out.metrics, out.clipped), slope
+
+
+def _joined(outputs: Sequence[LossOutput]) -> LossOutput:
+    clipped = [out.clipped for out in outputs if out.clipped is not None]
+    return LossOutput(
+        torch.stack([out.loss for out in outputs]).sum(),
+        merge_metrics([out.metrics for out in outputs]),
+        torch.cat(clipped) if clipped else None,
+    )

@@ -1,0 +1,258 @@
+"""The head: scores and gradients in chunks are those of full logits, for every kind of head and every number type."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from trimtab.objectives.theory import moments
+from trimtab.policy.head import CHUNK, Head, LossOf, head_gradients, head_scores, softmax_part
+
+HEADS = list(product((None, 3.0), (False, True), (1.0, 0.7)))  # soft cap, bias, temperature
+
+
+def head_of(
+    cap: float | None, bias: bool, temperature: float, dtype: torch.dtype = torch.float64, vocabulary: int = 101
+) -> Head:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(vocabulary, 16, generator=generator, dtype=torch.float64)
+    offset = torch.randn(vocabulary, generator=generator, dtype=torch.float64) if bias else None
+    return Head(weight.to(dtype), None if offset is None else offset.to(dtype), cap, temperature)
+
+
+def rows_of(head: Head, rows: int = 37) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    hidden = torch.randn(rows, head.weight.shape[1], generator=generator, dtype=torch.float64)
+    return hidden.to(head.weight.dtype), torch.randint(0, len(head.weight), (rows,), generator=generator)
+
+
+def full_logits(hidden: Tensor, head: Head) -> Tensor:
+    logits = hidden @ head.weight.T + (0 if head.bias is None else head.bias)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if head.soft_cap:
+        logits = torch.tanh(logits / head.soft_cap) * head.soft_cap
+    return logits / head.temperature
+
+
+def loss_with(advantage: Tensor) -> LossOf:
+    """A loss that is not linear in the log-probabilities."""
+
+    def loss_of(logp: Tensor, here: slice) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            leaf = logp.detach().requires_grad_()
+            loss = -(advantage[here] * (leaf + 3).exp()).sum() / len(advantage)
+            (slope,) = torch.autograd.grad(loss, leaf)
+        return loss.detach(), slope
+
+    return loss_of
+
+
+def by_autograd(hidden: Tensor, head: Head, token: Tensor, advantage: Tensor) -> tuple[Tensor, list[Tensor]]:
+    leaves = [hidden.clone().requires_grad_(), head.weight.clone().requires_grad_()]
+    leaves += [] if head.bias is None else [head.bias.clone().requires_grad_()]
+    mine = replace(head, weight=leaves[1], bias=None if head.bias is None else leaves[2])
+    logp = full_logits(leaves[0], mine).log_softmax(-1).gather(1, token[:, None]).squeeze(1)
+    loss = -(advantage * (logp + 3).exp()).sum() / len(advantage)
+    return loss.detach(), list(torch.autograd.grad(loss, leaves))
+
+
+@pytest.mark.parametrize(("cap", "bias", "temperature"), HEADS)
+def test_scores_are_those_of_full_logits(cap: float | None, bias: bool, temperature: float) -> None:
+    head = head_of(cap, bias, temperature)
+    hidden, token = rows_of(head)
+    expected = moments(full_logits(hidden, head), token)
+    for chunk in (1, 10, 1000):
+        for mine, theirs in zip(head_scores(hidden, head, token, chunk), expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [None, [37], [20, 17], [1] * 37, [0, 30, 0, 7]])
+@pytest.mark.parametrize(("cap", "bias", "temperature"), HEADS)
+def test_gradients_are_those_of_autograd(
+    cap: float | None, bias: bool, temperature: float, sizes: list[int] | None
+) -> None:
+    head = head_of(cap, bias, temperature)
+    hidden, token = rows_of(head)
+    advantage = torch.linspace(-1, 2, len(token), dtype=torch.float64)
+    loss, gradients = by_autograd(hidden, head, token, advantage)
+    made = head_gradients(hidden, head, token, loss_with(advantage), sizes)
+    torch.testing.assert_close(made.loss, loss)
+    for mine, theirs in zip((made.hidden, made.weight, made.bias), gradients, strict=False):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+    for mine, theirs in zip(made.moments, moments(full_logits(hidden, head), token), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_chunks_get_the_rows_they_are_asked_about() -> None:
+    head = head_of(None, False, 1.0)
+    hidden, token = rows_of(head)
+    asked: list[slice] = []
+
+    def loss_of(logp: Tensor, here: slice) -> tuple[Tensor, Tensor]:
+        asked.append(here)
+        return logp.sum(), torch.ones_like(logp)
+
+    head_gradients(hidden, head, token, loss_of, [30, 7])
+    assert asked == [slice(0, 30), slice(30, 37)]
+
+
+def test_gradients_are_added_to_those_that_are_there() -> None:
+    head = head_of(None, True, 1.0)
+    hidden, token = rows_of(head)
+    loss_of = loss_with(torch.linspace(-1, 2, len(token), dtype=torch.float64))
+    alone = head_gradients(hidden, head, token, loss_of)
+    weight, bias = torch.ones_like(head.weight), torch.ones(len(head.weight), dtype=torch.float64)
+    made = head_gradients(hidden, head, token, loss_of, weight_grad=weight, bias_grad=bias)
+    assert made.weight is weight
+    assert made.bias is bias
+    assert alone.weight is not None
+    assert alone.bias is not None
+    torch.testing.assert_close(weight, alone.weight + 1)
+    torch.testing.assert_close(bias, alone.bias + 1)
+
+
+def test_a_frozen_head_costs_no_gradient() -> None:
+    head = head_of(None, True, 1.0)
+    hidden, token = rows_of(head)
+    loss_of = loss_with(torch.linspace(-1, 2, len(token), dtype=torch.float64))
+    made = head_gradients(hidden, head, token, loss_of, frozen=True)
+    assert made.weight is None
+    assert made.bias is None
+    torch.testing.assert_close(made.hidden, head_gradients(hidden, head, token, loss_of).hidden)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocabulary", [2, 257, 1000])
+def test_half_precision_is_as_good_as_full_logits_in_it(dtype: torch.dtype, vocabulary: int) -> None:
+    head = head_of(None, False, 1.0, dtype, vocabulary)
+    hidden, token = rows_of(head, 300)
+    advantage = torch.randn(300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    exact = replace(head, weight=head.weight.double())
+    _, truth = by_autograd(hidden.double(), exact, token, advantage)
+    made = head_gradients(hidden, head, token, loss_with(advantage.float()))
+
+    def distance(value: Tensor | None, to: Tensor) -> float:
+        assert value is not None
+        return float((value.double() - to).norm() / to.norm())
+
+    _, plain = by_autograd(hidden, head, token, advantage.float())
+    for mine, theirs, true in zip((made.hidden, made.weight), plain, truth, strict=True):
+        assert distance(mine, true) < 1.2 * distance(theirs, true) + 2 * torch.finfo(torch.float32).eps
+
+
+def test_small_coefficients_survive_fp16() -> None:
+    head = head_of(None, False, 1.0, torch.float16)
+    hidden, token = rows_of(head)
+
+    def loss_of(logp: Tensor, here: slice) -> tuple[Tensor, Tensor]:
+        return logp.sum() * 1e-7, torch.full_like(logp, 1e-7)
+
+    made = head_gradients(hidden, head, token, loss_of, weight_grad=torch.zeros_like(head.weight, dtype=torch.float32))
+    exact = replace(head, weight=head.weight.double())
+    leaf = exact.weight.clone().requires_grad_()
+    logp = (hidden.double() @ leaf.T).log_softmax(-1).gather(1, token[:, None]).sum() * 1e-7
+    (truth,) = torch.autograd.grad(logp, leaf)
+    assert made.weight is not None
+    assert float((made.weight.double() - truth).norm() / truth.norm()) < 5e-3
+
+
+def test_no_rows_are_no_error() -> None:
+    head = head_of(None, True, 1.0)
+    hidden, token = torch.zeros(0, 16, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
+    assert [len(numbers) for numbers in head_scores(hidden, head, token)] == [0, 0, 0, 0]
+    made = head_gradients(hidden, head, token, loss_with(torch.zeros(0, dtype=torch.float64)))
+    assert made.loss == 0
+    assert made.weight is not None
+    assert made.weight.eq(0).all()
+
+
+def test_what_does_not_fit_is_named() -> None:
+    head = head_of(None, False, 1.0)
+    hidden, token = rows_of(head)
+    loss_of = loss_with(torch.zeros(37, dtype=torch.float64))
+    with pytest.raises(ValueError, match="chunks hold 36 rows, but there are 37 tokens"):
+        head_gradients(hidden, head, token, loss_of, [36])
+    with pytest.raises(ValueError, match="bring them to one type"):
+        head_gradients(hidden.float(), head, token, loss_of)
+
+
+def test_a_word_that_cannot_come_has_no_gradient() -> None:
+    logits = torch.tensor([[0.0, -torch.inf, 1.0]])
+    numbers = softmax_part(logits, torch.tensor([2]), Head(torch.zeros(3, 1)), write=True)
+    assert numbers.isfinite().all()
+    assert logits[0, 1] == 0
+
+
+KERNEL = """
+import torch
+from trimtab.policy.head import Head, _softmax_part
+from trimtab.policy.kernels import softmax
+
+softmax.BLOCK = 64
+device = "cuda" if torch.cuda.is_available() else "cpu"
+generator = torch.Generator().manual_seed(0)
+for cap, temperature, dtype, vocabulary in (
+    (cap, temperature, dtype, vocabulary)
+    for cap in (None, 4.0)
+    for temperature in (1.0, 0.7)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    for vocabulary in (64, 301)
+):
+    logits = (torch.randn(7, vocabulary, generator=generator) * 6).to(dtype)
+    logits[0], logits[0, 5] = -6e4, 3.0
+    if cap is None:
+        logits[1, :-1] = -torch.inf
+    token = torch.full((7,), vocabulary - 1)
+    mine, plain = logits.clone().to(device), logits.clone().to(device)
+    token = token.to(device)
+    numbers = softmax.softmax_part(mine, token, temperature, cap, True)
+    torch.testing.assert_close(numbers, _softmax_part(plain, token, temperature, cap, True), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(mine, plain, rtol=1e-2, atol=1e-5)
+    untouched = logits.clone().to(device)
+    assert torch.equal(softmax.softmax_part(untouched, token, temperature, cap, False), numbers)
+    assert torch.equal(untouched.cpu(), logits)
+print("same")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_the_kernel_in_tritons_interpreter_is_its_plain_twin(tmp_path: Path) -> None:
+    script = tmp_path / "kernel.py"  # Triton reads the source of what it compiles
+    script.write_text(KERNEL)
+    environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path)}
+    out = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert out.stdout.strip() == "same", out.stderr[-2000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("cap", "bias", "temperature"), HEADS)
+@pytest.mark.parametrize("rows", [1, CHUNK + 77])
+def test_a_gpu_gives_the_same(cap: float | None, bias: bool, temperature: float, dtype: torch.dtype, rows: int) -> None:
+    head = head_of(cap, bias, temperature, dtype, 50_257)
+    hidden, token = rows_of(head, rows)
+    advantage = torch.linspace(-1, 2, rows)
+    here = head_gradients(
+        hidden.float(), replace(head, weight=head.weight.float(), bias=_float(head.bias)), token, loss_with(advantage)
+    )
+    there = replace(head, weight=head.weight.cuda(), bias=None if head.bias is None else head.bias.cuda())
+    made = head_gradients(hidden.cuda(), there, token.cuda(), loss_with(advantage.cuda()))
+    unit = torch.finfo(dtype).eps
+    for mine, theirs in zip(made.moments, here.moments, strict=True):
+        torch.testing.assert_close(mine.cpu(), theirs, rtol=20 * unit, atol=20 * unit)
+    for gradient, truth in ((made.hidden, here.hidden), (made.weight, here.weight), (made.bias, here.bias)):
+        if truth is not None:
+            assert gradient is not None
+            assert float((gradient.cpu().float() - truth).norm() / truth.norm()) < max(4 * unit, 1e-4)
+
+
+def _float(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.float()
