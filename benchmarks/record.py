@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import resource
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +30,6 @@ from trimtab.insight.replay import replay
 from trimtab.record import Manifest, Recorder, Settings, StepData, StepInfo, UpdateInfo, Vocabulary, open_run
 from trimtab.record.layout import size_of, step_folder
 from trimtab.train.config import load
-from trimtab.train.loop import Trainer
 from trimtab.train.run import Run
 from trimtab.train.run_folder import RunFolder
 
@@ -54,60 +54,55 @@ class Silent:
         """Nothing."""
 
 
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of one step: by the clock, of the training thread's CPU, and of the CPU for all threads."""
+
+    wall: float
+    training: float
+    all: float
+
+
 def demo(folder: Path) -> dict[str, Any]:
     """The demo for some steps: bytes per token, and what recording adds to a step."""
     settings = [f"run.steps={BLOCK * BLOCKS * 2}", "run.eval_every=0", "run.checkpoint_every=0"]
     run = Run(load("demo", settings), RunFolder(folder), Silent())
     trainer = run.prepare()
-    recording, times = trainer.recording, {True: list[float](), False: list[float]()}
-    own: list[float] = []
+    recording, spent = trainer.recording, {True: list[Spent](), False: list[Spent]()}
+    assert recording is not None
     for step in run.steps():
         on = step // BLOCK % 2 == 0
+        if step % BLOCK == 0:
+            recording.flush()
         trainer.recording = recording if on else None
         trainer.set_learning_rate(step)
-        with _own_time(trainer, own):
-            began = time.perf_counter()
-            metrics = trainer.step(run.progress)
-            if step % BLOCK:  # the first of a block shares its time with the last record of the block before
-                times[on].append(time.perf_counter() - began)
+        before = time.perf_counter(), time.thread_time(), time.process_time()
+        metrics = trainer.step(run.progress)
+        after = time.perf_counter(), time.thread_time(), time.process_time()
+        spent[on].append(Spent(*(b - a for a, b in zip(before, after, strict=True))))
         run.finish_step(metrics)
-    trainer.recording = recording
-    assert recording is not None
     recording.close()
     records = open_run(folder)
     size = size_of([step_folder(records.folder, n) for n in records.steps])
     tokens = sum(step.info.tokens for step in records)
-    with_it, without = median(times[True]), median(times[False])
     return {
         "steps_recorded": len(records),
         "tokens_per_step": round(tokens / len(records)),
         "bytes_per_token": round(size / tokens, 2),
-        "step_ms_with": round(1e3 * with_it, 2),
-        "step_ms_without": round(1e3 * without, 2),
-        "overhead_share": round(with_it / without - 1, 4),
-        "main_thread_share": round(median(own) / without, 4),
+        "step_ms_with": round(1e3 * _middle(spent[True], "wall"), 2),
+        "step_ms_without": round(1e3 * _middle(spent[False], "wall"), 2),
+        "overhead_share": _added(spent, "wall"),
+        "training_thread_cpu_share": _added(spent, "training"),
+        "all_threads_cpu_share": _added(spent, "all"),
     }
 
 
-@contextmanager
-def _own_time(trainer: Trainer, times: list[float]) -> Iterator[None]:
-    """Seconds that the training thread itself spends on recording."""
-    recording = trainer.recording
-    if recording is None:
-        yield
-        return
-    whole, spent = recording.step, 0.0
+def _middle(spent: Sequence[Spent], what: str) -> float:
+    return float(median(getattr(one, what) for one in spent))
 
-    def timed(*args: Any) -> None:
-        nonlocal spent
-        began = time.perf_counter()
-        whole(*args)
-        spent = time.perf_counter() - began
 
-    object.__setattr__(recording, "step", timed)
-    yield
-    object.__delattr__(recording, "step")
-    times.append(spent)
+def _added(spent: Mapping[bool, Sequence[Spent]], what: str) -> float:
+    return round(_middle(spent[True], what) / _middle(spent[False], what) - 1, 4)
 
 
 def made_step(step: int, responses: int, length: int, updates: int, seed: int) -> StepData:
@@ -167,18 +162,19 @@ def made_run(folder: Path, steps: int, responses: int, length: int, updates: int
 
 
 def replaying(folder: Path, steps: int, rounds: int) -> dict[str, Any]:
-    """Tokens per second through all the objectives; two updates a step, each over a quarter of a million tokens."""
+    """Tokens per second through all the objectives together; two updates a step, a quarter of a million tokens each."""
     made_run(folder, steps, responses=512, length=1024, updates=2)
     records = open_run(folder)
     tokens = sum(step.info.tokens for step in records)
     size = size_of([step_folder(records.folder, n) for n in records.steps])
     replay(folder, OBJECTIVES, last=1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    seconds = []
+    seconds, cpu = [], []
     for _ in range(rounds):
-        began = time.perf_counter()
+        began = time.perf_counter(), time.process_time()
         replay(folder, OBJECTIVES)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - began[0])
+        cpu.append(time.process_time() - began[1])
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     return {
         "objectives": list(OBJECTIVES),
@@ -187,6 +183,7 @@ def replaying(folder: Path, steps: int, rounds: int) -> dict[str, Any]:
         "seconds": [round(s, 3) for s in seconds],
         "tokens_per_second": round(tokens / median(seconds)),
         "tokens_per_second_best": round(tokens / min(seconds)),
+        "tokens_per_cpu_second": round(tokens / median(cpu)),
         "peak_memory_grown_mb": round(grown / 1e3, 1),
     }
 
@@ -199,11 +196,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=["demo", "replay"])
     options = parser.parse_args()
-    torch.set_num_threads(2)
     result: dict[str, Any] = {
         "what": "the flight recorder: its size, its cost on the demo, and replay under four objectives",
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": f"CPU, {torch.get_num_threads()} threads",
+        "machine": f"CPU, {os.cpu_count()} cores (one thread of torch), load {os.getloadavg()[0]:.1f}",
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from trimtab.objectives.handbook import handbook
+from trimtab.record import TABLES
 from trimtab.train.handbook import recipes_page
 
 ROOT = Path(__file__).parent.parent
@@ -51,17 +52,62 @@ def smollm2() -> str:
 
 def readme() -> str:
     """The README with its measured parts filled in."""
-    text = (ROOT / "README.md").read_text()
-    for name, make in {"costs": costs, "compare": comparison, "smollm2": smollm2}.items():
-        text = re.sub(
-            rf"(<!-- {name}:[^>]*-->\n).*?(<!-- end -->)", rf"\g<1>{make()}\n\g<2>", text, count=1, flags=re.DOTALL
+    return filled("README.md", {"costs": costs, "compare": comparison, "smollm2": smollm2})
+
+
+def record_page() -> str:
+    """docs/record.md with its columns, its measured figures and the output of a real replay filled in."""
+    return filled("docs/record.md", {"columns": columns, "measured": recorder, "replay": replay_output})
+
+
+def columns() -> str:
+    """The tables of what is recorded."""
+    parts = []
+    for name, table in TABLES.items():
+        rows = [f"| `{c.name}` | {c.type} | {c.presence} | {c.meaning} |" for c in table]
+        parts.append(
+            "\n".join([f"### `{name}`", "", "| column | type | there | meaning |", "|---|---|---|---|", *rows])
         )
+    return "\n\n".join(parts)
+
+
+def recorder() -> str:
+    """What recording costs, as measured."""
+    path = RESULTS / "record-cpu.json"
+    if not path.exists():
+        return ""
+    result = json.loads(path.read_text())
+    demo, made = result["demo"], result["replay"]
+    rows = [
+        ("bytes per token, demo", f"{demo['bytes_per_token']:.1f}"),
+        ("bytes per token, a made run with the sizes of a real one", f"{made['bytes_per_token']:.1f}"),
+        ("step time with recording, demo", f"{demo['overhead_share']:+.1%}"),
+        ("the training thread's own CPU time, demo", f"{demo['training_thread_cpu_share']:+.1%}"),
+        (f"replay under {', '.join(made['objectives'])} together", f"{made['tokens_per_second'] / 1e6:.1f} M tokens/s"),
+    ]
+    lines = ["| | measured |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows)]
+    return "\n".join([*lines, "", f"{result['machine']}; medians; by `benchmarks/record.py`, {result['date']}."])
+
+
+def replay_output() -> str:
+    """What `trimtab replay` printed for the demo."""
+    path = RESULTS / "replay-demo.txt"
+    return f"```\n{path.read_text().rstrip()}\n```" if path.exists() else ""
+
+
+def filled(name: str, parts: Mapping[str, Callable[[], str]]) -> str:
+    """A page with the parts between its marks made anew."""
+    text = (ROOT / name).read_text()
+    for part, make in parts.items():
+        mark, made = rf"(<!-- {part}\b[^>]*-->\n).*?(<!-- end -->)", make()
+        text = re.sub(mark, lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text, count=1, flags=re.DOTALL)  # type: ignore[misc]
     return text
 
 
 PAGES: dict[str, Callable[[], str]] = {
     "docs/methods.md": handbook,
     "docs/recipes.md": recipes_page,
+    "docs/record.md": record_page,
     "README.md": readme,
 }
 
