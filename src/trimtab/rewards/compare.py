@@ -135,7 +135,7 @@ def _opaque(truth: Shape, found: Shape, equal: Equal) -> bool:
     """Where one of the two could not be read, sympy may: but never for a truth that is a plain number."""
     if truth.kind == "value" and truth.node is not None and not symbols(truth.node):
         return False
-    if "opaque" not in (truth.kind, found.kind) or (truth.kind == "value" and not foreign(found.text)):
+    if "opaque" not in (truth.kind, found.kind) or (truth.kind != "opaque" and not foreign(found.text)):
         return False
     return found.kind not in ("list", "chain", "inequality", "set") and equal(truth, found)
 

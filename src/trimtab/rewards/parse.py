@@ -27,7 +27,15 @@ _SYMBOLS = frozenset(
     "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar odot".split()
 )
 
-_KNOWN = FUNCTIONS | _SYMBOLS | CONSTANTS.keys() | set("frac sqrt binom cdot times pm mp left right circ text".split())
+_KNOWN = (
+    FUNCTIONS
+    | _SYMBOLS
+    | CONSTANTS.keys()
+    | set(
+        "frac sqrt binom cdot times pm mp left right circ degree text cup in le ge lfloor rfloor lceil rceil begin end "
+        "langle rangle emptyset ldots overline angle dot".split()
+    )
+)
 
 NodeKind = Literal["number", "symbol", "sum", "product", "power", "function", "pm"]
 
@@ -293,8 +301,9 @@ class _Parser:
             return self.command(text, depth)
         if len(text) > 4 or (len(text) > 3 and text.islower()):
             raise NotReadError(text)  # prose
-        letters = [Node("symbol", name=letter) for letter in text[:-1]]
-        return _times([*letters, self.symbol(text[-1])])
+        self.at -= 1  # the next letter is a factor of its own, and has its own exponent
+        self.tokens[self.at] = Token("word" if len(text) > 2 else "letter", text[1:])
+        return Node("symbol", name=text[0])
 
     def command(self, name: str, depth: int) -> Node:
         if name in CONSTANTS:

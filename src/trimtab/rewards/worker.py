@@ -25,7 +25,7 @@ from typing import Any
 MOST_AT_ONCE = 48
 MOST_FRESH = 2 * (os.cpu_count() or 1)  # children that are in their first moments: most jobs need no more
 FRESH = 0.1  # seconds that these last
-HURRY = 0.05  # seconds of processor time before a child steps back behind the others
+HURRY = 0.1  # seconds of processor time before a child steps back behind the others
 LONGEST_RESULT = 65_536
 OUT_OF_TIME = 3  # a child's exit code
 
@@ -224,7 +224,7 @@ def _limit(memory: int, seconds: float) -> None:
     import resource
 
     def out_of_hurry(*_: object) -> None:
-        os.nice(19)
+        os.nice(10)
         signal.signal(signal.SIGVTALRM, lambda *_: os._exit(OUT_OF_TIME))
         signal.setitimer(signal.ITIMER_VIRTUAL, max(seconds - HURRY, 0.01))
 
