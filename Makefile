@@ -30,9 +30,10 @@ $(ENGINES)/.ready: pyproject.toml constraints.txt
 	$(ENGINES)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[trl,verl,lora]' pytest hypothesis
 	@touch $@
 
-# 200 kills and 500 damaged checkpoints instead of a few dozen.
+# 200 kills and 500 damaged checkpoints instead of a few dozen; 2,000 hostile answers instead of 200.
 thorough: setup
-	TRIMTAB_THOROUGH=1 $(BIN)/python -m pytest tests/train/test_kill.py tests/train/test_checkpoints.py
+	TRIMTAB_THOROUGH=1 $(BIN)/python -m pytest tests/train/test_kill.py tests/train/test_checkpoints.py \
+		tests/rewards/test_hostile.py tests/rewards/test_equivalents.py
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
@@ -58,7 +59,7 @@ tokenizers:
 
 # A browser for the tests of the report, from Debian where we may install; without one those tests are skipped.
 chromium:
-	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q chromium >/dev/null 2>&1; } \
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && { apt-get install -y chromium || { apt-get update && apt-get install -y chromium; }; } >/dev/null 2>&1; } \
 		|| echo "no chromium: browser tests will be skipped"
 
 clean:
