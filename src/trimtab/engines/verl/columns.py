@@ -16,35 +16,41 @@ from torch import Tensor
 from trimtab.objectives import Objective, Plan, TokenBatch, segment_ids
 
 PREFIX = "trimtab_"
-UPDATE, TOKENS = f"{PREFIX}update", f"{PREFIX}tokens"  # per response: which update of the step, tokens in its mini-batch
+UPDATE, TOKENS = (
+    f"{PREFIX}update",
+    f"{PREFIX}tokens",
+)  # per response: which update of the step, tokens in its mini-batch
 SENT = f"{PREFIX}columns"  # per batch: the names of the columns that were sent, so that none is lost in silence
 
 # What verl calls the optional fields of a TokenBatch; the driver makes `segment` from the token ids.
 FIELDS = {"entropy": "entropy", "sampler_logp": "rollout_log_probs", "ref_logp": "ref_log_prob", "segment": "responses"}
 
+Nested = Any  # a jagged nested tensor, whose methods torch does not type
+
 
 @dataclass(frozen=True)
 class Sampled:
-    """Where the tokens that the policy sampled sit in nested tensors of one shape, row by row in the order of `rows`."""
+    """Where the tokens that the policy sampled sit in nested tensors of one shape, row by row in a chosen order."""
 
     index: Tensor
     sequence: Tensor
     offsets: Tensor
     responses: int
 
-    def pack(self, nested: Tensor) -> Tensor:
+    def pack(self, nested: Nested) -> Tensor:
         """Their values in a nested tensor. Gradients pass."""
-        return nested.values().index_select(0, self.index)  # type: ignore[no-untyped-call]
+        packed: Tensor = nested.values().index_select(0, self.index)
+        return packed
 
-    def unpack(self, packed: Tensor) -> Tensor:
+    def unpack(self, packed: Tensor) -> Nested:
         """A nested tensor with these values, and nought where the policy sampled nothing."""
         flat = packed.new_zeros(int(self.offsets[-1])).index_copy(0, self.index, packed)
         return torch.nested.nested_tensor_from_jagged(flat, self.offsets)
 
 
-def sampled(response_mask: Tensor, rows: Sequence[int] | None = None) -> Sampled:
+def sampled(response_mask: Nested, rows: Sequence[int] | None = None) -> Sampled:
     """The sampled tokens of a nested mask, of all rows in turn or of `rows` in theirs."""
-    offsets = response_mask.offsets()  # type: ignore[no-untyped-call]
+    offsets = response_mask.offsets()
     order = torch.arange(len(offsets) - 1) if rows is None else torch.tensor(list(rows), dtype=torch.int64)
     order = order.to(offsets.device)
     lengths = offsets.diff()[order]
@@ -52,7 +58,7 @@ def sampled(response_mask: Tensor, rows: Sequence[int] | None = None) -> Sampled
     places = (offsets[order] - before).repeat_interleave(lengths) + torch.arange(
         int(lengths.sum()), device=offsets.device
     )
-    kept = response_mask.values().index_select(0, places).bool()  # type: ignore[no-untyped-call]
+    kept = response_mask.values().index_select(0, places).bool()
     number = torch.arange(len(order), device=offsets.device).repeat_interleave(lengths)
     return Sampled(places[kept], number[kept], offsets, len(order))
 
@@ -74,7 +80,7 @@ def minibatch_rows(responses: int, minibatch: int, ranks: int) -> list[list[int]
     ]
 
 
-def token_batch(data: Mapping[str, Tensor], where: Sampled, objective: Objective, tokenizer: Any) -> TokenBatch:
+def token_batch(data: Mapping[str, Nested], where: Sampled, objective: Objective, tokenizer: Any) -> TokenBatch:
     """The token batch of verl's fields, with what the objective reads."""
     wanted = {name: FIELDS[name] for name in objective.needs if name in FIELDS}
     given: dict[str, Any] = {name: where.pack(data[field]) for name, field in wanted.items()}

@@ -34,7 +34,9 @@ class PlannedLoss:
         """The objective, built on the worker at the first call."""
         return tt.objective(self.name, **self.options)
 
-    def __call__(self, model_output: Mapping[str, Any], data: Any, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:
+    def __call__(
+        self, model_output: Mapping[str, Any], data: Any, dp_group: Any = None
+    ) -> tuple[Tensor, dict[str, Any]]:
         """The loss of one micro-batch, and its metrics. Engines average over ranks, so it is scaled by their number."""
         _check(data)
         where = sampled(data["response_mask"])

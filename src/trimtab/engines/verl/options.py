@@ -1,8 +1,8 @@
 """trimtab's options in verl's configuration, and what of verl's own cannot work with them.
 
-`+trimtab.objective=stapo +trimtab.tau_p=0.002` on verl's command line, or a `trimtab` section in its YAML. Everything in
-that section but a few keys is an option of the objective. verl's loss is replaced as a whole, so a setting of it that
-somebody changed is refused rather than passed over: the message says which of ours to use.
+`+trimtab.objective=stapo +trimtab.tau_p=0.002` on verl's command line, or a `trimtab` section in its YAML. All of that
+section but a few keys are options of the objective. verl's loss is replaced as a whole, so a setting of it that somebody
+changed is refused rather than passed over: the message says which of ours to use.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _loss_faults(actor: Any) -> list[str]:
         ours = f"+trimtab.objective={LOSSES[mode]}" if mode in LOSSES else "a method of `trimtab methods`"
         faults.append(f"{where}.policy_loss.loss_mode={mode} is replaced: leave it out and use {ours}")
     if actor.shuffle:
-        faults.append(f"{where}.shuffle=True cuts other mini-batches in every epoch, after the plan is made: turn it off")
+        faults.append(f"{where}.shuffle=True cuts other mini-batches than were planned: turn it off")
     return faults
 
 
@@ -127,7 +127,7 @@ def _run_faults(config: Any) -> list[str]:
     correction = config.algorithm.get("rollout_correction") or {}
     if correction.get("rollout_is"):
         faults.append(
-            f"algorithm.rollout_correction.rollout_is={correction['rollout_is']} weights verl's loss, which is replaced: "
+            f"algorithm.rollout_correction.rollout_is={correction['rollout_is']} weights verl's loss, which goes: "
             'use +trimtab.objective="METHOD + tis" or "METHOD + icepop"'
         )
     if correction.get("rollout_rs"):
@@ -149,8 +149,8 @@ def _field_faults(config: Any, objective: tt.Objective) -> list[str]:
         )
     if "sampler_logp" in needs and not config.actor_rollout_ref.rollout.calculate_log_probs:
         faults.append(
-            f"{objective.name} reads the sampler's log-probabilities: set actor_rollout_ref.rollout.calculate_log_probs="
-            "True"
+            f"{objective.name} reads the sampler's log-probabilities: set "
+            "actor_rollout_ref.rollout.calculate_log_probs=True"
         )
     if "current_logp" in needs:
         faults.append(

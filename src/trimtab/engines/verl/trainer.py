@@ -6,28 +6,31 @@ and puts what was decided beside the data, as columns that travel to the workers
 
 from __future__ import annotations
 
-import logging
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
-import transfer_queue as tq
-from omegaconf import DictConfig, OmegaConf, open_dict
-from tensordict import TensorDict
 from torch import Tensor
-from verl.trainer.ppo.v1.trainer_base import register_trainer
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-from verl.utils.config import validate_config
-from verl.utils.debug import marked_timer
 
+from trimtab.engines.common import announcement, check_version, load_state, missing_engine, save_state
 from trimtab.engines.verl import columns
-from trimtab.engines.verl.loss import METRICS, PlannedLoss
 from trimtab.engines.verl.options import check, read_options
-from trimtab.engines.verl.state import restore, save
-from trimtab.objectives import Plan, TokenBatch
+from trimtab.objectives import Objective, Plan, TokenBatch
 
-logger = logging.getLogger(__name__)
+try:
+    import transfer_queue as tq
+    from omegaconf import DictConfig, OmegaConf, open_dict
+    from tensordict import TensorDict
+    from verl.trainer.ppo.v1.trainer_base import register_trainer
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+    from verl.utils.config import validate_config
+    from verl.utils.debug import marked_timer
+
+    from trimtab.engines.verl.loss import METRICS, PlannedLoss
+except ImportError as error:
+    raise missing_engine("verl", error) from error
+
+check_version("verl")
 
 
 @register_trainer("trimtab")
@@ -36,13 +39,13 @@ class TrimtabTrainer(PPOTrainerSync):
 
     def __init__(self, config: DictConfig) -> None:
         section = OmegaConf.to_container(config.trimtab, resolve=True) if "trimtab" in config else None
-        self.options = read_options(section)  # type: ignore[arg-type]
+        self.options = read_options(section)
         self.objective = self.options.build()
         check(config, self.options, self.objective)
         if "ref_logp" in self.objective.needs:
             _load_reference(config)
         super().__init__(config)
-        _say(f"{self.objective.name} plans every update on the driver\n{self.objective.explain()}")
+        print(announcement(self.objective), flush=True)  # noqa: T201  (how verl itself speaks on the driver)
 
     def _build_replay_buffer(self) -> Any:
         # verl asks for this name wherever sync and async runs differ, and asks first here.
@@ -85,32 +88,32 @@ class TrimtabTrainer(PPOTrainerSync):
 
     def _save_checkpoint(self) -> None:
         # Before verl names this step the latest, so that no checkpoint is ever without its state.
-        save(self._checkpoint(self.global_steps), self.options, self.objective)
+        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        save_state(folder, self.objective)
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
-        if self.global_steps:
-            restore(self._checkpoint(self.global_steps), self.options, self.objective)
-
-    def _checkpoint(self, step: int) -> Path:
+        if not self.global_steps:
+            return
         trainer = self.config.trainer
-        if trainer.resume_mode == "resume_path" and str(trainer.resume_from_path).rstrip("/").endswith(f"_{step}"):
-            return Path(os.path.abspath(trainer.resume_from_path))
-        return Path(os.path.abspath(trainer.default_local_dir)) / f"global_step_{step}"
+        folder = Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        load_state(Path(trainer.resume_from_path) if trainer.resume_mode == "resume_path" else folder, self.objective)
 
 
-def plan_updates(objective: Any, tokens: TokenBatch, responses: int) -> list[Plan]:
+def plan_updates(objective: Objective, tokens: TokenBatch, responses: int) -> list[Plan]:
     """The plans of a batch's consecutive mini-batches."""
     first = range(0, tokens.responses, responses)
     return [objective.plan(tokens.select(n, n + responses)) for n in first]
 
 
 def plan_metrics(plans: list[Plan]) -> dict[str, float]:
-    """What was planned in a step: the mean over its updates."""
-    names = {name: None for plan in plans for name in plan.metrics}
-    values = {name: [float(plan.metrics[name]) for plan in plans if name in plan.metrics] for name in names}
-    return {f"{METRICS}{name}": sum(of) / len(of) for name, of in values.items()}
+    """What was planned in a step: the mean over its updates, of those in which there was something to measure."""
+    found: dict[str, list[float]] = {}
+    for plan in plans:
+        for name, value in plan.metrics.items():
+            found.setdefault(name, []).extend([float(value)] if bool(torch.isfinite(value)) else [])
+    return {f"{METRICS}{name}": sum(values) / len(values) for name, values in found.items() if values}
 
 
 def _of_responses(cut: list[list[int]], plans: list[Plan]) -> dict[str, Tensor]:
@@ -139,7 +142,3 @@ def _load_reference(config: DictConfig) -> None:
     with open_dict(config):
         config.actor_rollout_ref.actor.use_kl_loss = True
     validate_config(config=config, use_reference_policy=True, use_critic=False)
-
-
-def _say(message: str) -> None:
-    print(f"trimtab: {message}", flush=True)  # noqa: T201  (verl's own word to the user is print, on the driver)
