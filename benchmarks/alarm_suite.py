@@ -289,3 +289,20 @@ HEALTHY = [
 ]
 
 SCENARIOS = {scenario.name: scenario for scenario in [*FAULTY, *HEALTHY]}
+
+# Which faults each alarm is meant for; that others ring too is welcome.
+MEANT: dict[str, tuple[str, ...]] = {
+    "entropy_collapse": ("confidence", "repetition", "stare_reversed"),
+    "entropy_explosion": ("surprise",),
+    "spurious_growth": ("surprise",),
+    "gradient_concentration": ("rare_mask", "confidence"),
+    "ratio": ("lr_high", "off_policy", "no_clip"),
+    "clip": ("lr_ramp", "lr_ramp_stapo"),
+    "sampler_mismatch": ("temperature", "stale_sampler", "noisy_sampler"),
+    "no_signal": ("always_right", "lr_high"),
+    "truncation": ("cut_short", "long_answer"),
+    "repetition": ("repetition",),
+    "length_drift": ("long_answer", "repetition"),
+    "reward_hacking": ("hackable", "long_answer", "repetition", "surprise"),
+    "reward_drop": ("lr_high", "lr_ramp", "lr_ramp_stapo", "off_policy", "no_clip", "hackable", "rare_mask"),
+}

@@ -21,6 +21,7 @@ from typing import Any
 
 from alarm_suite import REPORTING, SCENARIOS, TUNING, Scenario
 
+RESULTS = Path(__file__).parent / "results" / "alarms-demo"
 KEPT = {"metrics.jsonl", "config.toml", "error.txt"}
 
 
@@ -131,6 +132,25 @@ def _wait(jobs: dict[Future[str], str], began: float) -> int:
     return failed
 
 
+def table(args: argparse.Namespace) -> int:
+    """Detection, false alarms and lead time, printed and (of the seeds that nothing was tuned on) written down."""
+    from alarm_figures import figures, markdown, read_run
+
+    seeds = TUNING if args.tuning else REPORTING
+    names = [(name, seed) for name in SCENARIOS for seed in seeds]
+    runs = [read_run(args.folder / _folder(*each), *each) for each in names if (args.folder / _folder(*each)).exists()]
+    if args.runs:
+        for run in runs:
+            print(f"{run.scenario}-seed{run.seed}: collapse {run.collapse} ({run.how})")
+            print("".join(f"    {step} {alarm}: {message}\n" for step, alarm, message in run.rung), end="")
+    result = {**json.loads((args.folder / "suite.json").read_text()), **figures(runs, seeds)}
+    print(markdown(result))
+    if not args.tuning:
+        RESULTS.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+        RESULTS.with_suffix(".md").write_text(markdown(result))
+    return 0
+
+
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -144,6 +164,11 @@ def main() -> int:
     making.add_argument("--keep-warm-starts", action="store_true", help="for the next call with the same folder")
     making.add_argument("--only", nargs="*", choices=sorted(SCENARIOS))
     making.set_defaults(do=run)
+    showing = commands.add_parser("table", help="replay the alarms over runs that were made")
+    showing.add_argument("folder", type=Path)
+    showing.add_argument("--tuning", action="store_true", help="the seeds to tune on; nothing is written")
+    showing.add_argument("--runs", action="store_true", help="print every alarm of every run too")
+    showing.set_defaults(do=table)
     args = parser.parse_args()
     return int(args.do(args))
 

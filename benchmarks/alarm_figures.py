@@ -1,0 +1,189 @@
+"""Figures of alarms over runs that were made: what collapsed, what rang and when, and what for nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from alarm_suite import MEANT, SCENARIOS, TUNING
+
+from trimtab.insight.alarms import KINDS, read_metrics, replay_run
+from trimtab.policy.demo import CHARACTERS
+
+HALF, EMPTY, FULL = 0.5, 0.05, 0.8  # of the best accuracy, of the entropy at the start, of the largest entropy there is
+LARGEST_ENTROPY = math.log(len(CHARACTERS) + 2)
+WINDOW = 5
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A run: when it collapsed and how, and what rang."""
+
+    scenario: str
+    seed: int
+    steps: int
+    collapse: int | None
+    how: str
+    rung: list[tuple[int, str, str]]
+
+    def first(self, alarm: str | None = None) -> int | None:
+        """The step at which an alarm, or any, rang first."""
+        return min((step for step, name, _ in self.rung if alarm in (None, name)), default=None)
+
+    def lead(self, alarm: str | None = None) -> int | None:
+        """Steps from the first ring to the collapse; None where one of them is missing or the ring came too late."""
+        first = self.first(alarm)
+        if first is None or self.collapse is None or first >= self.collapse:
+            return None
+        return self.collapse - first
+
+
+def read_run(folder: Path, scenario: str, seed: int) -> Seen:
+    """A run of the suite with its alarms replayed."""
+    records = read_metrics(folder / "metrics.jsonl")
+    collapse, how = collapsed(records)
+    rung = [(alarm.step, alarm.alarm, alarm.message) for alarm in replay_run(folder)]
+    return Seen(scenario, seed, int(records[-1]["step"]), collapse, how, rung)
+
+
+def collapsed(records: Sequence[dict[str, float]]) -> tuple[int | None, str]:
+    """The step at which a run is seen to have collapsed, and by what."""
+    best, entropies = 0.0, list[float]()
+    for record in records:
+        step = int(record["step"])
+        accuracy = record.get("eval/accuracy")
+        if accuracy is not None:
+            best = max(best, accuracy)
+            if accuracy < HALF * best:
+                return step, "held-out accuracy below half of its best"
+        if "policy/entropy" in record:
+            entropies.append(record["policy/entropy"])
+        if len(entropies) < 2 * WINDOW:
+            continue
+        now, start = median(entropies[-WINDOW:]), median(entropies[:WINDOW])
+        if now < EMPTY * start:
+            return step, "entropy below 5 % of its start"
+        if now >= FULL * LARGEST_ENTROPY:
+            return step, "entropy above 80 % of the largest there is"
+    return None, ""
+
+
+def figures(runs: Sequence[Seen], seeds: Sequence[int]) -> dict[str, Any]:
+    """The tables as plain data."""
+    faulty = [run for run in runs if not SCENARIOS[run.scenario].healthy]
+    healthy = [run for run in runs if SCENARIOS[run.scenario].healthy]
+    steps = sum(run.steps for run in healthy)
+    return {
+        "seeds": list(seeds),
+        "tuned_on": list(TUNING),
+        "healthy_runs": len(healthy),
+        "healthy_collapsed": sum(run.collapse is not None for run in healthy),
+        "healthy_steps": steps,
+        "false_alarms": sum(len(run.rung) for run in healthy),
+        "healthy_runs_with_alarms": sum(bool(run.rung) for run in healthy),
+        "faults": [fault_row(name, [run for run in faulty if run.scenario == name]) for name in _names(faulty)],
+        "alarms": [alarm_row(name, faulty, healthy, steps) for name in KINDS],
+    }
+
+
+def fault_row(name: str, runs: Sequence[Seen]) -> dict[str, Any]:
+    """What became of one fault."""
+    collapses = [run for run in runs if run.collapse is not None]
+    firsts = [min(run.rung)[1] for run in runs if run.rung]
+    return {
+        "fault": name,
+        "says": SCENARIOS[name].says,
+        "runs": len(runs),
+        "collapsed": len(collapses),
+        "collapse_step": _median([run.collapse for run in collapses if run.collapse is not None]),
+        "detected": sum(bool(run.rung) for run in runs),
+        "detected_before": sum(run.lead() is not None for run in collapses),
+        "first_alarms": sorted(set(firsts), key=lambda alarm: -firsts.count(alarm)),
+        "leads": sorted(lead for run in collapses if (lead := run.lead()) is not None),
+    }
+
+
+def alarm_row(name: str, faulty: Sequence[Seen], healthy: Sequence[Seen], steps: int) -> dict[str, Any]:
+    """How one alarm did."""
+    meant = [run for run in faulty if run.scenario in MEANT[name]]
+    collapses = [run for run in faulty if run.collapse is not None]
+    wrong = sum(alarm == name for run in healthy for _, alarm, _ in run.rung)
+    return {
+        "alarm": name,
+        "meant_for": list(MEANT[name]),
+        "meant_runs": len(meant),
+        "meant_detected": sum(run.first(name) is not None for run in meant),
+        "faulty_runs": len(faulty),
+        "rang_in": sum(run.first(name) is not None for run in faulty),
+        "rang_before": sum(run.lead(name) is not None for run in collapses),
+        "collapsed": len(collapses),
+        "leads": sorted(lead for run in collapses if (lead := run.lead(name)) is not None),
+        "false_alarms": wrong,
+        "false_per_1000_steps": 1000 * wrong / max(steps, 1),
+    }
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The tables for people."""
+    faults, alarms = result["faults"], result["alarms"]
+    runs, detected = sum(row["runs"] for row in faults), sum(row["detected"] for row in faults)
+    collapsed_, before = sum(row["collapsed"] for row in faults), sum(row["detected_before"] for row in faults)
+    leads = [lead for row in faults for lead in row["leads"]]
+    rate = 1000 * result["false_alarms"] / max(result["healthy_steps"], 1)
+    odd = result["healthy_collapsed"]
+    words = [
+        f"{detected} of {runs} faulty runs rang. {collapsed_} of them collapsed, {before} of these after an alarm: "
+        f"{_number(_median(leads))} steps after it at the median. {result['healthy_runs']} healthy runs of together "
+        f"{result['healthy_steps']:,} steps: {result['false_alarms']} false alarms, {rate:.2f} per 1,000 steps.",
+        *([f"{odd} of the healthy runs meet our own definition of a collapse."] if odd else []),
+        f"Seeds {_list(result['seeds'])}; thresholds were tuned on seeds {_list(result['tuned_on'])}, which are not in "
+        f"these tables. {result['machine']}, torch {result['versions']['torch']}, {result['date']}.",
+    ]
+    rows = [
+        f"| {row['says']} | {row['detected']}/{row['runs']} | {row['collapsed']}/{row['runs']} "
+        f"| {_number(row['collapse_step'])} | {row['detected_before']}/{row['collapsed']} | {_leads(row['leads'])} "
+        f"| {', '.join(f'`{alarm}`' for alarm in row['first_alarms'])} |"
+        for row in faults
+    ]
+    per_alarm = [
+        f"| `{row['alarm']}` | {row['meant_detected']}/{row['meant_runs']} | {row['rang_in']}/{row['faulty_runs']} "
+        f"| {row['rang_before']}/{row['collapsed']} | {_leads(row['leads'])} | {row['false_per_1000_steps']:.2f} |"
+        for row in alarms
+    ]
+    return "\n".join([
+        *words,
+        "",
+        "| what goes wrong | rang | collapsed | at step | rang before | lead (steps) | first to ring |",
+        "|---" * 7 + "|",
+        *rows,
+        "",
+        "| alarm | rang where meant to | in all faulty runs | before a collapse | lead (steps) | false per 1,000 steps |",
+        "|---" * 6 + "|",
+        *per_alarm,
+        "",
+    ])  # fmt: skip
+
+
+def _names(runs: Sequence[Seen]) -> list[str]:
+    return list(dict.fromkeys(run.scenario for run in runs))
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+def _leads(leads: Sequence[int]) -> str:
+    """The median, and the range."""
+    return f"{median(leads):g} ({leads[0]} to {leads[-1]})" if leads else "-"
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
