@@ -1,6 +1,6 @@
 """Takes pictures of a report in a real browser: light, dark, on a phone, and through the microscope.
 
-`python tools/shot.py REPORT.html docs` writes docs/report.png, report-dark.png, report-phone.png, report-microscope.png.
+`python tools/shot.py REPORT.html docs` writes report.png, report-dark.png, report-phone.png and report-microscope.png.
 """
 
 from __future__ import annotations

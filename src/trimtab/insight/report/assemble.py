@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from trimtab.insight.replay_batches import recorded_objective
 from trimtab.insight.report import words
@@ -42,6 +45,22 @@ class Wanted:
 def assemble(wanted: Wanted, say: Say = lambda text: None) -> tuple[str, dict[str, Any], list[str]]:
     """The page's title, its data, and the blocks of its responses."""
     runs = [read_run(path) for path in wanted.runs]
+    with one_thread():
+        return _assemble(runs, wanted, say)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Mini-batches are small here: several threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _assemble(runs: Sequence[RunFiles], wanted: Wanted, say: Say) -> tuple[str, dict[str, Any], list[str]]:
     points, blocks = points_for(len(runs)), list[str]()
     packed = []
     for run in runs:

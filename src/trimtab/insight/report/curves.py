@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,9 @@ def thinned(values: Array, points: int = POINTS) -> Array:
     buckets = max((points - 2) // 2, 1)
     edges = np.linspace(0, count, buckets + 1).astype(np.int64)
     kept = {0, count - 1}
-    for first, last in zip(edges[:-1], edges[1:], strict=True):
+    for first, last in pairwise(edges.tolist()):
         part = values[first:last]
-        kept |= {int(first + part.argmin()), int(first + part.argmax())}
+        kept |= {first + int(part.argmin()), first + int(part.argmax())}
     return np.array(sorted(kept))
 
 

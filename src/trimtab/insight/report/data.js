@@ -17,7 +17,7 @@ function bytes(base64) {
 function unpack(packed) {
   const Kind = KINDS[packed.t];
   if ("b" in packed) return new Kind(bytes(packed.b));
-  const values = new Kind(packed.n).fill(packed.c === null ? NaN : packed.c);
+  const values = new Kind(packed.n).fill(packed.c === null ? NaN : Number(packed.c));
   if ("i" in packed) {
     const rest = new Kind(bytes(packed.v));
     new Int32Array(bytes(packed.i)).forEach((where, n) => { values[where] = rest[n]; });

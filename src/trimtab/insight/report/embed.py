@@ -47,14 +47,14 @@ def pack(values: Sequence[float] | Array, kind: str = "f4") -> dict[str, Any]:
     rest = np.flatnonzero(~_same(array, common))
     if len(rest) > _SPARSE * len(array):
         return packed | {"b": _base64(array)}
-    packed["c"] = common.item()
+    packed["c"] = "Infinity" if common == np.inf else common.item()  # JSON knows no infinity
     if len(rest):
         packed |= {"i": _base64(rest.astype("<i4")), "v": _base64(array[rest])}
     return packed
 
 
 def _same(array: Array, value: Any) -> Array:
-    return np.isnan(array) if value != value else array == value
+    return np.isnan(array) if np.isnan(value) else array == value
 
 
 def _commonest(array: Array) -> Any:

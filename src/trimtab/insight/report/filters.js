@@ -79,6 +79,7 @@ function responseRow(entry, kinds) {
   const part = entry.tokens < entry.length ? `tokens ${count(entry.start)}–${count(entry.start + entry.tokens - 1)} of ` : "";
   return [el("span", { class: "row-head" }, el("b", {}, `step ${count(entry.step)}`), el("span", {}, `response ${entry.response}`),
     el("span", { class: `verdict v-${VERDICTS[entry.verdict] ? entry.verdict : "other"}` }, verdictMark(entry.verdict))),
+  el("bdi", { class: "context preview" }, tokenText(entry.text).replace(/\n/g, "")),
   el("span", { class: "row-more" }, `${part}${plural(entry.length, "token")}`,
     entry.silenced ? el("span", { class: "badge" }, `${count(entry.silenced)} silenced`) : null,
     entry.clipped ? el("span", { class: "badge" }, `${count(entry.clipped)} clipped`) : null,

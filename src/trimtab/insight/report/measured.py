@@ -8,9 +8,10 @@ advantage times the ratio.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +37,14 @@ _PLANNED = {
     "clip_high": "clip_high",
     "penalty": "penalty",
 }
+
+
+class Batched(NamedTuple):
+    """A recorded update as the mini-batch it was, and the log-probabilities of its own pass."""
+
+    update: Update
+    batch: TokenBatch
+    new_logp: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -114,19 +123,28 @@ def measure(step: Step, objective: Objective | None) -> Measured:
     )
 
 
-def treat(step: Step, objective: Objective) -> Treated:
+def batches_of(step: Step, needs: Iterable[str]) -> list[Batched]:
+    """The step's mini-batches, with the fields that objectives need of them."""
+    out = []
+    for update in step.updates:
+        if update.info.tokens:
+            batch = to_token_batch(update, needs)
+            out.append(Batched(update, batch, new_log_probs(update, batch)))
+    return out
+
+
+def treat(step: Step, objective: Objective, batches: Sequence[Batched]) -> Treated:
     """What another objective would have done with the step's mini-batches."""
     set_controllers(objective, step, recorded=False)
-    parts = [_treat_update(update, objective) for update in step.updates if update.info.tokens]
+    parts = [_treat_update(batched, objective) for batched in batches]
     names = Treated.__dataclass_fields__
     return Treated(**{name: np.concatenate([part[name] for part in parts]) for name in names})
 
 
-def _treat_update(update: Update, objective: Objective) -> dict[str, Array]:
-    batch = to_token_batch(update, objective.needs)
-    new, mine = new_log_probs(update, batch), as_advantaged(batch, objective, update)
-    plans = plan_again(objective, mine, update)
-    coefficient, clipped = _push(objective, plans, new)
+def _treat_update(batched: Batched, objective: Objective) -> dict[str, Array]:
+    update, batch, new_logp = batched
+    plans = plan_again(objective, as_advantaged(batch, objective, update), update)
+    coefficient, clipped = _push(objective, plans, new_logp)
     joined = {name: torch.cat([getattr(plan, name) for plan in plans]) for name in _OF_PLAN}
     return {
         "coefficient": _numpy(coefficient) * _per_token(update, batch),
@@ -156,12 +174,9 @@ def _as_recorded(step: Step, objective: Objective | None) -> Treated:
 def _coefficients(step: Step, objective: Objective) -> Array:
     objective.load_state_dict(step.info.controllers)
     parts = [np.empty(0, np.float32)]
-    for update in step.updates:
-        if not update.info.tokens:
-            continue
-        batch = to_token_batch(update, objective.needs)
+    for update, batch, new_logp in batches_of(step, objective.needs):
         plans = [_written(plan, update) for plan in plan_again(objective, batch, update)]
-        push, _ = _push(objective, plans, new_log_probs(update, batch))
+        push, _ = _push(objective, plans, new_logp)
         parts.append(_numpy(push) * _per_token(update, batch))
     return np.concatenate(parts)
 
@@ -169,7 +184,10 @@ def _coefficients(step: Step, objective: Objective) -> Array:
 def _written(plan: Plan, update: Update) -> Plan:
     """A plan with the numbers of the record: of a record with a share of the groups no plan comes out the same."""
     columns = update.step.tokens
-    names = {**_PLANNED, "advantage": "planned_advantage" if "planned_advantage" in columns else "advantage"}
+    names = {
+        **{name: name for name in _PLANNED},
+        "advantage": "planned_advantage" if "planned_advantage" in columns else "advantage",
+    }
     found: dict[str, Any] = {
         name: tensor(update.column(column)[plan.slice]) for name, column in names.items() if column in columns
     }

@@ -183,8 +183,8 @@ function microscopeSection(data, run) {
     const tokens = state.filter.show === "tokens";
     const found = tokens ? tokensFor(run, state.filter) : responsesFor(run, state.filter).map((entry) => ({ entry }));
     state.rows = found.slice(0, MOST_TOKENS);
-    status.textContent = !found.length ? emptyWords(run, state.filter) : `${plural(found.length, tokens ? "token" : "response")}` +
-      `${found.length > state.rows.length ? `, the first ${MOST_TOKENS} are listed` : ""} of ${plural(run.responses.length, "response")} in this report.`;
+    status.textContent = !found.length ? emptyWords(run, state.filter) : `${found.length === run.responses.length && !tokens
+      ? "All " : ""}${plural(found.length, tokens ? "token" : "response")}${found.length > state.rows.length ? `, the first ${MOST_TOKENS} listed` : ""}`;
     list.replaceChildren(...state.rows.map((row, n) => el("button", { type: "button", class: "row", role: "option",
       "aria-selected": "false", tabindex: n === 0 ? "0" : "-1", on: { click: () => open(row.entry, row.n || 0) } },
     tokens ? tokenRow(row) : responseRow(row.entry, data.kinds))));

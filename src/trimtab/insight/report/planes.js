@@ -155,10 +155,10 @@ function quadrantPlane(run) {
   const rows = Object.entries(QUADRANTS).map(([name, [title, way]]) => {
     const [tokens, pull, change] = plane.sums[name];
     return el("tr", {}, el("th", { scope: "row" }, title), el("td", {}, percent(tokens / totals[0])),
-      el("td", {}, percent(pull / totals[1])), el("td", {}, `${way.endsWith("rises") ? "↑" : "↓"} ${write(change)}`));
+      el("td", {}, percent(pull / totals[1])), el("td", {}, `${way.endsWith("rises") ? "↑" : "↓"} ${percent(Math.abs(change) / totals[2])}`));
   });
   map.append(el("div", { class: "scroll" }, el("table", { class: "numbers" }, el("thead", {}, el("tr", {},
-    ["quadrant", "tokens", "gradient", "predicted entropy change"].map((text) => el("th", { scope: "col" }, text)))),
+    ["share of", "tokens", "gradient", "push on the entropy"].map((text) => el("th", { scope: "col" }, text)))),
   el("tbody", {}, rows))));
   return map;
 }

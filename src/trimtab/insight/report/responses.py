@@ -1,4 +1,4 @@
-"""The microscope's responses: text in pieces, every number of every token, and what other objectives would have done."""
+"""The microscope's responses: text in pieces, every number of every token, and what others would have done."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 from trimtab.insight.report.choice import Item
 from trimtab.insight.report.embed import pack, safe_json, shortened
-from trimtab.insight.report.measured import Measured, Treated, measure, open_step, treat
+from trimtab.insight.report.measured import Measured, Treated, batches_of, measure, open_step, treat
 from trimtab.objectives import Objective, Reason
 from trimtab.record import RecordError, Records, Step
 
 LONGEST_PIECE = 200  # characters of one token
 LONGEST_PROMPT = 4_000
+PREVIEW, LONGEST_PREVIEW = 24, 80  # tokens and characters that the list shows
 BYTES_PER_TOKEN = 64  # about; without what other objectives add
 BYTES_PER_OTHER = 8
 
@@ -62,9 +63,10 @@ def fill_shelf(
 
 def _beside(step: Step, others: Mapping[str, Objective], notes: list[str]) -> Iterator[tuple[str, Treated]]:
     """Every other objective that the record has the fields for."""
+    batches = batches_of(step, frozenset[str]().union(*(objective.needs for objective in others.values())))
     for name, objective in others.items():
         try:
-            yield name, treat(step, objective)
+            yield name, treat(step, objective, batches)
         except (ValueError, RecordError) as error:
             note = f"{name} cannot be planned over these records: {shortened(str(error), 200)}"
             if not any(known.startswith(f"{name} cannot") for known in notes):
@@ -85,6 +87,9 @@ def entry_of(measured: Measured, item: Item, block: int) -> dict[str, Any]:
         "reward": float(step.responses["reward"][item.response]),
         "verdict": shortened(str(step.responses["verdict"][item.response]), 60),
         "kinds": item.kinds,
+        "text": "".join(step.records.vocabulary.pieces(step.tokens["token"][span][:PREVIEW].tolist()))[
+            :LONGEST_PREVIEW
+        ],
         "silenced": int(((reason & int(Reason.SILENCED)) != 0).sum()),
         "clipped": int(measured.treated.clipped[span].sum()),
         "gradient": float(measured.gradient[span].max(initial=0.0)),

@@ -90,7 +90,7 @@ function factsOf(held, sides, n) {
     ["ratio new / old", [write(Math.exp(arrays.log_ratio[n]))]],
     ["advantage", both((t) => write(t.advantage[n]))],
     ["weight", both((t) => write(t.weight[n]))],
-    ["ratio may be", both((t) => `${write(1 - t.clip_low[n])} to ${write(1 + t.clip_high[n])}`)],
+    ["ratio may be", both((t) => `1 − ${write(t.clip_low[n])} to 1 + ${write(t.clip_high[n])}`)],
     ["clipped", both((t) => (t.clipped[n] ? "yes: no gradient" : "no"))],
     ["gradient norm", both((t) => write(COLORS.gradient.value(held, t, n)))],
     ["predicted entropy change", both((t) => write(COLORS.change.value(held, t, n)))],

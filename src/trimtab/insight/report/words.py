@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from trimtab.insight.report.embed import shortened
@@ -39,7 +39,7 @@ def summary(run: RunFiles) -> list[str]:
 
 def tiles(run: RunFiles) -> list[dict[str, str]]:
     """The numbers that people ask for first: a name, a value, and where it came from."""
-    rows = [
+    rows: list[tuple[str, str, Callable[[float], str], int]] = [
         ("held-out accuracy", "eval/accuracy", percent, 1),
         ("reward", "reward/mean", number, 0),
         ("entropy, nats", "policy/entropy", number, 0),
