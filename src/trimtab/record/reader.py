@@ -58,17 +58,19 @@ class Records:
         if number not in self.steps:
             near = f"; the nearest is {min(self.steps, key=lambda n: abs(n - number))}" if self.steps else ""
             raise RecordError(f"step {number} is not recorded under {self.folder}{near}")
-        info, files = layout.read_step(self.folder, number)
-        return Step(self, info, files)
+        return self._step(number)
 
     def select(self, first: int | None = None, last: int | None = None) -> Iterator[Step]:
         """The steps from `first` up to `last`, both included, as they are read; at most one is held."""
         for number in self.steps:
             if (first is None or number >= first) and (last is None or number <= last):
                 try:
-                    yield self.step(number).checked()
+                    yield self._step(number).checked()
                 except RecordError as error:
                     warnings.warn(f"{error}; step {number} is left out", RecordWarning, stacklevel=2)
+
+    def _step(self, number: int) -> Step:
+        return Step(self, *layout.read_step(self.folder, number))
 
     def __iter__(self) -> Iterator[Step]:
         return self.select()

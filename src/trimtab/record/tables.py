@@ -51,7 +51,8 @@ def open_table(table: str, data: bytes, name: str) -> pa.parquet.ParquetFile:
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(pa.BufferReader(data))
+        # It is in memory already: reading ahead would only hand it to a thread that lets go of it some time later.
+        file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
         found = file.schema_arrow
     except (pa.ArrowException, OSError, ValueError) as error:
         raise RecordError(f"{name} cannot be read: {error!r:.200}") from None

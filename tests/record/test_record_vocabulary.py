@@ -1,0 +1,103 @@
+"""The recorded vocabulary spells what the tokenizer would, whatever the kind of tokenizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from trimtab.objectives import segment_ids
+from trimtab.objectives.segments import token_bytes
+from trimtab.policy.demo import demo_tokenizer
+from trimtab.record import Vocabulary
+from trimtab.train.recording import vocabulary
+
+TEXTS = [
+    "First, add 3.5 and 1,000. Then stop; is it right?",
+    "Ein Übermaß an Öl – 12:30 Uhr!",
+    "答案是 42。对吗？",
+    "emoji 🤖👍🏽 and a\ttab\nand a line",
+    "",
+]
+
+
+def byte_level() -> Any:
+    """As Qwen and Llama 3 have it: characters beyond ASCII are cut into bytes."""
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<s>", "</s>"])
+    inner.train_from_iterator(TEXTS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>")
+
+
+def byte_fallback() -> Any:
+    """As Llama 2 has it: words start with a low line, unknown characters are spelt as <0x..>."""
+    pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghiklmnoprstuvx.,?;", "▁and"]
+    vocabulary = {piece: n for n, piece in enumerate(dict.fromkeys(pieces))}
+    inner = Tokenizer(models.BPE(vocabulary, [("▁", "a")][:0], unk_token="<unk>", byte_fallback=True))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="</s>")
+
+
+class Policy:
+    """What `vocabulary` asks of a policy: a tokenizer, and a head with some logits to spare."""
+
+    def __init__(self, tokenizer: Any, spare: int = 7) -> None:
+        self.tokenizer = tokenizer
+        self.head = torch.nn.Linear(2, len(tokenizer) + spare)
+
+
+def recorded(tokenizer: Any) -> Vocabulary:
+    return vocabulary(Policy(tokenizer))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_comes_back_piece_by_piece(make: Any, text: str) -> None:
+    tokenizer = make()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    words = recorded(tokenizer)
+    pieces = words.pieces(ids)
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) == words.decode(ids) == tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback, demo_tokenizer])
+def test_special_tokens_have_a_name_and_no_part_in_the_text(make: Any) -> None:
+    tokenizer = make()
+    words, end = recorded(tokenizer), tokenizer.eos_token_id
+    assert words.is_special(end) and words.pieces([end]) == [tokenizer.eos_token]
+    beyond = len(tokenizer)
+    assert words.is_special(beyond) and words.pieces([beyond]) == [f"<{beyond}>"]
+    assert len(words) == len(tokenizer) + 7
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback, demo_tokenizer])
+def test_subsentences_are_the_same_with_and_without_the_tokenizer(make: Any) -> None:
+    tokenizer = make()
+    words = recorded(tokenizer)
+    for text in TEXTS:
+        ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id, len(tokenizer)]
+        assert torch.equal(segment_ids(ids, words.spelling), segment_ids(ids, tokenizer))
+
+
+def test_the_table_of_bytes_holds_what_is_not_special() -> None:
+    tokenizer = byte_level()
+    table = token_bytes(range(len(tokenizer) + 3), tokenizer)
+    assert tokenizer.eos_token_id not in table and len(tokenizer) not in table
+    assert set(table.values()) >= {b"a", b"\n", "ü".encode()[:1]}
+
+
+def test_a_broken_character_at_the_end_is_shown_as_such() -> None:
+    tokenizer = byte_level()
+    ids = tokenizer.encode("ok 🤖", add_special_tokens=False)
+    words = recorded(tokenizer)
+    whole = words.pieces(ids)
+    cut = words.pieces(ids[:-1])
+    assert "".join(whole) == "ok 🤖" and (cut == whole[:-1] or "".join(cut).endswith("\ufffd"))
