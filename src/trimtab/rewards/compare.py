@@ -36,7 +36,7 @@ def same(truth: Shape, found: Shape, equal: Equal) -> bool:
     if truth.text == found.text:
         return True
     if truth.kind == "text" or found.kind == "text":
-        worded = truth.kind == "text" or (truth.text.isalpha() and len(truth.text) > 1)
+        worded = truth.kind == "text" or (truth.text.isalpha() and (len(truth.text) > 1 or truth.text.isupper()))
         return worded and _words(truth) == _words(found) != ""
     truth, found = _unwrapped(truth, found)
     if truth.kind == "inequality" or found.kind == "inequality":

@@ -35,7 +35,7 @@ def check_text(text: str) -> None:
     """The same for a text that is no expression of ours, by what stands in it."""
     if len(text) > LONGEST_OPAQUE:
         raise TooCostlyError("a long text")
-    if _tower(text) > HIGHEST_TOWER or any(len(n) > 3 for n in _RAISED.findall(text)):
+    if _tower(text) > HIGHEST_TOWER or text.count("**") > 1 or any(len(n) > 3 for n in _RAISED.findall(text)):
         raise TooCostlyError("a tower of powers")
     if (_STEPS.search(text) or len(_ENDLESS.findall(text)) > 1 or "^" in text) and _BIG.search(text):
         raise TooCostlyError("large numbers where work is asked for")
@@ -72,7 +72,8 @@ def _bits(node: Node, tower: int) -> float:
         return float(max(abs(node.value.numerator), node.value.denominator).bit_length())
     if node.kind == "symbol":
         return 1.0
-    parts = [_bits(part, tower + (node.kind == "power" and place == 1)) for place, part in enumerate(node.parts)]
+    raised = node.kind == "power" and not node.parts[1].literal
+    parts = [_bits(part, tower + (raised and place == 1)) for place, part in enumerate(node.parts)]
     if node.kind == "power":
         size = parts[0] * _size(node.parts[1], parts[1])
         if node.parts[0].kind in ("sum", "product") and _size(node.parts[1], parts[1]) > LARGEST_EXPONENT:

@@ -43,7 +43,7 @@ _TOKEN = re.compile(
     r"(?P<space>(?:\s|~|\\[,!;:> ]|\\(?=\s))+)"
     r"|\\(?P<command>[a-zA-Z]+)"
     r"|\\(?P<escaped>[^a-zA-Z])"
-    r"|(?P<number>(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{1,3}(?![\d.]))?|\d+\.(?=/))"
+    r"|(?P<number>\d+\.(?=/)|(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{1,3}(?![\d.]))?)"
     r"|(?P<word>[a-zA-Z]{2,})"
     r"|(?P<mark>.)",
     re.ASCII | re.DOTALL,

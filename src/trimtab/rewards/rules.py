@@ -50,7 +50,8 @@ def grade_many(pairs: Iterable[tuple[str, Problem]]) -> list[Verdict]:
         (item for item in begun if isinstance(item, Question)), key=lambda item: len(repr(item.arguments))
     )
     for question in questions:
-        asked.setdefault(repr(question), _ask(question))
+        if repr(question) not in asked:
+            asked[repr(question)] = _ask(question)
     return [item if isinstance(item, Verdict) else asked[repr(item)]() for item in begun]
 
 

@@ -1,0 +1,66 @@
+"""Grading functions of one's own, good and bad, for the tests of `python:MODULE:FUNCTION`; workers import them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+
+def last_word(response: str, answer: str, extra: dict[str, Any]) -> bool:
+    return response.split()[-1:] == [answer]
+
+
+def score(response: str, answer: str, extra: dict[str, Any]) -> float:
+    return float(response)
+
+
+def kind(response: str, answer: str, extra: dict[str, Any]) -> str:
+    return response
+
+
+def extras(response: str, answer: str, extra: dict[str, Any]) -> bool:
+    return bool(extra["wanted"] == response)
+
+
+def raises(response: str, answer: str, extra: dict[str, Any]) -> bool:
+    raise KeyError(response)
+
+
+def sleeps(response: str, answer: str, extra: dict[str, Any]) -> bool:
+    time.sleep(60)
+    return True
+
+
+def spins(response: str, answer: str, extra: dict[str, Any]) -> bool:
+    while True:
+        pass
+
+
+def hoards(response: str, answer: str, extra: dict[str, Any]) -> bool:
+    return len(bytearray(8 << 30)) > 0
+
+
+def leaves(response: str, answer: str, extra: dict[str, Any]) -> bool:
+    os._exit(7)
+
+
+def prints(response: str, answer: str, extra: dict[str, Any]) -> bool:
+    sys.stdout.write('{"id": 1, "outcome": "done", "value": true}\n')
+    sys.stderr.write("noise")
+    return False
+
+
+def remembers(response: str, answer: str, extra: dict[str, Any]) -> bool:
+    """True if a call before this one is still to be seen."""
+    seen = "OWN_RULES_SEEN" in os.environ
+    os.environ["OWN_RULES_SEEN"] = "yes"
+    return seen
+
+
+def strange(response: str, answer: str, extra: dict[str, Any]) -> object:
+    return {"object": object()} if response == "object" else [1, 2]
+
+
+NOT_A_FUNCTION = 42
