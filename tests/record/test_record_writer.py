@@ -75,10 +75,13 @@ def test_rewinding_takes_away_what_a_kill_left_half_written(tmp_path: Path) -> N
 
 
 def test_starting_from_the_beginning_forgets_everything(tmp_path: Path) -> None:
-    made_run(tmp_path, 3)
-    rewind(tmp_path / FOLDER, -1)
-    assert not (tmp_path / FOLDER).exists()
-    rewind(tmp_path / FOLDER, -1)
+    record(tmp_path, [made_step(step, BIG) for step in range(1, 9)], settings=budget(0.06))
+    assert read_manifest(tmp_path / FOLDER).stride > 1
+    made_run(tmp_path, 4)
+    assert steps_of(tmp_path) == [1, 2, 3, 4] and read_manifest(tmp_path / FOLDER).stride == 1
+    for _ in range(2):
+        rewind(tmp_path / FOLDER, 0)
+        assert not (tmp_path / FOLDER).exists()
 
 
 # --- the size budget
@@ -109,6 +112,22 @@ def test_a_run_that_is_thinned_and_goes_on_ends_as_the_one_that_was_not_stopped(
     record(tmp_path / "cut", steps[: cut + 4], settings=budget(0.15))
     record(tmp_path / "cut", steps[cut:], after=cut, settings=budget(0.15))
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kept", [(), (42, 43), tuple(range(40, 60))])
+def test_a_record_that_begins_late_is_thinned_too_and_steps_worth_keeping_go_last(
+    tmp_path: Path, kept: tuple[int, ...]
+) -> None:
+    said: list[str] = []
+    recorder = Recorder(tmp_path / FOLDER, manifest(settings=budget(0.15)), said.append)
+    recorder.keep(kept)
+    recorder.start(WORDS, 39)
+    for step in range(40, 60):
+        recorder.write(step, lambda step=step: made_step(step, BIG))  # type: ignore[misc]
+    recorder.close()
+    found = steps_of(tmp_path)
+    assert said == [] and size_of([step_folder(tmp_path / FOLDER, step) for step in found]) <= 0.15e6
+    assert len(kept) > 2 or set(kept) <= set(found)
 
 
 def test_a_kill_between_the_manifest_and_the_thinning_is_made_good(tmp_path: Path) -> None:

@@ -49,10 +49,10 @@ def write_step(folder: Path, data: StepData) -> int:
 
 
 def rewind(folder: Path, step: int) -> None:
-    """Forget the records after a step, and what a killed process left half-written; all of them for a step below 0."""
+    """Forget the records after a step (after step 0 everything), and what a killed process left half-written."""
     if not folder.exists():
         return
-    if step < 0:
+    if step <= 0:
         shutil.rmtree(folder)
         return
     for path in folder.glob(f"{_TEMPORARY}*"):
@@ -185,7 +185,7 @@ class Recorder:
             self.manifest = replace(self.manifest, stride=2 * self.manifest.stride)
             self._put_manifest()  # first, so that a kill in between leaves too many records, which are then dropped
             self._drop_unwanted()
-            if self.manifest.stride > max(self._sizes):  # only those to be kept are left, and they are too many
+            if self.manifest.stride > max(self._sizes, default=0):  # only those to be kept are left: too many
                 self._kept = frozenset()
 
     def _drop_unwanted(self) -> None:
