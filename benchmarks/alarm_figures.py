@@ -161,7 +161,7 @@ def markdown(result: dict[str, Any]) -> str:
         "|---" * 7 + "|",
         *rows,
         "",
-        "| alarm | rang where meant to | in all faulty runs | before a collapse | lead (steps) | false per 1,000 steps |",
+        "| alarm | rang where meant to | in faulty runs | before a collapse | lead (steps) | false per 1,000 steps |",
         "|---" * 6 + "|",
         *per_alarm,
         "",

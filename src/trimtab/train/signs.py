@@ -56,7 +56,7 @@ def repetition_share(token: Tensor, sequence: Tensor) -> Tensor:
     count = len(token) - GRAM + 1
     if count < 1:
         return torch.zeros((), device=token.device)
-    code = sequence[:count].to(torch.int64)
+    code = sequence[:count].to(torch.int64) * _ODD
     for place in range(GRAM):
         code = (code + token[place : place + count]) * _ODD
     code = code[sequence[:count] == sequence[GRAM - 1 :]].sort().values

@@ -87,8 +87,9 @@ def spurious_growth(view: View) -> Finding | None:
 
 
 def _pooled(shares: list[float], tokens: list[float], where: slice) -> tuple[float, float]:
-    """How many tokens, of how many."""
-    pairs = list(zip(shares[where], tokens[where], strict=True))
+    """How many tokens, of how many, over a window without its most extreme tenth."""
+    pairs = sorted(zip(shares[where], tokens[where], strict=True))
+    del pairs[-max(1, len(pairs) // 10) :]
     return sum(share * count for share, count in pairs), max(sum(count for _, count in pairs), 1.0)
 
 

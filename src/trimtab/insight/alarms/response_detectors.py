@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import fmean, median
+from statistics import median
 
 from trimtab.insight.alarms.view import Finding, View, percent
 
@@ -111,17 +111,19 @@ def _jumped(view: View) -> Finding | None:
 def reward_drop(view: View) -> Finding | None:
     """Accuracy, by the verifier or held out, well below the best it has been."""
     limits = view.limits
-    now, best = view.now(view.accuracy), view.history.best(view.accuracy, limits.recent)
+    now, best = view.now(view.accuracy), view.history.best(view.accuracy, limits.start)
     if now is not None and _dropped(view, now, best):
         return Finding(
             f"{view.accuracy} is {now:.2f}; its best was {best:.2f}", {view.accuracy: {"now": now, "best": best}}
         )
     metric = "eval/accuracy"
-    held_out, best = view.history.last(metric, 2), view.history.best(metric, 1)
-    if held_out and _dropped(view, fmean(held_out), best):
-        now = fmean(held_out)
-        return Finding(f"held-out accuracy is {now:.2f}; its best was {best:.2f}", {metric: {"now": now, "best": best}})
-    return None
+    held_out, best = view.held_out(), view.history.best(metric, 2)
+    if held_out is None or not _dropped(view, held_out[1], best):
+        return None
+    return Finding(
+        f"held-out accuracy is {held_out[1]:.2f}; its best was {best:.2f}",
+        {metric: {"now": held_out[1], "best": best}},
+    )
 
 
 def _dropped(view: View, now: float, best: float) -> bool:

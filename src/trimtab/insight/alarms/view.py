@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from trimtab.insight.alarms.history import History, Shift
@@ -42,9 +42,9 @@ class View:
         return {metric: {"now": self.now(metric), "steps": [steps[0], steps[-1]], **more}}
 
     def held_out(self) -> tuple[float, float] | None:
-        """Held-out accuracy at the start, and now: the mean of the last two; None before the third."""
+        """Held-out accuracy at the start, and now, which is the middle of the last two; None before there are two."""
         values = self.history.values("eval/accuracy")
-        return (values[0], fmean(values[-2:])) if len(values) > 2 else None
+        return (values[0], median(values[-2:])) if len(values) > 1 else None
 
     @property
     def accuracy(self) -> str:

@@ -1,0 +1,307 @@
+"""Alarms: each rings for its own trouble, in words with numbers, once; and none for noise."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, fields
+
+import pytest
+from made_metrics import HEALTHY, after, listened, made_run, rung
+
+from trimtab.insight.alarms import KINDS, Kind, Thresholds, View, Watchman, reasons, replay, watchman
+from trimtab.insight.alarms.history import History, slope, spread
+from trimtab.insight.alarms.policy_detectors import even_share, forecast
+from trimtab.train.config import AlarmsConfig, load
+from trimtab.train.measure import METRICS
+
+TROUBLE = 40  # the step after which a run goes wrong
+
+
+# --- the table of alarms
+
+
+def test_the_recipe_has_a_key_for_every_alarm_and_no_other() -> None:
+    assert {"enabled", "default", *KINDS} == set(AlarmsConfig.model_fields)
+
+
+def test_every_alarm_looks_at_metrics_that_the_trainer_writes_and_has_advice_that_names_a_key() -> None:
+    for name, kind in KINDS.items():
+        assert set(kind.metrics) <= set(METRICS), name
+        assert any(f"{section}." in kind.suggestion for section in ("update", "objective", "rollout", "reward", "task"))
+
+
+def test_advice_names_keys_that_a_recipe_has() -> None:
+    config = load("demo").model_dump()
+    for name, kind in KINDS.items():
+        for word in kind.suggestion.replace("(", " ").replace(")", " ").split():
+            section, dot, key = word.strip(",;:.").partition(".")
+            if dot and section in config and section != "objective":
+                assert key in config[section], (name, word)
+
+
+def test_every_threshold_says_why() -> None:
+    assert set(reasons()) == {each.name for each in fields(Thresholds)}
+    assert all(len(why) > 20 for _, why in reasons().values())
+
+
+# --- healthy runs
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_healthy_run_rings_nothing(seed: int) -> None:
+    assert rung(made_run(400, seed)) == {}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.1, 0.2])
+def test_noise_rings_nothing(noise: float) -> None:
+    for seed in range(5):
+        steady = {name.replace("/", "__"): curve for name, curve in HEALTHY.items() if not callable(curve)}
+        assert rung(made_run(300, seed, noise, **steady)) == {}
+
+
+@pytest.mark.parametrize("metric", [name for name in HEALTHY if not name.startswith(("tokens/count", "reward"))])
+@pytest.mark.parametrize("factor", [0.0, 30.0])
+def test_one_odd_step_rings_nothing(metric: str, factor: float) -> None:
+    usual = HEALTHY[metric]
+
+    def once(step: int) -> float:
+        value = usual(step) if callable(usual) else usual
+        return value * factor if step in (60, 61) else value
+
+    assert rung(made_run(120, **{metric.replace("/", "__"): once})) == {}
+
+
+def test_a_run_that_learns_to_give_longer_answers_is_no_drift() -> None:
+    longer = {"response__length_mean": lambda step: 400 + 8 * step, "reward__accuracy": lambda step: 0.2 + 0.005 * step}
+    assert "length_drift" not in rung(made_run(**longer))
+
+
+def test_sharpening_is_no_hacking() -> None:
+    """Sampled accuracy catches up with greedy accuracy, which was high all along."""
+    sharper = {"reward__accuracy": lambda step: min(0.9, 0.4 + 0.01 * step), "eval__accuracy": 0.92}
+    assert "reward_hacking" not in rung(made_run(noise=0.01, **sharper))
+
+
+# --- trouble
+
+
+@pytest.mark.parametrize(
+    ("alarm", "changes"),
+    [
+        ("entropy_collapse", {"policy__entropy": after(TROUBLE, lambda step: 0.6 * 0.9 ** (step - TROUBLE), 0.6)}),
+        ("entropy_collapse", {"policy__entropy": after(TROUBLE, 0.05, 0.6)}),
+        ("entropy_explosion", {"policy__entropy": after(TROUBLE, lambda step: 0.6 + 0.03 * (step - TROUBLE), 0.6)}),
+        ("spurious_growth", {"tokens__spurious_share": after(TROUBLE, 0.006, 0.001)}),
+        ("gradient_concentration", {"tokens__top_gradient_share": after(TROUBLE, 0.4, 0.03)}),
+        ("ratio", {"update__approx_kl": after(TROUBLE, 0.2, 0.002)}),
+        ("ratio", {"update__ratio_max": after(TROUBLE, 80.0, 2.0)}),
+        ("ratio", {"update__approx_kl": after(TROUBLE, lambda step: 2.0 if step == TROUBLE + 1 else 0.002, 0.002)}),
+        ("clip", {"update__clip_share": after(TROUBLE, 0.2, 0.004)}),
+        ("sampler_mismatch", {"sampler__mismatch_mean": after(TROUBLE, 0.2, 0.004)}),
+        ("sampler_mismatch", {"sampler__mismatch_mean": after(TROUBLE, 0.03, 0.004)}),
+        ("no_signal", {"groups__mixed_share": after(TROUBLE, 0.03, 0.7)}),
+        ("truncation", {"response__truncated_share": after(TROUBLE, 0.8, 0.02)}),
+        ("truncation", {"response__truncated_share": after(TROUBLE, 0.35, 0.02)}),
+        ("repetition", {"response__repetition_share": after(TROUBLE, 0.3, 0.03)}),
+        ("length_drift", {"response__length_mean": after(TROUBLE, 1200.0, 400.0), "reward__accuracy": 0.4}),
+        ("length_drift", {"response__length_mean": after(TROUBLE, 100.0, 400.0), "reward__accuracy": 0.4}),
+        ("reward_hacking", {"reward__accuracy": after(TROUBLE, 0.9, 0.3), "eval__accuracy": 0.4}),
+        (
+            "reward_hacking",
+            {"reward__accuracy": after(TROUBLE, 0.9, 0.3), "response__length_mean": after(TROUBLE, 150.0, 400.0)},
+        ),
+        ("reward_drop", {"reward__accuracy": after(TROUBLE, 0.2, 0.6)}),
+        ("reward_drop", {"eval__accuracy": after(TROUBLE, 0.1, 0.5)}),
+    ],
+)
+def test_each_trouble_rings_its_own_alarm_soon_and_not_before(alarm: str, changes: dict[str, float]) -> None:
+    step = rung(made_run(**changes))[alarm]
+    assert TROUBLE < step <= TROUBLE + 30
+
+
+def test_trouble_from_the_first_step_rings_too() -> None:
+    broken = {"groups__mixed_share": 0.0, "response__truncated_share": 1.0, "sampler__mismatch_mean": 0.3}
+    assert rung(made_run(20, **broken)) == {"no_signal": 7, "truncation": 7, "sampler_mismatch": 7}
+
+
+def test_a_falling_trend_rings_before_the_level_is_reached() -> None:
+    falling = made_run(policy__entropy=after(TROUBLE, lambda step: 0.6 * 0.94 ** (step - TROUBLE), 0.6))
+    (first,) = [alarm for alarm in listened(falling) if alarm.alarm == "entropy_collapse"]
+    assert "going on like this" in first.message
+    now = first.evidence["policy/entropy"]["now"]
+    assert now > Thresholds().collapse_level * 0.6
+
+
+def test_the_objectives_target_counts_beside_the_start() -> None:
+    """0.6 at the start, a target of 0.5: 0.2 is far below the target, and not yet below a quarter of the start."""
+    low = made_run(policy__entropy=after(TROUBLE, 0.2, 0.6), noise=0.01)
+    assert "entropy_collapse" in rung(low, target=0.5, collapse_ahead=0)
+    assert "entropy_collapse" not in rung(low, collapse_ahead=0)
+
+
+def test_entropy_that_rises_to_its_target_is_as_it_should_be() -> None:
+    rising = made_run(policy__entropy=lambda step: min(0.3, 0.1 + 0.004 * step))
+    assert "entropy_explosion" in rung(rising)
+    assert "entropy_explosion" not in rung(rising, target=0.3)
+
+
+def test_few_mixed_groups_do_not_look_like_few_heavy_tokens() -> None:
+    """With a hundredth of the groups left, ten tokens naturally hold a hundred times the share."""
+    few = {"tokens__count": 1000.0, "groups__mixed_share": after(TROUBLE, 0.03, 0.8)}
+    held = {"tokens__top_gradient_share": after(TROUBLE, 0.5, 0.02)}
+    assert "gradient_concentration" not in rung(made_run(**few, **held))
+    assert "gradient_concentration" in rung(made_run(tokens__count=1000.0, **held))
+
+
+def test_counts_of_a_few_tokens_need_many_steps_to_be_news() -> None:
+    """In 300 tokens, a share of 1 % is three tokens."""
+    some = {"tokens__count": 300.0, "tokens__spurious_share": lambda step: (step % 3 == 0) / 300}
+    assert "spurious_growth" not in rung(made_run(noise=0.0, **some))
+
+
+# --- what an alarm says
+
+
+def test_an_alarm_has_its_numbers_in_words_and_as_evidence() -> None:
+    alarms = listened(made_run(update__clip_share=after(TROUBLE, 0.2, 0.004), noise=0.0))
+    (alarm,) = alarms
+    assert alarm.message == "the clip cuts 20 % of the tokens; at the start 0.4 %"
+    assert alarm.evidence == {
+        "update/clip_share": {
+            "now": 0.2,
+            "steps": [alarm.step - 4, alarm.step],
+            "start": 0.004,
+            "start_steps": [1, 10],
+            "start_spread": 0.0,
+        }
+    }
+    assert "update.lr" in alarm.suggestion
+
+
+def test_alarms_are_plain_data() -> None:
+    trouble = {"policy__entropy": after(TROUBLE, 0.01, 0.6), "update__approx_kl": 0.3, "groups__mixed_share": 0.0}
+    alarms = listened(made_run(**trouble))
+    assert len(alarms) >= 3
+    for alarm in alarms:
+        assert json.loads(json.dumps(asdict(alarm), allow_nan=False)) == asdict(alarm)
+
+
+# --- episodes
+
+
+def test_an_alarm_rings_once_per_episode() -> None:
+    long = listened(made_run(300, groups__mixed_share=after(TROUBLE, 0.0, 0.7)))
+    assert [alarm.alarm for alarm in long] == ["no_signal"]
+
+
+def test_an_alarm_rings_again_when_the_trouble_was_away_for_long() -> None:
+    def comes_and_goes(step: int) -> float:
+        return 0.0 if 40 < step <= 60 or 120 < step <= 140 else 0.7
+
+    assert [alarm.step for alarm in listened(made_run(200, groups__mixed_share=comes_and_goes))] == [45, 125]
+
+
+def test_trouble_that_flickers_is_one_episode() -> None:
+    def flickers(step: int) -> float:
+        return 0.0 if step > 40 and step // 10 % 2 else 0.7
+
+    assert len(listened(made_run(200, groups__mixed_share=flickers))) == 1
+
+
+# --- what is a pure function of the metrics
+
+
+def test_a_watchman_who_is_shown_the_records_again_goes_on_as_the_one_before() -> None:
+    records = made_run(200, groups__mixed_share=lambda step: 0.0 if step // 35 % 2 else 0.7)
+    whole = Watchman()
+    expected = [alarm for record in records for alarm in whole(record)]
+    assert len(expected) == 3
+    for cut in range(0, 201, 7):
+        again = Watchman()
+        for record in records[:cut]:
+            again(json.loads(json.dumps(record)))
+        rest = [alarm for record in records[cut:] for alarm in again(record)]
+        assert rest == [alarm for alarm in expected if alarm.step >= (records[cut]["step"] if cut < 201 else math.inf)]
+
+
+def test_what_is_not_a_number_changes_nothing() -> None:
+    records = made_run(policy__entropy=after(TROUBLE, 0.05, 0.6))
+    spoilt = [{**record, "policy/entropy_p90": math.nan, "name": "text", "time/x": math.inf} for record in records]
+    assert replay(spoilt) == replay(records)
+
+
+@pytest.mark.parametrize("missing", sorted({metric for kind in KINDS.values() for metric in kind.metrics}))
+def test_a_run_without_a_metric_does_without_its_alarm(missing: str) -> None:
+    records = made_run(policy__entropy=after(TROUBLE, 0.05, 0.6), groups__mixed_share=after(TROUBLE, 0.0, 0.7))
+    watch = Watchman()
+    for record in records:
+        watch({name: value for name, value in record.items() if name != missing})
+    assert watch.broken == set()
+
+
+def test_strange_values_break_no_alarm() -> None:
+    for value in (0.0, -1.0, 1e308, -1e308, 1e-308):
+        watch = Watchman()
+        for record in made_run(60):
+            watch({name: number if name == "step" else value for name, number in record.items()})
+        assert watch.broken == set()
+
+
+# --- faults of our own
+
+
+def test_a_detector_that_fails_costs_its_own_alarm_and_is_said_once() -> None:
+    def breaks(view: View) -> None:
+        raise ZeroDivisionError("a bug")
+
+    said: list[str] = []
+    kinds = {"clip": Kind(breaks, (), ""), "no_signal": KINDS["no_signal"]}
+    watch = Watchman(kinds=kinds, say=said.append)
+    alarms = replay(made_run(groups__mixed_share=0.0), watch)
+    assert [alarm.alarm for alarm in alarms] == ["no_signal"]
+    (text,) = said
+    assert "clip" in text and "a bug" in text
+
+
+# --- figures
+
+
+def test_the_spread_is_that_of_a_normal_distribution_and_an_odd_value_does_not_move_it() -> None:
+    values = [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert spread(values) == pytest.approx(1.4826)
+    assert spread([*values[:-1], 1000.0]) == spread(values)
+
+
+def test_a_slope_is_exact_on_a_line_and_an_odd_value_does_not_move_it() -> None:
+    line = [0.5 * n for n in range(20)]
+    assert slope(line) == pytest.approx(0.5)
+    line[15] = 1e6
+    assert slope(line) == pytest.approx(0.5)
+
+
+def test_a_forecast_goes_on_by_the_same_factor() -> None:
+    view = View()
+    for step in range(1, 31):
+        view.history.add({"step": step, "policy/entropy": 0.5 * 0.9**step})
+    expected = 0.5 * 0.9**28 * 0.9**view.limits.collapse_ahead  # from the middle of the last five steps
+    assert forecast(view) == pytest.approx(expected)
+
+
+def test_the_best_of_a_metric_is_remembered_as_if_it_were_found_anew() -> None:
+    history, values = History(), [3.0, 1.0, 2.0, 9.0, 2.0, 2.0, 4.0, 5.0, 4.0, 1.0]
+    for step, value in enumerate(values):
+        history.add({"step": step, "x": value})
+        assert history.best("x", 1) == max(values[: step + 1])
+    assert history.best("x", 3) == 4.0
+
+
+def test_an_even_share_is_what_ten_tokens_of_all_would_hold() -> None:
+    assert even_share(1000) == pytest.approx(0.01)
+    assert even_share(1e6) == pytest.approx(0.001)
+    assert even_share(0) == 1.0
+
+
+def test_the_watchman_of_a_run_knows_its_objectives_target() -> None:
+    assert watchman(load("demo", ["objective.name=stare", "objective.target=0.25"])).view.entropy_target == 0.25
+    assert watchman(load("demo")).view.entropy_target is None
