@@ -191,7 +191,7 @@ def test_what_the_package_does_not_have_is_an_attribute_error() -> None:
 
 
 def test_one_second_is_the_limit_for_symbols_and_ten_for_ones_own() -> None:
-    assert (pool.LIMITS.processor, pool.LIMITS.seconds) == (1.0, 2.0)
+    assert (pool.LIMITS.processor, pool.LIMITS.seconds) == (1.0, 1.5)
     assert (LIMITS.processor, LIMITS.seconds) == (5.0, 10.0)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from trimtab.rewards.parse import Node, NotReadError
 
-BUDGET = 4_000  # products of monomials
+BUDGET = 2_000  # products of monomials
 MOST_BITS = 2_000
 LARGEST_POWER = 60
 LARGEST_FACTOR = 1_000
@@ -220,6 +220,7 @@ def _gamma(x: Any) -> Any:
 
 
 FLOATS = SimpleNamespace(
+    cancels=1e-6,
     number=lambda value: float(value) if abs(value) < Fraction(10) ** 300 else math.inf,
     pi=math.pi, e=math.e, i=1j, infinity=math.inf, log=cmath.log, exp=cmath.exp, factorial=_gamma,
     floor=lambda x: float(math.floor(complex(x).real)), ceil=lambda x: float(math.ceil(complex(x).real)), abs=abs,
@@ -241,7 +242,9 @@ def evaluate(node: Node, point: tuple[float, ...], kit: Any = FLOATS) -> Any:
         return special[node.name] if node.name in special else kit.number(Fraction(_at(node.name, point)))
     values = [evaluate(part, point, kit) for part in node.parts]
     if node.kind == "sum":
-        return sum(values[1:], values[0])
+        total = sum(values[1:], values[0])
+        # Where floats cancel, too few digits are left to tell anything.
+        return math.nan if kit.cancels and abs(total) < kit.cancels * max(map(abs, values)) else total
     if node.kind == "product":
         total = values[0]
         for value in values[1:]:

@@ -163,17 +163,16 @@ def _equal_nodes(truth: Shape, found: Shape, a: Node, b: Node, equal: Equal) -> 
         return x == y or _rounds_to(a, b, y)
     if x is not None and _rounds_to(a, b, None):
         return True
+    if differ(a, b):
+        return False
     try:
         left, right = Algebra().form(a), Algebra().form(b)
     except NotReadError:
         return False  # a division by nothing
     except TooHardError:
-        return not differ(a, b) and equal(truth, found)
-    if left == right:
-        return True
-    if rational(left) is not None and rational(right) is not None:
-        return False
-    return not differ(a, b) and equal(truth, found)
+        return equal(truth, found)
+    both_rational = rational(left) is not None and rational(right) is not None
+    return left == right or (not both_rational and equal(truth, found))
 
 
 def _rounds_to(truth: Node, found: Node, value: Fraction | None) -> bool:

@@ -27,6 +27,10 @@ _SYMBOLS = frozenset(
     "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar odot".split()
 )
 
+_FOREIGN = frozenset(
+    "hat vec bar tilde widehat widetilde overrightarrow sum prod int iint oint lim partial nabla det mathbf mathcal "
+    "Re Im mod bmod pmod star dagger choose operatorname".split()
+)
 _KNOWN = (
     FUNCTIONS
     | _SYMBOLS
@@ -358,8 +362,9 @@ class _Parser:
 
 
 def foreign(text: str) -> bool:
-    """Whether a text has a command that this grammar does not know: then another one may read what it cannot."""
-    return any(name not in _KNOWN for name in re.findall(r"\\([a-zA-Z]+)", text))
+    """Whether a text has mathematics that this grammar does not know: then another one may read what it cannot."""
+    commands = set(re.findall(r"\\([a-zA-Z]+)", text))
+    return bool(commands & _FOREIGN) and commands <= _FOREIGN | _KNOWN and not re.search(r"[=<>;]", text)
 
 
 def negative(node: Node) -> Node:

@@ -26,7 +26,7 @@ Outcome = Literal["done", "too_costly", "crashed"]
 class Limits:
     """What a job may take: seconds from its start, seconds of processor time, and bytes beyond what the worker has."""
 
-    seconds: float = 2.0
+    seconds: float = 1.5
     processor: float = 1.0
     memory: int = 256 << 20
 

@@ -91,6 +91,7 @@ def by_math_verify(truth: str, found: str) -> bool:
 def _kit(mpmath: Any) -> SimpleNamespace:
     """mpmath's numbers and functions, by the names that `evaluate` asks for."""
     return SimpleNamespace(
+        cancels=0,
         number=lambda value: mpmath.mpf(value.numerator) / value.denominator,
         pi=+mpmath.pi, e=+mpmath.e, i=mpmath.mpc(0, 1), infinity=mpmath.inf, log=mpmath.log, exp=mpmath.exp,
         factorial=mpmath.factorial, floor=mpmath.floor, ceil=mpmath.ceil, abs=abs, sin=mpmath.sin, cos=mpmath.cos,
