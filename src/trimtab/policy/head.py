@@ -36,11 +36,16 @@ class Head:
     soft_cap: float | None = None
     temperature: float = 1.0
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Raw logits of a chunk: bias included, before soft cap and temperature."""
+    def logits(self, hidden: Tensor, buffer: Tensor) -> Tensor:
+        """Raw logits of a chunk, in the first rows of a buffer: bias included, before soft cap and temperature."""
+        out = buffer[: len(hidden)]
         if self.bias is None:
-            return hidden @ self.weight.T
-        return torch.addmm(self.bias, hidden, self.weight.T)
+            return torch.mm(hidden, self.weight.T, out=out)
+        return torch.addmm(self.bias, hidden, self.weight.T, out=out)
+
+    def buffer(self, rows: int) -> Tensor:
+        """Room for the logits of so many rows."""
+        return self.weight.new_empty(rows, len(self.weight))
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,9 @@ class HeadGradients:
 @torch.no_grad()
 def head_scores(hidden: Tensor, head: Head, tokens: Tensor, chunk: int = CHUNK) -> Moments:
     """ln p of each row's token, and entropy, sum p^2, sum p^2 ln p of its distribution, in fp32."""
+    buffer = head.buffer(min(chunk, len(tokens)))
     pieces = [
-        softmax_part(head.logits(h), t, head, write=False)
+        softmax_part(head.logits(h, buffer), t, head, write=False)
         for h, t in zip(hidden.split(chunk), tokens.split(chunk), strict=True)
     ]
     return Moments(*torch.cat(pieces, dim=1).unbind())
@@ -88,14 +94,12 @@ def head_gradients(
     if sum(sizes) != rows:
         raise ValueError(f"the chunks hold {sum(sizes)} rows, but there are {rows} tokens")
     d_hidden = torch.empty_like(hidden)
-    if not frozen:
-        weight_grad = torch.zeros_like(head.weight) if weight_grad is None else weight_grad
-        if head.bias is not None and bias_grad is None:
-            bias_grad = torch.zeros_like(head.bias)
-    losses, scored = [], []
+    if not frozen and head.bias is not None and bias_grad is None:
+        bias_grad = torch.zeros_like(head.bias)
+    losses, scored, buffer = [], [], head.buffer(max(sizes, default=0))
     for first, last in pairwise(accumulate(sizes, initial=0)):
         here = slice(first, last)
-        wide = head.logits(hidden[here])
+        wide = head.logits(hidden[here], buffer)
         numbers = softmax_part(wide, tokens[here], head, write=True)
         loss, slope = loss_of(numbers[0], here)
         slope = slope.to(numbers.dtype) / head.temperature
@@ -104,14 +108,15 @@ def head_gradients(
         narrow = slope if unit is None else slope / unit
         torch.mul(wide @ head.weight, slope[:, None], out=d_hidden[here])
         if not frozen:
-            assert weight_grad is not None
-            _add_product(weight_grad, wide, (hidden[here] * narrow[:, None]).to(hidden.dtype), unit)
+            weight_grad = _add_product(weight_grad, wide, (hidden[here] * narrow[:, None]).to(hidden.dtype), unit)
             if bias_grad is not None:
                 bias_grad += (slope @ wide.to(slope.dtype)).to(bias_grad.dtype)
         losses.append(loss)
         scored.append(numbers)
     whole = torch.cat(scored, dim=1) if scored else torch.empty(4, 0, device=hidden.device)
     total = torch.stack(losses).sum() if losses else torch.zeros((), device=hidden.device)
+    if weight_grad is None and not frozen:
+        weight_grad = torch.zeros_like(head.weight)
     return HeadGradients(total, Moments(*whole.unbind()), d_hidden, weight_grad, bias_grad)
 
 
@@ -151,12 +156,13 @@ def _softmax_part(logits: Tensor, tokens: Tensor, temperature: float, soft_cap: 
     return numbers
 
 
-def _add_product(total: Tensor, wide: Tensor, narrow: Tensor, unit: Tensor | None) -> None:
-    """total += unit x wide^T narrow, summed in fp32 where the total is fp32."""
-    if total.dtype == wide.dtype and unit is None:
-        total.addmm_(wide.T, narrow)
-    elif wide.is_cuda and total.dtype == torch.float32 and unit is None:
-        torch.addmm(total, wide.T, narrow, out_dtype=torch.float32, out=total)
-    else:
-        product = (wide.T @ narrow).to(total.dtype)
-        total += product if unit is None else product * unit
+def _add_product(total: Tensor | None, wide: Tensor, narrow: Tensor, unit: Tensor | None) -> Tensor:
+    """total + unit x wide^T narrow, in place where there is a total, and summed in fp32 where that is fp32."""
+    if unit is None and total is not None and total.dtype == wide.dtype:
+        return total.addmm_(wide.T, narrow)
+    if unit is None and total is not None and wide.is_cuda and total.dtype == torch.float32:
+        return torch.addmm(total, wide.T, narrow, out_dtype=torch.float32, out=total)
+    product = wide.T @ narrow
+    if unit is not None:
+        product = product * unit if total is None else product.to(total.dtype) * unit
+    return product if total is None else total.add_(product)
