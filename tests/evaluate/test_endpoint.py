@@ -8,6 +8,9 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from small_evals import (
 )
 
 from trimtab.evaluate.endpoint import Connection, EndpointError, EndpointSource, TroubleError, parse
+from trimtab.evaluate.folder import EvalFolder
 from trimtab.evaluate.run import Evaluated, evaluate, prepare
 
 KEY = "sk-secret-4242"
@@ -376,3 +380,56 @@ def test_the_same_model_at_another_address_goes_on(tmp_path: Path) -> None:
         done = evaluate(served(tmp_path, server), Heard())
         assert len(server.asked) == 5
     assert done.settings.endpoint == server.url
+
+
+def test_so_many_requests_run_at_a_time_and_no_more(tmp_path: Path) -> None:
+    lock, running, most = threading.Lock(), 0, 0
+
+    def counted(handler: Any, asked: dict[str, Any]) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.05)
+        with lock:
+            running -= 1
+        answer()(handler, asked)
+
+    done, _ = run(tmp_path, otherwise=counted, concurrency=3)
+    assert counts(done) == (1.0, 0)
+    assert most == 3
+
+
+def test_a_server_that_hangs_does_not_hold_up_an_interruption(tmp_path: Path) -> None:
+    """The first answer comes, the second never does, and the user has seen enough."""
+
+    class Interrupting(Heard):
+        @contextmanager
+        def samples(self, total: int, done: int) -> Iterator[Any]:
+            def stop(batch: Any) -> None:
+                raise KeyboardInterrupt
+
+            yield stop
+
+    began = time.monotonic()
+    with serving(answer(), otherwise=sleep(5.0)) as server, pytest.raises(KeyboardInterrupt):
+        evaluate(served(tmp_path, server, concurrency=2, timeout=60.0), Interrupting())
+    assert time.monotonic() - began < 3.0
+    assert len(EvalFolder(tmp_path / "out").read()) == 3, "what had come is kept"
+
+
+def test_samples_that_were_interrupted_are_not_kept_as_failed(tmp_path: Path) -> None:
+    with serving(answer(), status(500), otherwise=status(401)) as server, pytest.raises(EndpointError):
+        evaluate(served(tmp_path, server, concurrency=1, retries=5), Heard())
+    assert [generation.failed for generation in EvalFolder(tmp_path / "out").read()] == [None] * 3
+
+
+def test_the_limit_on_a_body_grows_with_what_was_asked_for(tmp_path: Path) -> None:
+    """A megabyte of log-probabilities is no attack where 4,000 tokens were asked for, and is one where six were."""
+    padding = " " * 2_000_000
+    reply = body((json.dumps(completion(["2"] * 3))[:-1] + padding + "}").encode())
+    many, _ = run(tmp_path / "many", otherwise=reply, problems=1, max_new_tokens=4_000)
+    few, _ = run(tmp_path / "few", otherwise=reply, problems=1, retries=0)
+    assert counts(many) == (1.0, 0)
+    assert counts(few) == (None, 3)
+    assert {generation.failed for generation in few.folder.read()} == {"an answer of more than 1,055,776 bytes"}

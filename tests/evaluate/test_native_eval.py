@@ -21,15 +21,6 @@ from trimtab.policy import Transcript, score
 from trimtab.train.run_folder import RunFolder
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> object:
-    """Rounding depends on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def lines(folder: EvalFolder) -> list[str]:
     """What was kept, in an order of its own."""
     return sorted(folder.generations.read_text().splitlines())
@@ -37,7 +28,6 @@ def lines(folder: EvalFolder) -> list[str]:
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
-    torch.set_num_threads(1)
     return evaluate(small(tmp_path_factory.mktemp("unbroken")), Heard())
 
 
