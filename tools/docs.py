@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from trimtab.insight.alarms import KINDS, reasons
 from trimtab.objectives.handbook import handbook
 from trimtab.record import TABLES
 from trimtab.train.handbook import recipes_page
@@ -104,7 +105,37 @@ def filled(name: str, parts: Mapping[str, Callable[[], str]]) -> str:
     return text
 
 
+def alarms_page() -> str:
+    """docs/alarms.md with the alarms, their thresholds, and what was measured filled in."""
+    made = {"alarms": alarm_list, "measured": alarms_measured, "thresholds": alarm_thresholds}
+    return filled("docs/alarms.md", made)
+
+
+def alarm_list() -> str:
+    """Every alarm: what it looks for, at which metrics and thresholds, and what to try."""
+    parts = []
+    for name, kind in KINDS.items():
+        limits = ", ".join(f"`{limit}` {reasons()[limit][0]:g}" for limit in kind.limits)
+        metrics = ", ".join(f"`{metric}`" for metric in kind.metrics)
+        looks = (kind.detect.__doc__ or "").strip()
+        parts.append(f"### `{name}`\n\n{looks}\n\nLooks at {metrics}. Thresholds: {limits}.\n\n{kind.suggestion}.")
+    return "\n\n".join(parts)
+
+
+def alarm_thresholds() -> str:
+    """Every number that alarms depend on."""
+    rows = [f"| `{name}` | {value:g} | {why} |" for name, (value, why) in reasons().items()]
+    return "\n".join(["| threshold | | why |", "|---|---|---|", *rows])
+
+
+def alarms_measured() -> str:
+    """Detection, lead time and false alarms on the demo, as `benchmarks/alarms.py` wrote them."""
+    path = RESULTS / "alarms-demo.md"
+    return path.read_text().strip() if path.exists() else ""
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "docs/alarms.md": alarms_page,
     "docs/methods.md": handbook,
     "docs/recipes.md": recipes_page,
     "docs/record.md": record_page,

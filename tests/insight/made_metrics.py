@@ -43,7 +43,7 @@ def made_run(steps: int = 120, seed: int = 0, noise: float = NOISE, **changes: C
                 value = curve(step) if callable(curve) else curve
                 record[name] = value * (1 + noise * rng.gauss(0, 1))
         if step % 10 == 0 and "eval/accuracy" not in curves:
-            record["eval/accuracy"] = min(0.8, 0.4 + 0.002 * step) + noise * rng.gauss(0, 0.4)
+            record["eval/accuracy"] = min(0.8, 0.4 + 0.002 * step) + noise * rng.gauss(0, 0.2)
         records.append(record)
     return records
 

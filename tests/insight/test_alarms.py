@@ -45,6 +45,12 @@ def test_every_threshold_says_why() -> None:
     assert all(len(why) > 20 for _, why in reasons().values())
 
 
+def test_every_threshold_belongs_to_an_alarm_or_to_all_of_them() -> None:
+    own = [name for kind in KINDS.values() for name in kind.limits]
+    assert len(own) == len(set(own))
+    assert set(reasons()) - set(own) == {"start", "recent", "trend", "sure", "hold", "quiet"}
+
+
 # --- healthy runs
 
 
@@ -256,7 +262,7 @@ def test_a_detector_that_fails_costs_its_own_alarm_and_is_said_once() -> None:
         raise ZeroDivisionError("a bug")
 
     said: list[str] = []
-    kinds = {"clip": Kind(breaks, (), ""), "no_signal": KINDS["no_signal"]}
+    kinds = {"clip": Kind(breaks, (), (), ""), "no_signal": KINDS["no_signal"]}
     watch = Watchman(kinds=kinds, say=said.append)
     alarms = replay(made_run(groups__mixed_share=0.0), watch)
     assert [alarm.alarm for alarm in alarms] == ["no_signal"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
+LATELY = 50  # values that noise is taken over
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,12 @@ class History:
             best = max(best, median(values[end - recent : end]))
         self.peaks[name, recent] = max(done, len(values)), best
         return best
+
+    def noise(self, name: str) -> float:
+        """How much a metric wanders from one value to the next, as a standard deviation; slow changes count little."""
+        values = self.values(name)[-LATELY:]
+        steps = [abs(later - earlier) for earlier, later in pairwise(values)]
+        return MAD_TO_DEVIATION * median(steps) / math.sqrt(2) if steps else 0.0
 
     def shift(self, name: str, start: int, recent: int) -> Shift | None:
         """A metric now against its start; None until both are known."""

@@ -112,13 +112,13 @@ def reward_drop(view: View) -> Finding | None:
     """Accuracy, by the verifier or held out, well below the best it has been."""
     limits = view.limits
     now, best = view.now(view.accuracy), view.history.best(view.accuracy, limits.start)
-    if now is not None and _dropped(view, now, best):
+    if now is not None and _dropped(view, view.accuracy, now, best):
         return Finding(
             f"{view.accuracy} is {now:.2f}; its best was {best:.2f}", {view.accuracy: {"now": now, "best": best}}
         )
     metric = "eval/accuracy"
     held_out, best = view.held_out(), view.history.best(metric, 2)
-    if held_out is None or not _dropped(view, held_out[1], best):
+    if held_out is None or not _dropped(view, metric, held_out[1], best):
         return None
     return Finding(
         f"held-out accuracy is {held_out[1]:.2f}; its best was {best:.2f}",
@@ -126,5 +126,6 @@ def reward_drop(view: View) -> Finding | None:
     )
 
 
-def _dropped(view: View, now: float, best: float) -> bool:
-    return now < view.limits.drop_share * best and best - now > view.limits.drop_least
+def _dropped(view: View, metric: str, now: float, best: float) -> bool:
+    limits, noise = view.limits, view.history.noise(metric)
+    return now < limits.drop_share * best and best - now > max(limits.drop_least, limits.drop_sure * noise)

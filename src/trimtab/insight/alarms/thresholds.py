@@ -58,6 +58,7 @@ class Thresholds:
     jump_length: float = _number(0.25, "change of length in the same window, as a share")
     jump_entropy: float = _number(0.4, "fall of the entropy in the same window, as a share")
     drop_share: float = _number(0.7, "of its best, below which reward or held-out accuracy has dropped")
+    drop_sure: float = _number(3.0, "times its noise from one value to the next: 30 problems wander by themselves")
     drop_least: float = _number(0.1, "fall in accuracy that counts at all")
 
 
