@@ -153,7 +153,7 @@ def alarms(
 ) -> None:
     """The alarms that ring over a run's metrics, with what to try; of a run that is over too."""
     with errors_in_words():
-        from trimtab.insight.alarms.replay import lines, replay_run
+        from trimtab.insight.alarms.replays import lines, replay_run
 
         for line in lines(replay_run(run), as_json):
             typer.echo(line)

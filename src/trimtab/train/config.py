@@ -177,13 +177,12 @@ Action = Literal["warn", "save", "stop", "off"]
 
 
 class AlarmsConfig(Section):
-    """What is done when an alarm rings: `warn` says it, `save` keeps a checkpoint too, `stop` also ends the run.
-
-    The alarms and what they look at are in [alarms.md](alarms.md). A key with an alarm's name is for that alarm alone.
-    """
+    """What is done when an alarm rings ([alarms.md](alarms.md)); a key with an alarm's name is for that one alone."""
 
     enabled: bool = Field(True, description="watch the metrics of every step")
-    default: Action = Field("warn", description="what is done when an alarm without a key of its own rings")
+    default: Action = Field(
+        "warn", description="warn: say it; save: keep a checkpoint too; stop: end the run too; off: nothing"
+    )
     entropy_collapse: Action | None = Field(None, description="the entropy falls away")
     entropy_explosion: Action | None = Field(None, description="the entropy runs up")
     spurious_growth: Action | None = Field(None, description="more tokens are rare, confident and rewarded")

@@ -5,10 +5,10 @@ trainer whose metrics have the same names. What rings depends on the metrics alo
 """
 
 from trimtab.insight.alarms.kinds import KINDS, Kind
-from trimtab.insight.alarms.replay import read_metrics, replay, replay_run
+from trimtab.insight.alarms.replays import read_metrics, replay, replay_run
 from trimtab.insight.alarms.thresholds import Thresholds, reasons
 from trimtab.insight.alarms.view import Finding, View
-from trimtab.insight.alarms.watchman import Watchman, watchman
+from trimtab.insight.alarms.watching import Watchman, watchman
 
 __all__ = [
     "KINDS",

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trimtab.insight.alarms.watchman import Watchman, watchman
+from trimtab.insight.alarms.watching import Watchman, watchman
 from trimtab.train.config import load
 from trimtab.train.watch import Alarm
 

@@ -1,0 +1,201 @@
+"""Alarms over metrics that are there already: of a finished run, of another trainer, of a broken file; the command."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from made_metrics import after, made_run
+from short_runs import short_run
+from typer.testing import CliRunner
+
+from trimtab.cli import app
+from trimtab.insight.alarms import KINDS, Kind, View, read_metrics, replay, replay_run, watchman
+from trimtab.insight.alarms.replays import lines
+from trimtab.insight.alarms.view import Finding
+from trimtab.train.loop import train
+from trimtab.train.run_folder import RunFolder
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def written(folder: Path, records: list[dict[str, float]]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+# --- a run's own
+
+
+def test_a_replay_rings_what_rang_while_the_run_went_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short run is too short for real thresholds: an alarm of our own rings once it has held for three steps."""
+
+    def third(view: View) -> Finding | None:
+        values = view.history.values("policy/entropy")
+        return (
+            Finding(f"entropy {values[-1]:.3f}", {"policy/entropy": {"now": values[-1]}}) if len(values) > 2 else None
+        )
+
+    monkeypatch.setattr("trimtab.insight.alarms.watching.KINDS", {"clip": Kind(third, (), (), "Try nothing")})
+    run, listener = short_run(tmp_path / "run", {"warm_start.steps": "0", "record.enabled": "false"})
+    run.watcher = watchman(run.config)
+    train(run)
+    told = RunFolder(tmp_path / "run").alarm_records()
+    again = replay_run(tmp_path / "run")
+    assert [(alarm.step, alarm.message, alarm.evidence) for alarm in again] == [
+        (record["step"], record["message"], record["evidence"]) for record in told
+    ]
+    assert [alarm.step for alarm in again] == [5]
+    assert listener.heard("alarm: step 5", "Try nothing")
+
+
+def test_the_recipe_beside_the_metrics_gives_the_target(tmp_path: Path) -> None:
+    written(tmp_path, made_run(policy__entropy=lambda step: min(0.3, 0.1 + 0.004 * step)))
+    assert [alarm.alarm for alarm in replay_run(tmp_path)] == ["entropy_explosion"]
+    (tmp_path / "config.toml").write_text('[objective]\nname = "stare"\ntarget = 0.3\n')
+    assert replay_run(tmp_path) == []
+
+
+# --- foreign ones
+
+
+def test_metrics_of_another_trainer_will_do_in_any_order_and_with_other_names_beside_ours(tmp_path: Path) -> None:
+    records = made_run(policy__entropy=after(40, 0.02, 0.6))
+    theirs = [
+        {"step": r["step"], "policy/entropy": r.get("policy/entropy"), "actor/lr": 1e-6, "note": "text", "list": [1]}
+        for r in reversed(records)
+    ]
+    path = tmp_path / "other.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in theirs))
+    assert [alarm.alarm for alarm in replay_run(path)] == ["entropy_collapse"]
+
+
+def test_lines_that_are_no_metrics_are_passed_over(tmp_path: Path) -> None:
+    records = made_run(60, groups__mixed_share=0.0)
+    path = written(tmp_path, records)
+    whole = replay(read_metrics(path))
+    rubbish = ['{"step": 3', "[1, 2]", '"text"', '{"no": 1}', '{"step": "x"}', "[" * 100_000, '{"step": NaN}', ""]
+    path.write_text(path.read_text() + "\n".join(rubbish) + "\n" + "1" * 2_000_000 + "\n")
+    assert replay(read_metrics(path)) == whole != []
+
+
+@pytest.mark.parametrize("text", ["", "{}\n", "not json\n", '{"loss": 1}\n'])
+def test_a_file_without_metrics_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"metrics\.jsonl.*step"):
+        replay_run(tmp_path)
+
+
+# --- the command
+
+
+def test_the_command_tells_what_rang_and_what_to_try(tmp_path: Path) -> None:
+    written(tmp_path, made_run(groups__mixed_share=after(40, 0.0, 0.7)))
+    result = CliRunner().invoke(app, ["alarms", str(tmp_path)])
+    assert result.exit_code == 0
+    assert result.output.startswith("step 45  no_signal: only 0 % of the groups")
+    assert "rollout.dynamic" in result.output
+
+
+def test_the_command_gives_json_for_programs(tmp_path: Path) -> None:
+    path = written(tmp_path, made_run(groups__mixed_share=after(40, 0.0, 0.7)))
+    result = CliRunner().invoke(app, ["alarms", str(path), "--json"])
+    (line,) = result.output.splitlines()
+    assert set(json.loads(line)) == {"step", "alarm", "message", "evidence", "suggestion"}
+
+
+def test_the_command_says_so_when_nothing_rang(tmp_path: Path) -> None:
+    written(tmp_path, made_run())
+    assert CliRunner().invoke(app, ["alarms", str(tmp_path)]).output == "no alarm rang\n"
+
+
+def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["alarms", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "metrics.jsonl is not there" in result.output
+
+
+def test_no_alarm_is_no_json() -> None:
+    assert lines([], as_json=True) == []
+
+
+# --- the figures of the benchmark
+
+
+@pytest.fixture(scope="module")
+def figures() -> Iterator[ModuleType]:
+    """The benchmark's own module, and its suite beside it."""
+    before = list(sys.path)
+    sys.path.insert(0, str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location("alarm_figures", BENCHMARKS / "alarm_figures.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["alarm_figures"] = module
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = before
+    for name in ("alarm_figures", "alarm_suite"):
+        sys.modules.pop(name, None)
+
+
+def test_a_collapse_is_half_the_best_accuracy_or_an_entropy_that_is_gone(figures: ModuleType) -> None:
+    assert figures.collapsed(made_run(60, noise=0.0))[0] is None
+    fallen = made_run(60, noise=0.0, eval__accuracy=after(30, 0.19, 0.4))
+    assert figures.collapsed(fallen) == (40, "held-out accuracy below half of its best")
+    gone = made_run(60, noise=0.0, policy__entropy=after(30, 0.01, 0.6))
+    assert figures.collapsed(gone) == (33, "entropy below 5 % of its start")
+    full = made_run(60, noise=0.0, policy__entropy=after(30, 2.5, 0.6))
+    assert figures.collapsed(full)[0] == 33
+
+
+def test_lead_time_counts_only_rings_before_the_collapse(figures: ModuleType) -> None:
+    def seen(collapse: int | None, *rung: tuple[int, str]) -> Any:
+        return figures.Seen("lr_high", 2, 100, collapse, "", [(step, name, "") for step, name in rung])
+
+    assert seen(50, (20, "ratio"), (40, "clip")).lead() == 30
+    assert seen(50, (20, "ratio"), (40, "clip")).lead("clip") == 10
+    assert seen(50, (50, "ratio")).lead() is None
+    assert seen(50).lead() is None
+    assert seen(None, (20, "ratio")).lead() is None
+
+
+def test_false_alarms_are_counted_per_thousand_healthy_steps(figures: ModuleType) -> None:
+    healthy = figures.Seen("healthy_dapo", 2, 500, None, "", [(9, "clip", ""), (90, "clip", "")])
+    faulty = figures.Seen("lr_high", 2, 100, 50, "", [(20, "ratio", "")])
+    result = figures.figures([healthy, faulty], [2])
+    (row,) = [row for row in result["alarms"] if row["alarm"] == "clip"]
+    assert row["false_per_1000_steps"] == 4.0
+    (fault,) = result["faults"]
+    assert (fault["detected"], fault["detected_before"], fault["leads"]) == (1, 1, [30])
+    table = figures.markdown({**result, "machine": "a machine", "date": "today", "versions": {"torch": "2"}})
+    assert "| `clip` | 0/0 | 0/1 | 0/1 | - | 4.00 |" in table
+
+
+def test_every_alarm_is_meant_for_some_fault_of_the_suite(figures: ModuleType) -> None:
+    suite = sys.modules["alarm_suite"]
+    assert set(suite.MEANT) == set(KINDS)
+    assert all(name in suite.SCENARIOS for names in suite.MEANT.values() for name in names)
+    assert not set(suite.TUNING) & set(suite.REPORTING)
+
+
+def test_every_run_of_the_suite_has_a_recipe(figures: ModuleType) -> None:
+    for scenario in sys.modules["alarm_suite"].SCENARIOS.values():
+        config = scenario.config(3)
+        assert config.run.seed == 3 and config.run.threads == 1 and not config.record.enabled
