@@ -18,6 +18,10 @@ import numpy as np
 LONGEST_TEXT = 20_000  # characters of a prompt, a message, a configuration
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029\x7f"}
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+_NOT_FINITE = {"inf": "Infinity", "-inf": "-Infinity", "nan": None}  # as JavaScript's Number takes them
 _SPARSE = 0.2  # an array with fewer values than this share away from its commonest is written as those alone
 
 Array = np.ndarray[Any, Any]
@@ -34,10 +38,15 @@ def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
     return text if len(text) <= longest else f"{text[:longest]}… ({len(text) - longest:,} more characters)"
 
 
+def visible(text: str) -> str:
+    """A text in which characters that are not seen, or turn others around, are shown as what they are."""
+    return _UNSEEN.sub(lambda found: f"\\u{{{ord(found[0]):x}}}", text)
+
+
 def pack(values: Sequence[float] | Array, kind: str = "f4") -> dict[str, Any]:
     """An array for the page: its little-endian bytes in base64, or less where most values are the same.
 
-    `kind` is a NumPy type: f4, i4, i2, u1. The page's `unpack` gives a typed array back, bit for bit.
+    `kind` is a NumPy type: f4, i4, i2, u1. The page's `unpack` gives a typed array back, value for value.
     """
     array = np.ascontiguousarray(values, dtype=f"<{kind}")
     packed: dict[str, Any] = {"t": kind, "n": len(array)}
@@ -47,7 +56,7 @@ def pack(values: Sequence[float] | Array, kind: str = "f4") -> dict[str, Any]:
     rest = np.flatnonzero(~_same(array, common))
     if len(rest) > _SPARSE * len(array):
         return packed | {"b": _base64(array)}
-    packed["c"] = "Infinity" if common == np.inf else common.item()  # JSON knows no infinity
+    packed["c"] = common.item() if np.abs(common) < np.inf else _NOT_FINITE[str(common)]
     if len(rest):
         packed |= {"i": _base64(rest.astype("<i4")), "v": _base64(array[rest])}
     return packed

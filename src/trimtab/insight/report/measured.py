@@ -207,8 +207,7 @@ def _push(objective: Objective, plans: list[Plan], new_logp: torch.Tensor) -> tu
 
 def _per_token(update: Update, batch: TokenBatch) -> np.float32:
     """The tokens of the mini-batch; of a record with a share of the groups, about so many."""
-    info = update.step.info
-    return np.float32(batch.tokens * info.sampled / max(info.responses, 1))
+    return np.float32(batch.tokens * max(sum(update.info.parts) / max(batch.responses, 1), 1.0))
 
 
 def _column(step: Step, name: str) -> Array:

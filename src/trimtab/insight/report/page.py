@@ -14,7 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from trimtab.insight.report.embed import safe_json
+from trimtab.insight.report.embed import safe_json, visible
 
 # In this order; each is a few functions, and the last one calls them.
 SCRIPTS = (
@@ -29,7 +29,7 @@ def page(title: str, data: Mapping[str, Any], blocks: Iterable[str]) -> Iterator
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     skeleton = asset("page.html")
     for mark, text in {
-        "{{title}}": html.escape(title),
+        "{{title}}": html.escape(visible(title)),
         "{{policy}}": f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
         "base-uri 'none'; form-action 'none'",
         "{{style}}": asset("page.css"),

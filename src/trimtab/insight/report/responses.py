@@ -11,7 +11,7 @@ from trimtab.insight.report.choice import Item
 from trimtab.insight.report.embed import pack, safe_json, shortened
 from trimtab.insight.report.measured import Measured, Treated, batches_of, measure, open_step, treat
 from trimtab.objectives import Objective, Reason
-from trimtab.record import RecordError, Records, Step
+from trimtab.record import RecordError, Records, Step, Vocabulary
 
 LONGEST_PIECE = 200  # characters of one token
 LONGEST_PROMPT = 4_000
@@ -44,21 +44,36 @@ def fill_shelf(
 ) -> Shelf:
     """Read the items' steps once more, and put every item on the shelf for which there is room."""
     shelf = Shelf()
+    words = _words(records, shelf.notes)
     room, crowded = budget, 0
     for number, group in groupby(items, key=lambda item: item.step):
-        measured = measure(open_step(records, number), recorded)
+        try:
+            measured = measure(open_step(records, number), recorded)
+        except RecordError as error:  # a run that goes on may thin its records meanwhile
+            shelf.notes.append(f"step {number} is left out: {error}")
+            continue
         beside = dict(_beside(measured.step, others, shelf.notes))
         for item in group:
-            block = safe_json(block_of(measured, beside, item, list(others)))
-            if len(block.encode()) > room:
+            block = safe_json(block_of(measured, beside, item, list(others), words))
+            size = len(block.encode())
+            if size > room:
                 crowded += 1
                 continue
-            room -= len(block.encode())
-            shelf.entries.append(entry_of(measured, item, first_block + len(shelf.blocks)))
+            room -= size
+            shelf.entries.append(entry_of(measured, item, first_block + len(shelf.blocks), words))
             shelf.blocks.append(block)
     if crowded:
         shelf.notes.append(f"{crowded} responses were left out to keep the report small")
     return shelf
+
+
+def _words(records: Records, notes: list[str]) -> Vocabulary:
+    """The run's vocabulary; where it is damaged, one in which every token is shown by its number."""
+    try:
+        return records.vocabulary
+    except RecordError as error:
+        notes.append(f"{error}: tokens are shown by their numbers")
+        return Vocabulary([], [])
 
 
 def _beside(step: Step, others: Mapping[str, Objective], notes: list[str]) -> Iterator[tuple[str, Treated]]:
@@ -73,7 +88,7 @@ def _beside(step: Step, others: Mapping[str, Objective], notes: list[str]) -> It
                 notes.append(note)
 
 
-def entry_of(measured: Measured, item: Item, block: int) -> dict[str, Any]:
+def entry_of(measured: Measured, item: Item, block: int, words: Vocabulary) -> dict[str, Any]:
     """A line of the list: what is needed to filter and sort without opening the response."""
     step, span = measured.step, _span(measured.step, item)
     reason = measured.treated.reason[span]
@@ -87,19 +102,19 @@ def entry_of(measured: Measured, item: Item, block: int) -> dict[str, Any]:
         "reward": float(step.responses["reward"][item.response]),
         "verdict": shortened(str(step.responses["verdict"][item.response]), 60),
         "kinds": item.kinds,
-        "text": "".join(step.records.vocabulary.pieces(step.tokens["token"][span][:PREVIEW].tolist()))[
-            :LONGEST_PREVIEW
-        ],
+        "text": words.decode(step.tokens["token"][span][:PREVIEW].tolist())[:LONGEST_PREVIEW],
         "silenced": int(((reason & int(Reason.SILENCED)) != 0).sum()),
         "clipped": int(measured.treated.clipped[span].sum()),
         "gradient": float(measured.gradient[span].max(initial=0.0)),
     }
 
 
-def block_of(measured: Measured, beside: Mapping[str, Treated], item: Item, names: Sequence[str]) -> dict[str, Any]:
+def block_of(
+    measured: Measured, beside: Mapping[str, Treated], item: Item, names: Sequence[str], words: Vocabulary
+) -> dict[str, Any]:
     """A response with all its numbers."""
     step, span = measured.step, _span(measured.step, item)
-    ids, words = step.tokens["token"][span].tolist(), step.records.vocabulary
+    ids = step.tokens["token"][span].tolist()
     texts = {name: step.responses[name][item.response] for name in ("prompt", "answer", "extracted", "source")}
     arrays = {
         "logp": pack(measured.logp[span]),

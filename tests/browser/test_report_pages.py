@@ -1,0 +1,262 @@
+"""Clicking through a report in a real browser: what it shows is what the records say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import Tab, tab
+from report_runs import Made, make_run
+
+from trimtab.insight.replay_batches import recorded_objective
+from trimtab.insight.report import write_report
+from trimtab.insight.report.measured import Measured, batches_of, measure, open_step, treat
+from trimtab.objectives import objective
+from trimtab.objectives.reasons import reason_words
+from trimtab.record import open_run
+
+ALARM = {
+    "step": 3, "alarm": "entropy collapse", "message": "Entropy fell by half.", "evidence": {"entropy": 0.1},
+    "suggestion": "lower update.lr", "action": "none",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("pages") / "first-run", Made(steps=5, alarms=[ALARM]))
+
+
+@pytest.fixture(scope="module")
+def measured(run: Path) -> list[Measured]:
+    records = open_run(run)
+    mine = recorded_objective(dict(records.manifest.objective))
+    return [measure(open_step(records, step), mine) for step in records.steps]
+
+
+@pytest.fixture(scope="module")
+def shared(chromium: Any, run: Path) -> Iterator[Tab]:
+    with tab(chromium) as opened:
+        opened.open(write_report([run]))
+        yield opened
+
+
+@pytest.fixture
+def opened(shared: Tab) -> Tab:
+    """The page as it opens: filters, colours and the other objective as they were."""
+    page = shared.page
+    page.get_by_label("Beside it").select_option("")
+    page.get_by_label("Colour by").select_option("probability")
+    page.get_by_label("Verdict").select_option("")
+    page.get_by_label("Step", exact=True).fill("")
+    page.get_by_label("Step", exact=True).dispatch_event("change")
+    page.get_by_role("button", name="All responses").click()
+    return shared
+
+
+def facts(opened: Tab) -> dict[str, list[str]]:
+    """The card of the token that is looked at."""
+    rows = opened.page.locator(".token-card .facts tbody tr")
+    return {
+        rows.nth(n).locator("th").inner_text(): rows.nth(n).locator("td").all_inner_texts() for n in range(rows.count())
+    }
+
+
+def number(text: str) -> float:
+    return float(text.replace("−", "-").replace(",", "").removesuffix(" nats"))
+
+
+def test_the_summary_says_in_words_what_came_of_the_run(opened: Tab) -> None:
+    assert opened.texts("h1") == ["first-run"]
+    (words,) = opened.texts(".words")
+    assert "Held-out accuracy rose from 25.0% to 50.0%." in words
+    assert "One alarm was raised, the first at step 3: entropy collapse." in words
+    assert any("50.0%" in tile and "from 25.0%" in tile for tile in opened.texts(".tile"))
+
+
+def test_all_curves_are_drawn_with_axes_and_alarms(opened: Tab) -> None:
+    titles = opened.texts("#curves h3")
+    for title in ("Reward", "Accuracy", "Entropy", "Set apart", "Clipped", "Gradient norm", "Response length"):
+        assert any(text.startswith(title) for text in titles), title
+    charts = opened.page.locator("#curves svg.chart")
+    for n in range(charts.count()):
+        assert charts.nth(n).locator("path.line").first.get_attribute("d").startswith("M")
+        assert charts.nth(n).locator("text.tick").count() >= 3
+        assert charts.nth(n).locator(".alarm-mark").count() == 1
+
+
+def test_the_entropy_has_quantiles_of_its_tokens(opened: Tab) -> None:
+    card = opened.page.locator("#curves figure", has_text="Token-mean entropy")
+    assert card.locator("path.fan").count() == 2 and card.locator("path.fan-middle").count() == 1
+
+
+def test_any_metric_can_be_looked_at(opened: Tab) -> None:
+    picker = opened.page.get_by_label("Any other metric")
+    assert {"tokens/count", "s2t/entropy_threshold"} <= set(picker.locator("option").all_inner_texts())
+    picker.select_option("tokens/count")
+    assert opened.texts(".any h3")[0].startswith("tokens/count")
+    assert opened.texts(".any .read") == ["33"]
+
+
+def test_pointing_at_one_chart_reads_all_of_them(opened: Tab) -> None:
+    chart = opened.page.locator("#curves svg.chart").first
+    box = chart.bounding_box()
+    chart.hover(position={"x": box["width"] - 20, "y": 80})
+    assert {text for text in opened.texts("#curves h3 .at") if text} == {"step 5"}
+    assert opened.texts("#curves .read")[0] == "0.833"
+    opened.page.mouse.move(2, 2)
+    assert set(opened.texts("#curves h3 .at")) == {""}
+
+
+def test_an_alarm_is_told_in_full_and_leads_to_its_tokens(opened: Tab) -> None:
+    (card,) = opened.texts(".alarm")
+    for words in ("entropy collapse", "step 3", "Entropy fell by half.", "entropy 0.1", "lower update.lr"):
+        assert words in card
+    opened.page.get_by_role("button", name="Look at this step's tokens").click()
+    assert opened.page.get_by_label("Step", exact=True).input_value() == "3"
+    assert {text.split()[1] for text in opened.texts(".row b")} == {"3"}
+
+
+def test_the_planes_hold_all_tokens_and_mark_where_tokens_are_silenced(opened: Tab, measured: list[Measured]) -> None:
+    total = sum(len(step.logp) for step in measured)
+    plane = opened.page.locator("svg.plane").first
+    assert f"{total} tokens" in plane.get_attribute("aria-label")
+    assert plane.locator("rect.region").count() == 1 and plane.locator("image").count() == 1
+    opened.page.locator(".plane-slot select").select_option("silenced")
+    silenced = sum(int((step.treated.reason == 2).sum()) for step in measured)
+    assert f"{silenced} tokens" in opened.page.locator("svg.plane").first.get_attribute("aria-label")
+
+
+def test_quadrants_add_up(opened: Tab) -> None:
+    cells = opened.page.locator("#planes .numbers tbody td:nth-child(2)").all_inner_texts()
+    assert sum(float(cell.removesuffix("%")) for cell in cells) == pytest.approx(100, abs=2)
+
+
+def test_a_tokens_numbers_are_those_of_the_record(opened: Tab, measured: list[Measured]) -> None:
+    opened.page.locator(".row").first.click()
+    row = opened.texts(".row")[0]
+    step, response = int(row.split("step ")[1].split("response")[0]), int(row.split("response ")[1][0])
+    held = measured[step - 1]
+    first = held.step.offsets[response]
+    for n in (0, 3):
+        opened.page.locator(".tok").nth(n).click()
+        shown, at = facts(opened), first + n
+        assert number(shown["probability"][0]) == pytest.approx(math.exp(held.logp[at]), rel=0.01)
+        assert number(shown["surprisal"][0]) == pytest.approx(-held.logp[at], rel=0.01)
+        assert number(shown["entropy"][0]) == pytest.approx(held.entropy[at], rel=0.01)
+        assert number(shown["advantage"][0]) == pytest.approx(held.treated.advantage[at], rel=0.01)
+        assert number(shown["weight"][0]) == held.treated.weight[at]
+        assert number(shown["gradient norm"][0]) == pytest.approx(held.gradient[at], rel=0.06, abs=1e-9)
+        assert number(shown["predicted entropy change"][0]) == pytest.approx(
+            held.entropy_change[at], rel=0.06, abs=1e-9
+        )
+        assert shown["why"] == [reason_words(int(held.treated.reason[at]))]
+        assert shown["clipped"][0].startswith("yes" if held.treated.clipped[at] else "no")
+
+
+def test_tokens_are_coloured_by_what_the_reader_chooses(opened: Tab) -> None:
+    def colors() -> list[str]:
+        script = "nodes => nodes.map(node => node.style.background + ' ' + (node.dataset.mark || ''))"
+        return list(opened.page.locator(".tok").evaluate_all(script))
+
+    looks = {}
+    for name in ("probability", "surprisal", "entropy", "advantage", "weight", "reason", "clip", "gradient", "change"):
+        opened.page.get_by_label("Colour by").select_option(name)
+        looks[name] = colors()
+        assert opened.texts(".legend-title")
+    assert len({tuple(look) for look in looks.values()}) >= 8
+    marks = [look.split(" ")[-1] for look in looks["reason"]]
+    off = opened.page.locator(".tok").evaluate_all("nodes => nodes.map(node => node.classList.contains('off'))")
+    assert [mark == "S" for mark in marks] == off and any(off)  # a letter and a line through it, not colour alone
+
+
+def test_colours_grow_with_the_value(opened: Tab) -> None:
+    opened.page.get_by_label("Colour by").select_option("surprisal")
+    script = "nodes => nodes.map(n => n.style.background.match(/\\d+/g).map(Number).reduce((a, b) => a + b))"
+    lightness = opened.page.locator(".tok").evaluate_all(script)
+    values = []
+    for n in range(len(lightness)):
+        opened.page.locator(".tok").nth(n).click()
+        values.append(number(facts(opened)["surprisal"][0]))
+    order = sorted(range(len(values)), key=values.__getitem__)
+    assert [lightness[n] for n in order] == sorted(lightness, reverse=True)  # on white, more is darker
+
+
+def test_silenced_tokens_of_a_step_are_found(opened: Tab, measured: list[Measured]) -> None:
+    page = opened.page
+    page.get_by_role("button", name="Silenced tokens").click()
+    page.get_by_label("Step", exact=True).fill("4")
+    page.get_by_label("Step", exact=True).press("Enter")
+    expected = int((measured[3].treated.reason == 2).sum())
+    assert page.locator(".row").count() == expected > 3
+    assert opened.texts("[role=status]")[0].startswith(f"{expected} tokens")
+    assert all("step 4" in row for row in opened.texts(".row"))
+    page.locator(".row").nth(2).click()
+    assert facts(opened)["why"] == ["silenced: rare, confident and rewarded"]
+
+
+def test_the_largest_gradients_are_found_in_order(opened: Tab, measured: list[Measured]) -> None:
+    opened.page.get_by_role("button", name="100 largest gradients").click()
+    heads = opened.page.locator(".row .row-head span:last-child").all_inner_texts()
+    shown = [number(text.removeprefix("gradient ")) for text in heads]
+    everything = sorted((float(v) for step in measured for v in step.gradient), reverse=True)
+    assert len(shown) == 100
+    assert shown == pytest.approx(everything[:100], rel=0.06)
+
+
+def test_verdicts_filter_responses(opened: Tab) -> None:
+    opened.page.get_by_label("Verdict").select_option("wrong")
+    assert opened.page.locator(".row").count() > 0
+    assert all("wrong" in row for row in opened.texts(".row"))
+
+
+def test_a_step_that_is_not_there_is_said_with_its_neighbours(opened: Tab) -> None:
+    opened.page.get_by_label("Step", exact=True).fill("400")
+    opened.page.get_by_label("Step", exact=True).press("Enter")
+    (said,) = opened.texts("[role=status]")
+    assert "Step 400 is not among those of this report" in said and "5" in said and "--step 400" in said
+
+
+def test_another_objective_stands_beside_the_recorded_one(opened: Tab, measured: list[Measured]) -> None:
+    page = opened.page
+    page.get_by_label("Beside it").select_option(label="sspo")
+    assert page.locator(".pane").count() == 2
+    assert "sspo, planned over the same mini-batch" in opened.texts(".panes h4")
+    row = opened.texts(".row")[0]
+    step, response = int(row.split("step ")[1].split("response")[0]), int(row.split("response ")[1][0])
+    held, other = measured[step - 1].step, objective("sspo")
+    treated = treat(held, other, batches_of(held, other.needs))
+    at = held.offsets[response] + 2
+    page.locator(".pane").nth(1).locator(".tok").nth(2).click()
+    shown = facts(opened)
+    assert len(shown["weight"]) == 2 and len(shown["probability"]) == 1
+    assert shown["why"][1] == reason_words(int(treated.reason[at]))
+    assert shown["ratio may be"][1] == f"1 − {treated.clip_low[at]:.3g} to 1 + {treated.clip_high[at]:.3g}"
+
+
+def test_segments_can_be_marked(opened: Tab) -> None:
+    cut = opened.page.locator(".tok.cut").first
+    style = "node => getComputedStyle(node).borderLeftStyle"
+    assert cut.evaluate(style) == "none"
+    opened.page.get_by_label("mark segments").check()
+    assert cut.evaluate(style) == "dotted"
+    opened.page.get_by_label("mark segments").uncheck()
+
+
+def test_pointing_at_a_token_shows_its_card(opened: Tab) -> None:
+    opened.page.locator(".tok").nth(1).hover()
+    tip = opened.page.locator("#tip")
+    assert tip.is_visible() and "probability" in tip.inner_text()
+    opened.page.keyboard.press("Escape")
+    assert not tip.is_visible()
+
+
+def test_the_configuration_is_there(opened: Tab) -> None:
+    assert "tau_p = 0.2" in opened.texts("#configuration pre")[0]
+
+
+def test_nothing_was_asked_of_the_network_and_nothing_went_wrong(opened: Tab) -> None:
+    assert opened.requests == []
+    assert opened.complaints == []
