@@ -6,7 +6,7 @@ import time
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimtab.rewards import grade, grade_many, pool
@@ -58,6 +58,9 @@ def boxed(found: str, truth: str) -> str:
         (r"(a+5)(b+2)", "ab+2a+5b+10"),
         (r"\frac{-1}{\omega^2-4}", r"\frac{1}{4-\omega^{2}}"),
         (r"2^{10}", "1024"),
+        (r"\ln 8", r"3\ln 2"),
+        (r"4 \cdot 2^n", "2^{n+2}"),
+        (r"\frac{\ln 7}{\ln 2}", r"\log_{2} 7"),
         (r"5!", "120"),
         (r"\binom{10}{3}", "120"),
         (r"\lfloor 7/2 \rfloor", "3"),
@@ -154,10 +157,8 @@ def test_what_is_not_equal_is_told_at_once(found: str, truth: str, kind: str) ->
         (r"\frac{1}{\sqrt{2}-1}", r"\sqrt{2}+1"),
         (r"\sqrt{3+2\sqrt{2}}", r"1+\sqrt{2}"),
         (r"2\sin x \cos x", r"\sin 2x"),
-        (r"\ln 8", r"3\ln 2"),
         (r"\frac{x^2-1}{x-1}", "x+1"),
-        (r"4 \cdot 2^n", "2^{n+2}"),
-        (r"(1, \log_2 8 - 1)", r"(1, 2\log_3 3)"),
+        (r"(1, 2\sin x\cos x)", r"(1, \sin 2x)"),
         (r"\cos 36^\circ", r"\frac{1+\sqrt{5}}{4}"),
     ],
 )
@@ -226,6 +227,7 @@ def test_the_costs_of_honest_answers_are_small() -> None:
     assert bits(node(r"\frac{n(n+1)(2n+1)}{6}")) < 30
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.fractions(max_denominator=10**6), st.fractions(max_denominator=10**6))
 def test_two_fractions_are_the_same_answer_exactly_where_they_are_equal(a: Fraction, b: Fraction) -> None:
     def text(x: Fraction) -> str:
@@ -235,6 +237,7 @@ def test_two_fractions_are_the_same_answer_exactly_where_they_are_equal(a: Fract
     assert (at_once(text(a), text(b)) == "correct") == (a == b)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.lists(st.integers(-9, 9), min_size=2, max_size=5), st.randoms(use_true_random=False))
 def test_a_polynomial_is_the_same_in_any_order_and_no_other(coefficients: list[int], rng: object) -> None:
     def text(numbers: list[int], order: list[int]) -> str:
@@ -248,6 +251,7 @@ def test_a_polynomial_is_the_same_in_any_order_and_no_other(coefficients: list[i
     assert differ(node(text(coefficients, order)), node(text(other, order)))
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.text("0123456789+-*/^(){}[]|!.,=<>\\ xyiefracsqrtpm%$&_~'", max_size=60))
 def test_nothing_that_looks_like_mathematics_makes_the_rule_fail(found: str) -> None:
     for truth in ("42", "x+1", "(1,2)", "y = 2x", r"\sqrt{2}"):
@@ -255,12 +259,14 @@ def test_nothing_that_looks_like_mathematics_makes_the_rule_fail(found: str) -> 
         assert not isinstance(verdict, Verdict) or (verdict.kind in KINDS and verdict.kind != "crashed")
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.text(max_size=80))
 def test_no_text_at_all_makes_the_rule_fail(found: str) -> None:
     verdict = judge(found, "42")
     assert not isinstance(verdict, Verdict) or verdict.kind != "crashed"
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.integers(1, 10**9))
 def test_factors_multiply_to_the_number(n: int) -> None:
     product = 1

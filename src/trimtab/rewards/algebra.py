@@ -90,6 +90,9 @@ class Algebra:
         if value is None:
             if not base:
                 raise NotReadError("a power of nothing")
+            if () in exponent:  # 2^{n+1} is 2 times 2^n
+                rest = {monomial: c for monomial, c in exponent.items() if monomial}
+                return self.product([self.power(base, constant(exponent[()])), self.power(base, rest)])
             return {((("power", _key(base), _key(exponent)), Fraction(1)),): Fraction(1)}
         if not base:
             if value <= 0:
@@ -137,9 +140,19 @@ class Algebra:
         exact = _exact(name, values) if all(value is not None for value in values) else None
         if exact is not None:
             return constant(exact)
+        if name in ("ln", "log") and values[0] is not None and values[0] > 0:
+            return self.logarithm(name, values[0], parts[1:])
         if name == "exp":
             return self.power({(("e", Fraction(1)),): Fraction(1)}, parts[0])
         return {(((name, *map(_key, parts)), Fraction(1)),): Fraction(1)}
+
+    def logarithm(self, name: str, value: Fraction, base: list[Form]) -> Form:
+        """The logarithm of a rational number as those of its prime factors, over that of the base."""
+        if base:
+            above, below = self.logarithm("ln", value, []), self.function("ln", base)
+            return self.product([above, self.power(below, constant(-1))])
+        powers = factors(value.numerator).items(), ((p, -n) for p, n in factors(value.denominator).items())
+        return {(((name, p), Fraction(1)),): Fraction(n) for group in powers for p, n in group}
 
 
 def constant(value: Fraction | int) -> Form:

@@ -23,7 +23,7 @@ _GROWING = frozenset(("factorial", "binom", "exp", "sinh", "cosh", "tanh"))
 _BIG = re.compile(r"\d{5,}")
 _RAISED = re.compile(r"(?:\^|\*\*)\s*\{?\s*[-+(]*\s*(\d+)")
 _ENDLESS = re.compile(r"\\(?:sum|prod|int|iint|oint|lim|bigcup|binom|uparrow)(?![a-zA-Z])")
-_STEPS = re.compile(r"!|\\[dt]?binom|\*\*")
+_STEPS = re.compile(r"!|\\[dt]?binom|\\choose|\*\*")
 
 
 def bits(node: Node) -> float:

@@ -52,12 +52,13 @@ def answer_box(text: str) -> str | None:
         return None
     start, inner, end = found
     for _ in range(MOST_NESTED):
-        outer = plain.rfind("\\boxed", max(0, start - LONGEST_LINE), start)
-        opening = _BOX.match(plain, outer) if outer >= 0 else None
-        close = _closing(plain, opening.end(), min(len(plain), end + LONGEST_LINE), MOST_BRACES) if opening else None
-        if opening is None or close is None or close < end:
+        start = plain.rfind("\\boxed", max(0, inner - LONGEST_LINE), start)
+        opening = _BOX.match(plain, start) if start >= 0 else None
+        if start < 0:
             break
-        start, inner, end = outer, opening.end(), close
+        close = _closing(plain, opening.end(), min(len(plain), end + LONGEST_LINE), MOST_BRACES) if opening else None
+        if opening is not None and close is not None and close > end:
+            inner, end = opening.end(), close
     content = text[inner:end]
     for _ in range(MOST_NESTED if end - inner <= LONGEST_LINE else 0):
         held = content.strip()

@@ -328,7 +328,9 @@ class _Parser:
             return Node("function", (self.argument(depth), self.argument(depth)), "binom")
         if name == "dot":
             inner = self.argument(depth)
-            return self.symbol("dot " + inner.name) if inner.kind == "symbol" else _deep()
+            if inner.kind != "symbol":
+                raise NotReadError("a dot over no letter")
+            return self.symbol("dot " + inner.name)
         if name in _SYMBOLS:
             return self.symbol(name)
         if name in FUNCTIONS:

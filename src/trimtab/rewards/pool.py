@@ -76,6 +76,9 @@ class Worker:
         with self.lock:
             self.count += 1
             job = {"id": self.count, "arguments": arguments, **asdict(limits)}
+            if self.error:  # nobody would ever answer
+                future.set_result(Result("crashed", error=self.error))
+                return future
             self.futures[self.count] = future
         try:
             self.write(job)
@@ -107,8 +110,8 @@ class Worker:
 
     def fail(self, error: str) -> None:
         """All that is under way has crashed."""
-        self.error = error
         with self.lock:
+            self.error = error
             futures, self.futures = self.futures, {}
         for future in futures.values():
             future.set_result(Result("crashed", error=error))

@@ -22,10 +22,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_AT_ONCE = 48
-MOST_FRESH = 2 * (os.cpu_count() or 1)  # children that are in their first moments: most jobs need no more
-FRESH = 0.1  # seconds that these last
-HURRY = 0.1  # seconds of processor time before a child steps back behind the others
+MOST_AT_ONCE = 40
+MOST_FRESH = 4 * (os.cpu_count() or 1)  # children that are in their first moments: most jobs need no more
+FRESH = 0.25  # seconds that these last at most
+HURRY = 0.06  # seconds of processor time before a child steps back behind the others
 LONGEST_RESULT = 65_536
 OUT_OF_TIME = 3  # a child's exit code
 
@@ -122,7 +122,7 @@ class Forge:
         """Fork children for jobs that wait, the shortest first, as many as may run at once."""
         now = time.monotonic()
         while self.waiting and len(self.children) < MOST_AT_ONCE:
-            if sum(child.start + FRESH > now for child in self.children.values()) >= MOST_FRESH:
+            if sum(_fresh(child, now) for child in self.children.values()) >= MOST_FRESH:
                 return
             self.start(heapq.heappop(self.waiting)[2])
 
@@ -188,6 +188,18 @@ class Forge:
         """Nobody waits any more."""
         for child in self.children.values():
             os.kill(child.pid, signal.SIGKILL)
+
+
+def _fresh(child: Child, now: float) -> bool:
+    """Whether a child still has its first moments before it, by the clock and by what it has computed."""
+    if now > child.start + FRESH:
+        return False
+    try:
+        with open(f"/proc/{child.pid}/stat", "rb") as file:
+            ticks = file.read().rpartition(b")")[2].split()[11:13]
+    except (OSError, IndexError):
+        return True
+    return sum(map(int, ticks)) <= HURRY * os.sysconf("SC_CLK_TCK")
 
 
 def _why(pid: int) -> str:
