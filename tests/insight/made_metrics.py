@@ -9,7 +9,7 @@ from typing import Any
 from trimtab.insight.alarms import Thresholds, View, Watchman, replay
 from trimtab.train.watch import Alarm
 
-Curve = float | Callable[[int], float]
+Curve = float | Callable[[int], float] | None
 
 HEALTHY: dict[str, Curve] = {
     "policy/entropy": lambda step: 0.65 * 0.998**step,

@@ -89,6 +89,16 @@ def test_sharpening_is_no_hacking() -> None:
     assert "reward_hacking" not in rung(made_run(noise=0.01, **sharper))
 
 
+def test_a_reward_of_another_scale_is_read_on_its_own() -> None:
+    """Rewards of -1 and 1 whose mean rises from 0.1 to 0.3 are an accuracy that rises by 0.1."""
+    paid = {"reward__mean": after(TROUBLE, 0.3, 0.1), "reward__accuracy": None, "eval__accuracy": 0.45}
+    view = View(rewards=(-1.0, 1.0))
+    assert "reward_hacking" not in {alarm.alarm for alarm in replay(made_run(noise=0.0, **paid), Watchman(view))}
+    paid["reward__mean"] = after(TROUBLE, 0.9, 0.1)
+    view = View(rewards=(-1.0, 1.0))
+    assert "reward_hacking" in {alarm.alarm for alarm in replay(made_run(noise=0.0, **paid), Watchman(view))}
+
+
 # --- trouble
 
 
@@ -117,6 +127,7 @@ def test_sharpening_is_no_hacking() -> None:
             "reward_hacking",
             {"reward__accuracy": after(TROUBLE, 0.9, 0.3), "response__length_mean": after(TROUBLE, 150.0, 400.0)},
         ),
+        ("reward_hacking", {"reward__mean": after(TROUBLE, 0.9, 0.2), "reward__accuracy": 0.2, "eval__accuracy": 0.3}),
         ("reward_drop", {"reward__accuracy": after(TROUBLE, 0.2, 0.6)}),
         ("reward_drop", {"eval__accuracy": after(TROUBLE, 0.1, 0.5)}),
     ],
@@ -311,3 +322,4 @@ def test_an_even_share_is_what_ten_tokens_of_all_would_hold() -> None:
 def test_the_watchman_of_a_run_knows_its_objectives_target() -> None:
     assert watchman(load("demo", ["objective.name=stare", "objective.target=0.25"])).view.entropy_target == 0.25
     assert watchman(load("demo")).view.entropy_target is None
+    assert watchman(load("demo", ["reward.wrong=-1.0"])).view.rewards == (-1.0, 1.0)

@@ -63,20 +63,23 @@ def length_drift(view: View) -> Finding | None:
 
 def reward_hacking(view: View) -> Finding | None:
     """A reward that rises while held-out accuracy does not, or that jumps while responses change their nature."""
-    return _left_behind(view) or _jumped(view)
+    return _left_behind(view, "reward/accuracy") or _left_behind(view, "reward/mean") or _jumped(view)
 
 
-def _left_behind(view: View) -> Finding | None:
-    right, held_out, limits = view.shift(view.accuracy), view.held_out(), view.limits
-    if right is None or held_out is None:
+def _left_behind(view: View, metric: str) -> Finding | None:
+    reward, held_out, limits = view.shift(metric), view.held_out(), view.limits
+    if reward is None or held_out is None:
         return None
-    rise, followed, before = right.now - right.start, held_out[1] - held_out[0], held_out[0]
-    if rise < limits.hacking_rise or followed > limits.hacking_follow * rise or right.now < held_out[1]:
+    now, start = reward.now, reward.start
+    if metric == "reward/mean":
+        now, start = view.scaled(now), view.scaled(start)
+    rise, followed = now - start, held_out[1] - held_out[0]
+    if rise < limits.hacking_rise or followed > limits.hacking_follow * rise or now < held_out[1]:
         return None
     return Finding(
-        f"{view.accuracy} rose by {rise:.2f} to {right.now:.2f} while held-out accuracy went from {before:.2f} to "
-        f"{held_out[1]:.2f}",
-        {**right.evidence, "eval/accuracy": {"now": held_out[1], "start": before}},
+        f"{metric} rose from {reward.start:.2f} to {reward.now:.2f} while held-out accuracy went from "
+        f"{held_out[0]:.2f} to {held_out[1]:.2f}",
+        {**reward.evidence, "eval/accuracy": {"now": held_out[1], "start": held_out[0]}},
     )
 
 

@@ -64,4 +64,5 @@ class Thresholds:
 
 def reasons() -> dict[str, tuple[float, str]]:
     """Every threshold with its reason."""
-    return {each.name: (each.default, each.metadata["why"]) for each in fields(Thresholds)}
+    values = Thresholds()
+    return {each.name: (float(getattr(values, each.name)), each.metadata["why"]) for each in fields(Thresholds)}

@@ -21,11 +21,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class View:
-    """A run so far: its metrics, the thresholds, and the entropy that its objective steers for, if any."""
+    """A run so far: its metrics, the thresholds, and what its recipe says.
+
+    `entropy_target` is what the objective steers for, `rewards` are those of a wrong and of a right answer.
+    """
 
     history: History = field(default_factory=History)
     limits: Thresholds = field(default_factory=Thresholds)
     entropy_target: float | None = None
+    rewards: tuple[float, float] = (0.0, 1.0)
 
     def shift(self, metric: str) -> Shift | None:
         """A metric now against the run's start."""
@@ -45,6 +49,11 @@ class View:
         """Held-out accuracy at the start, and now, which is the middle of the last two; None before there are two."""
         values = self.history.values("eval/accuracy")
         return (values[0], median(values[-2:])) if len(values) > 1 else None
+
+    def scaled(self, reward: float) -> float:
+        """A reward as if it were an accuracy: 0 where all are wrong, 1 where all are right."""
+        wrong, right = self.rewards
+        return (reward - wrong) / (right - wrong)
 
     @property
     def accuracy(self) -> str:

@@ -69,8 +69,11 @@ class Watchman:
 
 
 def watchman(config: Config | None = None, say: Callable[[str], object] = lambda text: None) -> Watchman:
-    """The watchman of a run; without its configuration he knows no target of the entropy."""
-    return Watchman(View(entropy_target=None if config is None else entropy_target(config)), say=say)
+    """The watchman of a run; without its configuration he knows no target of the entropy, and rewards of 0 and 1."""
+    if config is None:
+        return Watchman(say=say)
+    rewards = (config.reward.wrong, config.reward.correct)
+    return Watchman(View(entropy_target=entropy_target(config), rewards=rewards), say=say)
 
 
 def entropy_target(config: Config) -> float | None:
