@@ -205,6 +205,8 @@ def identities(rng: random.Random) -> Pair:
     forms: tuple[tuple[str, Any, str, Any], ...] = (
         (r"\sin^2 x", sympy.sin(x) ** 2, r"1 - \cos^2 x", 1 - sympy.cos(x) ** 2),
         (r"2\sin x\cos x", 2 * sympy.sin(x) * sympy.cos(x), r"\sin 2x", sympy.sin(2 * x)),
+        (rf"\sin(({k}x)^2)", sympy.sin((k * x) ** 2), rf"\sin({k * k}x^2)", sympy.sin(k * k * x**2)),
+        (rf"\cos(x - {k})", sympy.cos(x - k), rf"\cos({k} - x)", sympy.cos(k - x)),
         (rf"{k}^{{n+1}}", k ** (n + 1), rf"{k} \cdot {k}^n", k * sympy.Integer(k) ** n),
         (rf"2^{{n}} - {k}", 2**n - k, rf"-{k} + 2^n", -k + 2**n),
         (rf"\sqrt{{x}} + {k}", sympy.sqrt(x) + k, rf"{k} + x^{{\frac{{1}}{{2}}}}", k + x ** Rational(1, 2)),
