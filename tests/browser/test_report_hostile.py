@@ -1,0 +1,142 @@
+"""Hostile texts in every place that a run can carry them: none runs, none breaks the page, all are shown as text.
+
+30 of them in CI; `TRIMTAB_THOROUGH=1` takes all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import Tab, tab
+from hostile_texts import HOSTILE
+from report_runs import Made, make_run
+
+from trimtab.insight.report import write_report
+from trimtab.insight.report.embed import visible
+
+THOROUGH = os.environ.get("TRIMTAB_THOROUGH") == "1"
+AT_ONCE = 30  # texts of one report
+CHOSEN = HOSTILE if THOROUGH else HOSTILE[:: len(HOSTILE) // AT_ONCE][:AT_ONCE]
+BATCHES = [CHOSEN[n : n + AT_ONCE] for n in range(0, len(CHOSEN), AT_ONCE)]
+
+
+def make_hostile(folder: Path, texts: Sequence[str]) -> Path:
+    """A run that says them everywhere: tokens, prompts, answers, verdicts, metrics, alarms, configuration, its name."""
+    places = len(texts)
+    config = "".join(f"key{n} = {json.dumps(text)}\n" for n, text in enumerate(texts))
+    alarms = [
+        {"step": 1, "alarm": text, "message": text, "evidence": {text: text}, "suggestion": text} for text in texts
+    ]
+    columns = ("prompt", "answer", "extracted", "source", "verdict")
+    made = Made(
+        steps=1,
+        lengths=(places + 1,) * places,
+        pieces=["<end>", *texts],
+        config=config,
+        texts={name: [*texts] for name in columns},
+        metrics=texts,
+        alarms=alarms,
+    )
+    name = "".join(character for character in "".join(texts) if character not in "/\0").strip()
+    return make_run(folder / name.encode()[:200].decode("utf-8", "ignore"), made)
+
+
+@pytest.fixture(scope="module", params=range(len(BATCHES)))
+def hostile(request: pytest.FixtureRequest, chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    texts = BATCHES[request.param]
+    run = make_hostile(tmp_path_factory.mktemp("hostile"), texts)
+    with tab(chromium) as opened:
+        opened.open(write_report([run], run.parent / "report.html", steps=[1]))
+        yield opened, texts, run
+
+
+def shown(text: str) -> str:
+    """How a text looks on the page: endless ones are cut, so the beginning must do."""
+    return " ".join(visible(text[:150]).split())
+
+
+def look(opened: Tab, selector: str) -> str:
+    return " ".join(" ".join(opened.texts(selector)).replace("⏎", " ").replace("⇥", " ").split())
+
+
+def alone(opened: Tab) -> None:
+    """Nothing ran, nothing was fetched, and the page is the one we made."""
+    assert opened.page.evaluate("typeof window.canary") == "undefined"
+    assert opened.page.evaluate("({}).polluted === undefined")
+    assert opened.requests == [] and opened.complaints == []
+    assert opened.page.locator("iframe, object, embed, base, form, link, math, audio, video, marquee").count() == 0
+    assert opened.page.locator("body > script:not([type])").count() == 1
+    assert opened.page.locator("footer").is_visible()
+
+
+def test_hostile_texts_are_shown_as_text_wherever_they_stand(hostile: Any) -> None:
+    opened, texts, run = hostile
+    name = look(opened, "h1")
+    assert " ".join(visible(run.name).split()) == name
+    config, alarms = look(opened, "#configuration pre"), look(opened, ".alarm")
+    metrics = " ".join(" ".join(opened.texts(".any option")).split())
+    for text in texts:
+        if text.strip():
+            assert shown(text)[:100] in alarms, text[:80]
+            assert shown(text)[:100] in metrics, text[:80]
+            assert json.dumps(text)[1:60].split("\\")[0].strip() in config, text[:80]
+    alone(opened)
+
+
+def test_hostile_tokens_and_prompts_are_shown_as_text(hostile: Any) -> None:
+    opened, texts, _ = hostile
+    tokens = look(opened, ".pane .tok")
+    for text in texts:
+        if text.strip():
+            assert shown(text)[:100] in tokens, text[:80]
+    seen = set()
+    rows = opened.page.locator(".row")
+    for n in range(rows.count()):
+        rows.nth(n).click()
+        seen.add(look(opened, ".prompt pre")[:60])
+    for text in texts:
+        assert shown(text)[:60].strip() in seen, text[:80]
+    alone(opened)
+
+
+def test_walking_over_hostile_tokens_runs_nothing(hostile: Any) -> None:
+    opened, texts, _ = hostile
+    opened.page.locator(".row").first.click()
+    opened.page.locator(".tok").first.focus()
+    for _ in texts:
+        opened.page.keyboard.press("ArrowRight")
+    opened.page.locator(".tok").nth(3).hover()
+    for name in ("Silenced tokens", "100 largest gradients", "Clipped tokens", "All responses"):
+        opened.page.get_by_role("button", name=name).click()
+    opened.page.get_by_label("Beside it").select_option(index=1)
+    opened.page.get_by_label("Beside it").select_option("")
+    picker = opened.page.locator(".any select")
+    for n in range(min(picker.locator("option").count(), 12)):
+        picker.select_option(index=n)
+    alone(opened)
+
+
+def test_text_that_runs_backwards_turns_nothing_else_around(hostile: Any) -> None:
+    opened, _, _ = hostile
+    raw = opened.page.locator("main").inner_text()
+    assert not {*"\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\u061c"} & set(raw)
+    assert opened.page.locator(".tok").first.evaluate("node => getComputedStyle(node).unicodeBidi") == "isolate"
+    assert opened.page.title().endswith("· trimtab report")
+
+
+def test_halves_of_characters_are_replaced_and_shown(chromium: Any, tmp_path: Path) -> None:
+    halves = ["\ud800 high", "low \udfff", "\udc00\ud800 swapped"]
+    run = make_run(tmp_path / "run", Made(steps=1, pieces=["<end>", *halves], metrics=halves))
+    (run / "alarms.jsonl").write_text(json.dumps({"step": 1, "alarm": halves[0], "message": halves[1]}))
+    with tab(chromium) as opened:
+        opened.open(write_report([run]))
+        assert "\ufffd high" in look(opened, ".alarm h3")
+        assert "low \ufffd" in look(opened, ".alarm p")
+        assert {"\ufffd high", "low \ufffd", "\ufffd\ufffd swapped"} <= set(opened.texts(".any option"))
+        assert "high" in look(opened, ".tok") and "\ufffd" in look(opened, ".tok")
+        alone(opened)
