@@ -146,7 +146,8 @@ def test_so_it_is_where_an_update_was_not_finite(tmp_path: Path) -> None:
 
 
 def test_so_it_is_on_two_threads(tmp_path: Path) -> None:
-    trained(tmp_path / "run", {**SHORT, "objective": '"sspo"', "run.threads": "2"})
+    changes = {"objective": '"sspo"', "run.threads": "2", "run.steps": "1", "warm_start.steps": "0"}
+    trained(tmp_path / "run", {**SHORT, **changes})
     torch.set_num_threads(1)
     records = open_run(tmp_path / "run")
     assert records.step(1).info.threads == 2
