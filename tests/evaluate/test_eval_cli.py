@@ -308,26 +308,21 @@ def test_warnings_name_another_number_of_threads(tmp_path: Path) -> None:
     assert heard.heard("warning: begun with threads 99")
 
 
-def test_help_needs_neither_httpx_nor_torch_nor_pyarrow() -> None:
+def test_help_is_light_and_a_native_evaluation_needs_no_httpx() -> None:
     code = (
         "import sys; from typer.testing import CliRunner; from trimtab.cli import app; "
         "assert CliRunner().invoke(app, ['eval', '--help']).exit_code == 0; "
-        "print([m for m in ('httpx', 'pyarrow', 'math_verify') if m in sys.modules])"
+        "print([m for m in ('torch', 'httpx', 'pyarrow', 'math_verify') if m in sys.modules]); "
+        "sys.modules['httpx'] = None; import trimtab.evaluate.launch"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() in ("[]", "['torch']")
 
 
-def test_a_native_evaluation_needs_no_httpx(tmp_path: Path) -> None:
-    write_sums(tmp_path / "data")
-    code = (
-        "import sys; sys.modules['httpx'] = None; "
-        "from trimtab.evaluate.run import Wanted, prepare; from pathlib import Path; "
-        f"print(len(prepare(Wanted(model='demo', benchmarks=('gsm8k',), data=Path({str(tmp_path / 'data')!r}), "
-        "rule='number'))[1]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "6"
+def test_models_graded_by_different_rules_are_said_to_be(tmp_path: Path) -> None:
+    ours, theirs = made(tmp_path, aime24=["correct"]), made(tmp_path, aime24=["correct"])
+    theirs = replace(theirs, settings=replace(theirs.settings, rule="exact"))
+    assert "The two were graded differently: exact -> number" in report.notes(ours, theirs)
 
 
 def test_the_document_names_every_benchmark_option_and_command() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small_evals import Heard, small
 
 from trimtab.evaluate.folder import EvalFolder, Generation
@@ -300,7 +301,9 @@ def test_verdicts_are_kept_with_what_was_found(tmp_path: Path) -> None:
     folder.append([generation("q0", 0, "It is 2."), generation("q0", 1, "It is 3."), generation("q1", 0, "Hm.")])
     folder.append([generation("q1", 1, "", failed="status 500")])
     done = graded(folder, "number")
-    kinds = {key: (verdict.kind, verdict.extracted) for key, verdict in read_verdicts(folder).items()}
+    verdicts, rule = read_verdicts(folder)
+    assert rule == "number"
+    kinds = {key: (verdict.kind, verdict.extracted) for key, verdict in verdicts.items()}
     assert kinds == {
         ("gsm8k", "q0", 0): ("correct", "2"),
         ("gsm8k", "q0", 1): ("wrong", "3"),
@@ -308,6 +311,27 @@ def test_verdicts_are_kept_with_what_was_found(tmp_path: Path) -> None:
     }
     assert done.figures["gsm8k"].kinds == {"correct": 1, "no_answer": 1, "wrong": 1}
     assert done.figures["gsm8k"].failed_samples == 1
+
+
+def test_verdicts_that_are_not_whole_are_made_again_by_their_own_rule(tmp_path: Path) -> None:
+    """A process may die between sampling and grading: what has no verdict yet did not fail."""
+    folder = opened(tmp_path)
+    folder.append([generation("q0", 0)])
+    graded(folder, "exact")
+    folder.append([generation("q0", 1, "two")])
+    done = graded(folder)
+    assert done.settings.rule == "exact"
+    assert done.figures["gsm8k"].kinds == {"correct": 1, "wrong": 1}
+    assert done.figures["gsm8k"].failed_samples == 0
+
+
+def test_memory_that_runs_out_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("trimtab.rollout.NativeSampler.sample", full)
+    with pytest.raises(ValueError, match="out of memory: say a --batch smaller than 6"):
+        evaluate(small(tmp_path), Heard())
 
 
 def test_a_damaged_verdict_is_named(tmp_path: Path) -> None:

@@ -44,16 +44,16 @@ def grade_folder(
     return verdicts
 
 
-def read_verdicts(folder: EvalFolder) -> dict[Key, Verdict]:
-    """The verdicts as they were kept."""
-    verdicts = {}
+def read_verdicts(folder: EvalFolder) -> tuple[dict[Key, Verdict], str | None]:
+    """The verdicts as they were kept, and the rule they are by."""
+    verdicts, rule = {}, None
     for at, row in json_lines(folder.verdicts):
         try:
-            key = (row["benchmark"], row["problem"], row["sample"])
-            verdicts[key] = Verdict(row["kind"], row["extracted"])
+            verdicts[row["benchmark"], row["problem"], row["sample"]] = Verdict(row["kind"], row["extracted"])
+            rule = row["rule"]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{at}: not a verdict ({error!r})") from None
-    return verdicts
+    return verdicts, rule
 
 
 def samples_of(generations: Sequence[Generation], verdicts: Mapping[Key, Verdict]) -> dict[str, list[Sample]]:

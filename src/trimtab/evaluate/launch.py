@@ -46,11 +46,11 @@ def other(wanted: Wanted, against: str, progress: Progress) -> Evaluated:
     folder = EvalFolder(Path(against).expanduser())
     if (folder.path / "settings.json").is_file():
         found = graded(folder)
-        missing = sum(found.settings.samples[name] * count.questions for name, count in found.figures.items())
-        if not found.figures or missing > sum(map(len, found.samples.values())):
+        wanted_of = found.settings.samples
+        if sum(map(len, found.samples.values())) < sum(wanted_of[q.benchmark] for q in folder.questions()):
             raise ValueError(f"the evaluation in {folder.path} is not finished: run its command again")
         return found
-    model = replace(wanted, model=against, model_name=against if wanted.connection else None)
+    model = replace(wanted, model=against, model_name=against if wanted.connection else None, resume=False)
     done = evaluate(replace(model, out=wanted.out / "against" if wanted.out else None), progress)
     report.write(done)
     return done

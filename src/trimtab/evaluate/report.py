@@ -66,6 +66,8 @@ def notes(ours: Evaluated, theirs: Evaluated | None = None) -> list[str]:
             line for line in differences(theirs.settings, ours.settings) if not line.startswith(("model", "weights"))
         ]
         said += [f"The two were sampled differently: {line}" for line in differ]
+        if theirs.settings.rule != ours.settings.rule:
+            said.append(f"The two were graded differently: {theirs.settings.rule} -> {ours.settings.rule}")
     return said
 
 

@@ -13,13 +13,15 @@ import torch
 from trimtab.evaluate import grading
 from trimtab.evaluate.endpoint import Connection, EndpointSource
 from trimtab.evaluate.figures import Figures, Sample, figures
-from trimtab.evaluate.folder import EvalFolder, Generation, question_row
+from trimtab.evaluate.folder import EvalFolder, Generation, Key, question_row
 from trimtab.evaluate.jobs import Job, Source
 from trimtab.evaluate.native import NativeSource, fingerprint, open_model
 from trimtab.evaluate.progress import Progress
 from trimtab.evaluate.settings import MAX_NEW_TOKENS, Settings, choose_benchmarks, decoding, digest
 from trimtab.policy.models import pick_device
+from trimtab.rewards import Verdict
 from trimtab.tasks.benchmarks import BENCHMARKS, SIX, SUFFIX, Question, load_benchmark
+from trimtab.train.memory import is_out_of_memory
 
 
 @dataclass(frozen=True)
@@ -137,25 +139,31 @@ def evaluate(wanted: Wanted, progress: Progress) -> Evaluated:
 
 
 def graded(folder: EvalFolder, rule: str | None = None, tell: Tell = lambda text: None) -> Evaluated:
-    """The figures of an evaluation; with a rule its generations are graded (again), else the verdicts are read."""
-    settings, questions, generations = folder.settings(), folder.questions(), folder.read()
+    """The figures of an evaluation, graded anew where a rule is given or a verdict is missing."""
+    settings, generations = folder.settings(), folder.read()
+    verdicts, used = grading.read_verdicts(folder) if rule is None else ({}, None)
     unread: list[str] = []
-    if rule is not None or not folder.verdicts.exists():
-        rule = rule or settings.rule
-        grading.check_rule(rule)
-        tell(f"grading {len(generations):,} responses by the rule {rule}")
-        unread = [question.at for question in grading.unreadable(questions, rule)]
-        for at in unread[:5]:
-            tell(f"warning: {at}: the rule {rule} does not accept the answer itself; no response to it can be right")
-        if len(unread) > 5:
-            tell(f"warning: and {len(unread) - 5} more such answers, listed in result.json")
-        verdicts = grading.grade_folder(folder, questions, generations, rule)
-        settings = replace(settings, rule=rule)
-    else:
-        verdicts = grading.read_verdicts(folder)
+    if not {generation.key for generation in generations if generation.failed is None} <= verdicts.keys():
+        used = rule or used or settings.rule
+        verdicts, unread = _grade(folder, generations, used, tell)
     samples = grading.samples_of(generations, verdicts)
     found = {name: figures(samples[name], settings.samples[name]) for name in settings.benchmarks if samples.get(name)}
-    return Evaluated(folder, settings, samples, found, unread)
+    return Evaluated(folder, replace(settings, rule=used or settings.rule), samples, found, unread)
+
+
+def _grade(
+    folder: EvalFolder, generations: Sequence[Generation], rule: str, tell: Tell
+) -> tuple[dict[Key, Verdict], list[str]]:
+    """Verdicts by a rule, and where the answers stand that the rule does not accept for themselves."""
+    grading.check_rule(rule)
+    tell(f"grading {len(generations):,} responses by the rule {rule}")
+    questions = folder.questions()
+    unread = [question.at for question in grading.unreadable(questions, rule)]
+    for at in unread[:5]:
+        tell(f"warning: {at}: the rule {rule} does not accept the answer itself; no response to it can be right")
+    if len(unread) > 5:
+        tell(f"warning: and {len(unread) - 5} more such answers, listed in result.json")
+    return grading.grade_folder(folder, questions, generations, rule), unread
 
 
 def _draw(
@@ -178,10 +186,15 @@ def _draw(
         progress.message(f"{len(kept):,} of {len(names):,} samples are there already")
     drawn = []
     with progress.samples(len(names), len(kept)) as advance:
-        for batch in source.draw(jobs, kept):
-            folder.append(batch)
-            drawn += batch
-            advance(batch)
+        try:
+            for batch in source.draw(jobs, kept):
+                folder.append(batch)
+                drawn += batch
+                advance(batch)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise ValueError(f"out of memory: say a --batch smaller than {settings.batch}") from None
     return drawn
 
 
