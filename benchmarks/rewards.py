@@ -160,7 +160,7 @@ def figures(cases: Sequence[Case], verdicts: Sequence[bool], seconds: float) -> 
 def disagreements(cases: Sequence[Case], ours: Sequence[bool], theirs: Sequence[bool]) -> dict[str, Any]:
     """The cases on which another grader says something else than ours."""
     rows = [
-        {"answer": last_box(response), "truth": answer, "made": made, "ours": mine, "theirs": other}
+        f"{'ours' if mine else 'theirs'} accepts, {made}: {last_box(response)} for {answer}"
         for (response, answer, made), mine, other in zip(cases, ours, theirs, strict=True)
         if mine != other
     ]
