@@ -47,7 +47,7 @@ from trimtab.record import RecordError, Records, RecordWarning, Step, Update, op
 from trimtab.record.layout import read_step
 
 RECORDED = "recorded"  # the objective of the run itself, by name
-_CLIPPED_BIT = 1 << 11  # behind the bits of Reason
+_CLIPPED_BIT = 2 * max(map(int, Reason))  # behind the bits of Reason
 
 Sweep = Mapping[str, Sequence[Any]]
 

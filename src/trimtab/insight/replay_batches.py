@@ -91,7 +91,7 @@ def set_controllers(objective: Objective, step: Step, recorded: bool) -> None:
 def threads_of(step: Step) -> Iterator[None]:
     """As many threads as the run had, for sums depend on them in the last bit; one for a run on a GPU."""
     before = torch.get_num_threads()
-    torch.set_num_threads(step.info.threads if step.info.device == "cpu" else 1)
+    torch.set_num_threads(max(step.info.threads, 1) if step.info.device == "cpu" else 1)
     try:
         yield
     finally:
@@ -107,5 +107,5 @@ def new_log_probs(update: Update, batch: TokenBatch) -> Tensor:
 
 
 def tensor(values: np.ndarray[Any, Any]) -> Tensor:
-    """A column as a tensor. Columns are read-only, and so is what is made of them here."""
+    """A column as a tensor, with memory of its own where the column's is read-only, which torch does not know."""
     return torch.from_numpy(values if values.flags.writeable else values.copy())
