@@ -120,8 +120,11 @@ def reward_drop(view: View) -> Finding | None:
             f"{view.accuracy} is {now:.2f}; its best was {best:.2f}", {view.accuracy: {"now": now, "best": best}}
         )
     metric = "eval/accuracy"
-    held_out, best = view.held_out(), view.history.best(metric, 2)
-    if held_out is None or not _dropped(view, metric, held_out[1], best):
+    held_out = view.held_out()
+    if held_out is None:
+        return None
+    best = max(held_out[0], view.history.best(metric, 2))
+    if not _dropped(view, metric, held_out[1], best):
         return None
     return Finding(
         f"held-out accuracy is {held_out[1]:.2f}; its best was {best:.2f}",
