@@ -33,7 +33,7 @@ const css = ([r, g, b]) => `rgb(${r} ${g} ${b})`;
 // Black or white, whichever is easier to read on a colour.
 function ink([r, g, b]) {
   const [x, y, z] = [r, g, b].map((c) => (c / 255 <= 0.04045 ? c / 3294.6 : ((c / 255 + 0.055) / 1.055) ** 2.4));
-  return 0.2126 * x + 0.7152 * y + 0.0722 * z > 0.2 ? "#10151b" : "#ffffff";
+  return 0.2126 * x + 0.7152 * y + 0.0722 * z > 0.179 ? "#000000" : "#ffffff";
 }
 
 const ramp = (share) => along(RAMPS[theme()], share);

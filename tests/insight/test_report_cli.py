@@ -1,0 +1,135 @@
+"""`trimtab report`, and the report that ends a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from report_runs import Made, data_of, make_run
+from typer.testing import CliRunner, Result
+
+from trimtab.cli import app
+from trimtab.insight import report as reporting
+
+RECIPE = """
+[model]
+path = "demo"
+[warm_start]
+steps = 0
+[rollout]
+prompts = 4
+samples = 4
+max_new_tokens = 4
+[run]
+steps = 2
+eval_every = 0
+threads = 1
+device = "cpu"
+"""
+
+
+def trimtab(*words: object) -> Result:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "run", Made(steps=2))
+
+
+def test_a_report_goes_into_the_runs_folder(run: Path) -> None:
+    result = trimtab("report", run)
+    assert result.exit_code == 0
+    assert f"written: {run / 'report.html'}" in result.stdout and "MB" in result.stdout
+    assert (run / "report.html").stat().st_size > 50_000
+
+
+def test_or_wherever_it_is_wanted(run: Path, tmp_path: Path) -> None:
+    where = tmp_path / "new" / "folder" / "page.html"
+    assert trimtab("report", run, "--out", where).exit_code == 0
+    assert where.exists() and not (run / "report.html").exists()
+
+
+def test_the_objectives_beside_it_and_the_steps_can_be_chosen(run: Path) -> None:
+    assert trimtab("report", run, "--objective", "gspo", "--objective", "sspo + s2t", "--step", 2).exit_code == 0
+    shown = data_of((run / "report.html").read_text(encoding="utf-8"))["runs"][0]
+    assert shown["others"] == ["gspo", "sspo + s2t"]
+    assert sum(entry["step"] == 2 and "asked" in entry["kinds"] for entry in shown["responses"]) == 4
+
+
+def test_several_runs_need_a_place(run: Path, tmp_path: Path) -> None:
+    other = make_run(tmp_path / "other", Made(steps=2))
+    result = trimtab("report", run, other)
+    assert result.exit_code == 2 and "--out FILE" in result.stderr
+    assert trimtab("report", run, other, "--out", tmp_path / "both.html").exit_code == 0
+    data = data_of((tmp_path / "both.html").read_text(encoding="utf-8"))
+    assert data["title"] == "2 runs" and [one["name"] for one in data["runs"]] == ["run", "other"]
+    assert data["groups"][0]["runs"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere"], "nowhere is no run: there is no such folder"),
+        (["run", "--out", "."], "is a folder; name a file"),
+        (["run", "--objective", "stapoo"], "stapo"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words(
+    run: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(run.parent)
+    result = trimtab("report", *words)
+    assert result.exit_code == 2 and said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    return tmp_path / "tiny.toml"
+
+
+def test_a_run_ends_with_its_report_and_the_summary_names_it(recipe: Path) -> None:
+    result = trimtab("train", recipe, "--out", "run")
+    assert result.exit_code == 0
+    assert "report      run/report.html" in result.stdout
+    page = Path("run/report.html").read_text(encoding="utf-8")
+    assert data_of(page)["runs"][0]["responses"]
+
+
+def test_a_run_need_not_end_with_a_report(recipe: Path) -> None:
+    result = trimtab("train", recipe, "--out", "run", "--set", "run.report=false")
+    assert result.exit_code == 0 and "report.html" not in result.stdout
+    assert not Path("run/report.html").exists()
+
+
+def test_a_report_that_fails_is_said_and_the_run_is_none_the_worse(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def burst(*_: object, **__: object) -> None:
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr(reporting.write, "assemble", burst)
+    result = trimtab("train", recipe, "--out", "run")
+    assert result.exit_code == 0
+    assert "no report of run could be written" in result.stderr and "no ink" in result.stderr
+    assert "Trained the demo model" in result.stdout and "report.html" not in result.stdout
+    assert sorted(path.name for path in Path("run").glob("*report*")) == []
+
+
+def test_a_report_that_cannot_be_written_leaves_no_half_of_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pages(*_: object) -> object:
+        yield "half"
+        raise OSError("disk full")
+
+    (run / "report.html").write_text("the one before")
+    monkeypatch.setattr(reporting.write, "page", pages)
+    result = trimtab("report", run)
+    assert result.exit_code == 2 and "disk full" in result.stderr
+    assert (run / "report.html").read_text() == "the one before"
+    assert sorted(path.name for path in run.glob("*report*")) == ["report.html"]
+    assert not list(run.glob(".report*"))
