@@ -1,4 +1,4 @@
-"""Between verl's nested tensors and token vectors: packing, mini-batches as verl cuts them, and a plan as columns.
+"""Between verl's nested tensors and token vectors: packing them, and a plan as columns that travel with the data.
 
 A column is a nested tensor with one value per response token, tool output included; only tokens that the policy sampled
 (`response_mask` 1) are packed, planned over and trained on, the others hold nought.
@@ -61,23 +61,6 @@ def sampled(response_mask: Nested, rows: Sequence[int] | None = None) -> Sampled
     kept = response_mask.values().index_select(0, places).bool()
     number = torch.arange(len(order), device=offsets.device).repeat_interleave(lengths)
     return Sampled(places[kept], number[kept], offsets, len(order))
-
-
-def minibatch_rows(responses: int, minibatch: int, ranks: int) -> list[list[int]]:
-    """The rows of every update, as verl cuts them: equal runs of rows to the ranks, and of each run an equal share.
-
-    verl pads a batch until it divides; one that does not is an error here, for the plan would be of something else.
-    """
-    if minibatch < 1 or ranks < 1 or responses % minibatch or minibatch % ranks:
-        raise ValueError(
-            f"a batch of {responses} responses cannot be cut into mini-batches of {minibatch} on {ranks} ranks: "
-            "make train_batch_size a multiple of ppo_mini_batch_size, and that times rollout.n one of the ranks"
-        )
-    run, share = responses // ranks, minibatch // ranks
-    return [
-        [rank * run + update * share + n for rank in range(ranks) for n in range(share)]
-        for update in range(responses // minibatch)
-    ]
 
 
 def token_batch(data: Mapping[str, Nested], where: Sampled, objective: Objective, tokenizer: Any) -> TokenBatch:

@@ -16,23 +16,22 @@ from torch import Tensor
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.padding import response_from_nested
 
-import trimtab as tt
+from trimtab.engines.common import make_objective
 from trimtab.engines.verl.columns import SENT, TOKENS, UPDATE, part_plan, sampled
-
-METRICS = "trimtab/"
+from trimtab.engines.verl.planning import METRICS
+from trimtab.objectives import Objective
 
 
 @dataclass(frozen=True)
 class PlannedLoss:
-    """verl's loss function: which objective, as plain values; every worker builds its own."""
+    """verl's loss function: the table of an objective, as plain values; every worker builds its own."""
 
-    name: str
-    options: Mapping[str, Any]
+    table: Mapping[str, Any]
 
     @cached_property
-    def objective(self) -> tt.Objective:
+    def objective(self) -> Objective:
         """The objective, built on the worker at the first call."""
-        return tt.objective(self.name, **self.options)
+        return make_objective(self.table)
 
     def __call__(
         self, model_output: Mapping[str, Any], data: Any, dp_group: Any = None

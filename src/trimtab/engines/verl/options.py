@@ -1,18 +1,21 @@
 """trimtab's options in verl's configuration, and what of verl's own cannot work with them.
 
 `+trimtab.objective=stapo +trimtab.tau_p=0.002` on verl's command line, or a `trimtab` section in its YAML. All of that
-section but a few keys are options of the objective. verl's loss is replaced as a whole, so a setting of it that somebody
+section but a few keys are options of the objective. verl's loss is replaced as a whole, so a setting of it that was
 changed is refused rather than passed over: the message says which of ours to use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import trimtab as tt
+from trimtab.engines.common import make_objective
+from trimtab.objectives import Objective
 from trimtab.objectives.registry import unknown
+
+OWN = ("advantage", "record", "record_every", "record_share", "record_max_megabytes")
 
 ADVANTAGES = {
     "group_normalized": "algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo=True",
@@ -43,19 +46,14 @@ REPLACED: Mapping[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """What the `trimtab` section says: the objective, its options, the advantage, and what to record."""
+    """What the `trimtab` section says: the objective's table (`name` and options), the advantage, what to record."""
 
-    objective: str
-    options: dict[str, Any] = field(default_factory=dict)
+    objective: dict[str, Any]
     advantage: str = "method"
     record: str | None = None
     record_every: int = 1
     record_share: float = 1.0
     record_max_megabytes: float = 2000.0
-
-    def build(self) -> tt.Objective:
-        """The objective; a wrong option is an error that names it and the nearest right one."""
-        return tt.objective(self.objective, **self.options)
 
 
 def read_options(section: Mapping[str, Any] | None) -> Options:
@@ -63,31 +61,31 @@ def read_options(section: Mapping[str, Any] | None) -> Options:
     given = {str(key): value for key, value in (section or {}).items()}
     if not given.get("objective"):
         raise ValueError("trimtab: which objective? Add for example +trimtab.objective=stapo")
-    own = {key: given.pop(key) for key in list(given) if key in Options.__dataclass_fields__ and key != "options"}
+    name = str(given.pop("objective"))
+    own = {key: given.pop(key) for key in OWN if key in given}
     if own.get("advantage", "method") not in ("method", "verl"):
         raise ValueError(
             f"trimtab.advantage={own['advantage']!r} must be method (verl is to compute what the method is defined "
             "with) or verl (whatever verl computes)"
         )
-    options = Options(str(own.pop("objective")), given, **own)
+    options = Options({"name": name, **given}, **own)
     try:
-        options.build()
+        make_objective(options.objective)
     except ValueError as error:
-        raise _nearest(error, given) from None
+        raise _explained(error, given) from None
     return options
 
 
-def _nearest(error: ValueError, given: Mapping[str, Any]) -> ValueError:
+def _explained(error: ValueError, given: Mapping[str, Any]) -> ValueError:
     """The error, or a better one where a key was meant for this section itself (recrod, advantge)."""
-    own = set(Options.__dataclass_fields__) - {"options"}
     for key in given:
-        close = unknown("option", key, own)
-        if repr(key) in str(error) and "did you mean" not in str(error) and "did you mean" in str(close):
-            return ValueError(f"trimtab: {close}")
+        close = str(unknown("option of trimtab", key, OWN))
+        if repr(key) in str(error) and "did you mean" not in str(error) and "did you mean" in close:
+            return ValueError(close)
     return ValueError(f"trimtab: {error}")
 
 
-def check(config: Any, options: Options, objective: tt.Objective) -> None:
+def check(config: Any, options: Options, objective: Objective) -> None:
     """Refuse what cannot work: everything that is wrong, in one message. `config` is verl's."""
     faults = [
         *_loss_faults(config.actor_rollout_ref.actor),
@@ -138,7 +136,7 @@ def _run_faults(config: Any) -> list[str]:
     return faults
 
 
-def _field_faults(config: Any, objective: tt.Objective) -> list[str]:
+def _field_faults(config: Any, objective: Objective) -> list[str]:
     """What the objective reads and this run does not measure."""
     faults, needs = [], objective.needs
     correction = config.algorithm.get("rollout_correction") or {}
@@ -166,7 +164,7 @@ def _field_faults(config: Any, objective: tt.Objective) -> list[str]:
     return faults
 
 
-def _advantage_faults(algorithm: Any, options: Options, objective: tt.Objective) -> list[str]:
+def _advantage_faults(algorithm: Any, options: Options, objective: Objective) -> list[str]:
     if options.advantage == "verl" or algorithm.adv_estimator == "gae":
         return []
     normalized = algorithm.get("norm_adv_by_std_in_grpo", True)

@@ -10,6 +10,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from trimtab.engines.common import missing_engine
+
 MODE = "trainer.v1.trainer_mode"
 
 
@@ -20,6 +22,7 @@ def _load() -> None:
     try:
         importlib.import_module("trimtab.engines.verl.trainer")
     except Exception as error:
+        error = missing_engine("verl", error) if isinstance(error, ImportError) else error
         sys.stderr.write(f"trimtab: its trainer for verl did not load, {MODE}=trimtab is unknown: {error!r:.500}\n")
         raise
 

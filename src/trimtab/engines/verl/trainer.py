@@ -9,28 +9,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf, open_dict
+from tensordict import TensorDict
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.config import validate_config
+from verl.utils.debug import marked_timer
 
-from trimtab.engines.common import announcement, check_version, load_state, missing_engine, save_state
-from trimtab.engines.verl import columns
+from trimtab.engines.common import announcement, load_state, make_objective, save_state
+from trimtab.engines.verl.columns import SENT
+from trimtab.engines.verl.loss import PlannedLoss
 from trimtab.engines.verl.options import check, read_options
-from trimtab.objectives import Objective, Plan, TokenBatch
-
-try:
-    import transfer_queue as tq
-    from omegaconf import DictConfig, OmegaConf, open_dict
-    from tensordict import TensorDict
-    from verl.trainer.ppo.v1.trainer_base import register_trainer
-    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-    from verl.utils.config import validate_config
-    from verl.utils.debug import marked_timer
-
-    from trimtab.engines.verl.loss import METRICS, PlannedLoss
-except ImportError as error:
-    raise missing_engine("verl", error) from error
-
-check_version("verl")
+from trimtab.engines.verl.planning import METRICS, fields_read, plan_step
 
 
 @register_trainer("trimtab")
@@ -40,7 +31,7 @@ class TrimtabTrainer(PPOTrainerSync):
     def __init__(self, config: DictConfig) -> None:
         section = OmegaConf.to_container(config.trimtab, resolve=True) if "trimtab" in config else None
         self.options = read_options(section)
-        self.objective = self.options.build()
+        self.objective = make_objective(self.options.objective)
         check(config, self.options, self.objective)
         if "ref_logp" in self.objective.needs:
             _load_reference(config)
@@ -54,7 +45,7 @@ class TrimtabTrainer(PPOTrainerSync):
 
     def on_init_end(self) -> None:
         """Give every worker the loss that reads the plan."""
-        self.actor_rollout_wg.set_loss_fn(PlannedLoss(self.options.objective, self.options.options))
+        self.actor_rollout_wg.set_loss_fn(PlannedLoss(self.options.objective))
         super().on_init_end()
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -68,22 +59,13 @@ class TrimtabTrainer(PPOTrainerSync):
         """Plan the updates of a batch, and put the plans beside its data."""
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
-        cut = columns.minibatch_rows(len(batch), actor.ppo_mini_batch_size * rollout.n, ranks)
-        fields = {columns.FIELDS[name] for name in self.objective.needs}
-        fields |= {"response_mask", "old_log_probs", "advantages"}
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=sorted(fields))
-        where = columns.sampled(data["response_mask"], [row for rows in cut for row in rows])
-        tokens = columns.token_batch(data, where, self.objective, self.tokenizer)
-        self.objective.observe(tokens)
-        plans = plan_updates(self.objective, tokens, len(cut[0]))
-        metrics.update(plan_metrics(plans))
-        planned = columns.plan_columns(self.objective, tokens, plans)
-        put = {f"{columns.PREFIX}{name}": where.unpack(column) for name, column in planned.items()}
-        put |= _of_responses(cut, plans)
-        batch = tq.kv_batch_put(
-            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(put, batch_size=len(batch.keys))
-        )
-        batch.extra_info[columns.SENT] = ",".join(planned)
+        fields = fields_read(self.objective)
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        planned = plan_step(self.objective, data, actor.ppo_mini_batch_size * rollout.n, ranks, self.tokenizer)
+        metrics.update(planned.metrics)
+        put = TensorDict(planned.fields, batch_size=len(batch.keys))
+        batch = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=put)
+        batch.extra_info[SENT] = planned.sent
         return batch
 
     def _save_checkpoint(self) -> None:
@@ -99,30 +81,6 @@ class TrimtabTrainer(PPOTrainerSync):
         trainer = self.config.trainer
         folder = Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
         load_state(Path(trainer.resume_from_path) if trainer.resume_mode == "resume_path" else folder, self.objective)
-
-
-def plan_updates(objective: Objective, tokens: TokenBatch, responses: int) -> list[Plan]:
-    """The plans of a batch's consecutive mini-batches."""
-    first = range(0, tokens.responses, responses)
-    return [objective.plan(tokens.select(n, n + responses)) for n in first]
-
-
-def plan_metrics(plans: list[Plan]) -> dict[str, float]:
-    """What was planned in a step: the mean over its updates, of those in which there was something to measure."""
-    found: dict[str, list[float]] = {}
-    for plan in plans:
-        for name, value in plan.metrics.items():
-            found.setdefault(name, []).extend([float(value)] if bool(torch.isfinite(value)) else [])
-    return {f"{METRICS}{name}": sum(values) / len(values) for name, values in found.items() if values}
-
-
-def _of_responses(cut: list[list[int]], plans: list[Plan]) -> dict[str, Tensor]:
-    """Each response's update, and the tokens of that update's mini-batch, in verl's order of the responses."""
-    update = torch.empty(sum(len(rows) for rows in cut), dtype=torch.int64)
-    tokens = torch.empty_like(update)
-    for number, (rows, plan) in enumerate(zip(cut, plans, strict=True)):
-        update[rows], tokens[rows] = number, plan.tokens
-    return {columns.UPDATE: update, columns.TOKENS: tokens}
 
 
 def _claim(metrics: dict[str, Any]) -> None:
