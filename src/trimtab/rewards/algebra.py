@@ -13,7 +13,7 @@ from fractions import Fraction
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-from trimtab.rewards.parse import Node, NotReadError
+from trimtab.rewards.nodes import Node, NotReadError
 
 BUDGET = 2_000  # products of monomials
 MOST_BITS = 2_000
@@ -22,6 +22,7 @@ LARGEST_FACTOR = 1_000
 LARGEST_FACTORIAL = 170
 POINTS = ((0.71, 1.37, 0.53), (-0.83, -1.19, -0.47), (1.61, -0.67, 2.03), (-2311.7, -3874.3, -5019.1))
 TOLERANCE = 1e-9
+FARTHEST = 1e3  # from nought, where the sine of a float still has its digits
 
 Monomial = tuple[tuple[Any, Fraction], ...]
 Form = dict[Monomial, Fraction]
@@ -240,6 +241,7 @@ FLOATS = SimpleNamespace(
     sin=cmath.sin, cos=cmath.cos, tan=cmath.tan, arcsin=cmath.asin, arccos=cmath.acos, arctan=cmath.atan,
     sinh=cmath.sinh, cosh=cmath.cosh, tanh=cmath.tanh,
 )  # fmt: skip
+_WAVES = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
 _INVERSES = MappingProxyType({"cot": "tan", "sec": "cos", "csc": "sin"})
 
 
@@ -267,6 +269,8 @@ def evaluate(node: Node, point: tuple[float, ...], kit: Any = FLOATS) -> Any:
         return _raise(values[0], values[1], node, kit)
     if any(_infinite(value) for value in values) and node.name != "factorial":
         return math.nan
+    if kit.cancels and node.name in _WAVES and abs(values[0]) > FARTHEST:
+        return math.nan  # the last digits of a float decide where on the wave it falls
     if node.name == "binom":
         top, low = values
         return kit.factorial(top) / kit.factorial(low) / kit.factorial(top - low)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trimtab.rewards.latex import Token, plain, tokens
-from trimtab.rewards.parse import FUNCTIONS, Node, NotReadError, expression, negative
+from trimtab.rewards.nodes import Node, NotReadError, negative
+from trimtab.rewards.parse import FUNCTIONS, expression
 from trimtab.rewards.units import unit
 
 DEEPEST = 6

@@ -12,7 +12,8 @@ from fractions import Fraction
 
 from trimtab.rewards.algebra import Algebra, Form, TooHardError, differ, evaluate, rational
 from trimtab.rewards.answers import Shape, words
-from trimtab.rewards.parse import Node, NotReadError, foreign, literal_value, negative
+from trimtab.rewards.nodes import Node, NotReadError, literal_value, negative
+from trimtab.rewards.parse import foreign
 from trimtab.rewards.units import agree
 from trimtab.rewards.verdicts import Kind
 

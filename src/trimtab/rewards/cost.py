@@ -10,7 +10,7 @@ import math
 import re
 
 from trimtab.rewards.algebra import TooHardError, evaluate
-from trimtab.rewards.parse import Node, TooCostlyError
+from trimtab.rewards.nodes import Node, TooCostlyError
 
 MOST_BITS = 20_000  # of a number that would be computed
 LARGEST_FACTORIAL = 2_000

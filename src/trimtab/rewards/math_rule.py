@@ -16,7 +16,7 @@ from trimtab.rewards.compare import compare
 from trimtab.rewards.cost import bits, check_text
 from trimtab.rewards.extract import last_box, tidy
 from trimtab.rewards.latex import LONGEST_ANSWER, plain
-from trimtab.rewards.parse import TooCostlyError
+from trimtab.rewards.nodes import TooCostlyError
 from trimtab.rewards.pool import LIMITS, Limits
 from trimtab.rewards.verdicts import Kind, Verdict, verdict
 

@@ -14,7 +14,7 @@ from trimtab.rewards.algebra import evaluate
 from trimtab.rewards.answers import Shape, read
 from trimtab.rewards.compare import compare
 from trimtab.rewards.cost import bits
-from trimtab.rewards.parse import Node
+from trimtab.rewards.nodes import Node
 
 DIGITS = 50  # tell most apart, quickly; then more of them, so that the smallest numbers are told from nothing
 POINTS = (
