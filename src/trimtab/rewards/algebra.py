@@ -288,6 +288,8 @@ def _raise(base: Any, exponent: Any, node: Node, kit: Any) -> Any:
     if _infinite(base) or _infinite(exponent):
         real = complex(exponent).real
         return math.inf if real > 0 and (_infinite(base) or abs(complex(base)) > 1) else math.nan
+    if isinstance(base, complex) and base.imag == 0:  # -0 would choose the other root
+        base = complex(base.real, 0.0)
     root = node.parts[1]
     odd = node.parts[1].kind == "power" and root.parts[0].kind == "number" and root.parts[0].value % 2 == 1
     if odd and complex(base).imag == 0 and complex(base).real < 0:  # the real root of a negative number
