@@ -165,7 +165,7 @@ def test_tokens_are_judged_by_the_current_policy_where_that_is_asked_for(trainer
 
 
 def test_a_token_that_vllm_could_not_score_is_not_corrected(trainer: Any, walked: Any) -> None:
-    made, model = walked
+    made, _ = walked
     trainer.objective = tt.objective("dapo + tis")
     made.padded["sampler_logp"] = made.padded["old_logp"] + torch.log(torch.tensor(2.0))
     made.padded["sampler_logp"][:, 0] = torch.nan

@@ -134,14 +134,17 @@ def assert_replays(folder: Path, steps: int) -> None:
 
 
 def test_a_killed_run_goes_on_with_its_controllers_as_they_were(start: Path, tmp_path: Path) -> None:
-    options = {"objective": OBJECTIVES[1], "save_strategy": "steps", "save_steps": 2, "record_to": str(tmp_path / "record")}
-    undisturbed = run(order(start, tmp_path, "whole", **{**options, "record_to": None}))
-    killed = {**order(start, tmp_path, "killed", **options), "die_at": 3}
+    options = {"objective": OBJECTIVES[1], "save_strategy": "steps", "save_steps": 2}
+    undisturbed = run(order(start, tmp_path, "whole", **options))
+    killed = {**order(start, tmp_path, "killed", **options, record_to=str(tmp_path / "record")), "die_at": 3}
     assert launch([killed], tmp_path, processes=1) == -signal.SIGKILL
     checkpoint = tmp_path / "killed" / "checkpoint-2"
-    saved = json.loads((checkpoint / STATE_FILE).read_text())
-    assert saved["controllers"] == json.loads((tmp_path / "whole" / "checkpoint-2" / STATE_FILE).read_text())["controllers"]
-    assert saved["controllers"]["stare"]["boost"] == pytest.approx(1.1 + 2 * 0.01)
+    saved, same = (
+        json.loads((tmp_path / name / "checkpoint-2" / STATE_FILE).read_text())["controllers"]
+        for name in ("killed", "whole")
+    )
+    assert saved == same
+    assert saved["stare"]["boost"] == pytest.approx(1.1 + 2 * 0.01)
     del killed["die_at"]
     resumed = run({**killed, "resume": str(checkpoint)})
     assert resumed.objective.state_dict() == undisturbed.objective.state_dict()

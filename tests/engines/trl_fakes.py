@@ -1,4 +1,4 @@
-"""TRL's trainer with everything real but generation and the model: its rollouts are made up, its log-probabilities known.
+"""TRL's trainer with all real but generation and the model: its rollouts are made up, its log-probabilities known.
 
 So the whole way from TRL's rollout batch to the loss of a micro-batch (its shuffling, splitting and buffering, and
 our planning) is walked with tokens that the test knows.

@@ -1,4 +1,4 @@
-"""One process of a run whose rollouts are known: what is sampled depends on prompt, sample and step, not on the process.
+"""One process of a run whose rollouts are known: they depend on prompt, sample and step, not on the process.
 
 Run by the tests as a program: `trl_worker.py ORDER.json`, alone or under torchrun.
 """

@@ -93,9 +93,7 @@ def load_state(folder: Path, objective: Objective) -> dict[str, int]:
     path = folder / STATE_FILE
     if not path.is_file():
         if objective.controllers:
-            warnings.warn(
-                f"{folder} has no {STATE_FILE}: the controllers of {objective.name} start anew", stacklevel=2
-            )
+            warnings.warn(f"{folder} has no {STATE_FILE}: the controllers of {objective.name} start anew", stacklevel=2)
         return {}
     try:
         state = json.loads(path.read_text())
@@ -114,17 +112,15 @@ def over_ranks(parts: Sequence[Mapping[str, Tensor]], names: Sequence[str], comm
     """The metrics `names` of an update, from those of its parts on all ranks: `_max` and `_min`, else sums."""
     merged = merge_metrics([dict(part) for part in parts])
     like = next(iter(merged.values()))
-    none = {name: -torch.inf if name.endswith("_max") else torch.inf for name in names if name.endswith(("_max", "_min"))}
-    mine = torch.stack(
-        [merged[n].to(torch.float64) if n in merged else _filled(like, none.get(n, 0.0)) for n in names]
-    )
+    mine = torch.stack([merged[name].to(torch.float64) if name in merged else _none(name, like) for name in names])
     if comm is not None:
-        rows = gather_rows(comm, mine)
-        all_ranks = merge_metrics([dict(zip(names, row, strict=True)) for row in rows])
-        mine = torch.stack([all_ranks[n] for n in names])
+        all_ranks = merge_metrics([dict(zip(names, row, strict=True)) for row in gather_rows(comm, mine)])
+        mine = torch.stack([all_ranks[name] for name in names])
     values = dict(zip(names, mine.tolist(), strict=True))
     return {name: value for name, value in values.items() if abs(value) != torch.inf}
 
 
-def _filled(like: Tensor, value: float) -> Tensor:
+def _none(name: str, like: Tensor) -> Tensor:
+    """What a rank without tokens adds to a metric: nothing."""
+    value = -torch.inf if name.endswith("_max") else torch.inf if name.endswith("_min") else 0.0
     return torch.full((), value, dtype=torch.float64, device=like.device)

@@ -144,7 +144,7 @@ class TrimtabTrainer(GRPOTrainer):
 
     def _total_reward(self) -> Tensor:
         """One reward per response of all processes; NaN where no function gave one."""
-        weighted = (self._rewards * self.reward_weights.to(self._rewards.device)).nansum(dim=1)
+        weighted: Tensor = (self._rewards * self.reward_weights.to(self._rewards.device)).nansum(dim=1)
         return weighted.masked_fill(self._rewards.isnan().all(dim=1), torch.nan)
 
     def _show_advantages(self, ours: Tensor) -> None:

@@ -115,7 +115,7 @@ class TrimtabConfig(GRPOConfig):
     vllm_importance_sampling_mode: str | None = field(default=None, metadata={"help": "Not used: attach tis."})
     vllm_importance_sampling_clip_max: float | None = field(default=None, metadata={"help": "Not used: attach tis."})
     use_liger_kernel: bool | None = field(default=None, metadata={"help": "Not used."})
-    scale_rewards: str | bool | None = field(default=None, metadata={"help": "Used with advantages='trl' alone."})
+    scale_rewards: str | None = field(default=None, metadata={"help": "Used with advantages='trl' alone."})
     multi_objective_aggregation: str | None = field(
         default=None, metadata={"help": "Used with advantages='trl' alone."}
     )
@@ -190,8 +190,8 @@ def check_sampler(objective: Objective, use_vllm: bool, own_rollout: bool) -> No
         )
     if use_vllm and not corrected:
         warnings.warn(
-            "vLLM's log-probabilities differ from the trainer's, and nothing corrects for it here (TRL's own correction "
-            f"is no part of the objective): write '{objective.name} + tis' or '{objective.name} + mis' to do so",
+            "vLLM's log-probabilities differ from the trainer's, and nothing corrects for it here (TRL's own "
+            f"correction is no part of the objective): write '{objective.name} + tis' or '{objective.name} + mis'",
             stacklevel=3,
         )
 

@@ -1,0 +1,202 @@
+"""Real runs of TRL's trainer on a CPU: they learn, their loss is ours, and what belongs to a run is in its place."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl", reason="trl is not installed here: `make test-engines` runs these tests")
+
+import torch
+import trl
+import trl_runs
+from trl_worker import known_rollout
+
+from trimtab.engines.trl import TrimtabTrainer
+
+
+@pytest.fixture(scope="module")
+def warm() -> Any:
+    return trl_runs.warm_model()
+
+
+@pytest.mark.parametrize("name", ["stapo(tau_p=0.2)", "stare", "sspo"])
+def test_the_reward_rises(name: str, warm: Any, tmp_path: Path) -> None:
+    options = {"max_steps": 30, "per_device_train_batch_size": 128, "num_generations": 8, "learning_rate": 7e-4}
+    trainer = trl_runs.trainer(copy.deepcopy(warm), trl_runs.config(tmp_path, objective=name, **options))
+    trainer.train()
+    rewards = trl_runs.logged(trainer, "reward")
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.08, rewards
+
+
+@pytest.fixture
+def short(warm: Any, tmp_path: Path) -> Any:
+    def make(kind: type[Any] = TrimtabTrainer, trainer: dict[str, Any] | None = None, **options: Any) -> Any:
+        return trl_runs.trainer(copy.deepcopy(warm), trl_runs.config(tmp_path, **options), kind=kind, **(trainer or {}))
+
+    return make
+
+
+def test_the_objective_is_announced_and_its_loss_is_used(
+    short: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError("TRL's own loss was asked for")
+
+    monkeypatch.setattr(trl.GRPOTrainer, "_compute_loss", never)
+    trainer = short(objective="stapo")
+    assert capsys.readouterr().out.startswith("trimtab 0.1.0: stapo: Clip-higher PPO in which")
+    trainer.train()
+    assert trainer.state.global_step == 2
+
+
+def test_a_loss_that_is_not_ours_ends_the_run(short: Any) -> None:
+    class Bypassed(TrimtabTrainer):
+        def compute_loss(self, model: Any, inputs: Any, **_: Any) -> torch.Tensor:
+            return sum(p.sum() for p in model.parameters()) * 0.0
+
+    with pytest.raises(RuntimeError, match="did not use the objective's loss"):
+        short(Bypassed).train()
+
+
+def test_other_objectives_give_other_weights(short: Any) -> None:
+    ends = []
+    for name in ("dapo", "stare(gate=none, boost=2)", "dapo"):
+        trainer = short(objective=name)
+        trainer.train()
+        ends.append(torch.cat([w.flatten() for w in trl_runs.weights(trainer.model).values()]))
+    assert not torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[0], ends[2])
+
+
+def test_several_updates_on_a_rollout_each_have_their_plan(short: Any, tmp_path: Path) -> None:
+    trainer = short(
+        objective="stapo(tau_p=0.2)",
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        steps_per_generation=4,
+        num_iterations=2,
+        max_steps=8,
+        record_to=str(tmp_path / "record"),
+    )
+    plans: list[int] = []
+    planned = trainer.objective.plan
+    object.__setattr__(
+        trainer.objective, "plan", lambda batch, comm: plans.append(batch.responses) or planned(batch, comm)
+    )
+    trainer.train()
+    assert plans == [16] * 8  # two rollouts, two mini-batches of 16 responses, two passes
+    ratios = trl_runs.logged(trainer, "update/ratio_max")
+    assert ratios[0] == 1.0
+    assert min(ratios[1:4]) > 1.0
+    lines = [json.loads(line) for line in (tmp_path / "record" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert {"policy/entropy", "reward/mean", "update/clip_share", "tokens/count"} <= set(lines[0])
+
+
+def test_the_record_of_a_run_is_read_by_replay_and_shows_what_was_said(short: Any, tmp_path: Path) -> None:
+    from trimtab.insight.replay import replay
+    from trimtab.record import open_run
+
+    trainer = short(objective="stare", record_to=str(tmp_path / "record"), max_steps=3, record_every=2)
+    trainer.train()
+    assert replay(tmp_path / "record", ["recorded", "stapo"]).recorded == "stare"
+    records = open_run(tmp_path / "record")
+    assert records.steps == [1, 3]
+    step = records.step(3)
+    assert step.info.controllers == trainer.objective.state_dict()
+    assert step.info.observed_entropy == trainer.objective.controllers["stare"].entropy
+    assert len(set(step.responses["group"].tolist())) == 4
+    assert sorted(step.responses["sample"].tolist()) == sorted([0, 1, 2, 3] * 4)
+    right = [
+        float(step.text(n) == str(sum(map(int, prompt.removesuffix("=").split("+")))))
+        for n, prompt in enumerate(step.responses["prompt"])
+    ]
+    assert right == step.responses["reward"].tolist()
+
+
+def test_an_evaluation_plans_for_itself_and_leaves_the_gate_alone(short: Any) -> None:
+    trainer = short(
+        objective="stare",
+        trainer={"eval_dataset": trl_runs.dataset(8, seed=5)},
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_eval_batch_size=8,
+        gradient_accumulation_steps=2,
+        per_device_train_batch_size=8,
+    )
+    seen: list[float] = []
+    gate = trainer.objective.controllers["stare"]
+    observe = gate.observe
+    gate.observe = lambda entropy: seen.append(entropy) or observe(entropy)
+    trainer.train()
+    assert len(seen) == 2  # one rollout per step, none of an evaluation
+    assert len(trl_runs.logged(trainer, "eval_update/clip_share")) == 2
+    assert all(abs(loss) < 10 for loss in trl_runs.logged(trainer, "eval_loss"))
+
+
+def test_adapters_and_a_reference_model_work_as_in_trl(short: Any) -> None:
+    from peft import LoraConfig
+
+    trainer = short(
+        objective="sspo + kl(coef=0.1)",
+        trainer={"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights="gaussian")},
+        num_iterations=2,
+        max_steps=3,
+        learning_rate=1e-2,
+    )
+    before = trl_runs.weights(trainer.model)
+    trainer.train()
+    moved = {name for name, value in trl_runs.weights(trainer.model).items() if not torch.equal(value, before[name])}
+    assert moved
+    assert all("lora" in name for name in moved)
+    kl = trl_runs.logged(trainer, "kl")
+    assert kl[0] == pytest.approx(0, abs=1e-6)
+    assert kl[-1] > 0
+
+
+def test_the_advantages_are_the_objectives_unless_trls_are_asked_for(short: Any) -> None:
+    ends: dict[str, list[float]] = {}
+    for whose in ("objective", "trl"):
+        trainer = short(
+            objective="dr_grpo(length=4)", advantages=whose, max_steps=1, trainer={"rollout_func": known_rollout}
+        )
+        trainer.train()
+        ends[whose] = list(trainer._logs["advantages"])
+    assert len(ends["objective"]) == 16
+    reward = torch.tensor([a > 0 for a in ends["trl"]]).float()
+    centered = (reward.view(-1, 4) - reward.view(-1, 4).mean(1, keepdim=True)).flatten()
+    assert ends["objective"] == pytest.approx(centered.tolist())
+    assert ends["trl"] != pytest.approx(centered.tolist())
+
+
+def test_rewards_are_weighted_and_one_that_is_none_is_left_out(short: Any) -> None:
+    def brief(completions: list[str], **_: Any) -> list[float | None]:
+        return [None if text == "7" else float(len(text) == 1) for text in completions]
+
+    trainer = short(
+        objective="dr_grpo(length=4)",
+        reward_weights=[1.0, 0.5],
+        max_steps=1,
+        trainer={"reward_funcs": [trl_runs.is_right, brief]},
+    )
+    trainer.train()
+    given = trainer._logs["rewards"]
+    total = [a + 0.5 * (0.0 if math.isnan(b) else b) for a, b in zip(given["is_right"], given["brief"], strict=True)]
+    rows = torch.tensor(total).view(-1, 4)
+    assert list(trainer._logs["advantages"]) == pytest.approx((rows - rows.mean(1, keepdim=True)).flatten().tolist())
+
+
+def test_truncated_responses_can_be_left_out(short: Any) -> None:
+    trainer = short(objective="stapo", max_completion_length=1, mask_truncated_completions=True, max_steps=1)
+    before = trl_runs.weights(trainer.model)
+    trainer.train()
+    after = trl_runs.weights(trainer.model)
+    assert trl_runs.logged(trainer, "completions/clipped_ratio")[0] > 0.5
+    assert all(bool(value.isfinite().all()) for value in after.values())
+    assert before.keys() == after.keys()
