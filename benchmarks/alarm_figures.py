@@ -136,10 +136,11 @@ def markdown(result: dict[str, Any]) -> str:
     rate = 1000 * result["false_alarms"] / max(result["healthy_steps"], 1)
     odd = result["healthy_collapsed"]
     words = [
-        f"{detected} of {runs} faulty runs rang. {collapsed_} of them collapsed, {before} of these after an alarm: "
-        f"{_number(_median(leads))} steps after it at the median. {result['healthy_runs']} healthy runs of together "
-        f"{result['healthy_steps']:,} steps: {result['false_alarms']} false alarms, {rate:.2f} per 1,000 steps.",
-        *([f"{odd} of the healthy runs meet our own definition of a collapse."] if odd else []),
+        f"An alarm rang in {detected} of {runs} faulty runs. {collapsed_} of the {runs} collapsed; in {before} of "
+        f"these an alarm rang before, by {_number(_median(leads))} steps at the median. In {result['healthy_runs']} healthy "
+        f"runs with together {result['healthy_steps']:,} steps the number of alarms was {result['false_alarms']}: "
+        f"{rate:.2f} per 1,000 steps.",
+        *([f"Healthy runs that meet our own definition of a collapse: {odd}."] if odd else []),
         f"Seeds {_list(result['seeds'])}; thresholds were tuned on seeds {_list(result['tuned_on'])}, which are not in "
         f"these tables. {result['machine']}, torch {result['versions']['torch']}, {result['date']}.",
     ]

@@ -283,7 +283,6 @@ HEALTHY = [
     _healthy("dapo_four_updates", update_per_step=4),
     _healthy("gspo", objective_name="gspo"),
     _healthy("stapo", objective_name="stapo", objective_tau_p=0.2),
-    _healthy("stare", objective_name="stare"),
     _healthy("sspo", objective_name="sspo"),
     _healthy("cispo", objective_name="cispo"),
 ]

@@ -48,7 +48,7 @@ def test_every_threshold_says_why() -> None:
 def test_every_threshold_belongs_to_an_alarm_or_to_all_of_them() -> None:
     own = [name for kind in KINDS.values() for name in kind.limits]
     assert len(own) == len(set(own))
-    assert set(reasons()) - set(own) == {"start", "recent", "trend", "sure", "hold", "quiet"}
+    assert set(reasons()) - set(own) == {"start", "recent", "trend", "ahead", "sure", "hold", "quiet"}
 
 
 # --- healthy runs
@@ -79,8 +79,9 @@ def test_one_odd_step_rings_nothing(metric: str, factor: float) -> None:
 
 
 def test_a_run_that_learns_to_give_longer_answers_is_no_drift() -> None:
-    longer = {"response__length_mean": lambda step: 400 + 8 * step, "reward__accuracy": lambda step: 0.2 + 0.005 * step}
-    assert "length_drift" not in rung(made_run(**longer))
+    longer = {"response__length_mean": lambda step: 400 + 8 * step}
+    assert "length_drift" not in rung(made_run(eval__accuracy=lambda step: 0.4 + 0.004 * step, **longer))
+    assert "length_drift" in rung(made_run(eval__accuracy=0.4, **longer))
 
 
 def test_sharpening_is_no_hacking() -> None:
@@ -153,8 +154,8 @@ def test_a_falling_trend_rings_before_the_level_is_reached() -> None:
 def test_the_objectives_target_counts_beside_the_start() -> None:
     """0.6 at the start, a target of 0.5: 0.2 is far below the target, and not yet below a quarter of the start."""
     low = made_run(policy__entropy=after(TROUBLE, 0.2, 0.6), noise=0.01)
-    assert "entropy_collapse" in rung(low, target=0.5, collapse_ahead=0)
-    assert "entropy_collapse" not in rung(low, collapse_ahead=0)
+    assert "entropy_collapse" in rung(low, target=0.5, ahead=0)
+    assert "entropy_collapse" not in rung(low, ahead=0)
 
 
 def test_entropy_that_rises_to_its_target_is_as_it_should_be() -> None:
@@ -301,7 +302,7 @@ def test_a_forecast_goes_on_by_the_same_factor() -> None:
     view = View()
     for step in range(1, 31):
         view.history.add({"step": step, "policy/entropy": 0.5 * 0.9**step})
-    expected = 0.5 * 0.9**28 * 0.9**view.limits.collapse_ahead  # from the middle of the last five steps
+    expected = 0.5 * 0.9**28 * 0.9**view.limits.ahead  # from the middle of the last five steps
     assert forecast(view) == pytest.approx(expected)
 
 

@@ -23,14 +23,14 @@ KINDS: dict[str, Kind] = {
     "entropy_collapse": Kind(
         policy.entropy_collapse,
         ("policy/entropy",),
-        ("collapse_level", "collapse_target", "collapse_floor", "collapse_ahead"),
+        ("collapse_level", "collapse_target", "collapse_floor"),
         "Try a lower update.lr, a wider objective.clip_high, or an objective that holds the entropy "
         "(objective.name = 'stare', or '... + stare')",
     ),
     "entropy_explosion": Kind(
         policy.entropy_explosion,
         ("policy/entropy",),
-        ("explosion_level", "explosion_least"),
+        ("explosion_level", "explosion_ceiling", "explosion_least"),
         "Try a lower update.lr or fewer update.per_step, silence spurious tokens (objective.name = 'stapo', or "
         "'... + s2t'), and lower any entropy bonus or objective.boost",
     ),
@@ -51,7 +51,7 @@ KINDS: dict[str, Kind] = {
     "ratio": Kind(
         policy.ratio,
         ("update/approx_kl", "update/ratio_max"),
-        ("ratio_kl", "ratio_kl_once", "ratio_high"),
+        ("ratio_kl", "ratio_kl_once", "ratio_growth", "ratio_least", "ratio_high"),
         "Try a lower update.lr or fewer update.per_step; keep a clip (objective.clip_low, objective.clip_high, "
         "objective.dual_clip)",
     ),
@@ -71,7 +71,7 @@ KINDS: dict[str, Kind] = {
     "no_signal": Kind(
         response.no_signal,
         ("groups/mixed_share",),
-        ("signal_least",),
+        ("signal_least", "signal_fall"),
         "If all are wrong: an easier task, a warm start, more rollout.samples. If all are right: a harder task, or "
         "stop here. rollout.dynamic = true draws until groups differ. Check the verifier",
     ),

@@ -31,23 +31,32 @@ def entropy_collapse(view: View) -> Finding | None:
         return None
     return Finding(
         f"entropy falls fast: {entropy.now:.3g} now, {share} of the start; going on like this it is {ahead:.2g} in "
-        f"{limits.collapse_ahead} steps",
-        {**entropy.evidence, "forecast": {"steps": limits.collapse_ahead, ENTROPY: ahead}},
+        f"{limits.ahead} steps",
+        {**entropy.evidence, "forecast": {"steps": limits.ahead, ENTROPY: ahead}},
     )
 
 
 def entropy_explosion(view: View) -> Finding | None:
-    """Entropy far above both its start and the objective's target."""
+    """Entropy far above both its start and the objective's target, or on its way there."""
     entropy, limits = view.shift(ENTROPY), view.limits
     if entropy is None:
         return None
     usual = max(entropy.start, view.entropy_target or 0.0)
     high = max(limits.explosion_level * usual, usual + limits.explosion_least)
-    if entropy.now <= high or not entropy.sure(limits.sure):
+    if not entropy.sure(limits.sure) or entropy.now <= usual:
+        return None
+    if entropy.now > high:
+        return Finding(
+            f"entropy is up to {entropy.now:.3g} from {entropy.start:.3g} at the start; {high:.3g} is the limit",
+            {**entropy.evidence, "limit": high},
+        )
+    ahead = forecast(view)
+    if ahead is None or ahead < max(limits.explosion_ceiling * usual, usual + limits.explosion_least):
         return None
     return Finding(
-        f"entropy is up to {entropy.now:.3g} from {entropy.start:.3g} at the start; {high:.3g} is the limit",
-        {**entropy.evidence, "limit": high},
+        f"entropy rises fast: {entropy.now:.3g} now, {entropy.start:.3g} at the start; going on like this it is "
+        f"{ahead:.2g} in {limits.ahead} steps",
+        {**entropy.evidence, "forecast": {"steps": limits.ahead, ENTROPY: ahead}},
     )
 
 
@@ -57,7 +66,7 @@ def forecast(view: View) -> float | None:
     if not values or min(values) <= 0:
         return None
     logs = [math.log(value) for value in values]
-    return math.exp(fmean(logs[-view.limits.recent :]) + slope(logs) * view.limits.collapse_ahead)
+    return math.exp(fmean(logs[-view.limits.recent :]) + slope(logs) * view.limits.ahead)
 
 
 def spurious_growth(view: View) -> Finding | None:
@@ -127,6 +136,12 @@ def ratio(view: View) -> Finding | None:
         return Finding(
             f"the policy has moved {once:.2g} nats within one step; {limits.ratio_kl_once:g} is the limit",
             {"update/approx_kl": {"now": once, "limit": limits.ratio_kl_once}},
+        )
+    shift = view.shift("update/approx_kl")
+    if shift is not None and shift.now > max(limits.ratio_least, limits.ratio_growth * shift.start):
+        return Finding(
+            f"the policy moves {shift.now:.2g} nats within a step; at the start {shift.start:.2g}",
+            shift.evidence,
         )
     if highest is not None and highest > limits.ratio_high:
         return Finding(

@@ -8,16 +8,20 @@ from trimtab.insight.alarms.view import Finding, View, percent
 
 
 def no_signal(view: View) -> Finding | None:
-    """Too few groups whose rewards differ."""
+    """Too few groups whose rewards differ, or far fewer than at the start for no gain."""
     metric, limits = "groups/mixed_share", view.limits
-    mixed = view.now(metric)
-    if mixed is None or mixed >= limits.signal_least:
-        return None
-    right = view.now(view.accuracy)
+    mixed, shift, right = view.now(metric), view.shift(metric), view.now(view.accuracy)
     how = "" if right is None else f" (mean {view.accuracy.partition('/')[2]} {right:.2f})"
+    if mixed is not None and mixed < limits.signal_least:
+        return Finding(
+            f"only {percent(mixed)} of the groups have any spread in reward{how}",
+            view.level(metric, limit=limits.signal_least),
+        )
+    if shift is None or shift.now > limits.signal_fall * shift.start or not shift.sure(limits.sure) or view.gain() > 0:
+        return None
     return Finding(
-        f"only {percent(mixed)} of the groups have any spread in reward{how}",
-        view.level(metric, limit=limits.signal_least),
+        f"{percent(shift.now)} of the groups have spread in reward{how}; at the start {percent(shift.start)}",
+        shift.evidence,
     )
 
 
@@ -47,17 +51,17 @@ def repetition(view: View) -> Finding | None:
 
 def length_drift(view: View) -> Finding | None:
     """Responses of another length than at the start, without more of them being right."""
-    length, right, limits = view.shift("response/length_mean"), view.shift(view.accuracy), view.limits
+    length, limits = view.shift("response/length_mean"), view.limits
     if length is None or length.start <= 0:
         return None
     factor = length.now / length.start
     if 1 / limits.length_factor < factor < limits.length_factor or not length.sure(limits.sure):
         return None
-    if right is not None and right.now - right.start >= limits.length_gain:
+    if view.gain() >= limits.length_gain:
         return None
     return Finding(
         f"responses have {length.now:.3g} tokens, {factor:.2g} times the {length.start:.3g} at the start, for no gain",
-        {**length.evidence, **({} if right is None else right.evidence)},
+        {**length.evidence, "gain": view.gain()},
     )
 
 

@@ -55,6 +55,13 @@ class View:
         wrong, right = self.rewards
         return (reward - wrong) / (right - wrong)
 
+    def gain(self) -> float:
+        """The rise of accuracy since the start: the held-out one where it is known, else by the verifier."""
+        held_out, right = self.held_out(), self.shift(self.accuracy)
+        if held_out is not None:
+            return held_out[1] - held_out[0]
+        return 0.0 if right is None else right.now - right.start
+
     @property
     def accuracy(self) -> str:
         """The metric that tells how often the verifier is content: accuracy where there is one, else the reward."""
