@@ -79,6 +79,11 @@ def test_a_rule_that_does_not_exist_is_an_error_before_any_line() -> None:
         graded(line(RIGHT), rule="bocksed")
 
 
+def test_a_function_that_cannot_be_loaded_is_an_error_of_the_command() -> None:
+    with pytest.raises(ValueError, match="no_such_module:f cannot be loaded: ModuleNotFoundError"):
+        graded(line(RIGHT), rule="python:no_such_module:f")
+
+
 def test_a_reader_that_goes_away_is_an_error_and_no_hang() -> None:
     class Closed(io.StringIO):
         def write(self, text: str) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from trimtab.rewards import Verdict, grade, grade_many, pool
-from trimtab.rewards.own import LIMITS, check_function
+from trimtab.rewards.own import LIMITS
 from trimtab.rewards.pool import Limits, Result, ask, wait, worker
 from trimtab.tasks import Problem
 from trimtab.tasks.problems import user
@@ -132,14 +132,10 @@ def test_what_was_under_way_when_a_worker_died_has_crashed() -> None:
 
 
 @pytest.mark.parametrize("path", ["no_such_module:f", "own_rules:no_such", "own_rules:NOT_A_FUNCTION"])
-def test_a_function_that_is_not_there_is_the_graders_failure_and_named_in_the_check(path: str) -> None:
-    assert grade("x", "42", f"python:{path}").kind == "crashed"
-    with pytest.raises(ValueError, match=f"rule python:{path}: "):
-        check_function(path)
-
-
-def test_a_function_that_is_there_passes_the_check() -> None:
-    check_function("own_rules:last_word")
+def test_a_function_that_is_not_there_is_an_error_and_no_verdict(path: str) -> None:
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"the grading function {path} cannot be loaded: .*Error"):
+            grade("x", "42", f"python:{path}")
 
 
 def test_many_threads_share_a_worker() -> None:

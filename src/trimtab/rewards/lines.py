@@ -24,7 +24,7 @@ def grade_lines(lines: Iterable[bytes], out: TextIO, rule: str, complain: Callab
     """Grade every line as it comes; how many could not be. `rule` is for lines that name none."""
     check_rule(rule)
     ahead: queue.Queue[Item | None] = queue.Queue(MOST_AHEAD)
-    broken: list[OSError] = []
+    broken: list[OSError | ValueError] = []
     writer = threading.Thread(target=_write, args=(ahead, out, broken), daemon=True)
     writer.start()
     bad = 0
@@ -62,16 +62,16 @@ def _graded(line: bytes, rule: str) -> Pending:
     return submit(row["response"], row["answer"], named, extra)
 
 
-def _write(ahead: queue.Queue[Item | None], out: TextIO, broken: list[OSError]) -> None:
+def _write(ahead: queue.Queue[Item | None], out: TextIO, broken: list[OSError | ValueError]) -> None:
     """In a thread: wait for each verdict in turn and write it at once."""
     while (item := ahead.get()) is not None:
         if broken:
             continue  # nobody reads on; let the reader find out
-        said = item if isinstance(item, dict) else _row(item if isinstance(item, Verdict) else item())
         try:
+            said = item if isinstance(item, dict) else _row(item if isinstance(item, Verdict) else item())
             out.write(json.dumps(said) + "\n")
             out.flush()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the reader is gone, or there is no such function to grade by
             broken.append(error)
 
 

@@ -2,12 +2,11 @@
 
 The function gets the response, the answer and the problem's `extra`, and says whether the response is right: True or
 False, a score from 0 to 1 (right from 0.99 on), or the kind of the verdict in words. Anything else, or an exception, is
-the grader's failure: `crashed`.
+the grader's failure: `crashed`. A function that cannot be imported is an error.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,8 +29,10 @@ def own_question(path: str, response: str, answer: str, extra: Mapping[str, Any]
     return Question(path, (response, answer, carried), None, LIMITS)
 
 
-def own_verdict(result: Result, found: str | None) -> Verdict:
-    """The verdict that a worker's result stands for."""
+def own_verdict(result: Result, function: str, found: str | None) -> Verdict:
+    """The verdict that a worker's result stands for. A function that cannot be loaded is an error, not a verdict."""
+    if result.outcome == "not_loaded":
+        raise ValueError(f"the grading function {function} cannot be loaded: {result.error}")
     kind = result.outcome if result.outcome != "done" else _kind(result.value)
     return replace(verdict(kind, found), seconds=result.seconds)
 
@@ -42,14 +43,3 @@ def _kind(value: object) -> Kind:
     if isinstance(value, int | float):
         return ("correct" if value >= RIGHT else "wrong") if 0 <= value <= 1 else "crashed"
     return next((kind for kind in KINDS if kind == value), "crashed")
-
-
-def check_function(path: str) -> None:
-    """Raise an error in words where there is no function at `package.module:function`."""
-    module, _, name = path.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"rule python:{path}: {error}") from None
-    if not callable(function):
-        raise ValueError(f"rule python:{path}: {name} is {type(function).__name__}, not a function")

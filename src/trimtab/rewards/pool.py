@@ -19,7 +19,7 @@ from typing import IO, Any, Literal
 START_SECONDS = 60.0  # to load the function
 PATIENCE = 10.0  # beyond all limits, before a worker is given up
 
-Outcome = Literal["done", "too_costly", "crashed"]
+Outcome = Literal["done", "too_costly", "crashed", "not_loaded"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a job: its value, or why there is none, and how long it was worked on."""
+    """What became of a job: its value, or why there is none, and how long it was worked on.
+
+    `not_loaded`: there is no such function, or its module cannot be imported.
+    """
 
     outcome: Outcome
     value: Any = None
@@ -50,6 +53,7 @@ class Worker:
         self.futures: dict[int, Future[Result]] = {}
         self.count = 0
         self.error = ""
+        self.outcome: Outcome = "crashed"  # of all jobs, once there is an error
         self.writing = threading.Lock()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_own_path()), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
@@ -77,7 +81,7 @@ class Worker:
             self.count += 1
             job = {"id": self.count, "arguments": arguments, **asdict(limits)}
             if self.error:  # nobody would ever answer
-                future.set_result(Result("crashed", error=self.error))
+                future.set_result(Result(self.outcome, error=self.error))
                 return future
             self.futures[self.count] = future
         try:
@@ -100,7 +104,9 @@ class Worker:
             *lines, unread = (unread + chunk).split(b"\n")
             for message in map(json.loads, lines):
                 if "ready" in message:
-                    self.error = message.get("error", "")
+                    if not message["ready"]:
+                        self.outcome = "not_loaded"
+                        self.fail(message["error"])
                     continue
                 with self.lock:
                     future = self.futures.pop(message.pop("id"), None)
@@ -114,7 +120,7 @@ class Worker:
             self.error = error
             futures, self.futures = self.futures, {}
         for future in futures.values():
-            future.set_result(Result("crashed", error=error))
+            future.set_result(Result(self.outcome, error=error))
 
     def close(self) -> None:
         """Stop the process and wait for it."""

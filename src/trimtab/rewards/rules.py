@@ -86,7 +86,7 @@ def _timed(response: str, answer: str, rule: str, extra: Mapping[str, Any] | Non
 
 def _ask(question: Question) -> Callable[[], Verdict]:
     future: Future[pool.Result] = pool.ask(question.function, question.arguments, question.limits)
-    return lambda: own_verdict(pool.wait(future, question.function), question.found)
+    return lambda: own_verdict(pool.wait(future, question.function), question.function, question.found)
 
 
 def _exact(response: str, answer: str) -> Verdict:
