@@ -121,8 +121,8 @@ def test_a_reward_of_another_scale_is_read_on_its_own() -> None:
         ("truncation", {"response__truncated_share": after(TROUBLE, 0.8, 0.02)}),
         ("truncation", {"response__truncated_share": after(TROUBLE, 0.35, 0.02)}),
         ("repetition", {"response__repetition_share": after(TROUBLE, 0.3, 0.03)}),
-        ("length_drift", {"response__length_mean": after(TROUBLE, 1200.0, 400.0), "reward__accuracy": 0.4}),
-        ("length_drift", {"response__length_mean": after(TROUBLE, 100.0, 400.0), "reward__accuracy": 0.4}),
+        ("length_drift", {"response__length_mean": after(TROUBLE, 1200.0, 400.0), "eval__accuracy": 0.4}),
+        ("length_drift", {"response__length_mean": after(TROUBLE, 100.0, 400.0), "eval__accuracy": 0.4}),
         ("reward_hacking", {"reward__accuracy": after(TROUBLE, 0.9, 0.3), "eval__accuracy": 0.4}),
         (
             "reward_hacking",
