@@ -96,6 +96,28 @@ def replay_output() -> str:
     return f"```\n{path.read_text().rstrip()}\n```" if path.exists() else ""
 
 
+def report_page() -> str:
+    """docs/report.md with its measured figures filled in."""
+    return filled("docs/report.md", {"measured": report_measured})
+
+
+def report_measured() -> str:
+    """What the report of a large run takes, as `benchmarks/report.py` wrote it."""
+    path = RESULTS / "report-cpu.json"
+    if not path.exists():
+        return ""
+    result = json.loads(path.read_text())
+    rows = [
+        ("the report", f"{result['seconds']:g} s ({result['cpu_seconds']:g} s of CPU)"),
+        ("most memory", f"{result['peak_megabytes']} MB"),
+        ("the page", f"{result['page_megabytes']:.1f} MB"),
+        ("first paint in Chromium, from the disk", f"{result['first_paint_ms'] / 1000:.1f} s"),
+        ("the microscope is there", f"{result['microscope_ms'] / 1000:.1f} s"),
+    ]
+    lines = ["| | measured |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows)]
+    return "\n".join([*lines, "", f"{result['machine']}; one run; by `benchmarks/report.py`, {result['date']}."])
+
+
 def filled(name: str, parts: Mapping[str, Callable[[], str]]) -> str:
     """A page with the parts between its marks made anew."""
     text = (ROOT / name).read_text()
@@ -139,6 +161,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/methods.md": handbook,
     "docs/recipes.md": recipes_page,
     "docs/record.md": record_page,
+    "docs/report.md": report_page,
     "README.md": readme,
 }
 

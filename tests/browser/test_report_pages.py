@@ -93,7 +93,7 @@ def test_the_entropy_has_quantiles_of_its_tokens(opened: Tab) -> None:
 
 
 def test_any_metric_can_be_looked_at(opened: Tab) -> None:
-    picker = opened.page.get_by_label("Any other metric")
+    picker = opened.page.get_by_label("Any metric")
     assert {"tokens/count", "s2t/entropy_threshold"} <= set(picker.locator("option").all_inner_texts())
     picker.select_option("tokens/count")
     assert opened.texts(".any h3")[0].startswith("tokens/count")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import Made, make_run, unpack
 
-from trimtab.insight.report.curves import FEWEST_POINTS, POINTS, band, pack_groups, points_for, thinned
+from trimtab.insight.report.curves import FEWEST_POINTS, POINTS, band, ends, pack_groups, points_for, thinned
 from trimtab.insight.report.folder import Curve, read_run
 
 values = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=400).map(lambda v: np.array(v, np.float32))
@@ -72,6 +72,16 @@ def test_seeds_of_one_objective_are_one_group_and_other_options_another(tmp_path
     assert unpack(reward["steps"]).tolist() == [1, 2]
     assert unpack(reward["values"]) == pytest.approx([1 / 3, 2 / 3])
     assert unpack(reward["spread"]) == pytest.approx([0, 0], abs=1e-6)
+    assert groups[0]["ends"]["eval/accuracy"] == [0.5, 0.0]
+
+
+def test_runs_are_compared_by_where_they_ended_and_shares_over_the_whole_run() -> None:
+    runs = [np.array([9.0, *[level] * 10]) for level in (1.0, 3.0)]
+    curves = [Curve(np.arange(11), values) for values in runs]
+    assert ends("reward/mean", curves) == pytest.approx([2.0, np.sqrt(2)])
+    assert ends("eval/accuracy", curves) == pytest.approx([2.0, np.sqrt(2)])
+    assert ends("tokens/silenced_share", curves)[0] == pytest.approx((2 * 9 + 10 + 30) / 22)
+    assert ends("reward/mean", curves[:1]) == [1.0, 0.0]
 
 
 def test_many_runs_share_the_room_for_points() -> None:

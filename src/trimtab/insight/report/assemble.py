@@ -13,7 +13,7 @@ import torch
 
 from trimtab.insight.replay_batches import recorded_objective
 from trimtab.insight.report import words
-from trimtab.insight.report.choice import KINDS, choose
+from trimtab.insight.report.choice import KINDS, MOST_RESPONSES, choose
 from trimtab.insight.report.curves import pack_curves, pack_groups, points_for
 from trimtab.insight.report.embed import shortened
 from trimtab.insight.report.folder import RunFiles, read_run
@@ -91,7 +91,9 @@ def pack_run(run: RunFiles, wanted: Wanted, budget: int, first_block: int) -> tu
     shelf, survey = Shelf(), None
     if run.records is not None and run.records.steps:
         survey = look_through(run, recorded, wanted.steps, notes)
-        items = choose(survey.candidates, affordable_tokens(budget, len(others)))
+        items = choose(
+            survey.candidates, affordable_tokens(budget, len(others)), MOST_RESPONSES // len(wanted.runs) + 1
+        )
         shelf = fill_shelf(run.records, items, recorded, others, budget, first_block)
     data = {
         "name": run.name,

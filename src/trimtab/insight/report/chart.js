@@ -19,7 +19,7 @@ function ticks(low, high, wanted) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const unit = [1, 2, 2.5, 5, 10].find((n) => n * power >= rough) * power;
   const out = [];
-  for (let n = Math.ceil(low / unit - 1e-9); n * unit <= high + unit * 1e-9; n += 1) out.push(n * unit);
+  for (let n = Math.ceil(low / unit - 1e-9); n * unit <= high + unit * 1e-9; n += 1) out.push(n * unit + 0); // not minus nought
   return out;
 }
 
@@ -185,7 +185,7 @@ function lineChart(spec) {
   const picture = svg("svg", { class: "chart", role: "img", tabindex: "0", height: HEIGHT,
     "aria-label": `${spec.title}. ${saying(spec)}. Arrow keys move through the steps.` });
   const head = el("h3", {}, spec.title, el("span", { class: "at" }, ""));
-  const figure = el("figure", { class: "card chart-card" }, head, el("p", { class: "meaning" }, spec.meaning),
+  const figure = el("figure", { class: "card chart-card" }, spec.tool, head, el("p", { class: "meaning" }, spec.meaning),
     picture, keys);
   let to = null;
   let hair = null;
@@ -197,7 +197,7 @@ function lineChart(spec) {
       const line = spec.series[n];
       const at = found ? nearest(line.steps, step) : line.values.length - 1;
       node.textContent = line.values.length ? spec.format(line.values[at]) +
-        (line.spread && line.spread[at] ? ` ± ${spec.format(line.spread[at])}` : "") : "";
+        (line.spread && line.spread[at] ? ` ± ${rounded(line.spread[at], spec.format)}` : "") : "";
     });
     if (!hair) return;
     hair.setAttribute("visibility", found ? "visible" : "hidden");

@@ -16,6 +16,8 @@ const CARDS = [
   { title: "Response length", meaning: "Tokens per response", lines: { "response/length_mean": "tokens" }, zero: true },
 ];
 
+const FIRST_ALARMS = 9; // that are shown at once
+
 const isShare = (name) => /_share$|accuracy$/.test(name);
 
 // One run: a card's metrics as lines.
@@ -75,18 +77,17 @@ function compareSection(data) {
 function compareTable(data) {
   const columns = [["held-out accuracy", "eval/accuracy"], ["reward", "reward/mean"], ["entropy", "policy/entropy"],
     ["silenced", "tokens/silenced_share"], ["clipped", "update/clip_share"]]
-    .filter(([, name]) => data.groups.some((group) => name in group.curves));
+    .filter(([, name]) => data.groups.some((group) => name in group.ends));
   const cell = (group, name) => {
-    const line = curve(group, name);
-    if (!line) return "–";
+    if (!(name in group.ends)) return "–";
+    const [mean, spread] = group.ends[name];
     const format = isShare(name) ? percent : write;
-    const last = line.values.length - 1;
-    return format(line.values[last]) + (group.runs.length > 1 ? ` ± ${format(line.spread[last])}` : "");
+    return format(mean) + (group.runs.length > 1 ? ` ± ${rounded(spread, format)}` : "");
   };
   const rows = data.groups.map((group) => el("tr", {}, el("th", { scope: "row" }, group.label),
     el("td", {}, count(group.runs.length)), columns.map(([, name]) => el("td", {}, cell(group, name)))));
   return el("div", { class: "scroll" }, el("table", { class: "numbers" },
-    el("caption", {}, "At the last step that was measured"),
+    el("caption", {}, "Accuracy when last tested, reward and entropy over the last steps, shares of tokens over the whole run."),
     el("thead", {}, el("tr", {}, ["objective", "runs", ...columns.map(([title]) => title)].map((t) => el("th", { scope: "col" }, t)))),
     el("tbody", {}, rows)));
 }
@@ -95,12 +96,15 @@ function compareTable(data) {
 function anyMetric(data, holder, draw) {
   const names = Object.keys(holder.curves).sort();
   if (!names.length) return null;
-  const place = el("div", {});
-  const choose = (name) => place.replaceChildren(lineChart(draw(name)));
+  const place = el("div", { class: "any" });
   const first = names.includes("update/ratio_max") ? "update/ratio_max" : names[0];
-  const picker = select("Any other metric", names.map((name) => [name, name]), first, choose);
+  const picker = select("Any metric", names.map((name) => [name, name]), first, (name) => {
+    choose(name);
+    picker.box.focus(); // it moved into the new card
+  });
+  const choose = (name) => place.replaceChildren(lineChart({ ...draw(name), tool: picker.node }));
   choose(first);
-  return el("div", { class: "any" }, picker.node, place);
+  return place;
 }
 
 function curvesSection(data, run, pick) {
@@ -109,7 +113,7 @@ function curvesSection(data, run, pick) {
     title: name, meaning: data.meanings[name] || "a metric that trimtab does not know", marks: run.alarms, pick, log: true,
     format: isShare(name) ? percent : write, series: [{ name: "value", color: PALETTE[0], dash: "", ...curve(run, name) }],
   }));
-  if (more) cards.push(el("div", { class: "card-slot" }, more));
+  if (more) cards.push(more);
   return section("curves", "Curves", cards.length
     ? "Point at a chart, or reach it with the tab key and use the arrow keys: all charts show the same step. " +
       "A click or Enter looks at that step through the microscope."
@@ -132,5 +136,7 @@ function alarmsSection(run, pick) {
     alarm.suggestion ? el("p", {}, el("b", {}, "Try: "), alarm.suggestion) : null,
     alarm.action ? el("p", { class: "meaning" }, "What was done: ", alarm.action) : null,
     el("button", { type: "button", class: "quiet", on: { click: () => pick(alarm.step) } }, "Look at this step's tokens")));
-  return section("alarms", "Alarms", null, line, el("div", { class: "grid" }, cards));
+  const more = cards.splice(FIRST_ALARMS);
+  return section("alarms", "Alarms", null, line, el("div", { class: "grid" }, cards), more.length
+    ? el("details", { class: "more" }, el("summary", {}, `${plural(more.length, "more alarm")}`), el("div", { class: "grid" }, more)) : null);
 }

@@ -10,6 +10,7 @@ import numpy as np
 
 from trimtab.insight.report.embed import Array, pack
 from trimtab.insight.report.folder import Curve, RunFiles
+from trimtab.train.summary import LONGEST_WINDOW
 
 POINTS = 2_000  # of one curve; more than a screen has columns
 FEWEST_POINTS = 300
@@ -54,8 +55,18 @@ def pack_groups(runs: Sequence[RunFiles], points: int) -> list[dict[str, Any]]:
         names = sorted({name for number in numbers for name in runs[number].curves})
         bands = {name: [runs[n].curves[name] for n in numbers if name in runs[n].curves] for name in names}
         curves = {name: _pack_band(*band(held), points) for name, held in bands.items()}
-        groups.append({"label": label, "runs": numbers, "curves": curves})
+        groups.append(
+            {"label": label, "runs": numbers, "curves": curves, "ends": {n: ends(n, c) for n, c in bands.items()}}
+        )
     return groups
+
+
+def ends(name: str, curves: Sequence[Curve]) -> list[float]:
+    """Mean and standard deviation over runs of where a metric ended: shares of tokens are of the whole run."""
+    window = 1 if name.startswith("eval/") else LONGEST_WINDOW
+    whole = name.endswith("_share")
+    values = [float((curve.values if whole else curve.values[-window:]).mean()) for curve in curves]
+    return [float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0]
 
 
 def band(curves: Sequence[Curve]) -> tuple[Array, Array, Array]:

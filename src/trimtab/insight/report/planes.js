@@ -30,7 +30,7 @@ function heatMap(spec) {
   const reading = el("p", { class: "meaning reading", "aria-live": "polite" }, spec.hint);
   const { url, most } = heatImage(spec.counts, spec.x.bins, spec.y.bins);
   const total = spec.counts.reduce((a, b) => a + b, 0);
-  const card = el("figure", { class: "card" }, el("h3", {}, spec.title), el("p", { class: "meaning" }, spec.meaning),
+  const card = el("figure", { class: "card" }, spec.tool, el("h3", {}, spec.title), el("p", { class: "meaning" }, spec.meaning),
     picture, heatLegend(most), reading);
   let to = null;
   let frame = null;
@@ -94,7 +94,7 @@ function probabilityPlane(run) {
   const plane = run.survey.plane;
   const counts = unpackAll(plane.counts);
   const populations = { all: sum(counts.rewarded, counts.punished, counts.neutral), ...counts };
-  const place = el("div", {});
+  const place = el("div", { class: "plane-slot" });
   const [low, high, bins] = plane.x;
   const spurious = run.spurious;
   const over = (to) => {
@@ -106,7 +106,7 @@ function probabilityPlane(run) {
       height: Math.max(to.y(0) - to.y(top), 0), class: "region" }), svg("text", label, "silenced if rewarded")];
   };
   const draw = (name) => place.replaceChildren(heatMap({
-    title: "Probability and entropy", counts: populations[name], over,
+    title: "Probability and entropy", counts: populations[name], over, tool: picker.node,
     meaning: "Where tokens lie: rare ones left, certain places below." + (spurious
       ? ` The dashed corner is where rewarded tokens are silenced: below ${write(spurious.tau_p)} and below the entropy ` +
         `threshold (${write(spurious.tau_h)} nats in the middle of the run, ${write(spurious.low)} to ${write(spurious.high)} over it).` : ""),
@@ -119,9 +119,12 @@ function probabilityPlane(run) {
   }));
   const words = [["all", "all tokens"], ["rewarded", "rewarded (advantage above 0)"], ["punished", "punished (advantage below 0)"],
     ["neutral", "without signal (advantage 0)"], ["silenced", "silenced, masked or dropped"]];
-  const picker = select("Tokens", words, "all", draw);
+  const picker = select("Tokens", words, "all", (name) => {
+    draw(name);
+    picker.box.focus(); // it moved into the new card
+  });
   draw("all");
-  return el("div", { class: "plane-slot" }, picker.node, place);
+  return place;
 }
 
 const QUADRANTS = {
@@ -131,6 +134,8 @@ const QUADRANTS = {
   punished_surprising: ["punished, surprising", "entropy falls", 0.98, 0.97],
 };
 
+const arrow = (way) => (way.endsWith("rises") ? "↑" : "↓");
+
 // The advantage-surprisal quadrants: which way each token drives the entropy.
 function quadrantPlane(run) {
   const plane = run.survey.quadrants;
@@ -139,8 +144,9 @@ function quadrantPlane(run) {
   const over = (to) => [
     svg("line", { x1: to.x(0), x2: to.x(0), y1: to.y(plane.y[1]), y2: to.y(plane.y[0]), class: "cross" }),
     svg("line", { x1: to.x(low), x2: to.x(high), y1: to.y(0), y2: to.y(0), class: "cross" }),
-    ...Object.entries(QUADRANTS).map(([name, [, way, x, y]]) => svg("text", { x: to.x(low) + x * to.w,
-      y: BOX.top + y * to.h, class: `quadrant ${x < 0.5 ? "" : "end"}` }, `${way} ${way.endsWith("rises") ? "↑" : "↓"} ${percent(plane.sums[name][0] / totals[0])}`)),
+    ...Object.entries(QUADRANTS).map(([name, [, way, x, y]]) => svg("text",
+      { x: to.x(low) + x * to.w, y: BOX.top + y * to.h, class: `quadrant ${x < 0.5 ? "" : "end"}` },
+      `${to.w > 380 ? way : ""} ${arrow(way)} ${percent(plane.sums[name][0] / totals[0])}`)),
   ];
   const map = heatMap({
     title: "Advantage and surprise", counts: unpack(plane.counts), over,
@@ -155,7 +161,7 @@ function quadrantPlane(run) {
   const rows = Object.entries(QUADRANTS).map(([name, [title, way]]) => {
     const [tokens, pull, change] = plane.sums[name];
     return el("tr", {}, el("th", { scope: "row" }, title), el("td", {}, percent(tokens / totals[0])),
-      el("td", {}, percent(pull / totals[1])), el("td", {}, `${way.endsWith("rises") ? "↑" : "↓"} ${percent(Math.abs(change) / totals[2])}`));
+      el("td", {}, percent(pull / totals[1])), el("td", {}, `${arrow(way)} ${percent(Math.abs(change) / totals[2])}`));
   });
   map.append(el("div", { class: "scroll" }, el("table", { class: "numbers" }, el("thead", {}, el("tr", {},
     ["share of", "tokens", "gradient", "push on the entropy"].map((text) => el("th", { scope: "col" }, text)))),

@@ -38,6 +38,9 @@ function write(value) {
   return minus(String(Number(value.toPrecision(3))));
 }
 
+// A spread needs no more than two digits.
+const rounded = (value, format) => format(Number(value.toPrecision(2)));
+
 const minus = (text) => text.replace("-", "−");
 const count = (value) => Math.round(value).toLocaleString("en");
 
