@@ -138,8 +138,8 @@ def markdown(result: dict[str, Any]) -> str:
     words = [
         f"An alarm rang in {detected} of {runs} faulty runs. {collapsed_} of the {runs} collapsed; in {before} of "
         f"these an alarm rang before, by {_number(_median(leads))} steps at the median. In {result['healthy_runs']} "
-        f"healthy runs with together {result['healthy_steps']:,} steps the number of alarms was {result['false_alarms']}: "
-        f"{rate:.2f} per 1,000 steps.",
+        f"healthy runs with together {result['healthy_steps']:,} steps the number of alarms was "
+        f"{result['false_alarms']}: {rate:.2f} per 1,000 steps.",
         *([f"Healthy runs that meet our own definition of a collapse: {odd}."] if odd else []),
         f"Seeds {_list(result['seeds'])}; thresholds were tuned on seeds {_list(result['tuned_on'])}, which are not in "
         f"these tables. {result['machine']}, torch {result['versions']['torch']}, {result['date']}.",

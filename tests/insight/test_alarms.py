@@ -114,10 +114,12 @@ def test_a_reward_of_another_scale_is_read_on_its_own() -> None:
         ("ratio", {"update__approx_kl": after(TROUBLE, 0.2, 0.002)}),
         ("ratio", {"update__ratio_max": after(TROUBLE, 80.0, 2.0)}),
         ("ratio", {"update__approx_kl": after(TROUBLE, lambda step: 2.0 if step == TROUBLE + 1 else 0.002, 0.002)}),
+        ("ratio", {"update__approx_kl": after(TROUBLE, 0.015, 0.002)}),
         ("clip", {"update__clip_share": after(TROUBLE, 0.2, 0.004)}),
         ("sampler_mismatch", {"sampler__mismatch_mean": after(TROUBLE, 0.2, 0.004)}),
         ("sampler_mismatch", {"sampler__mismatch_mean": after(TROUBLE, 0.03, 0.004)}),
         ("no_signal", {"groups__mixed_share": after(TROUBLE, 0.03, 0.7)}),
+        ("no_signal", {"groups__mixed_share": after(TROUBLE, 0.25, 0.7), "eval__accuracy": 0.35}),
         ("truncation", {"response__truncated_share": after(TROUBLE, 0.8, 0.02)}),
         ("truncation", {"response__truncated_share": after(TROUBLE, 0.35, 0.02)}),
         ("repetition", {"response__repetition_share": after(TROUBLE, 0.3, 0.03)}),
@@ -149,6 +151,18 @@ def test_a_falling_trend_rings_before_the_level_is_reached() -> None:
     assert "going on like this" in first.message
     now = first.evidence["policy/entropy"]["now"]
     assert now > Thresholds().collapse_level * 0.6
+
+
+def test_a_rising_trend_rings_before_the_level_is_reached() -> None:
+    rising = made_run(policy__entropy=after(TROUBLE, lambda step: 0.6 * 1.02 ** (step - TROUBLE), 0.6), noise=0.01)
+    (first,) = [alarm for alarm in listened(rising) if alarm.alarm == "entropy_explosion"]
+    assert "rises fast" in first.message
+    assert first.evidence["policy/entropy"]["now"] < Thresholds().explosion_level * 0.6
+
+
+def test_fewer_mixed_groups_are_welcome_where_more_answers_are_right() -> None:
+    solved = {"groups__mixed_share": after(TROUBLE, 0.25, 0.7), "eval__accuracy": after(TROUBLE, 0.9, 0.4)}
+    assert "no_signal" not in rung(made_run(noise=0.01, **solved))
 
 
 def test_the_objectives_target_counts_beside_the_start() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from made_metrics import after, made_run
-from short_runs import short_run
+from short_runs import SETTINGS, short_run
 from typer.testing import CliRunner
 
 from trimtab.cli import app
@@ -70,6 +70,19 @@ def test_the_recipe_beside_the_metrics_gives_the_target(tmp_path: Path) -> None:
     assert [alarm.alarm for alarm in replay_run(tmp_path)] == ["entropy_explosion"]
     (tmp_path / "config.toml").write_text('[objective]\nname = "stare"\ntarget = 0.3\n')
     assert replay_run(tmp_path) == []
+
+
+def test_a_run_from_the_command_line_is_watched(tmp_path: Path) -> None:
+    """A model that knows nothing, and a task with one right answer: no group has any spread."""
+    changes = {**SETTINGS, "objective": '"dapo"', "warm_start.steps": "0", "run.steps": "8", "record.enabled": "false"}
+    changes |= {"reward.overlong_buffer": "0", "alarms.no_signal": "stop", "run.eval_every": "0", "task.digits": "3"}
+    settings = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    result = CliRunner().invoke(app, ["train", "--quiet", "--out", str(tmp_path / "run"), *settings])
+    assert result.exit_code == 3
+    assert "alarm: step 7: only 0 % of the groups have any spread" in result.output
+    told = [(r["alarm"], r["action"], r["step"]) for r in RunFolder(tmp_path / "run").alarm_records()]
+    assert told == [("no_signal", "stop", 7), ("truncation", "warn", 7)]  # what knows nothing does not end either
+    assert (tmp_path / "run/alarms/step-00000007").is_dir()
 
 
 # --- foreign ones

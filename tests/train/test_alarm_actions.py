@@ -92,7 +92,7 @@ def test_save_keeps_a_checkpoint_that_the_run_does_not_clear_away(tmp_path: Path
 
 
 def test_stop_ends_the_run_with_the_alarm_as_its_reason(tmp_path: Path) -> None:
-    with pytest.raises(RunStoppedError, match="the ship leans.*--resume") as stopped:
+    with pytest.raises(RunStoppedError, match=r"the ship leans.*--resume") as stopped:
         run_watched(tmp_path / "run", RingsAt(3), {"alarms.default": "stop"})
     assert stopped.value.why is Stop.ALARM
     assert RunFolder(tmp_path / "run").records()[-1]["step"] == 3
@@ -129,7 +129,7 @@ def test_a_key_of_its_own_wins_over_the_default() -> None:
 
 
 def test_an_unknown_alarm_in_a_recipe_is_an_error_that_names_the_nearest() -> None:
-    with pytest.raises(ValueError, match="entropy_colapse.*entropy_collapse"):
+    with pytest.raises(ValueError, match=r"entropy_colapse.*entropy_collapse"):
         load("demo", ["alarms.entropy_colapse=stop"])
 
 
