@@ -34,12 +34,12 @@ SAME = {
     ),
     "kl": ({"loss_type": "grpo", "beta": 0.1, "use_bias_correction_kl": False}, "grpo + kl(coef=0.1)"),
 }
-# Large steps, so that a second pass is far from the first.
+# A large step, so that the second pass is far from the first.
 STEPS: dict[str, Any] = {
     "optim": "sgd",
-    "learning_rate": 1.0,
+    "learning_rate": 0.3,
     "max_grad_norm": 0.0,
-    "max_steps": 4,
+    "max_steps": 2,
     "num_iterations": 2,
     "per_device_train_batch_size": 16,
     "gradient_accumulation_steps": 2,

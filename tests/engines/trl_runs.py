@@ -22,6 +22,8 @@ from trimtab.policy.score import log_probs
 
 LARGEST = 10  # numbers below this are added
 
+torch.set_num_threads(1)  # these tensors are too small to share
+
 
 def sums(count: int, seed: int = 0) -> list[tuple[str, str]]:
     """Questions and answers."""
