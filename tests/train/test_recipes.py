@@ -133,6 +133,7 @@ def test_stapos_objective_reward_and_prompt_are_the_papers(name: str) -> None:
     assert not config.build_objective().penalties
     assert (config.reward.correct, config.reward.wrong, config.reward.overlong_buffer) == (1.0, -1.0, 0)
     assert config.task.suffix.strip() == r"Please reason step by step, and put your final answer within \boxed{}"
+    assert config.task.rule == "strict-box"  # JustRL's, on which it builds
     size = name.removeprefix("stapo-qwen3-").upper()
     assert config.model.path == f"Qwen/Qwen3-{size}-Base"
 
