@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,6 +21,15 @@ from trimtab.objectives import METHODS, Objective
 METHODS_HERE = [*METHODS, "grpo + kl", "stapo + tis", "dapo + icepop", "dapo + mis", "sspo + s2t", "gspo + stare"]
 MISSION = ("stapo", "stare", "sspo", "grpo")
 THOROUGH = bool(os.environ.get("TRIMTAB_THOROUGH"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Nothing here is large enough for more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def objective_named(name: str) -> tuple[dict[str, object], Objective]:

@@ -17,7 +17,6 @@ from trimtab.engines.verl.columns import SENT
 from trimtab.engines.verl.planning import plan_step
 from trimtab.objectives import Objective, TokenBatch, segment_ids
 
-torch.set_num_threads(1)  # nothing here is large enough for more
 TOKENIZER = tiny_tokenizer()
 WORDS = range(len(SPECIAL), len(SPECIAL) + len(CHARACTERS))
 

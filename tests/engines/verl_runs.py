@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,14 +165,3 @@ def run(folder: Path, steps: int, *more: str, timeout: float = 400) -> tuple[int
         check=False,
     )
     return done.returncode, done.stdout
-
-
-def metrics(said: str, name: str) -> list[float]:
-    """The values of a metric in the console log, step by step."""
-    found = re.findall(rf"step:\d+ - .*?(?<![\w/]){re.escape(name)}:([-+.\deginfa]+|np\.float\d+\([^)]*\))", said)
-    return [float(re.sub(r"np\.float\d+\(|\)", "", value)) for value in found]
-
-
-def plain(options: Sequence[str]) -> str:
-    """Options as a user types them."""
-    return " ".join(options)

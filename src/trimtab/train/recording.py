@@ -134,7 +134,11 @@ def objective_options(config: Config) -> dict[str, Any]:
 
 def vocabulary(policy: Policy) -> Vocabulary:
     """The text of every token that the model can sample; special ones by their name."""
-    tokenizer, size = policy.tokenizer, int(policy.head.weight.shape[0])  # type: ignore[index]
+    return vocabulary_of(policy.tokenizer, int(policy.head.weight.shape[0]))  # type: ignore[index]
+
+
+def vocabulary_of(tokenizer: Any, size: int) -> Vocabulary:
+    """The text of the first `size` token ids."""
     try:
         spelling = token_bytes(range(size), tokenizer)
     except ValueError:  # a tokenizer without bytes: text will do

@@ -6,7 +6,7 @@ A column is a nested tensor with one value per response token, tool output inclu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,13 @@ UPDATE, TOKENS = (
 SENT = f"{PREFIX}columns"  # per batch: the names of the columns that were sent, so that none is lost in silence
 
 # What verl calls the optional fields of a TokenBatch; the driver makes `segment` from the token ids.
-FIELDS = {"entropy": "entropy", "sampler_logp": "rollout_log_probs", "ref_logp": "ref_log_prob", "segment": "responses"}
+FIELDS = {
+    "entropy": "entropy",
+    "sampler_logp": "rollout_log_probs",
+    "ref_logp": "ref_log_prob",
+    "segment": "responses",
+    "token": "responses",
+}
 
 Nested = Any  # a jagged nested tensor, whose methods torch does not type
 
@@ -63,10 +69,9 @@ def sampled(response_mask: Nested, rows: Sequence[int] | None = None) -> Sampled
     return Sampled(places[kept], number[kept], offsets, len(order))
 
 
-def token_batch(data: Mapping[str, Nested], where: Sampled, objective: Objective, tokenizer: Any) -> TokenBatch:
-    """The token batch of verl's fields, with what the objective reads."""
-    wanted = {name: FIELDS[name] for name in objective.needs if name in FIELDS}
-    given: dict[str, Any] = {name: where.pack(data[field]) for name, field in wanted.items()}
+def token_batch(data: Mapping[str, Nested], where: Sampled, names: Iterable[str], tokenizer: Any) -> TokenBatch:
+    """The token batch of verl's fields, with those optional ones that are named."""
+    given: dict[str, Any] = {name: where.pack(data[FIELDS[name]]) for name in names}
     if "segment" in given:
         given["segment"] = subsentences(given["segment"], where, tokenizer)
     return TokenBatch(

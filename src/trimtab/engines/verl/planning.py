@@ -6,7 +6,7 @@ a mini-batch is scattered over the batch, and is gathered here in the order of u
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,18 +41,26 @@ class PlannedStep:
         return {f"{METRICS}{name}": sum(values) / len(values) for name, values in found.items() if values}
 
 
-def fields_read(objective: Objective) -> list[str]:
-    """The fields of verl's data that planning reads."""
-    return sorted({columns.FIELDS[name] for name in objective.needs} | {"response_mask", "old_log_probs", "advantages"})
+def fields_read(names: Iterable[str]) -> list[str]:
+    """The fields of verl's data behind the optional fields of a TokenBatch, and those that every plan reads."""
+    return sorted({columns.FIELDS[name] for name in names} | {"response_mask", "old_log_probs", "advantages"})
 
 
 def plan_step(
-    objective: Objective, data: Mapping[str, Nested], minibatch: int, ranks: int, tokenizer: Any
+    objective: Objective,
+    data: Mapping[str, Nested],
+    minibatch: int,
+    ranks: int,
+    tokenizer: Any,
+    more: Iterable[str] = (),
 ) -> PlannedStep:
-    """Let the controllers look at the batch, and plan its mini-batches of `minibatch` responses."""
+    """Let the controllers look at the batch, and plan its mini-batches of `minibatch` responses.
+
+    `more` are fields that the objective does not read and a record wants.
+    """
     rows = minibatch_rows(len(data["response_mask"]), minibatch, ranks)
     where = columns.sampled(data["response_mask"], [row for update in rows for row in update])
-    tokens = columns.token_batch(data, where, objective, tokenizer)
+    tokens = columns.token_batch(data, where, {*objective.needs, *more}, tokenizer)
     objective.observe(tokens)
     plans = [objective.plan(tokens.select(n, n + minibatch)) for n in range(0, tokens.responses, minibatch)]
     planned = columns.plan_columns(objective, tokens, plans)

@@ -18,6 +18,7 @@ from verl.utils.config import validate_config
 from verl.utils.debug import marked_timer
 
 from trimtab.engines.common import announcement, load_state, make_objective, save_state
+from trimtab.engines.verl import recording
 from trimtab.engines.verl.columns import SENT
 from trimtab.engines.verl.loss import PlannedLoss
 from trimtab.engines.verl.options import check, read_options
@@ -46,7 +47,16 @@ class TrimtabTrainer(PPOTrainerSync):
     def on_init_end(self) -> None:
         """Give every worker the loss that reads the plan."""
         self.actor_rollout_wg.set_loss_fn(PlannedLoss(self.options.objective))
+        self.recording = recording.start_recording(self.options, self.objective, self.tokenizer, self.global_steps)
         super().on_init_end()
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """verl's training loop; at its end, however it comes, the record is closed."""
+        try:
+            super().fit(agent_loop_manager)
+        finally:
+            if self.recording:
+                self.recording.close()
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         with marked_timer("trimtab_plan", self.timing_raw, color="brown"):
@@ -59,14 +69,27 @@ class TrimtabTrainer(PPOTrainerSync):
         """Plan the updates of a batch, and put the plans beside its data."""
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
-        fields = fields_read(self.objective)
+        more = self._recorded_fields()
+        fields = [*fields_read({*self.objective.needs, *more}), *(recording.FIELDS if self.recording else ())]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        planned = plan_step(self.objective, data, actor.ppo_mini_batch_size * rollout.n, ranks, self.tokenizer)
+        size = actor.ppo_mini_batch_size * rollout.n
+        planned = plan_step(self.objective, data, size, ranks, self.tokenizer, more)
         metrics.update(planned.metrics)
+        if self.recording:
+            self.recording.step(self.global_steps, planned, data, self.objective)
         put = TensorDict(planned.fields, batch_size=len(batch.keys))
         batch = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=put)
         batch.extra_info[SENT] = planned.sent
         return batch
+
+    def _recorded_fields(self) -> list[str]:
+        """What a record holds of the batch, of what this run measures."""
+        if not self.recording:
+            return []
+        correction = self.config.algorithm.get("rollout_correction") or {}
+        measured = [] if correction.get("bypass_mode") else ["entropy"]
+        sampler = ["sampler_logp"] if self.config.actor_rollout_ref.rollout.calculate_log_probs else []
+        return ["token", *measured, *sampler]
 
     def _save_checkpoint(self) -> None:
         # Before verl names this step the latest, so that no checkpoint is ever without its state.

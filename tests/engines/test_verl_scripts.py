@@ -1,0 +1,111 @@
+"""The cluster scripts: every override is one that verl has, trimtab takes them, and the numbers are the recipes'."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import verl_quiet  # noqa: F401
+from omegaconf import OmegaConf
+from verl.utils.import_utils import load_module
+from verl_configs import composed
+
+from trimtab.engines.common import make_objective
+from trimtab.engines.verl.options import check, read_options
+from trimtab.engines.verl.planning import minibatch_rows
+from trimtab.engines.verl.plugin import misused
+
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "verl"
+RECIPES = {
+    "stapo_qwen3_1.7b.sh": ("stapo-qwen3-1.7b", 64),
+    "stapo_qwen3_8b.sh": ("stapo-qwen3-8b", 64),
+    "stapo_qwen3_14b.sh": ("stapo-qwen3-14b", 64),
+    "stare_qwen2.5_math_7b.sh": ("stare-short-7b", 16),
+    "sspo_qwen2.5_math_1.5b.sh": ("sspo-qwen2.5-math-1.5b", 8),
+}
+
+
+def arguments(script: str, folder: Path, *more: str) -> list[str]:
+    """What a script hands to Python, as bash expands it."""
+    echo = folder / "echo"
+    echo.write_text(f"#!{sys.executable}\nimport sys\nprint('\\n'.join(sys.argv[1:]))\n")
+    echo.chmod(0o755)
+    environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(echo), "TRAIN": "/data/train.parquet", "OUT": "/runs/one"}
+    done = subprocess.run(
+        ["bash", str(SCRIPTS / script), *more], env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
+def recipe(name: str) -> dict[str, Any]:
+    return tomllib.loads((files("trimtab") / "recipes" / f"{name}.toml").read_text())
+
+
+def test_every_script_is_looked_at() -> None:
+    assert {path.name for path in SCRIPTS.glob("*.sh")} == set(RECIPES)
+
+
+@pytest.mark.parametrize("script", list(RECIPES))
+def test_a_script_is_its_recipe_in_verls_words(script: str, tmp_path: Path) -> None:
+    module, name, *overrides = arguments(script, tmp_path)
+    assert (module, name) == ("-m", "verl.trainer.main_ppo")
+    assert misused(overrides) == ""
+    config = composed(overrides)  # a key that verl does not have is an error here
+    options = read_options(OmegaConf.to_container(config.trimtab, resolve=True))
+    objective = make_objective(options.objective)
+    check(config, options, objective)
+
+    wanted, gpus = recipe(RECIPES[script][0]), RECIPES[script][1]
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert objective.explain() == make_objective(wanted["objective"]).explain()
+    sampling, update, run = wanted["rollout"], wanted["update"], wanted["run"]
+    assert config.data.train_batch_size == sampling["prompts"]
+    assert rollout.n == sampling["samples"]
+    assert config.data.max_prompt_length == sampling["max_prompt_tokens"]
+    assert config.data.max_response_length == sampling["max_new_tokens"]
+    assert (rollout.temperature, rollout.top_p) == (sampling["temperature"], sampling["top_p"])
+    assert config.algorithm.filter_groups.enable == sampling.get("dynamic", False)
+    assert actor.ppo_mini_batch_size * update["per_step"] == sampling["prompts"]
+    assert actor.optim.lr == update["lr"]
+    assert actor.optim.lr_warmup_steps == update.get("warmup_steps", 0)
+    assert actor.optim.weight_decay == update.get("weight_decay", 0)
+    assert actor.optim.clip_grad == update["max_grad_norm"]
+    assert actor.ppo_max_token_len_per_gpu == update["token_budget"]
+    assert config.actor_rollout_ref.model.path == wanted["model"]["path"]
+    assert config.trainer.total_training_steps == run["steps"]
+    assert config.trainer.save_freq == run["checkpoint_every"]
+    assert config.trainer.nnodes * config.trainer.n_gpus_per_node == gpus
+    given = OmegaConf.to_container(config.reward.custom_reward_function.reward_kwargs)
+    assert given == {"rule": wanted["task"]["rule"], **wanted["reward"]}
+    responses = sampling["prompts"] * sampling["samples"]
+    updates = minibatch_rows(responses, actor.ppo_mini_batch_size * rollout.n, gpus)
+    assert len(updates) == update["per_step"]
+
+
+def test_what_follows_the_command_is_handed_on(tmp_path: Path) -> None:
+    said = arguments("stapo_qwen3_8b.sh", tmp_path, "trainer.nnodes=4", "+trimtab.mask=rare")
+    config = composed(said[2:])
+    assert config.trainer.nnodes == 4
+    assert make_objective({"name": "stapo", "mask": config.trimtab.mask})
+
+
+def test_a_script_without_data_says_what_is_missing() -> None:
+    command = ["bash", str(SCRIPTS / "stapo_qwen3_8b.sh")]
+    done = subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "TRAIN: a parquet file" in done.stderr
+
+
+def test_verl_finds_the_grader_and_it_grades() -> None:
+    score = load_module("pkg://trimtab.engines.verl.reward").compute_score
+    right = score("math", r"so it is \boxed{42}", 42, extra_info=None, rule="boxed", correct=1.0, wrong=-1.0)
+    wrong = score("math", r"so it is \boxed{41}", "42", rule="boxed", wrong=-1.0)
+    nothing = score("math", "I do not know", "42", rule="boxed", wrong=-1.0)
+    assert (right["score"], right["acc"], right["pred"]) == (1.0, 1.0, "42")
+    assert (wrong["score"], wrong["acc"], wrong["pred"]) == (-1.0, 0.0, "41")
+    assert (nothing["score"], nothing["pred"]) == (-1.0, "")
