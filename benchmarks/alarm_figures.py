@@ -102,7 +102,7 @@ def fault_row(name: str, runs: Sequence[Seen]) -> dict[str, Any]:
         "collapse_step": _median([run.collapse for run in collapses if run.collapse is not None]),
         "detected": sum(bool(run.rung) for run in runs),
         "detected_before": sum(run.lead() is not None for run in collapses),
-        "first_alarms": sorted(set(firsts), key=lambda alarm: -firsts.count(alarm)),
+        "first_alarms": sorted(set(firsts), key=lambda alarm: (-firsts.count(alarm), alarm)),
         "leads": sorted(lead for run in collapses if (lead := run.lead()) is not None),
     }
 
