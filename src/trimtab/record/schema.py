@@ -67,7 +67,7 @@ RESPONSES: tuple[Column, ...] = (
     Column("group", "int64", "its prompt's number: responses of one group share it", encoding="delta"),
     Column("sample", "int32", "which response to the prompt it is", encoding="delta"),
     Column("reward", "float32", "its reward", encoding="dictionary"),
-    Column("verdict", "string", "the verdict: correct, wrong, no_answer, ambiguous, too_costly or crashed", encoding="dictionary"),
+    Column("verdict", "string", "the verdict's kind: correct, wrong, no_answer, ...", encoding="dictionary"),
     Column("extracted", "string", "the answer found in it; empty where none was", encoding="dictionary"),
     Column("finished", "bool", "whether it ended by itself; else it was cut off"),
     Column("prompt", "string", "the prompt as the model read it", encoding="dictionary"),
