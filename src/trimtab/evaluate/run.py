@@ -130,9 +130,7 @@ def evaluate(wanted: Wanted, progress: Progress) -> Evaluated:
     with folder.alone():
         _warn_of_other_machine(folder, settings, progress.message)
         folder.open(settings, [job.question for job in jobs])
-        began = time.monotonic()
-        drawn = _draw(folder, wanted, settings, jobs, progress)
-        seconds = time.monotonic() - began
+        drawn, seconds = _draw(folder, wanted, settings, jobs, progress)
         done = graded(folder, settings.rule, progress.message)
     tokens = sum(generation.tokens or 0 for generation in drawn)
     return replace(done, settings=settings, seconds=seconds, drawn=len(drawn), tokens=tokens)
@@ -168,8 +166,8 @@ def _grade(
 
 def _draw(
     folder: EvalFolder, wanted: Wanted, settings: Settings, jobs: Sequence[Job], progress: Progress
-) -> list[Generation]:
-    """Draw what is missing; the generations of this process."""
+) -> tuple[list[Generation], float]:
+    """Draw what is missing; the generations of this process, and the seconds they took once the model was loaded."""
     known = {generation.key: generation for generation in folder.read()}
     if wanted.retry_failed:
         known = {key: generation for key, generation in known.items() if generation.failed is None}
@@ -177,14 +175,14 @@ def _draw(
     names = {name for job in jobs for name in job.names()}
     if names <= known.keys():
         progress.message("all samples are there already")
-        return []
+        return [], 0.0
     source = open_source(wanted, settings, jobs)
     kept = source.kept(jobs, known.keys())
     if kept != known.keys():
         folder.keep_only(generation for key, generation in known.items() if key in kept)
     if kept:
         progress.message(f"{len(kept):,} of {len(names):,} samples are there already")
-    drawn = []
+    drawn, began = [], time.monotonic()
     with progress.samples(len(names), len(kept)) as advance:
         try:
             for batch in source.draw(jobs, kept):
@@ -195,7 +193,7 @@ def _draw(
             if not is_out_of_memory(error):
                 raise
             raise ValueError(f"out of memory: say a --batch smaller than {settings.batch}") from None
-    return drawn
+    return drawn, time.monotonic() - began
 
 
 def open_source(wanted: Wanted, settings: Settings, jobs: Sequence[Job]) -> Source:
