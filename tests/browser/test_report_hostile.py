@@ -110,7 +110,7 @@ def test_walking_over_hostile_tokens_runs_nothing(hostile: Any) -> None:
     opened.page.locator(".tok").first.focus()
     for _ in texts:
         opened.page.keyboard.press("ArrowRight")
-    opened.page.locator(".tok").nth(3).hover()
+    opened.page.locator(".tok").nth(1).hover()
     for name in ("Silenced tokens", "100 largest gradients", "Clipped tokens", "All responses"):
         opened.page.get_by_role("button", name=name).click()
     opened.page.get_by_label("Beside it").select_option(index=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import re
 import shutil
 import subprocess
@@ -79,6 +80,13 @@ def test_a_title_cannot_close_its_element(tmp_path: Path) -> None:
     run = make_run(tmp_path / "<b>&amp;\u202e", Made(steps=1))
     page = write_report([run]).read_text(encoding="utf-8")
     assert "<title>&lt;b&gt;&amp;amp;\\u{202e} · trimtab report</title>" in page
+
+
+@pytest.mark.parametrize("name", ["{{scripts}}", "{{style}}{{title}}", "\\1 \\g<0>"])
+def test_a_name_like_the_skeletons_own_marks_is_a_name(tmp_path: Path, name: str) -> None:
+    page = write_report([make_run(tmp_path / name, Made(steps=1))]).read_text(encoding="utf-8")
+    assert f"<title>{html.escape(name)} · trimtab report</title>" in page
+    assert page.count("<style>") == 1 and data_of(page)["title"] == name
 
 
 def test_a_report_can_be_made_again_and_is_the_same(tmp_path: Path) -> None:

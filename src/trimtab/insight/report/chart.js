@@ -69,7 +69,7 @@ function scales(spec, width) {
     if (spec.zero && low > 0) low = 0;
     const air = (high - low || Math.abs(high) || 1) * 0.06;
     high += air;
-    if (!(spec.zero && low === 0)) low -= air;
+    if (!(spec.zero && low === 0)) low = spec.share ? Math.max(low - air, 0) : low - air;
   }
   const first = Math.min(...plain.map((line) => line.steps[0]));
   const last = Math.max(...plain.map((line) => line.steps[line.steps.length - 1]), first + 1);
@@ -110,7 +110,7 @@ function axes(spec, to, width) {
   const parts = [];
   for (const value of to.log ? decades(to.low, to.high) : ticks(to.low, to.high, 4)) {
     const y = to.y(value);
-    parts.push(svg("line", { x1: EDGE.left, x2: width - EDGE.right, y1: y, y2: y, class: "grid" }));
+    parts.push(svg("line", { x1: EDGE.left, x2: width - EDGE.right, y1: y, y2: y, class: "rule" }));
     parts.push(svg("text", { x: EDGE.left - 6, y: y + 4, class: "tick end" }, spec.format(value)));
   }
   for (const step of ticks(to.first, to.last, Math.max(2, Math.floor(width / 110)))) {

@@ -64,7 +64,7 @@ function compareSection(data) {
     for (const [name, word] of Object.entries(card.lines)) {
       const title = Object.keys(card.lines).length > 1 ? `${card.title}: ${word}` : card.title;
       const spec = groupSpec(title, data.meanings[name] || card.meaning, name, data.groups,
-        { zero: card.zero, log: card.log });
+        { zero: card.zero, log: card.log, share: card.share });
       if (spec) cards.push(lineChart(spec));
     }
   }

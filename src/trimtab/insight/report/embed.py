@@ -19,7 +19,7 @@ LONGEST_TEXT = 20_000  # characters of a prompt, a message, a configuration
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029\x7f"}
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _NOT_FINITE = {"inf": "Infinity", "-inf": "-Infinity", "nan": None}  # as JavaScript's Number takes them
 _SPARSE = 0.2  # an array with fewer values than this share away from its commonest is written as those alone

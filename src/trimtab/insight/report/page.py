@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import resources
@@ -27,15 +28,14 @@ def page(title: str, data: Mapping[str, Any], blocks: Iterable[str]) -> Iterator
     """The page in pieces; `blocks` are the responses of the microscope as `safe_json`, in the order of `data`."""
     script = joined_script()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    skeleton = asset("page.html")
-    for mark, text in {
-        "{{title}}": html.escape(visible(title)),
-        "{{policy}}": f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
+    marks = {
+        "title": html.escape(visible(title)),
+        "policy": f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
         "base-uri 'none'; form-action 'none'",
-        "{{style}}": asset("page.css"),
-    }.items():
-        skeleton = skeleton.replace(mark, text)
-    before, after = skeleton.split("{{scripts}}")
+        "style": asset("page.css"),
+    }
+    skeleton, after = asset("page.html").split("{{scripts}}")
+    before = re.sub(r"\{\{(\w+)\}\}", lambda mark: marks[mark[1]], skeleton)  # once: what is put in may hold marks
     yield before
     yield _block("data", safe_json(data))
     yield f"<script>{script}</script>\n"
