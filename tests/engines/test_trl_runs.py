@@ -120,6 +120,12 @@ def test_the_record_of_a_run_is_read_by_replay_and_shows_what_was_said(short: An
     assert right == step.responses["reward"].tolist()
 
 
+def test_a_new_run_does_not_write_over_the_records_of_another(short: Any, tmp_path: Path) -> None:
+    short(record_to=str(tmp_path / "record"), max_steps=1).train()
+    with pytest.raises(ValueError, match="holds the records of another run"):
+        short(record_to=str(tmp_path / "record"), max_steps=1).train()
+
+
 def test_an_evaluation_plans_for_itself_and_leaves_the_gate_alone(short: Any) -> None:
     trainer = short(
         objective="stare",

@@ -73,6 +73,11 @@ def assert_close(mine: Any, yours: Any, start: Path) -> None:
     assert moved > 1e-3, moved
 
 
+def losses(weights: Any) -> Any:
+    """What TRL logged as the loss of each step."""
+    return pytest.approx(json.loads(Path(weights).with_suffix(".json").read_text()), abs=1e-6)
+
+
 @pytest.fixture(scope="module")
 def whole(start: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Each objective in one process and one micro-batch."""
@@ -92,6 +97,7 @@ def test_four_micro_batches_update_as_one(name: str, whole: Any, start: Path, tm
     )
     run(wanted)
     assert_close(wanted["out"], whole[name], start)
+    assert losses(wanted["out"]) == losses(whole[name]).expected
 
 
 def test_two_processes_update_as_one(whole: Any, start: Path, tmp_path: Path) -> None:
@@ -110,6 +116,7 @@ def test_two_processes_update_as_one(whole: Any, start: Path, tmp_path: Path) ->
     launch(orders, tmp_path, processes=2)
     for name, wanted in zip(OBJECTIVES, orders, strict=True):
         assert_close(wanted["out"], whole[name], start)
+        assert losses(wanted["out"]) == losses(whole[name]).expected
         assert_replays(Path(wanted["options"]["record_to"]), STEPS)
 
 

@@ -57,6 +57,7 @@ def run(order: dict[str, Any]) -> Any:
     trainer.train(resume_from_checkpoint=order.get("resume"))
     if trainer.accelerator.is_main_process:
         save_file(trl_runs.weights(model), order["out"])
+        Path(order["out"]).with_suffix(".json").write_text(json.dumps(trl_runs.logged(trainer, "loss")))
     return trainer
 
 

@@ -72,7 +72,7 @@ TAKEN_OVER: dict[str, TakenOver] = {
     "vllm_importance_sampling_clip_min": TakenOver(None, _CORRECTION),
     "vllm_importance_sampling_cap": TakenOver(None, _CORRECTION),
     "use_liger_kernel": TakenOver(
-        False, "Liger's kernels can take the place of the loss; use model_init_kwargs={'use_kernels': True}", off=True
+        False, "in some versions of TRL it replaces the loss; use model_init_kwargs={'use_kernels': True}", off=True
     ),
 }
 REWARD_SCALING: dict[str, TakenOver] = {

@@ -172,6 +172,8 @@ def start_recording(
     """The recording of a run that goes on after `step`; its files are the main process's."""
     if not main:
         return recording
+    if not step and (to / FOLDER).exists():
+        raise ValueError(f"record_to={str(to)!r} holds the records of another run: choose another folder, or remove it")
     folder, words = RunFolder(to), vocabulary(policy)
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.rewind(step)
