@@ -102,6 +102,16 @@ def test_a_run_under_each_method_trains(tmp_path: Path, options: tuple[str, ...]
 
 
 @thorough
+def test_two_workers_get_the_mini_batches_that_were_planned(tmp_path: Path) -> None:
+    """The loss on each worker checks the update's number and the mini-batch's tokens against the plan's."""
+    write_inputs(tmp_path)
+    two = ("trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2")
+    code, said = run(tmp_path, 2, MODE, "+trimtab.objective=stapo", "+trimtab.tau_p=0.05", *two)
+    assert code == 0, said[-3000:]
+    assert all(step["actor/grad_norm"] > 0 for step in steps_of(tmp_path))
+
+
+@thorough
 def test_a_setting_of_verls_own_loss_stops_the_run_at_once(tmp_path: Path) -> None:
     write_inputs(tmp_path)
     code, said = run(tmp_path, 1, MODE, "+trimtab.objective=stapo", "actor_rollout_ref.actor.clip_ratio_high=0.28")

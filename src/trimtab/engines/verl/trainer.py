@@ -92,7 +92,9 @@ class TrimtabTrainer(PPOTrainerSync):
         return ["token", *measured, *sampler]
 
     def _save_checkpoint(self) -> None:
-        # Before verl names this step the latest, so that no checkpoint is ever without its state.
+        # Before verl names this step the latest, so that no checkpoint is ever without its state and its record.
+        if self.recording:
+            self.recording.recorder.flush()
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         save_state(folder, self.objective)
         super()._save_checkpoint()
