@@ -72,6 +72,10 @@ def test_what_is_recorded_is_no_option_of_the_objective() -> None:
         (["+trimtab.objective=stapo", "+trimtab.recrod=x"], "did you mean record"),
         (["+trimtab.objective=stapo", "+trimtab.tau_p=2"], "tau_p=2 must be between 0 and 1"),
         (["+trimtab.objective=stapo", "+trimtab.advantage=mine"], "must be method"),
+        (["+trimtab.objective=stapo", "+trimtab.record=5"], "record=5 must be a folder"),
+        (["+trimtab.objective=stapo", "+trimtab.record_every=0"], "at least 1"),
+        (["+trimtab.objective=stapo", "+trimtab.record_share=1.5"], "at most 1"),
+        (["+trimtab.objective=stapo", "+trimtab.record_max_megabytes=lots"], "a number above 0"),
     ],
 )
 def test_a_wrong_option_is_refused_with_the_nearest_name(overrides: list[str], words: str) -> None:
@@ -157,6 +161,7 @@ def test_a_command_with_options_but_without_the_trainer_is_stopped() -> None:
     assert "trimtab.objective is given" in misused(["+trimtab.objective=stapo", "trainer.v1.trainer_mode=sync"])
     assert "v1 trainer" in misused([mode, "+trimtab.objective=stapo", "trainer.use_v1=False"])
     assert misused([mode, "+trimtab.objective=stapo"]) == ""
+    assert misused(["trainer.v1.trainer_mode='trimtab'", "+trimtab.objective=stapo"]) == ""
     assert misused(["--config-name=mine", "+trimtab.tau_p=0.1"]) == ""  # the mode may be in there
     assert misused(["data.train_files=x", "-q", "tests/engines"]) == ""
 

@@ -63,17 +63,28 @@ def read_options(section: Mapping[str, Any] | None) -> Options:
         raise ValueError("trimtab: which objective? Add for example +trimtab.objective=stapo")
     name = str(given.pop("objective"))
     own = {key: given.pop(key) for key in OWN if key in given}
-    if own.get("advantage", "method") not in ("method", "verl"):
-        raise ValueError(
-            f"trimtab.advantage={own['advantage']!r} must be method (verl is to compute what the method is defined "
-            "with) or verl (whatever verl computes)"
-        )
     options = Options({"name": name, **given}, **own)
+    _check_own(options)
     try:
         make_objective(options.objective)
     except ValueError as error:
         raise _explained(error, given) from None
     return options
+
+
+def _check_own(options: Options) -> None:
+    """The keys that are not the objective's."""
+    every, share, megabytes = options.record_every, options.record_share, options.record_max_megabytes
+    rules = {
+        "advantage": (options.advantage in ("method", "verl"), "method (what it is defined with) or verl (any)"),
+        "record": (isinstance(options.record, str | None), "a folder"),
+        "record_every": (type(every) is int and every >= 1, "a whole number of steps, at least 1"),
+        "record_share": (type(share) in (int, float) and 0 < share <= 1, "a share of the groups, above 0, at most 1"),
+        "record_max_megabytes": (type(megabytes) in (int, float) and megabytes > 0, "a number above 0"),
+    }
+    for key, (right, wanted) in rules.items():
+        if not right:
+            raise ValueError(f"trimtab.{key}={getattr(options, key)!r} must be {wanted}")
 
 
 def _explained(error: ValueError, given: Mapping[str, Any]) -> ValueError:

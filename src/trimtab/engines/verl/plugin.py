@@ -29,7 +29,8 @@ def _load() -> None:
 
 def misused(arguments: Sequence[str]) -> str:
     """Why a verl command with trimtab's options would run without them; empty where it would not."""
-    given = dict(argument.lstrip("+").partition("=")[::2] for argument in arguments if "=" in argument)
+    parts = [argument.lstrip("+").partition("=") for argument in arguments if "=" in argument]
+    given = {key: value.strip("'\"") for key, _, value in parts}
     ours = [key for key in given if key == "trimtab" or key.startswith("trimtab.")]
     elsewhere = any(argument.startswith(("--config", "-cn", "-cp", "-cd")) for argument in arguments)
     if ours and given.get(MODE, "trimtab" if elsewhere else "") != "trimtab":
