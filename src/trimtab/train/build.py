@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
+
 from trimtab.policy import Policy, load_policy
 from trimtab.rollout import NativeSampler, Sampler
+from trimtab.rollout.vllm import VllmSampler, VllmSettings
 from trimtab.tasks import Arithmetic, GymTask, Task, gsm8k, verl_file
-from trimtab.train.config import Config
+from trimtab.train.config import Config, RolloutConfig
 
 
 def build_task(config: Config, part: Literal["train", "test"]) -> Task | None:
@@ -54,6 +57,16 @@ def build_reference(config: Config) -> Policy | None:
     return None if reference is None else build_policy(config, None if reference == "start" else reference)
 
 
-def build_sampler(policy: Policy) -> Sampler:
-    """The sampler of the policy's own weights."""
-    return NativeSampler(policy.model, policy.end_tokens, policy.pad_token, policy.autocast)
+def build_sampler(policy: Policy, rollout: RolloutConfig | None = None) -> Sampler:
+    """The sampler of the policy's own weights; the native one where nothing else is asked for."""
+    if rollout is None or rollout.engine == "native":
+        return NativeSampler(policy.model, policy.end_tokens, policy.pad_token, policy.autocast)
+    wanted = rollout.max_prompt_tokens + rollout.max_new_tokens
+    settings = VllmSettings(
+        dtype=torch.bfloat16 if policy.precision == "bf16" else torch.float32,
+        context=min(wanted, getattr(policy.causal.config, "max_position_embeddings", None) or wanted),
+        batch=rollout.batch,
+        memory=rollout.vllm_memory,
+        options=rollout.vllm_options,
+    )
+    return VllmSampler(policy.model, policy.end_tokens, policy.autocast, settings)

@@ -19,6 +19,7 @@ from trimtab.objectives import Objective, objective
 from trimtab.objectives.compose import COMMON
 from trimtab.objectives.registry import ATTACHMENTS, METHODS, OPTIONS
 from trimtab.rewards import RULES, Kind, check_rule
+from trimtab.rollout.vllm import check_options
 from trimtab.train.config_errors import nearest, readable
 
 PACKAGED = Path(__file__).parent.parent / "recipes"
@@ -106,7 +107,7 @@ class WarmStartConfig(Section):
 class RolloutConfig(Section):
     """How responses are sampled."""
 
-    engine: Literal["native"] = Field("native", description="the sampler")
+    engine: Literal["native", "vllm"] = Field("native", description="the sampler ([vllm.md](vllm.md); extra `vllm`)")
     prompts: int = Field(32, ge=1, description="prompts per step")
     samples: int = Field(8, ge=1, description="responses per prompt: the group")
     max_new_tokens: int = Field(8, ge=1, description="a response is cut off here")
@@ -118,6 +119,14 @@ class RolloutConfig(Section):
     dynamic: bool = Field(False, description="dynamic sampling: drop groups without reward spread and draw others")
     dynamic_oversample: float = Field(3.0, ge=1, description="prompts drawn per round, as a multiple of those missing")
     dynamic_rounds: int = Field(10, ge=1, description="rounds before a step makes do with fewer groups")
+    vllm_memory: float = Field(0.4, gt=0, lt=1, description="vllm: its share of the device's memory while it samples")
+    vllm_options: dict[str, Any] = Field(default_factory=dict, description="vllm: other arguments of `vllm.LLM`")
+
+    @field_validator("vllm_options")
+    @classmethod
+    def _options_are_free(cls, value: dict[str, Any]) -> dict[str, Any]:
+        check_options(value)
+        return value
 
 
 class RewardConfig(Section):

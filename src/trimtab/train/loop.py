@@ -121,7 +121,7 @@ def build_trainer(config: Config) -> Trainer:
     return Trainer(
         config=config,
         policy=policy,
-        sampler=build_sampler(policy),
+        sampler=build_sampler(policy, config.rollout),
         task=task,
         test=build_task(config, "test"),
         objective=config.build_objective(),

@@ -34,6 +34,8 @@ FREE = {
     "run.threads",
     "run.device",
     "update.not_finite",
+    "rollout.vllm_memory",
+    "rollout.vllm_options",
     "record.enabled",
     "record.every",
     "record.share",
