@@ -74,7 +74,17 @@ def test_other_objectives_give_other_weights(short: Any) -> None:
     assert torch.equal(ends[0], ends[2])
 
 
-def test_several_updates_on_a_rollout_each_have_their_plan(short: Any, tmp_path: Path) -> None:
+def test_several_updates_on_a_rollout_each_have_their_plan_and_share_one_look_at_the_old_policy(
+    short: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[bool] = []
+    forward = trl.GRPOTrainer._get_per_token_logps_and_entropies
+
+    def noted(*args: Any, **options: Any) -> Any:
+        passes.append(torch.is_grad_enabled())
+        return forward(*args, **options)
+
+    monkeypatch.setattr(trl.GRPOTrainer, "_get_per_token_logps_and_entropies", noted)
     trainer = short(
         objective="stapo(tau_p=0.2)",
         per_device_train_batch_size=8,
@@ -91,6 +101,7 @@ def test_several_updates_on_a_rollout_each_have_their_plan(short: Any, tmp_path:
     )
     trainer.train()
     assert plans == [16] * 8  # two rollouts, two mini-batches of 16 responses, two passes
+    assert (passes.count(False), passes.count(True)) == (2, 16)  # TRL's own look at each rollout, and the micro-batches
     ratios = trl_runs.logged(trainer, "update/ratio_max")
     assert ratios[0] == 1.0
     assert min(ratios[1:4]) > 1.0

@@ -83,7 +83,6 @@ class TrimtabTrainer(GRPOTrainer):
         self._mean_reward = 0.0  # of the present rollout batch
         self._rollouts = 0  # rollout batches so far
         self._updates = 0  # updates on the present one so far
-        self._observed = True
         self._parts: dict[int, Plan] = {}  # by micro-step: of the update that is under way
         self._outputs: list[tuple[LossOutput, Tensor]] = []
         self._sums: list[dict[str, Tensor]] = []
@@ -125,7 +124,8 @@ class TrimtabTrainer(GRPOTrainer):
             passes = self._passes
         finally:
             self._passes = None
-        mine = slice(*(self.accelerator.process_index * len(inputs) + n for n in (0, len(inputs))))
+        first = self.accelerator.process_index * len(inputs)
+        mine = slice(first, first + len(inputs))
         reward = self._total_reward()
         if self.args.advantages == "objective":
             samples = self.num_generations if self.model.training else self.num_generations_eval
@@ -138,7 +138,7 @@ class TrimtabTrainer(GRPOTrainer):
         if "segment" in self.objective.needs:
             table[SEGMENT] = segments(table, self._tokenizer)
         if self.model.training:
-            self._rollouts, self._updates, self._observed = self._rollouts + 1, 0, False
+            self._rollouts, self._updates = self._rollouts + 1, 0
             self._mean_reward = float(reward.nanmean())
         return table
 
@@ -191,10 +191,8 @@ class TrimtabTrainer(GRPOTrainer):
                 f"an update of {count} micro-batches starts at the {first + 1}. of {len(self._buffered_inputs)} of its "
                 "rollout batch, so its plan cannot be made: let the data set hold whole rollout batches"
             )
-        if not self._observed:
-            if self.objective.controllers:
-                self.objective.observe(token_batch(self._buffered_inputs, self.objective), self._comm)
-            self._observed = True
+        if not self._updates and self.objective.controllers:
+            self.objective.observe(token_batch(self._buffered_inputs, self.objective), self._comm)
         now = None
         if self._updates and "current_logp" in self.objective.needs:
             now = tuple(torch.cat(pair) for pair in zip(*map(self._measure, tables), strict=True))
@@ -278,6 +276,7 @@ class TrimtabTrainer(GRPOTrainer):
         self._recording.begin(self._updates, batch, plan, tables)
 
     def _start_recording(self) -> Recording:
+        """A recording that goes on after the rollout batches before the present one."""
         args = self.args
         layout = Rollouts(
             updates=args.steps_per_generation // args.gradient_accumulation_steps,
