@@ -15,7 +15,7 @@ FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--hide-scrollbars",
 ]  # fmt: skip
-WIDE: ViewportSize = {"width": 1280, "height": 900}
+WIDE: ViewportSize = {"width": 1280, "height": 1010}
 PHONE: ViewportSize = {"width": 360, "height": 780}
 
 
@@ -34,12 +34,12 @@ def shoot(report: Path, folder: Path, full: bool = False) -> list[Path]:
             page.close()
         page = browser.new_page(viewport=WIDE)
         page.goto(report.resolve().as_uri())
+        page.wait_for_selector("#microscope, #configuration")
         if page.locator("#microscope .tok").count():
             page.get_by_label("Colour by").select_option("surprisal")
-            page.get_by_label("Beside it").select_option(index=3)
-            page.locator("#microscope").scroll_into_view_if_needed()
+            page.get_by_label("Beside it").select_option(label="sspo")
+            page.get_by_label("mark segments").check()
             page.evaluate("document.getElementById('microscope').scrollIntoView()")
-            page.wait_for_timeout(300)
             made.append(_picture(page, folder / "report-microscope.png", False))
         browser.close()
     return made

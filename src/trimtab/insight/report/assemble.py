@@ -92,7 +92,7 @@ def pack_run(run: RunFiles, wanted: Wanted, budget: int, first_block: int) -> tu
     if run.records is not None and run.records.steps:
         survey = look_through(run, recorded, wanted.steps, notes)
         items = choose(
-            survey.candidates, affordable_tokens(budget, len(others)), MOST_RESPONSES // len(wanted.runs) + 1
+            survey.candidates, affordable_tokens(budget, len(others)), max(MOST_RESPONSES // len(wanted.runs), 1)
         )
         shelf = fill_shelf(run.records, items, recorded, others, budget, first_block)
     data = {
@@ -111,6 +111,7 @@ def pack_run(run: RunFiles, wanted: Wanted, budget: int, first_block: int) -> tu
         "others": list(others),
         "survey": survey.packed() if survey else None,
         "responses": shelf.entries,
+        "recorded_steps": len(run.records.steps) if run.records else 0,
         "recorded": run.records.steps[:: max(1, len(run.records.steps) // 2000)] if run.records else [],
     }
     return data, shelf
@@ -136,10 +137,6 @@ def look_through(run: RunFiles, recorded: Objective | None, asked: Sequence[int]
         except (RecordError, ValueError, LookupError) as error:
             bad.append(f"step {number} is left out: {shortened(str(error), 300)}")
     notes += bad[:5] + ([f"{len(bad) - 5} more steps are damaged and left out"] if len(bad) > 5 else [])
-    if len(chosen.even) < len(steps):
-        notes.append(
-            f"{len(steps):,} steps are recorded: planes and quantiles are of {len(chosen.even)} evenly spaced ones"
-        )
     missing = sorted(set(asked) - set(steps))
     notes += [f"step {number} is not recorded" for number in missing[:5]]
     return survey

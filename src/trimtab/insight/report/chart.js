@@ -2,6 +2,7 @@
 // that the arrow keys have reached.
 
 const HEIGHT = 190;
+const BUSY = 120; // points from which on a running mean is drawn over the curve
 const EDGE = { left: 46, right: 14, top: 16, bottom: 26 };
 
 const cursor = {
@@ -96,6 +97,18 @@ function path(line, to, shift = 0) {
   return out;
 }
 
+// A running mean, for curves with more points than an eye can follow.
+function calm(line) {
+  const reach = Math.max(2, Math.round(line.values.length / 60));
+  const sums = new Float64Array(line.values.length + 1);
+  line.values.forEach((value, n) => { sums[n + 1] = sums[n] + value; });
+  const values = line.values.map((_, n) => {
+    const [first, last] = [Math.max(0, n - reach), Math.min(line.values.length, n + reach + 1)];
+    return (sums[last] - sums[first]) / (last - first);
+  });
+  return { steps: line.steps, values };
+}
+
 // The area between two lines over the same steps.
 function between(lower, upper, to) {
   const back = { steps: Array.from(lower.steps).reverse(), values: Array.from(lower.values).reverse() };
@@ -150,7 +163,9 @@ function drawing(spec, to, width) {
     }
   });
   spec.series.forEach((line) => {
-    lines.push(svg("path", { d: path(line, to), class: "line", stroke: line.color, "stroke-dasharray": line.dash }));
+    const busy = line.values.length > BUSY && !line.spread;
+    if (busy) lines.push(svg("path", { d: path(line, to), class: "raw", stroke: line.color }));
+    lines.push(svg("path", { d: path(busy ? calm(line) : line, to), class: "line", stroke: line.color, "stroke-dasharray": line.dash }));
     if (line.dots || line.values.length === 1) {
       line.values.forEach((value, n) => lines.push(
         svg("circle", { cx: to.x(line.steps[n]), cy: to.y(value), r: 3.2, fill: line.color, class: "dot" })));

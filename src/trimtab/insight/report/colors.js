@@ -1,7 +1,7 @@
 // Colours that do not rest on red against green: one ramp in lightness, one from blue to orange, and Okabe and Ito's
 // eight. "Nothing to see" is the colour of the paper, so what stands out is what is worth a look.
 
-const PALETTE = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a6ff0", "#8a8a8a"];
+const PALETTE = Array.from({ length: 8 }, (_, n) => `var(--line-${n})`); // in the style, light and dark
 const DASHES = ["", "7 4", "2 3", "9 3 2 3", "4 2", "1 3", "12 4", "3 6"];
 const RAMPS = {
   light: ["#ffffff", "#dbe9f4", "#a9cde3", "#5ea3cb", "#2870a8", "#123f75"],

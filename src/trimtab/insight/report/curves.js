@@ -116,7 +116,8 @@ function curvesSection(data, run, pick) {
   if (more) cards.push(more);
   return section("curves", "Curves", cards.length
     ? "Point at a chart, or reach it with the tab key and use the arrow keys: all charts show the same step. " +
-      "A click or Enter looks at that step through the microscope."
+      "A click or Enter looks at that step through the microscope. Where there are many steps, the pale line is each of " +
+      "them and the strong one their running mean."
     : "There are no curves: nothing was measured.", el("div", { class: "grid" }, cards));
 }
 

@@ -175,7 +175,8 @@ function planesSection(run) {
   }
   const told = unpack(run.survey.quadrants.counts).some((n) => n > 0);
   return section("planes", "All tokens at once", `From ${plural(run.survey.tokens, "token")} of ` +
-    `${plural(run.survey.quantiles.steps.n, "recorded step")}. Brighter cells hold more tokens, on a logarithmic scale.`,
+    `${run.survey.quantiles.steps.n < run.recorded_steps ? `${count(run.survey.quantiles.steps.n)} evenly spaced of the ` : ""}` +
+    `${plural(run.recorded_steps, "recorded step")}. Brighter cells hold more tokens, on a logarithmic scale.`,
   el("div", { class: "grid wide" }, probabilityPlane(run), told ? quadrantPlane(run)
     : el("p", { class: "note" }, "The quadrants need the moments of the distributions, which are not recorded.")));
 }
