@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -185,20 +186,18 @@ def start_recording(
 
 def joined(update: int, first: int, shares: Sequence[Share]) -> Held:
     """An update of all processes from their shares, in rank order."""
-    # A column that only some have is filled in from what it is made of where there is nothing special about it.
-    names = {name: None for share in shares for name in share.columns}
-    columns: dict[str, Tensor] = {}
-    for name in names:
-        fallback = "advantage" if name == "planned_advantage" else name
-        columns[name] = torch.cat([share.columns.get(name, share.columns.get(fallback)) for share in shares])  # type: ignore[misc]
-    before = 0
-    sequences = []
-    for share in shares:
-        sequences.append(share.columns["sequence"] + before)
-        before += len(share.answers)
-    columns["sequence"] = torch.cat(sequences)
+    for share in shares:  # left out by a process whose advantages were planned as they came
+        share.columns.setdefault("planned_advantage", share.columns["advantage"])
+    columns = {name: torch.cat([share.columns[name] for share in shares]) for name in shares[0].columns}
+    responses = [len(share.answers) for share in shares]
+    before = torch.tensor([0, *accumulate(responses)][:-1]).repeat_interleave(
+        torch.tensor([len(share.columns["sequence"]) for share in shares])
+    )
+    columns["sequence"] += before
+    if torch.equal(columns["planned_advantage"], columns["advantage"]):
+        del columns["planned_advantage"]
     parts = [size for share in shares for size in share.parts]
-    return Held(UpdateInfo(update, before, len(columns["old_logp"]), True, parts), first, columns)
+    return Held(UpdateInfo(update, sum(responses), len(columns["old_logp"]), True, parts), first, columns)
 
 
 def _result(outputs: Sequence[tuple[LossOutput, Tensor]]) -> UpdateResult:
