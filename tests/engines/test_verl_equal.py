@@ -119,7 +119,9 @@ def test_micro_batches_of_any_size_and_order_leave_the_gradient_as_it_is(name: s
                     sizes = [int(mask.sum()) for mask in piece["response_mask"].unbind()]
                     for n, values in zip(numbers, response_tokens(piece, gradient).split(sizes), strict=True):
                         found[mine[n]] = values
-            assert torch.equal(torch.cat([found[n] for n in range(len(rows))]), wanted)
+            # A mean over a segment may differ in its last bit with the number of segments beside it; all else is equal.
+            slack = 0.0 if core.ratio.level == "token" else 1e-6
+            torch.testing.assert_close(torch.cat([found[n] for n in range(len(rows))]), wanted, rtol=slack, atol=0.0)
     assert pieces > 4 * ranks * (10 if THOROUGH else 2)
 
 
@@ -149,7 +151,7 @@ def test_a_micro_batch_without_a_sampled_token_has_no_loss_and_all_metrics() -> 
     part = as_minibatch(data, [0], tokens=int(data["loss_mask"].values().sum()))
     flat = new_log_probs(part, 0)
     loss, metrics = engine_loss(PlannedLoss(table), part, flat)
-    assert float(loss) == 0 and not torch.autograd.grad(loss, flat)[0].any()
+    assert float(loss.detach()) == 0 and not torch.autograd.grad(loss, flat)[0].any()
     assert metrics["trimtab/update/ratio_max"].aggregate() == 1.0  # type: ignore[attr-defined]
 
 
