@@ -133,7 +133,8 @@ def look_through(run: RunFiles, recorded: Objective | None, asked: Sequence[int]
     for number in sorted({*chosen.even, *chosen.pointed}):
         try:
             measured = measure(open_step(run.records, number), recorded)
-            survey.add(measured) if number in even else survey.look(measured)
+            take = survey.add if number in even else survey.look
+            take(measured)
         except (RecordError, ValueError, LookupError) as error:
             bad.append(f"step {number} is left out: {shortened(str(error), 300)}")
     notes += bad[:5] + ([f"{len(bad) - 5} more steps are damaged and left out"] if len(bad) > 5 else [])

@@ -131,7 +131,7 @@ def _read_metrics(path: Path, notes: list[str]) -> dict[str, Curve]:
             if name == "step" or not _is_number(value):
                 continue
             if name not in found and len(found) >= MOST_METRICS:
-                left_out.add(name[:80]) if len(left_out) < MOST_METRICS else None
+                left_out |= {name[:80]} if len(left_out) < MOST_METRICS else set()
                 continue
             steps, values = found.setdefault(name, (array("i"), array("d")))
             steps.append(record["step"])
