@@ -83,9 +83,7 @@ class Plan:
         if self.runs is not None or self.replan is not None:
             raise ValueError("tokens that share a ratio or are planned by part cannot be cut apart: use `split`")
         span = builtins.slice(first, last)
-        cut: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        tensors = {name: value[span] for name, value in cut.items() if isinstance(value, Tensor)}
-        return replace(self, **tensors, start=self.start + first, offsets=(0, last - first))
+        return replace(self, **self._cut(span), start=self.start + first, offsets=(0, last - first))
 
     def check(self, new_logp: Tensor) -> Tensor:
         """`new_logp` in the plan's float type, or an error that says what it should be."""
@@ -104,13 +102,15 @@ class Plan:
             f"weight {float(self.weight[index]):.3g}, ratio within [{1 - low:.3g}, {1 + high:.3g}])"
         )
 
+    def _cut(self, span: builtins.slice) -> dict[str, Any]:
+        values = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return {name: value[span] for name, value in values if isinstance(value, Tensor)}
+
     def _part(self, first: int, last: int) -> Plan:
         span = builtins.slice(self.offsets[first], self.offsets[last])
-        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        cut: dict[str, Any] = {name: value[span] for name, value in values.items() if isinstance(value, Tensor)}
         return replace(
             self,
-            **cut,
+            **self._cut(span),
             runs=None if self.runs is None else self.runs.part(span, first, last),
             start=self.start + span.start,
             offsets=[o - span.start for o in self.offsets[first : last + 1]],

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trimtab.objectives import Objective, Plan, merge_metrics
 from trimtab.objectives.objective import LossOutput
@@ -50,7 +51,7 @@ def training_pass(
 def _through_head(
     policy: Policy, head: Head, objective: Objective, part: Plan, hidden: Tensor, tokens: Tensor, chunk: int
 ) -> tuple[LossOutput, HeadGradients]:
-    pieces = _pieces(objective, part, chunk)
+    pieces = _pieces(part, chunk)
     if pieces is None:  # the fourth GEMM
         sizes = [min(chunk, part.tokens - first) for first in range(0, part.tokens, chunk)]
         whole, slope = _loss_and_slope(objective, part, head_scores(hidden, head, tokens, chunk).logp)
@@ -66,25 +67,30 @@ def _through_head(
             outputs.append(out)
             return out.loss, slope
 
-    linear = policy.head
-    frozen = not linear.weight.requires_grad
-    for parameter in (linear.weight, linear.bias):
-        if parameter is not None and parameter.grad is None and not frozen:
-            parameter.grad = torch.zeros_like(parameter)
+    linear: Any = policy.head
     made = head_gradients(
         hidden,
         head,
         tokens,
         loss_of,
         sizes,
-        frozen=frozen,
-        weight_grad=linear.weight.grad,
-        bias_grad=None if linear.bias is None else linear.bias.grad,
+        frozen=not linear.weight.requires_grad,
+        weight_grad=_gradient(linear.weight),
+        bias_grad=_gradient(linear.bias),
     )
     return _joined(outputs), made
 
 
-def _pieces(objective: Objective, part: Plan, chunk: int) -> list[Plan] | None:
+def _gradient(parameter: nn.Parameter | None) -> Tensor | None:
+    """Where a parameter's gradient is added up; None where it has none."""
+    if parameter is None or not parameter.requires_grad:
+        return None
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def _pieces(part: Plan, chunk: int) -> list[Plan] | None:
     """The part in pieces of at most `chunk` tokens whose loss needs no other piece; None where there are none."""
     if part.runs is None and part.replan is None:
         return [part.cut(first, min(first + chunk, part.tokens)) for first in range(0, part.tokens, chunk)]

@@ -15,8 +15,8 @@ BLOCK = 4096
 WARPS = 4
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _capped(z, cap, HAS_CAP: tl.constexpr):  # noqa: ANN001, ANN202, N803 (Triton compiles the signature too)
+@triton.jit
+def _capped(z, cap, HAS_CAP: tl.constexpr):
     """cap tanh(z / cap), by an exponential that cannot overflow."""
     if HAS_CAP:
         e = tl.exp(-2.0 * tl.abs(z) / cap)
@@ -25,19 +25,19 @@ def _capped(z, cap, HAS_CAP: tl.constexpr):  # noqa: ANN001, ANN202, N803 (Trito
     return z
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _softmax_part(  # noqa: ANN202
-    logits,  # noqa: ANN001
-    token,  # noqa: ANN001
-    out,  # noqa: ANN001  (4, rows): ln p, entropy, sum p^2, sum p^2 ln p
-    stride,  # noqa: ANN001
-    rows,  # noqa: ANN001
-    vocabulary,  # noqa: ANN001
-    inverse_temperature,  # noqa: ANN001
-    cap,  # noqa: ANN001
-    HAS_CAP: tl.constexpr,  # noqa: N803
-    WRITE: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
+@triton.jit
+def _softmax_part(
+    logits,
+    token,
+    out,  # (4, rows): ln p, entropy, sum p^2, sum p^2 ln p
+    stride,
+    rows,
+    vocabulary,
+    inverse_temperature,
+    cap,
+    HAS_CAP: tl.constexpr,
+    WRITE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
     start = logits + row.to(tl.int64) * stride
