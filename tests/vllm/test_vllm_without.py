@@ -1,0 +1,160 @@
+"""What holds with and without vLLM: its settings, its errors, and the weights that it is handed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from trimtab.policy import Policy, load_policy
+from trimtab.rollout import vllm as module
+from trimtab.rollout.vllm_weights import checkpoint_weights
+from trimtab.train.build import build_sampler
+from trimtab.train.config import RolloutConfig, load
+
+VLLM = RolloutConfig(engine="vllm")
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return load_policy("demo", device="cpu")
+
+
+@pytest.fixture
+def pretend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], None]:
+    """A vllm of some version, with this as its code."""
+
+    def install(code: str, version: str) -> None:
+        (tmp_path / "vllm").mkdir()
+        (tmp_path / "vllm" / "__init__.py").write_text(code)
+        monkeypatch.syspath_prepend(tmp_path)
+        for name in [name for name in sys.modules if name == "vllm" or name.startswith("vllm.")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setattr(importlib.metadata, "version", lambda package: version)
+
+    return install
+
+
+def test_vllm_is_imported_only_when_it_is_chosen() -> None:
+    code = (
+        "import sys; from trimtab.train.build import build_policy, build_sampler;"
+        "from trimtab.train.config import load; config = load('demo');"
+        "build_sampler(build_policy(config), config.rollout);"
+        "sys.exit(any(name.split('.')[0] == 'vllm' for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_missing_package_says_what_to_install(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ValueError, match=r"rollout\.engine='vllm' needs the package vllm==0\.32\.0: pip install vllm"):
+        build_sampler(policy, VLLM)
+
+
+def test_another_version_is_told_of(pretend: Callable[[str, str], None]) -> None:
+    pretend("LLM = SamplingParams = None", "0.33.1+cu130")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        module.import_vllm()
+    (one,) = caught
+    assert "was tested with vllm 0.32.0; this is 0.33.1." in str(one.message)
+
+
+def test_the_tested_version_is_told_nothing_of_and_kept_quiet(pretend: Callable[[str, str], None]) -> None:
+    pretend("LLM = SamplingParams = None", "0.32.0+cpu")
+    module.import_vllm()
+    assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert {"VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS"} <= os.environ.keys()
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [("import of_what_is_not_there", "of_what_is_not_there"), ("SamplingParams = None", "LLM"), ("1 / 0", "zero")],
+)
+def test_a_version_that_cannot_be_used_is_an_error_in_words(
+    pretend: Callable[[str, str], None], code: str, fault: str
+) -> None:
+    pretend(code, "0.9.2")
+    with pytest.raises(ValueError, match=rf"vllm 0\.9\.2 could not be imported: .*{fault}.*Tested with vllm 0\.32\.0"):
+        module.import_vllm()
+
+
+@pytest.mark.parametrize(
+    ("device", "platform", "advice"),
+    [
+        ("cpu", "cuda", r"built for cuda, the policy is on cpu: set run\.device"),
+        ("cuda", "", r"built for no platform here, the policy is on cuda"),
+        ("cuda:1", "cuda", r"the policy on cuda:1: .*CUDA_VISIBLE_DEVICES=1"),
+    ],
+)
+def test_vllm_and_the_policy_must_be_on_one_device(
+    monkeypatch: pytest.MonkeyPatch, device: str, platform: str, advice: str
+) -> None:
+    found = SimpleNamespace(current_platform=SimpleNamespace(device_type=platform))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(platforms=found))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", found)
+    with pytest.raises(ValueError, match=advice):
+        module._check_device(torch.device(device))
+
+
+@pytest.mark.parametrize(
+    ("setting", "fault"),
+    [
+        ("rollout.engine=vlm", "rollout.engine"),
+        ("rollout.vllm_memory=1.0", "rollout.vllm_memory"),
+        ("rollout.vllm_memory=0", "rollout.vllm_memory"),
+        ("rollout.vllm_options={dtype='half'}", r"vllm_options\.dtype is not yours to set: set model\.precision"),
+        ("rollout.vllm_options={seed=1}", r"vllm_options\.seed .* set run\.seed"),
+        ("rollout.vllm_options={tensor_parallel_size=2}", r"tensor_parallel_size .* needs it as it is"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_anything_starts(setting: str, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        load("demo", ["rollout.engine=vllm", setting])
+
+
+def test_options_of_vllm_reach_it() -> None:
+    config = load("demo", ["rollout.engine=vllm", "rollout.vllm_options={enforce_eager=true, block_size=32}"])
+    assert config.rollout.vllm_options == {"enforce_eager": True, "block_size": 32}
+
+
+def test_weights_come_by_the_names_of_a_checkpoint_and_a_tied_head_under_both(policy: Policy) -> None:
+    weights = dict(checkpoint_weights(policy.model))
+    assert weights.keys() == policy.model.state_dict().keys()
+    head, embedding = weights["lm_head.weight"], weights["model.embed_tokens.weight"]
+    assert head.data_ptr() == embedding.data_ptr() == policy.head.weight.data_ptr()  # nothing is copied
+    assert not any(weight.requires_grad for weight in weights.values())
+
+
+def test_lora_comes_merged_and_the_policy_stays_as_it_is() -> None:
+    pytest.importorskip("peft")
+    plain, policy = load_policy("demo", device="cpu"), load_policy("demo", device="cpu", lora_rank=3)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    before = {name: weight.clone() for name, weight in policy.model.state_dict().items()}
+    weights = dict(checkpoint_weights(policy.model))
+    assert weights.keys() == plain.model.state_dict().keys()
+    assert all(torch.equal(weight, before[name]) for name, weight in policy.model.state_dict().items())
+    plain.model.load_state_dict(weights)
+    ids = torch.tensor([[2, 3, 4, 5]])
+    torch.testing.assert_close(plain.model(input_ids=ids).logits, policy.model(input_ids=ids).logits)
+    changed = [name for name, weight in weights.items() if not torch.equal(weight, plain_weight(name))]
+    assert len(changed) == 14 and all("_proj" in name for name in changed)
+
+
+def plain_weight(name: str) -> torch.Tensor:
+    """A weight of the demo model as it is made."""
+    weight: torch.Tensor = load_policy("demo", device="cpu").model.state_dict()[name]
+    return weight
