@@ -108,7 +108,7 @@ def report_after(run: Path) -> None:
     """The report of a run that has just ended; where none can be made, the run is none the worse for it."""
     from trimtab.insight.report import try_report
 
-    try_report(run, complain)
+    try_report([run], complain)
 
 
 @app.command()
@@ -134,7 +134,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Where the runs go. Default: runs/compare-<recipe>.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
 ) -> None:
-    """The same run under several objectives and seeds, in one table. What is finished already is not run again."""
+    """The same run under several objectives and seeds: one table, one report. What is finished is not run again."""
     with errors_in_words():
         from trimtab.train.compare import Comparison, plan_jobs
         from trimtab.train.compare_report import show
@@ -142,8 +142,18 @@ def compare(
 
         where = out or Path("runs") / f"compare-{recipe_name(recipe)}"
         comparison = Comparison(tuple(objectives), where, recipe, seeds, tuple(settings or ()), jobs)
-        code = show(comparison, plan_jobs(comparison), Console())
+        planned = plan_jobs(comparison)
+        code = show(comparison, planned, Console())
+    report_comparison([job.folder.path for job in planned if job.folder.records()], where / "report.html")
     raise typer.Exit(code)
+
+
+def report_comparison(runs: list[Path], out: Path) -> None:
+    """One report of all runs that have begun."""
+    from trimtab.insight.report import try_report
+
+    if runs and try_report(runs, complain, out):
+        typer.echo(f"written: {out}")
 
 
 @app.command()

@@ -44,9 +44,10 @@ def write_report(
     return path
 
 
-def try_report(run: Path, complain: Say) -> None:
-    """The report of a run that has just ended; what goes wrong is said, for a report must never spoil a run."""
+def try_report(runs: Sequence[Path], complain: Say, out: Path | None = None) -> Path | None:
+    """The report of runs that have just ended; what goes wrong is said, for a report must never spoil a run."""
     try:
-        write_report([run])
-    except Exception as error:  # whatever it is, the run is worth more than its report
-        complain(f"warning: no report of {run} could be written: {error!r:.300}")
+        return write_report(runs, out)
+    except Exception as error:  # whatever it is, a run is worth more than its report
+        complain(f"warning: no report of {runs[0]} could be written: {error!r:.300}")
+        return None
