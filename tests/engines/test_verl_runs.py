@@ -95,7 +95,7 @@ def test_a_run_under_each_method_trains(tmp_path: Path, options: tuple[str, ...]
     assert code == 0, said[-3000:]
     steps = steps_of(tmp_path)
     assert [step["training/global_step"] for step in steps] == [1, 2, 3]
-    assert all(step["actor/grad_norm"] > 0 for step in steps)
+    assert all(step["actor/grad_norm"] > 0 for step in steps)  # no two responses are worth the same here
     assert all("trimtab/update/clip_share" in step for step in steps)
     if name == "stapo":
         assert any(step["trimtab/tokens/silenced_share"] > 0 for step in steps)

@@ -159,6 +159,7 @@ def install() -> None:
 
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")  # FSDP is registered for that name alone
     sys.modules.setdefault("trl", None)  # type: ignore[arg-type]  # verl patches a part of TRL that new ones lack
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[assignment,method-assign]  # nothing to pin for
     set_platform(CpuPlatform())
     base._ROLLOUT_REGISTRY["cpu", "async"] = "verl_cpu.Adapter"
     RolloutReplicaRegistry.register("cpu", _replica)

@@ -16,7 +16,7 @@ SPECIAL = ("<|endoftext|>", "<|im_end|>", "<|im_start|>")  # the names that verl
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
-    return float(sum(solution_str.count(digit) for digit in ground_truth) > 2)
+    return sum(solution_str.count(digit) for digit in ground_truth) + len(solution_str) / 100
 """
 
 
