@@ -12,6 +12,7 @@ import pytest
 import vllm_models as small
 
 from trimtab.policy import Policy
+from trimtab.rollout import PromptTokens, SamplingOptions
 from trimtab.rollout import vllm as module
 from trimtab.rollout.vllm import VllmSampler
 from trimtab.train.build import build_sampler
@@ -63,6 +64,12 @@ def test_a_process_has_one_engine_and_an_older_sampler_says_so(policy: Policy) -
     with pytest.raises(RuntimeError, match="ended when another was started"):
         older.sample(small.prompts(policy), 0, small.OPTIONS)
     assert len(newer.sample(small.prompts(policy), 0, small.OPTIONS)) == 5
+
+
+def test_prompts_and_responses_of_one_token_will_do(policy: Policy) -> None:
+    sampler = build_sampler(policy, small.rollout(max_prompt_tokens=1, max_new_tokens=1))
+    ((one,),) = sampler.sample([PromptTokens([2], 0)], 0, SamplingOptions(samples=1, max_new_tokens=1))
+    assert len(one.tokens) == 1
 
 
 def test_bf16_is_drawn_in_bf16(policy: Policy) -> None:

@@ -153,8 +153,9 @@ class VllmSampler:
     @torch.no_grad()
     def _probe(self) -> None:
         """A family that vLLM reads in another way, or weights that did not arrive: find out now, not by the rewards."""
-        prompt = [min(self.end_tokens), 0, 1]
-        ((response,),) = self.sample([PromptTokens(prompt, 0)], 0, SamplingOptions(samples=1, max_new_tokens=4))
+        prompt = [min(self.end_tokens)]
+        options = SamplingOptions(samples=1, max_new_tokens=min(4, self.settings.context - 1))
+        ((response,),) = self.sample([PromptTokens(prompt, 0)], 0, options)
         ids = torch.tensor([[*prompt, *response.tokens]], device=next(self.model.parameters()).device)
         was_training = self.model.training
         self.model.eval()
