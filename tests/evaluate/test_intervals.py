@@ -82,7 +82,7 @@ def test_questions_that_vary_less_than_right_or_wrong_get_a_narrower_interval() 
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_an_interval_of_shares_holds_its_mean_and_stays_between_0_and_1(values: list[float]) -> None:
     found = share_interval(values)
     assert found is not None and found.low is not None and found.high is not None
@@ -92,7 +92,7 @@ def test_an_interval_of_shares_holds_its_mean_and_stays_between_0_and_1(values: 
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_right_and_wrong_are_treated_alike(values: list[float]) -> None:
     low, high = share_limits(torch.tensor(values, dtype=torch.float64))
     mirrored_low, mirrored_high = share_limits(1 - torch.tensor(values, dtype=torch.float64))

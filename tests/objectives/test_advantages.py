@@ -32,7 +32,7 @@ def test_a_group_of_one_has_baseline_zero_and_deviation_one() -> None:
 
 
 @given(value=st.floats(-1e3, 1e3, width=32), size=st.integers(2, 9))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_equal_rewards_give_exactly_zero(value: float, size: int) -> None:
     reward, group = torch.full((size,), value), torch.zeros(size, dtype=torch.int64)
     for estimator in advantages.ADVANTAGES.values():

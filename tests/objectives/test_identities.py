@@ -75,14 +75,14 @@ PAIRS: dict[str, tuple[Build, Build]] = {
 
 @pytest.mark.parametrize("name", PAIRS)
 @given(seed=seeds, dtype=dtypes)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_methods_reduce_to_each_other(name: str, seed: int, dtype: torch.dtype) -> None:
     one, other = PAIRS[name]
     same(one(), other(), batch(seed, dtype=dtype))
 
 
 @given(seed=seeds, dtype=dtypes)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_stare_behind_a_closed_gate_is_dapo(seed: int, dtype: torch.dtype) -> None:
     tokens = batch(seed, dtype=dtype)
     stare = tt.objective("stare", variant="C4", target=0.0)
@@ -91,7 +91,7 @@ def test_stare_behind_a_closed_gate_is_dapo(seed: int, dtype: torch.dtype) -> No
 
 
 @given(seed=seeds, dtype=dtypes)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_sspo_with_one_segment_has_gspos_ratio(seed: int, dtype: torch.dtype) -> None:
     tokens = batch(seed, dtype=dtype)
     one_segment = with_segments(tokens, torch.zeros_like(tokens.sequence))
@@ -100,7 +100,7 @@ def test_sspo_with_one_segment_has_gspos_ratio(seed: int, dtype: torch.dtype) ->
 
 
 @given(seed=seeds, dtype=dtypes)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_sspo_with_one_token_segments_has_the_token_ratio(seed: int, dtype: torch.dtype) -> None:
     tokens = batch(seed, dtype=dtype)
     alone = with_segments(tokens, torch.arange(tokens.tokens))
@@ -109,14 +109,14 @@ def test_sspo_with_one_token_segments_has_the_token_ratio(seed: int, dtype: torc
 
 
 @given(seed=seeds, dtype=dtypes)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_gspo_of_one_token_responses_is_grpo(seed: int, dtype: torch.dtype) -> None:
     tokens = batch(seed, columns=1, dtype=dtype)
     same(tt.objective("gspo", clip_low=0.2, clip_high=0.2), tt.objective("grpo"), tokens)
 
 
 @given(seed=seeds, dtype=dtypes)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_dr_grpo_of_equally_long_responses_is_grpo(seed: int, dtype: torch.dtype) -> None:
     padded = fields(seed, dtype=dtype)
     padded["mask"] = torch.ones_like(padded["mask"])
@@ -126,7 +126,7 @@ def test_dr_grpo_of_equally_long_responses_is_grpo(seed: int, dtype: torch.dtype
 
 @pytest.mark.parametrize("correction", ["tis", "icepop", "mis"])
 @given(seed=seeds, dtype=dtypes)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_perfect_sampler_needs_no_correction(correction: str, seed: int, dtype: torch.dtype) -> None:
     tokens = batch(seed, dtype=dtype)
     perfect = replace(tokens, sampler_logp=tokens.old_logp)
@@ -134,14 +134,14 @@ def test_a_perfect_sampler_needs_no_correction(correction: str, seed: int, dtype
 
 
 @given(seed=seeds, dtype=dtypes)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_cispo_before_the_first_update_is_reinforce(seed: int, dtype: torch.dtype) -> None:
     tokens = batch(seed, dtype=dtype)
     same(tt.objective("cispo"), tt.objective("reinforce"), tokens, tokens.old_logp.clone().requires_grad_())
 
 
 @given(seed=seeds, dtype=dtypes)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_before_the_first_update_every_ratio_has_grpos_gradient(seed: int, dtype: torch.dtype) -> None:
     tokens = batch(seed, dtype=dtype)
     new = tokens.old_logp.clone().requires_grad_()
@@ -151,7 +151,7 @@ def test_before_the_first_update_every_ratio_has_grpos_gradient(seed: int, dtype
 
 
 @given(seed=seeds)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_statistics_of_an_unmoved_policy_are_the_old_ones(seed: int) -> None:
     tokens = batch(seed)
     unmoved = replace(tokens, current_logp=tokens.old_logp)

@@ -19,7 +19,7 @@ PER_TOKEN = ("advantage", "weight", "scale", "clip_low", "clip_high", "reason")
 
 @pytest.mark.parametrize("name", EVERY)
 @given(seed=seeds, size=st.integers(1, 7))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_parts_add_up(name: str, seed: int, size: int) -> None:
     tokens, objective = batch(seed), tt.objective(name)
     new, plan = moved(tokens), objective.plan(tokens)
@@ -37,7 +37,7 @@ def test_parts_add_up(name: str, seed: int, size: int) -> None:
 
 
 @given(seed=seeds, cut=st.integers(0, 6))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_parts_may_have_any_sizes_and_be_empty(seed: int, cut: int) -> None:
     tokens, objective = batch(seed), tt.objective("sspo + s2t(tau_p=0.2)")
     new, plan = moved(tokens), objective.plan(tokens)
@@ -75,7 +75,7 @@ def test_padding_changes_nothing(name: str) -> None:
 
 
 @given(seed=seeds)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_unpack_is_the_inverse_of_pack(seed: int) -> None:
     padded = fields(seed)
     tokens = tt.TokenBatch.from_padded(**padded)

@@ -382,7 +382,7 @@ def tokenised(draw: st.DrawFn) -> list[bytes]:
     return [text[start:end] for start, end in pairwise(edges)]
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=800)
 @given(pieces=tokenised(), min_tokens=st.sampled_from([1, 1, 2, 4]), keep_numbers=st.booleans())
 def test_any_tokens_are_split_as_the_slow_reading_splits_them(
     pieces: list[bytes], min_tokens: int, keep_numbers: bool

@@ -22,7 +22,7 @@ def by_sorting(values: torch.Tensor, count: int, among: torch.Tensor) -> set[int
 
 
 @given(values=st.lists(floats, min_size=1, max_size=40), data=st.data(), wide=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_largest_are_the_largest(values: list[float], data: st.DataObject, wide: bool) -> None:
     tensor = torch.tensor(values, dtype=torch.float64 if wide else torch.float32)
     among = torch.tensor(data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values))))
@@ -73,7 +73,7 @@ def test_shares_are_rounded_up(n: int, share: float, count: int) -> None:
 
 
 @given(n=st.integers(1, 100_000), percent=st.integers(1, 100))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_shares_are_exact_for_every_percentage(n: int, percent: int) -> None:
     assert share_count(n, percent / 100) == max(1, -(-n * percent // 100))
 

@@ -50,7 +50,7 @@ def test_bounds_of_one_give_a_fixed_clip() -> None:
 
 
 @given(seed=seeds)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_range_grows_with_the_entropy(seed: int) -> None:
     batch_ = batch(seed)
     plan = tt.objective("sspo").plan(batch_)
@@ -62,7 +62,7 @@ def test_the_range_grows_with_the_entropy(seed: int) -> None:
 
 
 @given(seed=seeds)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_all_tokens_of_a_segment_share_their_fate(seed: int) -> None:
     batch_ = batch(seed)
     objective = tt.objective("sspo")

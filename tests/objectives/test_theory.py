@@ -91,7 +91,7 @@ def test_phi_is_neutral_in_expectation(sharpness: float) -> None:
 
 
 @given(seed=st.integers(0, 10_000), sharpness=st.floats(0.0, 12.0), vocabulary=st.integers(2, 200))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_at_the_critical_surprisal_phi_is_zero(seed: int, sharpness: float, vocabulary: int) -> None:
     logits, token = distributions(20, vocabulary, sharpness, seed)
     m = theory.moments(logits, token)

@@ -6,7 +6,7 @@ import time
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab.rewards import grade, grade_many, pool
@@ -232,7 +232,6 @@ def test_the_costs_of_honest_answers_are_small() -> None:
     assert bits(node(r"\frac{n(n+1)(2n+1)}{6}")) < 30
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(st.fractions(max_denominator=10**6), st.fractions(max_denominator=10**6))
 def test_two_fractions_are_the_same_answer_exactly_where_they_are_equal(a: Fraction, b: Fraction) -> None:
     def text(x: Fraction) -> str:
@@ -242,7 +241,6 @@ def test_two_fractions_are_the_same_answer_exactly_where_they_are_equal(a: Fract
     assert (at_once(text(a), text(b)) == "correct") == (a == b)
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(st.lists(st.integers(-9, 9), min_size=2, max_size=5), st.randoms(use_true_random=False))
 def test_a_polynomial_is_the_same_in_any_order_and_no_other(coefficients: list[int], rng: object) -> None:
     def text(numbers: list[int], order: list[int]) -> str:
@@ -256,7 +254,6 @@ def test_a_polynomial_is_the_same_in_any_order_and_no_other(coefficients: list[i
     assert differ(node(text(coefficients, order)), node(text(other, order)))
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(st.text("0123456789+-*/^(){}[]|!.,=<>\\ xyiefracsqrtpm%$&_~'", max_size=60))
 def test_nothing_that_looks_like_mathematics_makes_the_rule_fail(found: str) -> None:
     for truth in ("42", "x+1", "(1,2)", "y = 2x", r"\sqrt{2}"):
@@ -264,14 +261,12 @@ def test_nothing_that_looks_like_mathematics_makes_the_rule_fail(found: str) -> 
         assert not isinstance(verdict, Verdict) or (verdict.kind in KINDS and verdict.kind != "crashed")
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(st.text(max_size=80))
 def test_no_text_at_all_makes_the_rule_fail(found: str) -> None:
     verdict = judge(found, "42")
     assert not isinstance(verdict, Verdict) or verdict.kind != "crashed"
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(st.integers(1, 10**9))
 def test_factors_multiply_to_the_number(n: int) -> None:
     product = 1

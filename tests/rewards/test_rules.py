@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trimtab.rewards import RULES, Verdict, grade, grade_many
@@ -123,13 +123,11 @@ def test_the_last_number_is_read_from_a_sentence(number: object) -> None:
     assert value(found) == Fraction(str(number))
 
 
-@settings(deadline=None)  # a worker may have to start
 @given(st.text(), st.text(), st.sampled_from(CHEAP))
 def test_no_text_makes_a_rule_raise(response: str, answer: str, rule: str) -> None:
     assert grade(response, answer, rule).kind in get_args(Kind)
 
 
-@settings(deadline=None)
 @given(st.text("0123456789.,/-+eE\\frac{}$ boxed()", max_size=80), st.sampled_from(CHEAP))
 def test_nothing_near_a_number_makes_a_rule_raise(response: str, rule: str) -> None:
     boxed = f"\\boxed{{{response}}}"

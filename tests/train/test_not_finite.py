@@ -57,7 +57,7 @@ Place = Callable[[pytest.MonkeyPatch, Injection], None]
 
 
 def in_the_new_log_probs(patch: pytest.MonkeyPatch, inject: Injection) -> None:
-    module = importlib.import_module("trimtab.policy.update")
+    module = importlib.import_module("trimtab.policy.training_pass")
     whole = module.log_probs
     patch.setattr(module, "log_probs", lambda *args: inject(whole(*args)))
 

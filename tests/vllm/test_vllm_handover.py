@@ -14,14 +14,21 @@ from trimtab.train.build import build_sampler
 
 pytest.importorskip("vllm", reason="make test-vllm has an environment with it", exc_type=ImportError)
 
-FORMS: dict[str, dict[str, Any]] = {"tied": {}, "untied": {}, "lora": {"lora_rank": 4}}
+# What the model is made with, and what it is loaded with.
+FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tied": ({}, {}),
+    "untied": ({"tie_word_embeddings": False}, {}),
+    "lora": ({}, {"lora_rank": 4}),
+    "biases": ({"kind": "qwen2", "hidden_size": 128}, {}),
+    "without a head in vLLM": ({"kind": "gemma3_text", "query_pre_attn_scalar": 32}, {}),
+}
 
 
 @pytest.fixture(scope="module", params=list(FORMS))
 def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Policy:
     pytest.importorskip("peft")
-    folder = small.save_model(tmp_path_factory.mktemp(request.param), tied=request.param != "untied")
-    return small.load(folder, **FORMS[request.param])
+    made, loaded = FORMS[request.param]
+    return small.load(small.save_model(tmp_path_factory.mktemp("form"), **made), **loaded)
 
 
 @pytest.fixture(scope="module")

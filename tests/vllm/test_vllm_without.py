@@ -154,6 +154,19 @@ def test_lora_comes_merged_and_the_policy_stays_as_it_is() -> None:
     assert len(changed) == 14 and all("_proj" in name for name in changed)
 
 
+def test_experts_come_one_by_one_as_in_a_checkpoint(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    few = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "num_hidden_layers": 1}
+    small = {"vocab_size": 17, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**few, **small)).save_pretrained(tmp_path)
+    weights = dict(checkpoint_weights(Qwen3MoeForCausalLM.from_pretrained(tmp_path)))
+    saved = load_file(tmp_path / "model.safetensors")
+    assert weights.keys() == saved.keys() and "model.layers.0.mlp.experts.2.up_proj.weight" in saved
+    assert all(torch.equal(weight, saved[name]) for name, weight in weights.items())
+
+
 def plain_weight(name: str) -> torch.Tensor:
     """A weight of the demo model as it is made."""
     weight: torch.Tensor = load_policy("demo", device="cpu").model.state_dict()[name]

@@ -18,15 +18,17 @@ LONG = "1+2+3+4+5+6+7+8+9+" * 9  # 162 tokens, more than a block of vLLM's prefi
 OPTIONS = SamplingOptions(samples=6, max_new_tokens=9, seed=4)
 
 
-def save_model(folder: Path, tied: bool = True) -> Path:
+def save_model(folder: Path, kind: str = "qwen3", **changes: Any) -> Path:
     """The demo's tokenizer and a model like the demo's, sure of itself, with room for long prompts."""
-    from transformers import Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = demo_model(0).config
-    config.max_position_embeddings, config.tie_word_embeddings = 512, tied
+    same = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    same += ("num_key_value_heads", "head_dim", "pad_token_id", "eos_token_id", "bos_token_id", "tie_word_embeddings")
+    demo = {name: getattr(demo_model(0).config, name) for name in same}
+    config = AutoConfig.for_model(kind, **{**demo, "max_position_embeddings": 512, **changes})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        model = Qwen3ForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     shift(model, 0.15)
     model.save_pretrained(folder)
     demo_tokenizer().save_pretrained(folder)
