@@ -14,13 +14,15 @@ from trimtab.train.build import build_sampler
 
 pytest.importorskip("vllm", reason="make test-vllm has an environment with it", exc_type=ImportError)
 
+ROUNDING = 1e-4  # the weights grow from test to test, and rounding with them; stale weights show by more than 0.01
+
 # What the model is made with, and what it is loaded with.
 FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tied": ({}, {}),
     "untied": ({"tie_word_embeddings": False}, {}),
     "lora": ({}, {"lora_rank": 4}),
     "biases": ({"kind": "qwen2", "hidden_size": 128}, {}),
-    "without a head in vLLM": ({"kind": "gemma3_text", "query_pre_attn_scalar": 32}, {}),
+    "without a head in vLLM": ({"kind": "gemma2", "query_pre_attn_scalar": 32, "attn_logit_softcapping": None}, {}),
 }
 
 
@@ -46,7 +48,7 @@ def test_new_weights_take_effect(policy: Policy, sampler: VllmSampler) -> None:
         shift(policy, seed)
         assert small.mismatch(policy, asked, before) > 0.1
         after = sampler.sample(asked, 0, small.OPTIONS)  # the long prompt was in vLLM's cache
-        assert small.mismatch(policy, asked, after) < 2e-5
+        assert small.mismatch(policy, asked, after) < ROUNDING
         before = after
 
 
@@ -57,7 +59,7 @@ def test_a_change_of_one_number_in_the_head_takes_effect(policy: Policy, sampler
     sampler.sample(asked, 0, small.OPTIONS)
     with torch.no_grad():
         policy.head.weight[5] += 1.0
-    assert small.mismatch(policy, asked, sampler.sample(asked, 0, small.OPTIONS)) < 2e-5
+    assert small.mismatch(policy, asked, sampler.sample(asked, 0, small.OPTIONS)) < ROUNDING
 
 
 @pytest.mark.parametrize("kind", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
@@ -71,7 +73,7 @@ def test_an_optimizers_step_takes_effect(policy: Policy, sampler: VllmSampler, k
     optimizer.step()
     optimizer.zero_grad()
     assert small.mismatch(policy, asked, before) > 0.01
-    assert small.mismatch(policy, asked, sampler.sample(asked, 0, small.OPTIONS)) < 2e-5
+    assert small.mismatch(policy, asked, sampler.sample(asked, 0, small.OPTIONS)) < ROUNDING
 
 
 def test_the_policy_and_vllm_share_no_memory(

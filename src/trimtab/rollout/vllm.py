@@ -49,6 +49,10 @@ OWN_OPTIONS = {
 _running: list[Any] = []  # the engine of this process: one at most, for vLLM's groups of processes are global
 
 
+class VllmError(ValueError):
+    """What vLLM cannot do here, in words for the user."""
+
+
 @dataclass(frozen=True)
 class VllmSettings:
     """How vLLM is started. `context` is the most tokens that prompt and response have together."""
@@ -73,7 +77,8 @@ class VllmSampler:
     settings: VllmSettings
     _vllm: Any = field(init=False, repr=False)
     _engine: Any = field(init=False, repr=False)
-    _sleeps: bool = field(default=False, init=False, repr=False)
+    _sleeps: bool = field(init=False, repr=False)
+    _has_head: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._vllm = import_vllm()
@@ -81,6 +86,7 @@ class VllmSampler:
         _check_device(device)
         self._sleeps = bool(self.settings.options.get("enable_sleep_mode", device.type == "cuda"))
         self._engine = _start(self._vllm, causal_lm(self.model), device, self.settings, self._sleeps)
+        self._has_head = all(self._engine.apply_model(lambda model: hasattr(model, "lm_head")))
         self._rest()
         self._probe()
 
@@ -124,9 +130,11 @@ class VllmSampler:
             self._engine.wake_up(tags=["kv_cache"])
 
     def _hand_over(self) -> None:
-        weights = {"weights_iterator": checkpoint_weights(self.model)}
+        weights = checkpoint_weights(self.model)
+        if not self._has_head:  # it knows the tied head as the embedding alone
+            weights = ((name, weight) for name, weight in weights if not name.startswith("lm_head."))
         with _explained("take new weights"):
-            self._engine.collective_rpc("reload_weights", kwargs=weights)
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         self._engine.reset_prefix_cache()  # it holds what the old weights made of the prompts
 
     def _rest(self) -> None:
@@ -150,9 +158,19 @@ class VllmSampler:
                 f"{MOST_TEMPERATURE:g}; set rollout.engine='native' for others"
             )
 
-    @torch.no_grad()
     def _probe(self) -> None:
         """A family that vLLM reads in another way, or weights that did not arrive: find out now, not by the rewards."""
+        with _explained("draw a first response"):
+            apart = self._apart()
+        if not apart <= PROBE_TOLERANCE[self.settings.dtype]:
+            raise VllmError(
+                f"vLLM and the trainer differ by {apart:.2g} nats per token on {type(causal_lm(self.model)).__name__} "
+                "with the same weights: this family cannot be sampled with vLLM yet; set rollout.engine='native'"
+            )
+
+    @torch.no_grad()
+    def _apart(self) -> float:
+        """How far vLLM and the model are from each other on a few tokens, in nats per token."""
         prompt = [min(self.end_tokens)]
         options = SamplingOptions(samples=1, max_new_tokens=min(4, self.settings.context - 1))
         ((response,),) = self.sample([PromptTokens(prompt, 0)], 0, options)
@@ -160,15 +178,10 @@ class VllmSampler:
         was_training = self.model.training
         self.model.eval()
         with self.autocast():
-            logits = self.model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
+            logp = self.model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
         self.model.train(was_training)
-        ours = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None]).squeeze(1).cpu()
-        apart = (ours - torch.tensor(response.logp)).abs().mean().item()
-        if not apart <= PROBE_TOLERANCE[self.settings.dtype]:
-            raise ValueError(
-                f"vLLM and the trainer differ by {apart:.2g} nats per token on {type(causal_lm(self.model)).__name__} "
-                "with the same weights: this family cannot be sampled with vLLM yet; set rollout.engine='native'"
-            )
+        ours = logp.gather(1, ids[0, 1:, None]).squeeze(1).cpu()
+        return float((ours - torch.tensor(response.logp)).abs().mean())
 
 
 def import_vllm() -> Any:
@@ -263,9 +276,11 @@ def _explained(what: str, advice: str = "") -> Iterator[None]:
     """Errors of vLLM as errors for the user."""
     try:
         yield
+    except VllmError:
+        raise
     except Exception as error:
         failed = f"rollout.engine='vllm': vllm {vllm_version()} could not {what}: {str(error).rstrip('.')}"
-        raise ValueError(f"{failed}. {advice}Tested with vllm {TESTED}") from error
+        raise VllmError(f"{failed}. {advice}Tested with vllm {TESTED}") from error
 
 
 def _response(output: Any, prompt: int, sample: int) -> Response:

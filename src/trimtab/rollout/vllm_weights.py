@@ -14,14 +14,19 @@ def causal_lm(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-@torch.no_grad()
 def checkpoint_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every weight by its name in a checkpoint, one after the other.
-
-    A head that is tied to the embedding comes under both names. A LoRA layer gives its weight with the adapter added, a
-    new tensor, so that the policy's own does not drift by merging and unmerging.
-    """
+    """Every weight by its name in a checkpoint, one after the other; a tied head comes under both its names."""
     causal = causal_lm(model)
+    if getattr(causal, "_weight_conversions", None):  # families that transformers keeps in another form: experts in one
+        from transformers.core_model_loading import revert_weight_conversion
+
+        return iter(revert_weight_conversion(causal, dict(_merged(causal))).items())
+    return _merged(causal)
+
+
+@torch.no_grad()
+def _merged(causal: Any) -> Iterator[tuple[str, Tensor]]:
+    """A LoRA layer's weight with the adapter added is a new tensor: the policy's own must not drift by unmerging."""
     layers = {name: layer for name, layer in causal.named_modules() if hasattr(layer, "get_delta_weight")}
     for name, weight in causal.state_dict().items():
         owner, _, rest = name.rpartition(".base_layer.")
