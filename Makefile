@@ -18,17 +18,19 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/trimtab train
 
-test: check tokenizers chromium
+test:
+	$(MAKE) -j2 check tokenizers chromium $(ENGINES)/.ready
 	$(BIN)/python -m pytest -n 2 --ignore=tests/engines
 	$(MAKE) test-engines
 
 # Inside TRL and verl, which have an environment of their own: they bring two gigabytes that nothing else needs.
 test-engines: $(ENGINES)/.ready
-	$(ENGINES)/bin/python -m pytest tests/engines
+	$(ENGINES)/bin/python -m pytest -n 2 --dist loadfile tests/engines
 
 $(ENGINES)/.ready: pyproject.toml constraints.txt
 	@test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
-	$(ENGINES)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[trl,verl,lora]' pytest hypothesis
+	$(ENGINES)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[trl,verl,lora]' \
+		pytest pytest-xdist hypothesis
 	@touch $@
 
 # vLLM on a CPU, in an environment of its own: it wants other versions than the engines. On plain PyPI torch's CPU build
