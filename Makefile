@@ -27,7 +27,7 @@ test:
 test-engines: $(ENGINES)/.ready
 	$(ENGINES)/bin/python -m pytest -n 2 --dist loadfile tests/engines
 
-$(ENGINES)/.ready: pyproject.toml constraints.txt
+$(ENGINES)/.ready: pyproject.toml constraints.txt | $(VENV)/.ready
 	@test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[trl,verl,lora]' \
 		pytest pytest-xdist hypothesis
