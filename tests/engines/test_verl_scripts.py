@@ -22,22 +22,23 @@ from trimtab.engines.verl.plugin import misused
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "verl"
 RECIPES = {
-    "stapo_qwen3_1.7b.sh": ("stapo-qwen3-1.7b", 64),
-    "stapo_qwen3_8b.sh": ("stapo-qwen3-8b", 64),
-    "stapo_qwen3_14b.sh": ("stapo-qwen3-14b", 64),
+    "stapo_qwen3.sh 1.7B": ("stapo-qwen3-1.7b", 64),
+    "stapo_qwen3.sh 8B": ("stapo-qwen3-8b", 64),
+    "stapo_qwen3.sh 14B": ("stapo-qwen3-14b", 64),
     "stare_qwen2.5_math_7b.sh": ("stare-short-7b", 16),
     "sspo_qwen2.5_math_1.5b.sh": ("sspo-qwen2.5-math-1.5b", 8),
 }
 
 
-def arguments(script: str, folder: Path, *more: str) -> list[str]:
+def arguments(command: str, folder: Path, *more: str) -> list[str]:
     """What a script hands to Python, as bash expands it."""
+    script, *words = command.split()
     echo = folder / "echo"
     echo.write_text(f"#!{sys.executable}\nimport sys\nprint('\\n'.join(sys.argv[1:]))\n")
     echo.chmod(0o755)
     environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(echo), "TRAIN": "/data/train.parquet", "OUT": "/runs/one"}
     done = subprocess.run(
-        ["bash", str(SCRIPTS / script), *more], env=environment, capture_output=True, text=True, check=True
+        ["bash", str(SCRIPTS / script), *words, *more], env=environment, capture_output=True, text=True, check=True
     )
     return done.stdout.splitlines()
 
@@ -47,7 +48,7 @@ def recipe(name: str) -> dict[str, Any]:
 
 
 def test_every_script_is_looked_at() -> None:
-    assert {path.name for path in SCRIPTS.glob("*.sh")} == set(RECIPES)
+    assert {path.name for path in SCRIPTS.glob("*.sh")} == {command.split()[0] for command in RECIPES}
 
 
 @pytest.mark.parametrize("script", list(RECIPES))
@@ -88,17 +89,21 @@ def test_a_script_is_its_recipe_in_verls_words(script: str, tmp_path: Path) -> N
 
 
 def test_what_follows_the_command_is_handed_on(tmp_path: Path) -> None:
-    said = arguments("stapo_qwen3_8b.sh", tmp_path, "trainer.nnodes=4", "+trimtab.mask=rare")
+    said = arguments("stapo_qwen3.sh 8B", tmp_path, "trainer.nnodes=4", "+trimtab.mask=rare")
     config = composed(said[2:])
     assert config.trainer.nnodes == 4
     assert make_objective({"name": "stapo", "mask": config.trimtab.mask})
 
 
-def test_a_script_without_data_says_what_is_missing() -> None:
-    command = ["bash", str(SCRIPTS / "stapo_qwen3_8b.sh")]
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["8B"], "TRAIN: a parquet file"), (["9B"], "the size is 1.7B, 8B or 14B, not 9B"), ([], "the size: 1.7B, 8B")],
+)
+def test_a_script_says_what_is_missing(words: list[str], said: str) -> None:
+    command = ["bash", str(SCRIPTS / "stapo_qwen3.sh"), *words]
     done = subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert "TRAIN: a parquet file" in done.stderr
+    assert said in done.stderr
 
 
 def test_verl_finds_the_grader_and_it_grades() -> None:

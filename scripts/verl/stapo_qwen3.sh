@@ -1,16 +1,25 @@
 #!/usr/bin/env bash
-# STAPO on Qwen3-14B-Base (arXiv 2602.15620) in verl, on 64 GPUs.
+# STAPO on Qwen3-1.7B-Base, 8B-Base or 14B-Base (arXiv 2602.15620) in verl, on 64 GPUs.
 #
-# The numbers are those of the recipe stapo-qwen3-14b.toml, which says where each comes from.
-# Cut for 8 nodes of 8 GPUs with 80 GB.
-# Start Ray on the nodes first, and run this on the head; what follows the command is handed on to verl:
-#   TRAIN=train.parquet VAL=aime24.parquet OUT=/shared/run bash scripts/verl/stapo_qwen3_14b.sh trainer.nnodes=4
+# The numbers are those of the recipes stapo-qwen3-{1.7b,8b,14b}.toml, which say where each comes from.
+# Cut for 8 nodes of 8 GPUs with 80 GB. Another size needs what the table below has: over how many GPUs vLLM spreads a
+# copy of the model, and how many tokens one GPU trains on at a time.
+# Start Ray on the nodes first, and run this on the head; what follows the size is handed on to verl:
+#   TRAIN=train.parquet VAL=aime24.parquet OUT=/shared/run bash scripts/verl/stapo_qwen3.sh 8B trainer.nnodes=4
 # The files are in verl's schema, one row per problem, and every prompt ends with the recipe's suffix (docs/verl.md).
 set -euo pipefail
 
+SIZE="${1:?the size: 1.7B, 8B or 14B}"
+shift
+case "$SIZE" in
+  1.7B) PARALLEL=1 TOKENS=32768 ;;
+  8B) PARALLEL=2 TOKENS=32768 ;;
+  14B) PARALLEL=4 TOKENS=16384 ;;
+  *) echo "the size is 1.7B, 8B or 14B, not $SIZE" >&2; exit 2 ;;
+esac
 : "${TRAIN:?a parquet file in the schema of verl}" "${OUT:?a folder that all nodes see}"
 VAL="${VAL:-$TRAIN}"
-MODEL="${MODEL:-Qwen/Qwen3-14B-Base}"
+MODEL="${MODEL:-Qwen/Qwen3-$SIZE-Base}"
 
 exec "${PYTHON:-python3}" -m verl.trainer.main_ppo \
   trainer.v1.trainer_mode=trimtab \
@@ -39,7 +48,7 @@ exec "${PYTHON:-python3}" -m verl.trainer.main_ppo \
   actor_rollout_ref.actor.ppo_epochs=1 \
   actor_rollout_ref.actor.shuffle=False \
   actor_rollout_ref.actor.use_dynamic_bsz=True \
-  actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384 \
+  "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=$TOKENS" \
   actor_rollout_ref.actor.use_kl_loss=False \
   actor_rollout_ref.actor.entropy_coeff=0 \
   actor_rollout_ref.actor.optim.clip_grad=1.0 \
@@ -51,11 +60,11 @@ exec "${PYTHON:-python3}" -m verl.trainer.main_ppo \
   actor_rollout_ref.rollout.n=8 \
   actor_rollout_ref.rollout.temperature=1.0 \
   actor_rollout_ref.rollout.top_p=1.0 \
-  actor_rollout_ref.rollout.tensor_model_parallel_size=4 \
+  "actor_rollout_ref.rollout.tensor_model_parallel_size=$PARALLEL" \
   actor_rollout_ref.rollout.gpu_memory_utilization=0.7 \
   actor_rollout_ref.rollout.calculate_log_probs=True \
   actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True \
-  actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=32768 \
+  "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=$((2 * TOKENS))" \
   reward.custom_reward_function.path=pkg://trimtab.engines.verl.reward \
   reward.custom_reward_function.name=compute_score \
   +reward.custom_reward_function.reward_kwargs.rule=strict-box \
@@ -72,6 +81,6 @@ exec "${PYTHON:-python3}" -m verl.trainer.main_ppo \
   trainer.resume_mode=auto \
   "trainer.default_local_dir=$OUT/checkpoints" \
   trainer.project_name=trimtab \
-  trainer.experiment_name=stapo_qwen3_14b \
+  "trainer.experiment_name=stapo_qwen3_$SIZE" \
   "trainer.logger=[console,file]" \
   "$@"
