@@ -129,6 +129,13 @@ def test_the_planes_hold_all_tokens_and_mark_where_tokens_are_silenced(opened: T
     assert f"{silenced} tokens" in opened.page.locator("svg.plane").first.get_attribute("aria-label")
 
 
+def test_other_objectives_stand_in_a_table(opened: Tab) -> None:
+    rows = opened.page.locator("#replay tbody tr")
+    assert rows.first.locator("th").inner_text().startswith("recorded")
+    assert rows.count() == 1 + opened.page.locator("#overlaps tbody tr").count() > 3
+    assert "%" in rows.first.inner_text()
+
+
 def test_quadrants_add_up(opened: Tab) -> None:
     cells = opened.page.locator("#planes .numbers tbody td:nth-child(2)").all_inner_texts()
     assert sum(float(cell.removesuffix("%")) for cell in cells) == pytest.approx(100, abs=2)

@@ -68,13 +68,17 @@ def replay(
     sweep: Sweep | None = None,
     first: int | None = None,
     last: int | None = None,
+    every: int = 1,
     on_step: Callable[[StepReplay], None] | None = None,
 ) -> Replay:
-    """Replay the recorded steps from `first` to `last` under each objective, and with each value that is swept."""
+    """Replay the recorded steps from `first` to `last` under each objective, and with each value that is swept.
+
+    With `every` above 1 only every so many of them: a look at a long run.
+    """
     records = open_run(run)
     variants = make_variants(records, objectives, sweep or {})
     steps = []
-    for step in replay_steps(records, variants, first, last):
+    for step in replay_steps(records, variants, first, last, every):
         steps.append(step)
         if on_step is not None:
             on_step(step)
@@ -87,17 +91,17 @@ def replay(
         steps=tuple(steps),
         treatments=add_treatments((step.treatments for step in steps), len(variants)),
         overlaps=add_overlaps((step.overlaps for step in steps), len(variants)),
-        notes=tuple(_notes(records, variants, steps)),
+        notes=tuple(_notes(records, variants, steps, every)),
     )
 
 
 def replay_steps(
-    records: Records, variants: Sequence[Variant], first: int | None = None, last: int | None = None
+    records: Records, variants: Sequence[Variant], first: int | None = None, last: int | None = None, every: int = 1
 ) -> Iterator[StepReplay]:
     """The same, step by step: no more than one step is in memory."""
     _look_back(records, variants, first)
     needs = frozenset[str]().union(*(variant.objective.needs for variant in variants))
-    for step in records.select(first, last):
+    for step in records.select(first, last, every):
         _check_fields(step, variants)
         load_columns(step, needs)
         for variant in variants:
@@ -273,7 +277,7 @@ def _check_fields(step: Step, variants: Sequence[Variant]) -> None:
             )
 
 
-def _notes(records: Records, variants: Sequence[Variant], steps: Sequence[StepReplay]) -> Iterator[str]:
+def _notes(records: Records, variants: Sequence[Variant], steps: Sequence[StepReplay], every: int) -> Iterator[str]:
     manifest = records.manifest
     partial = sum(not step.exact for step in steps)
     if partial:
@@ -285,9 +289,9 @@ def _notes(records: Records, variants: Sequence[Variant], steps: Sequence[StepRe
         yield "no new log-probabilities were recorded: ratios are taken as 1, and nothing is clipped"
     if any(step.device != "cpu" for step in steps):
         yield "recorded on a GPU: thresholds made from sums may differ here in the last bit"
-    apart = manifest.settings.every * manifest.stride
+    apart = manifest.settings.every * manifest.stride * every
     if apart > 1 and any(variant.objective.controllers and not variant.recorded for variant in variants):
-        yield f"one step in {apart} is recorded: an adaptive gate saw only those"
+        yield f"one step in {apart} is {'replayed' if every > 1 else 'recorded'}: an adaptive gate saw only those"
 
 
 def _span(steps: Sequence[int]) -> str:

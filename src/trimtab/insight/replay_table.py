@@ -64,10 +64,10 @@ def print_replay(result: Replay, console: Console) -> None:
     title = (
         f"{result.run}: steps {result.steps[0].step} to {result.steps[-1].step}, {result.treatments[0].tokens} tokens"
     )
-    reasons = [name for name in REASONS if any(name in treatment.reasons for treatment in result.treatments)]
+    reasons = shown_reasons(result)
     table = Table("objective", *reasons, "entropy", title=_plain(title), title_justify="left")
     for label, treatment in zip(result.objectives, result.treatments, strict=True):
-        table.add_row(_plain(label), *(_cell(treatment, name) for name in reasons), _change(treatment))
+        table.add_row(_plain(label), *(cell(treatment, name) for name in reasons), change(treatment))
     console.print(table)
     _say(LEGEND, console)
     if result.overlaps:
@@ -113,7 +113,7 @@ def _overlap_table(result: Replay) -> Table:
     table = Table("touch the same tokens", "", "Jaccard", "same reason", title_justify="left")
     for overlap in sorted(result.overlaps, key=_nearest)[:SHOWN_PAIRS]:
         names = (_plain(result.objectives[n]) for n in (overlap.first, overlap.second))
-        table.add_row(*names, _number(overlap.jaccard), percent(overlap.agreement))
+        table.add_row(*names, number(overlap.jaccard), percent(overlap.agreement))
     if len(result.overlaps) > SHOWN_PAIRS:
         table.caption = f"the nearest {SHOWN_PAIRS} of {len(result.overlaps)} pairs"
     return table
@@ -132,19 +132,27 @@ def _nearest(overlap: Overlap) -> float:
     return 0.0 if math.isnan(overlap.jaccard) else -overlap.jaccard
 
 
-def _cell(treatment: Treatment, reason: str) -> str:
+def cell(treatment: Treatment, reason: str) -> str:
+    """The share of tokens with a reason, and of the gradient mass that they would have had."""
     if reason not in treatment.reasons:
         return NOTHING
     return f"{percent(treatment.share(reason))} ({percent(treatment.mass(reason))})"
 
 
-def _change(treatment: Treatment) -> str:
-    change = treatment.entropy_change_per_update
-    return NOTHING if math.isnan(change) else f"{change:+.3g}"
+def change(treatment: Treatment) -> str:
+    """The predicted change of the entropy per update."""
+    value = treatment.entropy_change_per_update
+    return NOTHING if math.isnan(value) else f"{value:+.3g}"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """A share as a number."""
     return NOTHING if math.isnan(value) else f"{value:.3f}"
+
+
+def shown_reasons(result: Replay) -> list[str]:
+    """The reasons that occur, in the order of the table."""
+    return [name for name in REASONS if any(name in treatment.reasons for treatment in result.treatments)]
 
 
 def _without_nan(value: Any) -> Any:

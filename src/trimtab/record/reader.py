@@ -60,14 +60,14 @@ class Records:
             raise RecordError(f"step {number} is not recorded under {self.folder}{near}")
         return self._step(number)
 
-    def select(self, first: int | None = None, last: int | None = None) -> Iterator[Step]:
-        """The steps from `first` up to `last`, both included, as they are read; at most one is held."""
-        for number in self.steps:
-            if (first is None or number >= first) and (last is None or number <= last):
-                try:
-                    yield self._step(number).checked()
-                except RecordError as error:
-                    warnings.warn(f"{error}; step {number} is left out", RecordWarning, stacklevel=2)
+    def select(self, first: int | None = None, last: int | None = None, every: int = 1) -> Iterator[Step]:
+        """The steps from `first` up to `last`, both included, or every so many of them; at most one is held."""
+        wanted = [n for n in self.steps if (first is None or n >= first) and (last is None or n <= last)]
+        for number in wanted[::every]:
+            try:
+                yield self._step(number).checked()
+            except RecordError as error:
+                warnings.warn(f"{error}; step {number} is left out", RecordWarning, stacklevel=2)
 
     def _step(self, number: int) -> Step:
         return Step(self, *layout.read_step(self.folder, number))

@@ -18,6 +18,7 @@ from trimtab.insight.report.curves import pack_curves, pack_groups, points_for
 from trimtab.insight.report.embed import shortened
 from trimtab.insight.report.folder import RunFiles, read_run
 from trimtab.insight.report.measured import measure, open_step
+from trimtab.insight.report.others import pack_replay
 from trimtab.insight.report.responses import Shelf, affordable_tokens, fill_shelf
 from trimtab.insight.report.survey import H_MOST, Survey, choose_steps
 from trimtab.objectives import Objective, objective
@@ -88,13 +89,14 @@ def pack_run(run: RunFiles, wanted: Wanted, budget: int, first_block: int) -> tu
     notes = list(run.notes)
     recorded = _recorded(run, notes)
     others = _others(run, wanted.beside)
-    shelf, survey = Shelf(), None
+    shelf, survey, replayed = Shelf(), None, None
     if run.records is not None and run.records.steps:
         survey = look_through(run, recorded, wanted.steps, notes)
         items = choose(
             survey.candidates, affordable_tokens(budget, len(others)), max(MOST_RESPONSES // len(wanted.runs), 1)
         )
         shelf = fill_shelf(run.records, items, recorded, others, budget, first_block)
+        replayed = pack_replay(run.records, list(others), notes)
     data = {
         "name": run.name,
         "label": run.label,
@@ -110,6 +112,7 @@ def pack_run(run: RunFiles, wanted: Wanted, budget: int, first_block: int) -> tu
         "spurious": _spurious(run, recorded),
         "others": list(others),
         "survey": survey.packed() if survey else None,
+        "replay": replayed,
         "responses": shelf.entries,
         "recorded_steps": len(run.records.steps) if run.records else 0,
         "recorded": run.records.steps[:: max(1, len(run.records.steps) // 2000)] if run.records else [],

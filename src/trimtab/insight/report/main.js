@@ -40,7 +40,7 @@ function start() {
     const pick = (step) => scope.pick(step);
     const slot = el("div", { class: "slot", id: "scope-slot" });
     main.replaceChildren(summarySection(data, run, show), data.groups.length ? compareSection(data) : "",
-      curvesSection(data, run, pick), alarmsSection(run, pick), planesSection(run), slot, configSection(run),
+      curvesSection(data, run, pick), alarmsSection(run, pick), planesSection(run), othersSection(run), slot, configSection(run),
       el("footer", {}, "Made by trimtab. This file holds everything it shows, and asks nothing of the network."));
     const titles = [...main.querySelectorAll("section")].filter((node) => node.id !== "summary");
     const links = titles.map((node) => [node.id, node.querySelector("h2").textContent]);

@@ -19,7 +19,7 @@ from trimtab.insight.report.embed import safe_json, visible
 
 # In this order; each is a few functions, and the last one calls them.
 SCRIPTS = (
-    "text.js", "data.js", "colors.js", "chart.js", "curves.js", "planes.js", "tokens.js", "filters.js",
+    "text.js", "data.js", "colors.js", "chart.js", "curves.js", "planes.js", "others.js", "tokens.js", "filters.js",
     "microscope.js", "main.js",
 )  # fmt: skip
 
