@@ -1,11 +1,11 @@
 """The forward and backward pass of one part: the loss of its plan, and its gradients added to the weights'.
 
-On a GPU the head forms gradients in the forward pass (`head_gradients`: 3 GEMMs). A chunk of it must know its loss as
-soon as it knows its log-probabilities. Where every token has its own ratio, chunks are cut anywhere. Where responses or
+A fused head forms gradients in the forward pass (`head_gradients`: 3 GEMMs). A chunk of it must know its loss as soon
+as it knows its log-probabilities. Where every token has its own ratio, chunks are cut anywhere. Where responses or
 segments share one, chunks are whole responses, which costs nothing; only if a response is longer than a chunk are the
 log-probabilities of the part scored first, which costs the fourth GEMM and keeps memory bounded.
 
-On a CPU, and for heads that are more than a linear map, autograd does it, with each chunk's logits made twice.
+Otherwise, and for heads that are more than a linear map, autograd does it, with each chunk's logits made twice.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def training_pass(
     transcripts: Sequence[Transcript],
     temperature: float,
     chunk: int,
-    fused: bool | None = None,
+    fused: bool = False,
 ) -> tuple[LossOutput, Tensor]:
     """The loss of a part and the log-probabilities it was taken at; gradients are added to the parameters'."""
-    head = policy.head_parts(temperature) if (policy.device.type == "cuda" if fused is None else fused) else None
+    head = policy.head_parts(temperature) if fused else None
     if head is None:
         new_logp = log_probs(policy, transcripts, temperature, chunk)
         out = objective.loss(new_logp, part)

@@ -31,13 +31,13 @@ class UpdateResult:
 
 @dataclass(frozen=True)
 class UpdateOptions:
-    """How parts are cut and gradients clipped; `fused_head` None: on a GPU."""
+    """How parts are cut and gradients clipped; `fused_head`: its gradients are formed in the forward pass."""
 
     token_budget: int
     head_chunk: int
     temperature: float
     max_grad_norm: float
-    fused_head: bool | None = None
+    fused_head: bool = False
 
 
 def make_optimizer(policy: Policy, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
