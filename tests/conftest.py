@@ -1,7 +1,21 @@
 """What holds for all tests."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
 from hypothesis import settings
 
 # How long an example takes says more about what else the machine does than about the code.
-settings.register_profile("trimtab")
+settings.register_profile("trimtab", deadline=None)
 settings.load_profile("trimtab")
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    """A run sets how many threads torch has; the next test is not to feel it."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

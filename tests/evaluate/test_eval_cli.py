@@ -105,6 +105,10 @@ def test_grading_again_needs_no_model(tmp_path: Path) -> None:
     assert "by the rule exact" in done.output
     assert result(tmp_path / "out")["settings"]["rule"] == "exact"
     assert (tmp_path / "out/generations.jsonl").read_bytes() == before
+    settings = tmp_path / "out/settings.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"rule": "python:timeit:timeit"}))
+    foreign = runner.invoke(app, ["eval", "--regrade", str(tmp_path / "out")])
+    assert (foreign.exit_code, "to run that, say --rule python:timeit:timeit" in foreign.stderr) == (2, True)
     missing = runner.invoke(app, ["eval", "--regrade", str(tmp_path / "nowhere")])
     assert missing.exit_code == 2
     assert "is no evaluation" in missing.output

@@ -166,7 +166,7 @@ def test_only_one_process_writes_at_a_time(tmp_path: Path) -> None:
     folder = EvalFolder(tmp_path / "new")
     with (
         folder.alone(),
-        pytest.raises(ValueError, match="another process is evaluating"),
+        pytest.raises(ValueError, match="is in use by another process"),
         EvalFolder(folder.path).alone(),
     ):
         pass

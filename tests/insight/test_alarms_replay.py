@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 from made_metrics import after, made_run
 from short_runs import SETTINGS, short_run
 from typer.testing import CliRunner
@@ -24,13 +23,6 @@ from trimtab.train.loop import train
 from trimtab.train.run_folder import RunFolder
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def written(folder: Path, records: list[dict[str, float]]) -> Path:

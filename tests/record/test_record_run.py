@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,6 @@ from trimtab.train.build import build_policy
 from trimtab.train.run_folder import RunFolder
 
 QUICK = {"run.steps": "3", "run.eval_every": "0", "warm_start.steps": "0", "update.token_budget": "40"}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +50,12 @@ def test_a_line_may_name_its_rule() -> None:
     assert [row["kind"] for row in rows] == ["correct"] * 3
 
 
+def test_a_line_cannot_have_code_run(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    graded(line({"response": f"open({str(canary)!r}, 'w')", "answer": "pass", "rule": "python:timeit:timeit"}))
+    assert not canary.exists()
+
+
 @pytest.mark.parametrize(
     ("bad", "fault"),
     [
@@ -63,6 +70,7 @@ def test_a_line_may_name_its_rule() -> None:
         (line({**RIGHT, "rule": "bocksed"}), "there is no rule 'bocksed'"),
         (line({**RIGHT, "extra": [1]}), "`extra` is list"),
         (line({**RIGHT, "rule": "gym:countdown"}), "needs the problem's `extra`"),
+        (line({**RIGHT, "rule": "python:timeit:timeit"}), "a Python function is named by --rule alone"),
     ],
 )
 def test_a_bad_line_is_named_and_keeps_its_place(bad: bytes, fault: str) -> None:

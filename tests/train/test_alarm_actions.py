@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-import torch
 from made_records import WORDS, budget, made_step, manifest
 from short_runs import recipe, short_run
 
@@ -21,13 +20,6 @@ from trimtab.train.run_folder import RunFolder
 from trimtab.train.watch import Alarm, Watch, around
 
 Shown = Callable[[Mapping[str, float]], list[Alarm]]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 class RingsAt:

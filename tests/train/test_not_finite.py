@@ -6,7 +6,7 @@ import errno
 import importlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -171,13 +171,6 @@ SCORES: dict[str, tuple[Place, int, str]] = {
     "advantages": (in_the_advantages, 1, "advantage"),
     "sampler's log-probabilities": (in_the_samplers_log_probs, 5, "sampler_logp"),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def assert_all_finite(run: Run) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,6 @@ from trimtab.train.run_folder import RunFolder
 from trimtab.train.warm_start import cache_key
 
 TENSORS = "checkpoints/step-00000006/model.safetensors", "checkpoints/step-00000006/optimizer.safetensors"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

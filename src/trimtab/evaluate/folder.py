@@ -6,11 +6,10 @@ is cut off. So an evaluation goes on where it stopped, and grading can be done a
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from trimtab.evaluate.settings import Settings, differences, digest, settings_fr
 from trimtab.tasks.benchmarks import Question
 from trimtab.tasks.problems import Problem
 from trimtab.train import faults
-from trimtab.train.run_folder import write_atomically
+from trimtab.train.run_folder import claimed, write_atomically
 
 Key = tuple[str, str, int]  # benchmark, problem, sample
 
@@ -136,16 +135,9 @@ class EvalFolder:
         text = "".join(json.dumps(asdict(generation), sort_keys=True) + "\n" for generation in generations)
         write_atomically(self.generations, text)
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Nobody else writes here meanwhile; the lock goes with the process, however it ends."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ValueError(f"another process is evaluating into {self.path}: wait for it") from None
-            yield
+    def alone(self) -> AbstractContextManager[None]:
+        """Hold the folder: no other process can evaluate into it meanwhile."""
+        return claimed(self.path)
 
 
 def question_row(question: Question) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rich.console import Console
 from trimtab.evaluate import report
 from trimtab.evaluate.folder import EvalFolder
 from trimtab.evaluate.progress import LiveProgress, PlainProgress, Progress
-from trimtab.evaluate.run import Evaluated, Wanted, evaluate, graded
+from trimtab.evaluate.run import Evaluated, Wanted, evaluate, graded, rule_of
 
 INTERRUPTED = 130
 
@@ -36,7 +36,7 @@ def regrade(path: Path, rule: str | None, papers: bool = False, quiet: bool = Fa
     folder, console = EvalFolder(path), make_console()
     settings = folder.settings()
     with folder.alone():
-        done = graded(folder, rule or settings.rule, make_progress(console, quiet).message)
+        done = graded(folder, rule or rule_of(folder, settings.rule), make_progress(console, quiet).message)
     finish(console, done, None, papers)
     return 0
 

@@ -142,11 +142,18 @@ def graded(folder: EvalFolder, rule: str | None = None, tell: Tell = lambda text
     verdicts, used = grading.read_verdicts(folder) if rule is None else ({}, None)
     unread: list[str] = []
     if not {generation.key for generation in generations if generation.failed is None} <= verdicts.keys():
-        used = rule or used or settings.rule
+        used = rule or rule_of(folder, used or settings.rule)
         verdicts, unread = _grade(folder, generations, used, tell)
     samples = grading.samples_of(generations, verdicts)
     found = {name: figures(samples[name], settings.samples[name]) for name in settings.benchmarks if samples.get(name)}
     return Evaluated(folder, replace(settings, rule=used or settings.rule), samples, found, unread)
+
+
+def rule_of(folder: EvalFolder, rule: str) -> str:
+    """The rule that a folder names. A folder may be someone else's, and must not choose what code runs here."""
+    if rule.startswith("python:"):
+        raise ValueError(f"{folder.path} was graded by {rule[:100]!r}, code of its own: to run that, say --rule {rule}")
+    return rule
 
 
 def _grade(

@@ -19,7 +19,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from trimtab.objectives.theory import Moments
+from trimtab.objectives.theory import Moments, moments
 
 CHUNK = 2048  # rows of logits at one time: 620 MB of bf16 at 152k tokens, and whole tiles of a GPU's GEMM
 
@@ -143,13 +143,11 @@ def _softmax_part(logits: Tensor, tokens: Tensor, temperature: float, soft_cap: 
     capped = logits.float() if logits.dtype != torch.float64 else logits
     if soft_cap:
         capped = torch.tanh(capped / soft_cap) * soft_cap
-    logp = (capped / temperature).log_softmax(-1)
-    p = logp.exp()
-    p_logp = torch.where(p > 0, p * logp, 0.0)  # 0 ln 0 is 0, not NaN
-    drawn = logp.gather(1, tokens[:, None]).squeeze(1)
-    numbers = torch.stack([drawn, -p_logp.sum(-1), (p * p).sum(-1), (p * p_logp).sum(-1)])
+    scaled = capped / temperature
+    numbers = torch.stack(moments(scaled, tokens))
     if write:
-        slope = p.neg_().scatter_add_(1, tokens[:, None], torch.ones_like(drawn)[:, None])
+        slope = scaled.softmax(-1).neg_()
+        slope.scatter_add_(1, tokens[:, None], torch.ones_like(scaled[:, :1]))
         if soft_cap:
             slope *= 1 - (capped / soft_cap) ** 2
         logits.copy_(slope)

@@ -57,6 +57,8 @@ def _graded(line: bytes, rule: str) -> Pending:
     for key, value in (("response", row.get("response")), ("answer", row.get("answer")), ("rule", named)):
         if not isinstance(value, str):
             raise ValueError(f"`{key}` is {'missing' if value is None else type(value).__name__}; it must be text")
+    if named.startswith("python:") and named != rule:  # lines are data, and data must not choose what code runs
+        raise ValueError(f"`rule` is {named[:100]!r}: a Python function is named by --rule alone")
     if not isinstance(extra, dict):
         raise ValueError(f"`extra` is {type(extra).__name__}; it must be an object")
     return submit(row["response"], row["answer"], named, extra)

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,16 +70,9 @@ class RunFolder:
         """One JSON line per update that was not taken."""
         return self.path / "faults.jsonl"
 
-    @contextmanager
-    def claimed(self) -> Iterator[None]:
-        """Hold the folder: no other process can run in it meanwhile. Whatever ends this process lets it go."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        folder = os.open(self.path, os.O_RDONLY)
-        try:
-            _hold(folder, self.path)
-            yield
-        finally:
-            os.close(folder)
+    def claimed(self) -> AbstractContextManager[None]:
+        """Hold the folder: no other process can run in it meanwhile."""
+        return claimed(self.path)
 
     @property
     def alarms(self) -> Path:
@@ -153,6 +146,18 @@ class RunFolder:
     def alarm_records(self) -> list[dict[str, Any]]:
         """Every alarm that rang."""
         return _records(self.alarms)
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Hold a folder against other processes. Whatever ends this process lets it go."""
+    path.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        _hold(folder, path)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _hold(folder: int, path: Path) -> None:
