@@ -1,0 +1,155 @@
+"""Attention over packed sequences is attention over each by itself."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from trimtab import attention
+from trimtab.attention import causal_attention
+
+LENGTHS = (5, 1, 12, 3)
+
+
+def packed(
+    lengths: tuple[int, ...] = LENGTHS,
+    heads: int = 6,
+    kv_heads: int = 2,
+    width: int = 16,
+    dtype: torch.dtype = torch.float64,
+    device: str = "cpu",
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(count: int) -> Tensor:
+        drawn = torch.randn(sum(lengths), count, width, generator=generator, dtype=torch.float64)
+        return drawn.to(device, dtype).requires_grad_()
+
+    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=device)
+    return draw(heads), draw(kv_heads), draw(kv_heads), starts, max(lengths, default=0)
+
+
+def written_out(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, scale: float | None = None) -> Tensor:
+    """The formula, one sequence and one head at a time."""
+    groups = query.shape[1] // key.shape[1]
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    rows = []
+    bounds = starts.tolist()
+    for first, last in pairwise(bounds):
+        heads = []
+        for head in range(query.shape[1]):
+            q, k, v = query[first:last, head], key[first:last, head // groups], value[first:last, head // groups]
+            later = torch.ones(last - first, last - first, dtype=torch.bool, device=q.device).triu(1)
+            heads.append((q @ k.T * scale).masked_fill(later, -torch.inf).softmax(-1) @ v)
+        rows.append(torch.stack(heads, 1))
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("kv_heads", [6, 2, 1])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_every_sequence_attends_to_itself_alone(kv_heads: int, scale: float | None) -> None:
+    query, key, value, starts, longest = packed(kv_heads=kv_heads)
+    seen = causal_attention(query, key, value, starts, longest, scale)
+    torch.testing.assert_close(seen, written_out(query, key, value, starts, scale))
+
+
+def test_gradients_are_those_of_the_formula() -> None:
+    query, key, value, starts, longest = packed()
+    weight = torch.linspace(-1, 1, query.numel(), dtype=torch.float64).reshape(query.shape)
+    ours = torch.autograd.grad(
+        (causal_attention(query, key, value, starts, longest) * weight).sum(), (query, key, value)
+    )
+    theirs = torch.autograd.grad((written_out(query, key, value, starts) * weight).sum(), (query, key, value))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_a_sequence_is_not_touched_by_its_neighbours() -> None:
+    query, key, value, starts, longest = packed(dtype=torch.float32)
+    alone = causal_attention(query[6:18], key[6:18], value[6:18], torch.tensor([0, 12], dtype=torch.int32), 12)
+    assert torch.equal(causal_attention(query, key, value, starts, longest)[6:18], alone)
+
+
+def test_no_tokens_give_no_tokens() -> None:
+    query, key, value, starts, longest = packed(lengths=())
+    assert causal_attention(query, key, value, starts, longest).shape == (0, 6, 16)
+
+
+def test_a_sequence_may_be_empty() -> None:
+    query, key, value, _, longest = packed()
+    starts = torch.tensor([0, 5, 5, 6, 18, 21], dtype=torch.int32)
+    ends = torch.tensor([0, 5, 6, 18, 21], dtype=torch.int32)
+    ours, theirs = (causal_attention(query, key, value, where, longest) for where in (starts, ends))
+    assert torch.equal(ours, theirs)
+
+
+def test_under_autocast_it_runs_in_half_precision_as_the_padded_kind_does() -> None:
+    query, key, value, starts, longest = packed(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        seen = causal_attention(query, key, value.bfloat16(), starts, longest)
+    assert seen.dtype == torch.bfloat16
+    torch.testing.assert_close(seen.float(), written_out(query, key, value, starts), atol=0.03, rtol=0.03)
+
+
+def test_tokens_on_a_cpu_or_in_full_precision_do_not_go_through_flash_attention() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        assert not attention._takes(*packed(dtype=dtype)[:3])
+
+
+@pytest.mark.parametrize("known", ["window_size, enable_gqa, scale", "window_size, scale", "is_causal, scale"])
+def test_any_form_of_the_kernel_is_called_as_it_wants(known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's signature has changed over its versions: a stand-in of each form, made of the formula."""
+    query, key, value, starts, longest = packed()
+    names = known.split(", ")
+
+    def kernel(
+        q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, *rest: int, **options: object
+    ) -> Tensor:
+        assert set(options) == set(names) and rest == (longest, longest) and starts_q is starts_k
+        assert options.get("window_size", (-1, 0)) == (-1, 0) and options.get("is_causal", True)
+        assert options.get("enable_gqa") or q.shape == k.shape
+        return written_out(q, k, v, starts_q, options["scale"])  # type: ignore[arg-type]
+
+    kernel.__signature__ = _signature(names)  # type: ignore[attr-defined]
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+    attention._flash_options.cache_clear()
+    seen = attention._flash(query, key, value, starts, longest, 0.2)
+    attention._flash_options.cache_clear()
+    torch.testing.assert_close(seen, written_out(query, key, value, starts, 0.2))
+
+
+def _signature(names: list[str]) -> object:
+    from inspect import Parameter, Signature
+
+    return Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in names])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_heads", [6, 2])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [64, 20])
+def test_on_a_gpu_it_is_the_formula_to_rounding(kv_heads: int, dtype: torch.dtype, width: int) -> None:
+    query, key, value, starts, longest = packed((70, 1, 300, 129), 6, kv_heads, width, dtype, "cuda")
+    assert attention._takes(query, key, value) == (width == 64)
+    exact = [t.detach().double().requires_grad_() for t in (query, key, value)]
+    ours, theirs = causal_attention(query, key, value, starts, longest), written_out(*exact, starts)
+    torch.testing.assert_close(ours.double(), theirs, atol=0.02, rtol=0.02)
+    weight = torch.randn_like(theirs)
+    found = torch.autograd.grad((ours * weight.to(dtype)).sum(), (query, key, value))
+    right = torch.autograd.grad((theirs * weight).sum(), exact)
+    for mine, true in zip(found, right, strict=True):
+        assert (mine.double() - true).norm() < 0.02 * true.norm()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_full_precision_and_autocast_work_too() -> None:
+    query, key, value, starts, longest = packed(dtype=torch.float32, device="cuda")
+    exact = written_out(query, key, value, starts)
+    torch.testing.assert_close(causal_attention(query, key, value, starts, longest), exact, atol=1e-4, rtol=1e-4)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        seen = causal_attention(query, key, value, starts, longest)
+    assert seen.dtype == torch.bfloat16
+    torch.testing.assert_close(seen.float(), exact, atol=0.03, rtol=0.03)
