@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+CAUSAL = (-1, 0)  # a window: everything before a token, nothing after it
 WIDEST = 256  # the widest head the flash kernel takes; it must be a multiple of 8 too
 
 
@@ -52,24 +53,19 @@ def _takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
 def _flash(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scale: float | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    options, grouped = _flash_options()
-    if not grouped:
-        groups = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    out = varlen_attn(query, key, value, starts, starts, longest, longest, scale=scale, **options)
+    out = varlen_attn(
+        query, key, value, starts, starts, longest, longest, scale=scale, window_size=CAUSAL, **_grouped()
+    )
     assert isinstance(out, Tensor)
     return out
 
 
 @cache
-def _flash_options() -> tuple[dict[str, Any], bool]:
-    """How this torch is told "causal" and "fewer key heads", and whether it can be told the latter."""
+def _grouped() -> dict[str, Any]:
+    """Fewer key heads than query heads: torch 2.11 simply takes them, later ones want to be told."""
     from torch.nn.attention.varlen import varlen_attn
 
-    known = inspect.signature(varlen_attn).parameters
-    causal: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
-    grouped = "enable_gqa" in known
-    return causal | ({"enable_gqa": True} if grouped else {}), grouped
+    return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
 def _one_by_one(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scale: float | None) -> Tensor:
