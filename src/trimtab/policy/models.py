@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from trimtab.policy.demo import demo_model, demo_tokenizer
 from trimtab.policy.head import Head
+from trimtab.policy.packed import Packed, packed_hidden, use_packed_attention, why_not_packed
 from trimtab.policy.smollm2 import smollm2_folder
 
 Precision = Literal["fp32", "bf16"]
@@ -21,13 +23,17 @@ Precision = Literal["fp32", "bf16"]
 
 @dataclass(frozen=True)
 class Policy:
-    """A model, its tokenizer, and how to run them. The weights are fp32; bf16 is autocast over them."""
+    """A model, its tokenizer, and how to run them. The weights are fp32; bf16 is autocast over them.
+
+    `packed`: forward passes take sequences end to end instead of padded ones (`with_packing`).
+    """
 
     model: Any
     tokenizer: Any
     device: torch.device
     precision: Precision = "fp32"
     chat: bool = True
+    packed: bool = False
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision that forward passes run in."""
@@ -35,10 +41,22 @@ class Policy:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
+    def unchanging(self) -> AbstractContextManager[Any]:
+        """Around forward and backward passes between which no weight changes: bf16 copies of weights are made once.
+
+        Autocast keeps its copies until the outermost context ends, be it one that casts nothing.
+        """
+        return nullcontext() if self.precision == "fp32" else torch.autocast(self.device.type, enabled=False)
+
     @cached_property
     def causal(self) -> Any:
         """The causal LM itself, without what LoRA wraps around it."""
         return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+    @property
+    def backbone(self) -> Any:
+        """The causal LM without its head."""
+        return getattr(self.causal, self.causal.base_model_prefix)
 
     @property
     def head(self) -> nn.Module:
@@ -48,9 +66,12 @@ class Policy:
 
     def hidden(self, ids: Tensor, mask: Tensor) -> Tensor:
         """The hidden states under the head, (rows, positions, width)."""
-        backbone = getattr(self.causal, self.causal.base_model_prefix)
-        states: Tensor = backbone(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        states: Tensor = self.backbone(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
         return states
+
+    def hidden_packed(self, packed: Packed) -> Tensor:
+        """The hidden states under the head of sequences end to end, (tokens, width)."""
+        return packed_hidden(self.backbone, packed)
 
     def logits(self, hidden: Tensor, temperature: float) -> Tensor:
         """Logits at the sampling temperature in fp32, soft-capped where the model does so."""
@@ -69,6 +90,11 @@ class Policy:
         bias = None if linear.bias is None else linear.bias.detach().to(dtype)
         cap = getattr(self.causal.config, "final_logit_softcapping", None)
         return Head(linear.weight.detach().to(dtype), bias, cap, temperature)
+
+    def fused_head(self, temperature: float, wanted: bool | None) -> Head | None:
+        """The head for the fused pass where that is wanted and possible; None wants it on a GPU."""
+        wanted = self.device.type == "cuda" if wanted is None else wanted
+        return self.head_parts(temperature) if wanted else None
 
     @cached_property
     def end_tokens(self) -> frozenset[int]:
@@ -133,6 +159,24 @@ def load_policy(
             model.enable_input_require_grads()
     policy = Policy(model, tokenizer, where, precision, chat)
     _check_head(policy)
+    # In fp32 each sequence would go through attention by itself: padding is faster.
+    return with_packing(policy) if where.type == "cuda" and precision == "bf16" else policy
+
+
+def with_packing(policy: Policy) -> Policy:
+    """The policy with forward passes without padding; as it was, with a warning, where its model cannot do that."""
+    before = policy.causal.config._attn_implementation
+    if before != "sdpa":  # somebody has chosen another attention
+        return policy
+    use_packed_attention(policy.causal)
+    with policy.autocast():
+        reason = why_not_packed(policy.backbone, policy.device)
+    if not reason:
+        return replace(policy, packed=True)
+    policy.causal.set_attn_implementation(before)
+    warnings.warn(
+        f"{type(policy.causal).__name__} cannot take sequences without padding, which is slower: {reason}", stacklevel=2
+    )
     return policy
 
 

@@ -1,20 +1,24 @@
 """Scoring: log-probability, entropy and two moments of every response token, in fp32.
 
 The head is applied to response positions alone and in chunks, so the logits of a batch never exist at one time; with
-gradients each chunk's logits are made again in the backward pass.
+gradients each chunk's logits are made again in the backward pass. On a GPU scoring is the fused head's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from trimtab.objectives.theory import Moments, moments
+from trimtab.policy.head import Head, head_scores
 from trimtab.policy.models import Policy
+from trimtab.policy.packed import Packed
 
 
 @dataclass(frozen=True)
@@ -27,29 +31,57 @@ class Transcript:
     def __len__(self) -> int:
         return len(self.prompt) + len(self.response)
 
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """Prompt and response in one array, made once: lists of ints are slow to go through."""
+        return np.array([*self.prompt, *self.response], dtype=np.int64)
 
-def parts_by_budget(lengths: Sequence[int], budget: int) -> list[int]:
-    """Sizes of consecutive parts whose padded tokens (rows x longest) stay within the budget; one row at least each."""
-    sizes, rows, longest = [], 0, 0
+
+def parts_by_budget(lengths: Sequence[int], budget: int, packed: bool = False) -> list[int]:
+    """Sizes of consecutive parts whose tokens stay within the budget, padding included unless they are packed.
+
+    A part holds one row at least.
+    """
+    sizes, rows, longest, total = [], 0, 0, 0
     for length in lengths:
-        longest = max(longest, length)
-        if rows and (rows + 1) * longest > budget:
+        longest, total = max(longest, length), total + length
+        if rows and (total if packed else (rows + 1) * longest) > budget:
             sizes.append(rows)
-            rows, longest = 0, length
+            rows, longest, total = 0, length, length
         rows += 1
     return [*sizes, rows] if rows else sizes
 
 
 def response_hidden(policy: Policy, sequences: Sequence[Transcript]) -> tuple[Tensor, Tensor]:
     """The hidden states that predict each response token, and those tokens, concatenated."""
-    width = max(len(s) for s in sequences)
-    ids = [[*s.prompt, *s.response, *[policy.pad_token] * (width - len(s))] for s in sequences]
-    mask = [[1] * len(s) + [0] * (width - len(s)) for s in sequences]
-    rows = [row * width + len(s.prompt) - 1 + t for row, s in enumerate(sequences) for t in range(len(s.response))]
-    hidden = policy.hidden(torch.tensor(ids, device=policy.device), torch.tensor(mask, device=policy.device))
-    where = torch.tensor(rows, device=policy.device, dtype=torch.int64)
-    tokens = torch.tensor([t for s in sequences for t in s.response], device=policy.device, dtype=torch.int64)
-    return hidden.reshape(-1, hidden.shape[-1]).index_select(0, where), tokens
+    ids = np.concatenate([s.ids for s in sequences])
+    lengths = np.array([len(s) for s in sequences])
+    responses = np.array([len(s.response) for s in sequences])
+    starts = np.concatenate([[0], lengths.cumsum()])
+    drawn = np.repeat(starts[1:] - responses.cumsum(), responses) + np.arange(responses.sum())  # the response tokens
+    if policy.packed:
+        positions = np.arange(len(ids)) - np.repeat(starts[:-1], lengths)
+        flat, at, bounds, before, tokens = _to_device(policy.device, ids, positions, starts, drawn - 1, ids[drawn])
+        hidden = policy.hidden_packed(Packed(flat, at, bounds.to(torch.int32), int(lengths.max())))
+    else:
+        real = np.arange(lengths.max()) < lengths[:, None]
+        table = np.full(real.shape, policy.pad_token)
+        table[real] = ids
+        padding = np.repeat(np.arange(len(lengths)) * real.shape[1] - starts[:-1], responses)  # before each of them
+        rows, mask, before, tokens = _to_device(
+            policy.device, table, real.astype(np.int64), drawn - 1 + padding, ids[drawn]
+        )
+        hidden = policy.hidden(rows, mask).flatten(0, 1)
+    return hidden.index_select(0, before), tokens
+
+
+def _to_device(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
+    """Arrays of int64 as tensors, to a GPU in one copy that nobody waits for."""
+    if device.type != "cuda":
+        return [torch.from_numpy(array).to(device) for array in arrays]
+    host = torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).pin_memory()
+    pieces = host.to(device, non_blocking=True).split([array.size for array in arrays])
+    return [piece.view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
 
 
 def log_probs(policy: Policy, sequences: Sequence[Transcript], temperature: float, chunk: int) -> Tensor:
@@ -66,28 +98,39 @@ def log_probs(policy: Policy, sequences: Sequence[Transcript], temperature: floa
 
 
 @torch.no_grad()
-def score(policy: Policy, sequences: Sequence[Transcript], temperature: float, budget: int, chunk: int) -> Moments:
-    """The four numbers of every response token, part by part."""
+def score(
+    policy: Policy,
+    sequences: Sequence[Transcript],
+    temperature: float,
+    budget: int,
+    chunk: int,
+    fused: bool | None = None,
+) -> Moments:
+    """The four numbers of every response token, part by part; by default the head is fused on a GPU."""
     was_training = policy.model.training
     policy.model.eval()
-    scored = [_score_part(policy, part, temperature, chunk) for part in cut(sequences, budget)]
+    head = policy.fused_head(temperature, fused)
+    with policy.autocast():
+        scored = [_score_part(policy, part, temperature, chunk, head) for part in cut(sequences, budget, policy.packed)]
     policy.model.train(was_training)
     return Moments(*(torch.cat(values) for values in zip(*scored, strict=True)))
 
 
-def cut(sequences: Sequence[Transcript], budget: int) -> Iterable[Sequence[Transcript]]:
+def cut(sequences: Sequence[Transcript], budget: int, packed: bool = False) -> Iterable[Sequence[Transcript]]:
     """The sequences in parts of a token budget."""
     first = 0
-    for size in parts_by_budget([len(s) for s in sequences], budget):
+    for size in parts_by_budget([len(s) for s in sequences], budget, packed):
         yield sequences[first : first + size]
         first += size
 
 
-def _score_part(policy: Policy, part: Sequence[Transcript], temperature: float, chunk: int) -> Moments:
-    with policy.autocast():
-        hidden, tokens = response_hidden(policy, part)
-        pieces = [
-            moments(policy.logits(h, temperature), t)
-            for h, t in zip(hidden.split(chunk), tokens.split(chunk), strict=True)
-        ]
+def _score_part(
+    policy: Policy, part: Sequence[Transcript], temperature: float, chunk: int, head: Head | None
+) -> Moments:
+    hidden, tokens = response_hidden(policy, part)
+    if head is not None:
+        return head_scores(hidden.to(head.weight.dtype), head, tokens, chunk)
+    pieces = [
+        moments(policy.logits(h, temperature), t) for h, t in zip(hidden.split(chunk), tokens.split(chunk), strict=True)
+    ]
     return Moments(*(torch.cat(values) for values in zip(*pieces, strict=True)))

@@ -31,10 +31,12 @@ def training_pass(
     transcripts: Sequence[Transcript],
     temperature: float,
     chunk: int,
-    fused: bool = False,
+    head: Head | None = None,
 ) -> tuple[LossOutput, Tensor]:
-    """The loss of a part and the log-probabilities it was taken at; gradients are added to the parameters'."""
-    head = policy.head_parts(temperature) if fused else None
+    """The loss of a part and the log-probabilities it was taken at; gradients are added to the parameters'.
+
+    With a head (`policy.fused_head`, made once for all parts of an update) it is fused.
+    """
     if head is None:
         new_logp = log_probs(policy, transcripts, temperature, chunk)
         out = objective.loss(new_logp, part)
@@ -42,9 +44,9 @@ def training_pass(
         return out, new_logp.detach()
     with policy.autocast():
         hidden, tokens = response_hidden(policy, transcripts)
-    narrow = hidden.detach().to(head.weight.dtype)
-    out, made = _through_head(policy, head, objective, part, narrow, tokens, chunk)
-    hidden.backward(made.hidden.to(hidden.dtype))
+    hidden = hidden.to(head.weight.dtype)  # the wider ones are not kept
+    out, made = _through_head(policy, head, objective, part, hidden.detach(), tokens, chunk)
+    hidden.backward(made.hidden)
     return out, made.moments.logp
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -19,7 +20,10 @@ from trimtab.policy.training_pass import training_pass
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What an update did: its metrics, or why it was not taken and which responses were to blame."""
+    """What an update did: its metrics, or why it was not taken and which responses were to blame.
+
+    `parts` is how many responses each forward pass held.
+    """
 
     metrics: dict[str, float]
     taken: bool = True
@@ -27,17 +31,21 @@ class UpdateResult:
     responses: list[int] = field(default_factory=list)
     new_logp: Tensor | None = None
     clipped: Tensor | None = None
+    parts: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
 class UpdateOptions:
-    """How parts are cut and gradients clipped; `fused_head`: its gradients are formed in the forward pass."""
+    """How parts are cut and gradients clipped; `fused_head`: its gradients are formed in the forward pass.
+
+    None: on a GPU.
+    """
 
     token_budget: int
     head_chunk: int
     temperature: float
     max_grad_norm: float
-    fused_head: bool = False
+    fused_head: bool | None = None
 
 
 def make_optimizer(policy: Policy, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
@@ -58,20 +66,21 @@ def update(
     """One update on one mini-batch."""
     policy.model.train()
     optimizer.zero_grad(set_to_none=True)
+    sizes = parts_by_budget([len(t) for t in transcripts], options.token_budget, policy.packed)
     losses, metrics, seen, clipped = [], [], [], []
+    head = policy.fused_head(options.temperature, options.fused_head)
     first = 0
-    for part in plan.split(parts_by_budget([len(t) for t in transcripts], options.token_budget)):
-        mine = transcripts[first : first + part.responses]
-        first += part.responses
-        out, new_logp = training_pass(
-            policy, objective, part, mine, options.temperature, options.head_chunk, options.fused_head
-        )
-        losses.append(out.loss.detach())
-        metrics.append(out.metrics)
-        seen.append(new_logp)
-        clipped += [] if out.clipped is None else [out.clipped]
+    with policy.unchanging():
+        for part in plan.split(sizes):
+            mine = transcripts[first : first + part.responses]
+            first += part.responses
+            out, new_logp = training_pass(policy, objective, part, mine, options.temperature, options.head_chunk, head)
+            losses.append(out.loss.detach())
+            metrics.append(out.metrics)
+            seen.append(new_logp)
+            clipped += [] if out.clipped is None else [out.clipped]
     result = _step(policy, optimizer, plan, losses, metrics, torch.cat(seen), options.max_grad_norm)
-    return replace(result, clipped=torch.cat(clipped)) if clipped else result
+    return replace(result, clipped=torch.cat(clipped) if clipped else None, parts=sizes)
 
 
 def _step(
@@ -87,10 +96,16 @@ def _step(
     norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), max_grad_norm)
     loss = torch.stack(losses).sum()
     numbers = {"update/loss": loss, "update/grad_norm": norm, **plan.metrics, **merge_metrics(metrics)}
-    values = torch.stack([value.to(torch.float64) for value in numbers.values()]).tolist()
+    # All that the host must know in one copy: each would wait for the GPU by itself.
+    fetched = (*numbers.values(), torch.isfinite(new_logp).all())
+    *values, fine = torch.stack([value.to(torch.float64) for value in fetched]).tolist()
     result = dict(zip(numbers, values, strict=True))
-    checks = {"log-probability": new_logp, "loss": loss, "gradient": norm}
-    faults = [name for name, value in checks.items() if not bool(torch.isfinite(value).all())]
+    checks = {
+        "log-probability": bool(fine),
+        "loss": isfinite(result["update/loss"]),
+        "gradient": isfinite(result["update/grad_norm"]),
+    }
+    faults = [name for name, good in checks.items() if not good]
     if faults:
         optimizer.zero_grad(set_to_none=True)
         return UpdateResult(result, False, " and ".join(faults), _to_blame(plan, new_logp), new_logp)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +33,7 @@ class Answer:
     group: int
     left_out: bool = False
 
-    @property
+    @cached_property
     def transcript(self) -> Transcript:
         """Prompt and response as token ids."""
         return Transcript(self.prompt, self.response.tokens)
@@ -215,7 +217,8 @@ def score_answers(
     sequence = torch.repeat_interleave(torch.arange(len(answers), device=policy.device), lengths)
     reward = torch.tensor([answer.reward for answer in answers], device=policy.device)
     group = torch.tensor([answer.group for answer in answers], device=policy.device)
-    token = torch.tensor([t for answer in answers for t in answer.response.tokens], device=policy.device)
+    token = torch.from_numpy(np.concatenate([line.ids[len(line.prompt) :] for line in transcripts])).to(policy.device)
+    sampler_logp = np.concatenate([np.asarray(answer.response.logp, dtype=np.float32) for answer in answers])
     return TokenBatch(
         old_logp=measured.logp,
         current_logp=measured.logp if "current_logp" in objective.needs else None,  # no update yet: they are the same
@@ -226,7 +229,7 @@ def score_answers(
         sequence=sequence,
         token=token,
         segment=segment_ids(token, policy.tokenizer, sequence=sequence) if "segment" in objective.needs else None,
-        sampler_logp=torch.tensor([lp for answer in answers for lp in answer.response.logp], device=policy.device),
+        sampler_logp=torch.from_numpy(sampler_logp).to(policy.device),
         ref_logp=None if reference is None else score(reference, transcripts, *passes).logp,
         group=group,
         reward=reward,

@@ -13,7 +13,6 @@ from torch import Tensor
 from trimtab.objectives import Objective, Plan, TokenBatch, segment_ids
 from trimtab.objectives.segments import token_bytes
 from trimtab.policy import Policy
-from trimtab.policy.score import parts_by_budget
 from trimtab.policy.update import UpdateResult
 from trimtab.record import Manifest, Recorder, Settings, StepData, StepInfo, UpdateInfo, Vocabulary, rewind
 from trimtab.record.layout import FOLDER
@@ -64,12 +63,8 @@ class Recording:
         """Record a step, unless nothing was planned in it."""
         if not traces or not self.recorder.wants(number):
             return
-        answers, lengths = experience.answers, [len(answer.transcript) for answer in experience.answers]
-        budget = self.config.update.token_budget
-        held = [
-            hold(trace, parts_by_budget(lengths[trace.first : trace.first + trace.batch.responses], budget))
-            for trace in traces
-        ]
+        answers = experience.answers
+        held = [hold(trace, list(trace.result.parts)) for trace in traces]
         facts: dict[str, Any] = {
             "observed_entropy": observed_entropy(experience.batch),
             "controllers": objective.state_dict(),

@@ -159,7 +159,7 @@ def _supervised_step(
     optimizer.zero_grad(set_to_none=True)
     tokens = sum(len(t.response) for t in batch)
     total = torch.zeros((), device=policy.device)
-    for part in cut(batch, config.update.token_budget):
+    for part in cut(batch, config.update.token_budget, policy.packed):
         loss = -log_probs(policy, part, 1.0, config.update.head_chunk).sum() / tokens
         loss.backward()
         total += loss.detach()
