@@ -119,6 +119,9 @@ class RolloutConfig(Section):
     dynamic: bool = Field(False, description="dynamic sampling: drop groups without reward spread and draw others")
     dynamic_oversample: float = Field(3.0, ge=1, description="prompts drawn per round, as a multiple of those missing")
     dynamic_rounds: int = Field(10, ge=1, description="rounds before a step makes do with fewer groups")
+    cache_memory: float = Field(
+        0.3, gt=0, lt=1, description="native on a GPU: the share of its memory that the cache of responses may take"
+    )
     vllm_memory: float = Field(0.4, gt=0, lt=1, description="vllm: its share of the device's memory while it samples")
     vllm_options: dict[str, Any] = Field(default_factory=dict, description="vllm: other arguments of `vllm.LLM`")
 

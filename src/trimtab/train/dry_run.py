@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 
 from trimtab.train.build import build_task
 from trimtab.train.config import Config
+from trimtab.train.forecast import longest_response, minibatches
+from trimtab.train.forecast_words import foretold
 from trimtab.train.run_folder import resolved_toml
 
 
@@ -23,20 +24,9 @@ def describe(config: Config) -> str:
         "",
         "Memory",
         *_memory(config),
+        *foretold(config),
     ]
     return resolved_toml(config) + "\n" + "\n".join(f"# {line}".rstrip() for line in words)
-
-
-def minibatches(config: Config) -> list[int]:
-    """Responses in each mini-batch of a step: whole groups, as evenly as they divide."""
-    prompts, updates = config.rollout.prompts, config.update.per_step
-    bounds = [round(prompts * k / updates) for k in range(updates + 1)]
-    return [(high - low) * config.rollout.samples for low, high in pairwise(bounds) if high > low]
-
-
-def longest_response(config: Config) -> int:
-    """Tokens of a prompt and a response that are both as long as they may be."""
-    return config.rollout.max_prompt_tokens + config.rollout.max_new_tokens
 
 
 def task_size(config: Config) -> int | None:

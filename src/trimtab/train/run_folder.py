@@ -34,6 +34,7 @@ FREE = {
     "run.threads",
     "run.device",
     "update.not_finite",
+    "rollout.cache_memory",
     "rollout.vllm_memory",
     "rollout.vllm_options",
     "record.enabled",
