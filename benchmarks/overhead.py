@@ -1,0 +1,222 @@
+"""What STAPO, STARE, SSPO and the flight recorder add to a step of plain GRPO, as shares of the whole step.
+
+Objectives: each round samples once; then every objective takes the whole step on those same responses (graded, scored,
+planned, updated at learning rate 0), in an order that rotates. What one adds is the median over rounds of its distance
+to GRPO in the same round. GRPO is there twice: the distance between the two is the noise.
+Recorder: blocks of whole steps, sampling included, with and without it, over the same prompts and random streams. It
+writes while the next step runs, so the first step of a block, which nothing is written behind, does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from stopwatch import about, save, seconds_of, settle, spread
+
+from trimtab.policy.models import pick_device
+from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
+from trimtab.train.config import Config, build_objective, load
+from trimtab.train.loop import Trainer, build_trainer
+from trimtab.train.progress import Progress
+from trimtab.train.recording import Recording, start_recording
+from trimtab.train.run import versions
+from trimtab.train.run_folder import RunFolder
+
+BASE, AGAIN = "grpo", "grpo again"
+RECIPES = {"stapo": "stapo-qwen3-1.7b", "stare": "stare-short-7b", "sspo": "sspo-qwen2.5-math-1.5b"}
+COMMON = ["objective.name=grpo", "update.per_step=1", "reward.no_answer=-0.5"]  # so that rewards differ within groups
+FULL = ["rollout.max_new_tokens=256", "task.digits=1", "task.terms=2", *COMMON]
+SMALL = ["rollout.prompts=8", "rollout.samples=4", "rollout.max_new_tokens=8", "run.device=cpu", *COMMON]
+
+
+@dataclass
+class Keeping:
+    """A sampler that keeps what it drew last, and how long that took."""
+
+    sampler: Sampler
+    device: torch.device
+    drawn: list[list[Response]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
+        """What the sampler draws."""
+        start = time.perf_counter()
+        self.drawn = self.sampler.sample(prompts, step, options)
+        settle(self.device)
+        self.seconds = time.perf_counter() - start
+        return self.drawn
+
+
+@dataclass(frozen=True)
+class Replaying:
+    """A sampler that gives what was drawn before."""
+
+    drawn: list[list[Response]]
+
+    def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
+        """The same again."""
+        return self.drawn
+
+
+def still(config: Config) -> Trainer:
+    """A trainer whose updates cost what they cost and change no weight."""
+    trainer = build_trainer(config)
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = 0.0
+    return trainer
+
+
+def objective_tables() -> dict[str, dict[str, Any]]:
+    """The objectives as their recipes have them, GRPO twice."""
+    ours = {name: dict(load(recipe).objective) for name, recipe in RECIPES.items()}
+    return {BASE: {"name": "grpo"}, AGAIN: {"name": "grpo"}, **ours}
+
+
+def objectives(trainer: Trainer, rounds: int) -> dict[str, Any]:
+    """What every objective adds, over rounds that each sample anew."""
+    tables = objective_tables()
+    built = {name: build_objective(table) for name, table in tables.items()}
+    names, device, progress = list(built), trainer.policy.device, Progress()
+    keeping = Keeping(trainer.sampler, device)
+    spent: dict[str, list[float]] = {name: [] for name in names}
+    whole, sampling, mixed, tokens = list[float](), list[float](), list[float](), list[float]()
+    for number in range(rounds + 1):  # the first does not count: kernels are made
+        trainer.sampler, trainer.objective, before = keeping, built[BASE], copy(progress)
+        taken, metrics = timed_step(trainer, progress)
+        trainer.sampler = Replaying(keeping.drawn)
+        for name in rotated(names, number):
+            trainer.objective = built[name]
+            seconds, _ = timed_step(trainer, copy(before))
+            spent[name] += [seconds] if number else []
+        if number:
+            whole.append(taken)
+            sampling.append(keeping.seconds)
+            mixed.append(metrics["groups/mixed_share"])
+            tokens.append(metrics["tokens/count"])
+    trainer.sampler, trainer.objective = keeping.sampler, built[BASE]
+    return {
+        "rounds": rounds,
+        "whole_step_seconds": round(median(whole), 4),
+        "whole_step_spread": round(spread(whole), 4),
+        "sampling_seconds": round(median(sampling), 4),
+        "tokens": round(median(tokens)),
+        "groups_mixed_share": round(median(mixed), 3),
+        "options": tables,
+        "added": added(spent, median(whole)),
+    }
+
+
+def added(spent: Mapping[str, Sequence[float]], whole: float) -> dict[str, dict[str, Any]]:
+    """What each adds to the base in the same round: median, spread, and share of the whole step."""
+    result = {}
+    for name, seconds in spent.items():
+        apart = [mine - base for mine, base in zip(seconds, spent[BASE], strict=True)]
+        middle = median(apart)
+        result[name] = {
+            "ms_without_sampling": round(1e3 * median(seconds), 2),
+            "ms_added": round(1e3 * middle, 2),
+            "ms_added_spread": round(1e3 * median([abs(value - middle) for value in apart]), 2),
+            "share_of_step": round(middle / whole, 5),
+        }
+    return result
+
+
+def rotated(names: Sequence[str], by: int) -> list[str]:
+    """The names in an order that starts with another one every time."""
+    by %= len(names)
+    return [*names[by:], *names[:by]]
+
+
+def timed_step(trainer: Trainer, progress: Progress) -> tuple[float, dict[str, float]]:
+    """One step: its seconds and metrics."""
+    metrics: dict[str, float] = {}
+    seconds = seconds_of(lambda: metrics.update(trainer.step(progress)), trainer.policy.device)
+    return seconds, metrics
+
+
+def recorder(trainer: Trainer, blocks: int, length: int) -> dict[str, Any]:
+    """What recording adds to a whole step."""
+    with tempfile.TemporaryDirectory() as folder:
+        where, policy = RunFolder(Path(folder)), trainer.policy
+        recording = start_recording(trainer.config, where, policy, trainer.objective, 0, versions(), print)
+        assert recording is not None
+        progress, on, off, flushed = Progress(), list[float](), list[float](), list[float]()
+        for number in range(blocks + 1):  # the first does not count
+            before = copy(progress)
+            for now in (recording, None) if number % 2 else (None, recording):
+                progress = copy(before)
+                seconds, settled = block(trainer, now, progress, length)
+                if number:
+                    (off if now is None else on).extend(seconds[1:])
+                    flushed += [] if now is None else [settled]
+        recording.close()
+        size = sum(file.stat().st_size for file in Path(folder).rglob("*.parquet"))
+    return {"blocks": blocks, "megabytes": round(size / 1e6, 1), **recorded(on, off, flushed)}
+
+
+def recorded(on: Sequence[float], off: Sequence[float], flushed: Sequence[float]) -> dict[str, Any]:
+    """The recorder's figures, from steps with and without it, pair by pair."""
+    apart = [with_it - without for with_it, without in zip(on, off, strict=True)]
+    whole, middle = median(off), median(apart)
+    return {
+        "steps": len(on),
+        "step_seconds": round(whole, 4),
+        "step_spread": round(spread(off), 4),
+        "ms_added": round(1e3 * middle, 2),
+        "ms_added_spread": round(1e3 * median([abs(value - middle) for value in apart]), 2),
+        "share_of_step": round(middle / whole, 5),
+        "seconds_to_finish_writing": round(median(flushed), 4),
+    }
+
+
+def block(trainer: Trainer, recording: Recording | None, progress: Progress, length: int) -> tuple[list[float], float]:
+    """Some steps in a row: the seconds of each, and those until all is written after the last."""
+    trainer.recording = recording
+    seconds = [timed_step(trainer, progress)[0] for _ in range(length)]
+    start = time.perf_counter()
+    if recording is not None:
+        recording.flush()
+    trainer.recording = None
+    return seconds, time.perf_counter() - start
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--small", action="store_true", help="the demo model on a CPU, to try the script")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--blocks", type=int, default=6, help="blocks of steps with, and as many without the recorder")
+    parser.add_argument("--length", type=int, default=4, help="steps of a block")
+    parser.add_argument("--set", action="append", default=[], help="settings over the recipe")
+    args = parser.parse_args(words)
+    config = load("demo", [*SMALL, *args.set]) if args.small else load("smollm2", [*FULL, *args.set])
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    many, limit = config.rollout.prompts * config.rollout.samples, config.rollout.max_new_tokens
+    result = about(
+        f"added to a step of plain GRPO, model {config.model.path}, {many} responses of up to {limit} tokens; medians",
+        pick_device(config.run.device),
+    )
+    result["config"] = config.model_dump(include={"task", "model", "rollout", "update", "reward"})
+    trainer = still(config)
+    for name, part in (
+        ("objectives", lambda: objectives(trainer, args.rounds)),
+        ("recorder", lambda: recorder(trainer, args.blocks, args.length)),
+    ):
+        result[name] = part()
+        save(result, args.out)
+        print(name, result[name])
+
+
+if __name__ == "__main__":
+    main()
