@@ -88,11 +88,13 @@ def _disagreement(backbone: Any, device: torch.device) -> str:
 def _fault_in_training(backbone: Any, device: torch.device) -> str:
     """Whether gradients come back in training mode, where dropout is on; the smallest parameter will do."""
     trained = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
-        backbone.train()
-        hidden = packed_hidden(backbone, _small(device)).float()
-        gradients = torch.autograd.grad(hidden.sum(), min(trained, key=Tensor.numel)) if trained else (hidden,)
-    backbone.eval()
+    backbone.train()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            hidden = packed_hidden(backbone, _small(device)).float()
+            gradients = torch.autograd.grad(hidden.sum(), min(trained, key=Tensor.numel)) if trained else (hidden,)
+    finally:
+        backbone.eval()
     return "" if bool(gradients[0].isfinite().all()) else "its gradients are not finite"
 
 

@@ -1,0 +1,370 @@
+"""Sequences end to end give what padded ones give, in every family that packs, and the others are found out."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import trimtab as tt
+from trimtab.policy import Policy, Transcript, UpdateOptions, load_policy, score, update
+from trimtab.policy import packed as packing
+from trimtab.policy.models import with_packing
+from trimtab.policy.score import cut, log_probs, parts_by_budget, response_hidden
+from trimtab.policy.training_pass import training_pass
+from trimtab.policy.update import UpdateResult
+from trimtab.rollout import NativeSampler, PromptTokens, SamplingOptions
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Qwen2": {},
+    "Qwen3": {"head_dim": 16},
+    "Mistral": {"sliding_window": None},
+}
+OTHERS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a sliding window": ("Mistral", {"sliding_window": 4}, "sees everything before a token"),
+    "some layers with a window": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+        "sees everything before a token",
+    ),
+    "attention dropout": ("Llama", {"attention_dropout": 0.1}, "no dropout"),
+}
+
+
+def tiny(family: str, **options: Any) -> Policy:
+    """A model of a family with random weights; its tokenizer is the demo's."""
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=17,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+        **options,
+    )
+    demo = load_policy("demo", device="cpu")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+        for parameter in model.parameters():  # norms and biases too: what is 1 or 0 hides mistakes
+            torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.2)
+    return Policy(model, demo.tokenizer, demo.device)
+
+
+def lines(count: int = 7, longest: int = 9) -> list[Transcript]:
+    """Prompts and responses of random lengths; the first prompt is one token long."""
+    rng = torch.Generator().manual_seed(1)
+
+    def draw(most: int) -> list[int]:
+        length = int(torch.randint(1, most, (1,), generator=rng))
+        return torch.randint(2, 17, (length,), generator=rng).tolist()
+
+    return [Transcript([5], draw(longest)), *(Transcript(draw(longest), draw(longest)) for _ in range(count - 1))]
+
+
+def both(policy: Policy) -> tuple[Policy, Policy]:
+    """The policy with padding, and a copy of it without."""
+    packed = with_packing(replace(policy, model=copy.deepcopy(policy.model)))
+    assert packed.packed and not policy.packed
+    return policy, packed
+
+
+def gradients(policy: Policy, sequences: list[Transcript]) -> dict[str, Tensor]:
+    policy.model.zero_grad()
+    hidden, _ = response_hidden(policy, sequences)
+    (hidden * torch.linspace(-1, 1, hidden.numel(), device=hidden.device).view_as(hidden)).sum().backward()
+    return {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
+
+
+def assert_same_gradients(padded: Policy, packed: Policy, sequences: list[Transcript]) -> None:
+    right, found = gradients(padded, sequences), gradients(packed, sequences)
+    assert right and right.keys() == found.keys()
+    for name, gradient in right.items():
+        assert (found[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max().clamp(min=1), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("count", [7, 1])
+def test_hidden_states_and_gradients_are_those_of_padded_rows(family: str, count: int) -> None:
+    padded, packed = both(tiny(family, **FAMILIES[family]))
+    sequences = lines()[:count]
+    (right, tokens), (found, same) = (response_hidden(policy, sequences) for policy in (padded, packed))
+    torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5)
+    assert torch.equal(tokens, same)
+    assert tokens.tolist() == [token for line in sequences for token in line.response]
+    assert_same_gradients(padded, packed, sequences)
+
+
+def test_gradient_checkpointing_makes_packed_sequences_again() -> None:
+    padded, packed = both(tiny("Llama"))
+    packed.model.train()
+    packed.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert_same_gradients(padded, packed, lines())
+
+
+def test_lora_trains_on_packed_sequences() -> None:
+    pytest.importorskip("peft")
+    policy = load_policy("demo", device="cpu", seed=3, lora_rank=2, gradient_checkpointing=True)
+    for name, parameter in policy.model.named_parameters():
+        if "lora_B" in name:  # else an adapter changes nothing, and half of its gradient is 0
+            torch.nn.init.normal_(parameter, std=0.1)
+    padded, packed = both(policy)
+    assert_same_gradients(padded, packed, lines())
+
+
+def test_scores_are_the_same_whatever_the_parts() -> None:
+    padded, packed = both(tiny("Qwen3", head_dim=16))
+    right = score(padded, lines(), 0.7, budget=10_000, chunk=10_000)
+    for budget in (1, 30, 10_000):
+        for fused in (False, True):
+            for mine, theirs in zip(score(packed, lines(), 0.7, budget, 5, fused), right, strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_packed_budget_counts_no_padding() -> None:
+    assert parts_by_budget([1, 9, 1, 9], 20) == [2, 2]
+    assert parts_by_budget([1, 9, 1, 9], 20, packed=True) == [4]
+    assert parts_by_budget([1, 9, 1, 9], 11, packed=True) == [3, 1]
+    assert parts_by_budget([30, 30, 1], 11, packed=True) == [1, 1, 1]
+    assert [len(part) for part in cut(lines(), 1000, packed=True)] == [7]
+
+
+def planned(policy: Policy, name: str) -> tuple[tt.Objective, Any]:
+    sequences, objective = lines(), tt.objective(name)
+    measured = score(policy, sequences, 1.0, 1000, 1000)
+    lengths = torch.tensor([len(line.response) for line in sequences], device=policy.device)
+    sequence = torch.arange(len(sequences), device=policy.device).repeat_interleave(lengths)
+    advantage = torch.linspace(-1, 1, len(sequences), device=policy.device)[sequence]
+    segment = torch.arange(len(sequence), device=policy.device) // 3
+    batch = tt.TokenBatch(measured.logp - 0.01, advantage, sequence, entropy=measured.entropy, segment=segment)
+    return objective, objective.plan(batch)
+
+
+def updated(policy: Policy, name: str, options: UpdateOptions) -> tuple[dict[str, Tensor], UpdateResult]:
+    objective, plan = planned(policy, name)
+    optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
+    result = update(policy, optimizer, objective, plan, lines(), options)
+    assert result.taken and sum(result.parts) == len(lines())
+    return dict(policy.model.named_parameters()), result
+
+
+@pytest.mark.parametrize("name", ["stapo", "sspo", "gspo"])
+@pytest.mark.parametrize("budget", [25, 1000])
+def test_an_update_through_packed_sequences_and_the_fused_head_is_the_plain_one(name: str, budget: int) -> None:
+    padded, packed = both(tiny("Qwen3", head_dim=16, tie_word_embeddings=budget == 25))
+    right, plain = updated(padded, name, UpdateOptions(1000, 1000, 1.0, 1e9, fused_head=False))
+    found, fused = updated(packed, name, UpdateOptions(budget, 8, 1.0, 1e9, fused_head=True))
+    for metric in ("update/loss", "update/grad_norm", "update/ratio_max"):
+        assert fused.metrics[metric] == pytest.approx(plain.metrics[metric], rel=1e-4, abs=1e-5)
+    for parameter, value in right.items():
+        torch.testing.assert_close(found[parameter], value, rtol=1e-5, atol=1e-5)
+        assert (value.grad is None) == (found[parameter].grad is None)
+        torch.testing.assert_close(found[parameter].grad, value.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_model_that_does_more_than_causal_attention_stays_padded_and_says_so(kind: str) -> None:
+    family, options, why = OTHERS[kind]
+    policy = tiny(family, **options)
+    right = response_hidden(policy, lines())[0]
+    with pytest.warns(UserWarning, match=f"{family}ForCausalLM cannot take sequences without padding.*{why}"):
+        same = with_packing(policy)
+    assert same is policy and policy.causal.config._attn_implementation == "sdpa"
+    assert torch.equal(response_hidden(same, lines())[0], right)
+
+
+def test_a_model_that_mixes_sequences_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = packing._attention
+
+    def deaf(*args: Any, cu_seq_lens_q: Tensor | None = None, **options: Any) -> tuple[Tensor, None]:
+        return whole(*args, **options)
+
+    monkeypatch.setattr(packing, "_attention", deaf)
+    with pytest.warns(UserWarning, match="hidden states are [0-9]+% off"):
+        assert not with_packing(tiny("Llama")).packed
+
+
+def test_a_chosen_attention_is_left_alone() -> None:
+    policy = tiny("Llama")
+    policy.causal.set_attn_implementation("eager")
+    assert with_packing(policy) is policy
+    assert policy.causal.config._attn_implementation == "eager"
+
+
+def test_padding_stays_where_nobody_asked() -> None:
+    assert not load_policy("demo", device="cpu", precision="bf16").packed
+
+
+def test_other_calls_of_a_packing_model_are_sdpas_to_the_bit() -> None:
+    padded, packed = both(tiny("Qwen3", head_dim=16))
+    right, found = (response_hidden(replace(policy, packed=False), lines())[0] for policy in (padded, packed))
+    assert torch.equal(right, found)
+    prompts = [PromptTokens([2, 3, 4], 0), PromptTokens([5], 1)]
+    drawn = [
+        NativeSampler(policy.model, policy.end_tokens, 0, policy.autocast).sample(prompts, 0, SamplingOptions(3, 8))
+        for policy in (padded, packed)
+    ]
+    assert [[r.tokens for r in group] for group in drawn[0]] == [[r.tokens for r in group] for group in drawn[1]]
+    assert [[r.logp for r in group] for group in drawn[0]] == [[r.logp for r in group] for group in drawn[1]]
+
+
+def test_a_saved_model_knows_nothing_of_it(tmp_path: Path) -> None:
+    _, packed = both(tiny("Llama"))
+    packed.model.save_pretrained(tmp_path)
+    assert "trimtab" not in json.dumps(json.loads((tmp_path / "config.json").read_text()))
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.config._attn_implementation == "sdpa"
+
+
+class Watch(TorchDispatchMode):
+    """Calls something with every operation and what it gave."""
+
+    def __init__(self, see: Callable[[Any, Any], None]) -> None:
+        super().__init__()
+        self.see = see
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.see(func, out)
+        return out
+
+
+def test_no_mask_of_all_pairs_is_ever_made() -> None:
+    _, packed = both(tiny("Llama"))
+    sequences = lines(60)
+    tokens = sum(map(len, sequences))
+    sizes: list[int] = []
+    with Watch(lambda func, out: sizes.extend(t.numel() for t in [out] if isinstance(t, Tensor))):
+        log_probs(packed, sequences, 1.0, 16).sum().backward()
+    assert max(sizes) <= tokens * 48 < tokens * tokens / 4  # the widest layer
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What the host asks tensors for, each of which would wait for a GPU; attention on a CPU asks too, and is let."""
+    asked: list[str] = []
+    whole = torch.Tensor.tolist
+
+    def tolist(self: Tensor) -> Any:
+        if self.dtype != torch.int32:  # lengths of sequences
+            asked.append("tolist")
+        return whole(self)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", tolist)
+
+    def see(func: Any, out: Any) -> None:
+        if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal):
+            asked.append(str(func))
+
+    with Watch(see):
+        yield asked
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_update_asks_for_its_numbers_once(fused: bool, questions: list[str]) -> None:
+    _, packed = both(tiny("Qwen3", head_dim=16))
+    objective, plan = planned(packed, "stapo")
+    optimizer = torch.optim.SGD(packed.model.parameters(), lr=0.1)
+    sequences = lines()
+    questions.clear()
+    update(packed, optimizer, objective, plan, sequences, UpdateOptions(25, 8, 1.0, 1.0, fused))
+    assert questions == ["tolist"]
+
+
+def test_bf16_copies_of_weights_are_made_once_an_update_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, fresh = (replace(load_policy("demo", device="cpu", seed=3), precision="bf16") for _ in range(2))
+    counts: list[int] = []
+    made: list[dict[str, Tensor]] = []
+    for policy in (kept, fresh):
+        casts: list[int] = []
+        shapes = {p.shape for p in policy.model.parameters() if p.ndim == 2}
+
+        def see(func: Any, out: Any, casts: list[int] = casts, shapes: set[torch.Size] = shapes) -> None:
+            if func is torch.ops.aten._to_copy.default and out.dtype == torch.bfloat16 and out.shape in shapes:
+                casts.append(1)
+
+        if policy is fresh:
+            monkeypatch.setattr(Policy, "unchanging", lambda self: nullcontext())
+        with Watch(see):
+            weights, result = updated(policy, "stapo", UpdateOptions(25, 1000, 1.0, 1e9, fused_head=True))
+        counts.append(len(casts))
+        made.append(weights)
+        assert len(result.parts) > 2
+    assert counts[0] < counts[1]
+    assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_bf16_packs_and_fp32_does_not() -> None:
+    assert load_policy("demo", device="cuda", precision="bf16").packed
+    assert not load_policy("demo", device="cuda", precision="fp32").packed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_on_a_gpu_packed_bf16_is_as_near_the_truth_as_padded(family: str) -> None:
+    exact = tiny(family, **FAMILIES[family])
+    right, slope = response_hidden(exact, lines(40, 25))[0], gradients(exact, lines(40, 25))
+    model = copy.deepcopy(exact.model).to("cuda")
+    padded = Policy(model, exact.tokenizer, torch.device("cuda"), "bf16")
+    off: list[float] = []
+    for policy in (padded, both(padded)[1]):
+        with policy.autocast():
+            hidden = response_hidden(policy, lines(40, 25))[0].float().cpu()
+            found = gradients(policy, lines(40, 25))
+        off.append(float((hidden - right).norm() / right.norm()))
+        off.append(max(float((found[n].cpu() - g).norm() / g.norm().clamp(min=1e-9)) for n, g in slope.items()))
+    assert off[0] < 0.05 and off[2] < 1.5 * off[0]
+    assert off[3] < 1.5 * off[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_on_a_gpu_an_update_is_that_of_the_cpu_to_rounding(checkpointing: bool) -> None:
+    exact = load_policy("demo", device="cpu", seed=3)
+    before = {n: p.detach().clone() for n, p in exact.model.named_parameters()}
+    right, plain = updated(exact, "stapo", UpdateOptions(1000, 1000, 1.0, 1e9))
+    packed = load_policy("demo", device="cuda", seed=3, precision="bf16", gradient_checkpointing=checkpointing)
+    found, fused = updated(packed, "stapo", UpdateOptions(1000, 1000, 1.0, 1e9))
+    assert packed.packed and packed.fused_head(1.0, None) is not None
+    assert fused.metrics["update/grad_norm"] == pytest.approx(plain.metrics["update/grad_norm"], rel=0.05)
+    moved = {n: (found[n].detach().cpu() - before[n], right[n].detach() - before[n]) for n in before}
+    assert all(float((mine - true).norm()) < 0.15 * float(true.norm()) for mine, true in moved.values())
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_part_never_waits_for_the_device() -> None:
+    packed = load_policy("demo", device="cuda", seed=3, precision="bf16")
+    objective, plan = planned(packed, "stapo")
+    head = packed.fused_head(1.0, None)
+    training_pass(packed, objective, plan, lines(), 1.0, 1000, head)  # kernels are compiled
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        training_pass(packed, objective, plan, lines(), 1.0, 1000, head)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_lora_packs_too() -> None:
+    pytest.importorskip("peft")
+    packed = load_policy("demo", device="cuda", seed=3, precision="bf16", lora_rank=2, gradient_checkpointing=True)
+    assert packed.packed
+    _, result = updated(packed, "stapo", UpdateOptions(1000, 1000, 1.0, 1e9))
+    assert 0 < result.metrics["update/grad_norm"] < float("inf")
