@@ -209,13 +209,12 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     result["config"] = config.model_dump(include={"task", "model", "rollout", "update", "reward"})
     trainer = still(config)
-    for name, part in (
-        ("objectives", lambda: objectives(trainer, args.rounds)),
-        ("recorder", lambda: recorder(trainer, args.blocks, args.length)),
-    ):
-        result[name] = part()
-        save(result, args.out)
-        print(name, result[name])
+    result["objectives"] = objectives(trainer, args.rounds)
+    save(result, args.out)
+    print(result["objectives"])
+    result["recorder"] = recorder(trainer, args.blocks, args.length)
+    save(result, args.out)
+    print(result["recorder"])
 
 
 if __name__ == "__main__":
