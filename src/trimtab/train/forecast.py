@@ -213,7 +213,7 @@ def largest_part(config: Config, device: Device) -> Part:
     """The most that one forward pass holds: packed, the token budget; padded, as many of the longest as go in."""
     update, longest, responses = config.update, longest_response(config), max(minibatches(config))
     chunk, fused = update.head_chunk, device == "cuda"
-    if fused and config.model.precision == "bf16":
+    if fused and config.model.precision == "bf16" and config.model.attention in {None, "sdpa"}:
         return Part(1, min(max(update.token_budget, longest), responses * longest), chunk, packed=True, fused=True)
     return Part(min(responses, max(1, update.token_budget // longest)), longest, chunk, packed=False, fused=fused)
 
