@@ -159,8 +159,13 @@ def recorder(trainer: Trainer, blocks: int, length: int) -> dict[str, Any]:
                     (off if now is None else on).extend(seconds[1:])
                     flushed += [] if now is None else [settled]
         recording.close()
-        size = sum(file.stat().st_size for file in Path(folder).rglob("*.parquet"))
-    return {"blocks": blocks, "megabytes": round(size / 1e6, 1), **recorded(on, off, flushed)}
+        written = [file.stat().st_size for file in Path(folder).rglob("tokens.parquet")]
+    return {
+        "blocks": blocks,
+        "steps_written": len(written),
+        "kilobytes_per_step": round(median(written) / 1e3, 1),
+        **recorded(on, off, flushed),
+    }
 
 
 def recorded(on: Sequence[float], off: Sequence[float], flushed: Sequence[float]) -> dict[str, Any]:

@@ -92,6 +92,7 @@ class Watched:
 
 def ours(config: Config, plan: Plan) -> dict[str, Any]:
     """trimtab's steps, as `trimtab train` makes them."""
+    forget(pick_device(config.run.device))
     trainer, progress, course = build_trainer(config), Progress(), Course(plan)
     if plan.fixed:
         never_end(trainer)
@@ -112,6 +113,8 @@ def ours(config: Config, plan: Plan) -> dict[str, Any]:
 def never_end(trainer: Trainer) -> None:
     """Make a token that cannot be drawn the only one that ends a response."""
     policy = trainer.policy
+    if policy.tokenizer.pad_token_id is None:
+        policy.tokenizer.pad_token = policy.tokenizer.eos_token
     vars(policy)["end_tokens"] = frozenset({int(policy.causal.config.vocab_size)})  # where a cached property keeps it
     trainer.sampler = build_sampler(policy, trainer.config.rollout)
 
@@ -263,6 +266,7 @@ def step_clock(course: Course, watch: Stopwatch) -> Any:
             settle(watch.device)
             now = time.perf_counter()
             course.seconds.append(now - self.since)
+            print(f"TRL: {course.seconds[-1]:.1f} s, {course.tokens[-1]} tokens", flush=True)
             self.since = now
             watch.on = len(course.seconds) >= course.plan.warmup + course.plan.timed
             watch.start(REST)
@@ -325,7 +329,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", action="append", default=[], help="settings over the recipe, for both")
     args = parser.parse_args(words)
     args.rows = args.rows or ([8] if args.small else [128, 64, 32])
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    if args.peer == "trl":
+        os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     if args.peers:
         sys.path.insert(0, str(args.peers))
     config = load("demo", [*SMALL, *args.set]) if args.small else load("smollm2", [*FULL, *args.set])
