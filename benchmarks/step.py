@@ -303,16 +303,6 @@ def compare(config: Config, args: argparse.Namespace, fixed: bool) -> Iterator[d
     yield result
 
 
-def peer_version() -> str:
-    """TRL's, where it can be found."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("trl")
-    except PackageNotFoundError:
-        return "none"
-
-
 def main(words: Sequence[str] | None = None) -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -341,7 +331,7 @@ def main(words: Sequence[str] | None = None) -> None:
         f"a whole step of GRPO, model {config.model.path}, {many} responses of up to {limit} tokens; medians of steps; "
         "free: responses end where they end; fixed: every response has its full length",
         pick_device(config.run.device),
-        trl=peer_version(),
+        "trl",
     )
     result["config"] = config.model_dump(include={"task", "model", "rollout", "update"})
     for name in [args.only] if args.only else ["free", "fixed"]:

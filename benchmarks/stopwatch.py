@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import distributions
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,9 +24,10 @@ import trimtab
 REST = "everything else"
 
 
-def about(what: str, device: torch.device, **more: str) -> dict[str, Any]:
-    """The head of a result: what it is, when and where it was made, with which versions."""
+def about(what: str, device: torch.device, *packages: str) -> dict[str, Any]:
+    """The head of a result: what it is, when and where it was made, with which versions (of peers: where found)."""
     gpu = device.type == "cuda"
+    found = {package.metadata["Name"]: package.version for package in distributions()}
     return {
         "what": what,
         "date": datetime.date.today().isoformat(),
@@ -36,7 +38,7 @@ def about(what: str, device: torch.device, **more: str) -> dict[str, Any]:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "trimtab": trimtab.__version__,
-            **more,
+            **{name: found[name] for name in packages if name in found},
         },
     }
 
