@@ -92,10 +92,12 @@ def gradients(policy: Policy, sequences: list[Transcript]) -> dict[str, Tensor]:
 
 
 def assert_same_gradients(padded: Policy, packed: Policy, sequences: list[Transcript]) -> None:
+    """In fp64: in fp32 some weights of random models have gradients that rounding changes by 1e-4."""
+    padded.model.double(), packed.model.double()
     right, found = gradients(padded, sequences), gradients(packed, sequences)
     assert right and right.keys() == found.keys()
     for name, gradient in right.items():
-        assert (found[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max().clamp(min=1), name
+        torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -120,9 +122,10 @@ def test_gradient_checkpointing_makes_packed_sequences_again() -> None:
 def test_lora_trains_on_packed_sequences() -> None:
     pytest.importorskip("peft")
     policy = load_policy("demo", device="cpu", seed=3, lora_rank=2, gradient_checkpointing=True)
+    rng = torch.Generator().manual_seed(0)
     for name, parameter in policy.model.named_parameters():
         if "lora_B" in name:  # else an adapter changes nothing, and half of its gradient is 0
-            torch.nn.init.normal_(parameter, std=0.1)
+            torch.nn.init.normal_(parameter, std=0.1, generator=rng)
     padded, packed = both(policy)
     assert_same_gradients(padded, packed, lines())
 

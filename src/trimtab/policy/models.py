@@ -169,8 +169,7 @@ def with_packing(policy: Policy) -> Policy:
     if before != "sdpa":  # somebody has chosen another attention
         return policy
     use_packed_attention(policy.causal)
-    with policy.autocast():
-        reason = why_not_packed(policy.backbone, policy.device)
+    reason = why_not_packed(policy.backbone, policy.device, policy.autocast)
     if not reason:
         return replace(policy, packed=True)
     policy.causal.set_attn_implementation(before)

@@ -7,8 +7,8 @@ causal attention (sliding windows, chunks, biases, dropout) raises, so that such
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import accumulate
@@ -63,10 +63,13 @@ def use_packed_attention(causal: Any) -> None:
     causal.set_attn_implementation(NAME)
 
 
-def why_not_packed(backbone: Any, device: torch.device) -> str:
+def why_not_packed(backbone: Any, device: torch.device, autocast: Callable[[], AbstractContextManager[Any]]) -> str:
     """Try a model whose attention was told to: why it cannot take packed sequences; nothing where it can."""
     try:
-        return _disagreement(backbone, device) or _fault_in_training(backbone, device)
+        with autocast():
+            reason = _disagreement(backbone, device)
+        with autocast():  # another: copies of weights made without gradients are not to be met again
+            return reason or _fault_in_training(backbone, device)
     except Exception as error:  # whatever a model does that nobody has foreseen
         return f"{type(error).__name__}: {error}"
 

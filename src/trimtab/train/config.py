@@ -161,7 +161,7 @@ class UpdateConfig(Section):
     """The optimizer step."""
 
     per_step: int = Field(1, ge=1, description="updates (mini-batches) per step; it divides rollout.prompts")
-    token_budget: int = Field(16_384, ge=1, description="tokens, padding included, of one forward pass (a part)")
+    token_budget: int = Field(16_384, ge=1, description="tokens of one forward pass (a part), padding included if any")
     statistics: Literal["old", "current"] = Field("old", description="judge tokens by the old or the current policy")
     lr: float = Field(1e-3, gt=0, description="AdamW's learning rate, constant after the warm-up")
     warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises linearly")

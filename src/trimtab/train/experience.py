@@ -214,7 +214,8 @@ def score_answers(
         return no_tokens(policy, objective)
     measured = score(policy, transcripts, *passes)
     lengths = torch.tensor([len(answer.response.tokens) for answer in answers], device=policy.device)
-    sequence = torch.repeat_interleave(torch.arange(len(answers), device=policy.device), lengths)
+    rows = torch.arange(len(answers), device=policy.device)
+    sequence = torch.repeat_interleave(rows, lengths, output_size=len(measured.logp))  # told, it need not ask the GPU
     reward = torch.tensor([answer.reward for answer in answers], device=policy.device)
     group = torch.tensor([answer.group for answer in answers], device=policy.device)
     token = torch.from_numpy(np.concatenate([line.ids[len(line.prompt) :] for line in transcripts])).to(policy.device)
