@@ -44,7 +44,7 @@ SMALL = ["rollout.prompts=8", "rollout.samples=4", "rollout.max_new_tokens=12", 
 
 
 @dataclass(frozen=True)
-class Plan:
+class Steps:
     """How many steps: not counted, timed, and under the stopwatch; `fixed`: no response ends before its limit."""
 
     warmup: int
@@ -53,8 +53,8 @@ class Plan:
     fixed: bool
 
     @property
-    def steps(self) -> int:
-        """All of them."""
+    def all(self) -> int:
+        """Their sum."""
         return self.warmup + self.timed + self.watched
 
 
@@ -62,18 +62,18 @@ class Plan:
 class Course:
     """What a run of several steps left behind."""
 
-    plan: Plan
+    steps: Steps
     seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
 
     def figures(self, watch: Stopwatch) -> dict[str, Any]:
         """The timed steps, and where the time of the watched ones went."""
-        timed = slice(self.plan.warmup, self.plan.warmup + self.plan.timed)
+        timed = slice(self.steps.warmup, self.steps.warmup + self.steps.timed)
         result = per_step(self.seconds[timed], self.tokens[timed])
-        result["mean_reward"] = round(sum(self.rewards[timed]) / self.plan.timed, 4)
-        if self.plan.watched:
-            result["where"] = shares(watch.seconds, self.plan.watched, PHASES)
+        result["mean_reward"] = round(sum(self.rewards[timed]) / self.steps.timed, 4)
+        if self.steps.watched:
+            result["where"] = shares(watch.seconds, self.steps.watched, PHASES)
         return result
 
 
@@ -90,16 +90,16 @@ class Watched:
             return self.sampler.sample(prompts, step, options)
 
 
-def ours(config: Config, plan: Plan) -> dict[str, Any]:
+def ours(config: Config, steps: Steps) -> dict[str, Any]:
     """trimtab's steps, as `trimtab train` makes them."""
     forget(pick_device(config.run.device))
-    trainer, progress, course = build_trainer(config), Progress(), Course(plan)
-    if plan.fixed:
+    trainer, progress, course = build_trainer(config), Progress(), Course(steps)
+    if steps.fixed:
         never_end(trainer)
     watch = Stopwatch(trainer.policy.device)
-    for number in range(plan.steps):
+    for number in range(steps.all):
         trainer.set_learning_rate(progress.step)
-        with watching(trainer, watch) if number >= plan.warmup + plan.timed else ExitStack():
+        with watching(trainer, watch) if number >= steps.warmup + steps.timed else ExitStack():
             settle(trainer.policy.device)
             start = time.perf_counter()
             metrics = trainer.step(progress)
@@ -157,19 +157,18 @@ def peer_model(config: Config) -> tuple[Any, Any]:
     return model, AutoTokenizer.from_pretrained(folder)
 
 
-def peer_options(config: Config, plan: Plan, rows: int, folder: str) -> dict[str, Any]:
+def peer_options(config: Config, steps: Steps, rows: int) -> dict[str, Any]:
     """GRPOTrainer's settings: what ours does, nothing logged or saved, and nothing recomputed to save memory."""
     rollout, update = config.rollout, config.update
     cpu = pick_device(config.run.device).type == "cpu"
     return {
-        "output_dir": folder,
-        "max_steps": plan.steps,
+        "max_steps": steps.all,
         "per_device_train_batch_size": rows,
         "gradient_accumulation_steps": rollout.prompts * rollout.samples // rows,
         "num_generations": rollout.samples,
         "num_iterations": 1,
         "max_completion_length": rollout.max_new_tokens,
-        "generation_kwargs": {"min_new_tokens": rollout.max_new_tokens} if plan.fixed else None,
+        "generation_kwargs": {"min_new_tokens": rollout.max_new_tokens} if steps.fixed else None,
         "temperature": rollout.temperature,
         "loss_type": "grpo",
         "beta": 0.0,
@@ -194,20 +193,21 @@ def peer_options(config: Config, plan: Plan, rows: int, folder: str) -> dict[str
     }
 
 
-def theirs(config: Config, plan: Plan, rows: int) -> dict[str, Any]:
+def theirs(config: Config, steps: Steps, rows: int) -> dict[str, Any]:
     """TRL's steps; `rows` completions in one forward pass."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    course, watch = Course(plan), Stopwatch(pick_device(config.run.device), on=False)
-    problems = problems_of(config, plan.steps)
+    course, watch = Course(steps), Stopwatch(pick_device(config.run.device), on=False)
+    problems = problems_of(config, steps.all)
     model, tokenizer = peer_model(config)
     chat = config.model.chat and tokenizer.chat_template
     prompts = [list(p.prompt) if chat else "\n".join(message["content"] for message in p.prompt) for p in problems]
     with tempfile.TemporaryDirectory() as folder:
+        options = peer_options(config, steps, rows)
         trainer = GRPOTrainer(
             model=model,
-            args=GRPOConfig(**peer_options(config, plan, rows, folder)),
+            args=GRPOConfig(output_dir=folder, **options),
             processing_class=tokenizer,
             reward_funcs=grader(config, problems, course),
             train_dataset=Dataset.from_dict({"prompt": prompts, "number": list(range(len(prompts)))}),
@@ -222,7 +222,7 @@ def theirs(config: Config, plan: Plan, rows: int) -> dict[str, Any]:
         ):
             setattr(owner, name, watch.around(getattr(owner, name), phase))
         trainer.train()
-    return {**course.figures(watch), "rows_at_once": rows}
+    return {**course.figures(watch), "options": options}
 
 
 def grader(config: Config, problems: Sequence[Problem], course: Course) -> Callable[..., list[float | None]]:
@@ -268,19 +268,19 @@ def step_clock(course: Course, watch: Stopwatch) -> Any:
             course.seconds.append(now - self.since)
             print(f"TRL: {course.seconds[-1]:.1f} s, {course.tokens[-1]} tokens", flush=True)
             self.since = now
-            watch.on = len(course.seconds) >= course.plan.warmup + course.plan.timed
+            watch.on = len(course.seconds) >= course.steps.warmup + course.steps.timed
             watch.start(REST)
 
     return Clock()
 
 
-def try_peer(config: Config, plan: Plan, rows: Sequence[int]) -> dict[str, Any]:
+def try_peer(config: Config, steps: Steps, rows: Sequence[int]) -> dict[str, Any]:
     """TRL with as many rows at once as fit; a peer that cannot be run is part of the result."""
     device = pick_device(config.run.device)
     for many in rows:
         forget(device)
         try:
-            return theirs(config, plan, many)
+            return theirs(config, steps, many)
         except torch.OutOfMemoryError:
             print(f"TRL: {many} rows at once do not fit")
         except Exception as error:
@@ -292,12 +292,12 @@ def try_peer(config: Config, plan: Plan, rows: Sequence[int]) -> dict[str, Any]:
 def compare(config: Config, args: argparse.Namespace, fixed: bool) -> Iterator[dict[str, Any]]:
     """Ours, then the peer, then how they compare; what is known so far after each."""
     watched = 0 if fixed else 1
-    result: dict[str, Any] = {"trimtab": ours(config, Plan(args.warmup, args.steps, 3 * watched, fixed))}
+    result: dict[str, Any] = {"trimtab": ours(config, Steps(args.warmup, args.steps, 3 * watched, fixed))}
     yield result
     if args.peer == "none":
         return
-    plan = Plan(args.peer_warmup, args.peer_steps, watched, fixed)
-    result["trl"] = try_peer(config, plan, args.rows)
+    steps = Steps(args.peer_warmup, args.peer_steps, watched, fixed)
+    result["trl"] = try_peer(config, steps, args.rows)
     if "error" not in result["trl"]:
         result["times_faster"] = times_faster(result["trimtab"], result["trl"])
     yield result

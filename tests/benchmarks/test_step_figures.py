@@ -214,7 +214,7 @@ def test_a_still_trainer_changes_no_weight() -> None:
 
 
 def test_only_timed_steps_count() -> None:
-    course = step.Course(step.Plan(warmup=1, timed=2, watched=1, fixed=False))
+    course = step.Course(step.Steps(warmup=1, timed=2, watched=1, fixed=False))
     course.seconds, course.tokens, course.rewards = [9.0, 1.0, 2.0, 7.0], [90, 10, 20, 70], [9.0, 0.0, 1.0, 7.0]
     watch = Stopwatch(CPU, seconds={"sample": 4.0, REST: 4.0})
     figures = course.figures(watch)
@@ -251,7 +251,7 @@ def test_the_peer_gets_the_problems_that_our_steps_meet() -> None:
 
 def test_the_peer_updates_once_on_all_responses_of_a_step() -> None:
     config = load("smollm2", step.FULL)
-    options = step.peer_options(config, step.Plan(1, 2, 1, fixed=True), rows=128, folder="x")
+    options = step.peer_options(config, step.Steps(1, 2, 1, fixed=True), rows=128)
     assert options["per_device_train_batch_size"] * options["gradient_accumulation_steps"] == 64 * 8
     assert (options["max_steps"], options["generation_kwargs"]) == (4, {"min_new_tokens": 256})
     assert options["bf16"] is True
@@ -259,7 +259,7 @@ def test_the_peer_updates_once_on_all_responses_of_a_step() -> None:
 
 def test_the_peer_is_graded_by_our_grader() -> None:
     config = load("demo", step.SMALL)
-    problems, course = step.problems_of(config, steps=1), step.Course(step.Plan(0, 1, 0, False))
+    problems, course = step.problems_of(config, steps=1), step.Course(step.Steps(0, 1, 0, False))
     said = [problems[1].answer, [{"role": "assistant", "content": "no idea"}]]
     assert step.grader(config, problems, course)(said, [[1, 2], [3]], number=[1, 0], trainer_state=None) == [1.0, 0.0]
     assert (course.tokens, course.rewards) == ([3], [0.5])
@@ -273,9 +273,9 @@ def test_a_peer_that_cannot_be_run_is_part_of_the_result(monkeypatch: pytest.Mon
         raise torch.OutOfMemoryError if rows > 1 else RuntimeError("broken")
 
     monkeypatch.setattr(step, "theirs", theirs)
-    config, plan = load("demo", step.SMALL), step.Plan(0, 1, 0, False)
-    assert step.try_peer(config, plan, [4, 1]) == {"error": "RuntimeError: broken"}
-    assert step.try_peer(config, plan, [4, 2])["error"] == "out of memory at 2 rows at once"
+    config, steps = load("demo", step.SMALL), step.Steps(0, 1, 0, False)
+    assert step.try_peer(config, steps, [4, 1]) == {"error": "RuntimeError: broken"}
+    assert step.try_peer(config, steps, [4, 2])["error"] == "out of memory at 2 rows at once"
     assert tried == [4, 1, 4, 2]
 
 
