@@ -322,18 +322,19 @@ def test_on_a_gpu_bf16_packs_and_fp32_does_not() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_on_a_gpu_packed_bf16_is_as_near_the_truth_as_padded(family: str) -> None:
     exact = tiny(family, **FAMILIES[family])
-    right, slope = response_hidden(exact, lines(40, 25))[0], gradients(exact, lines(40, 25))
+    right, slope = response_hidden(exact, lines(40, 25))[0].detach(), gradients(exact, lines(40, 25))
     model = copy.deepcopy(exact.model).to("cuda")
     padded = Policy(model, exact.tokenizer, torch.device("cuda"), "bf16")
     off: list[float] = []
     for policy in (padded, both(padded)[1]):
         with policy.autocast():
-            hidden = response_hidden(policy, lines(40, 25))[0].float().cpu()
+            hidden = response_hidden(policy, lines(40, 25))[0].detach().float().cpu()
             found = gradients(policy, lines(40, 25))
         off.append(float((hidden - right).norm() / right.norm()))
-        off.append(max(float((found[n].cpu() - g).norm() / g.norm().clamp(min=1e-9)) for n, g in slope.items()))
-    assert off[0] < 0.05 and off[2] < 1.5 * off[0]
-    assert off[3] < 1.5 * off[1]
+        apart = sum(float((found[n].cpu() - g).norm() ** 2) for n, g in slope.items())
+        off.append((apart / sum(float(g.norm() ** 2) for g in slope.values())) ** 0.5)
+    assert off[0] < 0.1 and off[2] < 1.5 * off[0]
+    assert off[1] < 0.3 and off[3] < 1.5 * off[1]
 
 
 @pytest.mark.gpu
@@ -341,9 +342,9 @@ def test_on_a_gpu_packed_bf16_is_as_near_the_truth_as_padded(family: str) -> Non
 def test_on_a_gpu_an_update_is_that_of_the_cpu_to_rounding(checkpointing: bool) -> None:
     exact = load_policy("demo", device="cpu", seed=3)
     before = {n: p.detach().clone() for n, p in exact.model.named_parameters()}
-    right, plain = updated(exact, "stapo", UpdateOptions(1000, 1000, 1.0, 1e9))
+    right, plain = updated(exact, "grpo", UpdateOptions(1000, 1000, 1.0, 1e9))
     packed = load_policy("demo", device="cuda", seed=3, precision="bf16", gradient_checkpointing=checkpointing)
-    found, fused = updated(packed, "stapo", UpdateOptions(1000, 1000, 1.0, 1e9))
+    found, fused = updated(packed, "grpo", UpdateOptions(1000, 1000, 1.0, 1e9))
     assert packed.packed and packed.fused_head(1.0, None) is not None
     assert fused.metrics["update/grad_norm"] == pytest.approx(plain.metrics["update/grad_norm"], rel=0.05)
     moved = {n: (found[n].detach().cpu() - before[n], right[n].detach() - before[n]) for n in before}

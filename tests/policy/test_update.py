@@ -117,6 +117,32 @@ def test_gradients_formed_in_the_forward_pass_are_the_same(policy: Policy, name:
             torch.testing.assert_close(other[n], base[n], rtol=1e-4, atol=1e-6)
 
 
+def test_a_cpu_fuses_no_head_unless_told(policy: Policy) -> None:
+    assert policy.fused_head(1.0, None) is None
+    assert policy.fused_head(1.0, True) is not None
+    lines = transcripts()
+    plain, default, fused = (score(policy, lines, 0.8, 50, 5, wanted) for wanted in (False, None, True))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(default, plain, strict=True))
+    for mine, theirs in zip(fused, plain, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=2e-6)
+
+
+def test_an_update_tells_its_parts(policy: Policy) -> None:
+    lines, objective = transcripts(), tt.objective("grpo")
+    plan = objective.plan(batch_of(policy, lines))
+    optimizer = make_optimizer(policy, 1e-3, (0.9, 0.999), 0.0)
+    result = update(policy, optimizer, objective, plan, lines, UpdateOptions(40, 1000, 1.0, 1.0))
+    assert result.parts == [len(part) for part in cut(lines, 40)]
+    assert len(result.parts) > 1
+
+
+def test_a_transcript_is_one_array_made_once() -> None:
+    line = Transcript((3, 4), [5])
+    assert line.ids.tolist() == [3, 4, 5]
+    assert line.ids is line.ids
+    assert line == Transcript((3, 4), [5])
+
+
 def test_bf16_gradients_formed_in_the_forward_pass_are_as_good(policy: Policy) -> None:
     half, objective = replace(policy, precision="bf16"), tt.objective("stapo")
     exact, _ = updated(policy, objective, 1000, 1000)

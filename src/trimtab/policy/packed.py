@@ -78,7 +78,7 @@ def why_not_packed(backbone: Any, device: torch.device, autocast: Callable[[], A
 def _disagreement(backbone: Any, device: torch.device) -> str:
     """Packed against one sequence at a time."""
     backbone.eval()
-    packed = _small(device)
+    packed = _small(backbone, device)
     alone = [
         backbone(input_ids=ids[None], attention_mask=torch.ones_like(ids[None]), use_cache=False).last_hidden_state[0]
         for ids in packed.ids.split(LENGTHS)
@@ -94,17 +94,19 @@ def _fault_in_training(backbone: Any, device: torch.device) -> str:
     backbone.train()
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            hidden = packed_hidden(backbone, _small(device)).float()
+            hidden = packed_hidden(backbone, _small(backbone, device)).float()
             gradients = torch.autograd.grad(hidden.sum(), min(trained, key=Tensor.numel)) if trained else (hidden,)
     finally:
         backbone.eval()
     return "" if bool(gradients[0].isfinite().all()) else "its gradients are not finite"
 
 
-def _small(device: torch.device) -> Packed:
+def _small(backbone: Any, device: torch.device) -> Packed:
+    """Sequences of the first tokens of the vocabulary."""
     positions = torch.cat([torch.arange(length, device=device) for length in LENGTHS])
     starts = torch.tensor([0, *accumulate(LENGTHS)], dtype=torch.int32, device=device)
-    return Packed(torch.arange(1, len(positions) + 1, device=device), positions, starts, max(LENGTHS))
+    ids = torch.arange(1, len(positions) + 1, device=device) % backbone.get_input_embeddings().num_embeddings
+    return Packed(ids, positions, starts, max(LENGTHS))
 
 
 @contextmanager

@@ -129,7 +129,8 @@ def _score_part(
 ) -> Moments:
     hidden, tokens = response_hidden(policy, part)
     if head is not None:
-        return head_scores(hidden.to(head.weight.dtype), head, tokens, chunk)
+        hidden = hidden.to(head.weight.dtype)  # the wider ones are not kept
+        return head_scores(hidden, head, tokens, chunk)
     pieces = [
         moments(policy.logits(h, temperature), t) for h, t in zip(hidden.split(chunk), tokens.split(chunk), strict=True)
     ]
