@@ -135,7 +135,7 @@ def count_rollout(config: Config, device: Device, policy: Policy, memory: int | 
     rollout = config.rollout
     prompts = min(sequences_at_once(config), max(rollout.batch, rollout.samples)) // rollout.samples
     options = sampling_options(config, rollout.samples)
-    counted = count_sampling(policy, prompts, rollout.samples, rollout.max_prompt_tokens, options)
+    counted = count_sampling(policy, prompts, rollout.max_prompt_tokens, options)
     return Rollout(0, 0, counted.peak)
 
 

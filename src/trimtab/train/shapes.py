@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import Any
 
 SMOLLM2: dict[str, Any] = {
@@ -30,13 +30,13 @@ def model_shape(path: str) -> Any:
         return demo_model(0).config
     if path == "smollm2":
         return LlamaConfig(**SMOLLM2)
-    folder = Path(path).expanduser()
-    if path.startswith(("/", ".", "~")) and not folder.is_dir():
+    folder = os.path.expanduser(path)
+    if path.startswith(("/", ".", "~")) and not os.path.isdir(folder):
         raise NoForecastError(f"model.path={path!r}: there is no such folder")
     try:
-        return AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        if folder.is_dir():
+        if os.path.isdir(folder):
             raise NoForecastError(f"model.path={path!r} has no config.json that can be read: {error}") from None
     found = _from_hub(path)
     if found is None:

@@ -131,16 +131,16 @@ def count_scoring(policy: Policy, part: Part) -> Counted:
 
 
 @torch.no_grad()
-def count_sampling(policy: Policy, prompts: int, samples: int, prompt_tokens: int, options: SamplingOptions) -> Counted:
+def count_sampling(policy: Policy, prompts: int, prompt_tokens: int, options: SamplingOptions) -> Counted:
     """The native sampler's prefill, and its last step: a full cache, the model over one token of each, and the draw."""
     ledger = Ledger(policy.model.parameters())
     policy.model.eval()
     policy.causal.set_attn_implementation("sdpa")
-    rows, seen = prompts * samples, prompt_tokens + options.max_new_tokens - 1
+    rows, seen = prompts * options.samples, prompt_tokens + options.max_new_tokens - 1
     with ledger, policy.autocast(), ledger.booking("sampling"):
         cache = _step(policy, prompts, prompt_tokens, prompt_tokens, None).past_key_values
         with ledger.booking("cache"):
-            cache.batch_repeat_interleave(samples)
+            cache.batch_repeat_interleave(options.samples)
             for layer in cache.layers:
                 layer.keys, layer.values = (
                     torch.cat([t, t.new_empty(rows, t.shape[1], seen - prompt_tokens - 1, t.shape[3])], 2)
