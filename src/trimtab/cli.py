@@ -84,7 +84,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/<recipe>-<objective>-<n>.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN_DIR", help="Go on with the run in this folder.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show configuration, objective and batch arithmetic; load no model.")
+        bool, typer.Option("--dry-run", help="Show configuration, objective, batches and memory; load no model.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Plain lines instead of the live display.")] = False,
 ) -> None:

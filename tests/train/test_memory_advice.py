@@ -13,6 +13,10 @@ from trimtab.train.config import load
 from trimtab.train.memory import WHILE, Phase, advice, is_out_of_memory, remedy, too_large
 
 
+def _place() -> None:
+    inner()  # type: ignore[name-defined]  # noqa: F821
+
+
 def raised_in(*places: tuple[str, str]) -> BaseException:
     """The error of memory running out in functions of these modules, each called by the one before."""
 
@@ -21,8 +25,7 @@ def raised_in(*places: tuple[str, str]) -> BaseException:
 
     call: Callable[[], Any] = fail
     for module, function in reversed(places):
-        code = (lambda: inner()).__code__.replace(co_name=function)  # type: ignore[name-defined]  # noqa: F821
-        call = FunctionType(code, {"__name__": module, "inner": call})
+        call = FunctionType(_place.__code__.replace(co_name=function), {"__name__": module, "inner": call})
     with pytest.raises(torch.OutOfMemoryError) as error:
         call()
     return error.value
