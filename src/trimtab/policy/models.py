@@ -173,9 +173,8 @@ def with_packing(policy: Policy) -> Policy:
     if not reason:
         return replace(policy, packed=True)
     policy.causal.set_attn_implementation(before)
-    warnings.warn(
-        f"{type(policy.causal).__name__} cannot take sequences without padding, which is slower: {reason}", stacklevel=2
-    )
+    name = type(policy.causal).__name__
+    warnings.warn(f"sequences are padded, which is slower: {name} cannot take them end to end ({reason})", stacklevel=2)
     return policy
 
 
