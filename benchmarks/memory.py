@@ -138,7 +138,7 @@ def config_of(setting: Setting, folder: str, device: str) -> Config:
                 "batch": setting.batch,
             },
             "update": {"token_budget": setting.budget},
-            "run": {"device": device},
+            "run": {"device": device, "eval_every": 0},
         }
     )
 

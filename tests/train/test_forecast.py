@@ -26,7 +26,10 @@ from trimtab.train.shapes import NoForecastError, model_shape
 from trimtab.train.weightless import fake_tensors, weightless_policy
 
 GIGA = 10**9
-SMALL_RUN = ("rollout.prompts=4", "rollout.samples=4", "rollout.max_prompt_tokens=20", "rollout.max_new_tokens=12")
+SMALL_RUN = (
+    *("rollout.prompts=4", "rollout.samples=4", "rollout.max_prompt_tokens=20", "rollout.max_new_tokens=12"),
+    "run.eval_every=0",
+)
 SHAPE: dict[str, Any] = {
     "model_type": "qwen3",
     "vocab_size": 1000,
@@ -176,6 +179,19 @@ def test_more_at_once_take_more_cache(small: str) -> None:
     half, whole = of(small, "rollout.batch=8"), of(small, "rollout.batch=16")
     assert whole.cache == 2 * half.cache
     assert of(small, "rollout.batch=1000") == whole  # there are no more
+
+
+def test_an_evaluation_may_need_more_cache_than_training(small: str) -> None:
+    trained, evaluated = of(small), of(small, "run.eval_every=1", "run.eval_problems=32")
+    assert evaluated.cache == 2 * trained.cache
+    assert of(small, "run.eval_every=1", "run.eval_problems=32", "task.name=gsm8k").cache == trained.cache
+
+
+def test_adapters_are_added_to_the_weights_before_they_are_sampled_from(small: str) -> None:
+    pytest.importorskip("peft")
+    made = of(small, "model.lora_rank=4", "rollout.max_prompt_tokens=1")
+    layers = LINEAR - 1000 * 128
+    assert made.sampling >= made.lasting + made.gradients + 4 * layers
 
 
 def test_dynamic_sampling_draws_more_at_once() -> None:

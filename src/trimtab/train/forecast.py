@@ -144,7 +144,7 @@ def _paged(config: Config, policy: Policy, memory: int | None) -> Rollout:
     size = 2 if config.model.precision == "bf16" else 4
     heads, kv, d = shape.num_attention_heads, shape.num_key_value_heads, head_size(shape)
     linear = sum(p.numel() for p in _linear_weights(policy.causal))
-    rows = graph_rows(min(rollout.batch, sequences_at_once(config)))
+    rows = graph_rows(min(rollout.batch, max(sequences_at_once(config), _evaluated(config))))
     longest = rollout.max_prompt_tokens + rollout.max_new_tokens
     cache = pool_bytes(
         layers=shape.num_hidden_layers,
@@ -159,10 +159,12 @@ def _paged(config: Config, policy: Policy, memory: int | None) -> Rollout:
     # A row's logits, hidden states on their way through a layer, and its tokens with their log-probabilities.
     layer = (2 * heads + 2 * kv) * d + 2 * shape.hidden_size + 3 * shape.intermediate_size
     row = (shape.vocab_size + layer) * size + 4 * shape.hidden_size + 8 * rollout.max_new_tokens
-    # Prompts are read many tokens at a time; a layer's values are alive together.
-    prompt = (3 * heads + 3 * kv) * d * size + (4 + 2 * size) * shape.hidden_size + 3 * shape.intermediate_size * size
+    # Prompts are read many tokens at a time: a layer's values, those of the last one's MLP, and queries being turned.
+    prompt = layer * size + (heads + kv) * d * size + 4 * shape.hidden_size + 16 * heads * d
     reading = min(PREFILL, rollout.prompts * rollout.max_prompt_tokens) * prompt
-    merged = 4 * linear if config.model.lora_rank else 0  # weights with the adapter added, before they are copied
+    # Weights with an adapter added exist all at once before they are copied; the head has none.
+    head = sum(p.numel() for p in policy.head.parameters())
+    merged = 4 * (linear - head) if config.model.lora_rank else 0
     return Rollout(linear * size + rows * row, cache, max(reading, merged))
 
 
@@ -195,6 +197,12 @@ def sequences_at_once(config: Config) -> int:
     rollout = config.rollout
     prompts = int(rollout.prompts * rollout.dynamic_oversample) if rollout.dynamic else rollout.prompts
     return prompts * rollout.samples
+
+
+def _evaluated(config: Config) -> int:
+    """Held-out problems that are answered at one time; none where there is no evaluation."""
+    generated = config.task.name not in {"file", "gsm8k"}
+    return config.run.eval_problems if config.run.eval_every and (generated or config.task.eval_path) else 0
 
 
 def minibatches(config: Config) -> list[int]:
