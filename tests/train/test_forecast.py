@@ -147,8 +147,8 @@ def test_a_part_holds_what_there_is(budget: int, tokens: int) -> None:
 def test_the_cache_is_pages_for_all_who_sample_at_once() -> None:
     shape = {"layers": 28, "kv_heads": 8, "head_dim": 128, "bytes_per_value": 2, "share": 0.3}
     token = 28 * 2 * 8 * 128 * 2
-    assert pool_bytes(**shape, sequences=1, tokens=256) == 256 * token  # type: ignore[arg-type]
-    assert pool_bytes(**shape, sequences=1, tokens=257) == 512 * token  # type: ignore[arg-type]
+    assert pool_bytes(**shape, sequences=5, tokens=256) == 5 * 256 * token  # type: ignore[arg-type]
+    assert pool_bytes(**shape, sequences=5, tokens=257) == 5 * 512 * token  # type: ignore[arg-type]
     assert pool_bytes(**shape, sequences=100, tokens=1) == 100 * 256 * token  # type: ignore[arg-type]
 
 
@@ -287,6 +287,15 @@ def test_what_a_hub_answers_is_not_trusted(body: bytes, monkeypatch: pytest.Monk
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(httpx, "get", get)
     assert "neither cached" in fault("someone/something")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("family", ["mixtral", "gpt2", "mamba", "t5", "bert"])
+def test_a_model_that_cannot_be_counted_does_not_stop_the_dry_run(family: str, device: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "num_hidden_layers": 1, "n_layer": 1}))
+    settings = [*SMALL_RUN, f"model.path={tmp_path}", f"run.device={device}"]
+    text = "\n".join(foretold(load(None, settings), Room("the GPU", GIGA, GIGA)))
+    assert "no forecast: " in text or "GB" in text
 
 
 def made_up(**peaks: int) -> Forecast:

@@ -145,14 +145,13 @@ def _paged(config: Config, policy: Policy, memory: int | None) -> Rollout:
     heads, kv, d = shape.num_attention_heads, shape.num_key_value_heads, head_size(shape)
     linear = sum(p.numel() for p in _linear_weights(policy.causal))
     rows = graph_rows(min(rollout.batch, max(sequences_at_once(config), _evaluated(config))))
-    longest = rollout.max_prompt_tokens + rollout.max_new_tokens
     cache = pool_bytes(
         layers=shape.num_hidden_layers,
         kv_heads=kv,
         head_dim=d,
         bytes_per_value=size,
         sequences=rows,
-        tokens=longest,
+        tokens=longest_response(config),
         share=rollout.cache_memory,
         memory=memory,
     )
@@ -182,8 +181,8 @@ def pool_bytes(
     """The sampler's cache: pages for so many sequences of so many tokens, or its share of the device's memory."""
     page = layers * 2 * kv_heads * head_dim * bytes_per_value * PAGE
     each = ceil(tokens / (PAGE * GRAIN)) * GRAIN
-    pages = sequences * each
-    return page * (pages if memory is None else max(min(pages, int(share * memory) // page), 2 * each + 2))
+    pages = sequences * each if memory is None else min(sequences * each, int(share * memory) // page)
+    return page * max(pages, 2 * each + 2)
 
 
 def graph_rows(rows: int) -> int:

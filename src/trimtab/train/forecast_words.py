@@ -48,6 +48,11 @@ def foretold(config: Config, room: Room | None = None) -> list[str]:
         return _on_cpu(config, forecast(config, "cpu"))
     except NoForecastError as error:
         return [f"  no forecast: {error}"]
+    except Exception as error:  # whatever a model does that cannot be done without data
+        why = " ".join(str(error).split())[:200]
+        return [
+            f"  no forecast: {config.model.path} cannot be counted without its weights: {type(error).__name__}: {why}"
+        ]
 
 
 def fits(made: Forecast, config: Config, room: Room) -> str:

@@ -7,6 +7,7 @@ works on one chunk of logits.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,11 +56,17 @@ class Counted:
 
 @contextmanager
 def fake_tensors() -> Iterator[None]:
-    """In here tensors have no data."""
+    """In here tensors have no data. What cannot be done without raises; torch's log of it is for its developers."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode():
-        yield
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with FakeTensorMode():
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def weightless_policy(
