@@ -10,7 +10,7 @@ import torch
 
 from trimtab.policy import Policy, Transcript, load_policy, score
 from trimtab.rollout import NativeSampler, PromptTokens, Response, SamplingOptions
-from trimtab.rollout.native import draw, restrict
+from trimtab.rollout.drawing import draw, restrict
 from trimtab.rollout.streams import stream_keys, uniform
 
 PROMPTS = ["1+1=", "12+34=", "7-3=", "99*9=", "0+0="]

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.rollout.streams import stream_keys, uniform
+from trimtab.rollout.drawing import draw
+from trimtab.rollout.streams import stream_keys
 from trimtab.rollout.types import PromptTokens, Response, SamplingOptions
 
 COMPACT_BELOW = 0.75  # finished rows leave the batch once fewer than this share of it is still going
@@ -82,32 +83,6 @@ class NativeSampler:
             logits_to_keep=1,
         )
         return out.logits[:, -1]  # type: ignore[no-any-return]
-
-
-def draw(logits: Tensor, keys: Tensor, position: int, options: SamplingOptions) -> tuple[Tensor, Tensor]:
-    """One token per row and its log-probability under the distribution it was drawn from; temperature 0 is greedy."""
-    if options.temperature == 0:
-        logp = logits.float().log_softmax(-1)
-        best = logp.max(-1)
-        return best.indices, best.values
-    logp = restrict(logits.float() / options.temperature, options).log_softmax(-1)
-    mass = logp.exp().to(torch.float64).cumsum(-1)
-    goal = uniform(keys, position)[:, None] * mass[:, -1:]  # the last may miss 1 by rounding
-    token = torch.searchsorted(mass, goal, right=True).clamp(max=logits.shape[-1] - 1)
-    return token.squeeze(1), logp.gather(1, token).squeeze(1)
-
-
-def restrict(logits: Tensor, options: SamplingOptions) -> Tensor:
-    """Logits with everything outside top-k and top-p at -inf."""
-    if options.top_k and options.top_k < logits.shape[-1]:
-        least = logits.topk(options.top_k, dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
-    if options.top_p < 1:
-        ordered, index = logits.sort(dim=-1, descending=True)
-        p = ordered.softmax(-1)
-        outside = p.cumsum(-1) - p >= options.top_p  # the token that crosses the line stays
-        logits = logits.masked_fill(outside.gather(1, index.argsort(1)), -torch.inf)
-    return logits
 
 
 @dataclass

@@ -20,6 +20,7 @@ def stream_keys(seed: int, step: int, prompts: Sequence[int], samples: int) -> T
     return key
 
 
-def uniform(keys: Tensor, position: int) -> Tensor:
-    """A float64 in [0, 1) for every key."""
-    return logical_shift(mix(keys + torch.full_like(keys, position + 1) * GOLDEN), 11).to(torch.float64) * 2.0**-53
+def uniform(keys: Tensor, position: int | Tensor) -> Tensor:
+    """A float64 in [0, 1) for every key, at one position or at one for each."""
+    steps = position + 1 if isinstance(position, Tensor) else torch.full_like(keys, position + 1)
+    return logical_shift(mix(keys + steps * GOLDEN), 11).to(torch.float64) * 2.0**-53

@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 
 from trimtab.policy import Policy, load_policy
-from trimtab.rollout import NativeSampler, Sampler
+from trimtab.rollout import NativeSampler, PagedSampler, Sampler
+from trimtab.rollout.paged.decoder import why_not
 from trimtab.rollout.vllm import VllmSampler, VllmSettings
 from trimtab.tasks import Arithmetic, GymTask, Task, gsm8k, verl_file
 from trimtab.train.config import Config, RolloutConfig
@@ -60,7 +61,7 @@ def build_reference(config: Config) -> Policy | None:
 def build_sampler(policy: Policy, rollout: RolloutConfig | None = None) -> Sampler:
     """The sampler of the policy's own weights; the native one where nothing else is asked for."""
     if rollout is None or rollout.engine == "native":
-        return NativeSampler(policy.model, policy.end_tokens, policy.pad_token, policy.autocast)
+        return _native(policy, rollout)
     wanted = rollout.max_prompt_tokens + rollout.max_new_tokens
     settings = VllmSettings(
         dtype=torch.bfloat16 if policy.precision == "bf16" else torch.float32,
@@ -70,3 +71,12 @@ def build_sampler(policy: Policy, rollout: RolloutConfig | None = None) -> Sampl
         options=rollout.vllm_options,
     )
     return VllmSampler(policy.model, policy.end_tokens, policy.autocast, settings)
+
+
+def _native(policy: Policy, rollout: RolloutConfig | None) -> Sampler:
+    """The fast sampler on a GPU where it knows the model's family, else the general one."""
+    if policy.device.type == "cuda" and why_not(policy.model) is None:
+        dtype = torch.bfloat16 if policy.precision == "bf16" else torch.float32
+        memory = RolloutConfig().cache_memory if rollout is None else rollout.cache_memory
+        return PagedSampler(policy.model, policy.end_tokens, dtype, memory)
+    return NativeSampler(policy.model, policy.end_tokens, policy.pad_token, policy.autocast)

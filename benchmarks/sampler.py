@@ -1,0 +1,241 @@
+"""Sampling on a GPU: tokens per second beside transformers' own ways, and the share of what memory bandwidth allows.
+
+A 135M Llama (30 layers, vocabulary 49,152) draws 128 tokens for each of 512 sequences from prompts of 64 tokens, by
+transformers' `generate` (dynamic cache; static cache and compile), by its `generate_batch`, and by trimtab's sampler.
+Then Qwen3's shapes with random weights: the limit is the time to read weights and cache at the copy speed measured in
+the same run. Last, log-probabilities of the sampler against those of the training forward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from stopwatch import about, forget, save, seconds_of
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PretrainedConfig, Qwen3Config
+
+from trimtab.policy import Policy, Transcript, load_policy, score
+from trimtab.rollout import PagedSampler, PromptTokens, Response, SamplingOptions
+from trimtab.train.build import build_sampler
+
+PROMPT, NEW, SEQUENCES = 64, 128, 512
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How many sequences of a shape; `ends` is the share of the vocabulary that ends a response."""
+
+    sequences: int
+    new_tokens: int
+    ends: float = 0.0
+
+
+def llama_135m(small: bool) -> LlamaConfig:
+    """SmolLM2-135M's shape."""
+    return LlamaConfig(
+        num_hidden_layers=2 if small else 30,
+        vocab_size=512 if small else 49_152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    )
+
+
+def qwen3(name: str, small: bool) -> Qwen3Config:
+    """Qwen3-1.7B's or 8B's shape."""
+    layers, width, inner, heads, tied = {"1.7B": (28, 2048, 6144, 16, True), "8B": (36, 4096, 12288, 32, False)}[name]
+    return Qwen3Config(
+        num_hidden_layers=2 if small else layers,
+        hidden_size=width // (16 if small else 1),
+        intermediate_size=inner // (16 if small else 1),
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        head_dim=16 if small else 128,
+        vocab_size=512 if small else 151_936,
+        max_position_embeddings=40_960,
+        tie_word_embeddings=tied,
+    )
+
+
+def random_model(config: PretrainedConfig, device: torch.device) -> Any:
+    """A model of random weights in bf16, made where it will run."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model.eval()
+
+
+def prompts(count: int, length: int, vocabulary: int) -> list[PromptTokens]:
+    """Prompts of random tokens."""
+    ids = torch.randint(0, vocabulary, (count, length), generator=torch.Generator().manual_seed(1))
+    return [PromptTokens(row.tolist(), number) for number, row in enumerate(ids)]
+
+
+def by_generate(model: Any, ids: torch.Tensor, new: int, **settings: Any) -> Callable[[], object]:
+    """transformers' generate, plain sampling."""
+    config = GenerationConfig(
+        do_sample=True, top_k=0, top_p=1.0, max_new_tokens=new, min_new_tokens=new, pad_token_id=0, **settings
+    )
+    mask = torch.ones_like(ids)
+    return lambda: model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+
+
+def by_generate_batch(model: Any, ids: torch.Tensor, new: int) -> Callable[[], object]:
+    """transformers' continuous batching."""
+    config = GenerationConfig(do_sample=True, max_new_tokens=new, pad_token_id=0, eos_token_id=-1)
+    return lambda: model.generate_batch(inputs=ids.tolist(), generation_config=config, progress_bar=False)
+
+
+def beside_transformers(device: torch.device, small: bool, peers: bool, rounds: int) -> dict[str, Any]:
+    """Tokens per second of every way, the same weights and prompts."""
+    config = llama_135m(small)
+    sequences, new = (8, 8) if small else (SEQUENCES, NEW)
+    model = random_model(config, device)
+    asked = prompts(sequences, PROMPT, config.vocab_size)
+    ids = torch.tensor([prompt.ids for prompt in asked], device=device)
+    sampler = PagedSampler(model, frozenset({config.vocab_size}), torch.bfloat16)
+    alone = SamplingOptions(samples=1, max_new_tokens=new)
+    groups = SamplingOptions(samples=8, max_new_tokens=new)
+    ways: dict[str, tuple[Callable[[], object], int]] = {
+        "trimtab, a prompt for each": (lambda: sampler.sample(asked, 0, alone), rounds),
+        "trimtab, 8 samples of a prompt": (lambda: sampler.sample(asked[: sequences // 8], 0, groups), rounds),
+        "trimtab, top-p 0.9 and top-k 50": (
+            lambda: sampler.sample(asked, 0, SamplingOptions(1, new, top_p=0.9, top_k=50)),
+            rounds,
+        ),
+    }
+    if peers:
+        ways["transformers generate, dynamic cache"] = by_generate(model, ids, new), 1
+        ways["transformers generate, static cache and compile"] = (
+            by_generate(model, ids, new, cache_implementation="static"),
+            2,
+        )
+        ways["transformers generate_batch"] = by_generate_batch(model, ids, new), 1
+    result = {}
+    for name, (run, many) in ways.items():
+        result[name] = timed(run, sequences * new, many, device)
+        print(name, result[name], flush=True)
+    return result
+
+
+def timed(run: Callable[[], object], tokens: int, rounds: int, device: torch.device) -> dict[str, Any]:
+    """Tokens per second by the median of some rounds, after one that does not count."""
+    try:
+        first = seconds_of(run, device)
+        took = statistics.median(seconds_of(run, device) for _ in range(rounds))
+    except Exception as error:  # a peer that cannot be run is part of the result
+        return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+    return {"tokens_per_second": round(tokens / took), "seconds": round(took, 4), "first_seconds": round(first, 2)}
+
+
+def copy_speed(device: torch.device, size: int) -> float:
+    """Bytes per second of reading and writing a large tensor."""
+    source = torch.empty(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    took = min(seconds_of(lambda: target.copy_(source), device) for _ in range(5))
+    return 2 * size / took
+
+
+def share_of_limit(name: str, setting: Setting, speed: float, device: torch.device, small: bool) -> dict[str, Any]:
+    """How much of the time would be needed to read the weights and the cache alone."""
+    config = qwen3(name, small)
+    model = random_model(config, device)
+    ends = frozenset(range(int(setting.ends * config.vocab_size))) or frozenset({config.vocab_size})
+    sampler = PagedSampler(model, ends, torch.bfloat16, memory=0.6)
+    asked = prompts(setting.sequences, PROMPT, config.vocab_size)
+    sampler.sample(asked, 0, SamplingOptions(samples=1, max_new_tokens=setting.new_tokens, batch=setting.sequences))
+    options = SamplingOptions(1, setting.new_tokens, batch=setting.sequences, seed=1)
+    start = time.perf_counter()
+    drawn = [group[0] for group in sampler.sample(asked, 1, options)]
+    took = time.perf_counter() - start
+    limit = least_bytes(config, drawn) / speed
+    lengths = [len(response.tokens) for response in drawn]
+    return {
+        "sequences": setting.sequences,
+        "new_tokens": {"mean": statistics.fmean(lengths), "longest": max(lengths)},
+        "seconds": round(took, 2),
+        "tokens_per_second": round(sum(lengths) / took),
+        "limit_seconds": round(limit, 2),
+        "share_of_limit": round(limit / took, 3),
+        "gigabytes": round(torch.cuda.max_memory_allocated(device) / 1e9, 1) if device.type == "cuda" else None,
+    }
+
+
+def least_bytes(config: Any, drawn: list[Response]) -> float:
+    """Weights once per step of the longest response, and for every token the cache of what came before it."""
+    head, width, inner = config.head_dim, config.hidden_size, config.intermediate_size
+    attention = width * head * (2 * config.num_attention_heads + 2 * config.num_key_value_heads)
+    weights = config.num_hidden_layers * (attention + 3 * width * inner) + config.vocab_size * width
+    token = config.num_hidden_layers * 2 * config.num_key_value_heads * head
+    read = sum(len(r.tokens) * PROMPT + len(r.tokens) * (len(r.tokens) - 1) // 2 for r in drawn)
+    return 2.0 * float(max(len(r.tokens) for r in drawn) * weights + token * read)
+
+
+def agreement(policy: Policy, sequences: int, new: int) -> dict[str, Any]:
+    """The sampler's log-probabilities against the training forward's, at the tokens it drew."""
+    asks = [
+        f"Tom has {n} apples and buys {3 * n + 1} more. How many apples has Tom now?" for n in range(sequences // 8)
+    ]
+    asked = [PromptTokens(policy.encode([{"role": "user", "content": text}]), n) for n, text in enumerate(asks)]
+    groups = build_sampler(policy).sample(asked, 0, SamplingOptions(samples=8, max_new_tokens=new))
+    pairs = [(prompt, response) for prompt, group in zip(asked, groups, strict=True) for response in group]
+    scored = score(policy, [Transcript(p.ids, r.tokens) for p, r in pairs], 1.0, 16_384, 2048)
+    drawn = torch.tensor([value for _, r in pairs for value in r.logp], device=policy.device)
+    off = (scored.logp - drawn).abs()
+    return {
+        "tokens": len(off),
+        "mean": float(off.mean()),
+        "share_above_0.1": float((off > 0.1).float().mean()),
+        "largest": float(off.max()),
+        "mean_entropy": float(scored.entropy.mean()),
+    }
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--parts", nargs="+", default=["beside", "limit", "agreement"])
+    parser.add_argument("--small", action="store_true", help="tiny models, to try the script on a CPU")
+    args = parser.parse_args()
+    device = torch.device("cpu" if args.small else "cuda")
+    result = about("sampling: tokens per second, share of the bandwidth limit, log-probabilities", device)
+    if "beside" in args.parts:
+        result["135M Llama, 512 x (64 + 128)"] = beside_transformers(device, args.small, not args.no_peers, args.rounds)
+        save(result, args.out)
+    if "limit" in args.parts:
+        speed = copy_speed(device, 2**24 if args.small else 2**32)
+        result["copy_bytes_per_second"] = speed
+        settings = [Setting(64, 4096), Setting(512, 4096, 1e-3)]
+        for name in ("1.7B", "8B"):
+            for setting in [Setting(4, 20, 0.1)] if args.small else settings:
+                key = f"Qwen3-{name} shape, {setting.sequences} sequences, up to {setting.new_tokens}"
+                forget(device)
+                result[key] = share_of_limit(name, setting, speed, device, args.small)
+                print(key, result[key], flush=True)
+                save(result, args.out)
+    if "agreement" in args.parts:
+        forget(device)
+        policy = load_policy("demo" if args.small else "smollm2", precision="bf16", device=device.type)
+        result["log-probabilities, sampler against training forward"] = agreement(
+            policy, 16 if args.small else 512, 256
+        )
+        print(result["log-probabilities, sampler against training forward"], flush=True)
+    save(result, args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""The layers of a decoding step as Triton kernels: norms, the gated product, attention over pages.
+
+A row that does not live leaves attention at once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trimtab.rollout.paged import state as at
+from trimtab.rollout.paged.state import State
+
+GROUP = 16  # query heads of one kv head, padded to what a tensor core takes
+BUSY = 512  # programs that keep a GPU busy
+
+_PAGE = tl.constexpr(at.PAGE)
+_POSITION, _LIVE = tl.constexpr(at.POSITION), tl.constexpr(at.LIVE)
+
+
+def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
+    """x += delta, and out = RMSNorm(x) weight."""
+    rows, width = x.shape
+    block = triton.next_power_of_2(width)
+    _add_norm[(rows,)](
+        x, x if delta is None else delta, weight, out, width, eps, ADD=delta is not None, BLOCK=block, num_warps=4
+    )
+
+
+@triton.jit
+def _add_norm(x, delta, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * width
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    value = tl.load(x + row + column, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(delta + row + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(x + row + column, value, mask=inside)
+    size = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
+    normed = value * size * tl.load(weight + column, mask=inside, other=0.0)
+    tl.store(out + row + column, normed.to(out.dtype.element_ty), mask=inside)
+
+
+def gated(gate_up: Tensor, out: Tensor) -> None:
+    """silu(gate) x up."""
+    rows, width = out.shape
+    _gated[(rows, triton.cdiv(width, 1024))](gate_up, out, width, BLOCK=1024, num_warps=4)
+
+
+@triton.jit
+def _gated(gate_up, out, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    gate = tl.load(gate_up + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + column, mask=inside, other=0.0).to(tl.float32)
+    silu = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * width + column, (silu * up).to(out.dtype.element_ty), mask=inside)
+
+
+def attend(
+    qkv: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    turns: tuple[Tensor, Tensor],
+    cache: Tensor,
+    state: State,
+    out: Tensor,
+) -> None:
+    """Attention of every live row's token over its pages; its own key and value are written there first."""
+    rows, kv, d = len(qkv), cache.shape[2], cache.shape[4]
+    heads = qkv.shape[1] // d - 2 * kv
+    splits = _splits(rows * kv, state.pages.shape[1])
+    partial = out if splits == 1 else torch.empty(rows, heads, splits, d, device=out.device)
+    weight = out if splits == 1 else torch.empty(rows, heads, splits, 2, device=out.device)
+    q_norm, k_norm = norms if norms is not None else (qkv, qkv)
+    _attend[(rows, kv, splits)](
+        qkv,
+        q_norm,
+        k_norm,
+        turns[0],
+        turns[1],
+        cache[0],
+        cache[1],
+        state.pages,
+        state.numbers,
+        out,
+        partial,
+        weight,
+        d**-0.5,
+        eps,
+        state.pages.stride(0),
+        state.rows,
+        KV=kv,
+        HEADS=heads,
+        D=d,
+        GROUP=GROUP,
+        NORM=norms is not None,
+        SPLITS=splits,
+        EXACT=qkv.dtype == torch.float32,
+        num_warps=2 if splits == 1 else 4,
+        num_stages=3,
+    )
+    if splits > 1:
+        _combine[(rows, heads)](
+            partial, weight, state.numbers, out, state.rows, HEADS=heads, D=d, SPLITS=splits, num_warps=1
+        )
+
+
+def _splits(programs: int, pages: int) -> int:
+    """Into how many pieces a row's pages are cut, so that a few long rows still fill a GPU."""
+    splits = 1
+    while programs * splits < BUSY and 2 * splits <= min(pages, 32):
+        splits *= 2
+    return splits
+
+
+@triton.jit
+def _rotated(start, norm, cos, sin, row, heads, D: tl.constexpr, eps, NORM: tl.constexpr):
+    """Heads (rows of a tile) of one token, normed and turned to its position, in fp32."""
+    d = tl.arange(0, D)
+    other = (d + D // 2) % D
+    sign = tl.where(d < D // 2, -1.0, 1.0)
+    inside = heads[:, None] >= 0
+    raw = tl.load(start + heads[:, None] * D + d[None, :], mask=inside, other=0.0)
+    turned = tl.load(start + heads[:, None] * D + other[None, :], mask=inside, other=0.0)
+    x = raw.to(tl.float32)
+    y = turned.to(tl.float32)
+    if NORM:
+        size = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
+        x = (x * size).to(raw.dtype).to(tl.float32) * tl.load(norm + d)[None, :]
+        y = (y * size).to(raw.dtype).to(tl.float32) * tl.load(norm + other)[None, :]
+    c = tl.load(cos + row * D + d)[None, :]
+    s = tl.load(sin + row * D + d)[None, :]
+    return x * c + sign[None, :] * y * s
+
+
+@triton.jit
+def _attend(
+    qkv,
+    q_norm,
+    k_norm,
+    cos,
+    sin,
+    keys,
+    values,
+    pages,
+    numbers,
+    out,
+    partial,
+    weight,
+    scale,
+    eps,
+    page_stride,
+    state_rows,
+    KV: tl.constexpr,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    GROUP: tl.constexpr,
+    NORM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EXACT: tl.constexpr,
+):
+    row, kv, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    if tl.load(numbers + _LIVE * state_rows + row) == 0:
+        return
+    per: tl.constexpr = HEADS // KV
+    position = tl.load(numbers + _POSITION * state_rows + row)
+    member = tl.arange(0, GROUP)
+    d = tl.arange(0, D)
+    start = qkv + row * (HEADS + 2 * KV) * D
+    head = tl.where(member < per, kv * per + member, -1)
+    q = _rotated(start, q_norm, cos, sin, position, head, D, eps, NORM).to(qkv.dtype.element_ty)
+    lowest = -3e38
+    top = tl.full([GROUP], lowest, tl.float32)
+    total = tl.zeros([GROUP], tl.float32)
+    answer = tl.zeros([GROUP, D], tl.float32)
+    if split == 0:  # the token itself: its key and value never have to be read back
+        only = tl.where(member == 0, kv, -1)
+        turned = _rotated(start + HEADS * D, k_norm, cos, sin, position, only, D, eps, NORM)
+        k = tl.sum(turned, 0).to(qkv.dtype.element_ty)
+        v = tl.load(start + (HEADS + KV + kv) * D + d)
+        page = tl.load(pages + row * page_stride + position // _PAGE).to(tl.int64)
+        place = ((page * KV + kv) * _PAGE + position % _PAGE) * D + d
+        tl.store(keys + place, k)
+        tl.store(values + place, v)
+        top = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
+        total += 1.0
+        answer += v.to(tl.float32)[None, :]
+    tiles = (position + _PAGE - 1) // _PAGE
+    each = (tiles + SPLITS - 1) // SPLITS
+    inner = tl.arange(0, _PAGE)
+    for tile in tl.range(split * each, tl.minimum(tiles, (split + 1) * each)):
+        page = tl.load(pages + row * page_stride + tile).to(tl.int64)
+        place = ((page * KV + kv) * _PAGE + inner)[:, None] * D + d[None, :]
+        before = tile * _PAGE + inner < position
+        k = tl.load(keys + place)
+        if EXACT:
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        else:
+            scores = tl.dot(q, tl.trans(k)) * scale
+        scores = tl.where(before[None, :], scores, lowest)
+        higher = tl.maximum(top, tl.max(scores, 1))
+        shrink = tl.exp(top - higher)
+        p = tl.where(before[None, :], tl.exp(scores - higher[:, None]), 0.0)
+        v = tl.load(values + place, mask=before[:, None], other=0.0)  # a page's rest may hold anything
+        total = total * shrink + tl.sum(p, 1)
+        if EXACT:
+            answer = answer * shrink[:, None] + tl.dot(p, v, input_precision="ieee")
+        else:
+            answer = answer * shrink[:, None] + tl.dot(p.to(v.dtype), v)
+        top = higher
+    real = member < per
+    if SPLITS == 1:
+        place = out + row * HEADS * D + head[:, None] * D + d[None, :]
+        tl.store(place, (answer / total[:, None]).to(out.dtype.element_ty), mask=real[:, None])
+    else:
+        place = (row * HEADS + head) * SPLITS + split
+        tl.store(partial + place[:, None] * D + d[None, :], answer, mask=real[:, None])
+        tl.store(weight + place * 2, top, mask=real)
+        tl.store(weight + place * 2 + 1, total, mask=real)
+
+
+@triton.jit
+def _combine(partial, weight, numbers, out, state_rows, HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr):
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if tl.load(numbers + _LIVE * state_rows + row) == 0:
+        return
+    split = tl.arange(0, SPLITS)
+    d = tl.arange(0, D)
+    place = (row * HEADS + head) * SPLITS + split
+    top = tl.load(weight + place * 2)
+    share = tl.exp(top - tl.max(top, 0))
+    total = tl.sum(tl.load(weight + place * 2 + 1) * share, 0)
+    answer = tl.sum(tl.load(partial + place[:, None] * D + d[None, :]) * share[:, None], 0)
+    tl.store(out + (row * HEADS + head) * D + d, (answer / total).to(out.dtype.element_ty))

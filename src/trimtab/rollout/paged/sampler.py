@@ -1,0 +1,235 @@
+"""The sampler: prompts in, responses out, over a paged cache; on a GPU every step is one CUDA graph.
+
+A step's work on the host is a handful of numbers every `STRIDE` steps. Between those the device runs alone: it draws,
+notes where each response ends, and leaves rows that have ended out of attention and drawing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from trimtab.rollout.paged import plain
+from trimtab.rollout.paged.decoder import Decoder, Memory
+from trimtab.rollout.paged.pool import Pool
+from trimtab.rollout.paged.schedule import Group, Sample, Schedule
+from trimtab.rollout.paged.state import LIVE, PAGE, State
+from trimtab.rollout.streams import stream_keys
+from trimtab.rollout.types import PromptTokens, Response, SamplingOptions
+
+STRIDE = 16  # steps between two looks at which rows have ended
+PREFILL = 16_384  # prompt tokens read in one pass
+GRAIN = 4  # pages: sequences are given room by multiples of so many, so that a longer prompt does not mean new graphs
+
+
+@dataclass
+class PagedSampler:
+    """Samples from `model`, whose weights may change between calls.
+
+    `dtype` is the type of its linear maps; `memory` the share of the device's memory that the cache may take.
+    """
+
+    model: Any
+    end_tokens: frozenset[int]
+    dtype: torch.dtype
+    memory: float = 0.3
+    pages: int | None = None  # how many the cache has, where that is not to be found out
+    stride: int = STRIDE
+    _decoder: Decoder | None = None
+    _memory: Memory | None = None
+    _graphs: dict[tuple[int, bool], Any] = field(default_factory=dict)
+    _embedding: int = 0
+
+    @torch.no_grad()
+    def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
+        """For every prompt, `options.samples` responses."""
+        for number, prompt in enumerate(prompts):
+            if not prompt.ids:
+                raise ValueError(f"prompt {number} has no tokens: there is nothing to go on from")
+        if not prompts:
+            return []
+        if self._decoder is None:
+            self._decoder = Decoder(self.model, self.dtype)
+        else:
+            self._decoder.refresh()
+        memory = self._room(self._decoder, prompts, options)
+        memory.state.sampling.copy_(torch.tensor([options.temperature or 1.0, options.top_p, float(options.top_k)]))
+        rows = min(options.batch, memory.state.rows)
+        groups = _groups(prompts, step, options)
+        schedule = Schedule(
+            groups, Pool(memory.cache.shape[2]), rows, memory.state.pages.shape[1], options.max_new_tokens, self.stride
+        )
+        done = [self._response(sample) for sample in self._run(schedule, memory, options.temperature == 0)]
+        done.sort(key=lambda response: (response.prompt, response.sample))
+        return [done[first : first + options.samples] for first in range(0, len(done), options.samples)]
+
+    def _run(self, schedule: Schedule, memory: Memory, greedy: bool) -> Iterator[Sample]:
+        """Every sample, in the order in which they end."""
+        while schedule.queue or schedule.running:
+            self._admit(schedule, memory)
+            schedule.grow()
+            count = _upload(schedule, memory.state)
+            for _ in range(schedule.steps()):
+                self._step(_bucket(count, memory.state.rows), greedy, memory)
+            ended = schedule.look(memory.state.numbers[:, :count].cpu().numpy())
+            self._fetch(ended, schedule, memory.state)
+            yield from (schedule.leave(home) for home in ended)
+            short = schedule.short()
+            self._fetch(short, schedule, memory.state)
+            for home in short:
+                schedule.wait_again(home, schedule.running[home])
+
+    def _admit(self, schedule: Schedule, memory: Memory) -> None:
+        assert self._decoder is not None
+        admission = schedule.admit()
+        if not schedule.running:
+            raise RuntimeError(
+                f"the cache's {schedule.pool.pages} pages are too few for one response: raise its memory"
+            )
+        for part in _by_tokens(admission.groups):
+            pages = [[*(group.full or []), *group.tail] for group in part]
+            self._decoder.prefill([group.prefix[:-1] for group in part], pages, memory)
+        if admission.copy_to:
+            source, target = (
+                torch.tensor(pages, device=memory.cache.device) for pages in (admission.copy_from, admission.copy_to)
+            )
+            for cache in memory.cache:
+                cache[:, target] = cache[:, source]
+        schedule.settle(admission)
+
+    def _fetch(self, homes: list[int], schedule: Schedule, state: State) -> None:
+        """Bring home what some samples have written there."""
+        if not homes:
+            return
+        where = torch.tensor(homes, device=state.tokens.device)
+        longest = max(schedule.made(home) for home in homes)
+        tokens = state.tokens[where, :longest].cpu().numpy()
+        logps = state.logps[where, :longest].cpu().numpy()
+        for home, token, logp in zip(homes, tokens, logps, strict=True):
+            sample = schedule.running[home]
+            new = slice(len(sample.tokens), schedule.made(home))
+            sample.tokens.extend(token[new].tolist())
+            sample.logp.extend(logp[new].tolist())
+
+    def _response(self, sample: Sample) -> Response:
+        finished = sample.tokens[-1] in self.end_tokens
+        return Response(sample.tokens, sample.logp, finished, prompt=sample.prompt, sample=sample.sample)
+
+    def _step(self, rows: int, greedy: bool, memory: Memory) -> None:
+        assert self._decoder is not None
+        if memory.cache.device.type != "cuda":
+            self._decoder.step(rows, greedy, memory)
+            return
+        if (rows, greedy) not in self._graphs:
+            self._graphs[rows, greedy] = self._captured(rows, greedy, memory)
+        self._graphs[rows, greedy].replay()
+
+    def _captured(self, rows: int, greedy: bool, memory: Memory) -> Any:
+        """The step as a graph. It is first run with no row alive, which compiles what it needs and changes nothing."""
+        assert self._decoder is not None
+        live = memory.state.numbers[LIVE].clone()
+        memory.state.numbers[LIVE] = 0
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._decoder.step(rows, greedy, memory)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._decoder.step(rows, greedy, memory)
+        memory.state.numbers[LIVE] = live
+        return graph
+
+    def _room(self, decoder: Decoder, prompts: Sequence[PromptTokens], options: SamplingOptions) -> Memory:
+        """The memory of the last call, or a larger one where this call needs it."""
+        longest = max(len(prompt.ids) for prompt in prompts) + options.max_new_tokens
+        each = -(-longest // (PAGE * GRAIN)) * GRAIN
+        rows = _bucket(min(options.batch, len(prompts) * options.samples))
+        longest_response, before = options.max_new_tokens, self._memory
+        if before is not None:
+            state = before.state
+            rows, each = max(rows, state.rows), max(each, state.pages.shape[1])
+            longest_response = max(longest_response, state.tokens.shape[1])
+        pages = self.pages or min(rows * each, self._most_pages(decoder))
+        pages = max(pages, 2 * each + 2)
+        if (
+            before is None
+            or (rows, each, longest_response) != (*before.state.pages.shape, before.state.tokens.shape[1])
+            or self._embedding != decoder.embedding.data_ptr()
+        ):
+            self._memory = before = None
+            self._graphs.clear()
+            state = State.empty(rows, each, longest_response, sorted(self.end_tokens), decoder.device)
+            self._memory = Memory.of(decoder, pages, state, parts_for(decoder.device))
+            self._embedding = decoder.embedding.data_ptr()
+        assert self._memory is not None
+        return self._memory
+
+    def _most_pages(self, decoder: Decoder) -> int:
+        if decoder.device.type != "cuda":
+            return 2**31
+        whole: int = torch.cuda.get_device_properties(decoder.device).total_memory
+        return int(self.memory * whole) // page_bytes(len(decoder.layers), decoder.kv, decoder.d, decoder.dtype)
+
+
+def page_bytes(layers: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> int:
+    """What a page takes in all layers."""
+    return int(layers * 2 * kv_heads * PAGE * head_size * dtype.itemsize)
+
+
+def parts_for(device: torch.device) -> Any:
+    """The parts of a step for a device: kernels where there is a GPU and Triton."""
+    if device.type != "cuda":
+        return plain
+    from trimtab.rollout.paged import kernels
+
+    return kernels
+
+
+def _groups(prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[Group]:
+    keys = stream_keys(options.seed, step, [prompt.number for prompt in prompts], options.samples).tolist()
+    return [
+        Group(
+            list(prompt.ids),
+            deque(Sample(number, k, keys[number * options.samples + k]) for k in range(options.samples)),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def _upload(schedule: Schedule, state: State) -> int:
+    """Tell the device who is in the batch; how many they are. Rows beyond them do not live."""
+    numbers, pages = schedule.rows()
+    count: int = numbers.shape[1]
+    whole = np.zeros(state.numbers.shape, dtype=np.int64)
+    whole[:, :count] = numbers
+    state.numbers.copy_(torch.from_numpy(whole))
+    state.pages[:count].copy_(torch.from_numpy(pages))
+    return count
+
+
+def _by_tokens(groups: Sequence[Group]) -> Iterator[list[Group]]:
+    """Groups in parts whose prefixes are read in one pass."""
+    part: list[Group] = []
+    tokens = 0
+    for group in groups:
+        if part and tokens + group.cached > PREFILL:
+            yield part
+            part, tokens = [], 0
+        part.append(group)
+        tokens += group.cached
+    if part:
+        yield part
+
+
+def _bucket(rows: int, most: int | None = None) -> int:
+    """The row counts that graphs are made for: 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, ..."""
+    size = 1
+    while size < rows:
+        size = size * 3 // 2 if size > 1 and size & (size - 1) == 0 else (size // 3 * 4 if size > 1 else 2)
+    return size if most is None else min(size, most)

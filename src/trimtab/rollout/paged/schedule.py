@@ -1,0 +1,190 @@
+"""Who is in the batch: samples wait, start as soon as a row and pages are free, and leave when they end.
+
+A prompt's cache is made once: the pages it fills are shared by its samples, the page it ends in is copied for each.
+Where the pages run out, the sample that started last gives up its own; it waits again, first in line, with all it has
+written as its prefix. All of this is on the host; the device is told by `numbers` and `pages`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from trimtab.rollout.paged.pool import Pool
+from trimtab.rollout.paged.state import HOME, KEY, LIMIT, LIVE, MADE, NUMBERS, PAGE, POSITION, TOKEN
+
+
+@dataclass
+class Sample:
+    """One response: which it is, the key of its stream, and what has been brought home of it."""
+
+    prompt: int
+    sample: int
+    key: int
+    tokens: list[int] = field(default_factory=list)
+    logp: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Group:
+    """Samples that go on from one prefix, which is in the cache once `full` and `tail` are there."""
+
+    prefix: Sequence[int]
+    waiting: deque[Sample]
+    full: list[int] | None = None  # pages that the prefix, less its last token, fills
+    tail: list[int] = field(default_factory=list)  # the page it ends in, if it does not end with a page
+
+    @property
+    def cached(self) -> int:
+        """Tokens of the prefix that are prefilled: the last is the first to be read in a step."""
+        return len(self.prefix) - 1
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What the device has to do before the new rows can take part: prefixes to be read, pages to be copied."""
+
+    groups: list[Group]
+    copy_from: list[int]
+    copy_to: list[int]
+    released: list[int]
+
+
+class Schedule:
+    """The rows of a batch, by home."""
+
+    def __init__(self, groups: Sequence[Group], pool: Pool, rows: int, pages: int, limit: int, stride: int) -> None:
+        self.pool, self.limit, self.stride = pool, limit, stride
+        self.queue = deque(groups)
+        self.running: dict[int, Sample] = {}  # by home, in the order in which they started
+        self._prefix: dict[int, Sequence[int]] = {}
+        self._pages: dict[int, list[int]] = {}
+        self._free = list(range(rows - 1, -1, -1))
+        self._table = np.zeros((rows, pages), dtype=np.int32)
+        self._numbers = np.zeros((NUMBERS, rows), dtype=np.int64)
+
+    def admit(self) -> Admission:
+        """Start what there is room for."""
+        made = Admission([], [], [], [])
+        while self.queue and self._free:
+            group = self.queue[0]
+            if not self._place(group, made):
+                break
+            while group.waiting and self._free:
+                if not self._start(group, made):
+                    return made
+            if not group.waiting:
+                made.released.extend([*(group.full or []), *group.tail])
+                self.queue.popleft()
+        return made
+
+    def settle(self, admission: Admission) -> None:
+        """Let go of what only had to be there until the device had copied it."""
+        self.pool.release(admission.released)
+
+    def _spare(self) -> int:
+        """Pages that may be taken without bringing those under way into need at once."""
+        return len(self.pool) - len(self.running)
+
+    def _place(self, group: Group, made: Admission) -> bool:
+        """Find pages for a group's prefix."""
+        if group.full is not None:
+            return True
+        full, rest = divmod(group.cached, PAGE)
+        if self._spare() < full + 1 + self._own(group):
+            return False
+        group.full, group.tail = self.pool.take(full), self.pool.take(1 if rest else 0)
+        if group.cached:
+            made.groups.append(group)
+        return True
+
+    def _own(self, group: Group) -> int:
+        """Pages of its own that a sample needs for its first steps."""
+        return (group.cached + self._ahead(len(group.waiting[0].tokens))) // PAGE + 1 - group.cached // PAGE
+
+    def _ahead(self, made: int) -> int:
+        """Positions beyond its own that a sample may write in the next steps."""
+        return min(self.stride, self.limit - made) - 1
+
+    def _start(self, group: Group, made: Admission) -> bool:
+        count = self._own(group)
+        if self._spare() < count:
+            return False
+        assert group.full is not None
+        sample, home, own = group.waiting.popleft(), self._free.pop(), self.pool.take(count)
+        self.pool.share(group.full)
+        if group.tail:
+            made.copy_from.extend(group.tail)
+            made.copy_to.append(own[0])
+        pages = [*group.full, *own]
+        self.running[home], self._prefix[home], self._pages[home] = sample, group.prefix, pages
+        self._table[home, : len(pages)] = pages
+        row = self._numbers[:, home]
+        row[TOKEN], row[POSITION], row[MADE] = group.prefix[-1], group.cached, len(sample.tokens)
+        row[LIMIT], row[KEY], row[HOME], row[LIVE] = self.limit, sample.key, home, 1
+        return True
+
+    def steps(self) -> int:
+        """How many steps until the device has to be asked again."""
+        homes = list(self.running)
+        return int(min(self.stride, (self._numbers[LIMIT, homes] - self._numbers[MADE, homes]).max()))
+
+    def rows(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """The numbers and pages of what is under way, row by row."""
+        homes = list(self.running)
+        return self._numbers[:, homes], self._table[homes]
+
+    def look(self, numbers: npt.NDArray[np.int64]) -> list[int]:
+        """Take note of where the rows are; the homes of those that have ended."""
+        homes = numbers[HOME]
+        self._numbers[:, homes] = numbers
+        return [int(home) for home in homes[numbers[LIVE] == 0]]
+
+    def made(self, home: int) -> int:
+        """Tokens that a home's sample has made, those of earlier homes included."""
+        return int(self._numbers[MADE, home])
+
+    def leave(self, home: int) -> Sample:
+        """Take a sample out of the batch."""
+        self.pool.release(self._pages.pop(home))
+        del self._prefix[home]
+        self._free.append(home)
+        return self.running.pop(home)
+
+    def short(self) -> list[int]:
+        """The homes that have to give way so that the others can go on: the youngest first."""
+        needs = {home: self._missing(home) for home in self.running}
+        free, leaving = len(self.pool), []
+        for home in reversed(list(self.running)):
+            if sum(needs.values()) <= free:
+                break
+            leaving.append(home)
+            needs.pop(home)
+            free += sum(1 for page in self._pages[home] if self.pool.alone(page))
+        return leaving
+
+    def wait_again(self, home: int, sample: Sample) -> None:
+        """Put a sample that gave way in front of the queue, with what it has written as part of its prefix."""
+        prefix = [*self._prefix[home][: self._prefix_length(home)], *sample.tokens]
+        self.leave(home)
+        self.queue.appendleft(Group(prefix, deque([sample])))
+
+    def _prefix_length(self, home: int) -> int:
+        """The prompt's own length: a sample that has given way before has its own tokens in its prefix."""
+        return int(self._numbers[POSITION, home]) + 1 - self.made(home)
+
+    def _missing(self, home: int) -> int:
+        position, made = int(self._numbers[POSITION, home]), self.made(home)
+        return (position + self._ahead(made)) // PAGE + 1 - len(self._pages[home])
+
+    def grow(self) -> None:
+        """Give everyone the pages of the next steps."""
+        for home, pages in self._pages.items():
+            missing = self._missing(home)
+            if missing > 0:
+                self._table[home, len(pages) : len(pages) + missing] = more = self.pool.take(missing)
+                pages.extend(more)
