@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from trimtab.rollout.vllm_weights import causal_lm, checkpoint_weights
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 ROTARY = ("default", "linear", "llama3", "yarn")  # those whose angles do not depend on what is being read
+AT_ONCE = 64  # weights copied by one call; where adapters are merged, so many merged ones exist at one time
 SMALLEST_HEAD, LARGEST_HEAD = 16, 256
 
 
@@ -101,9 +103,10 @@ class Decoder:
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the policy's weights as they are now."""
-        for name, weight in checkpoint_weights(self.model):
-            if name in self._places:
-                self._places[name].copy_(weight)
+        weights = ((self._places.get(name), weight) for name, weight in checkpoint_weights(self.model))
+        wanted = ((place, weight) for place, weight in weights if place is not None)
+        while some := list(islice(wanted, AT_ONCE)):
+            torch._foreach_copy_(*map(list, zip(*some, strict=True)))
 
     @torch.no_grad()
     def turns(self, positions: int) -> tuple[Tensor, Tensor]:

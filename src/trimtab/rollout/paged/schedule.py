@@ -66,6 +66,7 @@ class Schedule:
         self._free = list(range(rows - 1, -1, -1))
         self._table = np.zeros((rows, pages), dtype=np.int32)
         self._numbers = np.zeros((NUMBERS, rows), dtype=np.int64)
+        self._has = np.zeros(rows, dtype=np.int64)  # how many pages each home has
 
     def admit(self) -> Admission:
         """Start what there is room for."""
@@ -123,6 +124,7 @@ class Schedule:
         pages = [*group.full, *own]
         self.running[home], self._prefix[home], self._pages[home] = sample, group.prefix, pages
         self._table[home, : len(pages)] = pages
+        self._has[home] = len(pages)
         row = self._numbers[:, home]
         row[TOKEN], row[POSITION], row[MADE] = group.prefix[-1], group.cached, len(sample.tokens)
         row[LIMIT], row[KEY], row[HOME], row[LIVE] = self.limit, sample.key, home, 1
@@ -157,13 +159,13 @@ class Schedule:
 
     def short(self) -> list[int]:
         """The homes that have to give way so that the others can go on: the youngest first."""
-        needs = {home: self._missing(home) for home in self.running}
-        free, leaving = len(self.pool), []
-        for home in reversed(list(self.running)):
-            if sum(needs.values()) <= free:
+        homes, missing = self._missing()
+        need, free, leaving = int(missing.sum()), len(self.pool), []
+        for home, own in zip(homes[::-1], missing[::-1].tolist(), strict=True):
+            if need <= free:
                 break
             leaving.append(home)
-            needs.pop(home)
+            need -= own
             free += sum(1 for page in self._pages[home] if self.pool.alone(page))
         return leaving
 
@@ -177,14 +179,19 @@ class Schedule:
         """The prompt's own length: a sample that has given way before has its own tokens in its prefix."""
         return int(self._numbers[POSITION, home]) + 1 - self.made(home)
 
-    def _missing(self, home: int) -> int:
-        position, made = int(self._numbers[POSITION, home]), self.made(home)
-        return (position + self._ahead(made)) // PAGE + 1 - len(self._pages[home])
+    def _missing(self) -> tuple[list[int], npt.NDArray[np.int64]]:
+        """The homes under way, and how many pages each lacks for its next steps."""
+        homes = list(self.running)
+        position, made = self._numbers[POSITION, homes], self._numbers[MADE, homes]
+        last = position + np.minimum(self.stride, self.limit - made) - 1
+        return homes, last // PAGE + 1 - self._has[homes]
 
     def grow(self) -> None:
         """Give everyone the pages of the next steps."""
-        for home, pages in self._pages.items():
-            missing = self._missing(home)
-            if missing > 0:
-                self._table[home, len(pages) : len(pages) + missing] = more = self.pool.take(missing)
-                pages.extend(more)
+        homes, missing = self._missing()
+        for index in np.flatnonzero(missing > 0):
+            home, count = homes[index], int(missing[index])
+            more, pages = self.pool.take(count), self._pages[home]
+            self._table[home, len(pages) : len(pages) + count] = more
+            pages.extend(more)
+            self._has[home] = len(pages)

@@ -14,6 +14,9 @@ from trimtab.rollout.paged import state as at
 from trimtab.rollout.paged.state import State
 
 GROUP = 16  # query heads of one kv head, padded to what a tensor core takes
+NORM_WARPS = 4
+ATTEND_WARPS = 2
+ATTEND_STAGES = 2
 BUSY = 512  # programs that keep a GPU busy
 
 _PAGE = tl.constexpr(at.PAGE)
@@ -25,7 +28,15 @@ def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, out: T
     rows, width = x.shape
     block = triton.next_power_of_2(width)
     _add_norm[(rows,)](
-        x, x if delta is None else delta, weight, out, width, eps, ADD=delta is not None, BLOCK=block, num_warps=4
+        x,
+        x if delta is None else delta,
+        weight,
+        out,
+        width,
+        eps,
+        ADD=delta is not None,
+        BLOCK=block,
+        num_warps=NORM_WARPS,
     )
 
 
@@ -100,8 +111,8 @@ def attend(
         NORM=norms is not None,
         SPLITS=splits,
         EXACT=qkv.dtype == torch.float32,
-        num_warps=2 if splits == 1 else 4,
-        num_stages=3,
+        num_warps=ATTEND_WARPS,
+        num_stages=ATTEND_STAGES,
     )
     if splits > 1:
         _combine[(rows, heads)](
@@ -164,10 +175,11 @@ def _attend(
     EXACT: tl.constexpr,
 ):
     row, kv, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    if tl.load(numbers + _LIVE * state_rows + row) == 0:
+    live = tl.load(numbers + _LIVE * state_rows + row)
+    position = tl.load(numbers + _POSITION * state_rows + row)
+    if live == 0:
         return
     per: tl.constexpr = HEADS // KV
-    position = tl.load(numbers + _POSITION * state_rows + row)
     member = tl.arange(0, GROUP)
     d = tl.arange(0, D)
     start = qkv + row * (HEADS + 2 * KV) * D
