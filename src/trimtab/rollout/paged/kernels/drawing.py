@@ -40,10 +40,10 @@ def draw(logits: Tensor, state: State, greedy: bool) -> None:
         state.tokens.stride(0),
         len(state.ends),
         GREEDY=greedy,
-        BITS=32 if logits.dtype == torch.float32 else 16,
+        BITS=16 if logits.dtype == torch.bfloat16 else 32,
         BLOCK=BLOCK,
         BLOCKS=triton.next_power_of_2(blocks),
-        ENDS=triton.next_power_of_2(len(state.ends)),
+        ENDS=triton.next_power_of_2(max(1, len(state.ends))),
         num_warps=8,
     )
 
@@ -58,8 +58,8 @@ def _mixed(state):
 
 @triton.jit
 def _ordered(x):
-    """Numbers of 0 to 2^32 - 1 in the order of the floats."""
-    bits = x.to(tl.int32, bitcast=True)
+    """Numbers of 0 to 2^32 - 1 in the order of the floats; adding 0 makes -0 the 0 that it equals."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
 
 
