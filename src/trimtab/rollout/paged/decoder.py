@@ -22,7 +22,7 @@ from trimtab.rollout.vllm_weights import causal_lm, checkpoint_weights
 FAMILIES = ("llama", "qwen2", "qwen3")
 ROTARY = ("default", "linear", "llama3", "yarn")  # those whose angles do not depend on what is being read
 AT_ONCE = 64  # weights copied by one call; where adapters are merged, so many merged ones exist at one time
-SMALLEST_HEAD, LARGEST_HEAD = 16, 256
+SMALLEST_HEAD, LARGEST_HEAD = 32, 256
 
 
 def why_not(model: Any) -> str | None:
@@ -106,7 +106,7 @@ class Decoder:
         weights = ((self._places.get(name), weight) for name, weight in checkpoint_weights(self.model))
         wanted = ((place, weight) for place, weight in weights if place is not None)
         while some := list(islice(wanted, AT_ONCE)):
-            torch._foreach_copy_(*map(list, zip(*some, strict=True)))
+            torch._foreach_copy_([place for place, _ in some], [weight for _, weight in some])
 
     @torch.no_grad()
     def turns(self, positions: int) -> tuple[Tensor, Tensor]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 
 class Pool:
     """Pages by number. A page that several sequences share is free again when the last one lets go of it."""
@@ -13,7 +11,7 @@ class Pool:
     def __init__(self, pages: int) -> None:
         self.pages = pages
         self._free = list(range(pages - 1, -1, -1))
-        self._held = np.zeros(pages, dtype=np.int32)
+        self._held = [0] * pages
 
     def __len__(self) -> int:
         """How many are free."""
@@ -23,7 +21,8 @@ class Pool:
         """So many free pages, held once; the caller has looked that there are enough."""
         assert count <= len(self._free), "more pages were taken than there are"
         taken = [self._free.pop() for _ in range(count)]
-        self._held[taken] = 1
+        for page in taken:
+            self._held[page] = 1
         return taken
 
     def share(self, pages: Iterable[int]) -> None:
@@ -34,7 +33,7 @@ class Pool:
 
     def alone(self, page: int) -> bool:
         """Whether one sequence alone holds a page."""
-        return int(self._held[page]) == 1
+        return self._held[page] == 1
 
     def release(self, pages: Iterable[int]) -> None:
         """Let go of pages."""

@@ -14,7 +14,7 @@ from trimtab.rollout.paged import state as at
 from trimtab.rollout.paged.state import State
 
 GROUP = 16  # query heads of one kv head, padded to what a tensor core takes
-NORM_WARPS = 4
+NORM_WARPS = 8
 ATTEND_WARPS = 2
 ATTEND_STAGES = 2
 BUSY = 512  # programs that keep a GPU busy
@@ -129,23 +129,20 @@ def _splits(programs: int, pages: int) -> int:
 
 
 @triton.jit
-def _rotated(start, norm, cos, sin, row, heads, D: tl.constexpr, eps, NORM: tl.constexpr):
-    """Heads (rows of a tile) of one token, normed and turned to its position, in fp32."""
-    d = tl.arange(0, D)
-    other = (d + D // 2) % D
-    sign = tl.where(d < D // 2, -1.0, 1.0)
-    inside = heads[:, None] >= 0
-    raw = tl.load(start + heads[:, None] * D + d[None, :], mask=inside, other=0.0)
-    turned = tl.load(start + heads[:, None] * D + other[None, :], mask=inside, other=0.0)
+def _halves(start, offset, norm, cos, sin, position, inside, D: tl.constexpr, eps, NORM: tl.constexpr):
+    """The two halves of heads (rows of `offset`) of one token, normed and turned to its position, in fp32."""
+    half: tl.constexpr = D // 2
+    d = tl.arange(0, half)[None, :]
+    raw = tl.load(start + offset[:, None] + d, mask=inside[:, None], other=0.0)
     x = raw.to(tl.float32)
-    y = turned.to(tl.float32)
+    y = tl.load(start + offset[:, None] + half + d, mask=inside[:, None], other=0.0).to(tl.float32)
     if NORM:
-        size = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
-        x = (x * size).to(raw.dtype).to(tl.float32) * tl.load(norm + d)[None, :]
-        y = (y * size).to(raw.dtype).to(tl.float32) * tl.load(norm + other)[None, :]
-    c = tl.load(cos + row * D + d)[None, :]
-    s = tl.load(sin + row * D + d)[None, :]
-    return x * c + sign[None, :] * y * s
+        size = tl.rsqrt((tl.sum(x * x, 1) + tl.sum(y * y, 1)) / D + eps)[:, None]
+        x = (x * size).to(raw.dtype).to(tl.float32) * tl.load(norm + d)
+        y = (y * size).to(raw.dtype).to(tl.float32) * tl.load(norm + half + d)
+    c = tl.load(cos + position * D + d)
+    s = tl.load(sin + position * D + d)
+    return x * c - y * s, y * c + x * s
 
 
 @triton.jit
@@ -180,25 +177,33 @@ def _attend(
     if live == 0:
         return
     per: tl.constexpr = HEADS // KV
+    half: tl.constexpr = D // 2
+    kind = qkv.dtype.element_ty
     member = tl.arange(0, GROUP)
     d = tl.arange(0, D)
+    h = tl.arange(0, half)
     start = qkv + row * (HEADS + 2 * KV) * D
-    head = tl.where(member < per, kv * per + member, -1)
-    q = _rotated(start, q_norm, cos, sin, position, head, D, eps, NORM).to(qkv.dtype.element_ty)
+    head = kv * per + member
+    q1, q2 = _halves(start, head * D, q_norm, cos, sin, position, member < per, D, eps, NORM)
+    q1 = q1.to(kind)
+    q2 = q2.to(kind)
     lowest = -3e38
     top = tl.full([GROUP], lowest, tl.float32)
     total = tl.zeros([GROUP], tl.float32)
     answer = tl.zeros([GROUP, D], tl.float32)
     if split == 0:  # the token itself: its key and value never have to be read back
-        only = tl.where(member == 0, kv, -1)
-        turned = _rotated(start + HEADS * D, k_norm, cos, sin, position, only, D, eps, NORM)
-        k = tl.sum(turned, 0).to(qkv.dtype.element_ty)
+        one = tl.arange(0, 1)
+        k1, k2 = _halves(start, (HEADS + kv) * D + one, k_norm, cos, sin, position, one == 0, D, eps, NORM)
+        k1 = k1.to(kind)
+        k2 = k2.to(kind)
         v = tl.load(start + (HEADS + KV + kv) * D + d)
         page = tl.load(pages + row * page_stride + position // _PAGE).to(tl.int64)
-        place = ((page * KV + kv) * _PAGE + position % _PAGE) * D + d
-        tl.store(keys + place, k)
-        tl.store(values + place, v)
-        top = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
+        place = ((page * KV + kv) * _PAGE + position % _PAGE) * D
+        tl.store(keys + place + h[None, :], k1)
+        tl.store(keys + place + half + h[None, :], k2)
+        tl.store(values + place + d, v)
+        near = q1.to(tl.float32) * k1.to(tl.float32) + q2.to(tl.float32) * k2.to(tl.float32)
+        top = tl.sum(near, 1) * scale
         total += 1.0
         answer += v.to(tl.float32)[None, :]
     tiles = (position + _PAGE - 1) // _PAGE
@@ -206,18 +211,20 @@ def _attend(
     inner = tl.arange(0, _PAGE)
     for tile in tl.range(split * each, tl.minimum(tiles, (split + 1) * each)):
         page = tl.load(pages + row * page_stride + tile).to(tl.int64)
-        place = ((page * KV + kv) * _PAGE + inner)[:, None] * D + d[None, :]
+        place = ((page * KV + kv) * _PAGE + inner)[:, None] * D
         before = tile * _PAGE + inner < position
-        k = tl.load(keys + place)
+        k1 = tl.load(keys + place + h[None, :])
+        k2 = tl.load(keys + place + half + h[None, :])
+        v = tl.load(values + place + d[None, :], mask=before[:, None], other=0.0)  # a page's rest may hold anything
         if EXACT:
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            scores = tl.dot(q1, tl.trans(k1), input_precision="ieee")
+            scores = tl.dot(q2, tl.trans(k2), scores, input_precision="ieee") * scale
         else:
-            scores = tl.dot(q, tl.trans(k)) * scale
+            scores = tl.dot(q2, tl.trans(k2), tl.dot(q1, tl.trans(k1))) * scale
         scores = tl.where(before[None, :], scores, lowest)
         higher = tl.maximum(top, tl.max(scores, 1))
         shrink = tl.exp(top - higher)
         p = tl.where(before[None, :], tl.exp(scores - higher[:, None]), 0.0)
-        v = tl.load(values + place, mask=before[:, None], other=0.0)  # a page's rest may hold anything
         total = total * shrink + tl.sum(p, 1)
         if EXACT:
             answer = answer * shrink[:, None] + tl.dot(p, v, input_precision="ieee")
