@@ -13,7 +13,7 @@ from torch import Tensor
 from trimtab.rollout.paged import state as at
 from trimtab.rollout.paged.state import State
 
-GROUP = 16  # query heads of one kv head, padded to what a tensor core takes
+GROUP = 16  # query heads of one kv head are padded to what a tensor core takes
 NORM_WARPS = 8
 ATTEND_WARPS = 2
 ATTEND_STAGES = 2
@@ -107,7 +107,7 @@ def attend(
         KV=kv,
         HEADS=heads,
         D=d,
-        GROUP=GROUP,
+        GROUP=max(GROUP, triton.next_power_of_2(heads // kv)),
         NORM=norms is not None,
         SPLITS=splits,
         EXACT=qkv.dtype == torch.float32,
