@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from triton_interpreter import interpret
 
 from trimtab.objectives.theory import moments
 from trimtab.policy.head import CHUNK, Head, LossOf, head_gradients, head_scores, softmax_part
@@ -227,9 +226,7 @@ print("same")
 def test_the_kernel_in_tritons_interpreter_is_its_plain_twin(tmp_path: Path) -> None:
     script = tmp_path / "kernel.py"  # Triton reads the source of what it compiles
     script.write_text(KERNEL)
-    environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path)}
-    out = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
-    assert out.stdout.strip() == "same", out.stderr[-2000:]
+    assert interpret(script) == "same"
 
 
 @pytest.mark.gpu
@@ -251,5 +248,5 @@ def test_on_a_gpu_the_kernel_gives_what_its_plain_twin_gives(
     for mine, theirs in ((made.hidden, plain.hidden), (made.weight, plain.weight), (made.bias, plain.bias)):
         if theirs is not None:
             assert mine is not None
-            off = (mine.double() - theirs.double()).norm() / theirs.double().norm()
-            assert float(off) < max(torch.finfo(dtype).eps, 1e-5)
+            off = (mine.double() - theirs.double()).norm()
+            assert off <= max(torch.finfo(dtype).eps, 1e-5) * theirs.double().norm()  # which fp16 may bring to 0

@@ -1,0 +1,48 @@
+"""The kernels of the paged sampler do what their plain twins do: in Triton's interpreter here, on a GPU in bf16 too."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import paged_kernel_cases
+import pytest
+import torch
+from paged_kernel_cases import GPU_SHAPES, INTERPRETED, cases
+from triton_interpreter import interpret
+
+ON_GPU = cases(GPU_SHAPES, [40, 4096, 9000, 50_257], 256)
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, str]:
+    """What went wrong, by case: all of them in one process, since starting one takes longer than a case."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    wrong: dict[str, str] = json.loads(interpret(Path(paged_kernel_cases.__file__)))
+    return wrong
+
+
+@pytest.mark.parametrize("name", INTERPRETED)
+def test_an_interpreted_kernel_is_its_plain_twin(interpreted: dict[str, str], name: str) -> None:
+    assert not interpreted[name], interpreted[name]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ON_GPU)
+def test_a_kernel_is_its_plain_twin(name: str, dtype: torch.dtype) -> None:
+    ON_GPU[name](torch.device("cuda"), dtype)
+
+
+def test_pages_are_cut_into_pieces_only_where_rows_are_few() -> None:
+    layers = pytest.importorskip("trimtab.rollout.paged.kernels.layers")
+    for programs in (1, 7, 100, 511, 512, 100_000):
+        for pages in (1, 2, 3, 31, 32, 500):
+            splits = layers._splits(programs, pages)
+            assert splits & (splits - 1) == 0, "a power of two"
+            assert splits <= min(pages, 32)
+            assert splits == 1 or programs * splits < 2 * layers.BUSY
+    assert layers._splits(1, 500) == 32
+    assert layers._splits(layers.BUSY, 500) == 1
