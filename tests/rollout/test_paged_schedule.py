@@ -95,10 +95,9 @@ class Device:
 
     def step(self, numbers: npt.NDArray[np.int64], pages: npt.NDArray[np.int32]) -> None:
         """One token for every row that lives."""
-        reading = Counter(
-            int(p) for row, at in zip(pages, numbers[POSITION], strict=True) for p in row[: at // PAGE + 1]
-        )
-        for row in np.flatnonzero(numbers[LIVE]):
+        live = np.flatnonzero(numbers[LIVE])
+        reading = Counter(int(page) for row in live for page in pages[row, : numbers[POSITION, row] // PAGE + 1])
+        for row in live:
             position, made, home = (int(numbers[part, row]) for part in (POSITION, MADE, HOME))
             page = int(pages[row, position // PAGE])
             assert page not in self.shared, "a page of a shared prefix was written"
