@@ -23,7 +23,7 @@ from trimtab.rollout.paged.pool import Pool
 from trimtab.rollout.paged.schedule import Admission, Group, Sample, Schedule
 from trimtab.rollout.paged.state import HOME, KEY, LIMIT, LIVE, MADE, POSITION, TOKEN
 
-PAGE = 4  # a small one: every few tokens there is a border
+PAGE = 8  # a small one: every few tokens there is a border
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Outcome:
 def covered(schedule: Schedule, numbers: npt.NDArray[np.int64], pages: npt.NDArray[np.int32]) -> None:
     """The pages of the next steps are there, held, and no page is twice in a row."""
     for row, (position, made) in enumerate(numbers[[POSITION, MADE]].T.tolist()):
-        last = position + min(schedule.stride, schedule.limit - made) - 1
+        last = position + min(schedule.steps(), schedule.limit - made) - 1
         own = pages[row, : last // PAGE + 1].tolist()
         assert len(set(own)) == len(own) == last // PAGE + 1
         assert all(schedule.pool._held[page] > 0 for page in own)
@@ -199,15 +199,15 @@ def small_pages() -> object:
 
 @st.composite
 def works(draw: Callable[..., int]) -> Work:
-    limit = draw(st.integers(1, 25))
+    limit = draw(st.integers(1, 50))
     count = draw(st.integers(1, 6))
     shortest = draw(st.sampled_from([1, limit]))  # where all are long, pages run out
     ends = [draw(st.lists(st.integers(shortest, limit + 3), min_size=1, max_size=6)) for _ in range(count)]
     return Work(
-        prompts=[draw(st.integers(1, 20)) for _ in range(count)],
+        prompts=[draw(st.integers(1, 40)) for _ in range(count)],
         ends=ends,
         limit=limit,
-        stride=draw(st.integers(1, PAGE)),
+        stride=draw(st.integers(1, PAGE // 2)),
         rows=draw(st.integers(1, 20)),
         spare=draw(st.integers(0, 12)),
     )
@@ -233,7 +233,7 @@ def test_too_few_pages_are_an_error_or_slow_but_never_wrong(work: Work, pages: i
 
 
 def test_samples_give_way_where_pages_are_few_and_go_on_where_they_were() -> None:
-    work = Work([5, 9, 2, 13], [[30] * 5] * 4, limit=24, stride=3, rows=12, spare=0)
+    work = Work([5, 9, 2, 13], [[140] * 5] * 4, limit=128, stride=3, rows=12, spare=0)
     outcome = run(work)
     assert len(outcome.gave_way) > 10
     assert max(Counter(outcome.gave_way).values()) > 1, "some give way more than once"
@@ -242,7 +242,7 @@ def test_samples_give_way_where_pages_are_few_and_go_on_where_they_were() -> Non
 
 
 def test_with_pages_for_all_nobody_gives_way_and_rows_are_full() -> None:
-    work = Work([5, 9, 2, 13], [[30] * 5] * 4, limit=24, stride=3, rows=12, spare=200)
+    work = Work([5, 9, 2, 13], [[60] * 5] * 4, limit=48, stride=3, rows=12, spare=200)
     outcome = run(work)
     assert not outcome.gave_way
     assert outcome.most == 12
@@ -295,9 +295,9 @@ def test_those_that_gave_way_are_the_first_to_start_again_in_their_order() -> No
     assert [group.waiting[0].sample for group in schedule.queue] == [1, 2, 3]
 
 
-def test_a_stride_longer_than_a_page_is_refused() -> None:
+def test_a_stride_longer_than_half_a_page_is_refused() -> None:
     with pytest.raises(ValueError, match="stride"):
-        Schedule([], Pool(9), 1, 4, limit=30, stride=PAGE + 1)
+        Schedule([], Pool(9), 1, 4, limit=30, stride=PAGE // 2 + 1)
     with pytest.raises(ValueError, match="stride"):
         Schedule([], Pool(9), 1, 4, limit=30, stride=0)
 

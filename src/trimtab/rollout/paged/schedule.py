@@ -58,8 +58,8 @@ class Schedule:
     """The rows of a batch, by home."""
 
     def __init__(self, groups: Sequence[Group], pool: Pool, rows: int, pages: int, limit: int, stride: int) -> None:
-        if not 1 <= stride <= PAGE:  # a longer one may need two pages at once, and one is kept for each row
-            raise ValueError(f"stride={stride}: say 1 to {PAGE}, the tokens of a page")
+        if not 2 <= 2 * stride <= PAGE:  # with longer ones a row may need two pages at once, and one is kept for it
+            raise ValueError(f"stride={stride}: say 1 to {PAGE // 2}, half of a page's tokens")
         self.pool, self.limit, self.stride = pool, limit, stride
         self.queue = deque(groups)
         self.running: dict[int, Sample] = {}  # by home, in the order in which they started
