@@ -3,7 +3,8 @@
 A 135M Llama (30 layers, vocabulary 49,152) draws 128 tokens for each of 512 sequences from prompts of 64 tokens, by
 transformers' `generate` (dynamic cache; static cache and compile), by its `generate_batch`, and by trimtab's sampler.
 Then Qwen3's shapes with random weights: the limit is the time to read weights and cache at the copy speed measured in
-the same run. Last, log-probabilities of the sampler against those of the training forward.
+the same run; with many sequences the products take longer than reading the weights, and a second figure counts that.
+Last, log-probabilities of the sampler against those of the training forward.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from trimtab.rollout import PagedSampler, PromptTokens, Response, SamplingOption
 from trimtab.train.build import build_sampler
 
 PROMPT, NEW, SEQUENCES = 64, 128, 512
+PEAK = 989e12  # dense bf16 operations per second of an H200, by its datasheet
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def qwen3(name: str, small: bool) -> Qwen3Config:
         intermediate_size=inner // (16 if small else 1),
         num_attention_heads=heads,
         num_key_value_heads=8,
-        head_dim=16 if small else 128,
+        head_dim=32 if small else 128,
         vocab_size=512 if small else 151_936,
         max_position_embeddings=40_960,
         tie_word_embeddings=tied,
@@ -154,32 +156,35 @@ def share_of_limit(name: str, setting: Setting, speed: float, device: torch.devi
     ends = frozenset(range(int(setting.ends * config.vocab_size))) or frozenset({config.vocab_size})
     sampler = PagedSampler(model, ends, torch.bfloat16, memory=0.6)
     asked = prompts(setting.sequences, PROMPT, config.vocab_size)
-    sampler.sample(asked, 0, SamplingOptions(samples=1, max_new_tokens=setting.new_tokens, batch=setting.sequences))
-    options = SamplingOptions(1, setting.new_tokens, batch=setting.sequences, seed=1)
+    options = SamplingOptions(1, setting.new_tokens, batch=setting.sequences)
+    sampler.sample(asked, 0, replace(options, max_new_tokens=16))  # compiles; graphs are made once more below
     start = time.perf_counter()
     drawn = [group[0] for group in sampler.sample(asked, 1, options)]
     took = time.perf_counter() - start
-    limit = least_bytes(config, drawn) / speed
     lengths = [len(response.tokens) for response in drawn]
+    weights, cache = least_bytes(config, drawn)
+    products = 2 * weights / 2 * sum(lengths) / max(lengths) / PEAK  # two operations per weight of two bytes and token
+    limit = (weights + cache) / speed
     return {
         "sequences": setting.sequences,
-        "new_tokens": {"mean": statistics.fmean(lengths), "longest": max(lengths)},
+        "new_tokens": {"mean": round(statistics.fmean(lengths), 1), "longest": max(lengths)},
         "seconds": round(took, 2),
         "tokens_per_second": round(sum(lengths) / took),
         "limit_seconds": round(limit, 2),
         "share_of_limit": round(limit / took, 3),
+        "share_of_limit_with_products": round((max(weights / speed, products) + cache / speed) / took, 3),
         "gigabytes": round(torch.cuda.max_memory_allocated(device) / 1e9, 1) if device.type == "cuda" else None,
     }
 
 
-def least_bytes(config: Any, drawn: list[Response]) -> float:
+def least_bytes(config: Any, drawn: list[Response]) -> tuple[float, float]:
     """Weights once per step of the longest response, and for every token the cache of what came before it."""
     head, width, inner = config.head_dim, config.hidden_size, config.intermediate_size
     attention = width * head * (2 * config.num_attention_heads + 2 * config.num_key_value_heads)
     weights = config.num_hidden_layers * (attention + 3 * width * inner) + config.vocab_size * width
     token = config.num_hidden_layers * 2 * config.num_key_value_heads * head
     read = sum(len(r.tokens) * PROMPT + len(r.tokens) * (len(r.tokens) - 1) // 2 for r in drawn)
-    return 2.0 * float(max(len(r.tokens) for r in drawn) * weights + token * read)
+    return 2.0 * max(len(r.tokens) for r in drawn) * weights, 2.0 * token * read
 
 
 def agreement(policy: Policy, sequences: int, new: int) -> dict[str, Any]:

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from trimtab.attention import causal_attention
-from trimtab.rollout.paged import plain
 from trimtab.rollout.paged.state import PAGE, TOKEN, State
 from trimtab.rollout.vllm_weights import causal_lm, checkpoint_weights
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 ROTARY = ("default", "linear", "llama3", "yarn")  # those whose angles do not depend on what is being read
-AT_ONCE = 64  # weights copied by one call; where adapters are merged, so many merged ones exist at one time
 SMALLEST_HEAD, LARGEST_HEAD = 32, 256
 
 
@@ -92,6 +89,7 @@ class Decoder:
         self.layers = [self._layer(f"model.layers.{n}") for n in range(config.num_hidden_layers)]
         self.last_norm = self._norm("model.norm")
         self.head = self._linear("lm_head")
+        self._owners = self._find_owners()
         self.refresh()
 
     @property
@@ -103,10 +101,12 @@ class Decoder:
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the policy's weights as they are now."""
-        weights = ((self._places.get(name), weight) for name, weight in checkpoint_weights(self.model))
-        wanted = ((place, weight) for place, weight in weights if place is not None)
-        while some := list(islice(wanted, AT_ONCE)):
-            torch._foreach_copy_([place for place, _ in some], [weight for _, weight in some])
+        if self._owners is not None:
+            torch._foreach_copy_(list(self._places.values()), [getattr(*owner) for owner in self._owners])
+            return
+        for name, weight in checkpoint_weights(self.model):  # adapters are merged one by one
+            if name in self._places:
+                self._places[name].copy_(weight)
 
     @torch.no_grad()
     def turns(self, positions: int) -> tuple[Tensor, Tensor]:
@@ -129,20 +129,14 @@ class Decoder:
         page = torch.cat([torch.tensor(p).repeat_interleave(PAGE)[:n] for p, n in zip(pages, lengths, strict=True)])
         starts = torch.tensor([0, *lengths]).cumsum(0).int()
         ids, position, page, starts = (t.to(self.device, non_blocking=True) for t in (flat, where, page, starts))
-        cos, sin = memory.turns[0][position], memory.turns[1][position]
-        offset = position % PAGE
         x = self.embedding[ids].float()
         delta: Tensor | None = None
         normed = torch.empty_like(x, dtype=self.dtype)
         for layer, cache in zip(self.layers, memory.cache, strict=True):
             memory.parts.add_norm(x, delta, layer.before_attention, self.eps, normed)
-            q, k, v = layer.qkv(normed).view(len(x), -1, self.d).tensor_split([-2 * self.kv, -self.kv], 1)
-            q_norm, k_norm = layer.norms or (None, None)
-            q = plain.rotated(q, q_norm, self.eps, cos, sin).to(self.dtype)
-            k = plain.rotated(k, k_norm, self.eps, cos, sin).to(self.dtype)
-            cache[0][page, :, offset] = k
-            cache[1][page, :, offset] = v
-            answer = causal_attention(q, k, v.contiguous(), starts, max(lengths))
+            qkv = layer.qkv(normed)
+            q, k, v = memory.parts.place(qkv, layer.norms, self.eps, memory.turns, cache, position, page)
+            answer = causal_attention(q, k, v, starts, max(lengths))
             delta = layer.output(answer.reshape(len(x), -1))
             memory.parts.add_norm(x, delta, layer.before_mlp, self.eps, normed)
             both = layer.gate_up(normed)
@@ -181,6 +175,14 @@ class Decoder:
             down=self._linear(f"{mlp}.down_proj"),
             norms=(self._norm(f"{attention}.q_norm"), self._norm(f"{attention}.k_norm")) if normed else None,
         )
+
+    def _find_owners(self) -> list[tuple[Any, str]] | None:
+        """The modules that hold the weights, to ask them for what they hold now; None where adapters are in between."""
+        modules = dict(causal_lm(self.model).named_modules())
+        named = [name.rpartition(".") for name in self._places]
+        if any(hasattr(modules[module], "get_delta_weight") for module, _, _ in named):
+            return None
+        return [(modules[module], attribute) for module, _, attribute in named]
 
     def _norm(self, name: str) -> Tensor:
         place = self._places[f"{name}.weight"] = torch.empty(self._sizes[f"{name}.weight"], device=self.device)

@@ -43,6 +43,41 @@ def rotated(x: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor
     return x.float() * cos[:, None] + turned * sin[:, None]
 
 
+def place(
+    qkv: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    turns: tuple[Tensor, Tensor],
+    cache: Tensor,
+    position: Tensor,
+    page: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of a prefix, turned to their positions; keys and values go into their pages too."""
+    q, k, v = _turned(qkv, norms, eps, (turns[0][position], turns[1][position]), cache)
+    cache[0][page, :, position % PAGE] = k
+    cache[1][page, :, position % PAGE] = v
+    return q, k, v
+
+
+def _turned(
+    qkv: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    turns: tuple[Tensor, Tensor],
+    cache: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    kv, d = cache.shape[2], cache.shape[4]
+    q, k, v = qkv.view(len(qkv), -1, d).tensor_split([-2 * kv, -kv], 1)
+    q_norm, k_norm = norms if norms is not None else (None, None)
+    return rotated(q, q_norm, eps, *turns).to(qkv.dtype), rotated(k, k_norm, eps, *turns).to(qkv.dtype), v
+
+
+def copy_pages(cache: Tensor, source: Tensor, target: Tensor) -> None:
+    """Copy whole pages in all layers."""
+    for layer in cache:
+        layer[:, target] = layer[:, source]
+
+
 def attend(
     qkv: Tensor,
     norms: tuple[Tensor, Tensor] | None,
@@ -54,15 +89,12 @@ def attend(
 ) -> None:
     """Attention of every live row's token over its pages; its own key and value are written there first.
 
-    `cache` is one layer's (2, pages, kv heads, PAGE, D), `turns` the cosines and sines of all positions.
+    `cache` is one layer's (2, pages, kv heads, PAGE, D), `turns` the cosines and sines of all positions,
+    the same for both halves of a head.
     """
     rows, kv, d = len(qkv), cache.shape[2], cache.shape[4]
     position, live = state.numbers[POSITION, :rows], state.numbers[LIVE, :rows].bool()
-    q, k, v = qkv.view(rows, -1, d).split([qkv.shape[1] // d - 2 * kv, kv, kv], 1)
-    cos, sin = turns[0][position], turns[1][position]
-    q_norm, k_norm = norms if norms is not None else (None, None)
-    q = rotated(q, q_norm, eps, cos, sin).to(qkv.dtype)
-    k = rotated(k, k_norm, eps, cos, sin).to(qkv.dtype)
+    q, k, v = _turned(qkv, norms, eps, (turns[0][position], turns[1][position]), cache)
     table = state.pages[:rows].long()
     own = table.gather(1, (position // PAGE)[:, None]).squeeze(1)
     cache[0][own[live], :, (position % PAGE)[live]] = k[live]

@@ -74,8 +74,9 @@ class PagedSampler:
             self._admit(schedule, memory)
             schedule.grow()
             count = _upload(schedule, memory.state)
+            rows = _bucket(count, memory.state.rows)
             for _ in range(schedule.steps()):
-                self._step(_bucket(count, memory.state.rows), greedy, memory)
+                self._step(rows, greedy, memory)
             ended = schedule.look(memory.state.numbers[:, :count].cpu().numpy())
             self._fetch(ended, schedule, memory.state)
             yield from (schedule.leave(home) for home in ended)
@@ -92,14 +93,11 @@ class PagedSampler:
                 f"the cache's {schedule.pool.pages} pages are too few for one response: raise its memory"
             )
         for part in _by_tokens(admission.groups):
-            pages = [[*(group.full or []), *group.tail] for group in part]
-            self._decoder.prefill([group.prefix[:-1] for group in part], pages, memory)
+            held = [[*(group.full or []), *group.tail] for group in part]
+            self._decoder.prefill([group.prefix[:-1] for group in part], held, memory)
         if admission.copy_to:
-            source, target = (
-                torch.tensor(pages, device=memory.cache.device) for pages in (admission.copy_from, admission.copy_to)
-            )
-            for cache in memory.cache:
-                cache[:, target] = cache[:, source]
+            pages = torch.tensor([admission.copy_from, admission.copy_to], device=memory.cache.device)
+            memory.parts.copy_pages(memory.cache, *pages)
         schedule.settle(admission)
 
     def _fetch(self, homes: list[int], schedule: Schedule, state: State) -> None:
@@ -108,13 +106,13 @@ class PagedSampler:
             return
         where = torch.tensor(homes, device=state.tokens.device)
         longest = max(schedule.made(home) for home in homes)
-        tokens = state.tokens[where, :longest].cpu().numpy()
-        logps = state.logps[where, :longest].cpu().numpy()
+        tokens = state.tokens[where, :longest].cpu().tolist()
+        logps = state.logps[where, :longest].cpu().tolist()
         for home, token, logp in zip(homes, tokens, logps, strict=True):
             sample = schedule.running[home]
             new = slice(len(sample.tokens), schedule.made(home))
-            sample.tokens.extend(token[new].tolist())
-            sample.logp.extend(logp[new].tolist())
+            sample.tokens.extend(token[new])
+            sample.logp.extend(logp[new])
 
     def _response(self, sample: Sample) -> Response:
         finished = sample.tokens[-1] in self.end_tokens

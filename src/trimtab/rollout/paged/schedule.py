@@ -90,8 +90,8 @@ class Schedule:
         self.pool.release(admission.released)
 
     def _spare(self) -> int:
-        """Pages that may be taken without bringing those under way into need at once."""
-        return len(self.pool) - len(self.running)
+        """Pages that may be taken so that everyone, the next to start too, can still be given one more."""
+        return len(self.pool) - len(self.running) - 1
 
     def _place(self, group: Group, made: Admission) -> bool:
         """Find pages for a group's prefix."""
@@ -111,7 +111,7 @@ class Schedule:
 
     def _ahead(self, made: int) -> int:
         """Positions beyond its own that a sample may write in the next steps."""
-        return min(self.stride, self.limit - made) - 1
+        return min(self._horizon, self.limit - made) - 1
 
     def _start(self, group: Group, made: Admission) -> bool:
         count = self._own(group)
@@ -127,15 +127,20 @@ class Schedule:
         self.running[home], self._prefix[home], self._pages[home] = sample, group.prefix, pages
         self._table[home, : len(pages)] = pages
         self._has[home] = len(pages)
-        row = self._numbers[:, home]
-        row[TOKEN], row[POSITION], row[MADE] = group.prefix[-1], group.cached, len(sample.tokens)
-        row[LIMIT], row[KEY], row[HOME], row[LIVE] = self.limit, sample.key, home, 1
+        numbers = {TOKEN: group.prefix[-1], POSITION: group.cached, MADE: len(sample.tokens)}
+        numbers |= {LIMIT: self.limit, KEY: sample.key, HOME: home, LIVE: 1}
+        self._numbers[:, home] = [numbers[which] for which in range(NUMBERS)]
         return True
 
     def steps(self) -> int:
         """How many steps until the device has to be asked again."""
         homes = list(self.running)
-        return int(min(self.stride, (self._numbers[LIMIT, homes] - self._numbers[MADE, homes]).max()))
+        return int(min(self._horizon, (self._numbers[LIMIT, homes] - self._numbers[MADE, homes]).max()))
+
+    @property
+    def _horizon(self) -> int:
+        """Steps without a look at the device: a free row is worth less while nobody waits for it."""
+        return self.stride if self.queue else 2 * self.stride
 
     def rows(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         """The numbers and pages of what is under way, row by row."""
@@ -185,7 +190,7 @@ class Schedule:
         """The homes under way, and how many pages each lacks for its next steps."""
         homes = list(self.running)
         position, made = self._numbers[POSITION, homes], self._numbers[MADE, homes]
-        last = position + np.minimum(self.stride, self.limit - made) - 1
+        last = position + np.minimum(self._horizon, self.limit - made) - 1
         return homes, last // PAGE + 1 - self._has[homes]
 
     def grow(self) -> None:

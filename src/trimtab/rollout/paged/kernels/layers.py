@@ -13,9 +13,9 @@ from torch import Tensor
 from trimtab.rollout.paged import state as at
 from trimtab.rollout.paged.state import State
 
-GROUP = 16  # query heads of one kv head are padded to what a tensor core takes
+GROUP = 4  # query heads of one kv head are padded to so many at least
 NORM_WARPS = 8
-ATTEND_WARPS = 2
+ATTEND_WARPS = 4
 ATTEND_STAGES = 2
 BUSY = 512  # programs that keep a GPU busy
 
@@ -69,6 +69,106 @@ def _gated(gate_up, out, width, BLOCK: tl.constexpr):
     up = tl.load(gate_up + row * 2 * width + width + column, mask=inside, other=0.0).to(tl.float32)
     silu = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * width + column, (silu * up).to(out.dtype.element_ty), mask=inside)
+
+
+def place(
+    qkv: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    turns: tuple[Tensor, Tensor],
+    cache: Tensor,
+    position: Tensor,
+    page: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of a prefix, turned to their positions; keys and values go into their pages too."""
+    rows, kv, d = len(qkv), cache.shape[2], cache.shape[4]
+    heads = qkv.shape[1] // d - 2 * kv
+    q, k = qkv.new_empty(rows, heads, d), qkv.new_empty(rows, kv, d)
+    q_norm, k_norm = norms if norms is not None else (qkv, qkv)
+    _place[(rows,)](
+        qkv,
+        q_norm,
+        k_norm,
+        turns[0],
+        turns[1],
+        position,
+        page,
+        cache[0],
+        cache[1],
+        q,
+        k,
+        eps,
+        KV=kv,
+        HEADS=heads,
+        D=d,
+        MOST=triton.next_power_of_2(heads),
+        FEW=triton.next_power_of_2(kv),
+        NORM=norms is not None,
+        num_warps=4,
+    )
+    return q, k, qkv.view(rows, -1, d)[:, heads + kv :]
+
+
+@triton.jit
+def _place(
+    qkv,
+    q_norm,
+    k_norm,
+    cos,
+    sin,
+    positions,
+    pages,
+    keys,
+    values,
+    q_out,
+    k_out,
+    eps,
+    KV: tl.constexpr,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    MOST: tl.constexpr,
+    FEW: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    position, page = tl.load(positions + row), tl.load(pages + row)
+    start = qkv + row * (HEADS + 2 * KV) * D
+    half: tl.constexpr = D // 2
+    kind = qkv.dtype.element_ty
+    h = tl.arange(0, half)[None, :]
+    head = tl.arange(0, MOST)
+    q1, q2 = _halves(start, head * D, q_norm, cos, sin, position, head < HEADS, D, eps, NORM)
+    at = q_out + row * HEADS * D + head[:, None] * D + h
+    tl.store(at, q1.to(kind), mask=head[:, None] < HEADS)
+    tl.store(at + half, q2.to(kind), mask=head[:, None] < HEADS)
+    few = tl.arange(0, FEW)
+    real = few[:, None] < KV
+    k1, k2 = _halves(start + HEADS * D, few * D, k_norm, cos, sin, position, few < KV, D, eps, NORM)
+    at = k_out + row * KV * D + few[:, None] * D + h
+    tl.store(at, k1.to(kind), mask=real)
+    tl.store(at + half, k2.to(kind), mask=real)
+    slot = ((page * KV + few[:, None]) * _PAGE + position % _PAGE) * D
+    tl.store(keys + slot + h, k1.to(kind), mask=real)
+    tl.store(keys + slot + half + h, k2.to(kind), mask=real)
+    d = tl.arange(0, D)[None, :]
+    v = tl.load(start + (HEADS + KV + few[:, None]) * D + d, mask=real, other=0.0)
+    tl.store(values + slot + d, v, mask=real)
+
+
+def copy_pages(cache: Tensor, source: Tensor, target: Tensor) -> None:
+    """Copy whole pages in all layers."""
+    pages, size = cache.shape[2], cache[0, 0, 0].numel()
+    _copy_pages[(len(source), cache.shape[0] * 2)](cache, source, target, pages, size, BLOCK=2048, num_warps=4)
+
+
+@triton.jit
+def _copy_pages(cache, source, target, pages, size, BLOCK: tl.constexpr):
+    start = cache + tl.program_id(1).to(tl.int64) * pages * size
+    before = start + tl.load(source + tl.program_id(0)) * size
+    after = start + tl.load(target + tl.program_id(0)) * size
+    for first in range(0, size, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        tl.store(after + column, tl.load(before + column, mask=column < size), mask=column < size)
 
 
 def attend(
@@ -213,9 +313,9 @@ def _attend(
         page = tl.load(pages + row * page_stride + tile).to(tl.int64)
         place = ((page * KV + kv) * _PAGE + inner)[:, None] * D
         before = tile * _PAGE + inner < position
-        k1 = tl.load(keys + place + h[None, :])
-        k2 = tl.load(keys + place + half + h[None, :])
-        v = tl.load(values + place + d[None, :], mask=before[:, None], other=0.0)  # a page's rest may hold anything
+        k1 = tl.load(keys + place + h[None, :], mask=before[:, None], other=0.0)  # a page's rest may hold anything
+        k2 = tl.load(keys + place + half + h[None, :], mask=before[:, None], other=0.0)
+        v = tl.load(values + place + d[None, :], mask=before[:, None], other=0.0)
         if EXACT:
             scores = tl.dot(q1, tl.trans(k1), input_precision="ieee")
             scores = tl.dot(q2, tl.trans(k2), scores, input_precision="ieee") * scale
