@@ -37,7 +37,7 @@ from trimtab.train.loop import build_trainer
 from trimtab.train.progress import Progress
 
 PHASES = ("sampling", "scoring", "update", "step")
-AT_ONCE = 2  # processes: bytes are counted for each by itself
+AT_ONCE = 3  # processes: bytes are counted for each by itself
 PROMPT = 8
 
 LLAMA = {
