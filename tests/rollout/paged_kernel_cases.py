@@ -112,6 +112,38 @@ def attend(heads: int, kv: int, d: int, normed: bool, whole: bool, device: torch
     assert mine[DEAD].eq(7).all(), "a row that does not live was written"
 
 
+def place(heads: int, kv: int, d: int, normed: bool, device: torch.device, dtype: torch.dtype) -> None:
+    """Two prefixes end to end, of which one goes on in a second page."""
+    from trimtab.rollout.paged import kernels
+
+    position = torch.cat([torch.arange(5), torch.arange(PAGE - 3, PAGE + 2)]).to(device)
+    page = torch.tensor([3] * 5 + [0] * 3 + [2] * 2, device=device)
+    qkv = normal(7, 10, (heads + 2 * kv) * d).to(device, dtype)
+    angle = (normal(8, 2 * PAGE, d // 2) * 3).repeat(1, 2).to(device)
+    norms = (normal(10, d).to(device), normal(11, d).to(device)) if normed else None
+    theirs = torch.full((2, 4, kv, PAGE, d), 7.0, dtype=dtype, device=device)
+    mine = theirs.clone()
+    made = kernels.place(qkv, norms, 1e-6, (angle.cos(), angle.sin()), mine, position, page)
+    wanted = plain.place(qkv, norms, 1e-6, (angle.cos(), angle.sin()), theirs, position, page)
+    for ours, others in zip((*made, mine), (*wanted, theirs), strict=True):
+        assert ours.shape == others.shape
+        assert ours.dtype == others.dtype
+        close(ours, others, dtype)
+
+
+def copy_pages(kv: int, d: int, device: torch.device, dtype: torch.dtype) -> None:
+    """One page may be copied to many, in all layers."""
+    from trimtab.rollout.paged import kernels
+
+    theirs = normal(0, 3, 2, 6, kv, PAGE, d).to(device, dtype)
+    mine = theirs.clone()
+    source, target = torch.tensor([4, 4, 1], device=device), torch.tensor([0, 5, 2], device=device)
+    kernels.copy_pages(mine, source, target)
+    plain.copy_pages(theirs, source, target)
+    assert torch.equal(mine, theirs)
+    assert torch.equal(mine[:, :, 0], mine[:, :, 5])
+
+
 def drawing_state(rows: int, ends: list[int], sampling: tuple[float, float, int]) -> State:
     """Rows anywhere in their responses, one of them dead, homes in another order than rows."""
     generator = torch.Generator().manual_seed(5)
@@ -253,6 +285,11 @@ def cases(shapes: list[tuple[int, int, int]], vocabularies: list[int], rows: int
     for (heads, kv, d), (normed, whole) in product(shapes, ((False, True), (True, False))):
         name = f"attend {heads}/{kv}x{d}{' normed' if normed else ''}{' whole' if whole else ' split'}"
         made[name] = partial(attend, heads, kv, d, normed, whole)
+    for heads, kv, d in shapes:
+        made[f"place {heads}/{kv}x{d}"] = partial(place, heads, kv, d, False)
+        made[f"place {heads}/{kv}x{d} normed"] = partial(place, heads, kv, d, True)
+    for kv, d in ((1, 32), (3, 64)):
+        made[f"copy_pages {kv}x{d}"] = partial(copy_pages, kv, d)
     for (name, sampling), vocabulary in product(SAMPLINGS.items(), vocabularies):
         made[f"draw {name} of {vocabulary}"] = partial(draw, vocabulary, sampling, rows)
     for name, sampling in ((name, SAMPLINGS[name]) for name in HARD):
