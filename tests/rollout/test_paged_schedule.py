@@ -213,7 +213,7 @@ def works(draw: Callable[..., int]) -> Work:
     )
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(works())
 def test_every_sample_is_what_it_would_be_alone_and_no_page_is_lost(work: Work) -> None:
     outcome = run(work)
