@@ -10,6 +10,7 @@ Last, log-probabilities of the sampler against those of the training forward.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from stopwatch import about, forget, save, seconds_of
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PretrainedConfig, Qwen3Config
 
 from trimtab.policy import Policy, Transcript, load_policy, score
-from trimtab.rollout import PagedSampler, PromptTokens, Response, SamplingOptions
+from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.train.build import build_sampler
 
 PROMPT, NEW, SEQUENCES = 64, 128, 512
@@ -187,13 +188,13 @@ def least_bytes(config: Any, drawn: list[Response]) -> tuple[float, float]:
     return 2.0 * max(len(r.tokens) for r in drawn) * weights, 2.0 * token * read
 
 
-def agreement(policy: Policy, sequences: int, new: int) -> dict[str, Any]:
-    """The sampler's log-probabilities against the training forward's, at the tokens it drew."""
+def agreement(policy: Policy, sampler: Sampler, sequences: int, new: int) -> dict[str, Any]:
+    """A sampler's log-probabilities against the training forward's, at the tokens it drew."""
     asks = [
         f"Tom has {n} apples and buys {3 * n + 1} more. How many apples has Tom now?" for n in range(sequences // 8)
     ]
     asked = [PromptTokens(policy.encode([{"role": "user", "content": text}]), n) for n, text in enumerate(asks)]
-    groups = build_sampler(policy).sample(asked, 0, SamplingOptions(samples=8, max_new_tokens=new))
+    groups = sampler.sample(asked, 0, SamplingOptions(samples=8, max_new_tokens=new))
     pairs = [(prompt, response) for prompt, group in zip(asked, groups, strict=True) for response in group]
     scored = score(policy, [Transcript(p.ids, r.tokens) for p, r in pairs], 1.0, 16_384, 2048)
     drawn = torch.tensor([value for _, r in pairs for value in r.logp], device=policy.device)
@@ -201,10 +202,23 @@ def agreement(policy: Policy, sequences: int, new: int) -> dict[str, Any]:
     return {
         "tokens": len(off),
         "mean": float(off.mean()),
-        "share_above_0.1": float((off > 0.1).float().mean()),
         "largest": float(off.max()),
+        "mean_signed": float((scored.logp - drawn).mean()),
         "mean_entropy": float(scored.entropy.mean()),
     }
+
+
+def agreements(device: torch.device, small: bool) -> dict[str, Any]:
+    """In bf16 and fp32, of the fast sampler and of transformers' own forward with a cache."""
+    result: dict[str, Any] = {}
+    sizes = (16, 16) if small else (256, 128)
+    for precision in ("bf16", "fp32"):
+        policy = load_policy("demo" if small else "smollm2", precision=precision, device=device.type)
+        general = NativeSampler(policy.model, policy.end_tokens, policy.pad_token, policy.autocast)
+        for name, sampler in (("trimtab", build_sampler(policy)), ("transformers forward", general)):
+            result[f"{precision}, {name}"] = agreement(policy, sampler, *sizes)
+            print(precision, name, result[f"{precision}, {name}"], flush=True)
+    return result
 
 
 def main() -> None:
@@ -214,17 +228,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--parts", nargs="+", default=["beside", "limit", "agreement"])
+    parser.add_argument("--longest", type=int, default=4096, help="new tokens of the longest responses")
     parser.add_argument("--small", action="store_true", help="tiny models, to try the script on a CPU")
     args = parser.parse_args()
     device = torch.device("cpu" if args.small else "cuda")
-    result = about("sampling: tokens per second, share of the bandwidth limit, log-probabilities", device)
+    result = json.loads(args.out.read_text()) if args.out.exists() else {}  # parts may be measured one after the other
+    result |= about("sampling: tokens per second, share of the bandwidth limit, log-probabilities", device)
     if "beside" in args.parts:
         result["135M Llama, 512 x (64 + 128)"] = beside_transformers(device, args.small, not args.no_peers, args.rounds)
         save(result, args.out)
     if "limit" in args.parts:
         speed = copy_speed(device, 2**24 if args.small else 2**32)
         result["copy_bytes_per_second"] = speed
-        settings = [Setting(64, 4096), Setting(512, 4096, 1e-3)]
+        settings = [Setting(64, args.longest), Setting(512, args.longest, 1e-3)]
         for name in ("1.7B", "8B"):
             for setting in [Setting(4, 20, 0.1)] if args.small else settings:
                 key = f"Qwen3-{name} shape, {setting.sequences} sequences, up to {setting.new_tokens}"
@@ -234,11 +250,7 @@ def main() -> None:
                 save(result, args.out)
     if "agreement" in args.parts:
         forget(device)
-        policy = load_policy("demo" if args.small else "smollm2", precision="bf16", device=device.type)
-        result["log-probabilities, sampler against training forward"] = agreement(
-            policy, 16 if args.small else 512, 256
-        )
-        print(result["log-probabilities, sampler against training forward"], flush=True)
+        result["log-probabilities, sampler against training forward"] = agreements(device, args.small)
     save(result, args.out)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import tempfile
@@ -42,7 +43,10 @@ def convert_gguf(source: Path, folder: Path) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(where, gguf_file=file)
     loaded = AutoModelForCausalLM.from_pretrained(where, gguf_file=file, dtype=torch.float32)
     # What transformers loads from GGUF cannot be saved as it is: a fresh model of the same shape can.
-    fresh = AutoModelForCausalLM.from_config(loaded.config)
+    config = copy.deepcopy(loaded.config)
+    if hasattr(config, "quantization_config"):  # the weights are no longer in blocks
+        del config.quantization_config
+    fresh = AutoModelForCausalLM.from_config(config)
     fresh.load_state_dict(loaded.state_dict())
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:

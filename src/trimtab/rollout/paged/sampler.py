@@ -51,6 +51,8 @@ class PagedSampler:
         for number, prompt in enumerate(prompts):
             if not prompt.ids:
                 raise ValueError(f"prompt {number} has no tokens: there is nothing to go on from")
+        if options.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={options.max_new_tokens}: a response has one token at least")
         if not prompts:
             return []
         if self._decoder is None:

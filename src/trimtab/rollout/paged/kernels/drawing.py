@@ -44,7 +44,7 @@ def draw(logits: Tensor, state: State, greedy: bool) -> None:
         BLOCK=BLOCK,
         BLOCKS=triton.next_power_of_2(blocks),
         ENDS=triton.next_power_of_2(max(1, len(state.ends))),
-        num_warps=8,
+        num_warps=16,
     )
 
 

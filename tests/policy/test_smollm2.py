@@ -1,0 +1,40 @@
+"""Converting SmolLM2 from GGUF: an ordinary folder comes out, which every trainer may train."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trimtab.policy.demo import demo_model, demo_tokenizer
+from trimtab.policy.smollm2 import convert_gguf, find_gguf
+
+
+def test_the_folder_says_nothing_of_the_blocks_its_weights_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = demo_model(seed=1)
+    loaded.config.quantization_config = {"quant_method": "gguf", "gguf_file": "made.gguf", "dequantize": False}
+
+    def from_gguf(where: str, gguf_file: str, **_: Any) -> Any:
+        assert (where, gguf_file) == (str(tmp_path), "made.gguf")
+        return loaded
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AutoModelForCausalLM, "from_pretrained", from_gguf)
+        patched.setattr(AutoTokenizer, "from_pretrained", lambda where, gguf_file: demo_tokenizer())
+        convert_gguf(tmp_path / "made.gguf", tmp_path / "folder")
+    assert "quantization_config" not in json.loads((tmp_path / "folder" / "config.json").read_text())
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "folder", dtype=torch.float32)
+    assert not getattr(again, "is_quantized", False)
+    for mine, theirs in zip(again.parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_file_that_is_named_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIMTAB_SMOLLM2_GGUF", str(tmp_path / "own.gguf"))
+    assert find_gguf() == tmp_path / "own.gguf"
