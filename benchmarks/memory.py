@@ -261,12 +261,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--small", action="store_true", help="tiny models on the CPU")
+    parser.add_argument("--only", nargs="+", help="settings by their place in the list, from 0")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     device, settings = ("cpu", SMALL) if given.small else ("cuda", FULL)
     if given.one is not None:
         print(json.dumps(measure(next(s for s in settings if s.name == given.one), device)))
         return
+    if given.only is not None:
+        settings = [settings[int(place)] for place in given.only]
     result = about("peak memory, foretold and measured", torch.device(device)) | {"settings": list[Any]()}
     print("foretold/measured in GB (ratio); first the ratio of the peaks")
     with ThreadPoolExecutor(AT_ONCE) as pool:

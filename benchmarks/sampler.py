@@ -228,6 +228,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--parts", nargs="+", default=["beside", "limit", "agreement"])
+    parser.add_argument("--shapes", nargs="+", default=["1.7B", "8B"])
     parser.add_argument("--longest", type=int, default=4096, help="new tokens of the longest responses")
     parser.add_argument("--small", action="store_true", help="tiny models, to try the script on a CPU")
     args = parser.parse_args()
@@ -241,7 +242,7 @@ def main() -> None:
         speed = copy_speed(device, 2**24 if args.small else 2**32)
         result["copy_bytes_per_second"] = speed
         settings = [Setting(64, args.longest), Setting(512, args.longest, 1e-3)]
-        for name in ("1.7B", "8B"):
+        for name in args.shapes:
             for setting in [Setting(4, 20, 0.1)] if args.small else settings:
                 key = f"Qwen3-{name} shape, {setting.sequences} sequences, up to {setting.new_tokens}"
                 forget(device)

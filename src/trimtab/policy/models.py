@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trimtab.policy.demo import demo_model, demo_tokenizer
 from trimtab.policy.head import Head
+from trimtab.policy.norms import fuse_norms, unfuse_norms
 from trimtab.policy.packed import Packed, packed_hidden, use_packed_attention, why_not_packed
 from trimtab.policy.smollm2 import smollm2_folder
 
@@ -134,6 +135,11 @@ class Policy:
         text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
 
+    def decode_many(self, responses: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of many responses, which a tokenizer does in parallel."""
+        texts: list[str] = self.tokenizer.batch_decode([list(tokens) for tokens in responses], skip_special_tokens=True)
+        return texts
+
 
 def load_policy(
     path: str,
@@ -169,10 +175,12 @@ def with_packing(policy: Policy) -> Policy:
     if before != "sdpa":  # somebody has chosen another attention
         return policy
     use_packed_attention(policy.causal)
+    fuse_norms(policy.causal)
     reason = why_not_packed(policy.backbone, policy.device, policy.autocast)
     if not reason:
         return replace(policy, packed=True)
     policy.causal.set_attn_implementation(before)
+    unfuse_norms(policy.causal)
     name = type(policy.causal).__name__
     warnings.warn(f"sequences are padded, which is slower: {name} cannot take them end to end ({reason})", stacklevel=2)
     return policy

@@ -2,8 +2,9 @@
 
 A fused head forms gradients in the forward pass (`head_gradients`: 3 GEMMs). A chunk of it must know its loss as soon
 as it knows its log-probabilities. Where every token has its own ratio, chunks are cut anywhere. Where responses or
-segments share one, chunks are whole responses, which costs nothing; only if a response is longer than a chunk are the
-log-probabilities of the part scored first, which costs the fourth GEMM and keeps memory bounded.
+segments share one, chunks are whole responses, which costs nothing while a chunk's GEMMs take longer than launching the
+many small operations of its loss. For small heads they do not, and a response longer than a chunk has no other way: the
+log-probabilities of the part are scored first, which costs the fourth GEMM and takes the loss once.
 
 Otherwise, and for heads that are more than a linear map, autograd does it, with each chunk's logits made twice.
 """
@@ -22,6 +23,8 @@ from trimtab.objectives.objective import LossOutput
 from trimtab.policy.head import Head, HeadGradients, head_gradients, head_scores
 from trimtab.policy.models import Policy
 from trimtab.policy.score import Transcript, log_probs, response_hidden
+
+SMALL = 3e12  # floating-point operations of a chunk's three GEMMs: about what a GPU does while a loss is launched
 
 
 def training_pass(
@@ -53,7 +56,7 @@ def training_pass(
 def _through_head(
     policy: Policy, head: Head, objective: Objective, part: Plan, hidden: Tensor, tokens: Tensor, chunk: int
 ) -> tuple[LossOutput, HeadGradients]:
-    pieces = _pieces(part, chunk)
+    pieces = _pieces(part, chunk, 6.0 * chunk * head.weight.numel() < SMALL)
     if pieces is None:  # the fourth GEMM
         sizes = [min(chunk, part.tokens - first) for first in range(0, part.tokens, chunk)]
         whole, slope = _loss_and_slope(objective, part, head_scores(hidden, head, tokens, chunk).logp)
@@ -92,12 +95,15 @@ def _gradient(parameter: nn.Parameter | None) -> Tensor | None:
     return parameter.grad
 
 
-def _pieces(part: Plan, chunk: int) -> list[Plan] | None:
-    """The part in pieces of at most `chunk` tokens whose loss needs no other piece; None where there are none."""
+def _pieces(part: Plan, chunk: int, small: bool) -> list[Plan] | None:
+    """The part in pieces of at most `chunk` tokens whose loss needs no other piece; None where there are none.
+
+    Where tokens share ratios, none are made either if a chunk is `small` work.
+    """
     if part.runs is None and part.replan is None:
         return [part.cut(first, min(first + chunk, part.tokens)) for first in range(0, part.tokens, chunk)]
     lengths = [last - first for first, last in pairwise(part.offsets)]
-    if max(lengths, default=0) > chunk or part.replan is not None:
+    if small or max(lengths, default=0) > chunk or part.replan is not None:
         return None
     sizes, tokens = [0], 0
     for length in lengths:

@@ -97,14 +97,14 @@ def answer_problems(
     """Sample and grade: for every problem its group of answers."""
     prompts = encode_prompts(policy, problems, config.rollout.max_prompt_tokens)
     sampled = sampler.sample(prompts, step, options)
-    texts = [[policy.decode(response.tokens) for response in responses] for responses in sampled]
-    pairs = [(text, problem) for (_, problem), group in zip(problems, texts, strict=True) for text in group]
-    verdicts = iter(grade_many(pairs))
+    said = policy.decode_many([response.tokens for responses in sampled for response in responses])
+    asked = [problem for (_, problem), responses in zip(problems, sampled, strict=True) for _ in responses]
+    graded = iter(zip(said, grade_many(list(zip(said, asked, strict=True))), strict=True))
     groups = []
-    for (number, problem), prompt, responses, said in zip(problems, prompts, sampled, texts, strict=True):
+    for (number, problem), prompt, responses in zip(problems, prompts, sampled, strict=True):
         group = []
-        for response, text in zip(responses, said, strict=True):
-            verdict = next(verdicts)
+        for response in responses:
+            text, verdict = next(graded)
             reward = reward_of(verdict, response, config.reward, config.rollout.max_new_tokens)
             left_out = reward is None
             group.append(Answer(problem, prompt.ids, response, text, verdict, reward or 0.0, number, left_out))

@@ -64,7 +64,6 @@ class Schedule:
         self.queue = deque(groups)
         self.running: dict[int, Sample] = {}  # by home, in the order in which they started
         self._prefix: dict[int, Sequence[int]] = {}
-        self._pages: dict[int, list[int]] = {}
         self._free = list(range(rows - 1, -1, -1))
         self._table = np.zeros((rows, pages), dtype=np.int32)
         self._numbers = np.zeros((NUMBERS, rows), dtype=np.int64)
@@ -124,7 +123,7 @@ class Schedule:
             made.copy_from.extend(group.tail)
             made.copy_to.append(own[0])
         pages = [*group.full, *own]
-        self.running[home], self._prefix[home], self._pages[home] = sample, group.prefix, pages
+        self.running[home], self._prefix[home] = sample, group.prefix
         self._table[home, : len(pages)] = pages
         self._has[home] = len(pages)
         numbers = {TOKEN: group.prefix[-1], POSITION: group.cached, MADE: len(sample.tokens)}
@@ -159,7 +158,7 @@ class Schedule:
 
     def leave(self, home: int) -> Sample:
         """Take a sample out of the batch."""
-        self.pool.release(self._pages.pop(home))
+        self.pool.release(self._pages(home))
         del self._prefix[home]
         self._free.append(home)
         return self.running.pop(home)
@@ -173,7 +172,7 @@ class Schedule:
                 break
             leaving.append(home)
             need -= own
-            free += sum(1 for page in self._pages[home] if self.pool.alone(page))
+            free += sum(1 for page in self._pages(home) if self.pool.alone(page))
         return leaving
 
     def wait_again(self, home: int, sample: Sample) -> None:
@@ -196,9 +195,10 @@ class Schedule:
     def grow(self) -> None:
         """Give everyone the pages of the next steps."""
         homes, missing = self._missing()
-        for index in np.flatnonzero(missing > 0):
-            home, count = homes[index], int(missing[index])
-            more, pages = self.pool.take(count), self._pages[home]
-            self._table[home, len(pages) : len(pages) + count] = more
-            pages.extend(more)
-            self._has[home] = len(pages)
+        short = np.array(homes, dtype=np.int64)[missing > 0]  # by one page each: the horizon is no longer than a page
+        self._table[short, self._has[short]] = self.pool.take(len(short))
+        self._has[short] += 1
+
+    def _pages(self, home: int) -> list[int]:
+        pages: list[int] = self._table[home, : self._has[home]].tolist()
+        return pages

@@ -5,8 +5,6 @@ A row that does not live leaves attention at once.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
@@ -15,7 +13,6 @@ from torch import Tensor
 from trimtab.rollout.paged import state as at
 from trimtab.rollout.paged.state import State
 
-HOPPER = 9
 GROUP = 4  # query heads of one kv head are padded to so many at least
 NORM_WARPS = 8
 ATTEND_WARPS = 4
@@ -24,12 +21,6 @@ BUSY = 512  # programs that keep a GPU busy
 
 _PAGE = tl.constexpr(at.PAGE)
 _POSITION, _LIVE = tl.constexpr(at.POSITION), tl.constexpr(at.LIVE)
-
-
-@cache
-def early() -> bool:
-    """Whether a kernel may be launched before the one ahead of it has ended; it then waits for that one inside."""
-    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= HOPPER
 
 
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -45,16 +36,12 @@ def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, out: T
         eps,
         ADD=delta is not None,
         BLOCK=block,
-        EARLY=early(),
         num_warps=NORM_WARPS,
-        launch_pdl=early(),
     )
 
 
 @triton.jit
-def _add_norm(x, delta, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
+def _add_norm(x, delta, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -70,15 +57,11 @@ def _add_norm(x, delta, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.co
 def gated(gate_up: Tensor, out: Tensor) -> None:
     """silu(gate) x up."""
     rows, width = out.shape
-    _gated[(rows, triton.cdiv(width, 1024))](
-        gate_up, out, width, BLOCK=1024, EARLY=early(), num_warps=4, launch_pdl=early()
-    )
+    _gated[(rows, triton.cdiv(width, 1024))](gate_up, out, width, BLOCK=1024, num_warps=4)
 
 
 @triton.jit
-def _gated(gate_up, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
+def _gated(gate_up, out, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -228,10 +211,8 @@ def attend(
         NORM=norms is not None,
         SPLITS=splits,
         EXACT=qkv.dtype == torch.float32,
-        EARLY=early(),
         num_warps=ATTEND_WARPS,
         num_stages=ATTEND_STAGES,
-        launch_pdl=early(),
     )
     if splits > 1:
         _combine[(rows, heads)](
@@ -289,10 +270,7 @@ def _attend(
     NORM: tl.constexpr,
     SPLITS: tl.constexpr,
     EXACT: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
     row, kv, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     live = tl.load(numbers + _LIVE * state_rows + row)
     position = tl.load(numbers + _POSITION * state_rows + row)
