@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
-from trimtab.policy.norms import RmsNorm, fuse_norms, unfuse_norms
+from trimtab.policy.norms import RmsNorm, fuse_norms, unfuse_norms, why_not_fused
 
 SIZE: dict[str, Any] = {
     "vocab_size": 61,
@@ -124,3 +124,39 @@ def test_another_family_is_left_alone() -> None:
     model = model_of(GemmaConfig(**SIZE, head_dim=8))
     fuse_norms(model)
     assert not any("forward" in vars(module) for module in model.modules())
+    assert why_not_fused(model) == ""
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+def test_the_probe_is_content_with_norms_that_are_right(config: Any) -> None:
+    model = model_of(config)
+    fuse_norms(model)
+    assert why_not_fused(model) == ""
+
+
+def test_the_probe_finds_wrong_values_wrong_gradients_and_missing_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(CONFIGS[0])
+    fuse_norms(model)
+    right = RmsNorm.forward, RmsNorm.backward
+
+    def missing(*_: Any) -> Tensor:
+        raise NotImplementedError("no such kernel")
+
+    wrong = [
+        ("forward", lambda *given: right[0](*given) * 1.1, "10% off"),
+        ("backward", lambda *given: tuple(g if g is None else g * 1.5 for g in right[1](*given)), "50% off"),
+        ("forward", missing, "no such kernel"),
+    ]
+    for name, function, words in wrong:
+        with monkeypatch.context() as patched:
+            patched.setattr(RmsNorm, name, staticmethod(function))
+            assert words in why_not_fused(model)
+    assert why_not_fused(model) == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+def test_on_a_gpu_the_fused_kernels_are_right(config: Any) -> None:
+    model = model_of(config).cuda()
+    fuse_norms(model)
+    assert why_not_fused(model) == ""

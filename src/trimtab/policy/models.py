@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trimtab.policy.demo import demo_model, demo_tokenizer
 from trimtab.policy.head import Head
-from trimtab.policy.norms import fuse_norms, unfuse_norms
+from trimtab.policy.norms import fuse_norms, unfuse_norms, why_not_fused
 from trimtab.policy.packed import Packed, packed_hidden, use_packed_attention, why_not_packed
 from trimtab.policy.smollm2 import smollm2_folder
 
@@ -175,15 +175,20 @@ def with_packing(policy: Policy) -> Policy:
     if before != "sdpa":  # somebody has chosen another attention
         return policy
     use_packed_attention(policy.causal)
-    fuse_norms(policy.causal)
     reason = why_not_packed(policy.backbone, policy.device, policy.autocast)
-    if not reason:
-        return replace(policy, packed=True)
-    policy.causal.set_attn_implementation(before)
-    unfuse_norms(policy.causal)
     name = type(policy.causal).__name__
-    warnings.warn(f"sequences are padded, which is slower: {name} cannot take them end to end ({reason})", stacklevel=2)
-    return policy
+    if reason:
+        policy.causal.set_attn_implementation(before)
+        warnings.warn(
+            f"sequences are padded, which is slower: {name} cannot take them end to end ({reason})", stacklevel=2
+        )
+        return policy
+    fuse_norms(policy.causal)
+    reason = why_not_fused(policy.causal)
+    if reason:
+        unfuse_norms(policy.causal)
+        warnings.warn(f"the norms of {name} are not fused, which is slower ({reason})", stacklevel=2)
+    return replace(policy, packed=True)
 
 
 def pick_device(name: str) -> torch.device:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 FAMILIES = ("llama", "qwen2", "qwen3")  # norms are read by linear maps alone
+CLOSE = 0.02  # how far outputs and gradients may be apart, of their norm: bf16 rounding is below
 PLACES = ("input_layernorm", "post_attention_layernorm", "norm")
 
 
@@ -26,12 +27,41 @@ def fuse_norms(causal: Any) -> None:
             module.forward = partial(_forward, module)
 
 
+def why_not_fused(causal: Any) -> str:
+    """Try a model whose norms were fused: why they must not be; nothing where they do what transformers' do."""
+    fused = [module for module in causal.modules() if _is_fused(module)]
+    if not fused:
+        return ""
+    module, device = fused[0], fused[0].weight.device
+    x = torch.linspace(-3, 3, 4 * len(module.weight), device=device).view(4, -1).sin().requires_grad_()
+    try:
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            mine, theirs = module(x).float(), type(module).forward(module, x).float()
+        for one, other in zip(_with_gradients(mine, x, module), _with_gradients(theirs, x, module), strict=True):
+            off = float((one - other).norm() / other.norm())
+            if not off <= CLOSE:
+                return f"fused norms are {off:.0%} off"
+    except Exception as error:  # a torch without these kernels
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _with_gradients(out: Tensor, x: Tensor, module: Any) -> list[Tensor]:
+    trained = [tensor for tensor in (x, module.weight) if tensor.requires_grad]
+    weights = torch.linspace(0.5, 1.5, out.numel(), device=out.device).view_as(out)
+    return [out.detach(), *torch.autograd.grad((out * weights).sum(), trained)]
+
+
 def unfuse_norms(causal: Any) -> None:
     """Undo that."""
     for module in causal.modules():
-        made = vars(module).get("forward")
-        if isinstance(made, partial) and made.func is _forward:
+        if _is_fused(module):
             del module.forward
+
+
+def _is_fused(module: Any) -> bool:
+    made = vars(module).get("forward")
+    return isinstance(made, partial) and made.func is _forward
 
 
 def _forward(module: Any, hidden: Tensor) -> Tensor:

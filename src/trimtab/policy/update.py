@@ -110,6 +110,7 @@ def _step(
         optimizer.zero_grad(set_to_none=True)
         return UpdateResult(result, False, " and ".join(faults), _to_blame(plan, new_logp), new_logp)
     optimizer.step()
+    optimizer.zero_grad(set_to_none=True)  # nothing reads gradients until the next update: sampling can have the memory
     return UpdateResult(result, new_logp=new_logp)
 
 

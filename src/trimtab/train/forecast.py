@@ -109,9 +109,8 @@ def forecast(config: Config, device: Device, memory: int | None = None) -> Forec
         backward=update.accounts.get("backward", 0),
         sampler=sampling.sampler,
         cache=sampling.cache,
-        # The gradients of an update stay until the next begins.
-        sampling=base + trained + sampling.passing,
-        scoring=base + trained + scoring.peak,
+        sampling=base + sampling.passing,
+        scoring=base + scoring.peak,
         update=base + update.peak,
         step=base + trained + (0 if on_gpu else 2 * widest),  # the GPU's AdamW is one kernel and needs no room
     )
