@@ -38,6 +38,19 @@ def test_the_example_of_a_new_method_is_all_it_takes() -> None:
         METHODS.pop("rloo", None)
 
 
+def test_the_heads_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("docs/gpu.md")
+    made: dict[str, Any] = {}
+    exec(compile(code, "docs/gpu.md", "exec"), made)
+    assert "torch.Size([6, 16]) torch.Size([101, 16])" in capsys.readouterr().out
+    hidden = made["hidden"].requires_grad_()
+    logp = (hidden @ made["head"].weight.T / 0.7).log_softmax(-1).gather(1, made["token"][:, None]).squeeze(1)
+    ratio, advantage = (logp - made["old"].logp).exp(), made["advantage"]
+    loss = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage).mean()
+    (gradient,) = torch.autograd.grad(loss, hidden)
+    torch.testing.assert_close(made["made"].hidden, gradient, rtol=1e-4, atol=1e-6)
+
+
 def test_every_linked_file_is_there() -> None:
     for name in ("README.md", "CONTRIBUTING.md"):
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / name).read_text()):

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import gpu_tables
+
 from trimtab.insight.alarms import KINDS, reasons
 from trimtab.objectives.handbook import handbook
 from trimtab.record import TABLES
@@ -158,8 +160,20 @@ def alarms_measured() -> str:
     return path.read_text().strip() if path.exists() else ""
 
 
+def gpu_page() -> str:
+    """docs/gpu.md with what was measured on a GPU filled in."""
+    return filled("docs/gpu.md", {"head": gpu_tables.head, "sampler": gpu_tables.sampler, "step": gpu_tables.step})
+
+
+def evaluation_page() -> str:
+    """docs/evaluation.md with a real evaluation filled in."""
+    return filled("docs/evaluation.md", {"smollm2": gpu_tables.evaluated})
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/alarms.md": alarms_page,
+    "docs/evaluation.md": evaluation_page,
+    "docs/gpu.md": gpu_page,
     "docs/methods.md": handbook,
     "docs/recipes.md": recipes_page,
     "docs/record.md": record_page,
