@@ -13,7 +13,7 @@ from torch import Tensor
 from triton_interpreter import interpret
 
 from trimtab.objectives.theory import moments
-from trimtab.policy.head import CHUNK, Head, LossOf, head_gradients, head_scores, softmax_part
+from trimtab.policy.head import CHUNK, Head, LossOf, _fault, head_gradients, head_scores, slope_part, softmax_part
 
 HEADS = list(product((None, 3.0), (False, True), (1.0, 0.7)))  # soft cap, bias, temperature
 
@@ -86,8 +86,7 @@ def test_gradients_are_those_of_autograd(
     torch.testing.assert_close(made.loss, loss)
     for mine, theirs in zip((made.hidden, made.weight, made.bias), gradients, strict=False):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
-    for mine, theirs in zip(made.moments, moments(full_logits(hidden, head), token), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(made.logp, moments(full_logits(hidden, head), token).logp, rtol=1e-10, atol=1e-12)
 
 
 def test_chunks_get_the_rows_they_are_asked_about() -> None:
@@ -185,8 +184,10 @@ def test_what_does_not_fit_is_named() -> None:
 
 def test_a_word_that_cannot_come_has_no_gradient() -> None:
     logits = torch.tensor([[0.0, -torch.inf, 1.0]])
-    numbers = softmax_part(logits, torch.tensor([2]), Head(torch.zeros(3, 1)), write=True)
-    assert numbers.isfinite().all()
+    assert softmax_part(logits, torch.tensor([2]), Head(torch.zeros(3, 1))).isfinite().all()
+    logp, factor = slope_part(logits, torch.tensor([2]), Head(torch.zeros(3, 1)))
+    assert logp.isfinite().all()
+    assert factor == 1
     assert logits[0, 1] == 0
 
 
@@ -218,6 +219,9 @@ for cap, temperature, dtype, vocabulary in (
     untouched = logits.clone().to(device)
     assert torch.equal(softmax.softmax_part(untouched, token, temperature, cap, False), numbers)
     assert torch.equal(untouched.cpu(), logits)
+    logp, factor = softmax.slope_part(untouched, token, temperature, cap)
+    torch.testing.assert_close(logp, numbers[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(untouched.float() * factor[:, None], plain.float(), rtol=1e-2, atol=1e-5)
 print("same")
 """
 
@@ -243,10 +247,21 @@ def test_on_a_gpu_the_kernel_gives_what_its_plain_twin_gives(
     made = head_gradients(hidden, head, token, loss_of)
     monkeypatch.setattr("trimtab.policy.head.fused", lambda: None)
     plain = head_gradients(hidden, head, token, loss_of)
-    for mine, theirs in zip(made.moments, plain.moments, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(made.logp, plain.logp, rtol=1e-4, atol=1e-5)
     for mine, theirs in ((made.hidden, plain.hidden), (made.weight, plain.weight), (made.bias, plain.bias)):
         if theirs is not None:
             assert mine is not None
             off = (mine.double() - theirs.double()).norm()
             assert off <= max(torch.finfo(dtype).eps, 1e-5) * theirs.double().norm()  # which fp16 may bring to 0
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_kernels_are_trusted_only_after_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trimtab.policy.kernels import softmax
+
+    assert _fault(softmax) == ""
+    right = softmax.slope_part
+    monkeypatch.setattr(softmax, "slope_part", lambda *given: right(*given) * 1.01)
+    assert "log-probabilities and slopes are wrong" in _fault(softmax)
+    monkeypatch.setattr(softmax, "slope_part", lambda *_: 1 / 0)
+    assert "ZeroDivisionError" in _fault(softmax)

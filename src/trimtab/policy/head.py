@@ -3,18 +3,20 @@
 Full logits never exist: rows go through in chunks. Scoring is one GEMM and one pass over each chunk. Training forms
 gradients in the forward pass: a plan fixes everything about a token but its log-probability, so the derivative of the
 loss by a chunk's log-probabilities is known as soon as they are, and nothing is computed a second time: 3 GEMMs, or 2
-where the head is frozen. The coefficient multiplies the narrow side (hidden states), so the wide side is softmax alone
-and one kernel serves every objective.
+where the head is frozen. The coefficient multiplies the narrow side (hidden states), so the wide side is softmax alone,
+not even normalised, and one kernel serves every objective.
 
 The function stands alone: it knows tensors, not models, and other trainers can use it as it is.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,10 +52,10 @@ class Head:
 
 @dataclass(frozen=True)
 class HeadGradients:
-    """The loss, the four numbers of every row, and the gradients; `weight` and `bias` are None for a frozen head."""
+    """The loss, ln p of every row's token, and the gradients; `weight` and `bias` are None for a frozen head."""
 
     loss: Tensor
-    moments: Moments
+    logp: Tensor
     hidden: Tensor
     weight: Tensor | None
     bias: Tensor | None
@@ -64,7 +66,7 @@ def head_scores(hidden: Tensor, head: Head, tokens: Tensor, chunk: int = CHUNK) 
     """ln p of each row's token, and entropy, sum p^2, sum p^2 ln p of its distribution, in fp32."""
     buffer = head.buffer(min(chunk, len(tokens)))
     pieces = [
-        softmax_part(head.logits(h, buffer), t, head, write=False)
+        softmax_part(head.logits(h, buffer), t, head)
         for h, t in zip(hidden.split(chunk), tokens.split(chunk), strict=True)
     ]
     return Moments(*torch.cat(pieces, dim=1).unbind())
@@ -100,9 +102,9 @@ def head_gradients(
     for first, last in pairwise(accumulate(sizes, initial=0)):
         here = slice(first, last)
         wide = head.logits(hidden[here], buffer)
-        numbers = softmax_part(wide, tokens[here], head, write=True)
-        loss, slope = loss_of(numbers[0], here)
-        slope = slope.to(numbers.dtype) / head.temperature
+        logp, factor = slope_part(wide, tokens[here], head)
+        loss, slope = loss_of(logp, here)
+        slope = slope.to(logp.dtype) * factor / head.temperature
         # fp16 would lose the small coefficients of a mean over many tokens: the largest is 1 until the GEMM is done.
         unit = slope.abs().amax().clamp(min=1e-30) if hidden.dtype == torch.float16 and len(slope) else None
         narrow = slope if unit is None else slope / unit
@@ -112,30 +114,64 @@ def head_gradients(
             if bias_grad is not None:
                 bias_grad += (slope @ wide.to(slope.dtype)).to(bias_grad.dtype)
         losses.append(loss)
-        scored.append(numbers)
-    whole = torch.cat(scored, dim=1) if scored else torch.empty(4, 0, device=hidden.device)
+        scored.append(logp)
+    whole = torch.cat(scored) if scored else torch.empty(0, device=hidden.device)
     total = torch.stack(losses).sum() if losses else torch.zeros((), device=hidden.device)
     if weight_grad is None and not frozen:
         weight_grad = torch.zeros_like(head.weight)
-    return HeadGradients(total, Moments(*whole.unbind()), d_hidden, weight_grad, bias_grad)
+    return HeadGradients(total, whole, d_hidden, weight_grad, bias_grad)
 
 
-def softmax_part(logits: Tensor, tokens: Tensor, head: Head, write: bool) -> Tensor:
-    """The four numbers of every row, (4, rows); with `write` the logits become d ln p / d logits times temperature."""
-    kernel = fused() if logits.is_cuda else None
-    if kernel is not None:
-        return kernel(logits, tokens, head.temperature, head.soft_cap, write)
-    return _softmax_part(logits, tokens, head.temperature, head.soft_cap, write)
+def softmax_part(logits: Tensor, tokens: Tensor, head: Head) -> Tensor:
+    """The four numbers of every row, (4, rows)."""
+    kernels = fused() if logits.is_cuda else None
+    if kernels is not None:
+        numbers: Tensor = kernels.softmax_part(logits, tokens, head.temperature, head.soft_cap, write=False)
+        return numbers
+    return _softmax_part(logits, tokens, head.temperature, head.soft_cap, write=False)
+
+
+def slope_part(logits: Tensor, tokens: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+    """ln p of each row's token, and a factor; the logits become what times it is d ln p / d logits x temperature."""
+    kernels = fused() if logits.is_cuda else None
+    if kernels is not None:
+        logp, factor = kernels.slope_part(logits, tokens, head.temperature, head.soft_cap)
+        return logp, factor
+    logp = _softmax_part(logits, tokens, head.temperature, head.soft_cap, write=True)[0]
+    return logp, torch.ones_like(logp)
 
 
 @cache
-def fused() -> Callable[[Tensor, Tensor, float, float | None, bool], Tensor] | None:
-    """The Triton kernel, where Triton is installed."""
+def fused() -> Any:
+    """The Triton kernels, where Triton is installed and they do what they should."""
     try:
-        from trimtab.policy.kernels.softmax import softmax_part as kernel
+        from trimtab.policy.kernels import softmax as kernels
     except ModuleNotFoundError:
         return None
-    return kernel
+    reason = _fault(kernels)
+    if reason:
+        warnings.warn(f"the head runs without its kernels, which is slower: {reason}", stacklevel=2)
+    return None if reason else kernels
+
+
+def _fault(kernels: Any) -> str:
+    """What is wrong with the kernels here, on a few rows beside their plain twin; nothing where nothing is."""
+    logits = torch.linspace(-9, 9, 3 * 9001, device="cuda").sin().view(3, -1) * 9
+    tokens = torch.tensor([0, 4500, 9000], device="cuda")
+    mine, plain = logits.clone(), logits.clone()
+    try:
+        scores = kernels.softmax_part(logits, tokens, 0.7, None, write=False)
+        logp, factor = kernels.slope_part(mine, tokens, 0.7, None)
+        right = _softmax_part(plain, tokens, 0.7, None, write=True)
+        pairs = {
+            "scores": (scores, right),
+            "log-probabilities": (logp, right[0]),
+            "slopes": (mine * factor[:, None], plain),
+        }
+        wrong = [name for name, (one, other) in pairs.items() if not torch.allclose(one, other, rtol=1e-3, atol=1e-5)]
+    except Exception as error:  # another Triton, another GPU
+        return f"{type(error).__name__}: {error}"
+    return f"their {' and '.join(wrong)} are wrong" if wrong else ""
 
 
 def _softmax_part(logits: Tensor, tokens: Tensor, temperature: float, soft_cap: float | None, write: bool) -> Tensor:

@@ -50,7 +50,7 @@ def training_pass(
     hidden = hidden.to(head.weight.dtype)  # the wider ones are not kept
     out, made = _through_head(policy, head, objective, part, hidden.detach(), tokens, chunk)
     hidden.backward(made.hidden)
-    return out, made.moments.logp
+    return out, made.logp
 
 
 def _through_head(

@@ -1,7 +1,10 @@
-"""The softmax part of the head as one kernel: four numbers per row and, in place, the gradient of the log-probability.
+"""The softmax part of the head as kernels: four numbers per row, or in place the gradient of the log-probability.
 
-A program owns a row. It reads the row once for the running maximum and four sums, and once more, while the row is
-still in the L2 cache, to write the gradient over it.
+A program owns a row. For scores it reads the row once, with a running maximum and four sums. For gradients it reads the
+row once too and writes it once: what is written is not yet divided by the row's sum, for that factor can multiply the
+narrow side of the GEMMs that follow. It needs no maximum either, but a number that is not far below it: the larger of
+the drawn token's logit and of the first block's. A token whose probability is below e^-80 may overflow, and is then
+found as not finite. In fp16, where that would happen at e^-11, the row is read a second time instead.
 """
 
 from __future__ import annotations
@@ -101,6 +104,72 @@ def softmax_part(logits: Tensor, token: Tensor, temperature: float, soft_cap: fl
             soft_cap or 1.0,
             HAS_CAP=bool(soft_cap),
             WRITE=write,
+            BLOCK=BLOCK,
+            num_warps=WARPS,
+        )
+    return out
+
+
+@triton.jit
+def _slope_part(
+    logits,
+    token,
+    out,  # (2, rows): ln p, and the factor that makes what is written d ln p / d (x T)
+    stride,
+    rows,
+    vocabulary,
+    inverse_temperature,
+    cap,
+    HAS_CAP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    start = logits + row.to(tl.int64) * stride
+    column = tl.arange(0, BLOCK)
+    drawn = tl.load(token + row)
+    own = _capped(tl.load(start + drawn).to(tl.float32), cap, HAS_CAP)
+    z = tl.load(start + column, mask=column < vocabulary, other=-float("inf")).to(tl.float32)
+    nearby = tl.where(column < vocabulary, _capped(z, cap, HAS_CAP), -float("inf"))
+    base = tl.maximum(own, tl.max(nearby, 0)) * inverse_temperature
+    sums = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, vocabulary, BLOCK):
+        others = (first + column < vocabulary) & (first + column != drawn)
+        z = tl.load(start + first + column, mask=others, other=0.0).to(tl.float32)
+        y = _capped(z, cap, HAS_CAP)
+        e = tl.where(others, tl.exp(y * inverse_temperature - base), 0.0)
+        sums += e
+        if HAS_CAP:
+            e *= 1.0 - (y / cap) * (y / cap)
+        tl.store(start + first + column, e.to(logits.dtype.element_ty), mask=others)
+    rest = tl.sum(sums, 0)
+    away = own * inverse_temperature - base
+    total = rest + tl.exp(away)
+    if HAS_CAP:
+        tl.store(start + drawn, (-rest * (1.0 - (own / cap) * (own / cap))).to(logits.dtype.element_ty))
+    else:
+        tl.store(start + drawn, (-rest).to(logits.dtype.element_ty))
+    tl.store(out + row, away - tl.log(total))
+    tl.store(out + rows + row, -1.0 / total)
+
+
+def slope_part(logits: Tensor, token: Tensor, temperature: float, soft_cap: float | None) -> Tensor:
+    """ln p of each row's token and a factor, (2, rows); the logits become what times it is d ln p / d (x T)."""
+    rows, vocabulary = logits.shape
+    if logits.dtype == torch.float16:
+        logp = softmax_part(logits, token, temperature, soft_cap, write=True)[0]
+        return torch.stack([logp, torch.ones_like(logp)])
+    out = torch.empty(2, rows, device=logits.device, dtype=torch.float32)
+    if rows:
+        _slope_part[(rows,)](
+            logits,
+            token,
+            out,
+            logits.stride(0),
+            rows,
+            vocabulary,
+            1.0 / temperature,
+            soft_cap or 1.0,
+            HAS_CAP=bool(soft_cap),
             BLOCK=BLOCK,
             num_warps=WARPS,
         )
