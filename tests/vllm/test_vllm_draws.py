@@ -10,7 +10,7 @@ import vllm_models as small
 
 from trimtab.policy import Policy
 from trimtab.rollout import PromptTokens, Response, Sampler
-from trimtab.rollout.native import restrict
+from trimtab.rollout.drawing import restrict
 from trimtab.train.build import build_sampler
 
 pytest.importorskip("vllm", reason="make test-vllm has an environment with it", exc_type=ImportError)
