@@ -35,21 +35,13 @@ from trimtab.train.forecast import forecast
 from trimtab.train.ledger import Ledger
 from trimtab.train.loop import build_trainer
 from trimtab.train.progress import Progress
+from trimtab.train.shapes import SMOLLM2
 
 PHASES = ("sampling", "scoring", "update", "step")
 AT_ONCE = 3  # processes: bytes are counted for each by itself
 PROMPT = 8
 
-LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 49_152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "tie_word_embeddings": True,
-}
+LLAMA = {"model_type": "llama", **SMOLLM2}
 QWEN = {
     "model_type": "qwen3",
     "vocab_size": 151_936,
@@ -62,7 +54,7 @@ QWEN = {
     "tie_word_embeddings": True,
 }
 TINY = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2}
-TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 
 
 @dataclass(frozen=True)

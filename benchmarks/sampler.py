@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Pr
 from trimtab.policy import Policy, Transcript, load_policy, score
 from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.train.build import build_sampler
+from trimtab.train.shapes import SMOLLM2
 
 PROMPT, NEW, SEQUENCES = 64, 128, 512
 PEAK = 989e12  # dense bf16 operations per second of an H200, by its datasheet
@@ -41,16 +42,8 @@ class Setting:
 
 def llama_135m(small: bool) -> LlamaConfig:
     """SmolLM2-135M's shape."""
-    return LlamaConfig(
-        num_hidden_layers=2 if small else 30,
-        vocab_size=512 if small else 49_152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    )
+    smaller = {"num_hidden_layers": 2, "vocab_size": 512} if small else {}
+    return LlamaConfig(**(SMOLLM2 | {"max_position_embeddings": 8192} | smaller))
 
 
 def qwen3(name: str, small: bool) -> Qwen3Config:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from trimtab.rollout import PromptTokens, Response
+from trimtab.rollout.paged.schedule import Sample, Schedule
 
 VOCABULARY = 211
 ENDS = frozenset({2, 3})
@@ -90,3 +93,16 @@ def same(mine: list[list[Response]], theirs: list[list[Response]], tolerance: fl
         for a, b in zip(ours, others, strict=True):
             assert (a.finished, a.prompt, a.sample) == (b.finished, number, b.sample)
             torch.testing.assert_close(torch.tensor(a.logp), torch.tensor(b.logp), rtol=0, atol=tolerance)
+
+
+def count_waits(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, int]]:
+    """How often each sample gives way from now on."""
+    counted: Counter[tuple[int, int]] = Counter()
+    theirs = Schedule.wait_again
+
+    def wait_again(self: Schedule, home: int, sample: Sample) -> None:
+        counted[sample.prompt, sample.sample] += 1
+        theirs(self, home, sample)
+
+    monkeypatch.setattr(Schedule, "wait_again", wait_again)
+    return counted

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trimtab.policy import Policy, Transcript, load_policy, score
-from trimtab.rollout import NativeSampler, PromptTokens, Response, SamplingOptions
+from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, SamplingOptions
 from trimtab.rollout.drawing import draw, restrict
 from trimtab.rollout.streams import stream_keys, uniform
 
@@ -121,3 +121,37 @@ def test_streams_are_uniform_and_independent_of_order() -> None:
     assert abs(torch.corrcoef(numbers[:2])[0, 1].item()) < 0.05
     assert len(keys.unique()) == 8000
     assert torch.equal(stream_keys(7, 3, [5], 8), keys[40:48])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"samples": 0},
+        {"max_new_tokens": 0},
+        {"batch": 0},
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_p": 0.0},
+        {"top_p": float("nan")},
+        {"top_k": -1},
+        {"seed": 2**70},
+    ],
+    ids=str,
+)
+def test_options_that_mean_nothing_are_named(wrong: dict[str, float]) -> None:
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        replace(OPTIONS, **wrong)
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["native", "paged"])
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_token_that_the_model_does_not_know_is_named(
+    policy: Policy, sampler: NativeSampler, paged: bool, token: int
+) -> None:
+    mine = PagedSampler(policy.model, policy.end_tokens, torch.float32) if paged else sampler
+    with pytest.raises(ValueError, match=rf"prompt 1 holds token {token}, but the model knows 0 to \d+"):
+        mine.sample([PromptTokens([3], 0), PromptTokens([3, token, 4], 1)], 0, OPTIONS)
+    with pytest.raises(ValueError, match="prompt 0 has no tokens"):
+        mine.sample([PromptTokens([], 0)], 0, OPTIONS)

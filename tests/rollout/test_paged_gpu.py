@@ -6,7 +6,6 @@ may part there. What every one of them was drawn with is still what the trainer 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,11 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from paged_models import CONFIGS, ENDS, prompts, tiny, tokens
+from paged_models import CONFIGS, ENDS, count_waits, prompts, tiny, tokens
 
 from trimtab.policy import Policy, Transcript, score
 from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, SamplingOptions
-from trimtab.rollout.paged.schedule import Sample, Schedule
 
 pytestmark = pytest.mark.gpu
 
@@ -87,14 +85,7 @@ def test_in_bf16_log_probabilities_are_the_trainers_to_rounding(family: str, tem
 
 
 def test_samples_that_give_way_are_what_they_would_have_been(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: Counter[tuple[int, int]] = Counter()
-    theirs = Schedule.wait_again
-
-    def wait_again(self: Schedule, home: int, sample: Sample) -> None:
-        waits[sample.prompt, sample.sample] += 1
-        theirs(self, home, sample)
-
-    monkeypatch.setattr(Schedule, "wait_again", wait_again)
+    waits = count_waits(monkeypatch)
     model, asked = tiny("llama tied", "cuda"), prompts(40, 60, 1, 63, 10)
     options = SamplingOptions(samples=4, max_new_tokens=180, seed=3)
     roomy = PagedSampler(model, SELDOM, torch.float32).sample(asked, 0, options)

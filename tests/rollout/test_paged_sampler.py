@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from paged_models import CONFIGS, ENDS, prompts, same, tiny, tokens
+from paged_models import CONFIGS, ENDS, count_waits, prompts, same, tiny, tokens
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
 from trimtab.policy import Transcript, load_policy, score
@@ -40,15 +40,7 @@ def changing() -> Any:
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, int]]:
     """How often each sample has given way."""
-    counted: Counter[tuple[int, int]] = Counter()
-    theirs = Schedule.wait_again
-
-    def wait_again(self: Schedule, home: int, sample: Sample) -> None:
-        counted[sample.prompt, sample.sample] += 1
-        theirs(self, home, sample)
-
-    monkeypatch.setattr(Schedule, "wait_again", wait_again)
-    return counted
+    return count_waits(monkeypatch)
 
 
 def native(model: Any, asked: Sequence[PromptTokens], options: SamplingOptions, step: int = 0) -> list[list[Response]]:

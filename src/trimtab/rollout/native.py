@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trimtab.rollout.drawing import draw
 from trimtab.rollout.streams import stream_keys
-from trimtab.rollout.types import PromptTokens, Response, SamplingOptions
+from trimtab.rollout.types import PromptTokens, Response, SamplingOptions, check_prompts
 
 COMPACT_BELOW = 0.75  # finished rows leave the batch once fewer than this share of it is still going
 
@@ -33,6 +33,7 @@ class NativeSampler:
     @torch.no_grad()
     def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
         """For every prompt, `options.samples` responses."""
+        check_prompts(prompts, self.model.get_input_embeddings().num_embeddings)
         was_training = self.model.training
         self.model.eval()
         at_once = max(1, options.batch // options.samples)

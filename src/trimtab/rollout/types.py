@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,6 +20,17 @@ class SamplingOptions:
     seed: int = 0
     batch: int = 1024
 
+    def __post_init__(self) -> None:
+        for name in ("samples", "max_new_tokens", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: it must be 1 or more")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature={self.temperature}: it must be 0 (greedy) or a number above")
+        if not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise ValueError(f"top_p={self.top_p}, top_k={self.top_k}: say 0 < top_p <= 1 and top_k >= 0")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed}: it must fit into 64 bits")
+
 
 @dataclass(frozen=True)
 class PromptTokens:
@@ -26,6 +38,19 @@ class PromptTokens:
 
     ids: Sequence[int]
     number: int
+
+
+def check_prompts(prompts: Sequence[PromptTokens], vocabulary: int) -> None:
+    """Refuse what a model cannot read: on a GPU an unknown token ends the process instead of raising."""
+    for number, prompt in enumerate(prompts):
+        if not prompt.ids:
+            raise ValueError(f"prompt {number} has no tokens: there is nothing to go on from")
+        for token in (min(prompt.ids), max(prompt.ids)):
+            if not 0 <= token < vocabulary:
+                raise ValueError(
+                    f"prompt {number} holds token {token}, but the model knows 0 to {vocabulary - 1}: "
+                    "the tokenizer does not belong to it, or was given tokens of its own"
+                )
 
 
 @dataclass(frozen=True)

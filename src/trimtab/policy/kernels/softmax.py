@@ -9,6 +9,8 @@ found as not finite. In fp16, where that would happen at e^-11, the row is read 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -90,24 +92,7 @@ def _softmax_part(
 
 def softmax_part(logits: Tensor, token: Tensor, temperature: float, soft_cap: float | None, write: bool) -> Tensor:
     """The four numbers of every row, (4, rows) in fp32; with `write` the logits become d ln p / d (x T)."""
-    rows, vocabulary = logits.shape
-    out = torch.empty(4, rows, device=logits.device, dtype=torch.float32)
-    if rows:
-        _softmax_part[(rows,)](
-            logits,
-            token,
-            out,
-            logits.stride(0),
-            rows,
-            vocabulary,
-            1.0 / temperature,
-            soft_cap or 1.0,
-            HAS_CAP=bool(soft_cap),
-            WRITE=write,
-            BLOCK=BLOCK,
-            num_warps=WARPS,
-        )
-    return out
+    return _launched(_softmax_part, 4, logits, token, temperature, soft_cap, WRITE=write)
 
 
 @triton.jit
@@ -154,13 +139,20 @@ def _slope_part(
 
 def slope_part(logits: Tensor, token: Tensor, temperature: float, soft_cap: float | None) -> Tensor:
     """ln p of each row's token and a factor, (2, rows); the logits become what times it is d ln p / d (x T)."""
-    rows, vocabulary = logits.shape
     if logits.dtype == torch.float16:
         logp = softmax_part(logits, token, temperature, soft_cap, write=True)[0]
         return torch.stack([logp, torch.ones_like(logp)])
-    out = torch.empty(2, rows, device=logits.device, dtype=torch.float32)
+    return _launched(_slope_part, 2, logits, token, temperature, soft_cap)
+
+
+def _launched(
+    kernel: Any, numbers: int, logits: Tensor, token: Tensor, temperature: float, soft_cap: float | None, **how: bool
+) -> Tensor:
+    """A program for every row; what they give out, (numbers, rows) in fp32."""
+    rows, vocabulary = logits.shape
+    out = torch.empty(numbers, rows, device=logits.device, dtype=torch.float32)
     if rows:
-        _slope_part[(rows,)](
+        kernel[(rows,)](
             logits,
             token,
             out,
@@ -172,5 +164,6 @@ def slope_part(logits: Tensor, token: Tensor, temperature: float, soft_cap: floa
             HAS_CAP=bool(soft_cap),
             BLOCK=BLOCK,
             num_warps=WARPS,
+            **how,
         )
     return out

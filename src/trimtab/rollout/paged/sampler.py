@@ -20,7 +20,7 @@ from trimtab.rollout.paged.pool import Pool
 from trimtab.rollout.paged.schedule import Group, Sample, Schedule
 from trimtab.rollout.paged.state import LIVE, PAGE, State
 from trimtab.rollout.streams import stream_keys
-from trimtab.rollout.types import PromptTokens, Response, SamplingOptions
+from trimtab.rollout.types import PromptTokens, Response, SamplingOptions, check_prompts
 
 STRIDE = 16  # steps between two looks at which rows have ended
 PREFILL = 16_384  # prompt tokens read in one pass
@@ -48,17 +48,13 @@ class PagedSampler:
     @torch.no_grad()
     def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
         """For every prompt, `options.samples` responses."""
-        for number, prompt in enumerate(prompts):
-            if not prompt.ids:
-                raise ValueError(f"prompt {number} has no tokens: there is nothing to go on from")
-        if options.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={options.max_new_tokens}: a response has one token at least")
         if not prompts:
             return []
         if self._decoder is None:
             self._decoder = Decoder(self.model, self.dtype)
         else:
             self._decoder.refresh()
+        check_prompts(prompts, len(self._decoder.embedding))
         memory = self._room(self._decoder, prompts, options)
         memory.state.sampling.copy_(torch.tensor([options.temperature or 1.0, options.top_p, float(options.top_k)]))
         rows = min(options.batch, memory.state.rows)
