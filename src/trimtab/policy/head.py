@@ -12,7 +12,8 @@ The function stands alone: it knows tensors, not models, and other trainers can 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
@@ -103,14 +104,18 @@ def head_gradients(
         here = slice(first, last)
         wide = head.logits(hidden[here], buffer)
         logp, factor = slope_part(wide, tokens[here], head)
-        loss, slope = loss_of(logp, here)
-        slope = slope.to(logp.dtype) * factor / head.temperature
-        # fp16 would lose the small coefficients of a mean over many tokens: the largest is 1 until the GEMM is done.
-        unit = slope.abs().amax().clamp(min=1e-30) if hidden.dtype == torch.float16 and len(slope) else None
-        narrow = slope if unit is None else slope / unit
-        torch.mul(wide @ head.weight, slope[:, None], out=d_hidden[here])
+        ready = torch.cuda.current_stream(hidden.device).record_event() if hidden.is_cuda else None
+        product = wide @ head.weight
+        with _beside(hidden.device, ready):  # a loss is many small operations, and needs nothing of the product
+            loss, slope = loss_of(logp, here)
+            slope = slope.to(logp.dtype) * (factor / head.temperature)
+            # fp16 would lose the small coefficients of a mean over many tokens: the largest is 1 until the GEMM is done
+            unit = slope.abs().amax().clamp(min=1e-30) if hidden.dtype == torch.float16 and len(slope) else None
+            scaled = (slope if unit is None else slope / unit)[:, None]
+            narrow = torch.mul(hidden[here], scaled, out=torch.empty_like(hidden[here]))
+        torch.mul(product, slope[:, None], out=d_hidden[here])
         if not frozen:
-            weight_grad = _add_product(weight_grad, wide, (hidden[here] * narrow[:, None]).to(hidden.dtype), unit)
+            weight_grad = _add_product(weight_grad, wide, narrow, unit)
             if bias_grad is not None:
                 bias_grad += (slope @ wide.to(slope.dtype)).to(bias_grad.dtype)
         losses.append(loss)
@@ -120,6 +125,28 @@ def head_gradients(
     if weight_grad is None and not frozen:
         weight_grad = torch.zeros_like(head.weight)
     return HeadGradients(total, whole, d_hidden, weight_grad, bias_grad)
+
+
+@contextmanager
+def _beside(device: torch.device, ready: torch.cuda.Event | None) -> Iterator[None]:
+    """What is launched in here runs beside what was launched after `ready`; what follows waits for both.
+
+    Memory of either stream can be given back freely: each waits for the other before it takes any again.
+    """
+    if ready is None:
+        yield
+        return
+    main, side = torch.cuda.current_stream(device), _side_stream(device)
+    side.wait_event(ready)
+    with torch.cuda.stream(side):
+        yield
+    main.wait_stream(side)
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for each device: an allocator keeps memory apart by stream. It goes first wherever there is room."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def softmax_part(logits: Tensor, tokens: Tensor, head: Head) -> Tensor:

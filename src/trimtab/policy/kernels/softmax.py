@@ -49,28 +49,30 @@ def _softmax_part(
     column = tl.arange(0, BLOCK)
     drawn = tl.load(token + row)
     top = -3e38  # lower than any logit, and unlike -inf it can be subtracted
-    s1 = 0.0  # sum of e, where e = exp(x - top)
-    t1 = 0.0  # sum of e (x - top)
-    s2 = 0.0  # sum of e^2
-    t2 = 0.0  # sum of e^2 (x - top)
+    e1 = tl.zeros([BLOCK], tl.float32)  # e, where e = exp(x - top); a sum over the row's blocks like the next three
+    x1 = tl.zeros([BLOCK], tl.float32)  # e (x - top)
+    e2 = tl.zeros([BLOCK], tl.float32)  # e^2
+    x2 = tl.zeros([BLOCK], tl.float32)  # e^2 (x - top)
     for first in range(0, vocabulary, BLOCK):
         inside = first + column < vocabulary
         z = tl.load(start + first + column, mask=inside, other=-float("inf")).to(tl.float32)
         x = tl.where(inside, _capped(z, cap, HAS_CAP) * inverse_temperature, -float("inf"))
-        higher = tl.maximum(top, tl.max(x, 0))
-        shrink = tl.exp(top - higher)
-        away = tl.where(shrink > 0, top - higher, 0.0)
-        t2 = shrink * shrink * (t2 + s2 * away)
-        s2 = shrink * shrink * s2
-        t1 = shrink * (t1 + s1 * away)
-        s1 = shrink * s1
-        e = tl.exp(x - higher)
-        weighted = tl.where(e > 0, e * (x - higher), 0.0)
-        s1 += tl.sum(e, 0)
-        t1 += tl.sum(weighted, 0)
-        s2 += tl.sum(e * e, 0)
-        t2 += tl.sum(e * weighted, 0)
-        top = higher
+        higher = tl.max(x, 0)
+        if higher > top:
+            shrink = tl.exp(top - higher)
+            away = tl.where(shrink > 0, top - higher, 0.0)
+            x2 = shrink * shrink * (x2 + e2 * away)
+            e2 = shrink * shrink * e2
+            x1 = shrink * (x1 + e1 * away)
+            e1 = shrink * e1
+            top = higher
+        e = tl.exp(x - top)
+        weighted = tl.where(e > 0, e * (x - top), 0.0)
+        e1 += e
+        x1 += weighted
+        e2 += e * e
+        x2 += e * weighted
+    s1, t1, s2, t2 = tl.sum(e1, 0), tl.sum(x1, 0), tl.sum(e2, 0), tl.sum(x2, 0)
     log_sum = tl.log(s1)
     chosen = tl.load(start + drawn).to(tl.float32)
     logp = _capped(chosen, cap, HAS_CAP) * inverse_temperature - top - log_sum
@@ -118,15 +120,16 @@ def _slope_part(
     base = tl.maximum(own, tl.max(nearby, 0)) * inverse_temperature
     sums = tl.zeros([BLOCK], tl.float32)
     for first in range(0, vocabulary, BLOCK):
-        others = (first + column < vocabulary) & (first + column != drawn)
-        z = tl.load(start + first + column, mask=others, other=0.0).to(tl.float32)
+        inside = first + column < vocabulary
+        z = tl.load(start + first + column, mask=inside, other=0.0).to(tl.float32)
         y = _capped(z, cap, HAS_CAP)
-        e = tl.where(others, tl.exp(y * inverse_temperature - base), 0.0)
+        e = tl.where(inside & (first + column != drawn), tl.exp(y * inverse_temperature - base), 0.0)
         sums += e
         if HAS_CAP:
             e *= 1.0 - (y / cap) * (y / cap)
-        tl.store(start + first + column, e.to(logits.dtype.element_ty), mask=others)
+        tl.store(start + first + column, e.to(logits.dtype.element_ty), mask=inside)
     rest = tl.sum(sums, 0)
+    tl.debug_barrier()  # the drawn token's place has been written as 0, and is written again below
     away = own * inverse_temperature - base
     total = rest + tl.exp(away)
     if HAS_CAP:
