@@ -16,6 +16,7 @@ from trimtab.policy import Policy, load_policy
 from trimtab.rewards import Verdict
 from trimtab.rollout import PromptTokens, Response, SamplingOptions
 from trimtab.tasks import Arithmetic
+from trimtab.train import experience
 from trimtab.train.config import Config, RewardConfig, parse
 from trimtab.train.experience import arrange, collect, encode_prompts, gather_experience, has_spread, reward_of
 from trimtab.train.run_folder import RunFolder
@@ -115,6 +116,24 @@ def test_a_batch_carries_what_the_objective_needs(policy: Policy) -> None:
     assert all(getattr(batch, name) is not None for name in objective.needs)
     assert set(batch.advantage.sign().tolist()) == {-1.0, 0.0, 1.0}
     assert torch.isfinite(objective.loss(batch.old_logp, objective.plan(batch)).loss)
+
+
+def test_segments_are_made_while_a_gpu_scores(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the scoring, which a GPU is only asked for, and ahead of all that must wait for it; on the host."""
+    chosen, order = config(objective={"name": "sspo"}), list[str]()
+    objective = chosen.build_objective()
+
+    def noted(name: str) -> Any:
+        real = getattr(experience, name)
+        return lambda *args, **kwargs: (order.append(name), real(*args, **kwargs))[1]
+
+    for name in ("score", "segment_ids", "TokenBatch"):
+        monkeypatch.setattr(experience, name, noted(name))
+    monkeypatch.setattr(type(objective), "advantages", lambda self, reward, group: order.append("advantages") or reward)
+    made = gather_experience(policy, Scripted(policy, 1, []), Arithmetic(), objective, None, 0, 0, chosen)
+    assert order == ["score", "segment_ids", "advantages", "TokenBatch"]
+    assert made.batch.segment is not None
+    assert made.batch.sequence.tolist() == [n for n, a in enumerate(made.answers) for _ in a.response.tokens]
 
 
 def test_a_prompt_that_is_too_long_is_named(policy: Policy) -> None:

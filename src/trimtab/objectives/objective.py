@@ -6,8 +6,9 @@ log-probabilities. Nothing here knows a method by name: the catalog puts the par
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -27,17 +28,45 @@ Scope = Literal["minibatch", "micro"]
 Statistics = Literal["old", "current"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LossOutput:
     """The loss of a plan or a part, differentiable in the new log-probabilities alone, and 0-d metrics.
 
-    The losses of all parts and ranks add up to the mini-batch's, and so do the metrics (`merge_metrics`). `clipped` are
-    the tokens whose gradient a clip cuts, where there is a clip.
+    The losses of all parts and ranks add up to the mini-batch's, and so do the metrics (`merge_metrics`). `ratio` and
+    `log_rho` are every token's, without gradient; `clipped` are the tokens whose gradient a clip cuts, where there is a
+    clip; `per_token` is what a token counts in a mean over the mini-batch.
     """
 
     loss: Tensor
-    metrics: dict[str, Tensor]
-    clipped: Tensor | None = None
+    ratio: Tensor
+    log_rho: Tensor
+    clipped: Tensor | None
+    per_token: float
+
+    @cached_property
+    def metrics(self) -> dict[str, Tensor]:
+        """How far the ratios are from 1, and the share of clipped tokens: made when somebody asks."""
+        clipped = self.ratio.new_zeros(()) if self.clipped is None else self.clipped.sum(dtype=self.ratio.dtype)
+        metrics = {
+            "update/ratio_mean": self.ratio.sum() * self.per_token,
+            "update/approx_kl": (self.ratio - 1 - self.log_rho).sum() * self.per_token,
+            "update/clip_share": clipped * self.per_token,
+        }
+        if len(self.ratio):
+            metrics["update/ratio_min"], metrics["update/ratio_max"] = torch.aminmax(self.ratio)
+        return metrics
+
+    @staticmethod
+    def joined(outputs: Sequence[LossOutput]) -> LossOutput:
+        """The pieces of one part, in their order, as that part's, without gradient."""
+        clipped = [out.clipped for out in outputs if out.clipped is not None]
+        return LossOutput(
+            torch.stack([out.loss.detach() for out in outputs]).sum(),
+            torch.cat([out.ratio for out in outputs]),
+            torch.cat([out.log_rho for out in outputs]),
+            torch.cat(clipped) if clipped else None,
+            outputs[0].per_token,
+        )
 
 
 @dataclass(frozen=True)
@@ -108,7 +137,7 @@ class Objective:
         for penalty in self.penalties:
             terms = terms + penalty.terms(new, plan)
         loss = (terms * plan.scale).sum()
-        return LossOutput(loss, _loss_metrics(ratio.detach(), log_rho.detach(), clipped, plan), clipped)
+        return LossOutput(loss, ratio.detach(), log_rho.detach(), clipped, 1 / max(plan.tokens_in_minibatch, 1))
 
     def coefficients(self, new_logp: Tensor, plan: Plan) -> Tensor:
         """How strongly each token's log-probability is pushed up: minus the gradient of the loss."""
@@ -211,16 +240,3 @@ class Objective:
             )
 
         return replace(replan(0, batch.responses), replan=replan)
-
-
-@torch.no_grad()
-def _loss_metrics(ratio: Tensor, log_rho: Tensor, clipped: Tensor | None, plan: Plan) -> dict[str, Tensor]:
-    per_token = 1 / max(plan.tokens_in_minibatch, 1)
-    metrics = {
-        "update/ratio_mean": ratio.sum() * per_token,
-        "update/approx_kl": (ratio.sum() - len(ratio) - log_rho.sum()) * per_token,
-        "update/clip_share": ratio.new_zeros(()) if clipped is None else clipped.sum(dtype=ratio.dtype) * per_token,
-    }
-    if len(ratio):
-        metrics["update/ratio_min"], metrics["update/ratio_max"] = torch.aminmax(ratio)
-    return metrics

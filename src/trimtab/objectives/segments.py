@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -45,33 +45,36 @@ def segment_ids(
     ids = torch.as_tensor(tokens)
     if ids.ndim != 1:
         raise ValueError(f"segment_ids takes a flat list of token ids, got shape {tuple(ids.shape)}")
-    spelling = _spelling(set(ids.tolist()), tokenizer)
+    responses = _responses(ids, sequence)
+    spelling, clause_ends = _spelling(set().union(*responses), tokenizer), _clause_ends(delimiters, keep_numbers)
     numbers: list[int] = []
     sizes: list[int] = []
-    for response in _responses(ids, sequence):
-        starts = _starts([spelling[token] for token in response], *_patterns(delimiters, keep_numbers), min_tokens)
+    for response in responses:
+        starts = _starts([spelling[token] for token in response], clause_ends, min_tokens)
         numbers += range(len(starts))
-        sizes += (after - before for before, after in zip(starts, [*starts[1:], len(response)], strict=True))
+        sizes += [after - before for before, after in pairwise([*starts, len(response)])]
     repeats = torch.tensor(sizes, dtype=torch.int64)
     return torch.tensor(numbers, dtype=torch.int64).repeat_interleave(repeats).to(ids.device)
 
 
 def _responses(ids: Tensor, sequence: Sequence[int] | Tensor | None) -> list[list[int]]:
+    every: list[int] = ids.tolist()
     if sequence is None:
-        return [ids.tolist()]
+        return [every]
     owner = torch.as_tensor(sequence)
     if owner.shape != ids.shape:
         raise ValueError(f"sequence has shape {tuple(owner.shape)}, the tokens {tuple(ids.shape)}: one value per token")
     sizes = torch.unique_consecutive(owner, return_counts=True)[1].tolist()
-    return [part.tolist() for part in torch.split(ids, sizes)] if sizes else []
+    return [every[first:last] for first, last in pairwise(accumulate(sizes, initial=0))]
 
 
-def _starts(pieces: list[bytes], mark: re.Pattern[bytes], tail: re.Pattern[bytes], min_tokens: int) -> list[int]:
+def _starts(pieces: list[bytes], clause_ends: re.Pattern[bytes], min_tokens: int) -> list[int]:
     """The first token of each segment of one response, given its tokens' bytes."""
     text = b"".join(pieces)
-    edges = [0, *accumulate(map(len, pieces))]
+    edges = list(accumulate(map(len, pieces), initial=0))
     starts = [0]
-    for delimited, end in _clauses(text, mark, tail):
+    for found in clause_ends.finditer(text):
+        delimited, end = found.end(1), found.end()
         token = bisect_right(edges, end) - 1
         while delimited < edges[token] < end and text[edges[token]] & 0xC0 == 0x80:
             token -= 1  # this edge is inside a character
@@ -82,19 +85,9 @@ def _starts(pieces: list[bytes], mark: re.Pattern[bytes], tail: re.Pattern[bytes
     return starts
 
 
-def _clauses(text: bytes, mark: re.Pattern[bytes], tail: re.Pattern[bytes]) -> Iterator[tuple[int, int]]:
-    """Where the first delimiter of each clause ends, and where the clause itself does."""
-    end = 0
-    while found := mark.search(text, end):
-        end = found.end()
-        while more := tail.match(text, end):
-            end = more.end()
-        yield found.end(), end
-
-
 @lru_cache(maxsize=64)
-def _patterns(delimiters: str, keep_numbers: bool) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
-    """The pattern of a delimiter and that of what may follow it in its clause."""
+def _clause_ends(delimiters: str, keep_numbers: bool) -> re.Pattern[bytes]:
+    """The pattern of a clause's first delimiter (group 1) and of what closes behind it."""
     mark = _any(delimiters)
     mark += rb"(?<!\\[!-~])"  # LaTeX's `\,` is a space
     mark += rb"(?<!\\left\.)(?<!\\right\.)"  # and its `\left.` a bracket that is not there
@@ -106,8 +99,8 @@ def _patterns(delimiters: str, keep_numbers: bool) -> tuple[re.Pattern[bytes], r
     # Marks that open as well as close: quotes close right after a full stop, all of them between a character and a gap.
     stopped = b"(?:(?<=[.!?])|(?<=" + "。|！|？".encode() + b"))[\"']+"
     between = rb"(?<!\s)(?<!\xc2\xa0)(?<!\xe3\x80\x80)[\"'`*_$]+(?=\Z|" + closer + b"|" + mark + b")"
-    # Without an upper limit the repetition would hold some 300 bytes of memory for every byte of the run.
-    return re.compile(mark), re.compile(b"(?:" + b"|".join([closer, mark, stopped, between]) + b"){1,256}")
+    # Possessive: a repetition that may step back holds some 300 bytes of memory for every byte of the run.
+    return re.compile(b"(" + mark + b")(?:" + b"|".join([closer, mark, stopped, between]) + b")*+")
 
 
 def _any(characters: str) -> bytes:
@@ -145,8 +138,8 @@ def _spelling(ids: Iterable[int], tokenizer: Any) -> dict[int, bytes]:
 
 
 def _spell(piece: str, byte_level: bool) -> bytes:
-    if byte_level and all(character in _BYTES for character in piece):
-        return bytes(_BYTES[character] for character in piece)
+    if byte_level and _BYTES.keys() >= set(piece):
+        return bytes(map(_BYTES.__getitem__, piece))
     if not byte_level and re.fullmatch("<0x[0-9A-Fa-f]{2}>", piece):
         return bytes([int(piece[3:5], 16)])
     return piece.replace("\u2581", " ").encode("utf-8", "surrogatepass")

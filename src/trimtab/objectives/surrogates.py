@@ -37,7 +37,7 @@ def ppo_clip(low: float, high: float, dual: float | None = None) -> Surrogate:
 
     def terms(ratio: Tensor, new_logp: Tensor, plan: Plan) -> Terms:
         up = plan.advantage > 0
-        lower = torch.where(up, -math.inf, 1 - plan.clip_low)
+        lower = (1 - plan.clip_low).masked_fill_(up, -math.inf)
         most: float | Tensor = math.inf if dual is None else dual
         if dual is not None and plan.penalty is not None:  # a penalised token has an endless range, and no dual clip
             most = plan.clip_low.clamp(min=dual)

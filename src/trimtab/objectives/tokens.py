@@ -155,8 +155,8 @@ class TokenBatch:
         if self.tokens:
             first = torch.cat([first.new_zeros(1), first])
         size = torch.diff(first, append=first.new_full((1,), self.tokens))
-        offsets = torch.searchsorted(first, torch.tensor(self.offsets, device=first.device)).tolist()
-        return Runs(turns.cumsum(0), size, offsets)
+        ends = torch.searchsorted(first, torch.cumsum(self.lengths, 0)).tolist()
+        return Runs(turns.cumsum(0), size, [0, *ends])
 
     @property
     def response_runs(self) -> Runs:

@@ -1,10 +1,11 @@
 """The forward and backward pass of one part: the loss of its plan, and its gradients added to the weights'.
 
 A fused head forms gradients in the forward pass (`head_gradients`: 3 GEMMs). A chunk of it must know its loss as soon
-as it knows its log-probabilities. Where every token has its own ratio, chunks are cut anywhere. Where responses or
-segments share one, chunks are whole responses, which costs nothing while a chunk's GEMMs take longer than launching the
-many small operations of its loss. For small heads they do not, and a response longer than a chunk has no other way: the
-log-probabilities of the part are scored first, which costs the fourth GEMM and takes the loss once.
+as it knows its log-probabilities. Where every token has its own ratio, chunks are cut anywhere; where responses or
+segments share one, chunks are whole responses. A loss is some 30 small operations, as many for shared ratios as for
+others; to launch them takes less time than a chunk's logits once more, but for heads so small that neither matters. So
+only a response longer than a chunk, or a part that is planned by itself, has its log-probabilities scored first, which
+costs the fourth GEMM and takes the loss once.
 
 Otherwise, and for heads that are more than a linear map, autograd does it, with each chunk's logits made twice.
 """
@@ -12,19 +13,17 @@ Otherwise, and for heads that are more than a linear map, autograd does it, with
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trimtab.objectives import Objective, Plan, merge_metrics
-from trimtab.objectives.objective import LossOutput
+from trimtab.objectives import LossOutput, Objective, Plan
 from trimtab.policy.head import Head, HeadGradients, head_gradients, head_scores
 from trimtab.policy.models import Policy
 from trimtab.policy.score import Transcript, log_probs, response_hidden
-
-SMALL = 3e12  # floating-point operations of a chunk's three GEMMs: about what a GPU does while a loss is launched
 
 
 def training_pass(
@@ -56,7 +55,7 @@ def training_pass(
 def _through_head(
     policy: Policy, head: Head, objective: Objective, part: Plan, hidden: Tensor, tokens: Tensor, chunk: int
 ) -> tuple[LossOutput, HeadGradients]:
-    pieces = _pieces(part, chunk, 6.0 * chunk * head.weight.numel() < SMALL)
+    pieces = _pieces(part, chunk)
     if pieces is None:  # the fourth GEMM
         sizes = [min(chunk, part.tokens - first) for first in range(0, part.tokens, chunk)]
         whole, slope = _loss_and_slope(objective, part, head_scores(hidden, head, tokens, chunk).logp)
@@ -83,7 +82,7 @@ def _through_head(
         weight_grad=_gradient(linear.weight),
         bias_grad=_gradient(linear.bias),
     )
-    return _joined(outputs), made
+    return LossOutput.joined(outputs), made
 
 
 def _gradient(parameter: nn.Parameter | None) -> Tensor | None:
@@ -95,15 +94,12 @@ def _gradient(parameter: nn.Parameter | None) -> Tensor | None:
     return parameter.grad
 
 
-def _pieces(part: Plan, chunk: int, small: bool) -> list[Plan] | None:
-    """The part in pieces of at most `chunk` tokens whose loss needs no other piece; None where there are none.
-
-    Where tokens share ratios, none are made either if a chunk is `small` work.
-    """
+def _pieces(part: Plan, chunk: int) -> list[Plan] | None:
+    """The part in pieces of at most `chunk` tokens whose loss needs no other piece; None where there are none."""
     if part.runs is None and part.replan is None:
         return [part.cut(first, min(first + chunk, part.tokens)) for first in range(0, part.tokens, chunk)]
     lengths = [last - first for first, last in pairwise(part.offsets)]
-    if small or max(lengths, default=0) > chunk or part.replan is not None:
+    if max(lengths, default=0) > chunk or part.replan is not None:
         return None
     sizes, tokens = [0], 0
     for length in lengths:
@@ -120,13 +116,4 @@ def _loss_and_slope(objective: Objective, piece: Plan, logp: Tensor) -> tuple[Lo
         leaf = logp.detach().requires_grad_()
         out = objective.loss(leaf, piece)
         (slope,) = torch.autograd.grad(out.loss, leaf)
-    return LossOutput(out.loss.detach(), out.metrics, out.clipped), slope
-
-
-def _joined(outputs: Sequence[LossOutput]) -> LossOutput:
-    clipped = [out.clipped for out in outputs if out.clipped is not None]
-    return LossOutput(
-        torch.stack([out.loss for out in outputs]).sum(),
-        merge_metrics([out.metrics for out in outputs]),
-        torch.cat(clipped) if clipped else None,
-    )
+    return replace(out, loss=out.loss.detach()), slope

@@ -213,13 +213,15 @@ def score_answers(
     if not answers:
         return no_tokens(policy, objective)
     measured = score(policy, transcripts, *passes)
-    lengths = torch.tensor([len(answer.response.tokens) for answer in answers], device=policy.device)
-    rows = torch.arange(len(answers), device=policy.device)
-    sequence = torch.repeat_interleave(rows, lengths, output_size=len(measured.logp))  # told, it need not ask the GPU
-    reward = torch.tensor([answer.reward for answer in answers], device=policy.device)
-    group = torch.tensor([answer.group for answer in answers], device=policy.device)
-    token = torch.from_numpy(np.concatenate([line.ids[len(line.prompt) :] for line in transcripts])).to(policy.device)
+    # A GPU has only been asked for these: what the host does before it must wait for them takes no time.
+    token = torch.from_numpy(np.concatenate([line.ids[len(line.prompt) :] for line in transcripts]))
+    sequence = torch.repeat_interleave(torch.tensor([len(answer.response.tokens) for answer in answers]))
+    segment = segment_ids(token, policy.tokenizer, sequence=sequence) if "segment" in objective.needs else None
     sampler_logp = np.concatenate([np.asarray(answer.response.logp, dtype=np.float32) for answer in answers])
+    device = policy.device
+    sequence = sequence.to(device)
+    reward = torch.tensor([answer.reward for answer in answers], device=device)
+    group = torch.tensor([answer.group for answer in answers], device=device)
     return TokenBatch(
         old_logp=measured.logp,
         current_logp=measured.logp if "current_logp" in objective.needs else None,  # no update yet: they are the same
@@ -228,9 +230,9 @@ def score_answers(
         sum_p2_logp=measured.sum_p2_logp,
         advantage=objective.advantages(reward, group)[sequence],
         sequence=sequence,
-        token=token,
-        segment=segment_ids(token, policy.tokenizer, sequence=sequence) if "segment" in objective.needs else None,
-        sampler_logp=torch.from_numpy(sampler_logp).to(policy.device),
+        token=token.to(device),
+        segment=None if segment is None else segment.to(device),
+        sampler_logp=torch.from_numpy(sampler_logp).to(device),
         ref_logp=None if reference is None else score(reference, transcripts, *passes).logp,
         group=group,
         reward=reward,
