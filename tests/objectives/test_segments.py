@@ -437,6 +437,12 @@ def test_memory_is_a_few_times_the_text(unit: bytes) -> None:
     assert peak < 512_000
 
 
+@pytest.mark.parametrize("unit", [b".", b" ", b")", b",)", "。".encode()])
+def test_however_much_closes_it_is_one_clause(unit: bytes) -> None:
+    tokens, tokenizer = flood(unit, 50_000)
+    assert segment_ids(tokens, tokenizer).tolist() == [0] * (len(tokens) - 1) + [1]
+
+
 # Real tokenizers, real solutions.
 
 ENGLISH = r"""Let's solve the problem step by step.
