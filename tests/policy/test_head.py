@@ -182,10 +182,26 @@ def test_what_does_not_fit_is_named() -> None:
         head_gradients(hidden.float(), head, token, loss_of)
 
 
+def test_a_log_probability_is_not_rounded_to_the_heads_type() -> None:
+    head = head_of(None, True, 1.0, torch.bfloat16, 301)
+    hidden, token = rows_of(head, 200)
+    hidden = hidden / 16  # many words are likely, so that no single other one's rounding matters
+    assert head.bias is not None
+    logits = hidden.double() @ head.weight.double().T + head.bias.double()
+    exact = logits.log_softmax(-1).gather(1, token[:, None]).squeeze(1)
+    rounded = logits.bfloat16().float().log_softmax(-1).gather(1, token[:, None]).squeeze(1)
+    for logp in (
+        head_scores(hidden, head, token).logp,
+        head_gradients(hidden, head, token, loss_with(torch.zeros(200))).logp,
+    ):
+        assert (logp - exact).norm() < 0.3 * (rounded - exact).norm()
+
+
 def test_a_word_that_cannot_come_has_no_gradient() -> None:
     logits = torch.tensor([[0.0, -torch.inf, 1.0]])
-    assert softmax_part(logits, torch.tensor([2]), Head(torch.zeros(3, 1))).isfinite().all()
-    logp, factor = slope_part(logits, torch.tensor([2]), Head(torch.zeros(3, 1)))
+    token, own, head = torch.tensor([2]), torch.tensor([1.0]), Head(torch.zeros(3, 1))
+    assert softmax_part(logits, token, own, head).isfinite().all()
+    logp, factor = slope_part(logits, token, own, head)
     assert logp.isfinite().all()
     assert factor == 1
     assert logits[0, 1] == 0
@@ -210,18 +226,26 @@ for cap, temperature, dtype, vocabulary in (
     logits[0], logits[0, 5] = -6e4, 3.0
     if cap is None:
         logits[1, :-1] = -torch.inf
-    token = torch.full((7,), vocabulary - 1)
+    token = torch.full((7,), vocabulary - 1).to(device)
+    own = logits[:, -1].float().to(device) + 0.01
     mine, plain = logits.clone().to(device), logits.clone().to(device)
-    token = token.to(device)
-    numbers = softmax.softmax_part(mine, token, temperature, cap, True)
-    torch.testing.assert_close(numbers, _softmax_part(plain, token, temperature, cap, True), rtol=1e-5, atol=1e-5)
+    numbers = softmax.softmax_part(mine, token, own, temperature, cap, True)
+    right = _softmax_part(plain, token, own, temperature, cap, True)
+    torch.testing.assert_close(numbers, right, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(mine, plain, rtol=1e-2, atol=1e-5)
     untouched = logits.clone().to(device)
-    assert torch.equal(softmax.softmax_part(untouched, token, temperature, cap, False), numbers)
+    assert torch.equal(softmax.softmax_part(untouched, token, own, temperature, cap, False), numbers)
     assert torch.equal(untouched.cpu(), logits)
-    logp, factor = softmax.slope_part(untouched, token, temperature, cap)
+    logp, factor = softmax.slope_part(untouched, token, own, temperature, cap)
     torch.testing.assert_close(logp, numbers[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(untouched.float() * factor[:, None], plain.float(), rtol=1e-2, atol=1e-5)
+hidden, weight = torch.randn(5, 3000, generator=generator), torch.randn(9, 3000, generator=generator)
+token = torch.tensor([8, 0, 3, 3, 5])
+for dtype in (torch.float32, torch.bfloat16):
+    left, right = (tensor.to(device, dtype) for tensor in (hidden, weight))
+    expected = (left.double() * right[token.to(device)].double()).sum(-1)
+    made = softmax.own_logits(left, right, token.to(device))
+    torch.testing.assert_close(made.double(), expected, rtol=1e-4, atol=1e-4)
 print("same")
 """
 

@@ -66,10 +66,10 @@ class HeadGradients:
 def head_scores(hidden: Tensor, head: Head, tokens: Tensor, chunk: int = CHUNK) -> Moments:
     """ln p of each row's token, and entropy, sum p^2, sum p^2 ln p of its distribution, in fp32."""
     buffer = head.buffer(min(chunk, len(tokens)))
-    pieces = [
-        softmax_part(head.logits(h, buffer), t, head)
-        for h, t in zip(hidden.split(chunk), tokens.split(chunk), strict=True)
-    ]
+    pieces = []
+    for h, t in zip(hidden.split(chunk), tokens.split(chunk), strict=True):
+        logits = head.logits(h, buffer)
+        pieces.append(softmax_part(logits, t, own_logits(logits, h, head, t), head))
     return Moments(*torch.cat(pieces, dim=1).unbind())
 
 
@@ -103,7 +103,8 @@ def head_gradients(
     for first, last in pairwise(accumulate(sizes, initial=0)):
         here = slice(first, last)
         wide = head.logits(hidden[here], buffer)
-        logp, factor = slope_part(wide, tokens[here], head)
+        own = own_logits(wide, hidden[here], head, tokens[here])
+        logp, factor = slope_part(wide, tokens[here], own, head)
         ready = torch.cuda.current_stream(hidden.device).record_event() if hidden.is_cuda else None
         product = wide @ head.weight
         with _beside(hidden.device, ready):  # a loss is many small operations, and needs nothing of the product
@@ -149,23 +150,39 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1)
 
 
-def softmax_part(logits: Tensor, tokens: Tensor, head: Head) -> Tensor:
+def own_logits(logits: Tensor, hidden: Tensor, head: Head, tokens: Tensor) -> Tensor:
+    """The logit of each row's token in fp32: rounded like the others' it would be the log-probability's error."""
+    if logits.dtype in (torch.float32, torch.float64):
+        return logits.gather(1, tokens[:, None]).squeeze(1)
+    kernels = _kernels_for(hidden)
+    if kernels is not None:
+        own: Tensor = kernels.own_logits(hidden, head.weight, tokens)
+    else:
+        own = (hidden.float() * head.weight[tokens].float()).sum(-1)
+    return own if head.bias is None else own + head.bias[tokens]
+
+
+def softmax_part(logits: Tensor, tokens: Tensor, own: Tensor, head: Head) -> Tensor:
     """The four numbers of every row, (4, rows)."""
-    kernels = fused() if logits.is_cuda else None
+    kernels = _kernels_for(logits)
     if kernels is not None:
-        numbers: Tensor = kernels.softmax_part(logits, tokens, head.temperature, head.soft_cap, write=False)
+        numbers: Tensor = kernels.softmax_part(logits, tokens, own, head.temperature, head.soft_cap, write=False)
         return numbers
-    return _softmax_part(logits, tokens, head.temperature, head.soft_cap, write=False)
+    return _softmax_part(logits, tokens, own, head.temperature, head.soft_cap, write=False)
 
 
-def slope_part(logits: Tensor, tokens: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+def slope_part(logits: Tensor, tokens: Tensor, own: Tensor, head: Head) -> tuple[Tensor, Tensor]:
     """ln p of each row's token, and a factor; the logits become what times it is d ln p / d logits x temperature."""
-    kernels = fused() if logits.is_cuda else None
+    kernels = _kernels_for(logits)
     if kernels is not None:
-        logp, factor = kernels.slope_part(logits, tokens, head.temperature, head.soft_cap)
+        logp, factor = kernels.slope_part(logits, tokens, own, head.temperature, head.soft_cap)
         return logp, factor
-    logp = _softmax_part(logits, tokens, head.temperature, head.soft_cap, write=True)[0]
+    logp = _softmax_part(logits, tokens, own, head.temperature, head.soft_cap, write=True)[0]
     return logp, torch.ones_like(logp)
+
+
+def _kernels_for(x: Tensor) -> Any:
+    return fused() if x.is_cuda and x.dtype != torch.float64 else None
 
 
 @cache
@@ -187,10 +204,13 @@ def _fault(kernels: Any) -> str:
     tokens = torch.tensor([0, 4500, 9000], device="cuda")
     mine, plain = logits.clone(), logits.clone()
     try:
-        scores = kernels.softmax_part(logits, tokens, 0.7, None, write=False)
-        logp, factor = kernels.slope_part(mine, tokens, 0.7, None)
-        right = _softmax_part(plain, tokens, 0.7, None, write=True)
+        products = kernels.own_logits(logits, logits, tokens.new_tensor([2, 1, 0]))
+        own = logits.gather(1, tokens[:, None]).squeeze(1) + 0.1
+        scores = kernels.softmax_part(logits, tokens, own, 0.7, None, write=False)
+        logp, factor = kernels.slope_part(mine, tokens, own, 0.7, None)
+        right = _softmax_part(plain, tokens, own, 0.7, None, write=True)
         pairs = {
+            "products": (products, (logits * logits.flip(0)).sum(-1)),
             "scores": (scores, right),
             "log-probabilities": (logp, right[0]),
             "slopes": (mine * factor[:, None], plain),
@@ -201,9 +221,12 @@ def _fault(kernels: Any) -> str:
     return f"their {' and '.join(wrong)} are wrong" if wrong else ""
 
 
-def _softmax_part(logits: Tensor, tokens: Tensor, temperature: float, soft_cap: float | None, write: bool) -> Tensor:
+def _softmax_part(
+    logits: Tensor, tokens: Tensor, own: Tensor, temperature: float, soft_cap: float | None, write: bool
+) -> Tensor:
     """The kernel in plain torch."""
-    capped = logits.float() if logits.dtype != torch.float64 else logits
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    capped = wide.scatter(1, tokens[:, None], own[:, None])
     if soft_cap:
         capped = torch.tanh(capped / soft_cap) * soft_cap
     scaled = capped / temperature

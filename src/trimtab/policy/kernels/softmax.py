@@ -5,6 +5,8 @@ row once too and writes it once: what is written is not yet divided by the row's
 narrow side of the GEMMs that follow. It needs no maximum either, but a number that is not far below it: the larger of
 the drawn token's logit and of the first block's. A token whose probability is below e^-80 may overflow, and is then
 found as not finite. In fp16, where that would happen at e^-11, the row is read a second time instead.
+
+The drawn token's own logit comes apart, in fp32: its rounding would be the log-probability's error.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 4096
+BLOCK = 1024  # a thread reads 16 bytes at a time, and a GPU holds all rows of a chunk at once
 WARPS = 4
 
 
@@ -30,10 +32,34 @@ def _capped(z, cap, HAS_CAP: tl.constexpr):
     return z
 
 
+def own_logits(hidden: Tensor, weight: Tensor, token: Tensor) -> Tensor:
+    """The logit of each row's token, without bias, in fp32."""
+    rows, width = hidden.shape
+    out = torch.empty(rows, device=hidden.device)
+    if rows:
+        _own_logits[(rows,)](hidden, weight, token, out, hidden.stride(0), weight.stride(0), width, BLOCK=1024)
+    return out
+
+
+@triton.jit
+def _own_logits(hidden, weight, token, out, hidden_stride, weight_stride, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    left = hidden + row * hidden_stride
+    right = weight + tl.load(token + row) * weight_stride
+    column = tl.arange(0, BLOCK)
+    sums = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, width, BLOCK):
+        inside = first + column < width
+        x = tl.load(left + first + column, mask=inside, other=0.0).to(tl.float32)
+        sums += x * tl.load(right + first + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row, tl.sum(sums, 0))
+
+
 @triton.jit
 def _softmax_part(
     logits,
     token,
+    own,
     out,  # (4, rows): ln p, entropy, sum p^2, sum p^2 ln p
     stride,
     rows,
@@ -48,6 +74,7 @@ def _softmax_part(
     start = logits + row.to(tl.int64) * stride
     column = tl.arange(0, BLOCK)
     drawn = tl.load(token + row)
+    chosen = tl.load(own + row)
     top = -3e38  # lower than any logit, and unlike -inf it can be subtracted
     e1 = tl.zeros([BLOCK], tl.float32)  # e, where e = exp(x - top); a sum over the row's blocks like the next three
     x1 = tl.zeros([BLOCK], tl.float32)  # e (x - top)
@@ -56,6 +83,7 @@ def _softmax_part(
     for first in range(0, vocabulary, BLOCK):
         inside = first + column < vocabulary
         z = tl.load(start + first + column, mask=inside, other=-float("inf")).to(tl.float32)
+        z = tl.where(first + column == drawn, chosen, z)
         x = tl.where(inside, _capped(z, cap, HAS_CAP) * inverse_temperature, -float("inf"))
         higher = tl.max(x, 0)
         if higher > top:
@@ -74,7 +102,6 @@ def _softmax_part(
         x2 += e * weighted
     s1, t1, s2, t2 = tl.sum(e1, 0), tl.sum(x1, 0), tl.sum(e2, 0), tl.sum(x2, 0)
     log_sum = tl.log(s1)
-    chosen = tl.load(start + drawn).to(tl.float32)
     logp = _capped(chosen, cap, HAS_CAP) * inverse_temperature - top - log_sum
     tl.store(out + row, logp)
     tl.store(out + rows + row, log_sum - t1 / s1)
@@ -85,6 +112,7 @@ def _softmax_part(
         for first in range(0, vocabulary, BLOCK):
             inside = first + column < vocabulary
             z = tl.load(start + first + column, mask=inside, other=0.0).to(tl.float32)
+            z = tl.where(first + column == drawn, chosen, z)
             y = _capped(z, cap, HAS_CAP)
             g = tl.where(first + column == drawn, 1.0, 0.0) - tl.exp(y * inverse_temperature - whole)
             if HAS_CAP:
@@ -92,15 +120,18 @@ def _softmax_part(
             tl.store(start + first + column, g.to(logits.dtype.element_ty), mask=inside)
 
 
-def softmax_part(logits: Tensor, token: Tensor, temperature: float, soft_cap: float | None, write: bool) -> Tensor:
+def softmax_part(
+    logits: Tensor, token: Tensor, own: Tensor, temperature: float, soft_cap: float | None, write: bool
+) -> Tensor:
     """The four numbers of every row, (4, rows) in fp32; with `write` the logits become d ln p / d (x T)."""
-    return _launched(_softmax_part, 4, logits, token, temperature, soft_cap, WRITE=write)
+    return _launched(_softmax_part, 4, logits, token, own, temperature, soft_cap, WRITE=write)
 
 
 @triton.jit
 def _slope_part(
     logits,
     token,
+    own,
     out,  # (2, rows): ln p, and the factor that makes what is written d ln p / d (x T)
     stride,
     rows,
@@ -114,10 +145,10 @@ def _slope_part(
     start = logits + row.to(tl.int64) * stride
     column = tl.arange(0, BLOCK)
     drawn = tl.load(token + row)
-    own = _capped(tl.load(start + drawn).to(tl.float32), cap, HAS_CAP)
+    chosen = _capped(tl.load(own + row), cap, HAS_CAP)
     z = tl.load(start + column, mask=column < vocabulary, other=-float("inf")).to(tl.float32)
     nearby = tl.where(column < vocabulary, _capped(z, cap, HAS_CAP), -float("inf"))
-    base = tl.maximum(own, tl.max(nearby, 0)) * inverse_temperature
+    base = tl.maximum(chosen, tl.max(nearby, 0)) * inverse_temperature
     sums = tl.zeros([BLOCK], tl.float32)
     for first in range(0, vocabulary, BLOCK):
         inside = first + column < vocabulary
@@ -130,26 +161,33 @@ def _slope_part(
         tl.store(start + first + column, e.to(logits.dtype.element_ty), mask=inside)
     rest = tl.sum(sums, 0)
     tl.debug_barrier()  # the drawn token's place has been written as 0, and is written again below
-    away = own * inverse_temperature - base
+    away = chosen * inverse_temperature - base
     total = rest + tl.exp(away)
     if HAS_CAP:
-        tl.store(start + drawn, (-rest * (1.0 - (own / cap) * (own / cap))).to(logits.dtype.element_ty))
+        tl.store(start + drawn, (-rest * (1.0 - (chosen / cap) * (chosen / cap))).to(logits.dtype.element_ty))
     else:
         tl.store(start + drawn, (-rest).to(logits.dtype.element_ty))
     tl.store(out + row, away - tl.log(total))
     tl.store(out + rows + row, -1.0 / total)
 
 
-def slope_part(logits: Tensor, token: Tensor, temperature: float, soft_cap: float | None) -> Tensor:
+def slope_part(logits: Tensor, token: Tensor, own: Tensor, temperature: float, soft_cap: float | None) -> Tensor:
     """ln p of each row's token and a factor, (2, rows); the logits become what times it is d ln p / d (x T)."""
     if logits.dtype == torch.float16:
-        logp = softmax_part(logits, token, temperature, soft_cap, write=True)[0]
+        logp = softmax_part(logits, token, own, temperature, soft_cap, write=True)[0]
         return torch.stack([logp, torch.ones_like(logp)])
-    return _launched(_slope_part, 2, logits, token, temperature, soft_cap)
+    return _launched(_slope_part, 2, logits, token, own, temperature, soft_cap)
 
 
 def _launched(
-    kernel: Any, numbers: int, logits: Tensor, token: Tensor, temperature: float, soft_cap: float | None, **how: bool
+    kernel: Any,
+    numbers: int,
+    logits: Tensor,
+    token: Tensor,
+    own: Tensor,
+    temperature: float,
+    soft_cap: float | None,
+    **how: bool,
 ) -> Tensor:
     """A program for every row; what they give out, (numbers, rows) in fp32."""
     rows, vocabulary = logits.shape
@@ -158,6 +196,7 @@ def _launched(
         kernel[(rows,)](
             logits,
             token,
+            own,
             out,
             logits.stride(0),
             rows,
