@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from trimtab.rollout import PromptTokens, Response
-from trimtab.rollout.paged.schedule import Sample, Schedule
+from trimtab.rollout.paged.schedule import Schedule
 
 VOCABULARY = 211
 ENDS = frozenset({2, 3})
@@ -100,9 +100,10 @@ def count_waits(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, int]]:
     counted: Counter[tuple[int, int]] = Counter()
     theirs = Schedule.wait_again
 
-    def wait_again(self: Schedule, home: int, sample: Sample) -> None:
+    def wait_again(self: Schedule, home: int) -> None:
+        sample = self.running[home]
         counted[sample.prompt, sample.sample] += 1
-        theirs(self, home, sample)
+        theirs(self, home)
 
     monkeypatch.setattr(Schedule, "wait_again", wait_again)
     return counted

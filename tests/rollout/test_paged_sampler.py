@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,9 +16,9 @@ from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
 from trimtab.policy import Transcript, load_policy, score
 from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, SamplingOptions
-from trimtab.rollout.paged.decoder import why_not
+from trimtab.rollout.paged.decoder import Decoder, why_not
 from trimtab.rollout.paged.pool import Pool
-from trimtab.rollout.paged.schedule import Group, Sample, Schedule
+from trimtab.rollout.paged.schedule import Drawn, Group, Sample, Schedule
 
 LENGTHS = (1, 63, 64, 65, 66, 130)  # about the borders of pages
 OPTIONS = SamplingOptions(samples=3, max_new_tokens=20, seed=3)
@@ -101,6 +101,22 @@ def test_samples_that_give_way_are_what_they_would_have_been(
 def test_with_room_for_all_nobody_gives_way(llama: Any, waits: Counter[tuple[int, int]]) -> None:
     PagedSampler(llama, SELDOM, torch.float32).sample(MANY, 0, LONG)
     assert not waits
+
+
+def test_what_a_stride_drew_is_read_while_the_next_one_runs(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def noting(owner: Any, name: str) -> None:
+        theirs = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda self, *rest: (seen.append(name), theirs(self, *rest))[1])
+
+    for owner, name in ((Decoder, "step"), (Drawn, "read"), (Schedule, "look")):
+        noting(owner, name)
+    options = SamplingOptions(samples=1, max_new_tokens=12)
+    mine = PagedSampler(llama, frozenset(), torch.float32, stride=2).sample(prompts(5, 9), 0, options)
+    stride = ["step"] * 4
+    assert seen == [*stride, "look", *stride, "read", "look", *stride, "read", "look", "read"]
+    same(mine, NativeSampler(llama, frozenset(), 0, nullcontext).sample(prompts(5, 9), 0, options))
 
 
 def test_what_else_is_in_the_batch_does_not_matter(llama: Any) -> None:
@@ -223,9 +239,9 @@ def test_a_cache_is_never_made_too_small_for_one_response(llama: Any) -> None:
     sampler = paged(llama, pages=1)
     same(sampler.sample(prompts(130), 0, OPTIONS), native(llama, prompts(130), OPTIONS))
     assert sampler._memory is not None
-    pool, sample = Pool(2), Sample(0, 0, 1)
+    group = Group([5] * 200, deque([Sample(0, 0, 1, [5] * 200)]))
     with pytest.raises(RuntimeError, match="2 pages are too few for one response"):
-        sampler._admit(Schedule([Group([5] * 200, [sample])], pool, 1, 4, 20, 16), sampler._memory)  # type: ignore[arg-type]
+        sampler._admit(Schedule([group], Pool(2), 1, 4, 20, 16), sampler._memory)
 
 
 def test_a_model_of_another_family_is_refused_by_name() -> None:

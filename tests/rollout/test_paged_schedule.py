@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from unittest import mock
 
 import numpy as np
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from trimtab.rollout.paged import schedule as module
 from trimtab.rollout.paged.pool import Pool
-from trimtab.rollout.paged.schedule import Admission, Group, Sample, Schedule
+from trimtab.rollout.paged.schedule import Admission, Drawn, Group, Sample, Schedule
 from trimtab.rollout.paged.state import HOME, KEY, LIMIT, LIVE, MADE, POSITION, TOKEN
 
 PAGE = 8  # a small one: every few tokens there is a border
@@ -58,9 +58,14 @@ class Work:
 
     def groups(self) -> list[Group]:
         return [
-            Group(self.prompt(number), deque(Sample(number, k, self.key(number, k)) for k in range(len(ends))))
+            group(self.prompt(number), *(Sample(number, k, self.key(number, k), []) for k in range(len(ends))))
             for number, ends in enumerate(self.ends)
         ]
+
+
+def group(prefix: list[int], *samples: Sample) -> Group:
+    """Samples of a prompt that have written nothing."""
+    return Group(prefix, deque(replace(sample, ids=prefix) for sample in samples))
 
 
 def drawn(key: int, made: int) -> int:
@@ -83,15 +88,20 @@ class Device:
 
     def take_in(self, admission: Admission) -> None:
         for group in admission.groups:
-            assert group.full is not None
-            places = [*group.full, *group.tail]
+            places = group.pages
+            assert places is not None
             assert len(set(places)) == len(places) == -(-group.cached // PAGE)
             for position, token in enumerate(group.prefix[:-1]):
                 self.cache[places[position // PAGE], position % PAGE] = token
-            self.shared.update(group.full)
+            self.shared.update(places[: group.cached // PAGE])
         assert len(set(admission.copy_to)) == len(admission.copy_to) == len(admission.copy_from)
         assert not set(admission.copy_to) & {*admission.copy_from, *self.shared}
         self.cache[admission.copy_to] = self.cache[admission.copy_from]
+
+    def last(self, numbers: npt.NDArray[np.int64], steps: int) -> npt.NDArray[np.int32]:
+        """The last tokens of every row; where it has not made as many, anything."""
+        columns = np.maximum(numbers[MADE, :, None] + np.arange(-steps, 0), 0)
+        return self.tokens[numbers[HOME, :, None], columns].astype(np.int32)
 
     def step(self, numbers: npt.NDArray[np.int64], pages: npt.NDArray[np.int32]) -> None:
         """One token for every row that lives."""
@@ -125,10 +135,15 @@ class TooFewPagesError(Exception):
 
 @dataclass
 class Outcome:
-    responses: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    samples: dict[tuple[int, int], Sample] = field(default_factory=dict)
     gave_way: list[tuple[int, int]] = field(default_factory=list)
     rounds: int = 0
     most: int = 0
+
+    @property
+    def responses(self) -> dict[tuple[int, int], list[int]]:
+        assert all(sample.logp == [token / 2 for token in sample.tokens] for sample in self.samples.values())
+        return {which: sample.tokens for which, sample in self.samples.items()}
 
 
 def covered(schedule: Schedule, numbers: npt.NDArray[np.int64], pages: npt.NDArray[np.int32]) -> None:
@@ -151,44 +166,50 @@ def run(work: Work, pages: int | None = None) -> Outcome:
         if not schedule.running:
             raise TooFewPagesError
         device.take_in(admission)
-        schedule.settle(admission)
         schedule.grow()
-        numbers, table = (array.copy() for array in schedule.rows())
+        numbers, table = schedule.rows()
         assert numbers.shape[1] == len(set(numbers[HOME].tolist())) <= work.rows
         covered(schedule, numbers, table)
         device.check(numbers, table)
-        for _ in range(schedule.steps()):
+        steps = schedule.steps()
+        for _ in range(steps):
             device.step(numbers, table)
         device.check(numbers, table)
-        bring_home(schedule, device, numbers, outcome)
+        if outcome.rounds % 2:  # a look has to lose nothing of what was not read before it
+            schedule.read()
+        look(schedule, device, numbers, device.last(numbers, steps), outcome)
         outcome.rounds += 1
         outcome.most = max(outcome.most, numbers.shape[1])
+    schedule.read()
     assert len(pool) == pool.pages, "pages were lost"
     return outcome
 
 
-def bring_home(schedule: Schedule, device: Device, numbers: npt.NDArray[np.int64], outcome: Outcome) -> None:
-    def fetch(homes: list[int]) -> None:
-        for home in homes:
-            sample = schedule.running[home]
-            sample.tokens.extend(device.tokens[home, len(sample.tokens) : schedule.made(home)].tolist())
-
-    ended = schedule.look(numbers)
-    fetch(ended)
+def look(
+    schedule: Schedule,
+    device: Device,
+    numbers: npt.NDArray[np.int64],
+    tokens: npt.NDArray[np.int32],
+    outcome: Outcome,
+) -> None:
+    ended = schedule.look(numbers, tokens, logp_of(tokens))
     for home in ended:
-        sample = schedule.leave(home)
-        assert (sample.prompt, sample.sample) not in outcome.responses, "a sample ended twice"
-        outcome.responses[sample.prompt, sample.sample] = sample.tokens
+        sample = schedule.running[home]
+        assert (sample.prompt, sample.sample) not in outcome.samples, "a sample ended twice"
+        outcome.samples[sample.prompt, sample.sample] = sample
+    schedule.leave(ended)
     short = schedule.short()
-    fetch(short)
     oldest = next(iter(schedule.running), None)
     if schedule.pool.pages >= device.work.pages:
         assert oldest not in short, "the oldest gave way"
     assert short == list(reversed(schedule.running))[: len(short)], "the youngest give way first"
     for home in short:
-        sample = schedule.running[home]
-        outcome.gave_way.append((sample.prompt, sample.sample))
-        schedule.wait_again(home, sample)
+        outcome.gave_way.append((schedule.running[home].prompt, schedule.running[home].sample))
+        schedule.wait_again(home)
+
+
+def logp_of(tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    return (tokens / 2).astype(np.float32)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -254,45 +275,79 @@ def test_a_row_is_given_on_as_soon_as_a_sample_ends() -> None:
 
 
 def test_samples_of_a_prompt_share_the_pages_it_fills() -> None:
-    groups = [Group(list(range(4 * PAGE + 3)), deque(Sample(0, k, k) for k in range(3)))]
+    one = group(list(range(4 * PAGE + 3)), *(Sample(0, k, k, []) for k in range(3)))
     pool = Pool(50)
-    schedule = Schedule(groups, pool, 3, 20, limit=PAGE, stride=1)
+    schedule = Schedule([one], pool, 3, 20, limit=PAGE, stride=1)
     admission = schedule.admit()
-    assert [len(group.full or []) for group in admission.groups] == [4]
-    assert len(pool) == 50 - 4 - 1 - 3, "four filled, the one it ends in, and a copy of that for each"
-    assert admission.copy_from == groups[0].tail * 3
-    schedule.settle(admission)
-    assert len(pool) == 50 - 4 - 3
+    assert admission.groups == [one]
+    assert one.pages is not None
+    assert len(pool) == 50 - 4 - 3, "four filled, and for each the one it ends in"
+    assert admission.copy_from == one.pages[4:] * 2, "the last takes what the others had copied"
     _, table = schedule.rows()
-    assert (table[:, :4] == table[0, :4]).all()
-    assert len(set(table[:, 4].tolist())) == 3
-    for home in list(schedule.running):
-        schedule.leave(home)
+    assert table[:, :4].tolist() == [one.pages[:4]] * 3
+    assert table[:, 4].tolist() == [*admission.copy_to, one.pages[4]]
+    first, *others = schedule.running
+    schedule.leave(others)
+    assert len(pool) == 50 - 4 - 1, "what one still reads is kept"
+    schedule.leave([first])
     assert len(pool) == 50
+
+
+def test_a_prompts_pages_are_kept_for_samples_that_wait() -> None:
+    one = group([7] * (PAGE + 3), *(Sample(0, k, k, []) for k in range(3)))
+    pool = Pool(50)
+    schedule = Schedule([one], pool, 1, 20, limit=3, stride=2)
+    read = []
+    for k in range(3):
+        admission = schedule.admit()
+        read += admission.groups
+        assert len(admission.copy_to) == (k < 2)
+        assert list(schedule.rows()[1][0, :1]) == (one.pages or [])[:1]
+        schedule.leave(list(schedule.running))
+        assert len(pool) == (48 if k < 2 else 50)
+    assert read == [one], "it was read into the cache once"
+    assert not schedule.queue
+
+
+@pytest.mark.parametrize("length", [1, PAGE, PAGE + 1, PAGE + 3])
+def test_a_prompt_with_one_sample_is_never_copied(length: int) -> None:
+    schedule = Schedule([group([7] * length, Sample(0, 0, 1, []))], Pool(20), 1, 10, limit=PAGE, stride=4)
+    assert not schedule.admit().copy_to
+    (one,) = schedule.running
+    schedule.leave([one])
+    assert len(schedule.pool) == 20
 
 
 @pytest.mark.parametrize("length", [1, PAGE + 1, 2 * PAGE + 1])
 def test_a_prefix_that_ends_with_a_page_is_not_copied(length: int) -> None:
-    schedule = Schedule([Group([7] * length, deque([Sample(0, 0, 1)]))], Pool(20), 1, 10, limit=3, stride=2)
+    schedule = Schedule(
+        [group([7] * length, Sample(0, 0, 1, []), Sample(0, 1, 2, []))], Pool(20), 2, 10, limit=3, stride=2
+    )
     admission = schedule.admit()
     assert not admission.copy_to
     assert len(admission.groups) == (length > 1), "a single token needs no prefill"
 
 
 def test_those_that_gave_way_are_the_first_to_start_again_in_their_order() -> None:
-    groups = [Group([1] * 3, deque(Sample(0, k, k) for k in range(4)))]
+    groups = [group([1] * 3, *(Sample(0, k, k, []) for k in range(4)))]
     schedule = Schedule(groups, Pool(50), 3, 20, limit=30, stride=1)
-    schedule.settle(schedule.admit())
-    homes = list(schedule.running)
-    for home in reversed(homes[1:]):
-        sample = schedule.running[home]
-        sample.tokens.append(9)
-        numbers = schedule.rows()[0][:, [list(schedule.running).index(home)]].copy()
-        numbers[[POSITION, MADE]] += 1
-        schedule.look(numbers)
-        schedule.wait_again(home, sample)
+    schedule.admit()
+    numbers, _ = schedule.rows()
+    numbers[[POSITION, MADE]] += 1
+    assert not schedule.look(numbers, np.full((3, 1), 9, np.int32), np.zeros((3, 1), np.float32))
+    for home in list(schedule.running)[:0:-1]:
+        schedule.wait_again(home)
     assert [list(group.prefix) for group in schedule.queue] == [[1, 1, 1, 9]] * 2 + [[1, 1, 1]]
     assert [group.waiting[0].sample for group in schedule.queue] == [1, 2, 3]
+
+
+def test_a_sample_reads_what_it_drew_and_has_not_read() -> None:
+    samples = [Sample(0, k, k, [1], tokens=[5] * k, logp=[0.5] * k) for k in range(3)]
+    tokens = np.array([[90, 10, 11], [20, 21, 22], [91, 92, 93]], dtype=np.int32)
+    Drawn(samples, [2, 4, 2], tokens, logp_of(tokens)).read()
+    assert [sample.tokens for sample in samples] == [[10, 11], [5, 20, 21, 22], [5, 5]]
+    assert [sample.logp for sample in samples] == [[5, 5.5], [0.5, 10, 10.5, 11], [0.5, 0.5]]
+    assert {type(token) for sample in samples for token in sample.tokens} == {int}
 
 
 def test_a_stride_longer_than_half_a_page_is_refused() -> None:

@@ -20,7 +20,9 @@ class Pool:
     def take(self, count: int) -> list[int]:
         """So many free pages, held once; the caller has looked that there are enough."""
         assert count <= len(self._free), "more pages were taken than there are"
-        taken = [self._free.pop() for _ in range(count)]
+        first = len(self._free) - count
+        taken = self._free[first:]
+        del self._free[first:]
         for page in taken:
             self._held[page] = 1
         return taken

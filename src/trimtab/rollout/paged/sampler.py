@@ -1,7 +1,8 @@
 """The sampler: prompts in, responses out, over a paged cache; on a GPU every step is one CUDA graph.
 
 A step's work on the host is a handful of numbers every `STRIDE` steps. Between those the device runs alone: it draws,
-notes where each response ends, and leaves rows that have ended out of attention and drawing.
+notes where each response ends, and leaves rows that have ended out of attention and drawing. The host waits for it once
+a stride, and reads what a stride drew while the next one runs.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from trimtab.rollout.paged import plain
 from trimtab.rollout.paged.decoder import Decoder, Memory
 from trimtab.rollout.paged.pool import Pool
 from trimtab.rollout.paged.schedule import Group, Sample, Schedule
-from trimtab.rollout.paged.state import LIVE, PAGE, State
+from trimtab.rollout.paged.state import HOME, LIVE, MADE, PAGE, State
 from trimtab.rollout.streams import stream_keys
 from trimtab.rollout.types import PromptTokens, Response, SamplingOptions, check_prompts
 
@@ -56,32 +59,38 @@ class PagedSampler:
             self._decoder.refresh()
         check_prompts(prompts, len(self._decoder.embedding))
         memory = self._room(self._decoder, prompts, options)
-        memory.state.sampling.copy_(torch.tensor([options.temperature or 1.0, options.top_p, float(options.top_k)]))
-        rows = min(options.batch, memory.state.rows)
-        groups = _groups(prompts, step, options)
+        sampling = np.array([options.temperature or 1.0, options.top_p, options.top_k], dtype=np.float32)
+        _send(sampling, memory.state.sampling)
+        samples = _samples(prompts, step, options)
+        by_prompt = [samples[first : first + options.samples] for first in range(0, len(samples), options.samples)]
         schedule = Schedule(
-            groups, Pool(memory.cache.shape[2]), rows, memory.state.pages.shape[1], options.max_new_tokens, self.stride
+            [Group(prompt.ids, deque(group)) for prompt, group in zip(prompts, by_prompt, strict=True)],
+            Pool(memory.cache.shape[2]),
+            min(options.batch, memory.state.rows),
+            memory.state.pages.shape[1],
+            options.max_new_tokens,
+            self.stride,
         )
-        done = [self._response(sample) for sample in self._run(schedule, memory, options.temperature == 0)]
-        done.sort(key=lambda response: (response.prompt, response.sample))
-        return [done[first : first + options.samples] for first in range(0, len(done), options.samples)]
+        self._run(schedule, memory, options.temperature == 0)
+        return [[self._response(sample) for sample in group] for group in by_prompt]
 
-    def _run(self, schedule: Schedule, memory: Memory, greedy: bool) -> Iterator[Sample]:
-        """Every sample, in the order in which they end."""
+    def _run(self, schedule: Schedule, memory: Memory, greedy: bool) -> None:
+        """Draw all samples."""
         while schedule.queue or schedule.running:
             self._admit(schedule, memory)
             schedule.grow()
-            count = _upload(schedule, memory.state)
+            count, steps = _upload(schedule, memory.state), schedule.steps()
             rows = _bucket(count, memory.state.rows)
-            for _ in range(schedule.steps()):
+            for _ in range(steps):
                 self._step(rows, greedy, memory)
-            ended = schedule.look(memory.state.numbers[:, :count].cpu().numpy())
-            self._fetch(ended, schedule, memory.state)
-            yield from (schedule.leave(home) for home in ended)
-            short = schedule.short()
-            self._fetch(short, schedule, memory.state)
-            for home in short:
-                schedule.wait_again(home, schedule.running[home])
+            coming = _fetch(count, steps, memory.state)
+            schedule.read()
+            if memory.cache.is_cuda:
+                torch.cuda.current_stream().synchronize()
+            schedule.leave(schedule.look(*(part.numpy() for part in coming)))
+            for home in schedule.short():
+                schedule.wait_again(home)
+        schedule.read()
 
     def _admit(self, schedule: Schedule, memory: Memory) -> None:
         assert self._decoder is not None
@@ -91,26 +100,11 @@ class PagedSampler:
                 f"the cache's {schedule.pool.pages} pages are too few for one response: raise its memory"
             )
         for part in _by_tokens(admission.groups):
-            held = [[*(group.full or []), *group.tail] for group in part]
-            self._decoder.prefill([group.prefix[:-1] for group in part], held, memory)
+            self._decoder.prefill([group.prefix[:-1] for group in part], [group.pages or [] for group in part], memory)
         if admission.copy_to:
-            pages = torch.tensor([admission.copy_from, admission.copy_to], device=memory.cache.device)
+            pages = torch.empty(2, len(admission.copy_to), dtype=torch.int64, device=memory.cache.device)
+            _send(np.array([admission.copy_from, admission.copy_to]), pages)
             memory.parts.copy_pages(memory.cache, *pages)
-        schedule.settle(admission)
-
-    def _fetch(self, homes: list[int], schedule: Schedule, state: State) -> None:
-        """Bring home what some samples have written there."""
-        if not homes:
-            return
-        where = torch.tensor(homes, device=state.tokens.device)
-        longest = max(schedule.made(home) for home in homes)
-        tokens = state.tokens[where, :longest].cpu().tolist()
-        logps = state.logps[where, :longest].cpu().tolist()
-        for home, token, logp in zip(homes, tokens, logps, strict=True):
-            sample = schedule.running[home]
-            new = slice(len(sample.tokens), schedule.made(home))
-            sample.tokens.extend(token[new])
-            sample.logp.extend(logp[new])
 
     def _response(self, sample: Sample) -> Response:
         finished = sample.tokens[-1] in self.end_tokens
@@ -187,14 +181,13 @@ def parts_for(device: torch.device) -> Any:
     return kernels
 
 
-def _groups(prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[Group]:
-    keys = stream_keys(options.seed, step, [prompt.number for prompt in prompts], options.samples).tolist()
+def _samples(prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[Sample]:
+    """All that is to be drawn, prompt by prompt."""
+    keys = iter(stream_keys(options.seed, step, [prompt.number for prompt in prompts], options.samples).tolist())
     return [
-        Group(
-            list(prompt.ids),
-            deque(Sample(number, k, keys[number * options.samples + k]) for k in range(options.samples)),
-        )
+        Sample(number, k, next(keys), prompt.ids)
         for number, prompt in enumerate(prompts)
+        for k in range(options.samples)
     ]
 
 
@@ -204,9 +197,24 @@ def _upload(schedule: Schedule, state: State) -> int:
     count: int = numbers.shape[1]
     whole = np.zeros(state.numbers.shape, dtype=np.int64)
     whole[:, :count] = numbers
-    state.numbers.copy_(torch.from_numpy(whole))
-    state.pages[:count].copy_(torch.from_numpy(pages))
+    _send(whole, state.numbers)
+    _send(pages, state.pages[:count])
     return count
+
+
+def _send(array: npt.NDArray[Any], target: Tensor) -> None:
+    """Copy to the device without waiting for it, which only memory that stays in place allows."""
+    tensor = torch.from_numpy(array)
+    target.copy_(tensor.pin_memory() if target.is_cuda else tensor, non_blocking=True)
+
+
+def _fetch(count: int, steps: int, state: State) -> list[Tensor]:
+    """The numbers of the first rows and the last tokens and log-probabilities of each, on their way to the host."""
+    numbers = state.numbers[:, :count]
+    last = (numbers[MADE, :, None] + torch.arange(-steps, 0, device=numbers.device)).clamp(min=0)
+    homes = numbers[HOME, :, None]
+    parts = (numbers, state.tokens[homes, last], state.logps[homes, last])
+    return [part.to("cpu", non_blocking=True, copy=True) for part in parts]  # into pinned memory
 
 
 def _by_tokens(groups: Sequence[Group]) -> Iterator[list[Group]]:

@@ -1,8 +1,10 @@
 """Who is in the batch: samples wait, start as soon as a row and pages are free, and leave when they end.
 
-A prompt's cache is made once: the pages it fills are shared by its samples, the page it ends in is copied for each.
-Where the pages run out, the sample that started last gives up its own; it waits again, first in line, with all it has
-written as its prefix. All of this is on the host; the device is told by `numbers` and `pages`.
+A prompt's cache is made once: the pages it fills are shared by its samples, the page it ends in is copied for each but
+the last, who takes it as it is. Where the pages run out, the sample that started last gives up its own; it waits again,
+first in line, with all it has written as its prefix. All of this is on the host; the device is told by `numbers` and
+`pages`. Between two strides it waits for the host, which therefore works on all rows at once and reads what was drawn
+only later.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
@@ -20,23 +23,23 @@ from trimtab.rollout.paged.state import HOME, KEY, LIMIT, LIVE, MADE, NUMBERS, P
 
 @dataclass
 class Sample:
-    """One response: which it is, the key of its stream, and what has been brought home of it."""
+    """One response: which it is, the key of its stream, its prompt's tokens, and what has been read of it."""
 
     prompt: int
     sample: int
     key: int
+    ids: Sequence[int]
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
 
 
 @dataclass
 class Group:
-    """Samples that go on from one prefix, which is in the cache once `full` and `tail` are there."""
+    """Samples that go on from one prefix, which is in the cache once it has `pages`."""
 
     prefix: Sequence[int]
     waiting: deque[Sample]
-    full: list[int] | None = None  # pages that the prefix, less its last token, fills
-    tail: list[int] = field(default_factory=list)  # the page it ends in, if it does not end with a page
+    pages: list[int] | None = None
 
     @property
     def cached(self) -> int:
@@ -51,7 +54,23 @@ class Admission:
     groups: list[Group]
     copy_from: list[int]
     copy_to: list[int]
-    released: list[int]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What rows drew in a stride: their samples, how many tokens each has made in all, and the last of those."""
+
+    samples: list[Sample]
+    made: list[int]
+    tokens: npt.NDArray[np.int32]  # (rows, steps)
+    logps: npt.NDArray[np.float32]
+
+    def read(self) -> None:
+        """Give the samples what they do not have yet."""
+        for sample, made, tokens, logps in zip(self.samples, self.made, self.tokens, self.logps, strict=True):
+            first = len(tokens) - (made - len(sample.tokens))
+            sample.tokens += tokens[first:].tolist()
+            sample.logp += logps[first:].tolist()
 
 
 class Schedule:
@@ -63,131 +82,134 @@ class Schedule:
         self.pool, self.limit, self.stride = pool, limit, stride
         self.queue = deque(groups)
         self.running: dict[int, Sample] = {}  # by home, in the order in which they started
-        self._prefix: dict[int, Sequence[int]] = {}
         self._free = list(range(rows - 1, -1, -1))
         self._table = np.zeros((rows, pages), dtype=np.int32)
         self._numbers = np.zeros((NUMBERS, rows), dtype=np.int64)
         self._has = np.zeros(rows, dtype=np.int64)  # how many pages each home has
+        self._unread: Drawn | None = None
 
     def admit(self) -> Admission:
         """Start what there is room for."""
-        made = Admission([], [], [], [])
+        made, started = Admission([], [], []), dict[int, list[int]]()
         while self.queue and self._free:
-            group = self.queue[0]
-            if not self._place(group, made):
+            self._start(self.queue[0], made, started)
+            if self.queue[0].waiting:
                 break
-            while group.waiting and self._free:
-                if not self._start(group, made):
-                    return made
-            if not group.waiting:
-                made.released.extend([*(group.full or []), *group.tail])
-                self.queue.popleft()
+            self.queue.popleft()
+        if started:
+            self._enter(started)
         return made
 
-    def settle(self, admission: Admission) -> None:
-        """Let go of what only had to be there until the device had copied it."""
-        self.pool.release(admission.released)
+    def _start(self, group: Group, made: Admission, started: dict[int, list[int]]) -> None:
+        """Give pages to a group's prefix, homes and pages to as many of its samples as there is room for."""
+        filled, own = group.cached // PAGE, self._own(group)
+        if group.pages is None:
+            if self._spare() < filled + 1 + own:
+                return
+            group.pages = self.pool.take(-(-group.cached // PAGE))
+            if group.cached:
+                made.groups.append(group)
+        shared, tail = group.pages[:filled], group.pages[filled:]
+        while group.waiting and self._free and self._spare() >= own:
+            sample, home = group.waiting.popleft(), self._free.pop()
+            if group.waiting:
+                self.pool.share(shared)
+                pages = shared + self.pool.take(own)
+                made.copy_from.extend(tail)
+                made.copy_to.extend(pages[filled : len(group.pages)])
+            else:
+                pages = group.pages + self.pool.take(own - len(tail))
+            self.running[home], started[home] = sample, pages
 
     def _spare(self) -> int:
         """Pages that may be taken so that everyone, the next to start too, can still be given one more."""
         return len(self.pool) - len(self.running) - 1
 
-    def _place(self, group: Group, made: Admission) -> bool:
-        """Find pages for a group's prefix."""
-        if group.full is not None:
-            return True
-        full, rest = divmod(group.cached, PAGE)
-        if self._spare() < full + 1 + self._own(group):
-            return False
-        group.full, group.tail = self.pool.take(full), self.pool.take(1 if rest else 0)
-        if group.cached:
-            made.groups.append(group)
-        return True
-
     def _own(self, group: Group) -> int:
         """Pages of its own that a sample needs for its first steps."""
-        return (group.cached + self._ahead(len(group.waiting[0].tokens))) // PAGE + 1 - group.cached // PAGE
+        ahead = min(self._horizon, self.limit - len(group.waiting[0].tokens)) - 1
+        return (group.cached + ahead) // PAGE + 1 - group.cached // PAGE
 
-    def _ahead(self, made: int) -> int:
-        """Positions beyond its own that a sample may write in the next steps."""
-        return min(self._horizon, self.limit - made) - 1
-
-    def _start(self, group: Group, made: Admission) -> bool:
-        count = self._own(group)
-        if self._spare() < count:
-            return False
-        assert group.full is not None
-        sample, home, own = group.waiting.popleft(), self._free.pop(), self.pool.take(count)
-        self.pool.share(group.full)
-        if group.tail:
-            made.copy_from.extend(group.tail)
-            made.copy_to.append(own[0])
-        pages = [*group.full, *own]
-        self.running[home], self._prefix[home] = sample, group.prefix
-        self._table[home, : len(pages)] = pages
-        self._has[home] = len(pages)
-        numbers = {TOKEN: group.prefix[-1], POSITION: group.cached, MADE: len(sample.tokens)}
-        numbers |= {LIMIT: self.limit, KEY: sample.key, HOME: home, LIVE: 1}
-        self._numbers[:, home] = [numbers[which] for which in range(NUMBERS)]
-        return True
+    def _enter(self, started: dict[int, list[int]]) -> None:
+        """Note the numbers and pages of those that start."""
+        homes = list(started)
+        samples = [self.running[home] for home in homes]
+        made = np.array([len(sample.tokens) for sample in samples])
+        numbers = np.empty((NUMBERS, len(homes)), dtype=np.int64)
+        numbers[TOKEN] = [(sample.tokens or sample.ids)[-1] for sample in samples]
+        numbers[POSITION] = made + [len(sample.ids) - 1 for sample in samples]
+        numbers[MADE], numbers[LIMIT] = made, self.limit
+        numbers[KEY] = [sample.key for sample in samples]
+        numbers[HOME], numbers[LIVE] = homes, 1
+        self._numbers[:, homes] = numbers
+        self._has[homes] = [len(pages) for pages in started.values()]
+        table = np.array(list(zip_longest(*started.values(), fillvalue=0)), dtype=np.int32)
+        self._table[homes, : len(table)] = table.T
 
     def steps(self) -> int:
         """How many steps until the device has to be asked again."""
-        homes = list(self.running)
-        return int(min(self._horizon, (self._numbers[LIMIT, homes] - self._numbers[MADE, homes]).max()))
+        return int(min(self._horizon, self.limit - self._numbers[MADE, self._homes()].min()))
 
     @property
     def _horizon(self) -> int:
         """Steps without a look at the device: a free row is worth less while nobody waits for it."""
         return self.stride if self.queue else 2 * self.stride
 
+    def _homes(self) -> npt.NDArray[np.int64]:
+        """Those under way, in the order of the device's rows."""
+        return np.fromiter(self.running, np.int64, len(self.running))
+
     def rows(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         """The numbers and pages of what is under way, row by row."""
-        homes = list(self.running)
+        homes = self._homes()
         return self._numbers[:, homes], self._table[homes]
 
-    def look(self, numbers: npt.NDArray[np.int64]) -> list[int]:
-        """Take note of where the rows are; the homes of those that have ended."""
+    def look(
+        self, numbers: npt.NDArray[np.int64], tokens: npt.NDArray[np.int32], logps: npt.NDArray[np.float32]
+    ) -> list[int]:
+        """Take note of where the rows are and of the last that they drew; the homes of those that have ended."""
+        self.read()
         homes = numbers[HOME]
         self._numbers[:, homes] = numbers
-        return [int(home) for home in homes[numbers[LIVE] == 0]]
+        samples = [self.running[home] for home in homes.tolist()]
+        self._unread = Drawn(samples, numbers[MADE].tolist(), tokens, logps)
+        ended: list[int] = homes[numbers[LIVE] == 0].tolist()
+        return ended
 
-    def made(self, home: int) -> int:
-        """Tokens that a home's sample has made, those of earlier homes included."""
-        return int(self._numbers[MADE, home])
+    def read(self) -> None:
+        """Give the samples what they drew before the last look. There is time for it while the device runs."""
+        if self._unread is not None:
+            self._unread.read()
+            self._unread = None
 
-    def leave(self, home: int) -> Sample:
-        """Take a sample out of the batch."""
-        self.pool.release(self._pages(home))
-        del self._prefix[home]
-        self._free.append(home)
-        return self.running.pop(home)
+    def leave(self, homes: list[int]) -> None:
+        """Take samples out of the batch."""
+        self.pool.release(self._pages(homes))
+        self._free.extend(homes)
+        for home in homes:
+            del self.running[home]
 
     def short(self) -> list[int]:
         """The homes that have to give way so that the others can go on: the youngest first."""
         homes, missing = self._missing()
-        need, free, leaving = int(missing.sum()), len(self.pool), []
-        for home, own in zip(homes[::-1], missing[::-1].tolist(), strict=True):
-            if need <= free:
-                break
+        need, free, leaving = int(missing.sum()), len(self.pool), list[int]()
+        while need > free:
+            home = int(homes[-1 - len(leaving)])
+            need -= int(missing[-1 - len(leaving)])
+            free += sum(map(self.pool.alone, self._pages([home])))
             leaving.append(home)
-            need -= own
-            free += sum(1 for page in self._pages(home) if self.pool.alone(page))
         return leaving
 
-    def wait_again(self, home: int, sample: Sample) -> None:
-        """Put a sample that gave way in front of the queue, with what it has written as part of its prefix."""
-        prefix = [*self._prefix[home][: self._prefix_length(home)], *sample.tokens]
-        self.leave(home)
-        self.queue.appendleft(Group(prefix, deque([sample])))
+    def wait_again(self, home: int) -> None:
+        """Put a sample in front of the queue, with what it has written as part of its prefix."""
+        self.read()
+        sample = self.running[home]
+        self.leave([home])
+        self.queue.appendleft(Group([*sample.ids, *sample.tokens], deque([sample])))
 
-    def _prefix_length(self, home: int) -> int:
-        """The prompt's own length: a sample that has given way before has its own tokens in its prefix."""
-        return int(self._numbers[POSITION, home]) + 1 - self.made(home)
-
-    def _missing(self) -> tuple[list[int], npt.NDArray[np.int64]]:
+    def _missing(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The homes under way, and how many pages each lacks for its next steps."""
-        homes = list(self.running)
+        homes = self._homes()
         position, made = self._numbers[POSITION, homes], self._numbers[MADE, homes]
         last = position + np.minimum(self._horizon, self.limit - made) - 1
         return homes, last // PAGE + 1 - self._has[homes]
@@ -195,10 +217,11 @@ class Schedule:
     def grow(self) -> None:
         """Give everyone the pages of the next steps."""
         homes, missing = self._missing()
-        short = np.array(homes, dtype=np.int64)[missing > 0]  # by one page each: the horizon is no longer than a page
+        short = homes[missing > 0]  # by one page each: the horizon is no longer than a page
         self._table[short, self._has[short]] = self.pool.take(len(short))
         self._has[short] += 1
 
-    def _pages(self, home: int) -> list[int]:
-        pages: list[int] = self._table[home, : self._has[home]].tolist()
+    def _pages(self, homes: list[int]) -> list[int]:
+        held = np.arange(self._table.shape[1]) < self._has[homes, None]
+        pages: list[int] = self._table[homes][held].tolist()
         return pages
