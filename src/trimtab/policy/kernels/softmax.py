@@ -4,7 +4,9 @@ A program owns a row. For scores it reads the row once, with a running maximum a
 row once too and writes it once: what is written is not yet divided by the row's sum, for that factor can multiply the
 narrow side of the GEMMs that follow. It needs no maximum either, but a number that is not far below it: the larger of
 the drawn token's logit and of the first block's. A token whose probability is below e^-80 may overflow, and is then
-found as not finite. In fp16, where that would happen at e^-11, the row is read a second time instead.
+found as not finite. In fp16, where that would happen at e^-11, the row is read a second time instead. Blocks are taken
+from the last to the first: the GEMM before has just written the last, the GEMM after begins with the first, and what
+was touched a moment ago is found in the cache.
 
 The drawn token's own logit comes apart, in fp32: its rounding would be the log-probability's error.
 """
@@ -149,8 +151,10 @@ def _slope_part(
     z = tl.load(start + column, mask=column < vocabulary, other=-float("inf")).to(tl.float32)
     nearby = tl.where(column < vocabulary, _capped(z, cap, HAS_CAP), -float("inf"))
     base = tl.maximum(chosen, tl.max(nearby, 0)) * inverse_temperature
+    last = (vocabulary - 1) // BLOCK * BLOCK
     sums = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, vocabulary, BLOCK):
+    for back in range(0, vocabulary, BLOCK):
+        first = last - back
         inside = first + column < vocabulary
         z = tl.load(start + first + column, mask=inside, other=0.0).to(tl.float32)
         y = _capped(z, cap, HAS_CAP)
