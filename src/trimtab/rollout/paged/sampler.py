@@ -62,9 +62,8 @@ class PagedSampler:
         sampling = np.array([options.temperature or 1.0, options.top_p, options.top_k], dtype=np.float32)
         _send(sampling, memory.state.sampling)
         samples = _samples(prompts, step, options)
-        by_prompt = [samples[first : first + options.samples] for first in range(0, len(samples), options.samples)]
         schedule = Schedule(
-            [Group(prompt.ids, deque(group)) for prompt, group in zip(prompts, by_prompt, strict=True)],
+            [Group(prompt.ids, deque(group)) for prompt, group in zip(prompts, samples, strict=True)],
             Pool(memory.cache.shape[2]),
             min(options.batch, memory.state.rows),
             memory.state.pages.shape[1],
@@ -72,7 +71,7 @@ class PagedSampler:
             self.stride,
         )
         self._run(schedule, memory, options.temperature == 0)
-        return [[self._response(sample) for sample in group] for group in by_prompt]
+        return [[self._response(sample) for sample in group] for group in samples]
 
     def _run(self, schedule: Schedule, memory: Memory, greedy: bool) -> None:
         """Draw all samples."""
@@ -86,7 +85,7 @@ class PagedSampler:
             coming = _fetch(count, steps, memory.state)
             schedule.read()
             if memory.cache.is_cuda:
-                torch.cuda.current_stream().synchronize()
+                torch.cuda.current_stream(memory.cache.device).synchronize()
             schedule.leave(schedule.look(*(part.numpy() for part in coming)))
             for home in schedule.short():
                 schedule.wait_again(home)
@@ -181,13 +180,12 @@ def parts_for(device: torch.device) -> Any:
     return kernels
 
 
-def _samples(prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[Sample]:
-    """All that is to be drawn, prompt by prompt."""
-    keys = iter(stream_keys(options.seed, step, [prompt.number for prompt in prompts], options.samples).tolist())
+def _samples(prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Sample]]:
+    """What is to be drawn for every prompt."""
+    keys = stream_keys(options.seed, step, [prompt.number for prompt in prompts], options.samples)
     return [
-        Sample(number, k, next(keys), prompt.ids)
-        for number, prompt in enumerate(prompts)
-        for k in range(options.samples)
+        [Sample(number, k, key, prompt.ids) for k, key in enumerate(own)]
+        for number, (prompt, own) in enumerate(zip(prompts, keys.view(len(prompts), -1).tolist(), strict=True))
     ]
 
 
@@ -203,7 +201,7 @@ def _upload(schedule: Schedule, state: State) -> int:
 
 
 def _send(array: npt.NDArray[Any], target: Tensor) -> None:
-    """Copy to the device without waiting for it, which only memory that stays in place allows."""
+    """Copy an array to the device, by way of pinned memory so that the host need not wait."""
     tensor = torch.from_numpy(array)
     target.copy_(tensor.pin_memory() if target.is_cuda else tensor, non_blocking=True)
 
