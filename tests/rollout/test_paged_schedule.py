@@ -36,6 +36,7 @@ class Work:
     stride: int
     rows: int
     spare: int  # pages beyond the fewest that a sampler has
+    reading: int = 50  # tokens of prefixes that are read in one pass
 
     @property
     def each(self) -> int:
@@ -162,10 +163,12 @@ def run(work: Work, pages: int | None = None) -> Outcome:
     schedule = Schedule(work.groups(), pool, work.rows, work.each, work.limit, work.stride)
     while schedule.queue or schedule.running:
         device.shared &= {page for page in range(pages) if pool._held[page]}
-        admission = schedule.admit()
+        while (admission := schedule.admit(work.reading)).started:
+            device.take_in(admission)
+            read = [group.cached for group in admission.groups]
+            assert len(read) <= 1 or sum(read) <= work.reading
         if not schedule.running:
             raise TooFewPagesError
-        device.take_in(admission)
         schedule.grow()
         numbers, table = schedule.rows()
         assert numbers.shape[1] == len(set(numbers[HOME].tolist())) <= work.rows
@@ -231,6 +234,7 @@ def works(draw: Callable[..., int]) -> Work:
         stride=draw(st.integers(1, PAGE // 2)),
         rows=draw(st.integers(1, 20)),
         spare=draw(st.integers(0, 12)),
+        reading=draw(st.integers(1, 100)),
     )
 
 
@@ -278,7 +282,7 @@ def test_samples_of_a_prompt_share_the_pages_it_fills() -> None:
     one = group(list(range(4 * PAGE + 3)), *(Sample(0, k, k, []) for k in range(3)))
     pool = Pool(50)
     schedule = Schedule([one], pool, 3, 20, limit=PAGE, stride=1)
-    admission = schedule.admit()
+    admission = schedule.admit(1000)
     assert admission.groups == [one]
     assert one.pages is not None
     assert len(pool) == 50 - 4 - 3, "four filled, and for each the one it ends in"
@@ -299,7 +303,7 @@ def test_a_prompts_pages_are_kept_for_samples_that_wait() -> None:
     schedule = Schedule([one], pool, 1, 20, limit=3, stride=2)
     read = []
     for k in range(3):
-        admission = schedule.admit()
+        admission = schedule.admit(1000)
         read += admission.groups
         assert len(admission.copy_to) == (k < 2)
         assert list(schedule.rows()[1][0, :1]) == (one.pages or [])[:1]
@@ -312,7 +316,7 @@ def test_a_prompts_pages_are_kept_for_samples_that_wait() -> None:
 @pytest.mark.parametrize("length", [1, PAGE, PAGE + 1, PAGE + 3])
 def test_a_prompt_with_one_sample_is_never_copied(length: int) -> None:
     schedule = Schedule([group([7] * length, Sample(0, 0, 1, []))], Pool(20), 1, 10, limit=PAGE, stride=4)
-    assert not schedule.admit().copy_to
+    assert not schedule.admit(1000).copy_to
     (one,) = schedule.running
     schedule.leave([one])
     assert len(schedule.pool) == 20
@@ -323,7 +327,7 @@ def test_a_prefix_that_ends_with_a_page_is_not_copied(length: int) -> None:
     schedule = Schedule(
         [group([7] * length, Sample(0, 0, 1, []), Sample(0, 1, 2, []))], Pool(20), 2, 10, limit=3, stride=2
     )
-    admission = schedule.admit()
+    admission = schedule.admit(1000)
     assert not admission.copy_to
     assert len(admission.groups) == (length > 1), "a single token needs no prefill"
 
@@ -331,7 +335,7 @@ def test_a_prefix_that_ends_with_a_page_is_not_copied(length: int) -> None:
 def test_those_that_gave_way_are_the_first_to_start_again_in_their_order() -> None:
     groups = [group([1] * 3, *(Sample(0, k, k, []) for k in range(4)))]
     schedule = Schedule(groups, Pool(50), 3, 20, limit=30, stride=1)
-    schedule.admit()
+    schedule.admit(1000)
     numbers, _ = schedule.rows()
     numbers[[POSITION, MADE]] += 1
     assert not schedule.look(numbers, np.full((3, 1), 9, np.int32), np.zeros((3, 1), np.float32))
@@ -348,6 +352,16 @@ def test_a_sample_reads_what_it_drew_and_has_not_read() -> None:
     assert [sample.tokens for sample in samples] == [[10, 11], [5, 20, 21, 22], [5, 5]]
     assert [sample.logp for sample in samples] == [[5, 5.5], [0.5, 10, 10.5, 11], [0.5, 0.5]]
     assert {type(token) for sample in samples for token in sample.tokens} == {int}
+
+
+def test_prefixes_are_read_in_passes_of_so_many_tokens() -> None:
+    groups = [group([7] * (length + 1), Sample(n, 0, n, [])) for n, length in enumerate([30, 20, 1, 0, 70, 10, 9])]
+    schedule = Schedule(groups, Pool(99), 9, 20, limit=3, stride=2)
+    passes = []
+    while (admission := schedule.admit(50)).started:
+        passes.append([group.cached for group in admission.groups])
+    assert passes == [[30, 20], [1], [70], [10, 9]]
+    assert len(schedule.running) == 7
 
 
 def test_a_stride_longer_than_half_a_page_is_refused() -> None:

@@ -8,7 +8,7 @@ a stride, and reads what a stride drew while the next one runs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,17 +93,17 @@ class PagedSampler:
 
     def _admit(self, schedule: Schedule, memory: Memory) -> None:
         assert self._decoder is not None
-        admission = schedule.admit()
+        while (admission := schedule.admit(PREFILL)).started:
+            if groups := admission.groups:
+                self._decoder.prefill([g.prefix[:-1] for g in groups], [g.pages or [] for g in groups], memory)
+            if admission.copy_to:
+                pages = torch.empty(2, len(admission.copy_to), dtype=torch.int64, device=memory.cache.device)
+                _send(np.array([admission.copy_from, admission.copy_to]), pages)
+                memory.parts.copy_pages(memory.cache, *pages)
         if not schedule.running:
             raise RuntimeError(
                 f"the cache's {schedule.pool.pages} pages are too few for one response: raise its memory"
             )
-        for part in _by_tokens(admission.groups):
-            self._decoder.prefill([group.prefix[:-1] for group in part], [group.pages or [] for group in part], memory)
-        if admission.copy_to:
-            pages = torch.empty(2, len(admission.copy_to), dtype=torch.int64, device=memory.cache.device)
-            _send(np.array([admission.copy_from, admission.copy_to]), pages)
-            memory.parts.copy_pages(memory.cache, *pages)
 
     def _response(self, sample: Sample) -> Response:
         finished = sample.tokens[-1] in self.end_tokens
@@ -213,20 +213,6 @@ def _fetch(count: int, steps: int, state: State) -> list[Tensor]:
     homes = numbers[HOME, :, None]
     parts = (numbers, state.tokens[homes, last], state.logps[homes, last])
     return [part.to("cpu", non_blocking=True, copy=True) for part in parts]  # into pinned memory
-
-
-def _by_tokens(groups: Sequence[Group]) -> Iterator[list[Group]]:
-    """Groups in parts whose prefixes are read in one pass."""
-    part: list[Group] = []
-    tokens = 0
-    for group in groups:
-        if part and tokens + group.cached > PREFILL:
-            yield part
-            part, tokens = [], 0
-        part.append(group)
-        tokens += group.cached
-    if part:
-        yield part
 
 
 def _bucket(rows: int, most: int | None = None) -> int:

@@ -49,11 +49,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Admission:
-    """What the device has to do before the new rows can take part: prefixes to be read, pages to be copied."""
+    """What the device has to do before new rows can take part: prefixes to be read, then pages to be copied."""
 
-    groups: list[Group]
-    copy_from: list[int]
-    copy_to: list[int]
+    groups: list[Group] = field(default_factory=list)
+    copy_from: list[int] = field(default_factory=list)
+    copy_to: list[int] = field(default_factory=list)
+    started: dict[int, list[int]] = field(default_factory=dict)  # the pages of each new home
 
 
 @dataclass(frozen=True)
@@ -88,19 +89,26 @@ class Schedule:
         self._has = np.zeros(rows, dtype=np.int64)  # how many pages each home has
         self._unread: Drawn | None = None
 
-    def admit(self) -> Admission:
-        """Start what there is room for."""
-        made, started = Admission([], [], []), dict[int, list[int]]()
+    def admit(self, tokens: int) -> Admission:
+        """Start what there is room for, as long as its prefixes have no more than so many tokens, or it is the first.
+
+        The device can read these while the next are started; when there is room for nobody, nothing has `started`.
+        """
+        made, read = Admission(), 0
         while self.queue and self._free:
-            self._start(self.queue[0], made, started)
-            if self.queue[0].waiting:
+            group = self.queue[0]
+            read += group.cached
+            if made.started and read > tokens:
+                break
+            self._start(group, made)
+            if group.waiting:
                 break
             self.queue.popleft()
-        if started:
-            self._enter(started)
+        if made.started:
+            self._enter(made.started)
         return made
 
-    def _start(self, group: Group, made: Admission, started: dict[int, list[int]]) -> None:
+    def _start(self, group: Group, made: Admission) -> None:
         """Give pages to a group's prefix, homes and pages to as many of its samples as there is room for."""
         filled, own = group.cached // PAGE, self._own(group)
         if group.pages is None:
@@ -119,7 +127,7 @@ class Schedule:
                 made.copy_to.extend(pages[filled : len(group.pages)])
             else:
                 pages = group.pages + self.pool.take(own - len(tail))
-            self.running[home], started[home] = sample, pages
+            self.running[home], made.started[home] = sample, pages
 
     def _spare(self) -> int:
         """Pages that may be taken so that everyone, the next to start too, can still be given one more."""
