@@ -102,7 +102,7 @@ def attend(heads: int, kv: int, d: int, normed: bool, whole: bool, device: torch
     norms = (normal(10, d).to(device), normal(11, d).to(device)) if normed else None
     state, mine_cache = copied(state, device), cache.clone()
     mine, theirs = (torch.full((rows, heads * d), 7.0, dtype=dtype, device=device) for _ in range(2))
-    with setting(layers, BUSY=1 if whole else 512):
+    with setting(layers, BUSY=1, CROWD=1) if whole else setting(layers):
         kernels.attend(qkv, norms, 1e-6, (cos, sin), mine_cache, state, mine)
     plain.attend(qkv, norms, 1e-6, (cos, sin), cache, state, theirs)
     live = state.numbers[LIVE, :rows].bool()

@@ -110,12 +110,11 @@ def head_gradients(
         with _beside(hidden.device, ready):  # a loss is many small operations, and needs nothing of the product
             loss, slope = loss_of(logp, here)
             slope = slope.to(logp.dtype) * (factor / head.temperature)
+        scale_rows(product, slope, d_hidden[here])
+        if not frozen:
             # fp16 would lose the small coefficients of a mean over many tokens: the largest is 1 until the GEMM is done
             unit = slope.abs().amax().clamp(min=1e-30) if hidden.dtype == torch.float16 and len(slope) else None
-            scaled = (slope if unit is None else slope / unit)[:, None]
-            narrow = torch.mul(hidden[here], scaled, out=torch.empty_like(hidden[here]))
-        torch.mul(product, slope[:, None], out=d_hidden[here])
-        if not frozen:
+            narrow = scale_rows(hidden[here], slope if unit is None else slope / unit, product)
             weight_grad = _add_product(weight_grad, wide, narrow, unit)
             if bias_grad is not None:
                 bias_grad += (slope @ wide.to(slope.dtype)).to(bias_grad.dtype)
@@ -181,6 +180,15 @@ def slope_part(logits: Tensor, tokens: Tensor, own: Tensor, head: Head) -> tuple
     return logp, torch.ones_like(logp)
 
 
+def scale_rows(x: Tensor, factor: Tensor, out: Tensor) -> Tensor:
+    """out = x times a factor for each row, rounded once."""
+    kernels = _kernels_for(x)
+    if kernels is not None:
+        scaled: Tensor = kernels.scale_rows(x, factor, out)
+        return scaled
+    return torch.mul(x, factor[:, None], out=out)
+
+
 def _kernels_for(x: Tensor) -> Any:
     return fused() if x.is_cuda and x.dtype != torch.float64 else None
 
@@ -213,7 +221,7 @@ def _fault(kernels: Any) -> str:
             "products": (products, (logits * logits.flip(0)).sum(-1)),
             "scores": (scores, right),
             "log-probabilities": (logp, right[0]),
-            "slopes": (mine * factor[:, None], plain),
+            "slopes": (kernels.scale_rows(mine, factor, torch.empty_like(mine)), plain),
         }
         wrong = [name for name, (one, other) in pairs.items() if not torch.allclose(one, other, rtol=1e-3, atol=1e-5)]
     except Exception as error:  # another Triton, another GPU

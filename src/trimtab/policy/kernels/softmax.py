@@ -57,6 +57,24 @@ def _own_logits(hidden, weight, token, out, hidden_stride, weight_stride, width,
     tl.store(out + row, tl.sum(sums, 0))
 
 
+def scale_rows(x: Tensor, factor: Tensor, out: Tensor) -> Tensor:
+    """out = x times a factor for each row, rounded once."""
+    rows, width = x.shape
+    if rows:
+        _scale_rows[(rows,)](x, factor, out, x.stride(0), out.stride(0), width, BLOCK=1024)
+    return out
+
+
+@triton.jit
+def _scale_rows(x, factor, out, x_stride, out_stride, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    by = tl.load(factor + row)
+    for first in range(0, width, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        value = tl.load(x + row * x_stride + column, mask=column < width, other=0.0).to(tl.float32)
+        tl.store(out + row * out_stride + column, (value * by).to(out.dtype.element_ty), mask=column < width)
+
+
 @triton.jit
 def _softmax_part(
     logits,

@@ -1,6 +1,6 @@
 """The layers of a decoding step as Triton kernels: norms, the gated product, attention over pages.
 
-A row that does not live leaves attention at once.
+Attention reads no page for a row that does not live.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from trimtab.rollout.paged.state import State
 
 GROUP = 4  # query heads of one kv head are padded to so many at least
 NORM_WARPS = 8
-ATTEND_WARPS = 4
-ATTEND_STAGES = 2
+CROWD = 1024  # programs that a GPU has room for at once only where each is small
 BUSY = 512  # programs that keep a GPU busy
 
 _PAGE = tl.constexpr(at.PAGE)
@@ -187,6 +186,7 @@ def attend(
     partial = out if splits == 1 else torch.empty(rows, heads, splits, d, device=out.device)
     weight = out if splits == 1 else torch.empty(rows, heads, splits, 2, device=out.device)
     q_norm, k_norm = norms if norms is not None else (qkv, qkv)
+    crowded = d <= 64 and rows * kv >= CROWD
     _attend[(rows, kv, splits)](
         qkv,
         q_norm,
@@ -210,9 +210,10 @@ def attend(
         GROUP=max(GROUP, triton.next_power_of_2(heads // kv)),
         NORM=norms is not None,
         SPLITS=splits,
+        TILE=at.PAGE // 2 if crowded else at.PAGE,
         EXACT=qkv.dtype == torch.float32,
-        num_warps=ATTEND_WARPS,
-        num_stages=ATTEND_STAGES,
+        num_warps=2 if crowded else 4,
+        num_stages=2,
     )
     if splits > 1:
         _combine[(rows, heads)](
@@ -269,13 +270,12 @@ def _attend(
     GROUP: tl.constexpr,
     NORM: tl.constexpr,
     SPLITS: tl.constexpr,
+    TILE: tl.constexpr,
     EXACT: tl.constexpr,
 ):
     row, kv, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    live = tl.load(numbers + _LIVE * state_rows + row)
-    position = tl.load(numbers + _POSITION * state_rows + row)
-    if live == 0:
-        return
+    live = tl.load(numbers + _LIVE * state_rows + row) != 0
+    position = tl.where(live, tl.load(numbers + _POSITION * state_rows + row), 0)
     per: tl.constexpr = HEADS // KV
     half: tl.constexpr = D // 2
     kind = qkv.dtype.element_ty
@@ -299,20 +299,21 @@ def _attend(
         v = tl.load(start + (HEADS + KV + kv) * D + d)
         page = tl.load(pages + row * page_stride + position // _PAGE).to(tl.int64)
         place = ((page * KV + kv) * _PAGE + position % _PAGE) * D
-        tl.store(keys + place + h[None, :], k1)
-        tl.store(keys + place + half + h[None, :], k2)
-        tl.store(values + place + d, v)
+        tl.store(keys + place + h[None, :], k1, mask=live)
+        tl.store(keys + place + half + h[None, :], k2, mask=live)
+        tl.store(values + place + d, v, mask=live)
         near = q1.to(tl.float32) * k1.to(tl.float32) + q2.to(tl.float32) * k2.to(tl.float32)
         top = tl.sum(near, 1) * scale
         total += 1.0
         answer += v.to(tl.float32)[None, :]
-    tiles = (position + _PAGE - 1) // _PAGE
+    tiles = (position + TILE - 1) // TILE
     each = (tiles + SPLITS - 1) // SPLITS
-    inner = tl.arange(0, _PAGE)
+    inner = tl.arange(0, TILE)
     for tile in tl.range(split * each, tl.minimum(tiles, (split + 1) * each)):
-        page = tl.load(pages + row * page_stride + tile).to(tl.int64)
-        place = ((page * KV + kv) * _PAGE + inner)[:, None] * D
-        before = tile * _PAGE + inner < position
+        number = tile * TILE // _PAGE
+        page = tl.load(pages + row * page_stride + number).to(tl.int64)
+        place = ((page * KV + kv) * _PAGE + tile * TILE - number * _PAGE + inner)[:, None] * D
+        before = tile * TILE + inner < position
         k1 = tl.load(keys + place + h[None, :], mask=before[:, None], other=0.0)  # a page's rest may hold anything
         k2 = tl.load(keys + place + half + h[None, :], mask=before[:, None], other=0.0)
         v = tl.load(values + place + d[None, :], mask=before[:, None], other=0.0)
@@ -331,7 +332,7 @@ def _attend(
         else:
             answer = answer * shrink[:, None] + tl.dot(p.to(v.dtype), v)
         top = higher
-    real = member < per
+    real = live & (member < per)
     if SPLITS == 1:
         place = out + row * HEADS * D + head[:, None] * D + d[None, :]
         tl.store(place, (answer / total[:, None]).to(out.dtype.element_ty), mask=real[:, None])
