@@ -13,6 +13,7 @@ import importlib
 import json
 import statistics
 import sys
+import time
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from trimtab.policy.head import Head, head_gradients, head_scores
 VOCABULARY = 151_936
 SHAPES = ((8192, 2048), (8192, 4096), (32768, 2048))
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
+PAUSE = 0.15  # seconds in which a GPU recovers its clock
 
 Way = Callable[[], tuple[Tensor, Tensor, Tensor]]  # loss, gradient of hidden states, gradient of the head
 
@@ -174,14 +176,16 @@ WAYS: dict[str, Callable[[Case], Way]] = {
 }
 
 
-def milliseconds(ways: Sequence[Way], rounds: int) -> list[float]:
+def milliseconds(ways: Sequence[Way], rounds: int, pause: float = 0.0) -> list[float]:
     """Medians over rounds in which the ways take turns, after two rounds that do not count.
 
-    A GPU's clock falls with heat and power: what is timed first would look faster than it is.
+    A GPU's clock falls with heat and power: what is timed first would look faster than it is. After a pause (seconds)
+    it is as high as it gets; without one the ways run at what the power limit leaves them.
     """
     times: list[list[float]] = [[] for _ in ways]
     for _ in range(rounds + 2):
         for way, mine in zip(ways, times, strict=True):
+            time.sleep(pause)
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             way()
@@ -214,6 +218,9 @@ def measure(rows: int, width: int, rounds: int, slow: int) -> dict[str, Any]:
             way = make(case)
             least, took = milliseconds([floor(case), way], rounds if name == "trimtab" else slow)
             result[name] = {"ms": round(took, 2), "floor_ms": round(least, 2), "to_floor": round(took / least, 3)}
+            if name == "trimtab":
+                rested, apart = milliseconds([floor(case), way], rounds, PAUSE)
+                result[name] |= {"rested_ms": round(apart, 2), "to_floor_rested": round(apart / rested, 3)}
             result[name]["gigabytes"] = round(peak_gigabytes(way), 2)
         except Exception as error:  # a peer that cannot be run is part of the result
             result[name] = {"error": f"{type(error).__name__}: {str(error)[:200]}"}

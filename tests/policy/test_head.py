@@ -13,7 +13,17 @@ from torch import Tensor
 from triton_interpreter import interpret
 
 from trimtab.objectives.theory import moments
-from trimtab.policy.head import CHUNK, Head, LossOf, _fault, head_gradients, head_scores, slope_part, softmax_part
+from trimtab.policy.head import (
+    CHUNK,
+    Head,
+    LossOf,
+    _fault,
+    even_sizes,
+    head_gradients,
+    head_scores,
+    slope_part,
+    softmax_part,
+)
 
 HEADS = list(product((None, 3.0), (False, True), (1.0, 0.7)))  # soft cap, bias, temperature
 
@@ -160,6 +170,18 @@ def test_small_coefficients_survive_fp16() -> None:
     (truth,) = torch.autograd.grad(logp, leaf)
     assert made.weight is not None
     assert float((made.weight.double() - truth).norm() / truth.norm()) < 5e-3
+
+
+def test_chunks_are_few_and_even() -> None:
+    assert even_sizes(0) == []
+    assert even_sizes(1) == [1]
+    assert even_sizes(8192, 2560) == [2048] * 4
+    assert even_sizes(32_768, 2560) == [2560] * 12 + [2048]
+    for rows, most in ((1, 1), (7, 3), (100, 64), (1000, 130), (5000, 2560)):
+        sizes = even_sizes(rows, most)
+        assert sum(sizes) == rows
+        assert max(sizes) <= most
+        assert len(sizes) <= -(-rows // most) + (most % 64 > 0) * rows
 
 
 def test_no_rows_are_no_error() -> None:

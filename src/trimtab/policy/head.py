@@ -24,7 +24,8 @@ from torch import Tensor
 
 from trimtab.objectives.theory import Moments, moments
 
-CHUNK = 2048  # rows of logits at one time: 620 MB of bf16 at 152k tokens, and whole tiles of a GPU's GEMM
+CHUNK = 2560  # rows of logits at one time, at most: 780 MB of bf16 at 152k tokens
+TILE = 64  # rows that a GPU's GEMM takes together
 
 # Given the log-probabilities of rows `first` to `last`: the loss on them and its derivative by each of them.
 LossOf = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
@@ -87,13 +88,13 @@ def head_gradients(
 ) -> HeadGradients:
     """The loss and its gradients by hidden states, head weight and bias, chunk by chunk.
 
-    `sizes` are the rows of each chunk in turn: where tokens share a ratio, whole responses; by default `CHUNK` rows.
+    `sizes` are the rows of each chunk in turn: where tokens share a ratio, whole responses; by default even ones.
     Gradients of weight and bias are added to `weight_grad` and `bias_grad` where given (an optimizer's `.grad`).
     """
     if hidden.dtype != head.weight.dtype:
         raise ValueError(f"hidden states are {hidden.dtype}, the head is {head.weight.dtype}: bring them to one type")
     rows = len(tokens)
-    sizes = [min(CHUNK, rows - first) for first in range(0, rows, CHUNK)] if sizes is None else sizes
+    sizes = even_sizes(rows) if sizes is None else sizes
     if sum(sizes) != rows:
         raise ValueError(f"the chunks hold {sum(sizes)} rows, but there are {rows} tokens")
     d_hidden = torch.empty_like(hidden)
@@ -125,6 +126,13 @@ def head_gradients(
     if weight_grad is None and not frozen:
         weight_grad = torch.zeros_like(head.weight)
     return HeadGradients(total, whole, d_hidden, weight_grad, bias_grad)
+
+
+def even_sizes(rows: int, most: int = CHUNK) -> list[int]:
+    """Chunks of at most `most` rows, as few and as even as whole tiles allow: each reads the whole head."""
+    each = -(-rows // max(1, -(-rows // most) * TILE)) * TILE
+    each = min(each, most)
+    return [min(each, rows - first) for first in range(0, rows, max(1, each))]
 
 
 @contextmanager

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,6 +23,7 @@ from trimtab.rollout.vllm_weights import causal_lm, checkpoint_weights
 FAMILIES = ("llama", "qwen2", "qwen3")
 ROTARY = ("default", "linear", "llama3", "yarn")  # those whose angles do not depend on what is being read
 SMALLEST_HEAD, LARGEST_HEAD = 32, 256
+LIGHT = 2**24  # bytes of a layer's weights that stay in a GPU's cache while two parts of a batch use them
 
 
 def why_not(model: Any) -> str | None:
@@ -123,12 +127,8 @@ class Decoder:
     @torch.no_grad()
     def prefill(self, prefixes: Sequence[Sequence[int]], pages: Sequence[Sequence[int]], memory: Memory) -> None:
         """Fill the pages of some prefixes, all tokens of all of them in one pass without padding."""
-        lengths = [len(prefix) for prefix in prefixes]
-        flat = torch.tensor([token for prefix in prefixes for token in prefix])
-        where = torch.cat([torch.arange(length) for length in lengths])
-        page = torch.cat([torch.tensor(p).repeat_interleave(PAGE)[:n] for p, n in zip(pages, lengths, strict=True)])
-        starts = torch.tensor([0, *lengths]).cumsum(0).int()
-        ids, position, page, starts = (t.to(self.device, non_blocking=True) for t in (flat, where, page, starts))
+        ids, position, page, starts = (self._sent(array) for array in _places(prefixes, pages))
+        longest = max(len(prefix) for prefix in prefixes)
         x = self.embedding[ids].float()
         delta: Tensor | None = None
         normed = torch.empty_like(x, dtype=self.dtype)
@@ -136,7 +136,7 @@ class Decoder:
             memory.parts.add_norm(x, delta, layer.before_attention, self.eps, normed)
             qkv = layer.qkv(normed)
             q, k, v = memory.parts.place(qkv, layer.norms, self.eps, memory.turns, cache, position, page)
-            answer = causal_attention(q, k, v, starts, max(lengths))
+            answer = causal_attention(q, k, v, starts, longest)
             delta = layer.output(answer.reshape(len(x), -1))
             memory.parts.add_norm(x, delta, layer.before_mlp, self.eps, normed)
             both = layer.gate_up(normed)
@@ -145,10 +145,10 @@ class Decoder:
             delta = layer.down(inner)
 
     @torch.no_grad()
-    def step(self, rows: int, greedy: bool, memory: Memory) -> None:
-        """One token for each of the first rows of the state."""
-        b, state, parts = memory.buffers(rows), memory.state, memory.parts
-        b.x.copy_(self.embedding.index_select(0, state.numbers[TOKEN, :rows]))
+    def step(self, rows: slice, greedy: bool, memory: Memory) -> None:
+        """One token for each of some rows of the state."""
+        b, state, parts = memory.buffers(rows), memory.state.part(rows), memory.parts
+        b.x.copy_(self.embedding.index_select(0, state.numbers[TOKEN]))
         delta: Tensor | None = None
         for layer, cache in zip(self.layers, memory.cache, strict=True):
             parts.add_norm(b.x, delta, layer.before_attention, self.eps, b.normed)
@@ -162,6 +162,16 @@ class Decoder:
         parts.add_norm(b.x, delta, self.last_norm, self.eps, b.normed)
         self.head(b.normed, b.logits)
         parts.draw(b.logits, state, greedy)
+
+    @property
+    def light(self) -> bool:
+        """Whether a layer's weights are so few that a step's time goes into waiting, not into reading them."""
+        layer = self.layers[0]
+        return sum(part.weight.nbytes for part in (layer.qkv, layer.output, layer.gate_up, layer.down)) <= LIGHT
+
+    def _sent(self, array: npt.NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     def _layer(self, at: str) -> Layer:
         attention, mlp = f"{at}.self_attn", f"{at}.mlp"
@@ -246,6 +256,20 @@ class Memory:
         )
         return cls(decoder.cache(pages), decoder.turns(longest), state, whole, parts)
 
-    def buffers(self, rows: int) -> Buffers:
-        """The buffers' first rows."""
-        return Buffers(*(getattr(self.whole, name)[:rows] for name in Buffers.__dataclass_fields__))
+    def buffers(self, rows: slice) -> Buffers:
+        """The buffers of some rows."""
+        return Buffers(*(getattr(self.whole, name)[rows] for name in Buffers.__dataclass_fields__))
+
+
+def _places(
+    prefixes: Sequence[Sequence[int]], pages: Sequence[Sequence[int]]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+    """The tokens of all prefixes in a row, each one's position and page, and where each prefix starts."""
+    lengths = np.array([len(prefix) for prefix in prefixes])
+    starts = np.concatenate([[0], lengths.cumsum()])
+    ids = np.fromiter(chain.from_iterable(prefixes), np.int64, starts[-1])
+    position = np.arange(starts[-1]) - starts[:-1].repeat(lengths)
+    held = np.array([len(some) for some in pages])
+    first = held.cumsum() - held
+    flat = np.fromiter(chain.from_iterable(pages), np.int64, held.sum())
+    return ids, position, flat[first.repeat(lengths) + position // PAGE], starts.astype(np.int32)

@@ -36,7 +36,7 @@ def draw(logits: Tensor, state: State, greedy: bool) -> None:
         state.sampling,
         vocabulary,
         logits.stride(0),
-        state.rows,
+        state.numbers.stride(0),
         state.tokens.stride(0),
         len(state.ends),
         GREEDY=greedy,
@@ -44,7 +44,7 @@ def draw(logits: Tensor, state: State, greedy: bool) -> None:
         BLOCK=BLOCK,
         BLOCKS=triton.next_power_of_2(blocks),
         ENDS=triton.next_power_of_2(max(1, len(state.ends))),
-        num_warps=16,
+        num_warps=8,
     )
 
 

@@ -15,7 +15,7 @@ from trimtab.rollout.paged.state import State
 
 GROUP = 4  # query heads of one kv head are padded to so many at least
 NORM_WARPS = 8
-CROWD = 1024  # programs that a GPU has room for at once only where each is small
+CROWD = 512  # programs that a GPU has room for at once only where each is small
 BUSY = 512  # programs that keep a GPU busy
 
 _PAGE = tl.constexpr(at.PAGE)
@@ -203,7 +203,7 @@ def attend(
         d**-0.5,
         eps,
         state.pages.stride(0),
-        state.rows,
+        state.numbers.stride(0),
         KV=kv,
         HEADS=heads,
         D=d,
@@ -217,7 +217,7 @@ def attend(
     )
     if splits > 1:
         _combine[(rows, heads)](
-            partial, weight, state.numbers, out, state.rows, HEADS=heads, D=d, SPLITS=splits, num_warps=1
+            partial, weight, state.numbers, out, state.numbers.stride(0), HEADS=heads, D=d, SPLITS=splits, num_warps=1
         )
 
 
