@@ -162,7 +162,7 @@ def alarms_measured() -> str:
 
 def gpu_page() -> str:
     """docs/gpu.md with what was measured on a GPU filled in."""
-    return filled("docs/gpu.md", {"head": gpu_tables.head, "sampler": gpu_tables.sampler, "step": gpu_tables.step})
+    return filled("docs/gpu.md", gpu_tables.PARTS)
 
 
 def evaluation_page() -> str:
