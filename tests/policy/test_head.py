@@ -298,7 +298,8 @@ def test_on_a_gpu_the_kernel_gives_what_its_plain_twin_gives(
         if theirs is not None:
             assert mine is not None
             off = (mine.double() - theirs.double()).norm()
-            assert off <= max(torch.finfo(dtype).eps, 1e-5) * theirs.double().norm()  # which fp16 may bring to 0
+            # both round twice to the type, at different places; fp16 may bring theirs to 0
+            assert off <= max(1.5 * torch.finfo(dtype).eps, 1e-5) * theirs.double().norm()
 
 
 @pytest.mark.gpu

@@ -79,7 +79,7 @@ def gated(width: int, device: torch.device, dtype: torch.dtype) -> None:
 
 
 def attend(heads: int, kv: int, d: int, normed: bool, whole: bool, device: torch.device, dtype: torch.dtype) -> None:
-    """`whole`: a row's pages are one program's, and rows go in two parts. What no row may read is NaN."""
+    """`whole`: a row's pages are one program's. What no row may read is NaN."""
     from trimtab.rollout.paged import kernels
     from trimtab.rollout.paged.kernels import layers
 
@@ -103,8 +103,7 @@ def attend(heads: int, kv: int, d: int, normed: bool, whole: bool, device: torch
     state, mine_cache = copied(state, device), cache.clone()
     mine, theirs = (torch.full((rows, heads * d), 7.0, dtype=dtype, device=device) for _ in range(2))
     with setting(layers, BUSY=1, CROWD=1) if whole else setting(layers):
-        for part in (slice(0, 3), slice(3, rows)) if whole else (slice(rows),):
-            kernels.attend(qkv[part], norms, 1e-6, (cos, sin), mine_cache, state.part(part), mine[part])
+        kernels.attend(qkv, norms, 1e-6, (cos, sin), mine_cache, state, mine)
     plain.attend(qkv, norms, 1e-6, (cos, sin), cache, state, theirs)
     live = state.numbers[LIVE, :rows].bool()
     assert mine[live].isfinite().all(), "a row has read what is not its own"

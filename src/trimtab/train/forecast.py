@@ -17,6 +17,8 @@ from torch import nn
 
 from trimtab.policy.models import Policy
 from trimtab.rollout.paged.decoder import head_size, why_not
+from trimtab.rollout.paged.sampler import GRAIN, PREFILL
+from trimtab.rollout.paged.state import PAGE
 from trimtab.train.config import Config
 from trimtab.train.experience import sampling_options
 from trimtab.train.memory import Phase
@@ -32,8 +34,6 @@ from trimtab.train.weightless import (
 
 Device = Literal["cpu", "cuda"]
 
-PAGE, GRAIN = 64, 4  # tokens in a page of the sampler's cache; a sequence is given pages by multiples of so many
-PREFILL = 16_384  # prompt tokens that the sampler reads in one pass
 WORKSPACE = 100 << 20  # what the GPU's libraries take for themselves through torch
 
 

@@ -23,7 +23,6 @@ from trimtab.rollout.vllm_weights import causal_lm, checkpoint_weights
 FAMILIES = ("llama", "qwen2", "qwen3")
 ROTARY = ("default", "linear", "llama3", "yarn")  # those whose angles do not depend on what is being read
 SMALLEST_HEAD, LARGEST_HEAD = 32, 256
-LIGHT = 2**24  # bytes of a layer's weights that stay in a GPU's cache while two parts of a batch use them
 
 
 def why_not(model: Any) -> str | None:
@@ -106,7 +105,10 @@ class Decoder:
     def refresh(self) -> None:
         """Copy the policy's weights as they are now."""
         if self._owners is not None:
-            torch._foreach_copy_(list(self._places.values()), [getattr(*owner) for owner in self._owners])
+            pairs = [(place, getattr(*owner)) for place, owner in zip(self._places.values(), self._owners, strict=True)]
+            for kind in {place.dtype for place, _ in pairs}:  # one kernel for all of a kind
+                places, weights = zip(*((p, w) for p, w in pairs if p.dtype == kind), strict=True)
+                torch._foreach_copy_(places, weights)
             return
         for name, weight in checkpoint_weights(self.model):  # adapters are merged one by one
             if name in self._places:
@@ -145,10 +147,10 @@ class Decoder:
             delta = layer.down(inner)
 
     @torch.no_grad()
-    def step(self, rows: slice, greedy: bool, memory: Memory) -> None:
-        """One token for each of some rows of the state."""
-        b, state, parts = memory.buffers(rows), memory.state.part(rows), memory.parts
-        b.x.copy_(self.embedding.index_select(0, state.numbers[TOKEN]))
+    def step(self, rows: int, greedy: bool, memory: Memory) -> None:
+        """One token for each of the first rows of the state."""
+        b, state, parts = memory.buffers(rows), memory.state, memory.parts
+        b.x.copy_(self.embedding.index_select(0, state.numbers[TOKEN, :rows]))
         delta: Tensor | None = None
         for layer, cache in zip(self.layers, memory.cache, strict=True):
             parts.add_norm(b.x, delta, layer.before_attention, self.eps, b.normed)
@@ -162,12 +164,6 @@ class Decoder:
         parts.add_norm(b.x, delta, self.last_norm, self.eps, b.normed)
         self.head(b.normed, b.logits)
         parts.draw(b.logits, state, greedy)
-
-    @property
-    def light(self) -> bool:
-        """Whether a layer's weights are so few that a step's time goes into waiting, not into reading them."""
-        layer = self.layers[0]
-        return sum(part.weight.nbytes for part in (layer.qkv, layer.output, layer.gate_up, layer.down)) <= LIGHT
 
     def _sent(self, array: npt.NDArray[Any]) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -256,9 +252,9 @@ class Memory:
         )
         return cls(decoder.cache(pages), decoder.turns(longest), state, whole, parts)
 
-    def buffers(self, rows: slice) -> Buffers:
-        """The buffers of some rows."""
-        return Buffers(*(getattr(self.whole, name)[rows] for name in Buffers.__dataclass_fields__))
+    def buffers(self, rows: int) -> Buffers:
+        """The buffers' first rows."""
+        return Buffers(*(getattr(self.whole, name)[:rows] for name in Buffers.__dataclass_fields__))
 
 
 def _places(

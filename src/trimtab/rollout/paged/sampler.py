@@ -26,11 +26,7 @@ from trimtab.rollout.streams import stream_keys
 from trimtab.rollout.types import PromptTokens, Response, SamplingOptions, check_prompts
 
 STRIDE = 16  # steps between two looks at which rows have ended
-PREFILL = 16_384  # prompt tokens read in one pass
-BRANCHES, BRANCH = (
-    2,
-    64,
-)  # parts of a light model's batch that are decoded beside each other, and the fewest rows of one
+PREFILL = 32_768  # prompt tokens read in one pass
 GRAIN = 4  # pages: sequences are given room by multiples of so many, so that a longer prompt does not mean new graphs
 
 
@@ -116,7 +112,7 @@ class PagedSampler:
     def _step(self, rows: int, greedy: bool, memory: Memory) -> None:
         assert self._decoder is not None
         if memory.cache.device.type != "cuda":
-            self._decoder.step(slice(rows), greedy, memory)
+            self._decoder.step(rows, greedy, memory)
             return
         if (rows, greedy) not in self._graphs:
             self._graphs[rows, greedy] = self._captured(rows, greedy, memory)
@@ -130,26 +126,13 @@ class PagedSampler:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self._launch(rows, greedy, memory)
+            self._decoder.step(rows, greedy, memory)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._launch(rows, greedy, memory)
+            self._decoder.step(rows, greedy, memory)
         memory.state.numbers[LIVE] = live
         return graph
-
-    def _launch(self, rows: int, greedy: bool, memory: Memory) -> None:
-        """A step; in parts beside each other where a small model's short kernels would leave most of a GPU idle."""
-        assert self._decoder is not None
-        parts = BRANCHES if self._decoder.light and rows >= BRANCHES * BRANCH else 1
-        main, each = torch.cuda.current_stream(), -(-rows // parts)
-        sides = [torch.cuda.Stream() for _ in range(parts - 1)]
-        for number, stream in enumerate([*sides, main]):
-            stream.wait_stream(main)
-            with torch.cuda.stream(stream):
-                self._decoder.step(slice(number * each, min(rows, (number + 1) * each)), greedy, memory)
-        for side in sides:
-            main.wait_stream(side)
 
     def _room(self, decoder: Decoder, prompts: Sequence[PromptTokens], options: SamplingOptions) -> Memory:
         """The memory of the last call, or a larger one where this call needs it."""

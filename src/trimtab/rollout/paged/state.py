@@ -5,7 +5,7 @@ A CUDA graph holds addresses, so these tensors are made once and only ever copie
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -44,10 +44,6 @@ class State:
             torch.tensor(ends, dtype=torch.int64, device=device),
             torch.ones(3, device=device),
         )
-
-    def part(self, rows: slice) -> State:
-        """Some of the rows, in the same place."""
-        return replace(self, numbers=self.numbers[:, rows], pages=self.pages[rows])
 
     @property
     def rows(self) -> int:

@@ -36,7 +36,7 @@ def draw(logits: Tensor, state: State, greedy: bool) -> None:
         state.sampling,
         vocabulary,
         logits.stride(0),
-        state.numbers.stride(0),
+        state.rows,
         state.tokens.stride(0),
         len(state.ends),
         GREEDY=greedy,

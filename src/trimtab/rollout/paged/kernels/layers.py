@@ -203,7 +203,7 @@ def attend(
         d**-0.5,
         eps,
         state.pages.stride(0),
-        state.numbers.stride(0),
+        state.rows,
         KV=kv,
         HEADS=heads,
         D=d,
@@ -217,7 +217,7 @@ def attend(
     )
     if splits > 1:
         _combine[(rows, heads)](
-            partial, weight, state.numbers, out, state.numbers.stride(0), HEADS=heads, D=d, SPLITS=splits, num_warps=1
+            partial, weight, state.numbers, out, state.rows, HEADS=heads, D=d, SPLITS=splits, num_warps=1
         )
 
 
