@@ -234,7 +234,7 @@ def main() -> None:
     if "limit" in args.parts:
         speed = copy_speed(device, 2**24 if args.small else 2**32)
         result["copy_bytes_per_second"] = speed
-        settings = [Setting(64, args.longest), Setting(512, args.longest, 1e-3)]
+        settings = [Setting(64, args.longest), Setting(512, args.longest, 2e-3)]
         for name in args.shapes:
             for setting in [Setting(4, 20, 0.1)] if args.small else settings:
                 key = f"Qwen3-{name} shape, {setting.sequences} sequences, up to {setting.new_tokens}"

@@ -27,6 +27,7 @@ from trimtab.rollout.types import PromptTokens, Response, SamplingOptions, check
 
 STRIDE = 16  # steps between two looks at which rows have ended
 PREFILL = 32_768  # prompt tokens read in one pass
+FIRST = 4096  # those of the first pass, so that the device has work while the host makes the others ready
 GRAIN = 4  # pages: sequences are given room by multiples of so many, so that a longer prompt does not mean new graphs
 
 
@@ -93,7 +94,9 @@ class PagedSampler:
 
     def _admit(self, schedule: Schedule, memory: Memory) -> None:
         assert self._decoder is not None
-        while (admission := schedule.admit(PREFILL)).started:
+        tokens = FIRST
+        while (admission := schedule.admit(tokens)).started:
+            tokens = PREFILL
             if groups := admission.groups:
                 self._decoder.prefill([g.prefix[:-1] for g in groups], [g.pages or [] for g in groups], memory)
             if admission.copy_to:
