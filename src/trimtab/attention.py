@@ -25,7 +25,8 @@ def causal_attention(
 
     `query` is (tokens, heads, D); `key` and `value` are (tokens, kv_heads, D), where `kv_heads` divides `heads`.
     `starts` (sequences + 1, int32, on the tokens' device) says where each sequence starts, and ends with the number of
-    tokens; `longest` is the length of the longest sequence. Under autocast it runs in autocast's precision.
+    tokens, or with fewer: what is given for those after the last sequence may be anything. `longest` is the length of
+    the longest sequence. Under autocast it runs in autocast's precision.
     """
     query, key, value = _in_autocast(query, key, value)
     if not len(query):
@@ -70,9 +71,12 @@ def _grouped() -> dict[str, Any]:
 
 def _one_by_one(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scale: float | None) -> Tensor:
     lengths = starts.diff().tolist()
+    rest = len(query) - sum(lengths)
     grouped = query.shape[1] != key.shape[1]
+    *parts, _ = zip(*(t.transpose(0, 1).split([*lengths, rest], 1) for t in (query, key, value)), strict=True)
     seen = [
         scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped).transpose(0, 1)
-        for q, k, v in zip(*(t.transpose(0, 1).split(lengths, 1) for t in (query, key, value)), strict=True)
+        for q, k, v in parts
+        if q.shape[1]
     ]
-    return torch.cat(seen)
+    return torch.cat([*seen, query.new_zeros(rest, query.shape[1], value.shape[2])])

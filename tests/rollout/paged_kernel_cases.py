@@ -113,12 +113,12 @@ def attend(heads: int, kv: int, d: int, normed: bool, whole: bool, device: torch
 
 
 def place(heads: int, kv: int, d: int, normed: bool, device: torch.device, dtype: torch.dtype) -> None:
-    """Two prefixes end to end, of which one goes on in a second page."""
+    """Two prefixes end to end, of which one goes on in a second page, and a token that belongs to none."""
     from trimtab.rollout.paged import kernels
 
-    position = torch.cat([torch.arange(5), torch.arange(PAGE - 3, PAGE + 2)]).to(device)
-    page = torch.tensor([3] * 5 + [0] * 3 + [2] * 2, device=device)
-    qkv = normal(7, 10, (heads + 2 * kv) * d).to(device, dtype)
+    position = torch.cat([torch.arange(5), torch.arange(PAGE - 3, PAGE + 2), torch.zeros(1).long()]).to(device)
+    page = torch.tensor([3] * 5 + [0] * 3 + [2] * 2 + [-1], device=device)
+    qkv = normal(7, 11, (heads + 2 * kv) * d).to(device, dtype)
     angle = (normal(8, 2 * PAGE, d // 2) * 3).repeat(1, 2).to(device)
     norms = (normal(10, d).to(device), normal(11, d).to(device)) if normed else None
     theirs = torch.full((2, 4, kv, PAGE, d), 7.0, dtype=dtype, device=device)

@@ -66,9 +66,9 @@ class HeadGradients:
 @torch.no_grad()
 def head_scores(hidden: Tensor, head: Head, tokens: Tensor, chunk: int = CHUNK) -> Moments:
     """ln p of each row's token, and entropy, sum p^2, sum p^2 ln p of its distribution, in fp32."""
-    buffer = head.buffer(min(chunk, len(tokens)))
-    pieces = []
-    for h, t in zip(hidden.split(chunk), tokens.split(chunk), strict=True):
+    sizes = even_sizes(len(tokens), chunk) or [0]
+    buffer, pieces = head.buffer(max(sizes)), []
+    for h, t in zip(hidden.split(sizes), tokens.split(sizes), strict=True):
         logits = head.logits(h, buffer)
         pieces.append(softmax_part(logits, t, own_logits(logits, h, head, t), head))
     return Moments(*torch.cat(pieces, dim=1).unbind())

@@ -6,13 +6,9 @@ type, queries, keys and values in one matrix, gate and up in another, and copied
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -127,18 +123,18 @@ class Decoder:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     @torch.no_grad()
-    def prefill(self, prefixes: Sequence[Sequence[int]], pages: Sequence[Sequence[int]], memory: Memory) -> None:
-        """Fill the pages of some prefixes, all tokens of all of them in one pass without padding."""
-        ids, position, page, starts = (self._sent(array) for array in _places(prefixes, pages))
-        longest = max(len(prefix) for prefix in prefixes)
-        x = self.embedding[ids].float()
+    def prefill(self, reading: Reading, memory: Memory) -> None:
+        """Fill the pages of some prefixes. Of the last layer only keys and values are wanted."""
+        x = self.embedding[reading.ids].float()
         delta: Tensor | None = None
         normed = torch.empty_like(x, dtype=self.dtype)
         for layer, cache in zip(self.layers, memory.cache, strict=True):
             memory.parts.add_norm(x, delta, layer.before_attention, self.eps, normed)
-            qkv = layer.qkv(normed)
-            q, k, v = memory.parts.place(qkv, layer.norms, self.eps, memory.turns, cache, position, page)
-            answer = causal_attention(q, k, v, starts, longest)
+            turned = (memory.turns, cache, reading.position, reading.page)
+            q, k, v = memory.parts.place(layer.qkv(normed), layer.norms, self.eps, *turned)
+            if layer is self.layers[-1]:
+                break
+            answer = causal_attention(q, k, v, reading.starts, reading.longest)
             delta = layer.output(answer.reshape(len(x), -1))
             memory.parts.add_norm(x, delta, layer.before_mlp, self.eps, normed)
             both = layer.gate_up(normed)
@@ -164,10 +160,6 @@ class Decoder:
         parts.add_norm(b.x, delta, self.last_norm, self.eps, b.normed)
         self.head(b.normed, b.logits)
         parts.draw(b.logits, state, greedy)
-
-    def _sent(self, array: npt.NDArray[Any]) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     def _layer(self, at: str) -> Layer:
         attention, mlp = f"{at}.self_attn", f"{at}.mlp"
@@ -205,6 +197,22 @@ class Decoder:
         whole = torch.empty(sum(rows), *self._sizes[names[0]][1:], dtype=self.dtype, device=self.device)
         self._places |= zip(names, whole.split(rows), strict=True)
         return whole
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Tokens of some prefixes in a row: each one's position and page (-1: none), and where each prefix starts."""
+
+    ids: Tensor
+    position: Tensor
+    page: Tensor
+    starts: Tensor
+    longest: int
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All but the length of the longest prefix."""
+        return self.ids, self.position, self.page, self.starts
 
 
 @dataclass(frozen=True)
@@ -255,17 +263,3 @@ class Memory:
     def buffers(self, rows: int) -> Buffers:
         """The buffers' first rows."""
         return Buffers(*(getattr(self.whole, name)[:rows] for name in Buffers.__dataclass_fields__))
-
-
-def _places(
-    prefixes: Sequence[Sequence[int]], pages: Sequence[Sequence[int]]
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-    """The tokens of all prefixes in a row, each one's position and page, and where each prefix starts."""
-    lengths = np.array([len(prefix) for prefix in prefixes])
-    starts = np.concatenate([[0], lengths.cumsum()])
-    ids = np.fromiter(chain.from_iterable(prefixes), np.int64, starts[-1])
-    position = np.arange(starts[-1]) - starts[:-1].repeat(lengths)
-    held = np.array([len(some) for some in pages])
-    first = held.cumsum() - held
-    flat = np.fromiter(chain.from_iterable(pages), np.int64, held.sum())
-    return ids, position, flat[first.repeat(lengths) + position // PAGE], starts.astype(np.int32)

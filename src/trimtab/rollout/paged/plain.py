@@ -52,10 +52,14 @@ def place(
     position: Tensor,
     page: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of a prefix, turned to their positions; keys and values go into their pages too."""
+    """Queries, keys and values of a prefix, turned to their positions; keys and values go into their pages too.
+
+    A token whose page is -1 goes nowhere.
+    """
     q, k, v = _turned(qkv, norms, eps, (turns[0][position], turns[1][position]), cache)
-    cache[0][page, :, position % PAGE] = k
-    cache[1][page, :, position % PAGE] = v
+    somewhere = page >= 0
+    where = page[somewhere], slice(None), position[somewhere] % PAGE
+    cache[0][where], cache[1][where] = k[somewhere], v[somewhere]
     return q, k, v
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from trimtab.rollout.paged import plain
 from trimtab.rollout.paged.decoder import Decoder, Memory
 from trimtab.rollout.paged.pool import Pool
+from trimtab.rollout.paged.reading import Reader, bucket, send
 from trimtab.rollout.paged.schedule import Group, Sample, Schedule
 from trimtab.rollout.paged.state import HOME, LIVE, MADE, PAGE, State
 from trimtab.rollout.streams import stream_keys
@@ -46,6 +46,7 @@ class PagedSampler:
     stride: int = STRIDE
     _decoder: Decoder | None = None
     _memory: Memory | None = None
+    _reader: Reader | None = None
     _graphs: dict[tuple[int, bool], Any] = field(default_factory=dict)
     _embedding: int = 0
 
@@ -61,7 +62,7 @@ class PagedSampler:
         check_prompts(prompts, len(self._decoder.embedding))
         memory = self._room(self._decoder, prompts, options)
         sampling = np.array([options.temperature or 1.0, options.top_p, options.top_k], dtype=np.float32)
-        _send(sampling, memory.state.sampling)
+        send(sampling, memory.state.sampling)
         samples = _samples(prompts, step, options)
         schedule = Schedule(
             [Group(prompt.ids, deque(group)) for prompt, group in zip(prompts, samples, strict=True)],
@@ -80,7 +81,7 @@ class PagedSampler:
             self._admit(schedule, memory)
             schedule.grow()
             count, steps = _upload(schedule, memory.state), schedule.steps()
-            rows = _bucket(count, memory.state.rows)
+            rows = min(bucket(count), memory.state.rows)
             for _ in range(steps):
                 self._step(rows, greedy, memory)
             coming = _fetch(count, steps, memory.state)
@@ -93,15 +94,15 @@ class PagedSampler:
         schedule.read()
 
     def _admit(self, schedule: Schedule, memory: Memory) -> None:
-        assert self._decoder is not None
+        assert self._reader is not None
         tokens = FIRST
         while (admission := schedule.admit(tokens)).started:
             tokens = PREFILL
             if groups := admission.groups:
-                self._decoder.prefill([g.prefix[:-1] for g in groups], [g.pages or [] for g in groups], memory)
+                self._reader.read([g.prefix[:-1] for g in groups], [g.pages or [] for g in groups])
             if admission.copy_to:
                 pages = torch.empty(2, len(admission.copy_to), dtype=torch.int64, device=memory.cache.device)
-                _send(np.array([admission.copy_from, admission.copy_to]), pages)
+                send(np.array([admission.copy_from, admission.copy_to]), pages)
                 memory.parts.copy_pages(memory.cache, *pages)
         if not schedule.running:
             raise RuntimeError(
@@ -141,7 +142,7 @@ class PagedSampler:
         """The memory of the last call, or a larger one where this call needs it."""
         longest = max(len(prompt.ids) for prompt in prompts) + options.max_new_tokens
         each = -(-longest // (PAGE * GRAIN)) * GRAIN
-        rows = _bucket(min(options.batch, len(prompts) * options.samples))
+        rows = bucket(min(options.batch, len(prompts) * options.samples))
         longest_response, before = options.max_new_tokens, self._memory
         if before is not None:
             state = before.state
@@ -154,10 +155,11 @@ class PagedSampler:
             or (rows, each, longest_response) != (*before.state.pages.shape, before.state.tokens.shape[1])
             or self._embedding != decoder.embedding.data_ptr()
         ):
-            self._memory = before = None
+            self._memory = self._reader = before = None
             self._graphs.clear()
             state = State.empty(rows, each, longest_response, sorted(self.end_tokens), decoder.device)
             self._memory = Memory.of(decoder, pages, state, parts_for(decoder.device))
+            self._reader = Reader(decoder, self._memory)
             self._embedding = decoder.embedding.data_ptr()
         assert self._memory is not None
         return self._memory
@@ -198,15 +200,9 @@ def _upload(schedule: Schedule, state: State) -> int:
     count: int = numbers.shape[1]
     whole = np.zeros(state.numbers.shape, dtype=np.int64)
     whole[:, :count] = numbers
-    _send(whole, state.numbers)
-    _send(pages, state.pages[:count])
+    send(whole, state.numbers)
+    send(pages, state.pages[:count])
     return count
-
-
-def _send(array: npt.NDArray[Any], target: Tensor) -> None:
-    """Copy an array to the device, by way of pinned memory so that the host need not wait."""
-    tensor = torch.from_numpy(array)
-    target.copy_(tensor.pin_memory() if target.is_cuda else tensor, non_blocking=True)
 
 
 def _fetch(count: int, steps: int, state: State) -> list[Tensor]:
@@ -216,11 +212,3 @@ def _fetch(count: int, steps: int, state: State) -> list[Tensor]:
     homes = numbers[HOME, :, None]
     parts = (numbers, state.tokens[homes, last], state.logps[homes, last])
     return [part.to("cpu", non_blocking=True, copy=True) for part in parts]  # into pinned memory
-
-
-def _bucket(rows: int, most: int | None = None) -> int:
-    """The row counts that graphs are made for: 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, ..."""
-    size = 1
-    while size < rows:
-        size = size * 3 // 2 if size > 1 and size & (size - 1) == 0 else (size // 3 * 4 if size > 1 else 2)
-    return size if most is None else min(size, most)

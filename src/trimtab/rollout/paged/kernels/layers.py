@@ -79,7 +79,10 @@ def place(
     position: Tensor,
     page: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of a prefix, turned to their positions; keys and values go into their pages too."""
+    """Queries, keys and values of a prefix, turned to their positions; keys and values go into their pages too.
+
+    A token whose page is -1 goes nowhere.
+    """
     rows, kv, d = len(qkv), cache.shape[2], cache.shape[4]
     heads = qkv.shape[1] // d - 2 * kv
     q, k = qkv.new_empty(rows, heads, d), qkv.new_empty(rows, kv, d)
@@ -147,11 +150,12 @@ def _place(
     tl.store(at, k1.to(kind), mask=real)
     tl.store(at + half, k2.to(kind), mask=real)
     slot = ((page * KV + few[:, None]) * _PAGE + position % _PAGE) * D
-    tl.store(keys + slot + h, k1.to(kind), mask=real)
-    tl.store(keys + slot + half + h, k2.to(kind), mask=real)
+    placed = real & (page >= 0)
+    tl.store(keys + slot + h, k1.to(kind), mask=placed)
+    tl.store(keys + slot + half + h, k2.to(kind), mask=placed)
     d = tl.arange(0, D)[None, :]
     v = tl.load(start + (HEADS + KV + few[:, None]) * D + d, mask=real, other=0.0)
-    tl.store(values + slot + d, v, mask=real)
+    tl.store(values + slot + d, v, mask=placed)
 
 
 def copy_pages(cache: Tensor, source: Tensor, target: Tensor) -> None:
