@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -101,3 +102,13 @@ def test_a_broken_character_at_the_end_is_shown_as_such() -> None:
     whole = words.pieces(ids)
     cut = words.pieces(ids[:-1])
     assert "".join(whole) == "ok 🤖" and (cut == whole[:-1] or "".join(cut).endswith("\ufffd"))
+
+
+def test_the_text_of_tokens_is_their_pieces_together_however_characters_are_cut() -> None:
+    cut = ["ü".encode()[:1], "ü".encode()[1:], "🤖".encode()[:2], "🤖".encode()[2:], "€".encode()[:2], "€".encode()[2:]]
+    broken = [b"\xff", b"\x80", b"\xc0", b"\xed\xa0\x80", b"\xf4\x90", b"", b"a", b"<end>"]
+    words = Vocabulary([*cut, *broken], [False] * 14)
+    draw = Random(0)
+    for _ in range(2000):
+        tokens = [draw.randrange(-1, 16) for _ in range(draw.randrange(9))]
+        assert words.decode(tokens) == "".join(words.pieces(tokens)), tokens

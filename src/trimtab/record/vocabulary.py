@@ -35,7 +35,7 @@ class Vocabulary:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of some tokens, special ones by name."""
-        return "".join(self.pieces(tokens))
+        return b"".join(map(self._bytes, tokens)).decode("utf-8", "replace")
 
     @cached_property
     def spelling(self) -> dict[int, bytes]:

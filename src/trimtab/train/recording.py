@@ -166,11 +166,19 @@ def hold(trace: Trace, parts: list[int]) -> Held:
     batch, result = trace.batch, trace.result
     given: dict[str, Tensor | None] = {name: getattr(batch, name) for name in BATCH_COLUMNS}
     given |= plan_columns(trace.plan, parts)
-    if batch.advantage is given["planned_advantage"] or torch.equal(batch.advantage, trace.plan.advantage):
-        del given["planned_advantage"]
     given |= {"new_logp": result.new_logp, "clipped": result.clipped, "sequence": batch.sequence}
-    info = UpdateInfo(trace.update, batch.responses, batch.tokens, result.taken, parts)
-    return Held(info, trace.first, {name: value.cpu() for name, value in given.items() if value is not None})
+    columns = on_host({name: value for name, value in given.items() if value is not None})
+    if torch.equal(columns["advantage"], columns["planned_advantage"]):
+        del columns["planned_advantage"]
+    return Held(UpdateInfo(trace.update, batch.responses, batch.tokens, result.taken, parts), trace.first, columns)
+
+
+def on_host(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The columns in the main memory: all copies are asked for, then a GPU is waited for once."""
+    copies = {name: value.to("cpu", non_blocking=value.is_cuda) for name, value in columns.items()}
+    for device in {value.device for value in columns.values() if value.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+    return copies
 
 
 def plan_columns(plan: Plan, parts: Sequence[int]) -> dict[str, Tensor | None]:
