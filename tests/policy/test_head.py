@@ -246,6 +246,7 @@ for cap, temperature, dtype, vocabulary in (
 ):
     logits = (torch.randn(7, vocabulary, generator=generator) * 6).to(dtype)
     logits[0], logits[0, 5] = -6e4, 3.0
+    logits[2, vocabulary // 2] = 60.0  # far above the drawn token and the first block
     if cap is None:
         logits[1, :-1] = -torch.inf
     token = torch.full((7,), vocabulary - 1).to(device)

@@ -1,12 +1,13 @@
 """The softmax part of the head as kernels: four numbers per row, or in place the gradient of the log-probability.
 
-A program owns a row. For scores it reads the row once, with a running maximum and four sums. For gradients it reads the
-row once too and writes it once: what is written is not yet divided by the row's sum, for that factor can multiply the
-narrow side of the GEMMs that follow. It needs no maximum either, but a number that is not far below it: the larger of
-the drawn token's logit and of the first block's. A token whose probability is below e^-80 may overflow, and is then
-found as not finite. In fp16, where that would happen at e^-11, the row is read a second time instead. Blocks are taken
-from the last to the first: the GEMM before has just written the last, the GEMM after begins with the first, and what
-was touched a moment ago is found in the cache.
+A program owns a row. It subtracts not the row's maximum, which would have to be known first, but a number near it: the
+larger of the drawn token's logit and of the first block's. For scores it reads the row once, with four sums; where a
+logit turns out to lie far above that number, which is rare, it reads the row again. For gradients it reads the row once
+and writes it once: what is written is not yet divided by the row's sum, for that factor can multiply the narrow side of
+the GEMMs that follow. A token whose probability is below e^-80 may overflow there, and is then found as not finite; in
+fp16, where that would happen at e^-11, the row is read a second time instead. Blocks are then taken from the last to
+the first: the GEMM before has just written the last, the GEMM after begins with the first, and what was touched a
+moment ago is found in the cache.
 
 The drawn token's own logit comes apart, in fp32: its rounding would be the log-probability's error.
 """
@@ -22,6 +23,9 @@ from torch import Tensor
 
 BLOCK = 1024  # a thread reads 16 bytes at a time, and a GPU holds all rows of a chunk at once
 WARPS = 4
+
+_VECTOR = tl.constexpr(8)  # neighbours that one thread reads, and adds up by itself
+_FAR = tl.constexpr(10.0)  # above the number subtracted: further away, sums would lose digits to it
 
 
 @triton.jit
@@ -76,6 +80,50 @@ def _scale_rows(x, factor, out, x_stride, out_stride, width, BLOCK: tl.constexpr
 
 
 @triton.jit
+def _base(start, vocabulary, mine, inverse_temperature, cap, HAS_CAP: tl.constexpr, BLOCK: tl.constexpr):
+    """A number that is not far below the row's maximum: the larger of the drawn token's and of the first block's."""
+    column = tl.arange(0, BLOCK)
+    z = tl.load(start + column, mask=column < vocabulary, other=-float("inf")).to(tl.float32)
+    nearby = tl.where(column < vocabulary, _capped(z, cap, HAS_CAP), -float("inf"))
+    return tl.maximum(mine, tl.max(nearby, 0) * inverse_temperature)
+
+
+@triton.jit
+def _sums(
+    start,
+    vocabulary,
+    drawn,
+    chosen,
+    base,
+    inverse_temperature,
+    cap,
+    HAS_CAP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Over a row, with d = x - base and e = exp(d): the sums of e, e d, e^2 and e^2 d, and the largest d."""
+    column = tl.arange(0, BLOCK)
+    e1 = tl.zeros([BLOCK // _VECTOR], tl.float32)
+    d1 = tl.zeros([BLOCK // _VECTOR], tl.float32)
+    e2 = tl.zeros([BLOCK // _VECTOR], tl.float32)
+    d2 = tl.zeros([BLOCK // _VECTOR], tl.float32)
+    top = tl.full([BLOCK // _VECTOR], -float("inf"), tl.float32)
+    for first in range(0, vocabulary, BLOCK):
+        inside = first + column < vocabulary
+        z = tl.load(start + first + column, mask=inside, other=-float("inf")).to(tl.float32)
+        z = tl.where(first + column == drawn, chosen, z)
+        d = tl.where(inside, _capped(z, cap, HAS_CAP) * inverse_temperature - base, -float("inf"))
+        d = tl.reshape(d, [BLOCK // _VECTOR, _VECTOR])
+        e = tl.exp(d)
+        weighted = tl.where(e > 0, e * d, 0.0)
+        e1 += tl.sum(e, 1)
+        d1 += tl.sum(weighted, 1)
+        e2 += tl.sum(e * e, 1)
+        d2 += tl.sum(e * weighted, 1)
+        top = tl.maximum(top, tl.max(d, 1))
+    return tl.sum(e1, 0), tl.sum(d1, 0), tl.sum(e2, 0), tl.sum(d2, 0), tl.max(top, 0)
+
+
+@triton.jit
 def _softmax_part(
     logits,
     token,
@@ -95,40 +143,20 @@ def _softmax_part(
     column = tl.arange(0, BLOCK)
     drawn = tl.load(token + row)
     chosen = tl.load(own + row)
-    top = -3e38  # lower than any logit, and unlike -inf it can be subtracted
-    e1 = tl.zeros([BLOCK], tl.float32)  # e, where e = exp(x - top); a sum over the row's blocks like the next three
-    x1 = tl.zeros([BLOCK], tl.float32)  # e (x - top)
-    e2 = tl.zeros([BLOCK], tl.float32)  # e^2
-    x2 = tl.zeros([BLOCK], tl.float32)  # e^2 (x - top)
-    for first in range(0, vocabulary, BLOCK):
-        inside = first + column < vocabulary
-        z = tl.load(start + first + column, mask=inside, other=-float("inf")).to(tl.float32)
-        z = tl.where(first + column == drawn, chosen, z)
-        x = tl.where(inside, _capped(z, cap, HAS_CAP) * inverse_temperature, -float("inf"))
-        higher = tl.max(x, 0)
-        if higher > top:
-            shrink = tl.exp(top - higher)
-            away = tl.where(shrink > 0, top - higher, 0.0)
-            x2 = shrink * shrink * (x2 + e2 * away)
-            e2 = shrink * shrink * e2
-            x1 = shrink * (x1 + e1 * away)
-            e1 = shrink * e1
-            top = higher
-        e = tl.exp(x - top)
-        weighted = tl.where(e > 0, e * (x - top), 0.0)
-        e1 += e
-        x1 += weighted
-        e2 += e * e
-        x2 += e * weighted
-    s1, t1, s2, t2 = tl.sum(e1, 0), tl.sum(x1, 0), tl.sum(e2, 0), tl.sum(x2, 0)
+    mine = _capped(chosen, cap, HAS_CAP) * inverse_temperature
+    base = _base(start, vocabulary, mine, inverse_temperature, cap, HAS_CAP, BLOCK)
+    s1, t1, s2, t2, top = _sums(start, vocabulary, drawn, chosen, base, inverse_temperature, cap, HAS_CAP, BLOCK)
+    if top > _FAR:
+        base += top
+        s1, t1, s2, t2, top = _sums(start, vocabulary, drawn, chosen, base, inverse_temperature, cap, HAS_CAP, BLOCK)
     log_sum = tl.log(s1)
-    logp = _capped(chosen, cap, HAS_CAP) * inverse_temperature - top - log_sum
+    logp = mine - base - log_sum
     tl.store(out + row, logp)
     tl.store(out + rows + row, log_sum - t1 / s1)
     tl.store(out + 2 * rows + row, s2 / (s1 * s1))
     tl.store(out + 3 * rows + row, (t2 - log_sum * s2) / (s1 * s1))
     if WRITE:
-        whole = top + log_sum
+        whole = base + log_sum
         for first in range(0, vocabulary, BLOCK):
             inside = first + column < vocabulary
             z = tl.load(start + first + column, mask=inside, other=0.0).to(tl.float32)
@@ -166,9 +194,7 @@ def _slope_part(
     column = tl.arange(0, BLOCK)
     drawn = tl.load(token + row)
     chosen = _capped(tl.load(own + row), cap, HAS_CAP)
-    z = tl.load(start + column, mask=column < vocabulary, other=-float("inf")).to(tl.float32)
-    nearby = tl.where(column < vocabulary, _capped(z, cap, HAS_CAP), -float("inf"))
-    base = tl.maximum(chosen, tl.max(nearby, 0)) * inverse_temperature
+    base = _base(start, vocabulary, chosen * inverse_temperature, inverse_temperature, cap, HAS_CAP, BLOCK)
     last = (vocabulary - 1) // BLOCK * BLOCK
     sums = tl.zeros([BLOCK], tl.float32)
     for back in range(0, vocabulary, BLOCK):
