@@ -9,18 +9,19 @@ inside a character is no boundary. Every byte is read a bounded number of times,
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from itertools import accumulate, pairwise
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-DELIMITERS = ".!?;:,\n。．！？；：，、"
-_CLOSERS = ")]}\u201d\u2019\u00bb）】〕』」》〉］｝\u00a0\u3000"  # the last two are white space beyond ASCII
-_SPECIAL = b"\xff"  # stands for a special token: no text holds this byte, and it closes
+from trimtab.objectives.clauses import DELIMITERS, SPECIAL, Positions, Rule, Words, find_boundaries, rule_of
+
+_IDS = 1 << 22  # more than any vocabulary has: ids from here on get no place in a table
 
 
 def segment_ids(
@@ -45,71 +46,76 @@ def segment_ids(
     ids = torch.as_tensor(tokens)
     if ids.ndim != 1:
         raise ValueError(f"segment_ids takes a flat list of token ids, got shape {tuple(ids.shape)}")
-    responses = _responses(ids, sequence)
-    spelling, clause_ends = _spelling(set().union(*responses), tokenizer), _clause_ends(delimiters, keep_numbers)
-    numbers: list[int] = []
-    sizes: list[int] = []
-    for response in responses:
-        starts = _starts([spelling[token] for token in response], clause_ends, min_tokens)
-        numbers += range(len(starts))
-        sizes += [after - before for before, after in pairwise([*starts, len(response)])]
-    repeats = torch.tensor(sizes, dtype=torch.int64)
-    return torch.tensor(numbers, dtype=torch.int64).repeat_interleave(repeats).to(ids.device)
+    flat, starts = ids.cpu().numpy().astype(np.int64), _starts(ids, sequence)
+    rule = rule_of(delimiters, keep_numbers)
+    # Mostly the ids themselves are places in the table; where they cannot be, their ranks are.
+    if len(flat) and not 0 <= flat.min() <= flat.max() < _IDS:
+        known, flat = np.unique(flat, return_inverse=True)
+        tokenizer = _spelling(known.tolist(), tokenizer)
+        tokenizer = {rank: tokenizer[token] for rank, token in enumerate(known.tolist())}
+    with rule.lock:
+        numbers = _number(flat, starts, _words(tokenizer, rule), min_tokens)
+    return torch.from_numpy(numbers).to(ids.device)
 
 
-def _responses(ids: Tensor, sequence: Sequence[int] | Tensor | None) -> list[list[int]]:
-    every: list[int] = ids.tolist()
+def _starts(ids: Tensor, sequence: Sequence[int] | Tensor | None) -> Positions:
+    """Where the responses start."""
     if sequence is None:
-        return [every]
+        return np.zeros(1, np.int64)
     owner = torch.as_tensor(sequence)
     if owner.shape != ids.shape:
         raise ValueError(f"sequence has shape {tuple(owner.shape)}, the tokens {tuple(ids.shape)}: one value per token")
-    sizes = torch.unique_consecutive(owner, return_counts=True)[1].tolist()
-    return [every[first:last] for first, last in pairwise(accumulate(sizes, initial=0))]
+    values = owner.cpu().numpy()
+    return np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1])
 
 
-def _starts(pieces: list[bytes], clause_ends: re.Pattern[bytes], min_tokens: int) -> list[int]:
-    """The first token of each segment of one response, given its tokens' bytes."""
-    text = b"".join(pieces)
-    edges = list(accumulate(map(len, pieces), initial=0))
-    starts = [0]
-    for found in clause_ends.finditer(text):
-        delimited, end = found.end(1), found.end()
-        token = bisect_right(edges, end) - 1
-        while delimited < edges[token] < end and text[edges[token]] & 0xC0 == 0x80:
-            token -= 1  # this edge is inside a character
-        if delimited <= edges[token] and token - starts[-1] >= min_tokens:
-            starts.append(token)
-    if len(starts) > 1 and len(pieces) - starts[-1] < min_tokens:  # too short, or the end of the text
-        starts.pop()
-    return starts
+def _number(flat: Positions, starts: Positions, words: Words, min_tokens: int) -> Positions:
+    """The segment ids of all responses."""
+    gaps = np.append(starts, len(flat)) + np.arange(len(starts) + 1)
+    inside = np.ones(len(flat) + len(gaps), bool)
+    inside[gaps] = False
+    text = np.zeros(len(inside), np.int64)
+    text[inside] = flat + 1
+    begins = find_boundaries(text, words)
+    if min_tokens > 1:
+        begins = _joined(begins, gaps, min_tokens)
+    number = begins.astype(np.int64)
+    number[gaps[1:]] = -np.add.reduceat(number, gaps[:-1])  # every response counts from 0
+    return number.cumsum()[inside]
 
 
-@lru_cache(maxsize=64)
-def _clause_ends(delimiters: str, keep_numbers: bool) -> re.Pattern[bytes]:
-    """The pattern of a clause's first delimiter (group 1) and of what closes behind it."""
-    mark = _any(delimiters)
-    mark += rb"(?<!\\[!-~])"  # LaTeX's `\,` is a space
-    mark += rb"(?<!\\left\.)(?<!\\right\.)"  # and its `\left.` a bracket that is not there
-    if keep_numbers:
-        mark += rb"(?!(?<=[0-9][.,:])(?:\\!)?[0-9])"  # 3.14  1,000  12:30  1,\!000
-        mark += rb"(?!(?<=[0-9]\{,)\}[0-9])"  # 1{,}000
-        mark += rb"(?!(?<=\.)(?<![^\s(\[{=+\-*/<>$]\.)[0-9])"  # .5
-    closer = rb"\s|\\[)\]}]|\\\\(?=\s)|" + _SPECIAL + b"|" + _any(_CLOSERS)
-    # Marks that open as well as close: quotes close right after a full stop, all of them between a character and a gap.
-    stopped = b"(?:(?<=[.!?])|(?<=" + "。|！|？".encode() + b"))[\"']+"
-    between = rb"(?<!\s)(?<!\xc2\xa0)(?<!\xe3\x80\x80)[\"'`*_$]+(?=\Z|" + closer + b"|" + mark + b")"
-    # Possessive: a repetition that may step back holds some 300 bytes of memory for every byte of the run.
-    return re.compile(b"(" + mark + b")(?:" + b"|".join([closer, mark, stopped, between]) + b")*+")
+def _joined(begins: NDArray[np.bool_], gaps: Positions, min_tokens: int) -> NDArray[np.bool_]:
+    """The segments that are left when shorter ones are joined to the next, the last of a response to the one before."""
+    kept: list[int] = []
+    for gap, end in pairwise(gaps.tolist()):
+        own = [gap + 1]
+        for start in (np.flatnonzero(begins[gap:end]) + gap).tolist():
+            if start - own[-1] >= min_tokens:
+                own.append(start)
+        kept += own[1:-1] if end - own[-1] < min_tokens else own[1:]
+    joined = np.zeros_like(begins)
+    joined[kept] = True
+    return joined
 
 
-def _any(characters: str) -> bytes:
-    return b"(?:" + b"|".join(re.escape(character.encode()) for character in characters) + b")"
+def _words(tokenizer: Any, rule: Rule) -> Words:
+    """What the rule says of the tokens; it is kept for the next call where a change of the tokenizer would be seen."""
+    if isinstance(tokenizer, Mapping):
+        return Words(rule, partial(_spelling, tokenizer=tokenizer))
+    inner, special = _backend(tokenizer)
+    added = frozenset((number, token.content) for number, token in inner.get_added_tokens_decoder().items())
+    state = (inner, frozenset(special), added, inner.get_vocab_size(False), _byte_level(inner))
+    return _kept_words(tokenizer, state, rule)
+
+
+@lru_cache(maxsize=4)
+def _kept_words(tokenizer: Any, state: Hashable, rule: Rule) -> Words:
+    return Words(rule, partial(_spelling, tokenizer=tokenizer))
 
 
 def token_bytes(ids: Iterable[int], tokenizer: Any) -> dict[int, bytes]:
     """The bytes of those of the ids that are not special: what `segment_ids` takes in place of a tokenizer."""
-    return {token: text for token, text in _spelling(ids, tokenizer).items() if text != _SPECIAL}
+    return {token: text for token, text in _spelling(ids, tokenizer).items() if text != SPECIAL}
 
 
 def _spelling(ids: Iterable[int], tokenizer: Any) -> dict[int, bytes]:
@@ -119,22 +125,31 @@ def _spelling(ids: Iterable[int], tokenizer: Any) -> dict[int, bytes]:
     sample them.
     """
     if isinstance(tokenizer, Mapping):
-        return {token: tokenizer.get(token, _SPECIAL) for token in ids}
-    special = set(getattr(tokenizer, "all_special_ids", ()))
-    inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    if not hasattr(inner, "id_to_token"):
-        raise ValueError(
-            f"{type(tokenizer).__name__} is neither a tokenizers.Tokenizer nor a fast transformers tokenizer"
-        )
-    special |= {number for number, token in inner.get_added_tokens_decoder().items() if token.special}
-    byte_level = inner.decoder is not None and inner.decoder.decode(["a\u0120b"]) == "a b"
+        return {token: tokenizer.get(token, SPECIAL) for token in ids}
+    inner, special = _backend(tokenizer)
+    byte_level = _byte_level(inner)
     spelling = {}
     for token in ids:
         if token < 0:
             raise ValueError(f"{token} is no token id: leave masked and padded positions out")
         piece = None if token in special else inner.id_to_token(token)
-        spelling[token] = _SPECIAL if piece is None else _spell(piece, byte_level)
+        spelling[token] = SPECIAL if piece is None else _spell(piece, byte_level)
     return spelling
+
+
+def _backend(tokenizer: Any) -> tuple[Any, set[int]]:
+    """The `tokenizers.Tokenizer`, and the ids of special tokens."""
+    inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not hasattr(inner, "id_to_token"):
+        raise ValueError(
+            f"{type(tokenizer).__name__} is neither a tokenizers.Tokenizer nor a fast transformers tokenizer"
+        )
+    added = {number for number, token in inner.get_added_tokens_decoder().items() if token.special}
+    return inner, added | set(getattr(tokenizer, "all_special_ids", ()))
+
+
+def _byte_level(inner: Any) -> bool:
+    return inner.decoder is not None and inner.decoder.decode(["a\u0120b"]) == "a b"
 
 
 def _spell(piece: str, byte_level: bool) -> bytes:
