@@ -180,7 +180,18 @@ def test_latex_brackets_spelt_by_many_tokens_are_still_seen() -> None:
         for cuts in range(1 << (len(word) - 1)):
             edges = [0, *(n + 1 for n in range(len(word) - 1) if cuts >> n & 1), len(word)]
             pieces = [b"a,", *(word[one:two].encode() for one, two in pairwise(edges)), b" so", b". ", b"no"]
-            assert batch([[*range(len(pieces))]], from_pieces(pieces), {}) == plain_ids(pieces)
+            for made in (pieces, [part for piece in pieces for part in (piece, b"")]):  # tokens may have no bytes
+                assert batch([[*range(len(made))]], from_pieces(made), {}) == plain_ids(made)
+
+
+def test_windows_that_differ_in_their_last_token_alone_are_told_apart() -> None:
+    """Behind a backslash `t.` may be part of `\\left.`, so that the window goes on to the second one."""
+    for pieces in (
+        [b"x", b",", b",", b",", b"t.", b"a"],
+        [b"\\", b"x", b",", b",", b",", b"t.", b"t.", b"a"],
+        [b"x", b",", b",", b",", b"t.", b"t.", b"a"],
+    ):
+        assert batch([[*range(len(pieces))]], from_pieces(pieces), {}) == plain_ids(pieces)
 
 
 def test_a_window_that_is_too_long_to_be_remembered_is_read_each_time() -> None:
@@ -230,6 +241,8 @@ def test_ids_that_no_table_has_room_for_are_special() -> None:
     assert segment_ids([*first, 1 << 30, *second], trained()).tolist() == [0, 0, 0, 1]
     with pytest.raises(ValueError, match="-100 is no token id"):
         segment_ids([1, 1 << 30, -100], trained())
+    with pytest.raises(ValueError, match=r"whole numbers, got torch\.float32"):
+        segment_ids([1.0, 2.0], trained())
 
 
 def test_threads_do_not_disturb_each_other() -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, repeat
 from threading import Lock
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +23,9 @@ _CLOSERS = ")]}\u201d\u2019\u00bb）】〕』」》〉］｝\u00a0\u3000"  # the
 _LATEX = (rb"\left", rb"\right")  # the only letters that the rule reads
 _LATEX_STARTS = tuple({word[:size] for word in _LATEX for size in range(1, len(word) + 1)})
 
-# What a token is, as bits: KNOWN if it was met before, ANCHOR if it holds a stopper. LEFT: a delimiter may begin behind
-# its last stopper (anywhere, if there is none), RIGHT: ahead of its first. OPENS: it ends like `\le`; INNER: it is part
-# of `\left` up to its last stopper.
-_KNOWN, _ANCHOR, _LEFT, _RIGHT, _OPENS, _INNER = (1 << bit for bit in range(6))
+# What a token is, as bits: KNOWN if it was met before, ANCHOR if it holds a stopper, MARKED if a delimiter may begin
+# behind the last one, OPENS if it ends like `\le`, INNER if it is part of `\left` up to its last stopper.
+_KNOWN, _ANCHOR, _MARKED, _OPENS, _INNER = (1 << bit for bit in range(5))
 _WIDTHS = (4, 16)  # windows of up to so many tokens are remembered: nearly all are short
 _WINDOWS = 1 << 16  # how many are remembered, at some 150 bytes each
 _PIECES = 1 << 18
@@ -118,20 +116,21 @@ class Rule:
         first, last = self._first.search(piece), self._last.match(piece)
         known = _KNOWN | _OPENS * (piece.endswith(_LATEX_STARTS) or not piece)
         if first is None or last is None:
-            code = self._code(piece)
-            return known | _LEFT * self._delimits(piece), code, code
+            code = self.code(piece)
+            return known | _MARKED * self._delimits(piece), code, code
         head, behind, ahead = piece[: last.end()], piece[last.end() :], piece[: first.start()]
         if any(head in word for word in _LATEX):
-            code = self._code(piece)
-            return known | _ANCHOR | _INNER | (_LEFT | _RIGHT) * self._delimits(piece), code, code
-        known |= _ANCHOR | _LEFT * self._delimits(behind) | _RIGHT * self._delimits(ahead)
+            code = self.code(piece)
+            return known | _ANCHOR | _INNER | _MARKED * self._delimits(piece), code, code
+        known |= _ANCHOR | _MARKED * self._delimits(behind)
         left = piece if head.endswith(_LATEX_STARTS) else (last.lastindex, behind)
-        return known, self._code(left), self._code((ahead, first.lastindex == 1))
+        return known, self.code(left), self.code((ahead, first.lastindex == 1))
 
     def _delimits(self, part: bytes) -> bool:
         return self._delimiter.search(part) is not None
 
-    def _code(self, what: object) -> int:
+    def code(self, what: object) -> int:
+        """The number of what a code stands for."""
         return self._codes.setdefault(what, len(self._codes))
 
 
@@ -154,7 +153,7 @@ class Words:
         self._flags = np.zeros(0, np.uint8)
         self.left = self.right = np.zeros(0, np.int32)
         self._grow(1)
-        ends: Any = rule._code(None)
+        ends = rule.code(None)
         self._flags[0], self.left[0], self.right[0] = _KNOWN | _ANCHOR, ends, ends
 
     def flags(self, text: Positions) -> NDArray[np.uint8]:
@@ -191,8 +190,8 @@ def find_boundaries(text: Positions, words: Words) -> NDArray[np.bool_]:
     flags = words.flags(text)
     _close_latex(flags)
     anchors = np.flatnonzero((flags & _ANCHOR) > 0)
-    delimited = np.bitwise_or.reduceat(flags, anchors)[:-1] & _LEFT | flags[anchors[1:]] & _RIGHT
-    windows = np.flatnonzero(delimited > 0)
+    # Without a delimiter ahead of its last token a window has no boundary: the others are most.
+    windows = np.flatnonzero((np.bitwise_or.reduceat(flags, anchors)[:-1] & _MARKED) > 0)
     first, last = anchors[windows], anchors[windows + 1]
     begins = np.zeros(len(text), bool)
     for width in _WIDTHS:

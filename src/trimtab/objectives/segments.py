@@ -46,6 +46,8 @@ def segment_ids(
     ids = torch.as_tensor(tokens)
     if ids.ndim != 1:
         raise ValueError(f"segment_ids takes a flat list of token ids, got shape {tuple(ids.shape)}")
+    if ids.is_floating_point() and len(ids):
+        raise ValueError(f"token ids are whole numbers, got {ids.dtype}")
     flat, starts = ids.cpu().numpy().astype(np.int64), _starts(ids, sequence)
     rule = rule_of(delimiters, keep_numbers)
     # Mostly the ids themselves are places in the table; where they cannot be, their ranks are.
