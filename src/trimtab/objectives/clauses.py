@@ -26,7 +26,7 @@ _LATEX_STARTS = tuple({word[:size] for word in _LATEX for size in range(1, len(w
 # What a token is, as bits: KNOWN if it was met before, ANCHOR if it holds a stopper, MARKED if a delimiter may begin
 # behind the last one, OPENS if it ends like `\le`, INNER if it is part of `\left` up to its last stopper.
 _KNOWN, _ANCHOR, _MARKED, _OPENS, _INNER = (1 << bit for bit in range(5))
-_WIDTHS = (4, 16)  # windows of up to so many tokens are remembered: nearly all are short
+_WIDTHS = (4, 8, 16)  # windows of up to so many tokens are remembered: nearly all are short
 _WINDOWS = 1 << 16  # how many are remembered, at some 150 bytes each
 _PIECES = 1 << 18
 
@@ -190,7 +190,7 @@ def find_boundaries(text: Positions, words: Words) -> NDArray[np.bool_]:
     flags = words.flags(text)
     _close_latex(flags)
     anchors = np.flatnonzero((flags & _ANCHOR) > 0)
-    # Without a delimiter ahead of its last token a window has no boundary: the others are most.
+    # Most windows have no delimiter ahead of their last token, and so no boundary.
     windows = np.flatnonzero((np.bitwise_or.reduceat(flags, anchors)[:-1] & _MARKED) > 0)
     first, last = anchors[windows], anchors[windows + 1]
     begins = np.zeros(len(text), bool)
