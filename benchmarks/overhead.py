@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from stopwatch import about, save, seconds_of, settle, spread
 
 from trimtab.policy.models import pick_device
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
+from trimtab.train.collector import light_collections
 from trimtab.train.config import Config, build_objective, load
 from trimtab.train.loop import Trainer, build_trainer
 from trimtab.train.progress import Progress
@@ -81,7 +82,7 @@ def objective_tables() -> dict[str, dict[str, Any]]:
     return {BASE: {"name": "grpo"}, AGAIN: {"name": "grpo"}, **ours}
 
 
-def objectives(trainer: Trainer, rounds: int) -> dict[str, Any]:
+def objectives(trainer: Trainer, rounds: int, settle: Callable[[], None]) -> dict[str, Any]:
     """What every objective adds, over rounds that each sample anew."""
     tables = objective_tables()
     built = {name: build_objective(table) for name, table in tables.items()}
@@ -97,6 +98,7 @@ def objectives(trainer: Trainer, rounds: int) -> dict[str, Any]:
             trainer.objective = built[name]
             seconds, _ = timed_step(trainer, copy(before))
             spent[name] += [seconds] if number else []
+        settle()
         if number:
             whole.append(taken)
             sampling.append(keeping.seconds)
@@ -173,6 +175,8 @@ def recorded(on: Sequence[float], off: Sequence[float], flushed: Sequence[float]
     apart = [with_it - without for with_it, without in zip(on, off, strict=True)]
     whole, middle = median(off), median(apart)
     return {
+        "seconds_with": [round(value, 4) for value in on],
+        "seconds_without": [round(value, 4) for value in off],
         "steps": len(on),
         "step_seconds": round(whole, 4),
         "step_spread": round(spread(off), 4),
@@ -214,10 +218,11 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     result["config"] = config.model_dump(include={"task", "model", "rollout", "update", "reward"})
     trainer = still(config)
-    result["objectives"] = objectives(trainer, args.rounds)
-    save(result, args.out)
-    print(result["objectives"])
-    result["recorder"] = recorder(trainer, args.blocks, args.length)
+    with light_collections() as settle:  # as in a run
+        result["objectives"] = objectives(trainer, args.rounds, settle)
+        save(result, args.out)
+        print(result["objectives"])
+        result["recorder"] = recorder(trainer, args.blocks, args.length)
     save(result, args.out)
     print(result["recorder"])
 

@@ -33,6 +33,7 @@ from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.tasks import Problem, problem_number
 from trimtab.train import experience, loop, measure
 from trimtab.train.build import build_sampler, build_task
+from trimtab.train.collector import light_collections
 from trimtab.train.config import Config, load
 from trimtab.train.loop import Trainer, build_trainer
 from trimtab.train.progress import Progress
@@ -97,16 +98,18 @@ def ours(config: Config, steps: Steps) -> dict[str, Any]:
     if steps.fixed:
         never_end(trainer)
     watch = Stopwatch(trainer.policy.device)
-    for number in range(steps.all):
-        trainer.set_learning_rate(progress.step)
-        with watching(trainer, watch) if number >= steps.warmup + steps.timed else ExitStack():
-            settle(trainer.policy.device)
-            start = time.perf_counter()
-            metrics = trainer.step(progress)
-            settle(trainer.policy.device)
-        course.seconds.append(time.perf_counter() - start)
-        course.tokens.append(int(metrics["tokens/count"]))
-        course.rewards.append(metrics["reward/mean"])
+    with light_collections() as tidy:
+        for number in range(steps.all):
+            trainer.set_learning_rate(progress.step)
+            with watching(trainer, watch) if number >= steps.warmup + steps.timed else ExitStack():
+                settle(trainer.policy.device)
+                start = time.perf_counter()
+                metrics = trainer.step(progress)
+                settle(trainer.policy.device)
+            course.seconds.append(time.perf_counter() - start)
+            course.tokens.append(int(metrics["tokens/count"]))
+            course.rewards.append(metrics["reward/mean"])
+            tidy()
     return course.figures(watch)
 
 

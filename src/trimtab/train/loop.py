@@ -19,6 +19,7 @@ from trimtab.rollout import Sampler
 from trimtab.tasks import Task
 from trimtab.train import faults, measure
 from trimtab.train.build import build_policy, build_reference, build_sampler, build_task
+from trimtab.train.collector import light_collections
 from trimtab.train.config import Config
 from trimtab.train.experience import Experience, gather_experience, with_current
 from trimtab.train.progress import Progress
@@ -134,11 +135,12 @@ def train(run: Run) -> None:
     """A whole run: warm start or resume, steps, evaluations, checkpoints."""
     with run.folder.claimed():
         trainer = run.prepare()
-        with closing(run.steps()) as steps:
+        with closing(run.steps()) as steps, light_collections() as settle:
             for step in steps:
                 trainer.set_learning_rate(step)
                 metrics = trainer.step(run.progress)
                 run.finish_step(metrics)
+                settle()
 
 
 def _refused(error: NotFiniteError) -> UpdateResult:
