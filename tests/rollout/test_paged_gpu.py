@@ -102,13 +102,13 @@ def test_samples_that_give_way_are_what_they_would_have_been(monkeypatch: pytest
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows of every graph that is made."""
     made: list[int] = []
-    theirs = PagedSampler._captured
+    theirs = PagedSampler._graph
 
     def count(self: PagedSampler, rows: int, *rest: Any) -> Any:
         made.append(rows)
         return theirs(self, rows, *rest)
 
-    monkeypatch.setattr(PagedSampler, "_captured", count)
+    monkeypatch.setattr(PagedSampler, "_graph", count)
     return made
 
 

@@ -15,7 +15,8 @@ from paged_models import CONFIGS, ENDS, count_waits, prompts, same, tiny
 
 from trimtab.rollout import NativeSampler, PagedSampler, SamplingOptions
 from trimtab.rollout.paged.decoder import Reading
-from trimtab.rollout.paged.reading import LEAST, Reader, bucket, laid_out
+from trimtab.rollout.paged.graphs import bucket
+from trimtab.rollout.paged.reading import LEAST, Reader, laid_out
 from trimtab.rollout.paged.state import PAGE
 
 OPTIONS = SamplingOptions(samples=3, max_new_tokens=20, seed=3)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from trimtab.rollout.paged.decoder import Decoder, Memory, Reading
+from trimtab.rollout.paged.graphs import bucket, captured
 from trimtab.rollout.paged.state import PAGE
 
 LAUNCHED = 3e10  # tokens x weights of a layer: below this a GPU computes a layer faster than a host launches it
@@ -25,14 +26,14 @@ LEAST = 256  # tokens of the smallest graph
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Reader:
     """Reads prefixes into a memory's pages."""
 
     decoder: Decoder
     memory: Memory
     _graphs: dict[tuple[int, int, int], tuple[Reading, Callable[[], None]]] = field(default_factory=dict)
-    _pool: list[Any] = field(default_factory=list)  # the memory that all graphs compute in, one at a time
+    _pool: Any = None  # the memory that all graphs compute in, one at a time
 
     def read(self, prefixes: Sequence[Sequence[int]], pages: Sequence[Sequence[int]]) -> None:
         """Fill the pages of some prefixes."""
@@ -69,16 +70,10 @@ class Reader:
 
     def _replayed(self, reading: Reading) -> Callable[[], None]:
         """The pass over a reading's places as a graph."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self.decoder.prefill(reading, self.memory)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool[0] if self._pool else None, capture_error_mode="thread_local"):
-            self.decoder.prefill(reading, self.memory)
-        self._pool[:] = [graph.pool()]
-        return graph.replay
+        graph = captured(lambda: self.decoder.prefill(reading, self.memory), self._pool)
+        self._pool = graph.pool()
+        replay: Callable[[], None] = graph.replay
+        return replay
 
     def _sent(self, array: Array) -> Tensor:
         target = torch.empty(array.shape, dtype=torch.from_numpy(array).dtype, device=self.memory.cache.device)
@@ -107,11 +102,3 @@ def send(array: Array, target: Tensor) -> None:
 def _power(size: int) -> int:
     """The next power of two."""
     return 1 << (size - 1).bit_length()
-
-
-def bucket(size: int) -> int:
-    """The sizes that graphs are made for: 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, ..."""
-    large = 1
-    while large < size:
-        large = large * 3 // 2 if large > 1 and large & (large - 1) == 0 else (large // 3 * 4 if large > 1 else 2)
-    return large

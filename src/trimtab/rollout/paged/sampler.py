@@ -18,8 +18,9 @@ from torch import Tensor
 
 from trimtab.rollout.paged import plain
 from trimtab.rollout.paged.decoder import Decoder, Memory
+from trimtab.rollout.paged.graphs import bucket, captured
 from trimtab.rollout.paged.pool import Pool
-from trimtab.rollout.paged.reading import Reader, bucket, send
+from trimtab.rollout.paged.reading import Reader, send
 from trimtab.rollout.paged.schedule import Group, Sample, Schedule
 from trimtab.rollout.paged.state import HOME, LIVE, MADE, PAGE, State
 from trimtab.rollout.streams import stream_keys
@@ -119,22 +120,15 @@ class PagedSampler:
             self._decoder.step(rows, greedy, memory)
             return
         if (rows, greedy) not in self._graphs:
-            self._graphs[rows, greedy] = self._captured(rows, greedy, memory)
+            self._graphs[rows, greedy] = self._graph(rows, greedy, memory)
         self._graphs[rows, greedy].replay()
 
-    def _captured(self, rows: int, greedy: bool, memory: Memory) -> Any:
-        """The step as a graph. It is first run with no row alive, which compiles what it needs and changes nothing."""
+    def _graph(self, rows: int, greedy: bool, memory: Memory) -> Any:
+        """The step as a graph. It is first run with no row alive, which changes nothing."""
         assert self._decoder is not None
-        live = memory.state.numbers[LIVE].clone()
+        decoder, live = self._decoder, memory.state.numbers[LIVE].clone()
         memory.state.numbers[LIVE] = 0
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._decoder.step(rows, greedy, memory)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._decoder.step(rows, greedy, memory)
+        graph = captured(lambda: decoder.step(rows, greedy, memory))
         memory.state.numbers[LIVE] = live
         return graph
 
