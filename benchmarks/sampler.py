@@ -157,8 +157,8 @@ def share_of_limit(name: str, setting: Setting, speed: float, device: torch.devi
     took = time.perf_counter() - start
     lengths = [len(response.tokens) for response in drawn]
     weights, cache = least_bytes(config, drawn)
-    products = 2 * weights / 2 * sum(lengths) / max(lengths) / PEAK  # two operations per weight of two bytes and token
-    limit = (weights + cache) / speed
+    limit = (max(lengths) * weights + cache) / speed
+    computed = sum(max(weights / speed, weights * rows / PEAK) for rows in alive(lengths)) + cache / speed
     return {
         "sequences": setting.sequences,
         "new_tokens": {"mean": round(statistics.fmean(lengths), 1), "longest": max(lengths)},
@@ -166,19 +166,24 @@ def share_of_limit(name: str, setting: Setting, speed: float, device: torch.devi
         "tokens_per_second": round(sum(lengths) / took),
         "limit_seconds": round(limit, 2),
         "share_of_limit": round(limit / took, 3),
-        "share_of_limit_with_products": round((max(weights / speed, products) + cache / speed) / took, 3),
+        "share_of_limit_with_products": round(computed / took, 3),
         "gigabytes": round(torch.cuda.max_memory_allocated(device) / 1e9, 1) if device.type == "cuda" else None,
     }
 
 
 def least_bytes(config: Any, drawn: list[Response]) -> tuple[float, float]:
-    """Weights once per step of the longest response, and for every token the cache of what came before it."""
+    """The weights, which every step reads, and over all tokens the cache of what came before each."""
     head, width, inner = config.head_dim, config.hidden_size, config.intermediate_size
     attention = width * head * (2 * config.num_attention_heads + 2 * config.num_key_value_heads)
     weights = config.num_hidden_layers * (attention + 3 * width * inner) + config.vocab_size * width
     token = config.num_hidden_layers * 2 * config.num_key_value_heads * head
     read = sum(len(r.tokens) * PROMPT + len(r.tokens) * (len(r.tokens) - 1) // 2 for r in drawn)
-    return 2.0 * max(len(r.tokens) for r in drawn) * weights, 2.0 * token * read
+    return 2.0 * weights, 2.0 * token * read
+
+
+def alive(lengths: list[int]) -> list[int]:
+    """How many responses each step adds a token to: a step is as many operations as weights have bytes, for each."""
+    return [sum(length > step for length in lengths) for step in range(max(lengths))]
 
 
 def agreement(policy: Policy, sampler: Sampler, sequences: int, new: int) -> dict[str, Any]:

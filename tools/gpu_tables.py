@@ -143,7 +143,7 @@ def limit(result: Any) -> list[str]:
             f"{row['tokens_per_second']:,}",
             f"{row['seconds']:.1f}",
             f"{row['share_of_limit']:.0%}",
-            f"{row['share_of_limit_with_products']:.0%}",
+            f"{row['share_of_limit_with_products']:.0%}" if "share_of_limit_with_products" in row else "",
         ]
         for key, row in result.items()
         if key.startswith("Qwen3-")
