@@ -85,6 +85,9 @@ def test_every_token_has_its_position_and_page(prefixes: list[list[int]]) -> Non
 
 
 def test_sizes_are_few_and_never_too_small() -> None:
+    assert [bucket(n) for n in (1, 2, 3, 4, 5, 6, 7, 9, 13, 17, 25, 256, 257)] == [
+        *(1, 2, 3, 4, 6, 6, 8, 12, 16, 24, 32, 256, 384)
+    ]
     sizes = {bucket(size) for size in range(1, 5000)}
     assert all(size <= bucket(size) <= max(2, 1.5 * size) for size in range(1, 5000))
     assert len(sizes) < 30

@@ -14,9 +14,9 @@ import pytest
 from trimtab.train.config import load, packaged_recipes
 from trimtab.train.dry_run import describe
 from trimtab.train.forecast import (
+    WORKSPACE,
     Forecast,
     forecast,
-    graph_rows,
     largest_part,
     pool_bytes,
     sequences_at_once,
@@ -162,12 +162,6 @@ def test_the_cache_takes_no_more_than_its_share_of_the_device() -> None:
     assert least == (2 * 64 + 2) * page  # two responses have to fit, come what may
 
 
-def test_rows_are_those_that_graphs_are_made_for() -> None:
-    assert [graph_rows(n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 25, 256, 257)] == [
-        *(1, 2, 3, 4, 6, 6, 8, 8, 12, 16, 24, 32, 256, 384)
-    ]
-
-
 def test_the_sampler_keeps_a_copy_of_the_linear_weights(small: str) -> None:
     made = of(small, "model.precision=bf16")
     assert 2 * LINEAR <= made.sampler <= 2 * LINEAR + 16 * 10_000
@@ -187,11 +181,11 @@ def test_an_evaluation_may_need_more_cache_than_training(small: str) -> None:
     assert of(small, "run.eval_every=1", "run.eval_problems=32", "task.name=gsm8k").cache == trained.cache
 
 
-def test_adapters_are_added_to_the_weights_before_they_are_sampled_from(small: str) -> None:
+def test_adapters_are_added_to_one_weight_after_the_other_before_they_are_sampled_from(small: str) -> None:
     pytest.importorskip("peft")
     made = of(small, "model.lora_rank=4", "rollout.max_prompt_tokens=1")
     layers = LINEAR - 1000 * 128
-    assert made.sampling >= made.lasting + made.gradients + 4 * layers
+    assert 0 < made.sampling - made.lasting - made.gradients - WORKSPACE < 4 * layers
 
 
 def test_dynamic_sampling_draws_more_at_once() -> None:

@@ -17,6 +17,7 @@ from torch import nn
 
 from trimtab.policy.models import Policy
 from trimtab.rollout.paged.decoder import head_size, why_not
+from trimtab.rollout.paged.graphs import bucket
 from trimtab.rollout.paged.sampler import GRAIN, PREFILL
 from trimtab.rollout.paged.state import PAGE
 from trimtab.train.config import Config
@@ -143,7 +144,7 @@ def _paged(config: Config, policy: Policy, memory: int | None) -> Rollout:
     size = 2 if config.model.precision == "bf16" else 4
     heads, kv, d = shape.num_attention_heads, shape.num_key_value_heads, head_size(shape)
     linear = sum(p.numel() for p in _linear_weights(policy.causal))
-    rows = graph_rows(min(rollout.batch, max(sequences_at_once(config), _evaluated(config))))
+    rows = bucket(min(rollout.batch, max(sequences_at_once(config), _evaluated(config))))
     cache = pool_bytes(
         layers=shape.num_hidden_layers,
         kv_heads=kv,
@@ -160,9 +161,9 @@ def _paged(config: Config, policy: Policy, memory: int | None) -> Rollout:
     # Prompts are read many tokens at a time: a layer's values, those of the last one's MLP, and queries being turned.
     prompt = layer * size + (heads + kv) * d * size + 4 * shape.hidden_size + 16 * heads * d
     reading = min(PREFILL, rollout.prompts * rollout.max_prompt_tokens) * prompt
-    # Weights with an adapter added exist all at once before they are copied; the head has none.
-    head = sum(p.numel() for p in policy.head.parameters())
-    merged = 4 * (linear - head) if config.model.lora_rank else 0
+    # Weights with an adapter are made and copied one after the other: what is added, and the sum. The head has none.
+    adapted = [p.numel() for p in _linear_weights(policy.causal) if p is not policy.head.weight]
+    merged = 8 * max(adapted) if config.model.lora_rank else 0
     return Rollout(linear * size + rows * row, cache, max(reading, merged))
 
 
@@ -182,12 +183,6 @@ def pool_bytes(
     each = ceil(tokens / (PAGE * GRAIN)) * GRAIN
     pages = sequences * each if memory is None else min(sequences * each, int(share * memory) // page)
     return page * max(pages, 2 * each + 2)
-
-
-def graph_rows(rows: int) -> int:
-    """The rows that the sampler makes room for: 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
-    power = 1 << max(rows - 1, 0).bit_length()
-    return power * 3 // 4 if power >= 4 and rows <= power * 3 // 4 else power
 
 
 def sequences_at_once(config: Config) -> int:
