@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,7 +23,8 @@ from plain_segments import plain_ids
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trimtab.objectives import clauses
-from trimtab.objectives.segments import DELIMITERS, segment_ids, token_bytes
+from trimtab.objectives.segments import DELIMITERS, segment_ids
+from trimtab.objectives.spelling import token_bytes
 from trimtab.policy.demo import demo_tokenizer
 
 HERE = Path(__file__).parents[2]
@@ -205,11 +207,30 @@ def test_a_window_that_is_too_long_to_be_remembered_is_read_each_time() -> None:
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clauses, "_WINDOWS", 20)
     monkeypatch.setattr(clauses, "_PIECES", 20)
-    rule = clauses.rule_of(";", True)
     for number in range(100):
         pieces = [b"x", b";" * (number + 1), b" y", b"z;" + b")" * number, b"end"]
         assert batch([[0, 1, 2, 3, 4]], from_pieces(pieces), {"delimiters": ";"}) == plain_ids(pieces, ";")
+        rule = clauses.rule_of(";", True)
         assert len(rule.windows) < 30
+        assert len(rule._pieces) < 30
+        assert len(rule._codes) < 60
+
+
+def test_an_interruption_leaves_nothing_half_learnt() -> None:
+    class Stopped(np.ndarray[Any, Any]):
+        def __setitem__(self, *_: Any) -> None:
+            raise KeyboardInterrupt
+
+    pieces = [b"a", b", ", b"b", b"; c"]
+    words = clauses.Words(clauses.rule_of(",;", True), lambda ids: {n: pieces[n] for n in ids})
+    text = np.array([0, 1, 2, 3, 4, 0])
+    words.flags(text[:1])
+    words._grow(8)
+    words.left = words.left.view(Stopped)
+    with pytest.raises(KeyboardInterrupt):
+        clauses.find_boundaries(text, words)
+    words.left = words.left.view(np.ndarray)
+    assert clauses.find_boundaries(text, words).tolist() == [False, False, False, True, False, False]
 
 
 # Tokenizers that change, ids that are no place in a table, threads.

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from trimtab.objectives import segment_ids
-from trimtab.objectives.segments import token_bytes
+from trimtab.objectives.spelling import token_bytes
 from trimtab.policy.demo import demo_tokenizer
 from trimtab.record import Vocabulary
 from trimtab.train.recording import vocabulary

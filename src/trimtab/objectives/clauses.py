@@ -17,8 +17,8 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-DELIMITERS = ".!?;:,\n。．！？；：，、"
-SPECIAL = b"\xff"  # stands for a special token: no text holds this byte, and it closes
+from trimtab.objectives.spelling import SPECIAL
+
 _CLOSERS = ")]}\u201d\u2019\u00bb）】〕』」》〉］｝\u00a0\u3000"  # the last two are white space beyond ASCII
 _LATEX = (rb"\left", rb"\right")  # the only letters that the rule reads
 _LATEX_STARTS = tuple({word[:size] for word in _LATEX for size in range(1, len(word) + 1)})
@@ -28,7 +28,7 @@ _LATEX_STARTS = tuple({word[:size] for word in _LATEX for size in range(1, len(w
 _KNOWN, _ANCHOR, _MARKED, _OPENS, _INNER = (1 << bit for bit in range(5))
 _WIDTHS = (4, 8, 16)  # windows of up to so many tokens are remembered: nearly all are short
 _WINDOWS = 1 << 16  # how many are remembered, at some 150 bytes each
-_PIECES = 1 << 18
+_PIECES = 1 << 18  # how many tokens a rule learns before it is made anew
 
 Positions = NDArray[np.int64]
 Facts = tuple[int, int, int]
@@ -107,10 +107,13 @@ class Rule:
     def facts(self, piece: bytes) -> Facts:
         """What a token is, its code as the first one of a window, and its code elsewhere."""
         if piece not in self._pieces:
-            if len(self._pieces) >= _PIECES:
-                self._pieces.clear()
             self._pieces[piece] = self._facts(piece)
         return self._pieces[piece]
+
+    @property
+    def full(self) -> bool:
+        """Whether it has met so many tokens that it should be forgotten: codes are in use and cannot be."""
+        return len(self._pieces) >= _PIECES
 
     def _facts(self, piece: bytes) -> Facts:
         first, last = self._first.search(piece), self._last.match(piece)
@@ -134,10 +137,14 @@ class Rule:
         return self._codes.setdefault(what, len(self._codes))
 
 
-@lru_cache(maxsize=16)
+_kept_rule = lru_cache(maxsize=16)(Rule)
+
+
 def rule_of(delimiters: str, keep_numbers: bool) -> Rule:
     """The one rule of these options, so that what it remembers is of use to all."""
-    return Rule(delimiters, keep_numbers)
+    if _kept_rule(delimiters, keep_numbers).full:
+        _kept_rule.cache_clear()
+    return _kept_rule(delimiters, keep_numbers)
 
 
 class Words:
@@ -171,14 +178,15 @@ class Words:
         spelling = self._spell(word - 1 for word in fresh)
         self.pieces |= {word: spelling[word - 1] for word in fresh}
         facts = np.array([self.rule.facts(self.pieces[word]) for word in fresh])
-        self._flags[fresh], self.left[fresh], self.right[fresh] = facts.T
+        flags, self.left[fresh], self.right[fresh] = facts.T
+        self._flags[fresh] = flags  # last: from now on they are known, even if we are interrupted
 
     def _grow(self, size: int) -> None:
         more = size - len(self._flags)
         if more > 0:
-            self._flags, self.left, self.right = (
+            self.left, self.right, self._flags = (
                 np.concatenate([old, np.zeros(max(more, len(old)), old.dtype)])
-                for old in (self._flags, self.left, self.right)
+                for old in (self.left, self.right, self._flags)
             )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trimtab.objectives import Objective, Plan, TokenBatch, segment_ids
-from trimtab.objectives.segments import token_bytes
+from trimtab.objectives.spelling import token_bytes
 from trimtab.policy import Policy
 from trimtab.policy.update import UpdateResult
 from trimtab.record import Manifest, Recorder, Settings, StepData, StepInfo, UpdateInfo, Vocabulary, rewind
