@@ -231,7 +231,8 @@ def test_a_word_that_cannot_come_has_no_gradient() -> None:
 
 KERNEL = """
 import torch
-from trimtab.policy.head import Head, _softmax_part
+from trimtab.policy import head as heads
+from trimtab.policy.head import Head, _softmax_part, head_gradients, head_scores
 from trimtab.policy.kernels import softmax
 
 softmax.BLOCK = 64
@@ -269,6 +270,28 @@ for dtype in (torch.float32, torch.bfloat16):
     expected = (left.double() * right[token.to(device)].double()).sum(-1)
     made = softmax.own_logits(left, right, token.to(device))
     torch.testing.assert_close(made.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def loss_of(logp, here):
+    return logp.sum(), torch.ones_like(logp)
+
+
+def all_of(hidden, weight, token):
+    made = head_gradients(hidden, Head(weight), token, loss_of)
+    return made.logp, made.hidden, made.weight, head_scores(hidden, Head(weight), token).logp
+
+
+heads._kernels_for = lambda x: softmax
+hidden, weight, token = hidden[:, :24].to(device).bfloat16(), weight[:, :24].to(device).bfloat16(), token.to(device)
+laid = all_of(hidden.contiguous(), weight.contiguous(), token)
+for given in (
+    (hidden.T.contiguous().T, weight, token),
+    (hidden.repeat_interleave(2, 1)[:, ::2], weight, token),
+    (hidden, weight.T.contiguous().T, token),
+    (hidden, weight, torch.stack([token, 8 - token], 1)[:, 0]),
+):
+    for mine, theirs in zip(all_of(*given), laid, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=1e-3, msg="memory is laid out in another way")
 print("same")
 """
 

@@ -66,6 +66,7 @@ class HeadGradients:
 @torch.no_grad()
 def head_scores(hidden: Tensor, head: Head, tokens: Tensor, chunk: int = CHUNK) -> Moments:
     """ln p of each row's token, and entropy, sum p^2, sum p^2 ln p of its distribution, in fp32."""
+    hidden, tokens = hidden.contiguous(), tokens.contiguous()  # kernels read them in a row
     sizes = even_sizes(len(tokens), chunk) or [0]
     buffer, pieces = head.buffer(max(sizes)), []
     for h, t in zip(hidden.split(sizes), tokens.split(sizes), strict=True):
@@ -97,6 +98,7 @@ def head_gradients(
     sizes = even_sizes(rows) if sizes is None else sizes
     if sum(sizes) != rows:
         raise ValueError(f"the chunks hold {sum(sizes)} rows, but there are {rows} tokens")
+    hidden, tokens = hidden.contiguous(), tokens.contiguous()  # kernels read them in a row
     d_hidden = torch.empty_like(hidden)
     if not frozen and head.bias is not None and bias_grad is None:
         bias_grad = torch.zeros_like(head.bias)
@@ -162,7 +164,7 @@ def own_logits(logits: Tensor, hidden: Tensor, head: Head, tokens: Tensor) -> Te
     if logits.dtype in (torch.float32, torch.float64):
         return logits.gather(1, tokens[:, None]).squeeze(1)
     kernels = _kernels_for(hidden)
-    if kernels is not None:
+    if kernels is not None and head.weight.stride(1) == 1:
         own: Tensor = kernels.own_logits(hidden, head.weight, tokens)
     else:
         own = (hidden.float() * head.weight[tokens].float()).sum(-1)
