@@ -166,6 +166,23 @@ def test_memory_is_kept_from_call_to_call(llama: Any) -> None:
     assert sampler._memory is before
 
 
+@pytest.mark.parametrize("part", ["Memory.of", "Reader", "Decoder.step", "Reader.read", "Schedule.look"])
+def test_after_an_interruption_it_draws_what_a_new_one_draws(
+    llama: Any, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    sampler, asked = paged(llama, pages=12), prompts(40, 130, 1)
+    sampler.sample(asked[2:], 0, OPTIONS)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"trimtab.rollout.paged.sampler.{part}", stop)
+        with pytest.raises(KeyboardInterrupt):
+            sampler.sample(asked, 0, OPTIONS)
+    same(sampler.sample(asked, 0, OPTIONS), native(llama, asked, OPTIONS))
+
+
 def learn(model: Any) -> None:
     """Steps that change all weights in place."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)

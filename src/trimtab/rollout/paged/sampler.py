@@ -152,9 +152,9 @@ class PagedSampler:
             self._memory = self._reader = before = None
             self._graphs.clear()
             state = State.empty(rows, each, longest_response, sorted(self.end_tokens), decoder.device)
-            self._memory = Memory.of(decoder, pages, state, parts_for(decoder.device))
-            self._reader = Reader(decoder, self._memory)
-            self._embedding = decoder.embedding.data_ptr()
+            memory = Memory.of(decoder, pages, state, parts_for(decoder.device))
+            self._reader, self._embedding = Reader(decoder, memory), decoder.embedding.data_ptr()
+            self._memory = memory  # last: whatever stops us before, the next call begins anew
         assert self._memory is not None
         return self._memory
 
