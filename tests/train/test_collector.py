@@ -61,6 +61,19 @@ def test_garbage_of_a_run_is_still_collected() -> None:
         assert late() is None
 
 
+def test_what_others_left_out_stays_left_out() -> None:
+    with light_collections() as settle:
+        settle()
+        theirs = gc.get_freeze_count()
+        with light_collections() as inner:
+            inner()
+        assert gc.get_freeze_count() > theirs / 2
+    gc.freeze()
+    with light_collections():
+        pass
+    assert gc.get_freeze_count() > theirs / 2
+
+
 def test_after_a_fault_everything_is_looked_at_again() -> None:
     def fails() -> None:
         with light_collections() as settle:

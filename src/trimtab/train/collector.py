@@ -13,12 +13,15 @@ from contextlib import contextmanager
 
 @contextmanager
 def light_collections() -> Iterator[Callable[[], None]]:
-    """What it gives is called after every step; from the first time on, collections look at later objects alone."""
-    settled = False
+    """What it gives is called after every step; from the first time on, collections look at later objects alone.
+
+    Where somebody else has left objects out already, theirs stay out and no more are added.
+    """
+    settled, mine = False, not gc.get_freeze_count()
 
     def settle() -> None:
         nonlocal settled
-        if not settled:
+        if mine and not settled:
             gc.collect()
             gc.freeze()
             settled = True
@@ -26,4 +29,5 @@ def light_collections() -> Iterator[Callable[[], None]]:
     try:
         yield settle
     finally:
-        gc.unfreeze()
+        if mine:
+            gc.unfreeze()
