@@ -221,16 +221,16 @@ def test_an_interruption_leaves_nothing_half_learnt() -> None:
         def __setitem__(self, *_: Any) -> None:
             raise KeyboardInterrupt
 
-    pieces = [b"a", b", ", b"b", b"; c"]
-    words = clauses.Words(clauses.rule_of(",;", True), lambda ids: {n: pieces[n] for n in ids})
-    text = np.array([0, 1, 2, 3, 4, 0])
-    words.flags(text[:1])
-    words._grow(8)
+    pieces = [b"a", b",", b"b", b"1", b"5"]
+    words = clauses.Words(clauses.Rule(",", True), lambda ids: {n: pieces[n] for n in ids})
+    words._grow(len(pieces) + 1)
     words.left = words.left.view(Stopped)
     with pytest.raises(KeyboardInterrupt):
-        clauses.find_boundaries(text, words)
+        words.flags(np.arange(len(pieces) + 1))
     words.left = words.left.view(np.ndarray)
-    assert clauses.find_boundaries(text, words).tolist() == [False, False, False, True, False, False]
+    clause, number = np.array([0, 1, 2, 3, 0]), np.array([0, 4, 2, 5, 0])
+    assert clauses.find_boundaries(clause, words).tolist() == [False, False, False, True, False]
+    assert not clauses.find_boundaries(number, words).any()
 
 
 # Tokenizers that change, ids that are no place in a table, threads.
