@@ -71,12 +71,11 @@ def _grouped() -> dict[str, Any]:
 
 def _one_by_one(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scale: float | None) -> Tensor:
     lengths = starts.diff().tolist()
-    rest = len(query) - sum(lengths)
-    grouped = query.shape[1] != key.shape[1]
-    *parts, _ = zip(*(t.transpose(0, 1).split([*lengths, rest], 1) for t in (query, key, value)), strict=True)
+    covered, grouped = sum(lengths), query.shape[1] != key.shape[1]
+    split = (tensor[:covered].transpose(0, 1).split(lengths, 1) for tensor in (query, key, value))
     seen = [
         scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped).transpose(0, 1)
-        for q, k, v in parts
+        for q, k, v in zip(*split, strict=True)
         if q.shape[1]
     ]
-    return torch.cat([*seen, query.new_zeros(rest, query.shape[1], value.shape[2])])
+    return torch.cat([*seen, query.new_zeros(len(query) - covered, query.shape[1], value.shape[2])])

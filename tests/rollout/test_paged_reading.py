@@ -32,7 +32,7 @@ def as_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Reading]:
         made.append(reading)
         return partial(reader.decoder.prefill, reading, reader.memory)
 
-    monkeypatch.setattr(Reader, "_launched", lambda reader, tokens: True)
+    monkeypatch.setattr(Reader, "_bound_by_launches", lambda reader, tokens: True)
     monkeypatch.setattr(Reader, "_replayed", replayed)
     return made
 
@@ -66,6 +66,21 @@ def test_samples_that_give_way_are_read_again(monkeypatch: pytest.MonkeyPatch, a
     same(tight, NativeSampler(model, frozenset({2}), 0, nullcontext).sample(asked, 0, options))
     assert waits
     assert as_graphs
+
+
+def test_graphs_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch, as_graphs: list[Reading]) -> None:
+    monkeypatch.setattr("trimtab.rollout.paged.reading.MOST", 2)
+    model = tiny("llama tied")
+    sampler = PagedSampler(model, ENDS, torch.float32)
+    for lengths in [(3,), (3, 4), (3, 4, 5, 6, 7), (3,)]:
+        asked = prompts(*lengths)
+        same(
+            sampler.sample(asked, 0, OPTIONS),
+            NativeSampler(model, ENDS, 0, nullcontext).sample(asked, 0, OPTIONS),
+        )
+    assert sampler._reader is not None
+    assert 0 < len(sampler._reader._graphs) <= 2
+    assert len(as_graphs) > 2
 
 
 @given(PREFIXES)

@@ -11,6 +11,7 @@ The function stands alone: it knows tensors, not models, and other trainers can 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -132,8 +133,8 @@ def head_gradients(
 
 def even_sizes(rows: int, most: int = CHUNK) -> list[int]:
     """Chunks of at most `most` rows, as few and as even as whole tiles allow: each reads the whole head."""
-    each = -(-rows // max(1, -(-rows // most) * TILE)) * TILE
-    each = min(each, most)
+    chunks = max(1, math.ceil(rows / most))
+    each = min(math.ceil(rows / chunks / TILE) * TILE, most)
     return [min(each, rows - first) for first in range(0, rows, max(1, each))]
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Protocol
-
-import numpy as np
 
 
 @dataclass(frozen=True)
@@ -48,14 +45,12 @@ def check_prompts(prompts: Sequence[PromptTokens], vocabulary: int) -> None:
     for number, prompt in enumerate(prompts):
         if not prompt.ids:
             raise ValueError(f"prompt {number} has no tokens: there is nothing to go on from")
-    ids = np.fromiter(chain.from_iterable(prompt.ids for prompt in prompts), np.int64)
-    if len(ids) == 0 or 0 <= ids.min() <= ids.max() < vocabulary:
-        return
-    number, token = next((n, t) for n, prompt in enumerate(prompts) for t in prompt.ids if not 0 <= t < vocabulary)
-    raise ValueError(
-        f"prompt {number} holds token {token}, but the model knows 0 to {vocabulary - 1}: "
-        "the tokenizer does not belong to it, or was given tokens of its own"
-    )
+        for token in (min(prompt.ids), max(prompt.ids)):
+            if not 0 <= token < vocabulary:
+                raise ValueError(
+                    f"prompt {number} holds token {token}, but the model knows 0 to {vocabulary - 1}: "
+                    "the tokenizer does not belong to it, or was given tokens of its own"
+                )
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,5 @@ def captured(work: Callable[[], None], pool: Any = None) -> Any:
 
 def bucket(size: int) -> int:
     """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, ..."""
-    large = 1
-    while large < size:
-        large = large * 3 // 2 if large > 1 and large & (large - 1) == 0 else (large // 3 * 4 if large > 1 else 2)
-    return large
+    power = 1 << (size - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and size <= power * 3 // 4 else power

@@ -22,6 +22,7 @@ from trimtab.rollout.paged.state import PAGE
 
 LAUNCHED = 3e10  # tokens x weights of a layer: below this a GPU computes a layer faster than a host launches it
 LEAST = 256  # tokens of the smallest graph
+MOST = 32  # graphs that are kept
 
 Array = npt.NDArray[Any]
 
@@ -39,22 +40,26 @@ class Reader:
         """Fill the pages of some prefixes."""
         arrays, longest = laid_out(prefixes, pages), max(len(prefix) for prefix in prefixes)
         room = max(LEAST, bucket(len(arrays[0])))
-        if not self._launched(room):
+        if not self._bound_by_launches(room):
             ids, position, page, starts = (self._sent(array) for array in arrays)
             self.decoder.prefill(Reading(ids, position, page, starts, longest), self.memory)
             return
         key = room, _power(len(prefixes)), _power(longest)
         if key not in self._graphs:
+            if len(self._graphs) == MOST:
+                self._graphs.clear()
+                self._pool = None
             reading = self._nothing(*key)
             self._graphs[key] = reading, self._replayed(reading)
         reading, replay = self._graphs[key]
-        for array, target, rest in zip(arrays, reading.tensors, (0, 0, -1, len(arrays[0])), strict=True):
+        nowhere, end = -1, len(arrays[0])
+        for array, target, rest in zip(arrays, reading.tensors, (0, 0, nowhere, end), strict=True):
             whole = np.full(len(target), rest, dtype=array.dtype)
             whole[: len(array)] = array
             send(whole, target)
         replay()
 
-    def _launched(self, tokens: int) -> bool:
+    def _bound_by_launches(self, tokens: int) -> bool:
         """Whether a pass over so many tokens is bound by its launches."""
         layer = self.decoder.layers[0]
         weights = sum(part.weight.numel() for part in (layer.qkv, layer.output, layer.gate_up, layer.down))
