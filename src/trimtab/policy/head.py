@@ -149,9 +149,11 @@ def _beside(device: torch.device, ready: torch.cuda.Event | None) -> Iterator[No
         return
     main, side = torch.cuda.current_stream(device), _side_stream(device)
     side.wait_event(ready)
-    with torch.cuda.stream(side):
-        yield
-    main.wait_stream(side)
+    try:
+        with torch.cuda.stream(side):
+            yield
+    finally:
+        main.wait_stream(side)
 
 
 @cache
