@@ -211,12 +211,15 @@ def _slope_part(
     tl.debug_barrier()  # the drawn token's place has been written as 0, and is written again below
     away = chosen * inverse_temperature - base
     total = rest + tl.exp(away)
+    drawn_slope = rest
     if HAS_CAP:
-        tl.store(start + drawn, (-rest * (1.0 - (chosen / cap) * (chosen / cap))).to(logits.dtype.element_ty))
-    else:
-        tl.store(start + drawn, (-rest).to(logits.dtype.element_ty))
+        drawn_slope *= 1.0 - (chosen / cap) * (chosen / cap)
+    rounded = (-drawn_slope).to(logits.dtype.element_ty)
+    tl.store(start + drawn, rounded)
     tl.store(out + row, away - tl.log(total))
-    tl.store(out + rows + row, -1.0 / total)
+    # The drawn token's slope is the largest: the factor makes it exact again, and shares its rounding with the others.
+    held = rounded.to(tl.float32)
+    tl.store(out + rows + row, tl.where(held == 0.0, -1.0, drawn_slope / held) / total)
 
 
 def slope_part(logits: Tensor, token: Tensor, own: Tensor, temperature: float, soft_cap: float | None) -> Tensor:
