@@ -193,6 +193,31 @@ def learn(model: Any) -> None:
         optimizer.zero_grad()
 
 
+def test_adapters_count_as_the_models_own_forward_counts_them() -> None:
+    model = tiny("lora")
+    sampler, asked = paged(model), prompts(5, 64)
+    with model.disable_adapter():
+        same(sampler.sample(asked, 0, OPTIONS), native(model, asked, OPTIONS))
+    same(sampler.sample(asked, 0, OPTIONS), native(model, asked, OPTIONS))
+    model.merge_adapter()
+    same(sampler.sample(asked, 0, OPTIONS), native(model, asked, OPTIONS))
+    with model.disable_adapter():  # which takes the adapter out of the weights only when the model is run
+        mine = sampler.sample(asked, 0, OPTIONS)
+        same(mine, native(model, asked, OPTIONS))
+
+
+def test_an_adapter_that_comes_later_takes_effect() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = tiny("qwen2")
+    sampler, asked = paged(model), prompts(5, 64)
+    before = sampler.sample(asked, 0, OPTIONS)
+    get_peft_model(model, LoraConfig(r=3, lora_alpha=8, target_modules="all-linear", init_lora_weights=False))
+    after = sampler.sample(asked, 0, OPTIONS)
+    same(after, native(model, asked, OPTIONS))
+    assert tokens(after) != tokens(before)
+
+
 @pytest.mark.parametrize("family", ["llama tied", "qwen3", "lora"])
 def test_an_optimizers_step_takes_effect(family: str) -> None:
     model = tiny(family)

@@ -35,6 +35,9 @@ def _merged(causal: Any) -> Iterator[tuple[str, Tensor]]:
                 yield name, weight
         elif rest == "weight":
             layer = layers[owner]
-            yield f"{owner}.weight", sum((layer.get_delta_weight(a) for a in layer.active_adapters), weight)
+            wanted = set() if layer.disable_adapters else set(layer.active_adapters)
+            held = set(layer.merged_adapters)  # those that the weight has in it already
+            added = sum((layer.get_delta_weight(adapter) for adapter in sorted(wanted - held)), weight)
+            yield f"{owner}.weight", added - sum(layer.get_delta_weight(adapter) for adapter in sorted(held - wanted))
         else:
             yield f"{owner}.{rest}", weight

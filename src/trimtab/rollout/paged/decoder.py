@@ -88,7 +88,6 @@ class Decoder:
         self.layers = [self._layer(f"model.layers.{n}") for n in range(config.num_hidden_layers)]
         self.last_norm = self._norm("model.norm")
         self.head = self._linear("lm_head")
-        self._owners = self._find_owners()
         self.refresh()
 
     @property
@@ -100,8 +99,9 @@ class Decoder:
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the policy's weights as they are now."""
-        if self._owners is not None:
-            pairs = [(place, getattr(*owner)) for place, owner in zip(self._places.values(), self._owners, strict=True)]
+        owners = self._find_owners()
+        if owners is not None:
+            pairs = [(place, getattr(*owner)) for place, owner in zip(self._places.values(), owners, strict=True)]
             for kind in {place.dtype for place, _ in pairs}:  # one kernel for all of a kind
                 places, weights = zip(*((p, w) for p, w in pairs if p.dtype == kind), strict=True)
                 torch._foreach_copy_(places, weights)
@@ -175,7 +175,7 @@ class Decoder:
         )
 
     def _find_owners(self) -> list[tuple[Any, str]] | None:
-        """The modules that hold the weights, to ask them for what they hold now; None where adapters are in between."""
+        """The modules that hold the weights now; None where adapters are in between."""
         modules = dict(causal_lm(self.model).named_modules())
         named = [name.rpartition(".") for name in self._places]
         if any(hasattr(modules[module], "get_delta_weight") for module, _, _ in named):
