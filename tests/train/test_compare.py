@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -230,25 +233,100 @@ def test_a_failure_says_why(recipe: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert results[2].why == "killed by SIGKILL"
 
 
-def test_ctrl_c_lets_the_runs_finish_their_step(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = (
-        "import signal; folder.mkdir(); "
-        "signal.signal(signal.SIGINT, lambda *_: (folder.joinpath('saved').touch(), os._exit(3))); "
-        "folder.joinpath('ready').touch(); time.sleep(30)"
-    )
-    ships = fleet(recipe, tmp_path, monkeypatch, code, jobs=2)
+# A run that would go on for long, and that notes a Ctrl-C as its own.
+LONG = (
+    "import signal; folder.mkdir(); "
+    "signal.signal(signal.SIGINT, lambda *_: (folder.joinpath('saved').touch(), os._exit(3))); "
+    "folder.joinpath('ready').touch(); time.sleep(30)"
+)
 
-    def interrupt() -> None:
-        while len(list(tmp_path.glob("*/ready"))) < 2:
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=interrupt).start()
-    results = ships.run()
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """None of the signals is ignored, as Ctrl-C is where the tests themselves run in the background."""
+    usual = dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.default_int_handler)
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    assert {number: signal.getsignal(number) for number in usual} == usual
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@contextmanager
+def signalled(out: Path, *numbers: int, files: str = "*/ready", count: int = 2) -> Iterator[None]:
+    """Send these signals to this process once so many of these files are there."""
+    over = threading.Event()
+
+    def send() -> None:
+        while len(list(out.glob(files))) < count:
+            if over.wait(0.02):
+                return
+        for number in numbers:
+            os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+@pytest.mark.usefixtures("heard")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_lets_the_runs_finish_their_step(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    ships = fleet(recipe, tmp_path, monkeypatch, LONG, jobs=2)
+    with signalled(tmp_path, number):
+        results = ships.run()
     assert ships.interrupted
     assert len(list(tmp_path.glob("*/saved"))) == 2
-    assert sum(result.why == "not run: interrupted" for result in results) == 2
+    assert [result.why for result in results] == ["interrupted"] * 2 + ["not run: interrupted"] * 2
     assert not any(result.counts for result in results)
+
+
+@pytest.mark.usefixtures("heard")
+def test_a_second_ctrl_c_stops_at_once(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stubborn = LONG.replace("os._exit(3)", "os._exit(3) if OBJECTIVE == 'stapo' else None")
+    ships = fleet(recipe, tmp_path, monkeypatch, stubborn, jobs=4, settings=("warm_start.steps=0",))
+    with signalled(tmp_path, signal.SIGINT, count=4), signalled(tmp_path, signal.SIGINT, files="*/saved", count=4):
+        results = ships.run()
+    assert [result.job.name for result in results] == [job.name for job in ships.jobs]  # each is told once
+    assert [result.why for result in results[2:]] == ["stopped at once"] * 2
+
+
+@pytest.mark.usefixtures("heard")
+def test_a_run_that_ctrl_c_meets_while_it_starts_is_not_lost(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(*args, **kwargs))
+        os.kill(os.getpid(), signal.SIGINT)
+        return started[-1]
+
+    ships = fleet(recipe, tmp_path, monkeypatch, LONG, jobs=2)
+    with monkeypatch.context() as patched:
+        patched.setattr("trimtab.train.compare.subprocess", SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=start))
+        results = ships.run()
+    assert [process.poll() is not None for process in started] == [True]  # and no other was started
+    assert [result.why for result in results] == ["interrupted"] + ["not run: interrupted"] * 3
+
+
+@pytest.mark.usefixtures("heard")
+def test_what_is_ignored_stays_so_but_the_runs_are_stopped_all_the_same(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a script's background, or under nohup: a run that was started to ignore Ctrl-C could not be stopped."""
+    plain = "folder.mkdir(); folder.joinpath('ready').touch(); time.sleep(30)"
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    ships = fleet(recipe, tmp_path, monkeypatch, plain, jobs=2)
+    with signalled(tmp_path, signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        results = ships.run()
+    assert ships.interrupts == 1
+    assert [result.why for result in results] == ["interrupted"] * 2 + ["not run: interrupted"] * 2
+    assert [signal.signal(number, handler) for number, handler in before.items()] == [signal.SIG_IGN] * 2
 
 
 # Numbers.

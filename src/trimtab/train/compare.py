@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -164,7 +165,12 @@ class Fleet:
     watch: Callable[[list[Job], list[Result]], object] = lambda running, results: None
     results: list[Result] = field(default_factory=list)
     running: dict[int, tuple[Job, subprocess.Popen[bytes], float]] = field(default_factory=dict)
-    interrupted: bool = False
+    interrupts: int = 0
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was asked to stop."""
+        return self.interrupts > 0
 
     def run(self) -> list[Result]:
         """Run all that is not finished; results in the order of the jobs. Ctrl-C lets the runs checkpoint and ends."""
@@ -172,27 +178,25 @@ class Fleet:
         for job in self.jobs:
             if job not in waiting:
                 self._note(Result(job, "finished"), "already before")
-        before = _interrupt_on_termination()
-        try:
-            while waiting or self.running:
-                self._start_what_may(waiting)
-                self._collect()
-                self.watch([job for job, _, _ in self.running.values()], self.results)
-                if self.running:
-                    time.sleep(POLL)
-        except KeyboardInterrupt:
-            self._interrupt()
-        finally:
-            self._end_all()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with _noted_signals(self._note_interrupt):
+            try:
+                while (waiting or self.running) and not self.interrupted:
+                    self._start_what_may(waiting)
+                    self._collect()
+                    self.watch([job for job, _, _ in self.running.values()], self.results)
+                    if self.running:
+                        time.sleep(POLL)
+                if self.interrupted:
+                    self._interrupt()
+            finally:
+                self._end_all()
         order = {job.name: number for number, job in enumerate(self.jobs)}
         self.results += [Result(job, "cut off", "not run: interrupted") for job in waiting]
         return sorted(self.results, key=lambda result: order[result.job.name])
 
     def _start_what_may(self, waiting: list[Job]) -> None:
         for job in list(waiting):
-            if len(self.running) < self.at_once and not self._must_wait(job):
+            if len(self.running) < self.at_once and not self._must_wait(job) and not self.interrupted:
                 waiting.remove(job)
                 self._start(job)
 
@@ -242,19 +246,20 @@ class Fleet:
             self.say(f"{number}: {result.state}: {result.why} (log: {result.job.log})")
 
     def _interrupt(self) -> None:
-        """Pass the Ctrl-C on and wait for the checkpoints."""
-        self.interrupted = True
+        """Pass the Ctrl-C on and wait for the checkpoints, or for another Ctrl-C."""
         self.say("stopping: every run finishes its step and leaves a checkpoint; Ctrl-C again to stop at once")
+        self._collect()
         for _, process, _ in self.running.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-        try:
-            for job, process, _ in self.running.values():
-                process.wait()
-                self.results.append(Result(job, job.state(), "interrupted"))
-            self.running = {}
-        except KeyboardInterrupt:
-            return
+            process.send_signal(signal.SIGINT)
+        while self.running and self.interrupts == 1:
+            time.sleep(POLL)
+            for pid, (job, process, _) in list(self.running.items()):
+                if process.poll() is not None:
+                    del self.running[pid]
+                    self.results.append(Result(job, job.state(), "interrupted"))
+
+    def _note_interrupt(self, number: int, frame: Any) -> None:
+        self.interrupts += 1
 
     def _end_all(self) -> None:
         """Nothing outlives the comparison."""
@@ -265,15 +270,27 @@ class Fleet:
         self.running = {}
 
 
-def _interrupt_on_termination() -> dict[int, Any]:
-    """Let a closed terminal or a polite kill end the runs too; what handled these signals before comes back."""
+@contextmanager
+def _noted_signals(note: Callable[[int, Any], object]) -> Iterator[None]:
+    """Have Ctrl-C, a polite kill and a closed terminal noted; afterwards they do what they did before.
+
+    An exception instead could come while a process is started, which then nobody would know of. What is ignored, as
+    by `nohup` or in the background, stays so; Ctrl-C by a handler, for the runs would inherit that they ignore it.
+    """
     if threading.current_thread() is not threading.main_thread():
-        return {}
-
-    def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    return {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    heard = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    if signal.SIGINT not in heard:
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+    for number in heard:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _result(job: Job, code: int) -> Result:
