@@ -74,3 +74,41 @@ def test_pages_are_read_in_vectors() -> None:
     for tile, warps in ((64, 4), (32, 2)):
         moves = compiled(layers._attend, types, shape | {"TILE": tile}, warps)
         assert moves["cp.async.cg"] >= 4, "keys and values are fetched 16 bytes at a time"
+
+
+def layer_types(kernel: Any, wide: tuple[str, ...] = ()) -> dict[str, str]:
+    """The types of a layer kernel's arguments: bf16 but for the residual stream, weights and sums."""
+    numbers = {"width": "i32", "rows": "i32", "size": "i32", "tokens": "i32", "eps": "fp32"}
+    tensors = [name for name in kernel.arg_names if not name.isupper() and name not in numbers]
+    types = {name: "*fp32" if name in wide else "*bf16" for name in tensors}
+    return types | {name: kind for name, kind in numbers.items() if name in kernel.arg_names}
+
+
+@pytest.mark.parametrize("width", [576, 2048])
+def test_a_layers_stream_and_products_move_in_vectors(width: int) -> None:
+    from trimtab.policy.kernels import layers
+
+    stream = ("x", "total", "weight", "inverse", "d_total", "d_x", "partial")
+    block = 1024 if width < 1024 else width
+    both, warps = {"BLOCK": block}, layers._warps(block)
+    there = compiled(layers._add_norm, layer_types(layers._add_norm, stream), both | {"ADD": True}, warps)
+    flags = {"PASSED": True, "ADDED": True, "WEIGHT": True}
+    back = compiled(layers._add_norm_back, layer_types(layers._add_norm_back, stream), both | flags, warps)
+    for kernel in (layers._gate, layers._gate_back):
+        moves = compiled(kernel, layer_types(kernel), {"BLOCK": layers.ELEMENTS}, 8)
+        assert not moves["ld.global.b16"] and not moves["st.global.b16"]
+    for moves in (there, back):
+        assert not moves["ld.global.b16"] and not moves["st.global.b16"]
+        assert moves["ld.global.v4.b32"] and moves["st.global.v4.b32"]
+
+
+@pytest.mark.parametrize(("heads", "kv", "d", "normed"), [(9, 3, 64, False), (16, 8, 128, True)])
+def test_heads_are_turned_in_vectors(heads: int, kv: int, d: int, normed: bool) -> None:
+    from trimtab.policy.kernels import turning
+
+    shape = {"HEADS": heads, "KV": kv, "D": d, "HALF": d // 2, "ROWS": 2 * turning.PAIRS // d, "NORM": normed}
+    wide = ("q_norm", "k_norm", "cos", "sin", "partial")
+    for kernel, more in ((turning._turn, {}), (turning._turn_back, {"WEIGHT": normed})):
+        moves = compiled(kernel, layer_types(kernel, wide), shape | more, 4)
+        assert not moves["ld.global.b16"] and not moves["st.global.b16"]
+        assert moves["st.global.v4.b32"] >= 4, "two halves of queries and of keys"

@@ -11,7 +11,10 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
+import torch
 
 
 def interpret(script: Path) -> str:
@@ -24,16 +27,27 @@ def interpret(script: Path) -> str:
 
 
 def mend() -> None:
-    """Triton 3.6 makes an int of an array of one number, which numpy 2.4 refuses unless the array has no dimension."""
+    """What Triton 3.6 gets wrong.
+
+    It makes an int of an array of one number, which numpy 2.4 refuses unless the array has no dimension; and it cuts
+    fp32 off to bf16, where a GPU rounds.
+    """
+    import triton.language as tl
     from triton.runtime import interpreter
 
-    theirs = interpreter._patch_lang_tensor
+    patch, convert = interpreter._patch_lang_tensor, interpreter._convert_float
 
     def patched(tensor: Any, scope: Any) -> None:
-        theirs(tensor, scope)
+        patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
-    interpreter._patch_lang_tensor = patched
+    def rounded(data: np.ndarray, source: Any, target: Any, mode: Any) -> np.ndarray:
+        if (source, target) != (tl.float32, tl.bfloat16):
+            return cast(np.ndarray, convert(data, source, target, mode))
+        exact = torch.from_numpy(np.ascontiguousarray(data).view(np.float32))
+        return exact.to(torch.bfloat16).view(torch.uint16).numpy().reshape(data.shape)
+
+    interpreter._patch_lang_tensor, interpreter._convert_float = patched, rounded
 
 
 if __name__ == "__main__":

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from trimtab.policy.demo import demo_model, demo_tokenizer
 from trimtab.policy.head import Head
-from trimtab.policy.norms import fuse_norms, unfuse_norms, why_not_fused
+from trimtab.policy.layers import fuse_layers, gpu_kernels, unfuse_layers, why_not_fused
 from trimtab.policy.packed import Packed, packed_hidden, use_packed_attention, why_not_packed
 from trimtab.policy.smollm2 import smollm2_folder
+from trimtab.policy.texts import decode_texts, encode_texts
 
 Precision = Literal["fp32", "bf16"]
 
@@ -117,12 +118,18 @@ class Policy:
 
     def encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """A prompt's tokens: by the chat template where there is one, else the plain text."""
-        if self.chat and getattr(self.tokenizer, "chat_template", None):
-            text = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-        else:
-            text = "\n".join(message["content"] for message in messages)
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=not self.chat)
+        ids: list[int] = self.tokenizer.encode(self._prompt_text(messages), add_special_tokens=not self.chat)
         return ids
+
+    def encode_many(self, prompts: Sequence[Sequence[Mapping[str, str]]]) -> list[list[int]]:
+        """The tokens of many prompts, which a tokenizer does in parallel."""
+        return encode_texts(self.tokenizer, [self._prompt_text(messages) for messages in prompts], not self.chat)
+
+    def _prompt_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+        if self.chat and getattr(self.tokenizer, "chat_template", None):
+            text: str = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+            return text
+        return "\n".join(message["content"] for message in messages)
 
     def encode_solution(self, text: str) -> list[int]:
         """A worked solution as a response: its tokens and the end."""
@@ -137,8 +144,7 @@ class Policy:
 
     def decode_many(self, responses: Sequence[Sequence[int]]) -> list[str]:
         """The texts of many responses, which a tokenizer does in parallel."""
-        texts: list[str] = self.tokenizer.batch_decode([list(tokens) for tokens in responses], skip_special_tokens=True)
-        return texts
+        return decode_texts(self.tokenizer, responses)
 
 
 def load_policy(
@@ -183,12 +189,21 @@ def with_packing(policy: Policy) -> Policy:
             f"sequences are padded, which is slower: {name} cannot take them end to end ({reason})", stacklevel=2
         )
         return policy
-    fuse_norms(policy.causal)
-    reason = why_not_fused(policy.causal)
-    if reason:
-        unfuse_norms(policy.causal)
-        warnings.warn(f"the norms of {name} are not fused, which is slower ({reason})", stacklevel=2)
+    if policy.device.type == "cuda":
+        _fuse(policy.causal)
     return replace(policy, packed=True)
+
+
+def _fuse(causal: Any) -> None:
+    """Fuse the layers where that works; a warning where it should and does not."""
+    try:
+        fuse_layers(causal, gpu_kernels())
+    except ModuleNotFoundError:  # no Triton
+        return
+    reason = why_not_fused(causal)
+    if reason:
+        unfuse_layers(causal)
+        warnings.warn(f"the layers of {type(causal).__name__} are not fused, which is slower ({reason})", stacklevel=3)
 
 
 def pick_device(name: str) -> torch.device:

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trimtab.objectives.theory import moments
+from trimtab.policy.layers import Kernels, fuse_layers, unfuse_layers
 from trimtab.policy.models import Policy, Precision
-from trimtab.policy.norms import fuse_norms
 from trimtab.rollout import SamplingOptions
 from trimtab.rollout.drawing import draw
 from trimtab.train.ledger import Ledger
 
 ATTENTION = "trimtab_weightless"
+NO_KERNELS = Kernels(*[lambda *tensors: None] * 6)  # kernels write into what they are given, and make nothing
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,9 @@ def _hidden(policy: Policy, part: Part) -> Tensor:
     """The hidden states of a part, and of these (as they may all be) the ones that predict a response token."""
     policy.causal.set_attn_implementation(ATTENTION if part.packed else "sdpa")
     if part.packed:
-        fuse_norms(policy.causal)
+        fuse_layers(policy.causal, NO_KERNELS)
+    else:
+        unfuse_layers(policy.causal)
     shape = (1, part.tokens) if part.packed else (part.rows, part.longest)
     ids = torch.zeros(shape, dtype=torch.int64)
     mask = None if part.packed else torch.ones(part.rows, 1, part.longest, part.longest, dtype=torch.bool)

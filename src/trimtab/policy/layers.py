@@ -1,0 +1,237 @@
+"""A model's layers with all that lies between their matrix products fused.
+
+transformers' layer is some forty operations, and most of them read and write whole activations: norms of half a dozen
+steps, heads turned by copies of their halves, a cast before every linear map. Here they are four kernels: the sum of
+the residual stream with the norm behind it (twice), the turning of queries and keys, the gated product. The stream is
+fp32, what linear maps read is of autocast's type, and values are rounded where they were.
+
+Between layers go two tensors, the stream and what is yet to be added to it: the next norm adds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FAMILIES = ("llama", "qwen2", "qwen3")  # whose layers are those written here
+CLOSE = 0.05  # how far a layer's output and gradients may be apart, of their norm: bf16 rounding is well below
+
+Stream = Tensor | tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What the fused parts are done by; each writes into tensors that it is given."""
+
+    add_norm: Callable[..., None]
+    add_norm_back: Callable[..., None]
+    turn: Callable[..., None]
+    turn_back: Callable[..., None]
+    gate: Callable[..., None]
+    gate_back: Callable[..., None]
+
+
+def gpu_kernels() -> Kernels:
+    """The GPU's, which need Triton."""
+    from trimtab.policy.kernels.layers import add_norm, add_norm_back, gate, gate_back
+    from trimtab.policy.kernels.turning import turn, turn_back
+
+    return Kernels(add_norm, add_norm_back, turn, turn_back, gate, gate_back)
+
+
+def fuse_layers(causal: Any, kernels: Kernels) -> None:
+    """Let a model's layers run fused; other families stay as they are.
+
+    Calls that are not under autocast, have more rows than one or a cache go through transformers' layers as before.
+    """
+    if causal.config.model_type not in FAMILIES or causal.config.hidden_act != "silu":
+        return
+    backbone = causal.base_model
+    for layer in backbone.layers:
+        layer.forward = partial(_layer, layer, kernels)
+    backbone.norm.forward = partial(_last_norm, backbone.norm, kernels)
+
+
+def unfuse_layers(causal: Any) -> None:
+    """Undo that."""
+    for module in causal.modules():
+        if _is_fused(module):
+            del module.forward
+
+
+def why_not_fused(causal: Any) -> str:
+    """Try a model whose layers were fused: why they must not be; nothing where they do what transformers' do."""
+    layer = next((module for module in causal.modules() if _is_fused(module)), None)
+    if layer is None:
+        return ""
+    width, device = causal.config.hidden_size, layer.input_layernorm.weight.device
+    x = torch.linspace(-3, 3, 8 * width, device=device).view(1, 8, -1).sin().requires_grad_()
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]], device=device)
+    options: dict[str, Any] = {
+        "attention_mask": None,
+        "position_embeddings": causal.base_model.rotary_emb(x, positions),
+        "cu_seq_lens_q": torch.tensor([0, 3, 8], dtype=torch.int32, device=device),
+        "max_length_q": 5,
+    }
+    trained = [x, *(p for p in layer.parameters() if p.requires_grad and p.ndim == 1)]
+    try:
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            stream, delta = layer.forward(x, **options)
+            mine, theirs = stream + delta, type(layer).forward(layer, x, **options)
+        for one, other in zip(_with_gradients(mine, trained), _with_gradients(theirs, trained), strict=True):
+            off = float((one - other).norm() / other.norm())
+            if not off <= CLOSE:
+                return f"a fused layer is {off:.0%} off"
+    except Exception as error:  # whatever a GPU, or a version of Triton or transformers, does not know
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _with_gradients(out: Tensor, trained: list[Tensor]) -> list[Tensor]:
+    weights = torch.linspace(0.5, 1.5, out.numel(), device=out.device).view_as(out).sin()
+    return [out.detach(), *torch.autograd.grad((out * weights).sum(), trained)]
+
+
+def _is_fused(module: Any) -> bool:
+    made = vars(module).get("forward")
+    return isinstance(made, partial) and made.func in (_layer, _last_norm)
+
+
+def _layer(module: Any, kernels: Kernels, hidden_states: Stream, **options: Any) -> Stream:
+    """A layer: what came in, with the last layer's part added, and this layer's own."""
+    stream, delta = hidden_states if isinstance(hidden_states, tuple) else (hidden_states, None)
+    if delta is None and not _fits(stream, options):
+        plain: Tensor = type(module).forward(module, stream, **options)
+        return plain
+    stream, normed = _add_norm(kernels, stream, delta, module.input_layernorm)
+    stream, normed = _add_norm(
+        kernels, stream, _attention(module.self_attn, kernels, normed, **options), module.post_attention_layernorm
+    )
+    mlp = module.mlp
+    gated = Gate.apply(kernels, mlp.gate_proj(normed), mlp.up_proj(normed))  # type: ignore[no-untyped-call]
+    return stream, mlp.down_proj(gated)
+
+
+def _fits(stream: Tensor, options: dict[str, Any]) -> bool:
+    narrow = torch.is_autocast_enabled(stream.device.type)
+    return narrow and stream.dtype == torch.float32 and len(stream) == 1 and options.get("past_key_values") is None
+
+
+def _last_norm(module: Any, kernels: Kernels, hidden_states: Stream) -> Tensor:
+    if isinstance(hidden_states, tuple):
+        return _add_norm(kernels, *hidden_states, module)[1]
+    plain: Tensor = type(module).forward(module, hidden_states)
+    return plain
+
+
+def _add_norm(kernels: Kernels, stream: Tensor, delta: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
+    dtype = torch.get_autocast_dtype(stream.device.type)
+    total, normed = AddNorm.apply(kernels, stream, delta, norm.weight, norm.variance_epsilon, dtype)  # type: ignore[no-untyped-call]
+    return total, normed
+
+
+def _attention(
+    module: Any,
+    kernels: Kernels,
+    normed: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    from transformers import AttentionInterface
+
+    shape = (normed.shape[1], -1, module.head_dim)
+    q, k, v = (linear(normed).view(shape) for linear in (module.q_proj, module.k_proj, module.v_proj))
+    norms = (module.q_norm, module.k_norm) if hasattr(module, "q_norm") else ()
+    eps = norms[0].variance_epsilon if norms else 0.0
+    cos, sin = position_embeddings
+    q, k = Turn.apply(kernels, q, k, cos[0], sin[0], eps, *(norm.weight for norm in norms))  # type: ignore[no-untyped-call]
+    attend = AttentionInterface()[module.config._attn_implementation]
+    out, _ = attend(
+        module,
+        *(tensor.transpose(0, 1)[None] for tensor in (q, k, v)),
+        attention_mask,
+        dropout=module.attention_dropout if module.training else 0.0,
+        scaling=module.scaling,
+        **options,
+    )
+    seen: Tensor = module.o_proj(out.flatten(2))
+    return seen
+
+
+class AddNorm(torch.autograd.Function):
+    """The stream with what is added to it, and its norm times a weight, in another type."""
+
+    @staticmethod
+    def forward(  # noqa: D102
+        ctx: Any, kernels: Kernels, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        total = stream if delta is None else torch.empty_like(stream)
+        out = torch.empty_like(stream, dtype=dtype)
+        inverse = stream.new_empty(stream.shape[:-1])
+        kernels.add_norm(stream, delta, weight, eps, total, out, inverse)
+        ctx.save_for_backward(total, weight, inverse)
+        ctx.kernels, ctx.added = kernels, None if delta is None else delta.dtype
+        ctx.set_materialize_grads(False)
+        return total, out
+
+    @staticmethod
+    def backward(ctx: Any, d_total: Tensor | None, d_out: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
+        total, weight, inverse = ctx.saved_tensors
+        d_stream = torch.empty_like(total)
+        d_delta = None if ctx.added is None else torch.empty_like(total, dtype=ctx.added)
+        d_weight = torch.empty_like(weight) if ctx.needs_input_grad[3] else None
+        d_total = None if d_total is None else d_total.contiguous()
+        ctx.kernels.add_norm_back(d_out.contiguous(), d_total, total, weight, inverse, d_stream, d_delta, d_weight)
+        return None, d_stream, d_delta, d_weight, None, None
+
+
+class Turn(torch.autograd.Function):
+    """Queries and keys, (tokens, heads, D), normed by head where two weights are given, and turned to their places."""
+
+    @staticmethod
+    def forward(  # noqa: D102
+        ctx: Any, kernels: Kernels, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, eps: float, *norms: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        q, k, cos, sin = q.contiguous(), k.contiguous(), cos.contiguous(), sin.contiguous()
+        q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+        kernels.turn(q, k, norms, eps, cos, sin, q_out, k_out)
+        ctx.save_for_backward(cos, sin, *((q, k, *norms) if norms else ()))
+        ctx.kernels, ctx.eps = kernels, eps
+        return q_out, k_out
+
+    @staticmethod
+    def backward(ctx: Any, d_q_out: Tensor, d_k_out: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
+        cos, sin, *before = ctx.saved_tensors
+        d_q_out, d_k_out = d_q_out.contiguous(), d_k_out.contiguous()
+        q, k, *norms = before or (d_q_out, d_k_out)
+        d_q, d_k = torch.empty_like(d_q_out), torch.empty_like(d_k_out)
+        d_norms = cos.new_empty(2, cos.shape[-1]) if norms and any(ctx.needs_input_grad[6:]) else None
+        ctx.kernels.turn_back(d_q_out, d_k_out, q, k, norms, ctx.eps, cos, sin, d_q, d_k, d_norms)
+        by_norm = [None] * len(norms) if d_norms is None else list(d_norms)
+        return None, d_q, d_k, None, None, None, *by_norm
+
+
+class Gate(torch.autograd.Function):
+    """silu(gates) up."""
+
+    @staticmethod
+    def forward(ctx: Any, kernels: Kernels, gates: Tensor, up: Tensor) -> Tensor:  # noqa: D102
+        gates, up = gates.contiguous(), up.contiguous()
+        out = torch.empty_like(up)
+        kernels.gate(gates, up, out)
+        ctx.save_for_backward(gates, up)
+        ctx.kernels = kernels
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
+        gates, up = ctx.saved_tensors
+        d_gates, d_up = torch.empty_like(gates), torch.empty_like(up)
+        ctx.kernels.gate_back(d_out.contiguous(), gates, up, d_gates, d_up)
+        return None, d_gates, d_up

@@ -1,0 +1,142 @@
+"""Fused layers: the numbers of transformers' layers, forward and backward, in fewer tensors, and nothing where unsure."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import layer_kernel_cases
+import pytest
+import torch
+from layer_kernel_cases import CONFIGS, INTERPRETED, SIZE, cases, model_of, packed
+from torch import Tensor
+from transformers import GemmaConfig, LlamaConfig
+from triton_interpreter import interpret
+
+from trimtab.policy.layers import Kernels, fuse_layers, gpu_kernels, unfuse_layers, why_not_fused
+from trimtab.policy.packed import packed_hidden
+
+ON_GPU = cases([40, 576, 2048, 5120], [(9, 3, 64), (16, 8, 128), (5, 1, 80)], 3000)
+
+
+def nothing(*tensors: object) -> None:
+    """A kernel that leaves what it was given as it was."""
+
+
+NOTHING = Kernels(*[nothing] * 6)
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, str]:
+    """What went wrong, by case: all of them in one process, since starting one takes longer than a case."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    wrong: dict[str, str] = json.loads(interpret(Path(layer_kernel_cases.__file__)))
+    return wrong
+
+
+@pytest.mark.parametrize("name", INTERPRETED)
+def test_interpreted_kernels_do_what_the_formulas_say(interpreted: dict[str, str], name: str) -> None:
+    assert not interpreted[name], interpreted[name]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ON_GPU)
+def test_on_a_gpu_kernels_do_what_the_formulas_say(name: str, dtype: torch.dtype) -> None:
+    ON_GPU[name](torch.device("cuda"), dtype)
+
+
+def hidden_of(model: Any, **options: Any) -> Tensor:
+    ids = torch.arange(24).view(2, 12)
+    hidden: Tensor = model.model(input_ids=ids, **options).last_hidden_state
+    return hidden
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_calls_that_do_not_fit_go_through_transformers_layers_to_the_bit(name: str) -> None:
+    model = model_of(CONFIGS[name])
+    fused = copy.deepcopy(model)
+    fuse_layers(fused, NOTHING)  # any call of a kernel would leave garbage
+    assert torch.equal(hidden_of(model), hidden_of(fused)), "two rows in fp32"
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(hidden_of(model), hidden_of(fused)), "two rows"
+        ids = torch.arange(6)[None]
+        right, found = (some.generate(ids, max_new_tokens=4, do_sample=False) for some in (model, fused))
+    assert torch.equal(right, found), "a cache"
+    sequences = packed(torch.device("cpu"), 4, 2)
+    assert torch.equal(packed_hidden(model.model, sequences), packed_hidden(fused.model, sequences)), "packed in fp32"
+
+
+def test_fusing_twice_and_undoing_it() -> None:
+    model = model_of(CONFIGS["qwen2"])
+    names = list(model.state_dict())
+    fuse_layers(model, NOTHING)
+    fuse_layers(model, NOTHING)
+    assert sum("forward" in vars(module) for module in model.modules()) == SIZE["num_hidden_layers"] + 1
+    assert list(model.state_dict()) == names
+    unfuse_layers(model)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("config", [GemmaConfig(**SIZE, head_dim=8), LlamaConfig(**SIZE, hidden_act="gelu")])
+def test_what_is_not_written_here_is_left_alone(config: Any) -> None:
+    model = model_of(config)
+    fuse_layers(model, NOTHING)
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert why_not_fused(model) == ""
+
+
+def test_a_copy_of_a_fused_model_runs_its_own_layers() -> None:
+    model = model_of(CONFIGS["llama"])
+    fuse_layers(model, NOTHING)
+    twin = copy.deepcopy(model)
+    assert twin.model.layers[0].forward.args[0] is twin.model.layers[0]
+
+
+def test_the_probe_finds_wrong_values_and_missing_kernels() -> None:
+    model = model_of(CONFIGS["qwen3"])
+    fuse_layers(model, NOTHING)
+    assert "off" in why_not_fused(model)
+
+    def missing(*_: Any) -> None:
+        raise NotImplementedError("no such kernel")
+
+    fuse_layers(model, Kernels(*[missing] * 6))
+    assert "no such kernel" in why_not_fused(model)
+
+
+def test_fewer_and_smaller_tensors_are_kept_for_the_backward_pass() -> None:
+    model = model_of(CONFIGS["llama"])
+
+    def kept() -> int:
+        found: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with (
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+            torch.autocast("cpu", dtype=torch.bfloat16),
+        ):
+            hidden = packed_hidden(model.model, packed(torch.device("cpu"), *[4] * 50))
+        del hidden
+        return sum(found.values())
+
+    before = kept()
+    fuse_layers(model, NOTHING)
+    assert kept() < 0.7 * before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CONFIGS)
+def test_on_a_gpu_the_probe_is_content(name: str) -> None:
+    model = model_of(CONFIGS[name], torch.device("cuda"))
+    fuse_layers(model, gpu_kernels())
+    assert why_not_fused(model) == ""
+    assert SimpleNamespace(**vars(model.model.layers[0])).forward.func.__name__ == "_layer"
