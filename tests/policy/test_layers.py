@@ -1,4 +1,4 @@
-"""Fused layers: the numbers of transformers' layers, forward and backward, in fewer tensors, and nothing where unsure."""
+"""Fused layers: the numbers of transformers' layers, forward and backward, in fewer tensors; nothing where unsure."""
 
 from __future__ import annotations
 

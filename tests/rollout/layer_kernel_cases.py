@@ -151,7 +151,7 @@ def frozen(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def model(name: str, checkpointing: bool, device: torch.device, dtype: torch.dtype) -> None:
-    """Hidden states and gradients as near the exact ones as those of transformers' layers, to a model's own rounding."""
+    """Hidden states and gradients as near the exact ones as those of transformers' layers."""
     plain = model_of(CONFIGS[name], device)
     fused = copy.deepcopy(plain)
     fuse_layers(fused, gpu_kernels())
@@ -173,7 +173,7 @@ def passed(model: Any, device: torch.device, dtype: torch.dtype | None) -> list[
     with torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
         hidden = packed_hidden(model.model, packed(device, 5, 1, 3))
     slope = normal(10, *hidden.shape).to(device, hidden.dtype)
-    parameters = [parameter for parameter in model.model.parameters()]
+    parameters = list(model.model.parameters())
     made = torch.autograd.grad(hidden, parameters, slope)
     return [hidden.detach(), torch.cat([gradient.flatten() for gradient in made])]
 
