@@ -61,22 +61,22 @@ def response_hidden(policy: Policy, sequences: Sequence[Transcript]) -> tuple[Te
     drawn = np.repeat(starts[1:] - responses.cumsum(), responses) + np.arange(responses.sum())  # the response tokens
     if policy.packed:
         positions = np.arange(len(ids)) - np.repeat(starts[:-1], lengths)
-        flat, at, bounds, before, tokens = _to_device(policy.device, ids, positions, starts, drawn - 1, ids[drawn])
+        flat, at, bounds, before, tokens = to_device(policy.device, ids, positions, starts, drawn - 1, ids[drawn])
         hidden = policy.hidden_packed(Packed(flat, at, bounds.to(torch.int32), int(lengths.max())))
     else:
         real = np.arange(lengths.max()) < lengths[:, None]
         table = np.full(real.shape, policy.pad_token)
         table[real] = ids
         padding = np.repeat(np.arange(len(lengths)) * real.shape[1] - starts[:-1], responses)  # before each of them
-        rows, mask, before, tokens = _to_device(
+        rows, mask, before, tokens = to_device(
             policy.device, table, real.astype(np.int64), drawn - 1 + padding, ids[drawn]
         )
         hidden = policy.hidden(rows, mask).flatten(0, 1)
     return hidden.index_select(0, before), tokens
 
 
-def _to_device(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
-    """Arrays of int64 as tensors, to a GPU in one copy that nobody waits for."""
+def to_device(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
+    """Arrays of one type as tensors, to a GPU in one copy that nobody waits for."""
     if device.type != "cuda":
         return [torch.from_numpy(array).to(device) for array in arrays]
     host = torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).pin_memory()

@@ -1,7 +1,7 @@
 """Texts to tokens and back, many at a time and in parallel, as the tokenizer does it one by one.
 
-What a fast tokenizer of transformers is asked for here is what it would ask of its Rust core; one that does something of
-its own on the way is left to do so.
+A fast tokenizer of transformers leaves the work to a core in Rust, which is asked for a whole batch here; one that does
+something of its own before or after is left to do so.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ def encode_texts(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool)
     """The tokens of each text, as `tokenizer.encode` gives them."""
     if not texts or not _is_plain(tokenizer, ("encode", "__call__", "_encode_plus")):
         return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-    encoded = tokenizer(
-        list(texts), add_special_tokens=add_special_tokens, return_attention_mask=False, return_token_type_ids=False
-    )
-    ids: list[list[int]] = encoded["input_ids"]
+    ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=add_special_tokens)["input_ids"]
     return ids
 
 

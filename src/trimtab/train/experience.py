@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from trimtab.objectives import Objective, TokenBatch, segment_ids
 from trimtab.objectives.tokens import NotFiniteError
 from trimtab.policy import Policy, Transcript, score
+from trimtab.policy.score import to_device
 from trimtab.rewards import Verdict, grade_many
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.tasks import Problem, Task, problem_number
@@ -62,7 +63,8 @@ class Experience:
 
 def encode_prompts(policy: Policy, problems: Sequence[tuple[int, Problem]], limit: int) -> list[PromptTokens]:
     """Prompts as tokens; `number` is where the prompt stands in the run's stream."""
-    prompts = [PromptTokens(policy.encode(problem.prompt), number) for number, problem in problems]
+    encoded = policy.encode_many([problem.prompt for _, problem in problems])
+    prompts = [PromptTokens(ids, number) for ids, (number, _) in zip(encoded, problems, strict=True)]
     for (_, problem), prompt in zip(problems, prompts, strict=True):
         if not 0 < len(prompt.ids) <= limit:
             raise ValueError(
@@ -213,26 +215,29 @@ def score_answers(
     if not answers:
         return no_tokens(policy, objective)
     measured = score(policy, transcripts, *passes)
-    # A GPU has only been asked for these: what the host does before it must wait for them takes no time.
-    token = torch.from_numpy(np.concatenate([line.ids[len(line.prompt) :] for line in transcripts]))
-    sequence = torch.repeat_interleave(torch.tensor([len(answer.response.tokens) for answer in answers]))
-    segment = segment_ids(token, policy.tokenizer, sequence=sequence) if "segment" in objective.needs else None
-    sampler_logp = np.concatenate([np.asarray(answer.response.logp, dtype=np.float32) for answer in answers])
-    device = policy.device
-    sequence = sequence.to(device)
-    reward = torch.tensor([answer.reward for answer in answers], device=device)
-    group = torch.tensor([answer.group for answer in answers], device=device)
+    # A GPU has only been asked for these: what the host does before `TokenBatch` waits for them takes no time.
+    ids = np.concatenate([line.ids[len(line.prompt) :] for line in transcripts])
+    owner = np.repeat(np.arange(len(answers)), [len(answer.response.tokens) for answer in answers])
+    whole = [ids, owner, np.array([answer.group for answer in answers])]
+    if "segment" in objective.needs:
+        made = segment_ids(torch.from_numpy(ids), policy.tokenizer, sequence=torch.from_numpy(owner))
+        whole.append(made.numpy())
+    logps = np.fromiter(chain.from_iterable(answer.response.logp for answer in answers), np.float32)
+    rewards = np.array([answer.reward for answer in answers], np.float32)
+    advantages = objective.advantages(torch.from_numpy(rewards), torch.from_numpy(whole[2])).numpy()
+    token, sequence, group, *segment = to_device(policy.device, *whole)
+    sampler_logp, reward, advantage = to_device(policy.device, logps, rewards, advantages)
     return TokenBatch(
         old_logp=measured.logp,
         current_logp=measured.logp if "current_logp" in objective.needs else None,  # no update yet: they are the same
         entropy=measured.entropy,
         sum_p2=measured.sum_p2,
         sum_p2_logp=measured.sum_p2_logp,
-        advantage=objective.advantages(reward, group)[sequence],
+        advantage=advantage[sequence],
         sequence=sequence,
-        token=token.to(device),
-        segment=None if segment is None else segment.to(device),
-        sampler_logp=torch.from_numpy(sampler_logp).to(device),
+        token=token,
+        segment=segment[0] if segment else None,
+        sampler_logp=sampler_logp,
         ref_logp=None if reference is None else score(reference, transcripts, *passes).logp,
         group=group,
         reward=reward,
