@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from trimtab.objectives import segment_ids
 from trimtab.policy import Policy, load_policy
 from trimtab.rewards import Verdict
 from trimtab.rollout import PromptTokens, Response, SamplingOptions
@@ -134,6 +135,61 @@ def test_segments_are_made_while_a_gpu_scores(policy: Policy, monkeypatch: pytes
     assert order == ["score", "segment_ids", "advantages", "TokenBatch"]
     assert made.batch.segment is not None
     assert made.batch.sequence.tolist() == [n for n, a in enumerate(made.answers) for _ in a.response.tokens]
+
+
+def test_a_batch_holds_the_numbers_of_its_answers_in_order(policy: Policy) -> None:
+    chosen = config(objective={"name": "sspo"})
+    objective, sampler = chosen.build_objective(), Scripted(policy, 2, [])
+    made = gather_experience(policy, sampler, Arithmetic(), objective, None, 0, 0, chosen)
+    batch, answers = made.batch, made.answers
+    spoken = [answer.response.tokens for answer in answers]
+    assert batch.token is not None and batch.token.tolist() == [token for tokens in spoken for token in tokens]
+    assert batch.segment is not None
+    assert batch.segment.tolist() == [n for tokens in spoken for n in segment_ids(tokens, policy.tokenizer).tolist()]
+    assert batch.sampler_logp is not None and set(batch.sampler_logp.tolist()) == {-1.0}
+    assert batch.group is not None and batch.group.tolist() == [answer.group for answer in answers]
+    assert batch.reward is not None and batch.reward.tolist() == [answer.reward for answer in answers]
+    advantage = objective.advantages(batch.reward, batch.group)
+    assert torch.equal(batch.advantage, advantage.repeat_interleave(batch.lengths))
+
+
+def test_all_that_the_host_makes_goes_to_a_gpu_in_two_copies(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[list[Any]] = []
+    real = experience.to_device
+    monkeypatch.setattr(experience, "to_device", lambda where, *many: (copies.append([*many]), real(where, *many))[1])
+    chosen = config(objective={"name": "sspo"})
+    objective, sampler = chosen.build_objective(), Scripted(policy, 2, [])
+    made = gather_experience(policy, sampler, Arithmetic(), objective, None, 0, 0, chosen)
+    assert [{array.dtype.name for array in copy} for copy in copies] == [{"int64"}, {"float32"}]
+    shared = {array.ctypes.data for copy in copies for array in copy}  # without a GPU nothing is copied
+    for name in ("token", "sequence", "segment", "group", "reward"):
+        assert getattr(made.batch, name).data_ptr() in shared
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_sampler_that_lost_count_is_told(policy: Policy, change: int) -> None:
+    """A log-probability too many, or one too few, would be taken for the next token's."""
+
+    class Miscounting(Scripted):
+        def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
+            groups = super().sample(prompts, step, options)
+            first = groups[0][0]
+            groups[0][0] = replace(first, logp=[-1.0] * (len(first.tokens) + change))
+            return groups
+
+    chosen = config()
+    with pytest.raises(ValueError, match="`sampler_logp` has shape"):
+        gather_experience(
+            policy, Miscounting(policy, 2, []), Arithmetic(), chosen.build_objective(), None, 0, 0, chosen
+        )
+
+
+def test_prompts_are_encoded_at_once_and_numbered(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = [(number, Arithmetic()[number]) for number in (7, 3, 5)]
+    expected = [policy.encode(problem.prompt) for _, problem in problems]
+    monkeypatch.setattr(Policy, "encode", lambda *_: pytest.fail("one prompt by itself"))
+    prompts = encode_prompts(policy, problems, limit=20)
+    assert [(prompt.number, prompt.ids) for prompt in prompts] == list(zip((7, 3, 5), expected, strict=True))
 
 
 def test_a_prompt_that_is_too_long_is_named(policy: Policy) -> None:
