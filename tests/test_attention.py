@@ -99,31 +99,30 @@ def test_tokens_on_a_cpu_or_in_full_precision_do_not_go_through_flash_attention(
         assert not attention._takes(*packed(dtype=dtype)[:3])
 
 
-@pytest.mark.parametrize("known", ["window_size, enable_gqa, scale", "window_size, scale"])
-def test_any_form_of_the_kernel_is_called_as_it_wants(known: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's signature has changed over its versions: a stand-in of each form, made of the formula."""
-    query, key, value, starts, longest = packed()
-    names = known.split(", ")
-
-    def kernel(
-        q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, *rest: int, **options: object
-    ) -> Tensor:
-        assert set(options) == set(names) and rest == (longest, longest) and starts_q is starts_k
-        assert options["window_size"] == (-1, 0) and options.get("enable_gqa", True)
-        return written_out(q, k, v, starts_q, options["scale"])  # type: ignore[arg-type]
-
-    kernel.__signature__ = _signature(names)  # type: ignore[attr-defined]
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
-    attention._grouped.cache_clear()
+@pytest.mark.parametrize("kv_heads", [6, 2])
+def test_the_kernel_is_called_as_this_torch_wants(kv_heads: int) -> None:
+    """Tensors without data: nothing is computed, but the call and its gradient have the right form."""
+    query, key, value, starts, longest = packed(kv_heads=kv_heads, dtype=torch.bfloat16, device="meta")
     seen = attention._flash(query, key, value, starts, longest, 0.2)
-    attention._grouped.cache_clear()
+    assert seen.shape == query.shape and seen.dtype == torch.bfloat16
+    found = torch.autograd.grad(seen.sum(), (query, key, value))
+    assert [gradient.shape for gradient in found] == [query.shape, key.shape, value.shape]
+
+
+def test_the_kernel_is_asked_for_causal_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value, starts, longest = packed()
+    names = [argument.name for argument in torch.ops.aten._flash_attention_forward.default._schema.arguments]
+
+    def kernel(*given: object, **options: object) -> tuple[Tensor, None]:
+        asked = dict(zip(names, given, strict=False)) | options
+        assert asked["is_causal"] is True and asked["dropout_p"] == 0.0 and asked["return_debug_mask"] is False
+        assert asked["cum_seq_q"] is asked["cum_seq_k"] is starts
+        assert asked["max_q"] == asked["max_k"] == longest
+        return written_out(query, key, value, starts, asked["scale"]), None  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", kernel)
+    seen = attention._flash(query, key, value, starts, longest, 0.2)
     torch.testing.assert_close(seen, written_out(query, key, value, starts, 0.2))
-
-
-def _signature(names: list[str]) -> object:
-    from inspect import Parameter, Signature
-
-    return Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in names])
 
 
 @pytest.mark.gpu

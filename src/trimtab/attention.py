@@ -6,15 +6,10 @@ not take, each sequence goes through `scaled_dot_product_attention` by itself.
 
 from __future__ import annotations
 
-import inspect
-from functools import cache
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-CAUSAL = (-1, 0)  # a window: everything before a token, nothing after it
 WIDEST = 256  # the widest head the flash kernel takes; it must be a multiple of 8 too
 
 
@@ -52,21 +47,11 @@ def _takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scale: float | None) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    out = varlen_attn(
-        query, key, value, starts, starts, longest, longest, scale=scale, window_size=CAUSAL, **_grouped()
-    )
-    assert isinstance(out, Tensor)
+    """The kernel as `torch.nn.attention.varlen` calls it; what is wrapped around it there costs the host too much."""
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        query, key, value, starts, starts, longest, longest, 0.0, True, False, scale=scale
+    )[0]
     return out
-
-
-@cache
-def _grouped() -> dict[str, Any]:
-    """Fewer key heads than query heads: torch 2.11 simply takes them, later ones want to be told."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
 def _one_by_one(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scale: float | None) -> Tensor:

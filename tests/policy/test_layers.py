@@ -27,7 +27,7 @@ def nothing(*tensors: object) -> None:
     """A kernel that leaves what it was given as it was."""
 
 
-NOTHING = Kernels(*[nothing] * 6)
+NOTHING = Kernels(*[nothing] * 6)  # and attention as it is
 
 
 @pytest.fixture(scope="module")

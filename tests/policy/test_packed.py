@@ -142,9 +142,28 @@ def test_scores_are_the_same_whatever_the_parts() -> None:
 def test_a_packed_budget_counts_no_padding() -> None:
     assert parts_by_budget([1, 9, 1, 9], 20) == [2, 2]
     assert parts_by_budget([1, 9, 1, 9], 20, packed=True) == [4]
-    assert parts_by_budget([1, 9, 1, 9], 11, packed=True) == [3, 1]
+    assert parts_by_budget([1, 9, 1, 9], 11, packed=True) == [2, 2]
     assert parts_by_budget([30, 30, 1], 11, packed=True) == [1, 1, 1]
+    assert parts_by_budget([100, 5, 5, 5], 10, packed=True) == [1, 2, 1]
+    assert parts_by_budget([], 10, packed=True) == []
+    assert parts_by_budget([0, 0], 10, packed=True) == [2]
     assert [len(part) for part in cut(lines(), 1000, packed=True)] == [7]
+
+
+def test_packed_parts_are_few_and_even() -> None:
+    rng = torch.Generator().manual_seed(2)
+    for count, budget in ((1, 50), (40, 50), (40, 333), (40, 1000)):
+        lengths = torch.randint(1, 50, (count,), generator=rng).tolist()
+        sizes = parts_by_budget(lengths, budget, packed=True)
+        assert sum(sizes) == count
+        tokens = [sum(part) for part in torch.tensor(lengths).split(sizes)]
+        assert max(tokens) <= budget
+        filled, room = 0, 0  # one after the other, as full as they go: no cut has fewer
+        for length in lengths:
+            filled, room = (filled, room - length) if length <= room else (filled + 1, budget - length)
+        assert len(sizes) == filled
+        even = sum(lengths) / len(sizes)
+        assert max(tokens) <= even + max(lengths), "none is larger by more than a row"
 
 
 def planned(policy: Policy, name: str) -> tuple[tt.Objective, Any]:

@@ -5,7 +5,8 @@ steps, heads turned by copies of their halves, a cast before every linear map. H
 the residual stream with the norm behind it (twice), the turning of queries and keys, the gated product. The stream is
 fp32, what linear maps read is of autocast's type, and values are rounded where they were.
 
-Between layers go two tensors, the stream and what is yet to be added to it: the next norm adds it.
+Between layers go two tensors, (tokens, width): the stream, and what is yet to be added to it, which the next norm does.
+Where a model is small the host's time for a layer counts as much as the GPU's, and fewer operations serve both.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from trimtab.attention import causal_attention
 
 FAMILIES = ("llama", "qwen2", "qwen3")  # whose layers are those written here
 CLOSE = 0.05  # how far a layer's output and gradients may be apart, of their norm: bf16 rounding is well below
@@ -34,6 +37,7 @@ class Kernels:
     turn_back: Callable[..., None]
     gate: Callable[..., None]
     gate_back: Callable[..., None]
+    attend: Callable[[Tensor, Tensor, Tensor, Tensor, int, float], Tensor] = causal_attention
 
 
 def gpu_kernels() -> Kernels:
@@ -47,7 +51,7 @@ def gpu_kernels() -> Kernels:
 def fuse_layers(causal: Any, kernels: Kernels) -> None:
     """Let a model's layers run fused; other families stay as they are.
 
-    Calls that are not under autocast, have more rows than one or a cache go through transformers' layers as before.
+    Calls that are not of packed sequences under autocast go through transformers' layers as before.
     """
     if causal.config.model_type not in FAMILIES or causal.config.hidden_act != "silu":
         return
@@ -82,7 +86,7 @@ def why_not_fused(causal: Any) -> str:
     try:
         with torch.autocast(device.type, dtype=torch.bfloat16):
             stream, delta = layer.forward(x, **options)
-            mine, theirs = stream + delta, type(layer).forward(layer, x, **options)
+            mine, theirs = (stream + delta)[None], type(layer).forward(layer, x, **options)
         for one, other in zip(_with_gradients(mine, trained), _with_gradients(theirs, trained), strict=True):
             off = float((one - other).norm() / other.norm())
             if not off <= CLOSE:
@@ -104,27 +108,29 @@ def _is_fused(module: Any) -> bool:
 
 def _layer(module: Any, kernels: Kernels, hidden_states: Stream, **options: Any) -> Stream:
     """A layer: what came in, with the last layer's part added, and this layer's own."""
-    stream, delta = hidden_states if isinstance(hidden_states, tuple) else (hidden_states, None)
-    if delta is None and not _fits(stream, options):
-        plain: Tensor = type(module).forward(module, stream, **options)
+    if isinstance(hidden_states, tuple):
+        stream, delta = hidden_states
+    elif _fits(hidden_states, options):
+        stream, delta = hidden_states[0], None
+    else:
+        plain: Tensor = type(module).forward(module, hidden_states, **options)
         return plain
     stream, normed = _add_norm(kernels, stream, delta, module.input_layernorm)
-    stream, normed = _add_norm(
-        kernels, stream, _attention(module.self_attn, kernels, normed, **options), module.post_attention_layernorm
-    )
+    seen = _attention(module.self_attn, kernels, normed, options)
+    stream, normed = _add_norm(kernels, stream, seen, module.post_attention_layernorm)
     mlp = module.mlp
     gated = Gate.apply(kernels, mlp.gate_proj(normed), mlp.up_proj(normed))  # type: ignore[no-untyped-call]
     return stream, mlp.down_proj(gated)
 
 
-def _fits(stream: Tensor, options: dict[str, Any]) -> bool:
-    narrow = torch.is_autocast_enabled(stream.device.type)
-    return narrow and stream.dtype == torch.float32 and len(stream) == 1 and options.get("past_key_values") is None
+def _fits(hidden: Tensor, options: dict[str, Any]) -> bool:
+    narrow = torch.is_autocast_enabled(hidden.device.type) and hidden.dtype == torch.float32
+    return narrow and options.get("cu_seq_lens_q") is not None
 
 
 def _last_norm(module: Any, kernels: Kernels, hidden_states: Stream) -> Tensor:
     if isinstance(hidden_states, tuple):
-        return _add_norm(kernels, *hidden_states, module)[1]
+        return _add_norm(kernels, *hidden_states, module)[1][None]
     plain: Tensor = type(module).forward(module, hidden_states)
     return plain
 
@@ -135,33 +141,15 @@ def _add_norm(kernels: Kernels, stream: Tensor, delta: Tensor | None, norm: Any)
     return total, normed
 
 
-def _attention(
-    module: Any,
-    kernels: Kernels,
-    normed: Tensor,
-    position_embeddings: tuple[Tensor, Tensor],
-    attention_mask: Tensor | None = None,
-    **options: Any,
-) -> Tensor:
-    from transformers import AttentionInterface
-
-    shape = (normed.shape[1], -1, module.head_dim)
+def _attention(module: Any, kernels: Kernels, normed: Tensor, options: dict[str, Any]) -> Tensor:
+    shape = (len(normed), -1, module.head_dim)
     q, k, v = (linear(normed).view(shape) for linear in (module.q_proj, module.k_proj, module.v_proj))
     norms = (module.q_norm, module.k_norm) if hasattr(module, "q_norm") else ()
     eps = norms[0].variance_epsilon if norms else 0.0
-    cos, sin = position_embeddings
-    q, k = Turn.apply(kernels, q, k, cos[0], sin[0], eps, *(norm.weight for norm in norms))  # type: ignore[no-untyped-call]
-    attend = AttentionInterface()[module.config._attn_implementation]
-    out, _ = attend(
-        module,
-        *(tensor.transpose(0, 1)[None] for tensor in (q, k, v)),
-        attention_mask,
-        dropout=module.attention_dropout if module.training else 0.0,
-        scaling=module.scaling,
-        **options,
-    )
-    seen: Tensor = module.o_proj(out.flatten(2))
-    return seen
+    q, k = Turn.apply(kernels, q, k, *options["position_embeddings"], eps, *(norm.weight for norm in norms))  # type: ignore[no-untyped-call]
+    seen = kernels.attend(q, k, v, options["cu_seq_lens_q"], options["max_length_q"], module.scaling)
+    out: Tensor = module.o_proj(seen.flatten(1))
+    return out
 
 
 class AddNorm(torch.autograd.Function):

@@ -6,9 +6,11 @@ gradients each chunk's logits are made again in the backward pass. On a GPU scor
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -40,16 +42,39 @@ class Transcript:
 def parts_by_budget(lengths: Sequence[int], budget: int, packed: bool = False) -> list[int]:
     """Sizes of consecutive parts whose tokens stay within the budget, padding included unless they are packed.
 
-    A part holds one row at least.
+    A part holds one row at least. Packed parts are as few as the budget allows and, of as many, as even as can be: a
+    small one takes the host as long as a large one.
     """
-    sizes, rows, longest, total = [], 0, 0, 0
+    if not packed:
+        return _padded_parts(lengths, budget)
+    ends = list(accumulate(lengths, initial=0))
+    fewest = len(_packed_parts(ends, budget))
+    low, high = min(ends[-1] // max(fewest, 1), budget), budget  # the smallest budget that does with as many
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(_packed_parts(ends, middle)) == fewest else (middle + 1, high)
+    return _packed_parts(ends, low)
+
+
+def _padded_parts(lengths: Sequence[int], budget: int) -> list[int]:
+    sizes, rows, longest = [], 0, 0
     for length in lengths:
-        longest, total = max(longest, length), total + length
-        if rows and (total if packed else (rows + 1) * longest) > budget:
+        longest = max(longest, length)
+        if rows and (rows + 1) * longest > budget:
             sizes.append(rows)
-            rows, longest, total = 0, length, length
+            rows, longest = 0, length
         rows += 1
     return [*sizes, rows] if rows else sizes
+
+
+def _packed_parts(ends: Sequence[int], budget: int) -> list[int]:
+    """By where rows end, 0 first."""
+    sizes, first = [], 0
+    while first < len(ends) - 1:
+        last = max(bisect_right(ends, ends[first] + budget) - 1, first + 1)
+        sizes.append(last - first)
+        first = last
+    return sizes
 
 
 def response_hidden(policy: Policy, sequences: Sequence[Transcript]) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,6 @@ from trimtab.rollout.drawing import draw
 from trimtab.train.ledger import Ledger
 
 ATTENTION = "trimtab_weightless"
-NO_KERNELS = Kernels(*[lambda *tensors: None] * 6)  # kernels write into what they are given, and make nothing
 
 
 @dataclass(frozen=True)
@@ -178,8 +177,9 @@ def _hidden(policy: Policy, part: Part) -> Tensor:
     shape = (1, part.tokens) if part.packed else (part.rows, part.longest)
     ids = torch.zeros(shape, dtype=torch.int64)
     mask = None if part.packed else torch.ones(part.rows, 1, part.longest, part.longest, dtype=torch.bool)
+    starts = {"cu_seq_lens_q": ids[0], "max_length_q": part.longest} if part.packed else {}
     with policy.autocast():
-        out = policy.backbone(input_ids=ids, position_ids=ids, attention_mask=mask, use_cache=False)
+        out = policy.backbone(input_ids=ids, position_ids=ids, attention_mask=mask, use_cache=False, **starts)
         rows: Tensor = out.last_hidden_state.flatten(0, 1)
         return rows.index_select(0, torch.zeros(part.tokens, dtype=torch.int64))
 
@@ -237,7 +237,19 @@ def _attention(
     flat = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]
     if torch.is_autocast_enabled("cpu"):
         flat = [tensor.to(torch.get_autocast_dtype("cpu")) for tensor in flat]
-    return _Flash.apply(*flat).unsqueeze(0), None  # type: ignore[no-untyped-call]
+    return _flash(*flat).unsqueeze(0), None
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
+    out: Tensor = _Flash.apply(query, key, value)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _nothing(*tensors: Any) -> None:
+    """A kernel: it writes into what it is given, and makes nothing."""
+
+
+NO_KERNELS = Kernels(_nothing, _nothing, _nothing, _nothing, _nothing, _nothing, _flash)
 
 
 def _with_lora(model: Any, rank: int) -> Any:
