@@ -142,7 +142,8 @@ def test_scores_are_the_same_whatever_the_parts() -> None:
 def test_a_packed_budget_counts_no_padding() -> None:
     assert parts_by_budget([1, 9, 1, 9], 20) == [2, 2]
     assert parts_by_budget([1, 9, 1, 9], 20, packed=True) == [4]
-    assert parts_by_budget([1, 9, 1, 9], 11, packed=True) == [2, 2]
+    assert parts_by_budget([1, 9, 1, 9], 11, packed=True) == [3, 1]
+    assert parts_by_budget([2] * 9, 16, packed=True) == [5, 4]
     assert parts_by_budget([30, 30, 1], 11, packed=True) == [1, 1, 1]
     assert parts_by_budget([100, 5, 5, 5], 10, packed=True) == [1, 2, 1]
     assert parts_by_budget([], 10, packed=True) == []
@@ -163,7 +164,7 @@ def test_packed_parts_are_few_and_even() -> None:
             filled, room = (filled, room - length) if length <= room else (filled + 1, budget - length)
         assert len(sizes) == filled
         even = sum(lengths) / len(sizes)
-        assert max(tokens) <= even + max(lengths), "none is larger by more than a row"
+        assert max(tokens) <= even + budget / 8 + max(lengths), "none is much larger"
 
 
 def planned(policy: Policy, name: str) -> tuple[tt.Objective, Any]:

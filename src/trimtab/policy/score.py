@@ -42,18 +42,15 @@ class Transcript:
 def parts_by_budget(lengths: Sequence[int], budget: int, packed: bool = False) -> list[int]:
     """Sizes of consecutive parts whose tokens stay within the budget, padding included unless they are packed.
 
-    A part holds one row at least. Packed parts are as few as the budget allows and, of as many, as even as can be: a
-    small one takes the host as long as a large one.
+    A part holds one row at least. Packed parts are as few as the budget allows and, of as many, as even as eighths of
+    the budget make them: a small one takes the host as long as a large one, and memory wants sizes that come again.
     """
     if not packed:
         return _padded_parts(lengths, budget)
     ends = list(accumulate(lengths, initial=0))
     fewest = len(_packed_parts(ends, budget))
-    low, high = min(ends[-1] // max(fewest, 1), budget), budget  # the smallest budget that does with as many
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if len(_packed_parts(ends, middle)) == fewest else (middle + 1, high)
-    return _packed_parts(ends, low)
+    choices = (_packed_parts(ends, budget * eighths // 8) for eighths in range(1, 9))
+    return next(sizes for sizes in choices if len(sizes) == fewest)
 
 
 def _padded_parts(lengths: Sequence[int], budget: int) -> list[int]:
