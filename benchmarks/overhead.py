@@ -24,6 +24,7 @@ from stopwatch import about, save, seconds_of, settle, spread
 
 from trimtab.policy.models import pick_device
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
+from trimtab.train.build import set_threads
 from trimtab.train.collector import light_collections
 from trimtab.train.config import Config, build_objective, load
 from trimtab.train.loop import Trainer, build_trainer
@@ -209,8 +210,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", action="append", default=[], help="settings over the recipe")
     args = parser.parse_args(words)
     config = load("demo", [*SMALL, *args.set]) if args.small else load("smollm2", [*FULL, *args.set])
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
+    set_threads(config)
     many, limit = config.rollout.prompts * config.rollout.samples, config.rollout.max_new_tokens
     result = about(
         f"added to a step of plain GRPO, model {config.model.path}, {many} responses of up to {limit} tokens; medians",

@@ -32,7 +32,7 @@ from trimtab.rewards import grade_many
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.tasks import Problem, problem_number
 from trimtab.train import experience, loop, measure
-from trimtab.train.build import build_sampler, build_task
+from trimtab.train.build import build_sampler, build_task, set_threads
 from trimtab.train.collector import light_collections
 from trimtab.train.config import Config, load
 from trimtab.train.loop import Trainer, build_trainer
@@ -94,6 +94,7 @@ class Watched:
 def ours(config: Config, steps: Steps) -> dict[str, Any]:
     """trimtab's steps, as `trimtab train` makes them."""
     forget(pick_device(config.run.device))
+    set_threads(config)
     trainer, progress, course = build_trainer(config), Progress(), Course(steps)
     if steps.fixed:
         never_end(trainer)
@@ -294,8 +295,9 @@ def try_peer(config: Config, steps: Steps, rows: Sequence[int]) -> dict[str, Any
 
 def compare(config: Config, args: argparse.Namespace, fixed: bool) -> Iterator[dict[str, Any]]:
     """Ours, then the peer, then how they compare; what is known so far after each."""
-    watched = 0 if fixed else 1
+    watched, threads = 0 if fixed else 1, torch.get_num_threads()
     result: dict[str, Any] = {"trimtab": ours(config, Steps(args.warmup, args.steps, 3 * watched, fixed))}
+    torch.set_num_threads(threads)
     yield result
     if args.peer == "none":
         return
@@ -327,8 +329,6 @@ def main(words: Sequence[str] | None = None) -> None:
     if args.peers:
         sys.path.insert(0, str(args.peers))
     config = load("demo", [*SMALL, *args.set]) if args.small else load("smollm2", [*FULL, *args.set])
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
     many, limit = config.rollout.prompts * config.rollout.samples, config.rollout.max_new_tokens
     result = about(
         f"a whole step of GRPO, model {config.model.path}, {many} responses of up to {limit} tokens; medians of steps; "

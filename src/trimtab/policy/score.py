@@ -22,6 +22,8 @@ from trimtab.policy.head import Head, head_scores
 from trimtab.policy.models import Policy
 from trimtab.policy.packed import Packed
 
+_TYPES = {"int64": torch.int64, "float32": torch.float32}
+
 
 @dataclass(frozen=True)
 class Transcript:
@@ -101,7 +103,8 @@ def to_device(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
     """Arrays of one type as tensors, to a GPU in one copy that nobody waits for."""
     if device.type != "cuda":
         return [torch.from_numpy(array).to(device) for array in arrays]
-    host = torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).pin_memory()
+    host = torch.empty(sum(array.size for array in arrays), dtype=_TYPES[arrays[0].dtype.name], pin_memory=True)
+    np.concatenate([array.ravel() for array in arrays], out=host.numpy())
     pieces = host.to(device, non_blocking=True).split([array.size for array in arrays])
     return [piece.view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
 

@@ -7,11 +7,19 @@ from typing import Literal
 import torch
 
 from trimtab.policy import Policy, load_policy
+from trimtab.policy.models import pick_device
 from trimtab.rollout import NativeSampler, PagedSampler, Sampler
 from trimtab.rollout.paged.decoder import why_not
 from trimtab.rollout.vllm import VllmSampler, VllmSettings
 from trimtab.tasks import Arithmetic, GymTask, Task, gsm8k, verl_file
 from trimtab.train.config import Config, RolloutConfig
+
+
+def set_threads(config: Config) -> None:
+    """CPU threads as the recipe says; where it leaves that open and a GPU does the work, one: more would only spin."""
+    threads = config.run.threads or (1 if pick_device(config.run.device).type == "cuda" else 0)
+    if threads:
+        torch.set_num_threads(threads)
 
 
 def build_task(config: Config, part: Literal["train", "test"]) -> Task | None:

@@ -221,7 +221,11 @@ class RunConfig(Section):
     steps: int = Field(200, ge=1, description="rollout batches")
     seed: int = Field(0, description="of sampling, of the order of problems, and of the demo model")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
-    threads: int = Field(0, ge=0, description="CPU threads; 0: as torch chooses. Results depend on it in the last bit")
+    threads: int = Field(
+        0,
+        ge=0,
+        description="CPU threads; 0: as torch chooses, or one beside a GPU. Results depend on it in the last bit",
+    )
     eval_every: int = Field(50, ge=0, description="steps between evaluations on held-out problems; 0: none")
     eval_problems: int = Field(200, ge=1, description="held-out problems per evaluation")
     checkpoint_every: int = Field(50, ge=0, description="steps between checkpoints; 0: only at the end")

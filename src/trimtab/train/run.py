@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 
 import trimtab
 from trimtab.train import checkpoints, faults
+from trimtab.train.build import set_threads
 from trimtab.train.config import Config
 from trimtab.train.experience import answer_problems, sampling_options
 from trimtab.train.loop import Trainer, build_trainer
@@ -80,8 +81,7 @@ class Run:
 
     def prepare(self) -> Trainer:
         """Build everything and bring it to where the first step starts."""
-        if self.config.run.threads:
-            torch.set_num_threads(self.config.run.threads)
+        set_threads(self.config)
         if self.resume:
             self.folder.reopen(self.config)
         else:
