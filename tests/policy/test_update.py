@@ -213,6 +213,22 @@ def test_an_unknown_device_or_folder_is_named() -> None:
         load_policy("./nowhere", device="cpu")
 
 
+def test_the_gpu_that_is_named_must_be_there_and_is_where_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, where: self)
+    monkeypatch.setattr("trimtab.policy.models._check_head", lambda policy: None)
+    with pytest.raises(ValueError, match=r"run\.device='cuda:2', but torch sees 2 GPUs"):
+        pick_device("cuda:2")
+    assert load_policy("demo", device="cuda:1").device == torch.device("cuda:1")
+    assert current == [torch.device("cuda:1")]
+    load_policy("demo", device="cuda")
+    load_policy("demo", device="cpu")
+    assert len(current) == 1, "else it stays what it is"
+
+
 def test_a_saved_policy_loads_by_its_folder(policy: Policy, tmp_path: Path) -> None:
     policy.model.save_pretrained(tmp_path)
     policy.tokenizer.save_pretrained(tmp_path)

@@ -25,6 +25,7 @@ def test_threads_are_the_recipes_and_one_beside_a_gpu(
     device: str, asked: int, used: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     torch.set_num_threads(2)
     build.set_threads(load("demo", [f"run.device={device}", f"run.threads={asked}"]))
     assert torch.get_num_threads() == used

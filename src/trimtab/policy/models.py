@@ -164,6 +164,8 @@ def load_policy(
     model, tokenizer = _demo(seed) if path == "demo" else _pretrained(path, attention)
     if lora_rank:
         model = _with_lora(model, lora_rank, lora_alpha, seed)
+    if where.index is not None:
+        torch.cuda.set_device(where)  # where Triton's kernels run
     model.to(where)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -216,6 +218,10 @@ def pick_device(name: str) -> torch.device:
         raise ValueError(f"run.device={name!r} is no device: say auto, cpu or cuda") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"run.device={name!r}, but torch sees no GPU here: say cpu or auto")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"run.device={name!r}, but torch sees {torch.cuda.device_count()} GPUs here, the first is cuda:0"
+        )
     return device
 
 

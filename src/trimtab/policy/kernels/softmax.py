@@ -43,7 +43,8 @@ def own_logits(hidden: Tensor, weight: Tensor, token: Tensor) -> Tensor:
     rows, width = hidden.shape
     out = torch.empty(rows, device=hidden.device)
     if rows:
-        _own_logits[(rows,)](hidden, weight, token, out, hidden.stride(0), weight.stride(0), width, BLOCK=1024)
+        with torch.cuda.device_of(hidden):  # Triton takes the current GPU, wherever its tensors are
+            _own_logits[(rows,)](hidden, weight, token, out, hidden.stride(0), weight.stride(0), width, BLOCK=1024)
     return out
 
 
@@ -65,7 +66,8 @@ def scale_rows(x: Tensor, factor: Tensor, out: Tensor) -> Tensor:
     """out = x times a factor for each row, rounded once."""
     rows, width = x.shape
     if rows:
-        _scale_rows[(rows,)](x, factor, out, x.stride(0), out.stride(0), width, BLOCK=1024)
+        with torch.cuda.device_of(x):
+            _scale_rows[(rows,)](x, factor, out, x.stride(0), out.stride(0), width, BLOCK=1024)
     return out
 
 
@@ -244,19 +246,20 @@ def _launched(
     rows, vocabulary = logits.shape
     out = torch.empty(numbers, rows, device=logits.device, dtype=torch.float32)
     if rows:
-        kernel[(rows,)](
-            logits,
-            token,
-            own,
-            out,
-            logits.stride(0),
-            rows,
-            vocabulary,
-            1.0 / temperature,
-            soft_cap or 1.0,
-            HAS_CAP=bool(soft_cap),
-            BLOCK=BLOCK,
-            num_warps=WARPS,
-            **how,
-        )
+        with torch.cuda.device_of(logits):
+            kernel[(rows,)](
+                logits,
+                token,
+                own,
+                out,
+                logits.stride(0),
+                rows,
+                vocabulary,
+                1.0 / temperature,
+                soft_cap or 1.0,
+                HAS_CAP=bool(soft_cap),
+                BLOCK=BLOCK,
+                num_warps=WARPS,
+                **how,
+            )
     return out
