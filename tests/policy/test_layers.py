@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import layer_kernel_cases
@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import GemmaConfig, LlamaConfig
 from triton_interpreter import interpret
 
+from trimtab.policy import models
 from trimtab.policy.layers import Kernels, fuse_layers, gpu_kernels, unfuse_layers, why_not_fused
 from trimtab.policy.packed import packed_hidden
 
@@ -110,6 +111,21 @@ def test_the_probe_finds_wrong_values_and_missing_kernels() -> None:
     assert "no such kernel" in why_not_fused(model)
 
 
+def test_layers_that_fail_their_trial_are_left_as_they_were_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(CONFIGS["llama"])
+    monkeypatch.setattr(models, "gpu_kernels", lambda: NOTHING)
+    with pytest.warns(UserWarning, match=r"the layers of LlamaForCausalLM are not fused, which is slower .* off\)"):
+        models._fuse(model)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_without_triton_layers_are_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(CONFIGS["llama"])
+    monkeypatch.setitem(sys.modules, "trimtab.policy.kernels.layers", None)
+    models._fuse(model)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
 def test_fewer_and_smaller_tensors_are_kept_for_the_backward_pass() -> None:
     model = model_of(CONFIGS["llama"])
 
@@ -139,4 +155,3 @@ def test_on_a_gpu_the_probe_is_content(name: str) -> None:
     model = model_of(CONFIGS[name], torch.device("cuda"))
     fuse_layers(model, gpu_kernels())
     assert why_not_fused(model) == ""
-    assert SimpleNamespace(**vars(model.model.layers[0])).forward.func.__name__ == "_layer"
