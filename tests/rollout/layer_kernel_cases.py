@@ -152,7 +152,23 @@ def frozen(device: torch.device, dtype: torch.dtype) -> None:
 
 def model(name: str, checkpointing: bool, device: torch.device, dtype: torch.dtype) -> None:
     """Hidden states and gradients as near the exact ones as those of transformers' layers."""
-    plain = model_of(CONFIGS[name], device)
+    near(model_of(CONFIGS[name], device), checkpointing, device)
+
+
+def adapted(name: str, device: torch.device, dtype: torch.dtype) -> None:
+    """With LoRA: every linear map is a module of another kind, and norms are not trained."""
+    from peft import LoraConfig, get_peft_model
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        plain = get_peft_model(model_of(CONFIGS[name]), LoraConfig(r=2, target_modules="all-linear"))
+        for parameter_name, weight in plain.named_parameters():
+            if "lora" in parameter_name:  # else an adapter changes nothing, and half of its gradient is 0
+                torch.nn.init.normal_(weight, std=0.1)
+    near(plain.to(device).get_base_model(), False, device)
+
+
+def near(plain: Any, checkpointing: bool, device: torch.device) -> None:
     fused = copy.deepcopy(plain)
     fuse_layers(fused, gpu_kernels())
     assert why_not_fused(fused) == ""
@@ -173,7 +189,7 @@ def passed(model: Any, device: torch.device, dtype: torch.dtype | None) -> list[
     with torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
         hidden = packed_hidden(model.model, packed(device, 5, 1, 3))
     slope = normal(10, *hidden.shape).to(device, hidden.dtype)
-    parameters = list(model.model.parameters())
+    parameters = [parameter for parameter in model.model.parameters() if parameter.requires_grad]
     made = torch.autograd.grad(hidden, parameters, slope)
     return [hidden.detach(), torch.cat([gradient.flatten() for gradient in made])]
 
@@ -190,6 +206,8 @@ def cases(widths: list[int], heads: list[tuple[int, int, int]], rows: int) -> di
         made[f"gate {width}"] = partial(gate, rows, width)
     for name, checkpointing in product(CONFIGS, (False, True)):
         made[f"model {name}{', checkpointed' if checkpointing else ''}"] = partial(model, name, checkpointing)
+    for name in ("llama", "qwen3"):
+        made[f"model {name}, LoRA"] = partial(adapted, name)
     return made
 
 
