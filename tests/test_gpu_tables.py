@@ -88,7 +88,9 @@ def test_the_limit_is_shown_for_every_shape_and_left_out_where_none_was_measured
     result = {**ABOUT, "copy_bytes_per_second": 4.2e12, "Qwen3-8B shape, 512 sequences, up to 4096": row}
     made = gpu_tables.limit(result)
     assert cells(made, "Qwen3-8B, 512 sequences, up to 4096") == ["1,012", "12,345", "40.0", "61%", "70%"]
-    assert "4.20 TB/s" in prose(made)
+    assert "4.20 TB/s" in prose(made) and "Graphs were made in the call that was timed" in prose(made)
+    row["first_seconds"] = 47.24
+    assert "up to 7.2 s longer, do not count" in prose(gpu_tables.limit(result))
     assert gpu_tables.limit({**ABOUT, "copy_bytes_per_second": 4.2e12}) == []
 
 
