@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import torch
 from layer_kernel_cases import CONFIGS, INTERPRETED, SIZE, cases, model_of, packed
 from torch import Tensor
 from transformers import GemmaConfig, LlamaConfig
-from triton_interpreter import interpret
+from triton_interpreter import faults
 
 from trimtab.policy import models
 from trimtab.policy.layers import Kernels, fuse_layers, gpu_kernels, unfuse_layers, why_not_fused
@@ -33,11 +31,7 @@ NOTHING = Kernels(*[nothing] * 6)  # and attention as it is
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, str]:
-    """What went wrong, by case: all of them in one process, since starting one takes longer than a case."""
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("Triton is not installed")
-    wrong: dict[str, str] = json.loads(interpret(Path(layer_kernel_cases.__file__)))
-    return wrong
+    return faults(Path(layer_kernel_cases.__file__))
 
 
 @pytest.mark.parametrize("name", INTERPRETED)

@@ -6,8 +6,6 @@ Run as a script, which only makes sense in Triton's interpreter, it prints a JSO
 from __future__ import annotations
 
 import copy
-import json
-import traceback
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from triton_interpreter import try_all
 
 from trimtab.policy.layers import AddNorm, Gate, Turn, fuse_layers, gpu_kernels, why_not_fused
 from trimtab.policy.packed import Packed, packed_hidden, use_packed_attention
@@ -219,14 +218,7 @@ def main() -> None:
 
     layers.ELEMENTS = turning.PAIRS = 64
     layers.PROGRAMS = turning.PROGRAMS = 3  # so that each program meets several rows, and the last ones fewer
-    wrong = {}
-    for name, case in INTERPRETED.items():
-        try:
-            case(HOST, torch.float32)
-            wrong[name] = ""
-        except Exception:
-            wrong[name] = traceback.format_exc()[-3000:]
-    print(json.dumps(wrong))  # noqa: T201
+    try_all(INTERPRETED)
 
 
 if __name__ == "__main__":

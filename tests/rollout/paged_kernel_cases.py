@@ -5,8 +5,6 @@ Run as a script, which only makes sense in Triton's interpreter, it prints a JSO
 
 from __future__ import annotations
 
-import json
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -16,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton_interpreter import try_all
 
 from trimtab.rollout.paged import plain
 from trimtab.rollout.paged.state import HOME, KEY, LIMIT, LIVE, MADE, PAGE, POSITION, TOKEN, State
@@ -307,14 +306,7 @@ def main() -> None:
     from trimtab.rollout.paged.kernels import drawing
 
     drawing.BLOCK = BLOCK
-    wrong = {}
-    for name, case in INTERPRETED.items():
-        try:
-            case(HOST, torch.float32)
-            wrong[name] = ""
-        except Exception:
-            wrong[name] = traceback.format_exc()[-3000:]
-    print(json.dumps(wrong))  # noqa: T201
+    try_all(INTERPRETED)
 
 
 if __name__ == "__main__":

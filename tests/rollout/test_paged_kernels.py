@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 from pathlib import Path
 
 import paged_kernel_cases
 import pytest
 import torch
 from paged_kernel_cases import GPU_SHAPES, INTERPRETED, cases
-from triton_interpreter import interpret
+from triton_interpreter import faults
 
 ON_GPU = cases(GPU_SHAPES, [40, 4096, 9000, 50_257], 256)
 
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, str]:
-    """What went wrong, by case: all of them in one process, since starting one takes longer than a case."""
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("Triton is not installed")
-    wrong: dict[str, str] = json.loads(interpret(Path(paged_kernel_cases.__file__)))
-    return wrong
+    return faults(Path(paged_kernel_cases.__file__))
 
 
 @pytest.mark.parametrize("name", INTERPRETED)

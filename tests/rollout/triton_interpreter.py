@@ -7,13 +7,18 @@ runs a script in which kernels are interpreted; `interpret` does so from a test.
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import runpy
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pytest
 import torch
 
 
@@ -24,6 +29,26 @@ def interpret(script: Path) -> str:
     out = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert out.returncode == 0, out.stderr[-4000:]
     return out.stdout.strip()
+
+
+def faults(script: Path) -> dict[str, str]:
+    """What went wrong in a script that ends with `try_all`, by case: all in one process, since that starts slowly."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    wrong: dict[str, str] = json.loads(interpret(script))
+    return wrong
+
+
+def try_all(cases: Mapping[str, Callable[[torch.device, torch.dtype], None]]) -> None:
+    """Try cases on the CPU in fp32, and print by name how each failed, or nothing, as JSON."""
+    wrong = {}
+    for name, case in cases.items():
+        try:
+            case(torch.device("cpu"), torch.float32)
+            wrong[name] = ""
+        except Exception:
+            wrong[name] = traceback.format_exc()[-3000:]
+    print(json.dumps(wrong))  # noqa: T201
 
 
 def mend() -> None:
