@@ -213,6 +213,16 @@ def test_an_unknown_device_or_folder_is_named() -> None:
         load_policy("./nowhere", device="cpu")
 
 
+@pytest.mark.parametrize("name", ["meta", "vulkan", "hpu"])
+def test_a_device_that_holds_no_numbers_here_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"run\.device='{name}', which torch cannot use here: say auto, cpu or cuda"):
+        pick_device(name)
+
+
+def test_the_cpu_may_be_given_with_its_number() -> None:
+    assert load_policy("demo", device="cpu:0").device.type == "cpu"
+
+
 def test_the_gpu_that_is_named_must_be_there_and_is_where_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

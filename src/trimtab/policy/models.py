@@ -164,7 +164,7 @@ def load_policy(
     model, tokenizer = _demo(seed) if path == "demo" else _pretrained(path, attention)
     if lora_rank:
         model = _with_lora(model, lora_rank, lora_alpha, seed)
-    if where.index is not None:
+    if where.type == "cuda" and where.index is not None:
         torch.cuda.set_device(where)  # where Triton's kernels run
     model.to(where)
     if gradient_checkpointing:
@@ -222,7 +222,16 @@ def pick_device(name: str) -> torch.device:
         raise ValueError(
             f"run.device={name!r}, but torch sees {torch.cuda.device_count()} GPUs here, the first is cuda:0"
         )
+    if device.type not in ("cpu", "cuda") and not _holds_numbers(device):
+        raise ValueError(f"run.device={name!r}, which torch cannot use here: say auto, cpu or cuda")
     return device
+
+
+def _holds_numbers(device: torch.device) -> bool:
+    try:
+        return torch.ones((), device=device).item() == 1
+    except Exception:  # each kind of device that is not there, or holds nothing, has its own
+        return False
 
 
 def _demo(seed: int) -> tuple[Any, Any]:
