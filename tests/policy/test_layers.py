@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 import torch
 from layer_kernel_cases import CONFIGS, INTERPRETED, SIZE, cases, model_of, packed
 from torch import Tensor
-from transformers import GemmaConfig, LlamaConfig
+from transformers import DynamicCache, GemmaConfig, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 from triton_interpreter import faults
 
 from trimtab.policy import models
-from trimtab.policy.layers import Kernels, fuse_layers, gpu_kernels, unfuse_layers, why_not_fused
+from trimtab.policy.layers import AddNorm, Gate, Kernels, Turn, fuse_layers, gpu_kernels, unfuse_layers, why_not_fused
 from trimtab.policy.packed import packed_hidden
 
 ON_GPU = cases([40, 576, 2048, 5120], [(9, 3, 64), (16, 8, 128), (5, 1, 80)], 3000)
@@ -84,6 +86,103 @@ def test_what_is_not_written_here_is_left_alone(config: Any) -> None:
     fuse_layers(model, NOTHING)
     assert not any("forward" in vars(module) for module in model.modules())
     assert why_not_fused(model) == ""
+
+
+class OwnLayer(LlamaDecoderLayer):
+    """A layer that does something of its own."""
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        return 2 * super().forward(*args, **options)
+
+
+class OwnNorm(LlamaRMSNorm):
+    """A norm that does."""
+
+    def forward(self, hidden_states: Tensor) -> Any:
+        return 2 * super().forward(hidden_states)
+
+
+class Wrapped(torch.nn.Module):
+    """A layer in another module, as other libraries leave it."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        return self.layer(*args, **options)
+
+
+def with_own_layer(model: Any) -> None:
+    model.layers[1].__class__ = OwnLayer
+
+
+def with_own_norm(model: Any) -> None:
+    model.norm.__class__ = OwnNorm
+
+
+def with_own_inner_norm(model: Any) -> None:
+    model.layers[1].input_layernorm.__class__ = OwnNorm
+
+
+def with_patched_mlp(model: Any) -> None:
+    whole = model.layers[1].mlp.forward
+    model.layers[1].mlp.forward = lambda x: 2 * whole(x)
+
+
+def with_wrapped_layer(model: Any) -> None:
+    model.layers[0] = Wrapped(model.layers[0])
+
+
+@pytest.mark.parametrize(
+    "change", [with_own_layer, with_own_norm, with_own_inner_norm, with_patched_mlp, with_wrapped_layer]
+)
+def test_a_model_with_a_part_of_somebodys_own_is_left_alone(change: Callable[[Any], None]) -> None:
+    """The trial is of the first layer: what another one does must be known beforehand."""
+    model = model_of(CONFIGS["llama"])
+    change(model.model)
+    fused = copy.deepcopy(model)
+    fuse_layers(fused, NOTHING)
+    assert why_not_fused(fused) == ""
+    sequences = packed(torch.device("cpu"), 4, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(packed_hidden(model.model, sequences), packed_hidden(fused.model, sequences))
+
+
+def test_a_cache_that_is_given_with_packed_sequences_is_filled() -> None:
+    model = model_of(CONFIGS["llama"])
+    fuse_layers(model, NOTHING)
+    ids, cache = torch.arange(6)[None], DynamicCache(config=model.config)
+    starts = torch.tensor([0, 6], dtype=torch.int32)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        model.model(input_ids=ids, past_key_values=cache, cu_seq_lens_q=starts, max_length_q=6)
+    assert cache.get_seq_length() == 6
+
+
+def test_a_mask_is_refused_with_packed_sequences_as_before() -> None:
+    model = model_of(CONFIGS["llama"])
+    fuse_layers(model, NOTHING)
+    mask = torch.ones(1, 1, 6, 6, dtype=torch.bool)
+    starts = torch.tensor([0, 6], dtype=torch.int32)
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(NotImplementedError, match="mask"):
+        model.model(torch.arange(6)[None], mask, cu_seq_lens_q=starts, max_length_q=6, use_cache=False)
+
+
+@pytest.mark.parametrize("function", [AddNorm, Turn, Gate])
+def test_second_derivatives_are_refused(function: Any) -> None:
+    """They would lack what goes through the kernel, without a word."""
+    x = torch.randn(3, 2, 4, requires_grad=True)
+    angles = torch.ones(3, 4)
+    given = {
+        AddNorm: (x, None, torch.ones(4), 1e-5, torch.float32),
+        Turn: (x, x, angles, angles, 1e-5),
+        Gate: (x, x),
+    }[function]
+    out = function.apply(NOTHING, *given)
+    loss = (out if isinstance(out, Tensor) else out[-1]).square().sum() + x.pow(3).sum()
+    torch.autograd.grad(loss, x, retain_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivatives"):
+        torch.autograd.grad(loss, x, create_graph=True)
 
 
 def test_a_copy_of_a_fused_model_runs_its_own_layers() -> None:

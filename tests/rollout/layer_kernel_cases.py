@@ -149,9 +149,46 @@ def frozen(device: torch.device, dtype: torch.dtype) -> None:
     torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5)
 
 
-def model(name: str, checkpointing: bool, device: torch.device, dtype: torch.dtype) -> None:
+def model(name: str, checkpoints: str, device: torch.device, dtype: torch.dtype) -> None:
     """Hidden states and gradients as near the exact ones as those of transformers' layers."""
-    near(model_of(CONFIGS[name], device), checkpointing, device)
+    near(model_of(CONFIGS[name], device), device, checkpoints)
+
+
+def hooked(where: str, device: torch.device, dtype: torch.dtype) -> None:
+    """Hooks see, and change, what they would of transformers' layers."""
+    plain = model_of(CONFIGS["qwen3"], device)
+    layer = plain.model.layers[1]
+    module = {"layer": plain.model.layers[0], "norm": layer.input_layernorm, "mlp": layer.mlp}[where]
+    module.register_forward_hook(lambda module, args, out: torch.as_tensor(out) * 2)
+    near(plain, device)
+
+
+def strided(device: torch.device, dtype: torch.dtype) -> None:
+    """A stream whose rows do not lie one after the other."""
+    plain = model_of(CONFIGS["llama"], device)
+    plain.model.embed_tokens.register_forward_hook(lambda module, args, out: out.mT.contiguous().mT)
+    near(plain, device)
+
+
+def idle(device: torch.device, dtype: torch.dtype) -> None:
+    """A layer whose MLP adds nothing: the gradient of the norm before it is 0."""
+    plain = model_of(CONFIGS["llama"], device)
+    torch.nn.init.zeros_(plain.model.layers[0].mlp.down_proj.weight)
+    near(plain, device)
+
+
+def asked_for_all(device: torch.device, dtype: torch.dtype) -> None:
+    """The hidden states of every layer, where somebody wants them."""
+    plain = model_of(CONFIGS["llama"], device)
+    fused = copy.deepcopy(plain)
+    fuse_layers(fused, gpu_kernels())
+    plain.config.output_hidden_states = fused.config.output_hidden_states = True
+    states: list[Any] = []
+    for some in (plain, fused):
+        some.model.register_forward_hook(lambda module, args, out: states.append(out.hidden_states))
+        passed(some, device, torch.bfloat16)
+    for one, other in zip(*states, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
 
 def adapted(name: str, device: torch.device, dtype: torch.dtype) -> None:
@@ -164,17 +201,18 @@ def adapted(name: str, device: torch.device, dtype: torch.dtype) -> None:
         for parameter_name, weight in plain.named_parameters():
             if "lora" in parameter_name:  # else an adapter changes nothing, and half of its gradient is 0
                 torch.nn.init.normal_(weight, std=0.1)
-    near(plain.to(device).get_base_model(), False, device)
+    near(plain.to(device).get_base_model(), device)
 
 
-def near(plain: Any, checkpointing: bool, device: torch.device) -> None:
+def near(plain: Any, device: torch.device, checkpoints: str = "") -> None:
     fused = copy.deepcopy(plain)
     fuse_layers(fused, gpu_kernels())
     assert why_not_fused(fused) == ""
     fused = copy.deepcopy(fused)  # a copy's layers are its own
-    if checkpointing:
+    if checkpoints:
         fused.train()
-        fused.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        fused.gradient_checkpointing_enable({"use_reentrant": checkpoints == "reentrant"})
+        fused.enable_input_require_grads()
     exact, before = passed(copy.deepcopy(plain).double(), device, None), passed(plain, device, torch.bfloat16)
     after = passed(fused, device, torch.bfloat16)
     for right, one, other in zip(exact, before, after, strict=True):
@@ -189,8 +227,8 @@ def passed(model: Any, device: torch.device, dtype: torch.dtype | None) -> list[
         hidden = packed_hidden(model.model, packed(device, 5, 1, 3))
     slope = normal(10, *hidden.shape).to(device, hidden.dtype)
     parameters = [parameter for parameter in model.model.parameters() if parameter.requires_grad]
-    made = torch.autograd.grad(hidden, parameters, slope)
-    return [hidden.detach(), torch.cat([gradient.flatten() for gradient in made])]
+    hidden.backward(slope)
+    return [hidden.detach(), torch.cat([parameter.grad.flatten() for parameter in parameters])]
 
 
 def cases(widths: list[int], heads: list[tuple[int, int, int]], rows: int) -> dict[str, Case]:
@@ -203,11 +241,12 @@ def cases(widths: list[int], heads: list[tuple[int, int, int]], rows: int) -> di
         made[f"turn {h}/{kv}x{d}{', normed' if normed else ''}"] = partial(turn, h, kv, d, rows, normed)
     for width in widths:
         made[f"gate {width}"] = partial(gate, rows, width)
-    for name, checkpointing in product(CONFIGS, (False, True)):
-        made[f"model {name}{', checkpointed' if checkpointing else ''}"] = partial(model, name, checkpointing)
+    for name, checkpoints in (*product(CONFIGS, ("", "checkpointed")), ("llama", "reentrant")):
+        made[f"model {name}, {checkpoints}".removesuffix(", ")] = partial(model, name, checkpoints)
     for name in ("llama", "qwen3"):
         made[f"model {name}, LoRA"] = partial(adapted, name)
-    return made
+    made |= {f"model qwen3, hook of a {where}": partial(hooked, where) for where in ("layer", "norm", "mlp")}
+    return made | {"strided stream": strided, "idle MLP": idle, "every hidden state": asked_for_all}
 
 
 INTERPRETED = cases([1, 40, 64], [(6, 2, 16), (3, 3, 24), (8, 1, 2)], 7)

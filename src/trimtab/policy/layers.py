@@ -49,13 +49,17 @@ def gpu_kernels() -> Kernels:
 
 
 def fuse_layers(causal: Any, kernels: Kernels) -> None:
-    """Let a model's layers run fused; other families stay as they are.
+    """Let a model's layers run fused; other families, and layers with parts of somebody's own, stay as they are.
 
-    Calls that are not of packed sequences under autocast go through transformers' layers as before.
+    Calls that are not of packed sequences under autocast go through transformers' layers as before, and so do layers
+    with hooks inside.
     """
-    if causal.config.model_type not in FAMILIES or causal.config.hidden_act != "silu":
+    family, backbone = causal.config.model_type, causal.base_model
+    if family not in FAMILIES or causal.config.hidden_act != "silu":
         return
-    backbone = causal.base_model
+    inner = [part for layer in backbone.layers for part in layer.children()]
+    if not all(_is_from(family, part) for part in (*backbone.layers, *inner, backbone.norm)):
+        return
     for layer in backbone.layers:
         layer.forward = partial(_layer, layer, kernels)
     backbone.norm.forward = partial(_last_norm, backbone.norm, kernels)
@@ -85,12 +89,12 @@ def why_not_fused(causal: Any) -> str:
     trained = [x, *(p for p in layer.parameters() if p.requires_grad and p.ndim == 1)]
     try:
         with torch.autocast(device.type, dtype=torch.bfloat16):
-            stream, delta = layer.forward(x, **options)
-            mine, theirs = (stream + delta)[None], type(layer).forward(layer, x, **options)
+            made, theirs = layer.forward(x, **options), type(layer).forward(layer, x, **options)
+            mine = _joined(*made) if isinstance(made, tuple) else made
         for one, other in zip(_with_gradients(mine, trained), _with_gradients(theirs, trained), strict=True):
-            off = float((one - other).norm() / other.norm())
-            if not off <= CLOSE:
-                return f"a fused layer is {off:.0%} off"
+            off, size = float((one - other).norm()), float(other.norm())
+            if not off <= CLOSE * size:  # both may be 0
+                return f"a fused layer is {off / size if size else 1:.0%} off"
     except Exception as error:  # whatever a GPU, or a version of Triton or transformers, does not know
         return f"{type(error).__name__}: {error}"
     return ""
@@ -99,6 +103,12 @@ def why_not_fused(causal: Any) -> str:
 def _with_gradients(out: Tensor, trained: list[Tensor]) -> list[Tensor]:
     weights = torch.linspace(0.5, 1.5, out.numel(), device=out.device).view_as(out).sin()
     return [out.detach(), *torch.autograd.grad((out * weights).sum(), trained)]
+
+
+def _is_from(family: str, module: Any) -> bool:
+    """Whether a module does what transformers' file of this family says, rather than a subclass or a patch of it."""
+    home = f"transformers.models.{family}.modeling_{family}"
+    return type(module).__module__ == home and ("forward" not in vars(module) or _is_fused(module))
 
 
 def _is_fused(module: Any) -> bool:
@@ -115,17 +125,33 @@ def _layer(module: Any, kernels: Kernels, hidden_states: Stream, **options: Any)
     else:
         plain: Tensor = type(module).forward(module, hidden_states, **options)
         return plain
+    if any(map(_has_hooks, module._modules.values())):
+        inside: Tensor = type(module).forward(module, _joined(stream, delta), **options)
+        return inside
     stream, normed = _add_norm(kernels, stream, delta, module.input_layernorm)
     seen = _attention(module.self_attn, kernels, normed, options)
     stream, normed = _add_norm(kernels, stream, seen, module.post_attention_layernorm)
     mlp = module.mlp
     gated = Gate.apply(kernels, mlp.gate_proj(normed), mlp.up_proj(normed))  # type: ignore[no-untyped-call]
-    return stream, mlp.down_proj(gated)
+    delta = mlp.down_proj(gated)
+    # Hooks, and checkpoints of the older kind, know a layer's output as one tensor alone.
+    alone = _has_hooks(module) or (module.gradient_checkpointing and module.training)
+    return _joined(stream, delta) if alone else (stream, delta)
+
+
+def _joined(stream: Tensor, delta: Tensor | None) -> Tensor:
+    return (stream if delta is None else stream + delta)[None]
+
+
+def _has_hooks(module: Any) -> bool:
+    forward = module._forward_hooks or module._forward_pre_hooks
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
 def _fits(hidden: Tensor, options: dict[str, Any]) -> bool:
     narrow = torch.is_autocast_enabled(hidden.device.type) and hidden.dtype == torch.float32
-    return narrow and options.get("cu_seq_lens_q") is not None
+    bare = options.get("attention_mask") is None and options.get("past_key_values") is None
+    return narrow and bare and options.get("cu_seq_lens_q") is not None
 
 
 def _last_norm(module: Any, kernels: Kernels, hidden_states: Stream) -> Tensor:
@@ -152,6 +178,12 @@ def _attention(module: Any, kernels: Kernels, normed: Tensor, options: dict[str,
     return out
 
 
+def _check_once() -> None:
+    """Autograd cannot see into kernels: a second derivative would be wrong."""
+    if torch.is_grad_enabled():  # in a backward pass: whether it is recorded itself
+        raise NotImplementedError("fused layers have no second derivatives: unfuse_layers(model) first")
+
+
 class AddNorm(torch.autograd.Function):
     """The stream with what is added to it, and its norm times a weight, in another type."""
 
@@ -159,6 +191,7 @@ class AddNorm(torch.autograd.Function):
     def forward(  # noqa: D102
         ctx: Any, kernels: Kernels, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
+        stream, delta = stream.contiguous(), None if delta is None else delta.contiguous()
         total = stream if delta is None else torch.empty_like(stream)
         out = torch.empty_like(stream, dtype=dtype)
         inverse = stream.new_empty(stream.shape[:-1])
@@ -170,6 +203,7 @@ class AddNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_total: Tensor | None, d_out: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
+        _check_once()
         total, weight, inverse = ctx.saved_tensors
         d_stream = torch.empty_like(total)
         d_delta = None if ctx.added is None else torch.empty_like(total, dtype=ctx.added)
@@ -195,6 +229,7 @@ class Turn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_q_out: Tensor, d_k_out: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
+        _check_once()
         cos, sin, *before = ctx.saved_tensors
         d_q_out, d_k_out = d_q_out.contiguous(), d_k_out.contiguous()
         q, k, *norms = before or (d_q_out, d_k_out)
@@ -219,6 +254,7 @@ class Gate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
+        _check_once()
         gates, up = ctx.saved_tensors
         d_gates, d_up = torch.empty_like(gates), torch.empty_like(up)
         ctx.kernels.gate_back(d_out.contiguous(), gates, up, d_gates, d_up)
