@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import signal
@@ -15,11 +17,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from trimtab.cli import app
 from trimtab.train.compare import Comparison, Fleet, Job, Result, plan_jobs
-from trimtab.train.compare_report import as_json, as_markdown, make_rows, sparklines
+from trimtab.train.compare_report import as_json, as_markdown, make_rows, show, sparklines
+from trimtab.train.launch import STOPPED
 from trimtab.train.run_folder import resolved_toml
 
 RECIPE = """
@@ -283,6 +287,32 @@ def test_ctrl_c_lets_the_runs_finish_their_step(
     assert len(list(tmp_path.glob("*/saved"))) == 2
     assert [result.why for result in results] == ["interrupted"] * 2 + ["not run: interrupted"] * 2
     assert not any(result.counts for result in results)
+
+
+class Closed(io.StringIO):
+    """A terminal that is closed as soon as two runs are under way."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__()
+        self.out = out
+
+    def write(self, text: str) -> int:
+        if len(list(self.out.glob("*/ready"))) == 2:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+
+@pytest.mark.usefixtures("heard")
+def test_a_closed_terminal_costs_no_run_its_checkpoint(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ships = fleet(recipe, tmp_path, monkeypatch, LONG, jobs=2)
+    file = Closed(tmp_path)
+    with signalled(tmp_path, signal.SIGHUP):
+        assert show(ships.jobs[0].comparison, ships.jobs, Console(file=file)) == STOPPED
+    assert len(list(tmp_path.glob("*/saved"))) == 2
+    assert file.getvalue().count("starts") == 2
+    assert (tmp_path / "compare.md").exists()
 
 
 @pytest.mark.usefixtures("heard")

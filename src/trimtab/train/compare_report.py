@@ -162,17 +162,18 @@ def show(comparison: Comparison, jobs: list[Job], console: Console) -> int:
     """Run what is missing under a progress bar or with plain lines, show and write the table, give the exit code."""
 
     def say(text: str) -> None:
-        console.print(Text(text), soft_wrap=True)
+        with _unless_closed(console):
+            console.print(Text(text), soft_wrap=True)
 
     with _bars(jobs, console) as watch:
         fleet = Fleet(jobs, comparison.jobs, say, watch)
         rows = make_rows(fleet.run())
+    write_files(comparison, rows)
     bars = BARS if console.encoding.lower().startswith("utf") else ASCII_BARS
     if console.is_terminal:
         console.print(as_table(rows, bars))
     else:
         console.print(Text(as_markdown(comparison, rows)), soft_wrap=True)
-    write_files(comparison, rows)
     say(f"written: {comparison.out / 'compare.md'} and {comparison.out / 'compare.json'}")
     if fleet.interrupted:
         say("the same command goes on where this one stopped")
@@ -199,7 +200,16 @@ def _bars(jobs: list[Job], console: Console) -> Iterator[Callable[[list[Job], li
             for name in tasks.keys() - {job.name for job in running}:
                 progress.remove_task(tasks.pop(name))
 
-        yield watch
+        yield _unless_closed(console)(watch)
+
+
+@contextmanager
+def _unless_closed(console: Console) -> Iterator[None]:
+    """What is said to a terminal that was closed is lost; the runs are still to leave their checkpoints."""
+    try:
+        yield
+    except OSError:
+        console.quiet = True
 
 
 def write_files(comparison: Comparison, rows: Sequence[Row]) -> None:
