@@ -213,6 +213,12 @@ def test_an_unknown_device_or_folder_is_named() -> None:
         load_policy("./nowhere", device="cpu")
 
 
+def test_a_transcript_without_a_prompt_is_refused() -> None:
+    """Its first token would be scored by what another transcript ends with."""
+    with pytest.raises(ValueError, match="nothing predicts its response's first token"):
+        Transcript([], [4, 5])
+
+
 @pytest.mark.parametrize("name", ["meta", "vulkan", "hpu"])
 def test_a_device_that_holds_no_numbers_here_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=rf"run\.device='{name}', which torch cannot use here: say auto, cpu or cuda"):

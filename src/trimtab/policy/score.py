@@ -32,6 +32,10 @@ class Transcript:
     prompt: Sequence[int]
     response: Sequence[int]
 
+    def __post_init__(self) -> None:
+        if not len(self.prompt):
+            raise ValueError("a transcript without a prompt: nothing predicts its response's first token")
+
     def __len__(self) -> int:
         return len(self.prompt) + len(self.response)
 
