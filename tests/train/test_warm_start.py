@@ -69,3 +69,13 @@ def test_a_task_without_accuracy_is_warmed_to_the_end(tmp_path: Path) -> None:
         pytest.fail,
     )
     assert steps == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "row", ['{"prompt": "", "solution": "4"}', '{"prompt": "2 + 2"}', '{"prompt": 3, "solution": "4"}']
+)
+def test_a_row_that_teaches_nothing_is_named(tmp_path: Path, row: str) -> None:
+    solutions = tmp_path / "solutions.jsonl"
+    solutions.write_text('{"prompt": "1 + 1", "solution": "2"}\n' + row + "\n")
+    with pytest.raises(ValueError, match=r"solutions\.jsonl.*2.*needs `prompt` and `solution`"):
+        warmed(tmp_path, [], {"warm_start.path": f'"{solutions}"'})

@@ -121,8 +121,8 @@ def _examples(policy: Policy, task: Task, config: Config) -> Callable[[int], Tra
     if warm.path is not None:
         pairs = [(where, row.get("prompt"), row.get("solution")) for where, row in rows(warm.path)]
         for where, prompt, solution in pairs:
-            if not isinstance(prompt, str) or not isinstance(solution, str):
-                raise ValueError(f"{where}: a warm-start row needs `prompt` and `solution`, both text")
+            if not isinstance(prompt, str) or not isinstance(solution, str) or not prompt:
+                raise ValueError(f"{where}: a warm-start row needs `prompt` and `solution`, both text, and some prompt")
         return lambda n: _transcript(
             policy, ({"role": "user", "content": str(pairs[n % len(pairs)][1])},), str(pairs[n % len(pairs)][2])
         )
