@@ -19,8 +19,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_tokenizers import byte_level_bpe
 from plain_segments import plain_ids
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer
 
 from trimtab.objectives import clauses
 from trimtab.objectives.segments import DELIMITERS, segment_ids
@@ -76,12 +77,7 @@ def batch(responses: list[list[int]], tokenizer: Any, options: dict[str, Any]) -
 @lru_cache(maxsize=1)
 def trained() -> Tokenizer:
     """A byte-level BPE of this file's texts, as GPT-2's is made, with tokens that only it has."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    letters = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=1500, initial_alphabet=letters, special_tokens=["<|end|>"])
-    tokenizer.train_from_iterator(TEXTS.values(), trainer)
+    tokenizer = byte_level_bpe(TEXTS.values(), 1500, ["<|end|>"])
     tokenizer.add_tokens([AddedToken("</think>", special=False)])
     return tokenizer
 
@@ -288,7 +284,10 @@ def test_a_batch_that_is_like_those_before_takes_a_fraction_of_the_plain_way() -
     tokenizer = trained()
     ids = encode(tokenizer, PROSE)
     spelling = token_bytes(set(ids), tokenizer)
-    texts = [[row[n : n + 200] for n in range(0, len(row), 200)] for row in (ids[3:], ids[50:], ids[99:], ids[140:])]
+    texts = [  # as many tokens as a step has, so that what every call costs does not count
+        [ids[n : n + 200] for start in range(first, first + 160, 16) for n in range(start, len(ids), 200)]
+        for first in (3, 7, 11, 15)
+    ]
     tensors = [
         (torch.tensor([t for row in text for t in row]), torch.tensor([n for n, row in enumerate(text) for _ in row]))
         for text in texts

@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from made_tokenizers import byte_level_bpe
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from trimtab.policy import Policy
@@ -25,12 +26,7 @@ TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% 
 
 def byte_level(kind: type[PreTrainedTokenizerFast] = PreTrainedTokenizerFast, **options: Any) -> Any:
     """As Qwen and Llama 3 have it, with a mark at the beginning of a text."""
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<s>", "</s>"])
-    inner.train_from_iterator(TEXTS, trainer)
+    inner = byte_level_bpe(TEXTS, 300, ["<s>", "</s>"])
     inner.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
     return kind(tokenizer_object=inner, bos_token="<s>", eos_token="</s>", **options)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from made_tokenizers import byte_level_bpe
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from trimtab.objectives import segment_ids
@@ -27,12 +28,7 @@ TEXTS = [
 
 def byte_level() -> Any:
     """As Qwen and Llama 3 have it: characters beyond ASCII are cut into bytes."""
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<s>", "</s>"])
-    inner.train_from_iterator(TEXTS, trainer)
+    inner = byte_level_bpe(TEXTS, 300, ["<s>", "</s>"])
     return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>")
 
 
