@@ -12,7 +12,7 @@ from typing import Any
 from alarm_suite import MEANT, SCENARIOS, TUNING
 
 from trimtab.insight.alarms import KINDS, read_metrics, replay_run
-from trimtab.policy.demo import CHARACTERS
+from trimtab.policy.demo_model import CHARACTERS
 
 HALF, EMPTY, FULL = 0.5, 0.05, 0.8  # of the best accuracy, of the entropy at the start, of the largest entropy there is
 LARGEST_ENTROPY = math.log(len(CHARACTERS) + 2)

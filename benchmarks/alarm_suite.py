@@ -16,12 +16,12 @@ from statistics import fmean
 from typing import Any
 from unittest.mock import patch
 
-from trimtab.objectives import weights
+from trimtab.config.recipe import Config, load
+from trimtab.objectives.rules import weights
 from trimtab.rewards import Verdict
 from trimtab.rollout import PromptTokens, Response, SamplingOptions
 from trimtab.train import experience, loop
 from trimtab.train.build import build_sampler
-from trimtab.train.config import Config, load
 from trimtab.train.experience import Answer
 
 Settings = dict[str, Any]
@@ -189,12 +189,12 @@ def reversed_stare() -> Iterator[None]:
 @contextmanager
 def cut_short() -> Iterator[None]:
     """Training responses are cut off after two tokens, of the three or four that they need."""
-    whole = experience.sampling_options
+    whole = Config.sampling_options
 
     def options(config: Config, samples: int, temperature: float | None = None) -> SamplingOptions:
         return replace(whole(config, samples, temperature), max_new_tokens=2)
 
-    with patch.object(experience, "sampling_options", options):
+    with patch.object(Config, "sampling_options", options):
         yield
 
 

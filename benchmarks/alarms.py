@@ -27,8 +27,8 @@ KEPT = {"metrics.jsonl", "config.toml", "error.txt"}
 
 def make_run(name: str, seed: int, folder: Path, steps: int | None, deadline: float) -> str:
     """One run; of its folder only metrics and configuration stay. A word on how it went."""
+    from trimtab.console.reporters import PlainReporter
     from trimtab.train.loop import train
-    from trimtab.train.reporters import PlainReporter
     from trimtab.train.run import Run, RunStoppedError
     from trimtab.train.run_folder import RunFolder
 

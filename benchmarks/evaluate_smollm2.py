@@ -16,9 +16,9 @@ import typer
 
 from trimtab.evaluate.progress import PlainProgress
 from trimtab.evaluate.report import as_json, write
-from trimtab.evaluate.run import Wanted, evaluate
+from trimtab.evaluate.run import EvalRequest, evaluate
 from trimtab.tasks.benchmarks import BENCHMARKS, find_file
-from trimtab.tasks.files import rows
+from trimtab.tasks.files import read_rows
 
 NAMES = ("gsm8k", "math500")
 
@@ -29,12 +29,12 @@ def convert(data: Path, to: Path) -> None:
     for name in NAMES:
         source = find_file(BENCHMARKS[name], data)
         columns = ("question", "answer") if name == "gsm8k" else ("prompt", "reward_model", "data_source", "extra_info")
-        lines = [json.dumps({column: row[column] for column in columns}) for _, row in rows(str(source))]
+        lines = [json.dumps({column: row[column] for column in columns}) for _, row in read_rows(str(source))]
         (to / f"{source.stem}.jsonl").write_text("".join(f"{line}\n" for line in lines))
         print(f"{len(lines)} problems in {to / source.stem}.jsonl")
 
 
-def measure(wanted: Wanted) -> dict[str, Any]:
+def measure(wanted: EvalRequest) -> dict[str, Any]:
     """The result of an evaluation, with what it took."""
     done = evaluate(wanted, PlainProgress(typer.echo))
     write(done)
@@ -63,7 +63,9 @@ def main() -> None:
     if args.convert:
         convert(args.data, args.convert)
         return
-    wanted = Wanted(model=args.model, data=args.data, preset=args.preset, problems=args.problems, samples=args.samples)
+    wanted = EvalRequest(
+        model=args.model, data=args.data, preset=args.preset, problems=args.problems, samples=args.samples
+    )
     wanted = replace(
         wanted,
         benchmarks=tuple(args.benchmarks.split(",")),

@@ -28,14 +28,14 @@ import torch
 from stopwatch import about, save
 
 import trimtab.policy.models
-from trimtab.policy.demo import demo_tokenizer
+from trimtab.config.recipe import Config, parse
+from trimtab.memory.estimate import forecast
+from trimtab.memory.model_shape import SMOLLM2
+from trimtab.memory.tracker import Ledger
+from trimtab.policy.demo_model import demo_tokenizer
 from trimtab.train import experience, loop
-from trimtab.train.config import Config, parse
-from trimtab.train.forecast import forecast
-from trimtab.train.ledger import Ledger
 from trimtab.train.loop import build_trainer
 from trimtab.train.progress import Progress
-from trimtab.train.shapes import SMOLLM2
 
 PHASES = ("sampling", "scoring", "update", "step")
 AT_ONCE = 3  # processes: bytes are counted for each by itself

@@ -23,14 +23,14 @@ from unittest.mock import patch
 import torch
 from stopwatch import about, forget, save, seconds_of
 
+from trimtab.config.recipe import Config, load
 from trimtab.policy import Policy, load_policy, make_optimizer, models, score
-from trimtab.policy.demo import demo_tokenizer
+from trimtab.policy.demo_model import demo_tokenizer
 from trimtab.policy.models import Precision, pick_device
 from trimtab.rewards import Verdict
 from trimtab.rollout import Response
 from trimtab.tasks import Problem
 from trimtab.train.build import build_sampler
-from trimtab.train.config import Config, load
 from trimtab.train.experience import Answer, Experience, score_answers
 from trimtab.train.loop import Trainer
 

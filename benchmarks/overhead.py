@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from stopwatch import about, save, seconds_of, settle, spread
 
+from trimtab.config.recipe import Config, build_objective, load
 from trimtab.policy.models import pick_device
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.train.build import set_threads
-from trimtab.train.collector import light_collections
-from trimtab.train.config import Config, build_objective, load
+from trimtab.train.gc_pause import light_collections
 from trimtab.train.loop import Trainer, build_trainer
 from trimtab.train.progress import Progress
 from trimtab.train.recording import Recording, start_recording

@@ -26,10 +26,10 @@ import pyarrow as pa
 import torch
 
 import trimtab
+from trimtab.config.recipe import load
 from trimtab.insight.replay import replay
 from trimtab.record import Manifest, Recorder, Settings, StepData, StepInfo, UpdateInfo, Vocabulary, open_run
 from trimtab.record.layout import size_of, step_folder
-from trimtab.train.config import load
 from trimtab.train.run import Run
 from trimtab.train.run_folder import RunFolder
 

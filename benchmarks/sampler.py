@@ -22,10 +22,10 @@ import torch
 from stopwatch import about, forget, save, seconds_of
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PretrainedConfig, Qwen3Config
 
+from trimtab.memory.model_shape import SMOLLM2
 from trimtab.policy import Policy, Transcript, load_policy, score
 from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.train.build import build_sampler
-from trimtab.train.shapes import SMOLLM2
 
 PROMPT, NEW, SEQUENCES = 64, 128, 512
 PEAK = 989e12  # dense bf16 operations per second of an H200, by its datasheet

@@ -21,8 +21,8 @@ import torch
 import transformers
 
 import trimtab
-from trimtab.train.config import load
-from trimtab.train.summary import task_words
+from trimtab.config.recipe import load
+from trimtab.console.summary_text import task_words
 
 CURVES = (
     "eval/accuracy",

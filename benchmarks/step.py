@@ -24,17 +24,18 @@ from unittest.mock import patch
 import torch
 from stopwatch import REST, Stopwatch, about, forget, per_step, save, settle, shares, times_faster
 
+from trimtab.config.recipe import Config, load
 from trimtab.objectives import Objective
-from trimtab.policy.demo import demo_model, demo_tokenizer
+from trimtab.policy.demo_model import demo_model, demo_tokenizer
 from trimtab.policy.models import pick_device
 from trimtab.policy.smollm2 import smollm2_folder
 from trimtab.rewards import grade_many
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.tasks import Problem, problem_number
-from trimtab.train import experience, loop, measure
+from trimtab.train import experience, loop
+from trimtab.train import metrics as measure
 from trimtab.train.build import build_sampler, build_task, set_threads
-from trimtab.train.collector import light_collections
-from trimtab.train.config import Config, load
+from trimtab.train.gc_pause import light_collections
 from trimtab.train.loop import Trainer, build_trainer
 from trimtab.train.progress import Progress
 

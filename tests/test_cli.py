@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from trimtab.cli import app
 from trimtab.objectives import METHODS
-from trimtab.objectives.handbook import describe, handbook
+from trimtab.objectives.methods.reference_docs import describe, handbook
 
 ROOT = Path(__file__).parent.parent
 run = CliRunner()

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import trimtab as tt
-from trimtab.objectives import METHODS, catalog
+from trimtab.config.recipe import load
+from trimtab.objectives import METHODS
+from trimtab.objectives.methods import catalog
 from trimtab.objectives.normalizers import seq_mean_token_sum
-from trimtab.train.config import load
 
 ROOT = Path(__file__).parent.parent
 

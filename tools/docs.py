@@ -10,10 +10,10 @@ from pathlib import Path
 
 import gpu_tables
 
+from trimtab.config.reference_docs import recipes_page
 from trimtab.insight.alarms import KINDS, reasons
-from trimtab.objectives.handbook import handbook
+from trimtab.objectives.methods.reference_docs import handbook
 from trimtab.record import TABLES
-from trimtab.train.handbook import recipes_page
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"

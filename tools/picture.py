@@ -14,9 +14,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from trimtab.train.config import load
-from trimtab.train.display import Screen, State
-from trimtab.train.summary import model_words, task_words
+from trimtab.config.recipe import load
+from trimtab.console.display import Screen, State
+from trimtab.console.summary_text import model_words, task_words
 
 
 def picture(run: Path) -> str:

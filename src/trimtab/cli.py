@@ -39,7 +39,7 @@ def errors_in_words() -> Iterator[None]:
 
 def complain(text: str) -> None:
     """Say something on stderr that cannot steer the terminal."""
-    from trimtab.train.reporters import printable
+    from trimtab.text import printable
 
     typer.echo(printable(text), err=True)
 
@@ -49,18 +49,18 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="A method, an attachment, or a combination of them.")] = None,
 ) -> None:
     """The catalog of methods; with a name, that method's formula, options, defaults and paper."""
-    from trimtab.objectives import handbook
+    from trimtab.objectives.methods import reference_docs
 
     console = Console()
     if name is None:
         table = Table("name", "kind", "arXiv", "in a sentence", title="Methods", title_justify="left")
-        for kind, entry, paper, title in handbook.summary():
+        for kind, entry, paper, title in reference_docs.summary():
             table.add_row(entry, kind, paper, title)
         console.print(table)
         console.print("One in full: trimtab methods stapo. Combined: trimtab methods 'sspo + s2t'.", highlight=False)
         return
     with errors_in_words():
-        text = handbook.describe(name)
+        text = reference_docs.describe(name)
     if sys.stdout.isatty():
         console.print(Markdown(text))
     else:
@@ -70,9 +70,9 @@ def methods(
 @app.command()
 def schema() -> None:
     """The JSON schema of recipes, for editors."""
-    from trimtab.train import config
+    from trimtab.config import schema as recipe_schema
 
-    typer.echo(json.dumps(config.schema(), indent=2))
+    typer.echo(json.dumps(recipe_schema(), indent=2))
 
 
 @app.command()
@@ -90,13 +90,13 @@ def train(
 ) -> None:
     """Train; with no recipe the demo, which learns on a CPU in about two minutes."""
     with errors_in_words():
-        from trimtab.train.launch import launch, resolve
+        from trimtab.console import launch, resolve
 
         wanted = resolve(recipe, settings or [], out, resume)
         if dry_run:
-            from trimtab.train.dry_run import describe
+            from trimtab.console import describe_dry_run
 
-            typer.echo(describe(wanted.config))
+            typer.echo(describe_dry_run(wanted.config))
             return
         from trimtab.insight.alarms import watchman
 
@@ -119,7 +119,7 @@ def grade(
 ) -> None:
     """Grade lines of {"response": ..., "answer": ...} from stdin: one verdict per line, in order, as they come."""
     with errors_in_words():
-        from trimtab.rewards.lines import grade_lines
+        from trimtab.rewards import grade_lines
 
         bad = grade_lines(sys.stdin.buffer, sys.stdout, rule, lambda text: complain(f"trimtab: {text}"))
     raise typer.Exit(2 if bad else 0)
@@ -136,14 +136,13 @@ def compare(
 ) -> None:
     """The same run under several objectives and seeds: one table, one report. What is finished is not run again."""
     with errors_in_words():
-        from trimtab.train.compare import Comparison, plan_jobs
-        from trimtab.train.compare_report import show
-        from trimtab.train.launch import recipe_name
+        from trimtab.compare import Comparison, plan_jobs, show_comparison
+        from trimtab.console import recipe_name
 
         where = out or Path("runs") / f"compare-{recipe_name(recipe)}"
         comparison = Comparison(tuple(objectives), where, recipe, seeds, tuple(settings or ()), jobs)
         planned = plan_jobs(comparison)
-        code = show(comparison, planned, Console())
+        code = show_comparison(comparison, planned, Console())
     report_comparison([job.folder.path for job in planned if job.folder.records()], where / "report.html")
     raise typer.Exit(code)
 
@@ -163,9 +162,9 @@ def alarms(
 ) -> None:
     """The alarms that ring over a run's metrics, with what to try; of a run that is over too."""
     with errors_in_words():
-        from trimtab.insight.alarms.replays import lines, replay_run
+        from trimtab.insight.alarms import alarm_lines, replay_run
 
-        for line in lines(replay_run(run), as_json):
+        for line in alarm_lines(replay_run(run), as_json):
             typer.echo(line)
 
 
@@ -212,14 +211,13 @@ def evaluate(
 ) -> None:
     """The math benchmarks with intervals by question; every response is kept, and a stopped evaluation goes on."""
     with errors_in_words():
-        from trimtab.evaluate import launch
-        from trimtab.evaluate.endpoint import Connection
-        from trimtab.evaluate.run import Wanted
+        from trimtab.evaluate import Connection, EvalRequest, evaluate_and_show
+        from trimtab.evaluate import regrade as grade_again
 
         if regrade is not None:
-            raise typer.Exit(launch.regrade(regrade, rule, papers, quiet))
+            raise typer.Exit(grade_again(regrade, rule, papers, quiet))
         given = {"suffix": suffix, "rule": rule}
-        wanted = Wanted(
+        wanted = EvalRequest(
             model=model,
             benchmarks=tuple(name.strip() for name in benchmarks.split(",") if name.strip()),
             data=data,
@@ -242,7 +240,7 @@ def evaluate(
             retry_failed=retry_failed,
             **{name: value for name, value in given.items() if value is not None},
         )
-        code = launch.launch(wanted, against, papers, quiet)
+        code = evaluate_and_show(wanted, against, papers, quiet)
     raise typer.Exit(code)
 
 
@@ -261,9 +259,9 @@ def replay(
 ) -> None:
     """What other objectives would have done to a run's recorded tokens; no model and no GPU is needed."""
     with errors_in_words():
-        from trimtab.insight.replay_table import show
+        from trimtab.insight.replay import show_replay
 
-        show(run, objectives or [], sweep or [], steps, out, Console())
+        show_replay(run, objectives or [], sweep or [], steps, out, Console())
 
 
 @app.command()

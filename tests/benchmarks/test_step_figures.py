@@ -15,9 +15,9 @@ import stopwatch
 import torch
 from stopwatch import REST, Stopwatch
 
+from trimtab.config.recipe import load
 from trimtab.rollout import NativeSampler, PromptTokens, SamplingOptions
 from trimtab.train import experience
-from trimtab.train.config import load
 from trimtab.train.loop import Trainer, build_trainer
 from trimtab.train.progress import Progress
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browsing import CHROMIUM, browser
+
+from helpers.browser.browsing import CHROMIUM, browser
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import Tab, tab
-from hostile_texts import HOSTILE
-from report_runs import Made, make_run
 
+from helpers.browser.browsing import Tab, tab
+from helpers.browser.hostile_texts import HOSTILE
+from helpers.insight.report_runs import Made, make_run
 from trimtab.insight.report import write_report
 from trimtab.insight.report.embed import visible
 

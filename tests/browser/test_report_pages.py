@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import Tab, tab
-from report_runs import Made, make_run
 
-from trimtab.insight.replay_batches import recorded_objective
+from helpers.browser.browsing import Tab, tab
+from helpers.insight.report_runs import Made, make_run
+from trimtab.insight.replay.batches import recorded_objective
 from trimtab.insight.report import write_report
 from trimtab.insight.report.measured import Measured, batches_of, measure, open_step, treat
 from trimtab.objectives import objective

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import Tab, tab
-from report_runs import PIECES, Made, make_run
 
+from helpers.browser.browsing import Tab, tab
+from helpers.insight.report_runs import PIECES, Made, make_run
 from trimtab.insight.report import write_report
 
 LONG = 15_000

@@ -10,13 +10,13 @@ import pytest
 pytest.importorskip("trl", reason="trl is not installed here: `make test-engines` runs these tests")
 
 import torch
-import trl_runs
-from batches import EVERY
-from trl_fakes import KnownModel, Rollout, install, rollout
 
 import trimtab as tt
+from helpers.engines import trl_runs
+from helpers.engines.trl_fakes import KnownModel, Rollout, install, rollout
+from helpers.objectives.batches import EVERY
 from trimtab.engines.common import LOSS_METRICS
-from trimtab.engines.trl_batch import ROW
+from trimtab.engines.trl.batch import ROW
 from trimtab.objectives import merge_metrics
 
 BATCHES = 50

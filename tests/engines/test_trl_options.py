@@ -12,14 +12,14 @@ pytest.importorskip("trl", reason="trl is not installed here: `make test-engines
 
 import torch
 import trl
-import trl_runs
 from transformers import HfArgumentParser
 
 import trimtab as tt
+from helpers.engines import trl_runs
 from trimtab.engines import common
 from trimtab.engines.trl import TrimtabConfig, TrimtabTrainer
-from trimtab.engines.trl_batch import advantages, segments
-from trimtab.engines.trl_options import TAKEN_OVER, check_sampler, with_reference
+from trimtab.engines.trl.batch import advantages, segments
+from trimtab.engines.trl.options import TAKEN_OVER, check_sampler, with_reference
 
 # A value of each option that the objective takes over, as someone might set it, and a word of the advice.
 SET = {

@@ -14,9 +14,9 @@ pytest.importorskip("trl", reason="trl is not installed here: `make test-engines
 
 import torch
 import trl
-import trl_runs
-from trl_worker import known_rollout
 
+from helpers.engines import trl_runs
+from helpers.engines.trl_worker import known_rollout
 from trimtab.engines.trl import TrimtabTrainer
 
 

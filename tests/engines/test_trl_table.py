@@ -14,10 +14,10 @@ pytest.importorskip("trl", reason="trl is not installed here: `make test-engines
 
 import torch
 import trl
-import trl_runs
-from trl_worker import known_rollout
 
-from trimtab.engines.trl_options import TAKEN_OVER
+from helpers.engines import trl_runs
+from helpers.engines.trl_worker import known_rollout
+from trimtab.engines.trl.options import TAKEN_OVER
 
 # TRL's options, and the objective that says the same.
 SAME = {

@@ -15,17 +15,17 @@ import pytest
 pytest.importorskip("trl", reason="trl is not installed here: `make test-engines` runs these tests")
 
 import torch
-import trl_runs
 from safetensors.torch import load_file
-from trl_worker import known_rollout, run, save_start
 
 import trimtab as tt
+from helpers.engines import trl_runs
+from helpers.engines.trl_worker import known_rollout, run, save_start
 from trimtab.engines.common import STATE_FILE
 from trimtab.policy import Policy, Transcript, UpdateOptions, update
-from trimtab.policy.demo import demo_tokenizer
+from trimtab.policy.demo_model import demo_tokenizer
 from trimtab.train.experience import segment_ids
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 OBJECTIVES = ("stapo(tau_p=0.2)", "stare(adaptive=true, target=2)", "sspo + s2t(tau_p=0.2) + tis")
 STEPS = 4
 # Plain gradient descent: Adam divides by the size of a gradient, and so makes noise of a gradient that is rounding.
@@ -52,11 +52,11 @@ def launch(orders: list[dict[str, Any]], folder: Path, processes: int) -> int:
     """Run orders in processes of their own; the exit status."""
     path = folder / "orders.json"
     path.write_text(json.dumps(orders))
-    command = [sys.executable, str(HERE / "trl_worker.py"), str(path)]
+    command = [sys.executable, str(TESTS / "helpers" / "engines" / "trl_worker.py"), str(path)]
     if processes > 1:
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         command[1:1] = torchrun
-    there = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    there = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": there, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode > 0:
@@ -123,7 +123,7 @@ def test_two_processes_update_as_one(whole: Any, start: Path, tmp_path: Path) ->
 def assert_replays(folder: Path, steps: int) -> None:
     """The records are complete, and the recorded objective plans them again as it did."""
     from trimtab.insight.replay import replay
-    from trimtab.insight.replay_batches import plan_again, recorded_objective, set_controllers, to_token_batch
+    from trimtab.insight.replay.batches import plan_again, recorded_objective, set_controllers, to_token_batch
     from trimtab.record import open_run
 
     records = open_run(folder)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import verl_quiet  # noqa: F401
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
-from verl_batches import TOKENIZER, core_batch, nested, random_batch
-from verl_runs import CHARACTERS, SPECIAL
 
+from helpers.engines.verl_batches import TOKENIZER, core_batch, nested, random_batch
+from helpers.engines.verl_runs import CHARACTERS, SPECIAL
 from trimtab.engines.common import make_objective
 from trimtab.engines.verl.columns import sampled, subsentences
 from trimtab.engines.verl.options import Options

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import verl_quiet  # noqa: F401
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.utils import prepare_micro_batches
-from verl_batches import as_minibatch, core_batch, new_log_probs, random_batch, with_plan
 
+from helpers.engines.verl_batches import as_minibatch, core_batch, new_log_probs, random_batch, with_plan
 from trimtab.engines.common import make_objective
 from trimtab.engines.verl.loss import PlannedLoss
 from trimtab.engines.verl.planning import minibatch_rows

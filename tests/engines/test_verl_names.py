@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import verl_quiet  # noqa: F401
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
-from verl_batches import as_minibatch, new_log_probs, random_batch, with_plan
 
+from helpers.engines.verl_batches import as_minibatch, new_log_probs, random_batch, with_plan
 from trimtab.engines.common import make_objective
 from trimtab.engines.verl.loss import PlannedLoss
 

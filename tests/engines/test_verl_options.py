@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import verl_quiet  # noqa: F401
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import get_trainer_cls
-from verl_configs import changed, composed
 
+from helpers.engines.verl_configs import changed, composed
 from trimtab.engines.common import make_objective
 from trimtab.engines.verl.options import LOSSES, REPLACED, check, read_options
 from trimtab.engines.verl.plugin import misused

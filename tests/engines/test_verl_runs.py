@@ -11,9 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-import verl_quiet  # noqa: F401
-from verl_runs import command, environment, run, write_inputs
 
+from helpers.engines.verl_runs import command, environment, run, write_inputs
 from trimtab.record import open_run
 
 MODE = "trainer.v1.trainer_mode=trimtab"

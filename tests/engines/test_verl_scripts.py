@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import verl_quiet  # noqa: F401
 from omegaconf import OmegaConf
 from verl.utils.import_utils import load_module
-from verl_configs import composed
 
+from helpers.engines.verl_configs import composed
 from trimtab.engines.common import make_objective
 from trimtab.engines.verl.options import check, read_options
 from trimtab.engines.verl.planning import minibatch_rows

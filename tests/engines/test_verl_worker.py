@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import verl_quiet  # noqa: F401
 from safetensors.torch import load_file
-from verl_runs import environment, write_inputs
-from verl_worker import LR, TABLES, launch
+
+from helpers.engines.verl_runs import environment, write_inputs
+from helpers.engines.verl_worker import LR, TABLES, launch
 
 Numbers = dict[str, torch.Tensor]
 

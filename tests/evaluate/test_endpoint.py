@@ -16,7 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
-from small_evals import (
+
+from helpers.evaluate.small_evals import (
     Heard,
     Reply,
     answer,
@@ -29,7 +30,6 @@ from small_evals import (
     status,
     trickle,
 )
-
 from trimtab.evaluate.endpoint import Connection, EndpointError, EndpointSource, TroubleError, parse
 from trimtab.evaluate.folder import EvalFolder
 from trimtab.evaluate.run import Evaluated, evaluate, prepare

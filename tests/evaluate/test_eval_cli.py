@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from small_evals import Heard, answer, serving, small, status, write_sums
 from typer.testing import CliRunner
 
+from helpers.evaluate.small_evals import Heard, answer, serving, small, status, write_sums
 from trimtab.cli import app
 from trimtab.evaluate import report
 from trimtab.evaluate.figures import Sample, figures

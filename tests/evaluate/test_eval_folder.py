@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from small_evals import Heard, small
 
+from helpers.evaluate.small_evals import Heard, small
 from trimtab.evaluate.folder import EvalFolder, Generation
 from trimtab.evaluate.grading import check_rule, read_verdicts, unreadable
-from trimtab.evaluate.run import Wanted, evaluate, graded, prepare
+from trimtab.evaluate.run import EvalRequest, evaluate, graded, prepare
 from trimtab.evaluate.settings import (
     PRESETS,
     Settings,
@@ -248,11 +248,11 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_is_loaded(
 
 
 def test_the_defaults_are_the_papers(tmp_path: Path) -> None:
-    settings, jobs = prepare(replace(small(tmp_path), samples=None, max_new_tokens=Wanted.max_new_tokens))
+    settings, jobs = prepare(replace(small(tmp_path), samples=None, max_new_tokens=EvalRequest.max_new_tokens))
     assert settings.max_new_tokens == 20_480
     assert settings.samples == {"gsm8k": 4}
     assert (settings.temperature, settings.top_p) == (1.0, 1.0)
-    assert Wanted.suffix == "\nPlease reason step by step, and put your final answer within \\boxed{}"
+    assert EvalRequest.suffix == "\nPlease reason step by step, and put your final answer within \\boxed{}"
     assert [job.samples for job in jobs] == [4] * 6
 
 
@@ -271,8 +271,8 @@ def test_the_settings_are_shown_before_anything_starts(tmp_path: Path) -> None:
 
 
 def test_the_folder_is_named_by_model_and_preset() -> None:
-    assert Wanted(model="Qwen/Qwen3-1.7B").folder.path == Path("runs/eval-Qwen-Qwen3-1.7B-train")
-    assert Wanted(model="../../etc/passwd", preset="justrl").folder.path == Path("runs/eval-etc-passwd-justrl")
+    assert EvalRequest(model="Qwen/Qwen3-1.7B").folder.path == Path("runs/eval-Qwen-Qwen3-1.7B-train")
+    assert EvalRequest(model="../../etc/passwd", preset="justrl").folder.path == Path("runs/eval-etc-passwd-justrl")
 
 
 def test_data_that_has_changed_is_not_mixed_with_what_was_drawn(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_data_that_has_changed_is_not_mixed_with_what_was_drawn(tmp_path: Path) 
     path = tmp_path / "data/gsm8k_test.jsonl"
     path.write_text(path.read_text().replace("#### 8", "#### 9"))
     with pytest.raises(ValueError, match="They differ in:\n  data: "):
-        evaluate(Wanted(**vars(wanted)), Heard())
+        evaluate(EvalRequest(**vars(wanted)), Heard())
 
 
 def test_responses_are_graded_again_without_sampling(tmp_path: Path) -> None:

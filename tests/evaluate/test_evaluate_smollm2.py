@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from small_evals import small, write_sums
 
+from helpers.evaluate.small_evals import small, write_sums
 from trimtab.tasks.benchmarks import load_benchmark
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/evaluate_smollm2.py"

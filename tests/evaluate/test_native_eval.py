@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from short_runs import trained
-from small_evals import SUMS, Heard, small
 
+from helpers.evaluate.small_evals import SUMS, Heard, small
+from helpers.train.short_runs import trained
 from trimtab.evaluate.folder import EvalFolder
 from trimtab.evaluate.native import NativeSource, fingerprint, open_model
-from trimtab.evaluate.run import Evaluated, Wanted, evaluate, open_source, prepare
+from trimtab.evaluate.run import EvalRequest, Evaluated, evaluate, open_source, prepare
 from trimtab.policy import Transcript, score
 from trimtab.train.run_folder import RunFolder
 
@@ -31,7 +31,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
     return evaluate(small(tmp_path_factory.mktemp("unbroken")), Heard())
 
 
-def source_of(wanted: Wanted) -> NativeSource:
+def source_of(wanted: EvalRequest) -> NativeSource:
     settings, jobs = prepare(wanted)
     source = open_source(wanted, settings, jobs)
     assert isinstance(source, NativeSource)
@@ -137,7 +137,7 @@ def test_after_kill_9_no_sample_is_lost_or_repeated(moment: str, unbroken: Evalu
         *("--samples", "3", "--max-new-tokens", "6", "--suffix", "", "--rule", "number", "--batch", "6"),
         *("--device", "cpu", "--out", tmp_path / "out", "--quiet"),
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRIMTAB_FAULT": moment}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRIMTAB_FAILPOINT": moment}
     killed = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     heard = Heard()

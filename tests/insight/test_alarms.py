@@ -7,13 +7,13 @@ import math
 from dataclasses import asdict, fields
 
 import pytest
-from made_metrics import HEALTHY, after, listened, made_run, rung
 
+from helpers.insight.made_metrics import HEALTHY, after, listened, made_run, rung
+from trimtab.config.recipe import AlarmsConfig, load
 from trimtab.insight.alarms import KINDS, Kind, Thresholds, View, Watchman, reasons, replay, watchman
 from trimtab.insight.alarms.history import History, slope, spread
 from trimtab.insight.alarms.policy_detectors import even_share, forecast
-from trimtab.train.config import AlarmsConfig, load
-from trimtab.train.measure import METRICS
+from trimtab.train.metrics import METRICS
 
 TROUBLE = 40  # the step after which a run goes wrong
 

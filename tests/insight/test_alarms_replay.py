@@ -11,14 +11,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from made_metrics import after, made_run
-from short_runs import SETTINGS, short_run
 from typer.testing import CliRunner
 
+from helpers.insight.made_metrics import after, made_run
+from helpers.train.short_runs import SETTINGS, short_run
 from trimtab.cli import app
 from trimtab.insight.alarms import KINDS, Kind, View, read_metrics, replay, replay_run, watchman
-from trimtab.insight.alarms.replays import lines
-from trimtab.insight.alarms.view import Finding
+from trimtab.insight.alarms.detector_input import Finding
+from trimtab.insight.alarms.offline import alarm_lines
 from trimtab.train.loop import train
 from trimtab.train.run_folder import RunFolder
 
@@ -44,7 +44,7 @@ def test_a_replay_rings_what_rang_while_the_run_went_on(tmp_path: Path, monkeypa
             Finding(f"entropy {values[-1]:.3f}", {"policy/entropy": {"now": values[-1]}}) if len(values) > 2 else None
         )
 
-    monkeypatch.setattr("trimtab.insight.alarms.watching.KINDS", {"clip": Kind(third, (), (), "Try nothing")})
+    monkeypatch.setattr("trimtab.insight.alarms.monitor.KINDS", {"clip": Kind(third, (), (), "Try nothing")})
     run, listener = short_run(tmp_path / "run", {"warm_start.steps": "0", "record.enabled": "false"})
     run.watcher = watchman(run.config)
     train(run)
@@ -138,7 +138,7 @@ def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_no_alarm_is_no_json() -> None:
-    assert lines([], as_json=True) == []
+    assert alarm_lines([], as_json=True) == []
 
 
 # --- the figures of the benchmark

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made_records import made_run, made_step, record
 
+from helpers.record.made_records import made_run, made_step, record
 from trimtab.insight.replay import has_option, make_variants, parse_sweep, replay, replay_steps
-from trimtab.insight.replay_batches import to_token_batch
-from trimtab.insight.replay_table import to_json
-from trimtab.insight.replay_values import Overlap, Pull, Treatment, add_overlaps, add_treatments
+from trimtab.insight.replay.batches import to_token_batch
+from trimtab.insight.replay.table import to_json
+from trimtab.insight.replay.values import Overlap, Pull, Treatment, add_overlaps, add_treatments
 from trimtab.objectives import METHODS, objective, theory
 from trimtab.record import RecordError, RecordWarning, Settings, StepData, open_run
 from trimtab.record.layout import FOLDER, step_folder

@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
-from made_records import made_run, made_step, record
 from typer.testing import CliRunner
 
+from helpers.record.made_records import made_run, made_step, record
 from trimtab.cli import app
-from trimtab.insight.replay_table import parse_span
+from trimtab.insight.replay.table import parse_span
 
 run = CliRunner()
 

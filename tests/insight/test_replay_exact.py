@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from short_runs import Order, trained
 
+from helpers.train.short_runs import Order, trained
 from trimtab.insight.replay import make_variants, replay
-from trimtab.insight.replay_batches import (
+from trimtab.insight.replay.batches import (
     as_advantaged,
     new_log_probs,
     plan_again,
@@ -180,7 +180,7 @@ def test_the_recorded_objective_by_its_own_name_is_the_recorded_one(recorded: Pa
 
 def test_segments_made_from_recorded_pieces_are_the_tokenizers(recorded: Path) -> None:
     records = open_run(recorded)
-    from trimtab.policy.demo import demo_tokenizer
+    from trimtab.policy.demo_model import demo_tokenizer
 
     for step in records:
         for update in step.updates:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from report_runs import Made, data_of, make_run
 from typer.testing import CliRunner, Result
 
+from helpers.insight.report_runs import Made, data_of, make_run
 from trimtab.cli import app
 from trimtab.insight import report as reporting
 

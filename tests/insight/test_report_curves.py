@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_runs import Made, make_run, unpack
 
+from helpers.insight.report_runs import Made, make_run, unpack
 from trimtab.insight.report.curves import FEWEST_POINTS, POINTS, band, ends, pack_groups, points_for, thinned
-from trimtab.insight.report.folder import Curve, read_run
+from trimtab.insight.report.run_files import Curve, read_run
 
 values = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=400).map(lambda v: np.array(v, np.float32))
 

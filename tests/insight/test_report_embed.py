@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_runs import unpack
 
+from helpers.insight.report_runs import unpack
 from trimtab.insight.report.embed import pack, safe_json, shortened, visible
 
 texts = st.text(st.characters(exclude_categories=[]) | st.sampled_from("<>&/\\\"'\u2028\u2029\0\ud800\udfff\u202e-!"))

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from report_runs import Made, data_of, make_run, response_of, unpack
-from short_runs import trained
 
-from trimtab.insight.replay_batches import recorded_objective
+from helpers.insight.report_runs import Made, data_of, make_run, response_of, unpack
+from helpers.train.short_runs import trained
+from trimtab.insight.replay.batches import recorded_objective
 from trimtab.insight.report import write_report
 from trimtab.insight.report.measured import batches_of, measure, open_step, treat
 from trimtab.objectives import objective, theory

@@ -11,8 +11,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from report_runs import Made, data_of, make_run
 
+from helpers.insight.report_runs import Made, data_of, make_run
 from trimtab.insight.report import page as paging
 from trimtab.insight.report import write_report
 from trimtab.insight.report.page import SCRIPTS, asset, joined_script

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from report_runs import Made, make_run, unpack
 
-from trimtab.insight.replay_batches import recorded_objective
+from helpers.insight.report_runs import Made, make_run, unpack
+from trimtab.insight.replay.batches import recorded_objective
 from trimtab.insight.report import survey as surveying
-from trimtab.insight.report.folder import read_run
 from trimtab.insight.report.measured import Measured, measure, open_step
+from trimtab.insight.report.run_files import read_run
 from trimtab.insight.report.survey import Survey, choose_steps
 from trimtab.objectives import theory
 

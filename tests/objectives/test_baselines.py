@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from batches import batch, moved
 
 import trimtab as tt
+from helpers.objectives.batches import batch, moved
 
 
 def tokens(ratio: list[float], advantage: float | list[float], **fields: object) -> tuple[tt.TokenBatch, torch.Tensor]:

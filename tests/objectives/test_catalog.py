@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from batches import EVERY, batch, loss_and_gradient, moved, same
 
 import trimtab as tt
-from trimtab.objectives import ATTACHMENTS, METHODS, handbook
-from trimtab.objectives.registry import OPTIONS
+from helpers.objectives.batches import EVERY, batch, loss_and_gradient, moved, same
+from trimtab.objectives import ATTACHMENTS, METHODS
+from trimtab.objectives.methods import reference_docs as handbook
+from trimtab.objectives.methods.registry import OPTIONS
 
 NAMED = [
     "grpo", "dapo", "dr_grpo", "gspo", "cispo", "sapo", "gmpo", "top_entropy", "justrl", "clip_cov", "kl_cov",

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from batches import batch, fields
 
 import trimtab as tt
+from helpers.objectives.batches import batch, fields
 
 
 def build(**changes: Any) -> tt.TokenBatch:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from batches import EVERY, batch, fields, moved
 
 import trimtab as tt
+from helpers.objectives.batches import EVERY, batch, fields, moved
 
 
 def finite(objective: tt.Objective, tokens: tt.TokenBatch, new_logp: torch.Tensor) -> None:

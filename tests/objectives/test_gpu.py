@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from batches import EVERY, fields, moved
 
 import trimtab as tt
+from helpers.objectives.batches import EVERY, fields, moved
 
 pytestmark = pytest.mark.gpu
 

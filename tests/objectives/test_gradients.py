@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from batches import COMBINATIONS, EVERY, batch, fields, moved
 from torch.autograd import gradcheck
 
 import trimtab as tt
+from helpers.objectives.batches import COMBINATIONS, EVERY, batch, fields, moved
 from trimtab.objectives import METHODS
 
 # Where a ratio is shared, the gradient of each token is its own; it equals the plain derivative as long as the tokens

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from batches import batch, dtypes, fields, loss_and_gradient, moved, same, seeds
 from hypothesis import given, settings
 
 import trimtab as tt
+from helpers.objectives.batches import batch, dtypes, fields, loss_and_gradient, moved, same, seeds
 
 Build = Callable[[], tt.Objective]
 

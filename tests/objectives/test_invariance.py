@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as mp
-from batches import EVERY, batch, fields, loss_and_gradient, moved, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trimtab as tt
+from helpers.objectives.batches import EVERY, batch, fields, loss_and_gradient, moved, seeds
 
 TIGHT = {"rtol": 1e-12, "atol": 1e-12}
 PER_TOKEN = ("advantage", "weight", "scale", "clip_low", "clip_high", "reason")

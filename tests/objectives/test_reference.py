@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference
 import torch
-from reference import Batch, Token, Update
 
 import trimtab as tt
+from helpers.objectives import reference
+from helpers.objectives.reference import Batch, Token, Update
 
 SEEDS = range(8)
 TOLERANCE = 1e-10

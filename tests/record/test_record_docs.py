@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from made_records import made_step, record
 
+from helpers.record.made_records import made_step, record
 from trimtab.record import TABLES, Settings
 
 ROOT = Path(__file__).parent.parent.parent

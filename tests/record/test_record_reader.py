@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_records import WORDS, made_run, made_step, record, same
 
 import trimtab.record
+from helpers.record.made_records import WORDS, made_run, made_step, record, same
 from trimtab.record import RecordError, Settings, Vocabulary, open_run
 from trimtab.record.layout import FOLDER
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from short_runs import Order, contents, recipe, trained
 
+from helpers.train.short_runs import Order, contents, recipe, trained
 from trimtab.policy import Policy
 from trimtab.record import Records, open_run
 from trimtab.record import writer as writer_module

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from made_records import OPTIONAL, made_run, made_step, record, same
 
+from helpers.record.made_records import OPTIONAL, made_run, made_step, record, same
 from trimtab.record import SCHEMA, TABLES, RecordError, StepData, open_run
 from trimtab.record.schema import arrow_schema, required
 from trimtab.record.tables import encode, open_table, read_columns

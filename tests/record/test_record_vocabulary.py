@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from made_tokenizers import byte_level_bpe
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from helpers.objectives.made_tokenizers import byte_level_bpe
 from trimtab.objectives import segment_ids
-from trimtab.objectives.spelling import token_bytes
-from trimtab.policy.demo import demo_tokenizer
+from trimtab.objectives.segments.token_bytes import token_bytes
+from trimtab.policy.demo_model import demo_tokenizer
 from trimtab.record import Vocabulary
 from trimtab.train.recording import vocabulary
 

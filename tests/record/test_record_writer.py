@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from made_records import WORDS, budget, made_run, made_step, manifest, readable, record, same
 
+from helpers.record.made_records import WORDS, budget, made_run, made_step, manifest, readable, record, same
 from trimtab.record import Recorder, RecordError, Settings, StepData, open_run, rewind, write_step
 from trimtab.record.layout import FOLDER, read_manifest, recorded_steps, size_of, step_folder
 

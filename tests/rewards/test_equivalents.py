@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import sympy
-from equivalents import FAMILIES, PER_FAMILY, Equivalent, equivalents
 
+from helpers.rewards.equivalents import FAMILIES, PER_FAMILY, Equivalent, equivalents
 from trimtab.rewards import Verdict, grade, grade_many
 from trimtab.tasks import Problem
 from trimtab.tasks.problems import user

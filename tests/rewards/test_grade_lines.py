@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trimtab.rewards.lines import grade_lines
+from trimtab.rewards.grade_lines import grade_lines
 
 RIGHT = {"response": r"\boxed{42}", "answer": "42"}
 SYMBOLIC = {"response": r"\boxed{2\sin x\cos x}", "answer": r"\sin 2x"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trimtab.rewards import Verdict, grade
-from trimtab.rewards.gym import FENCES
+from trimtab.rewards.gym_rule import FENCES
 from trimtab.tasks import GymTask
 from trimtab.tasks.gym import UNSUITABLE
 

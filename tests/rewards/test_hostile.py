@@ -21,12 +21,12 @@ from itertools import accumulate, islice
 from pathlib import Path
 from statistics import quantiles
 
-import grading_runs
 import pytest
-from grading_runs import asked, descendants, gone, honest, resident
-from hostile import FAMILIES, PER_FAMILY, Hostile, hostiles
-from hostile_text import injections, soup
 
+from helpers.rewards import grading_runs
+from helpers.rewards.grading_runs import asked, descendants, gone, honest, resident
+from helpers.rewards.hostile import FAMILIES, PER_FAMILY, Hostile, hostiles
+from helpers.rewards.hostile_text import injections, soup
 from trimtab.rewards import Verdict, grade, grade_many
 
 THOROUGH = bool(os.environ.get("TRIMTAB_THOROUGH"))
@@ -282,7 +282,7 @@ def test_a_process_of_multiprocessing_grades_as_well(daemon: bool) -> None:
 
 def start(ending: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-W", "ignore", grading_runs.__file__, ending]
-    paths = os.pathsep.join([str(Path(grading_runs.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(Path(grading_runs.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths}
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment, start_new_session=True

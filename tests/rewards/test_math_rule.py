@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab.rewards import grade, grade_many, pool
-from trimtab.rewards.algebra import Algebra, TooHardError, differ, factors
-from trimtab.rewards.answers import read
-from trimtab.rewards.cost import bits, check_text
-from trimtab.rewards.latex import plain, tokens
 from trimtab.rewards.math_rule import judge
-from trimtab.rewards.nodes import Node, NotReadError, TooCostlyError, literal_value
-from trimtab.rewards.parse import expression
-from trimtab.rewards.units import agree, unit
+from trimtab.rewards.mathematics.algebra import Algebra, TooHardError, differ, factors
+from trimtab.rewards.mathematics.answers import read
+from trimtab.rewards.mathematics.cost import bits, check_text
+from trimtab.rewards.mathematics.latex import plain, tokens
+from trimtab.rewards.mathematics.nodes import Node, NotReadError, TooCostlyError, literal_value
+from trimtab.rewards.mathematics.parse import expression
+from trimtab.rewards.mathematics.units import agree, unit
 from trimtab.rewards.verdicts import KINDS, Verdict
 from trimtab.tasks import Problem
 from trimtab.tasks.problems import user

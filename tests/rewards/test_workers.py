@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from trimtab.rewards import Verdict, grade, grade_many, pool
-from trimtab.rewards.own import LIMITS
 from trimtab.rewards.pool import Limits, Result, ask, wait, worker
+from trimtab.rewards.python_rule import LIMITS
 from trimtab.tasks import Problem
 from trimtab.tasks.problems import user
 
+OWN = "helpers.rewards.own_rules"
 SHORT = Limits(seconds=1.0, processor=0.3)
-SYMBOLS = "trimtab.rewards.symbols:judge"
+SYMBOLS = "trimtab.rewards.mathematics.sympy_check:judge"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -31,12 +32,12 @@ def no_workers_afterwards() -> Iterator[None]:
 
 
 def call(name: str, response: str = "x", limits: Limits = SHORT) -> Result:
-    function = f"own_rules:{name}"
+    function = f"{OWN}:{name}"
     return wait(ask(function, (response, "42", {}), limits), function)
 
 
 def own(name: str, response: str, extra: dict[str, object] | None = None) -> str:
-    return grade(response, "42", f"python:own_rules:{name}", extra).kind
+    return grade(response, "42", f"python:{OWN}:{name}", extra).kind
 
 
 def test_a_function_of_ones_own_says_right_or_wrong() -> None:
@@ -105,10 +106,10 @@ def test_no_job_sees_what_another_left_behind() -> None:
 
 
 def test_a_short_job_overtakes_long_ones() -> None:
-    slow = [ask("own_rules:spins", ("x", "42", {}), Limits(seconds=3.0, processor=2.0)) for _ in range(32)]
+    slow = [ask(f"{OWN}:spins", ("x", "42", {}), Limits(seconds=3.0, processor=2.0)) for _ in range(32)]
     start = time.monotonic()
-    assert grade("it is 42", "42", "python:own_rules:last_word").kind == "correct"
-    function = "own_rules:spins"
+    assert grade("it is 42", "42", f"python:{OWN}:last_word").kind == "correct"
+    function = f"{OWN}:spins"
     assert time.monotonic() - start < 8  # another function's worker starts in this time
     assert {wait(future, function).outcome for future in slow} == {"too_costly"}
 
@@ -123,7 +124,7 @@ def test_a_worker_that_is_killed_is_replaced() -> None:
 
 
 def test_what_was_under_way_when_a_worker_died_has_crashed() -> None:
-    function = "own_rules:sleeps"
+    function = f"{OWN}:sleeps"
     future = ask(function, ("x", "42", {}), Limits(seconds=60.0))
     while not future.done():
         worker(function).process.kill()
@@ -131,7 +132,7 @@ def test_what_was_under_way_when_a_worker_died_has_crashed() -> None:
     assert wait(future, function).outcome == "crashed"
 
 
-@pytest.mark.parametrize("path", ["no_such_module:f", "own_rules:no_such", "own_rules:NOT_A_FUNCTION"])
+@pytest.mark.parametrize("path", ["no_such_module:f", f"{OWN}:no_such", f"{OWN}:NOT_A_FUNCTION"])
 def test_a_function_that_is_not_there_is_an_error_and_no_verdict(path: str) -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match=f"the grading function {path} cannot be loaded: .*Error"):
@@ -165,7 +166,8 @@ def test_verdicts_come_in_order_whoever_gives_them() -> None:
 
 def test_workers_do_not_load_torch() -> None:
     code = (
-        "import sys, trimtab.rewards.worker, trimtab.rewards.symbols as s; s.prepare(); print('torch' in sys.modules)"
+        "import sys, trimtab.rewards.worker; from trimtab.rewards.mathematics import sympy_check; "
+        "sympy_check.prepare(); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "False"

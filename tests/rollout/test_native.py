@@ -10,8 +10,8 @@ import torch
 
 from trimtab.policy import Policy, Transcript, load_policy, score
 from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, SamplingOptions
-from trimtab.rollout.drawing import draw, restrict
-from trimtab.rollout.streams import stream_keys, uniform
+from trimtab.rollout.rng import stream_keys, uniform
+from trimtab.rollout.sampling import draw, restrict
 
 PROMPTS = ["1+1=", "12+34=", "7-3=", "99*9=", "0+0="]
 OPTIONS = SamplingOptions(samples=6, max_new_tokens=9, seed=4)

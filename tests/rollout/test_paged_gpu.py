@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from paged_models import CONFIGS, ENDS, count_waits, prompts, tiny, tokens
 
+from helpers.rollout.paged_models import CONFIGS, ENDS, count_waits, prompts, tiny, tokens
 from trimtab.policy import Policy, Transcript, score
 from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, SamplingOptions
 

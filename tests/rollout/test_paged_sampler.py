@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from paged_models import CONFIGS, ENDS, count_waits, prompts, same, tiny, tokens
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
+from helpers.rollout.paged_models import CONFIGS, ENDS, count_waits, prompts, same, tiny, tokens
 from trimtab.policy import Transcript, load_policy, score
 from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, SamplingOptions
 from trimtab.rollout.paged.decoder import Decoder, why_not
-from trimtab.rollout.paged.pool import Pool
-from trimtab.rollout.paged.schedule import Drawn, Group, Sample, Schedule
+from trimtab.rollout.paged.page_allocator import Pool
+from trimtab.rollout.paged.scheduler import Drawn, Group, Sample, Schedule
 
 LENGTHS = (1, 63, 64, 65, 66, 130)  # about the borders of pages
 OPTIONS = SamplingOptions(samples=3, max_new_tokens=20, seed=3)

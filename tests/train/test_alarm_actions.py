@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from made_records import WORDS, budget, made_step, manifest
-from short_runs import recipe, short_run
 
+from helpers.record.made_records import WORDS, budget, made_step, manifest
+from helpers.train.short_runs import recipe, short_run
+from trimtab.config.recipe import load
 from trimtab.record import Recorder
 from trimtab.record.layout import FOLDER, recorded_steps
 from trimtab.train import checkpoints
-from trimtab.train.config import load
+from trimtab.train.alarm_actions import Alarm, Watch, around
 from trimtab.train.loop import train
 from trimtab.train.run import Run, RunStoppedError, Stop
 from trimtab.train.run_folder import RunFolder
-from trimtab.train.watch import Alarm, Watch, around
 
 Shown = Callable[[Mapping[str, float]], list[Alarm]]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from trimtab.config.recipe import load
 from trimtab.train import build
-from trimtab.train.config import load
 
 
 @pytest.fixture(autouse=True)

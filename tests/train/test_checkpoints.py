@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 import torch
-from short_runs import THOROUGH, Listener, Order, contents, differences, trained
 from torch import Tensor, nn
 
 import trimtab
+from helpers.train.short_runs import THOROUGH, Listener, Order, contents, differences, trained
 from trimtab.train import checkpoints
 from trimtab.train.checkpoints import Checkpoint, CheckpointError
 from trimtab.train.run_folder import RunFolder
@@ -390,7 +390,7 @@ def test_a_full_disk_is_met_at_any_call(folder: Path, monkeypatch: pytest.Monkey
 
 
 def _with_a_full_disk(order: Order) -> None:
-    from short_runs import _child
+    from helpers.train.short_runs import _child
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # metrics fit, weights do not

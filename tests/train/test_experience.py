@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from trimtab.config.recipe import Config, RewardConfig, parse
 from trimtab.objectives import segment_ids
 from trimtab.policy import Policy, load_policy
 from trimtab.rewards import Verdict
 from trimtab.rollout import PromptTokens, Response, SamplingOptions
 from trimtab.tasks import Arithmetic
 from trimtab.train import experience
-from trimtab.train.config import Config, RewardConfig, parse
 from trimtab.train.experience import arrange, collect, encode_prompts, gather_experience, has_spread, reward_of
 from trimtab.train.run_folder import RunFolder
 from trimtab.train.sinks import Sinks

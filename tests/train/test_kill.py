@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from short_runs import THOROUGH, Order, contents, differences
 
+from helpers.train.short_runs import THOROUGH, Order, contents, differences
 from trimtab.train import checkpoints
 from trimtab.train.run_folder import RunFolder
 

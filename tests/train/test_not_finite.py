@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from short_runs import Listener, contents, differences, short_run, trained
 from torch import Tensor
 
+from helpers.train.short_runs import Listener, contents, differences, short_run, trained
 from trimtab.objectives import Objective
 from trimtab.policy import Policy
 from trimtab.rollout import Response

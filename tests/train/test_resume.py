@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from short_runs import STOPPED, Order, contents, differences, short_run, trained
 
 import trimtab
+from helpers.train.short_runs import STOPPED, Order, contents, differences, short_run, trained
 from trimtab.objectives import TokenBatch
 from trimtab.train import checkpoints, loop
 from trimtab.train.loop import train
@@ -195,7 +195,7 @@ def test_a_folder_with_a_run_is_not_written_over(copy: Path) -> None:
 
 def test_a_folder_in_use_is_left_alone(copy: Path) -> None:
     before = contents(copy)
-    with RunFolder(copy).claimed(), pytest.raises(ValueError, match="in use by another process"):
+    with RunFolder(copy).locked(), pytest.raises(ValueError, match="in use by another process"):
         trained(copy, resume=True)
     assert contents(copy) == before
     trained(copy, resume=True)  # and free again afterwards
@@ -337,7 +337,7 @@ def test_ctrl_c_means_what_it_meant_before_once_the_run_is_over(tmp_path: Path) 
 
 
 def test_a_response_that_may_not_be_scored_is_named_in_full(tmp_path: Path) -> None:
-    from trimtab.objectives.tokens import NotFiniteError
+    from trimtab.objectives.token_batch import NotFiniteError
 
     values = torch.tensor([-1.0, float("nan"), -1.0, float("inf")])
     with pytest.raises(NotFiniteError) as caught:

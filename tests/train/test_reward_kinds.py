@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from trimtab.config.recipe import Config, RewardConfig, load, parse
 from trimtab.policy import Policy, load_policy
 from trimtab.rewards import KINDS, Kind, Verdict
 from trimtab.rollout import PromptTokens, Response, SamplingOptions
 from trimtab.tasks import FixedTask, Problem
 from trimtab.tasks.problems import user
-from trimtab.train.config import Config, RewardConfig, load, parse
 from trimtab.train.experience import (
     Answer,
     Experience,
@@ -24,7 +24,7 @@ from trimtab.train.experience import (
     reward_of,
     set_apart,
 )
-from trimtab.train.measure import METRICS, step_metrics
+from trimtab.train.metrics import METRICS, step_metrics
 
 RESPONSE = Response([2, 3], [-1.0, -1.0], True)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from short_runs import short_run
 
+from helpers.train.short_runs import short_run
 from trimtab.train.loop import build_trainer
 from trimtab.train.warm_start import parameters, warm_start
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-import vllm_models as small
 
+from helpers.vllm import vllm_models as small
 from trimtab.policy import Policy
 from trimtab.rollout import PromptTokens, Response, Sampler
-from trimtab.rollout.drawing import restrict
+from trimtab.rollout.sampling import restrict
 from trimtab.train.build import build_sampler
 
 pytest.importorskip("vllm", reason="make test-vllm has an environment with it", exc_type=ImportError)

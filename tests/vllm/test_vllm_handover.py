@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-import vllm_models as small
 
+from helpers.vllm import vllm_models as small
 from trimtab.policy import Policy
 from trimtab.rollout.vllm import VllmSampler
 from trimtab.train.build import build_sampler

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import vllm_models as small
 
+from helpers.vllm import vllm_models as small
 from trimtab.policy import Policy
 from trimtab.rollout import PromptTokens, SamplingOptions
 from trimtab.rollout import vllm as module

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import vllm_models as small
 from typer.testing import CliRunner
 
+from helpers.vllm import vllm_models as small
 from trimtab.cli import app
 
 pytest.importorskip("vllm", reason="make test-vllm has an environment with it", exc_type=ImportError)

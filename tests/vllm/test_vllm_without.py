@@ -15,11 +15,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from trimtab.config.recipe import RolloutConfig, load
 from trimtab.policy import Policy, load_policy
 from trimtab.rollout import vllm as module
 from trimtab.rollout.vllm_weights import checkpoint_weights
 from trimtab.train.build import build_sampler
-from trimtab.train.config import RolloutConfig, load
 
 VLLM = RolloutConfig(engine="vllm")
 
@@ -47,7 +47,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, s
 def test_vllm_is_imported_only_when_it_is_chosen() -> None:
     code = (
         "import sys; from trimtab.train.build import build_policy, build_sampler;"
-        "from trimtab.train.config import load; config = load('demo');"
+        "from trimtab.config.recipe import load; config = load('demo');"
         "build_sampler(build_policy(config), config.rollout);"
         "sys.exit(any(name.split('.')[0] == 'vllm' for name in sys.modules))"
     )

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from trimtab import __version__
-from trimtab.objectives import Comm, Objective, merge_metrics
-from trimtab.objectives.comm import gather_rows
-from trimtab.train.config import build_objective
-from trimtab.train.run_folder import write_atomically
+from trimtab.config import build_objective
+from trimtab.files import write_atomically
+from trimtab.objectives import Comm, Objective, gather_rows, merge_metrics
 
 TESTED = {"trl": "1.16.0", "verl": "0.9.1"}
 STATE_FILE = "trimtab.json"  # beside the engine's own files in a checkpoint

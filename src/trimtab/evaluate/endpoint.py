@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 from trimtab.evaluate.folder import Generation, Key, prompt_hash
 from trimtab.evaluate.jobs import Job
 from trimtab.evaluate.settings import Settings
-from trimtab.tasks.problems import stream_seed
-from trimtab.train.reporters import printable
+from trimtab.tasks import stream_seed
+from trimtab.text import printable
 
 AT_ONCE = 8  # samples asked for in one request
 BYTES_PER_TOKEN, BYTES_BESIDES = 400, 1 << 20  # what a token with its log-probability may take in a body

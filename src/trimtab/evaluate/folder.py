@@ -14,11 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trimtab import failpoints
 from trimtab.evaluate.settings import Settings, differences, digest, settings_from
-from trimtab.tasks.benchmarks import Question
-from trimtab.tasks.problems import Problem
-from trimtab.train import faults
-from trimtab.train.run_folder import claimed, write_atomically
+from trimtab.files import locked, write_atomically
+from trimtab.tasks import Problem, Question
 
 Key = tuple[str, str, int]  # benchmark, problem, sample
 
@@ -123,12 +122,12 @@ class EvalFolder:
         """Add a batch, on the disk for good."""
         text = "".join(json.dumps(asdict(generation), sort_keys=True) + "\n" for generation in generations)
         with self.generations.open("ab", buffering=0) as file:
-            if faults.due("generations.torn"):
+            if failpoints.due("generations.torn"):
                 file.write(text.encode()[: len(text) // 2])
-                faults.die()
+                failpoints.die()
             file.write(text.encode())
             os.fsync(file.fileno())
-        faults.point("generations.written")
+        failpoints.failpoint("generations.written")
 
     def keep_only(self, generations: Iterable[Generation]) -> None:
         """Forget all other generations."""
@@ -137,7 +136,7 @@ class EvalFolder:
 
     def alone(self) -> AbstractContextManager[None]:
         """Hold the folder: no other process can evaluate into it meanwhile."""
-        return claimed(self.path)
+        return locked(self.path)
 
 
 def question_row(question: Question) -> dict[str, Any]:

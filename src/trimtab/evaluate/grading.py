@@ -9,10 +9,9 @@ from typing import Any
 
 from trimtab.evaluate.figures import Sample
 from trimtab.evaluate.folder import EvalFolder, Generation, Key, json_lines
+from trimtab.files import write_atomically
 from trimtab.rewards import Verdict, grade, grade_many
-from trimtab.tasks.benchmarks import Question
-from trimtab.tasks.problems import Problem
-from trimtab.train.run_folder import write_atomically
+from trimtab.tasks import Problem, Question
 
 BOX_RULES = ("math", "boxed", "strict-box")  # what accepts an answer in a box
 

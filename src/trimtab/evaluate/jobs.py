@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trimtab.evaluate.folder import Generation, Key
-from trimtab.tasks.benchmarks import Question
+from trimtab.tasks import Question
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,14 @@ from rich.console import Console
 from trimtab.evaluate import report
 from trimtab.evaluate.folder import EvalFolder
 from trimtab.evaluate.progress import LiveProgress, PlainProgress, Progress
-from trimtab.evaluate.run import Evaluated, Wanted, evaluate, graded, rule_of
+from trimtab.evaluate.run import EvalRequest, Evaluated, evaluate, graded, rule_of
 
 INTERRUPTED = 130
 
 
-def launch(wanted: Wanted, against: str | None = None, papers: bool = False, quiet: bool = False) -> int:
+def evaluate_and_show(
+    wanted: EvalRequest, against: str | None = None, papers: bool = False, quiet: bool = False
+) -> int:
     """Evaluate, compare where that is asked for, show and keep the result; the exit code."""
     console = make_console()
     progress = make_progress(console, quiet)
@@ -41,7 +43,7 @@ def regrade(path: Path, rule: str | None, papers: bool = False, quiet: bool = Fa
     return 0
 
 
-def other(wanted: Wanted, against: str, progress: Progress) -> Evaluated:
+def other(wanted: EvalRequest, against: str, progress: Progress) -> Evaluated:
     """The evaluation to compare with: a finished one by its folder, or one of another model, made now the same way."""
     folder = EvalFolder(Path(against).expanduser())
     if (folder.path / "settings.json").is_file():

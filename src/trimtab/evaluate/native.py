@@ -12,16 +12,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trimtab.config import load
 from trimtab.evaluate.folder import Generation, Key, prompt_hash
 from trimtab.evaluate.jobs import Job
 from trimtab.evaluate.settings import Settings, digest
 from trimtab.policy import Policy, Transcript, load_policy, score
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
-from trimtab.tasks.problems import stream_seed
-from trimtab.train import checkpoints
-from trimtab.train.build import build_policy, build_sampler
-from trimtab.train.config import load
-from trimtab.train.warm_start import load_parameters
+from trimtab.tasks import stream_seed
+from trimtab.train import build_policy, build_sampler, checkpoints, load_parameters
 
 SCORE_BUDGET, SCORE_CHUNK = 32_768, 4_096  # tokens in a forward pass; rows of logits at a time
 ENDS = 1 << 16  # bytes at either end of a file that tell it from others

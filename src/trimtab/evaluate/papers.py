@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trimtab.tasks.benchmarks import BENCHMARKS
+from trimtab.tasks import BENCHMARKS
 
 JUSTRL = "README of github.com/thunlp/JustRL (arXiv 2512.16649)"
 STAPO = "arXiv 2602.15620v4, mean of the six benchmarks, T 1.0, top-p 1.0"

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from trimtab.evaluate.folder import Generation
-from trimtab.train.reporters import printable
-from trimtab.train.sparkline import clock
+from trimtab.text import clock, printable
 
 Advance = Callable[[Sequence[Generation]], None]
 LINE_EVERY = 15.0  # seconds

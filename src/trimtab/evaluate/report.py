@@ -21,9 +21,9 @@ from trimtab.evaluate.intervals import LEVEL, Interval, average
 from trimtab.evaluate.papers import PRINTED
 from trimtab.evaluate.run import Evaluated
 from trimtab.evaluate.settings import differences
-from trimtab.tasks.benchmarks import BENCHMARKS
-from trimtab.train.reporters import printable
-from trimtab.train.run_folder import write_atomically
+from trimtab.files import write_atomically
+from trimtab.tasks import BENCHMARKS
+from trimtab.text import printable
 
 NOTHING = "-"
 LEGEND = (

@@ -18,14 +18,14 @@ from trimtab.evaluate.jobs import Job, Source
 from trimtab.evaluate.native import NativeSource, fingerprint, open_model
 from trimtab.evaluate.progress import Progress
 from trimtab.evaluate.settings import MAX_NEW_TOKENS, Settings, choose_benchmarks, decoding, digest
-from trimtab.policy.models import pick_device
+from trimtab.memory import is_out_of_memory
+from trimtab.policy import pick_device
 from trimtab.rewards import Verdict
-from trimtab.tasks.benchmarks import BENCHMARKS, SIX, SUFFIX, Question, load_benchmark
-from trimtab.train.memory import is_out_of_memory
+from trimtab.tasks import BENCHMARKS, SIX, SUFFIX, Question, load_benchmark
 
 
 @dataclass(frozen=True)
-class Wanted:
+class EvalRequest:
     """An evaluation as the user asked for it; None is the default of the preset or the benchmark."""
 
     model: str | None = None
@@ -83,7 +83,7 @@ class Evaluated:
 Tell = Callable[[str], object]
 
 
-def prepare(wanted: Wanted) -> tuple[Settings, list[Job]]:
+def prepare(wanted: EvalRequest) -> tuple[Settings, list[Job]]:
     """Read and check everything that can be checked before a model is loaded."""
     for name in ("samples", "problems", "max_new_tokens", "batch"):
         value = getattr(wanted, name)
@@ -120,7 +120,7 @@ def prepare(wanted: Wanted) -> tuple[Settings, list[Job]]:
     return settings, [Job(q, settings.samples[name]) for name, questions in asked.items() for q in questions]
 
 
-def evaluate(wanted: Wanted, progress: Progress) -> Evaluated:
+def evaluate(wanted: EvalRequest, progress: Progress) -> Evaluated:
     """Draw what is missing, grade, and put figures to it."""
     settings, jobs = prepare(wanted)
     folder = wanted.folder
@@ -172,7 +172,7 @@ def _grade(
 
 
 def _draw(
-    folder: EvalFolder, wanted: Wanted, settings: Settings, jobs: Sequence[Job], progress: Progress
+    folder: EvalFolder, wanted: EvalRequest, settings: Settings, jobs: Sequence[Job], progress: Progress
 ) -> tuple[list[Generation], float]:
     """Draw what is missing; the generations of this process, and the seconds they took once the model was loaded."""
     known = {generation.key: generation for generation in folder.read()}
@@ -203,7 +203,7 @@ def _draw(
     return drawn, time.monotonic() - began
 
 
-def open_source(wanted: Wanted, settings: Settings, jobs: Sequence[Job]) -> Source:
+def open_source(wanted: EvalRequest, settings: Settings, jobs: Sequence[Job]) -> Source:
     """What draws the samples: a server, or a model in this process."""
     if wanted.connection is not None:
         return EndpointSource(wanted.connection, settings, wanted.name)

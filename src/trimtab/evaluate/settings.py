@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from trimtab.tasks.benchmarks import BENCHMARKS
-from trimtab.train.config_errors import nearest
+from trimtab.tasks import BENCHMARKS
+from trimtab.text import nearest
 
 MAX_NEW_TOKENS = 20_480
 

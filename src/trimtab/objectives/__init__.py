@@ -1,29 +1,50 @@
-"""The heart of trimtab: objectives for RL with verifiable rewards, in plain torch. See `objective`."""
+"""The core of trimtab: objectives for RL with verifiable rewards, in plain torch. See `objective`."""
 
 from trimtab.objectives import advantages, theory
-from trimtab.objectives.comm import Comm, ProcessGroup
-from trimtab.objectives.compose import objective
+from trimtab.objectives.comm import Comm, ProcessGroup, gather_rows
+from trimtab.objectives.methods.compose import COMMON, objective
+from trimtab.objectives.methods.reference_docs import METRICS
+from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, OPTIONS, unknown
 from trimtab.objectives.objective import LossOutput, Objective
 from trimtab.objectives.plan import Plan, merge_metrics
-from trimtab.objectives.reasons import Reason, reason_words
-from trimtab.objectives.registry import ATTACHMENTS, METHODS
-from trimtab.objectives.segments import segment_ids
-from trimtab.objectives.tokens import TokenBatch
+from trimtab.objectives.reasons import WORDS, Reason, reason_words
+from trimtab.objectives.rules.controllers import EntropyGate
+from trimtab.objectives.rules.penalties import kl_estimate
+from trimtab.objectives.segments import segment_ids, token_bytes
+from trimtab.objectives.selection import largest, quantile, share_count
+from trimtab.objectives.theory import Moments, gradient_norm_squared, moments
+from trimtab.objectives.token_batch import NotFiniteError, TokenBatch
 
 __all__ = [
     "ATTACHMENTS",
+    "COMMON",
     "METHODS",
+    "METRICS",
+    "OPTIONS",
+    "WORDS",
     "Comm",
+    "EntropyGate",
     "LossOutput",
+    "Moments",
+    "NotFiniteError",
     "Objective",
     "Plan",
     "ProcessGroup",
     "Reason",
     "TokenBatch",
     "advantages",
+    "gather_rows",
+    "gradient_norm_squared",
+    "kl_estimate",
+    "largest",
     "merge_metrics",
+    "moments",
     "objective",
+    "quantile",
     "reason_words",
     "segment_ids",
+    "share_count",
     "theory",
+    "token_bytes",
+    "unknown",
 ]

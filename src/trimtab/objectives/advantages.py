@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from trimtab.objectives.tokens import NotFiniteError
+from trimtab.objectives.token_batch import NotFiniteError
 
 Values = Tensor | Sequence[float]
 Groups = Tensor | Sequence[int]

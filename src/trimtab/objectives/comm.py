@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from trimtab.objectives.tokens import TOKEN_FLOATS, TOKEN_INTS, TokenBatch
+from trimtab.objectives.token_batch import TOKEN_FLOATS, TOKEN_INTS, TokenBatch
 
 
 class Comm(Protocol):

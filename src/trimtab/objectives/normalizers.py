@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trimtab.objectives.draft import Draft
+from trimtab.objectives.plan_builder import Draft
 
 
 @dataclass(frozen=True)

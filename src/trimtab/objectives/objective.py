@@ -16,13 +16,13 @@ from torch import Tensor
 
 from trimtab.objectives.advantages import ADVANTAGES, Groups, Values
 from trimtab.objectives.comm import Comm, Share, gather_batch, gather_rows
-from trimtab.objectives.draft import Controller, Draft, Rule
 from trimtab.objectives.normalizers import Normalizer
-from trimtab.objectives.penalties import Penalty
 from trimtab.objectives.plan import Plan
+from trimtab.objectives.plan_builder import Controller, Draft, Rule
 from trimtab.objectives.ratios import Ratio, log_ratio
+from trimtab.objectives.rules.penalties import Penalty
 from trimtab.objectives.surrogates import Surrogate
-from trimtab.objectives.tokens import TokenBatch, missing_field_help
+from trimtab.objectives.token_batch import TokenBatch, missing_field_help
 
 Scope = Literal["minibatch", "micro"]
 Statistics = Literal["old", "current"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trimtab.objectives.reasons import reason_words
-from trimtab.objectives.runs import Runs
+from trimtab.objectives.spans import Runs
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from trimtab.objectives.plan import Plan
-from trimtab.objectives.runs import Runs
-from trimtab.objectives.tokens import TokenBatch
+from trimtab.objectives.spans import Runs
+from trimtab.objectives.token_batch import TokenBatch
 
 LOG_RATIO_LIMIT = 20.0
 

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from trimtab.objectives.mixing import GOLDEN, mix
+from trimtab.splitmix64 import GOLDEN, mix
 
 _BUCKETS = 1 << 15
 _FEW = 1 << 14  # values that are sorted before they are counted

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trimtab.objectives.plan import Plan
 from trimtab.objectives.ratios import log_ratio
-from trimtab.objectives.tokens import LOGP_FLOOR
+from trimtab.objectives.token_batch import LOGP_FLOOR
 
 Terms = tuple[Tensor, Tensor | None]
 

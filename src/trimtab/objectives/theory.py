@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trimtab.objectives.objective import Objective
 from trimtab.objectives.plan import Plan
-from trimtab.objectives.tokens import TokenBatch
+from trimtab.objectives.token_batch import TokenBatch
 
 
 class Moments(NamedTuple):

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.objectives.theory import Moments, moments
+from trimtab.objectives import Moments, moments
 
 CHUNK = 2560  # rows of logits at one time, at most: 780 MB of bf16 at 152k tokens
 TILE = 64  # rows that a GPU's GEMM takes together

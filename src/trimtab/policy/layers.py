@@ -43,7 +43,7 @@ class Kernels:
 def gpu_kernels() -> Kernels:
     """The GPU's, which need Triton."""
     from trimtab.policy.kernels.layers import add_norm, add_norm_back, gate, gate_back
-    from trimtab.policy.kernels.turning import turn, turn_back
+    from trimtab.policy.kernels.rope import turn, turn_back
 
     return Kernels(add_norm, add_norm_back, turn, turn_back, gate, gate_back)
 

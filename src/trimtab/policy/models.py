@@ -13,12 +13,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from trimtab.policy.demo import demo_model, demo_tokenizer
+from trimtab.policy.batch_tokenize import decode_texts, encode_texts
+from trimtab.policy.demo_model import demo_model, demo_tokenizer
 from trimtab.policy.head import Head
 from trimtab.policy.layers import fuse_layers, gpu_kernels, unfuse_layers, why_not_fused
 from trimtab.policy.packed import Packed, packed_hidden, use_packed_attention, why_not_packed
 from trimtab.policy.smollm2 import smollm2_folder
-from trimtab.policy.texts import decode_texts, encode_texts
 
 Precision = Literal["fp32", "bf16"]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from trimtab.objectives.theory import Moments, moments
+from trimtab.objectives import Moments, moments
 from trimtab.policy.head import Head, head_scores
 from trimtab.policy.models import Policy
 from trimtab.policy.packed import Packed

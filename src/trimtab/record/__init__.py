@@ -1,12 +1,22 @@
 """The flight recorder's file format: write and read. See `open_run`, and docs/record.md."""
 
-from trimtab.record.layout import Manifest, RecordError, RecordWarning, Settings, StepInfo, UpdateInfo
+from trimtab.record.layout import (
+    FOLDER,
+    Manifest,
+    RecordError,
+    RecordWarning,
+    Settings,
+    StepInfo,
+    UpdateInfo,
+    read_step,
+)
 from trimtab.record.reader import Records, Step, Update, open_run
 from trimtab.record.schema import SCHEMA, TABLES, Column
 from trimtab.record.vocabulary import Vocabulary
 from trimtab.record.writer import Recorder, StepData, rewind, write_step
 
 __all__ = [
+    "FOLDER",
     "SCHEMA",
     "TABLES",
     "Column",
@@ -23,6 +33,7 @@ __all__ = [
     "UpdateInfo",
     "Vocabulary",
     "open_run",
+    "read_step",
     "rewind",
     "write_step",
 ]

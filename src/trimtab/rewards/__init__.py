@@ -1,6 +1,7 @@
 """Verifiers: a response and an answer -> a verdict, in bounded time, whatever the model wrote."""
 
+from trimtab.rewards.grade_lines import grade_lines
 from trimtab.rewards.rules import RULES, check_rule, grade, grade_many, submit
 from trimtab.rewards.verdicts import KINDS, Kind, Verdict
 
-__all__ = ["KINDS", "RULES", "Kind", "Verdict", "check_rule", "grade", "grade_many", "submit"]
+__all__ = ["KINDS", "RULES", "Kind", "Verdict", "check_rule", "grade", "grade_lines", "grade_many", "submit"]

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from trimtab.rewards.answers import Shape, read
-from trimtab.rewards.compare import compare
-from trimtab.rewards.cost import bits, check_text
 from trimtab.rewards.extract import last_box, tidy
-from trimtab.rewards.latex import LONGEST_ANSWER, plain
-from trimtab.rewards.nodes import TooCostlyError
+from trimtab.rewards.mathematics.answers import Shape, read
+from trimtab.rewards.mathematics.compare import compare
+from trimtab.rewards.mathematics.cost import bits, check_text
+from trimtab.rewards.mathematics.latex import LONGEST_ANSWER, plain
+from trimtab.rewards.mathematics.nodes import TooCostlyError
 from trimtab.rewards.pool import LIMITS, Limits
 from trimtab.rewards.verdicts import Kind, Verdict, verdict
 
-SYMBOLS = "trimtab.rewards.symbols:judge"
+SYMBOLS = "trimtab.rewards.mathematics.sympy_check:judge"
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from typing import Any
 
 from trimtab.rewards import pool
 from trimtab.rewards.extract import answer_box, answer_line, last_box, last_number, tidy, value
-from trimtab.rewards.gym import gym_score
-from trimtab.rewards.latex import tokens
+from trimtab.rewards.gym_rule import gym_score
 from trimtab.rewards.math_rule import Question, judge, unboxed
-from trimtab.rewards.own import own_question, own_verdict
+from trimtab.rewards.mathematics.latex import tokens
+from trimtab.rewards.python_rule import own_question, own_verdict
 from trimtab.rewards.verdicts import KINDS, LONGEST_SHOWN, Kind, Verdict, verdict
 from trimtab.tasks import Problem
 

@@ -1,7 +1,20 @@
-"""Samplers: from prompts to responses, with the log-probabilities they were drawn with."""
+"""Samplers: from prompts to responses, with the log-probabilities they were sampled with."""
 
 from trimtab.rollout.native import NativeSampler
-from trimtab.rollout.paged.sampler import PagedSampler
+from trimtab.rollout.paged import PagedSampler
+from trimtab.rollout.sampling import draw
 from trimtab.rollout.types import PromptTokens, Response, Sampler, SamplingOptions
+from trimtab.rollout.vllm import VllmSampler, VllmSettings, check_vllm_options
 
-__all__ = ["NativeSampler", "PagedSampler", "PromptTokens", "Response", "Sampler", "SamplingOptions"]
+__all__ = [
+    "NativeSampler",
+    "PagedSampler",
+    "PromptTokens",
+    "Response",
+    "Sampler",
+    "SamplingOptions",
+    "VllmSampler",
+    "VllmSettings",
+    "check_vllm_options",
+    "draw",
+]

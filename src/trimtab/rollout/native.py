@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.rollout.drawing import draw
-from trimtab.rollout.streams import stream_keys
+from trimtab.rollout.rng import stream_keys
+from trimtab.rollout.sampling import draw
 from trimtab.rollout.types import PromptTokens, Response, SamplingOptions, check_prompts
 
 COMPACT_BELOW = 0.75  # finished rows leave the batch once fewer than this share of it is still going

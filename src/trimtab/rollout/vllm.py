@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from trimtab.rollout.streams import stream_keys
+from trimtab.rollout.rng import stream_keys
 from trimtab.rollout.types import PromptTokens, Response, SamplingOptions
 from trimtab.rollout.vllm_weights import causal_lm, checkpoint_weights
-from trimtab.tasks.problems import optional_module
+from trimtab.tasks import optional_module
 
 TESTED = "0.32.0"
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2.0  # vLLM would quietly raise what is below, and refuses what is above
@@ -211,7 +211,7 @@ def vllm_version() -> str:
     return "of unknown version"
 
 
-def check_options(options: Mapping[str, Any]) -> None:
+def check_vllm_options(options: Mapping[str, Any]) -> None:
     """Refuse options of vLLM that trimtab sets itself."""
     for name in options:
         if name in OWN_OPTIONS:
@@ -222,7 +222,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 def _start(vllm: Any, model: Any, device: torch.device, settings: VllmSettings, sleeps: bool) -> Any:
     """vLLM with the model's architecture and no weights yet."""
-    check_options(settings.options)
+    check_vllm_options(settings.options)
     while _running:  # and now, not when it is garbage: it would take the groups of the new one with it
         _running.pop().llm_engine.engine_core.shutdown()
     config = copy.deepcopy(model.config)

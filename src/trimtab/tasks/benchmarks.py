@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trimtab.tasks.files import gsm8k, plain_file, rows, verl_file
+from trimtab.tasks.files import gsm8k, plain_file, read_rows, verl_file
 from trimtab.tasks.problems import FixedTask, Problem
 
 SUFFIX = "\nPlease reason step by step, and put your final answer within \\boxed{}"
@@ -102,7 +102,7 @@ def _read(benchmark: Benchmark, source: str, suffix: str, hub: bool) -> FixedTas
 def _listed_answers(benchmark: Benchmark, source: str, suffix: str) -> FixedTask:
     """OlympiadBench on the hub lists the parts of an answer; its answer here is the parts with commas between."""
     problems = []
-    for at, row in rows(source, benchmark.split):
+    for at, row in read_rows(source, benchmark.split):
         question, parts = row.get(benchmark.question), row.get(benchmark.answer)
         if not isinstance(question, str) or not question.strip():
             raise ValueError(f"{at}: there is no `{benchmark.question}`, or it is empty; the data set has changed")
@@ -120,7 +120,7 @@ def _listed_answers(benchmark: Benchmark, source: str, suffix: str) -> FixedTask
 def _places(benchmark: Benchmark, source: str, hub: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Where each row stands, in the order of the problems."""
     config = "main" if benchmark.name == "gsm8k" and hub else None
-    return rows(source, benchmark.split, config)
+    return read_rows(source, benchmark.split, config)
 
 
 def _ids(benchmark: Benchmark, problems: Sequence[Problem]) -> list[str]:

@@ -26,7 +26,9 @@ def verl_file(
 ) -> FixedTask:
     """The problems of a file in verl's schema. `suffix` is added to the last message of each prompt."""
     name = Path(source).stem
-    return _task(name, source, (_verl_problem(at, row, name, rule, suffix) for at, row in rows(source, split, config)))
+    return _task(
+        name, source, (_verl_problem(at, row, name, rule, suffix) for at, row in read_rows(source, split, config))
+    )
 
 
 def plain_file(
@@ -55,17 +57,19 @@ def plain_file(
         return skip_unanswered and _column(at, row, answer) in (None, "")
 
     name = Path(source).stem
-    return _task(name, source, (problem(at, row) for at, row in rows(source, split, config) if not skipped(at, row)))
+    return _task(
+        name, source, (problem(at, row) for at, row in read_rows(source, split, config) if not skipped(at, row))
+    )
 
 
 def gsm8k(
     source: str = "openai/gsm8k", suffix: str = BOXED, split: str = "train", config: str | None = "main"
 ) -> FixedTask:
     """GSM8K: `question`, and `answer` with the result after `####`."""
-    return _task("gsm8k", source, (_gsm8k_problem(at, row, suffix) for at, row in rows(source, split, config)))
+    return _task("gsm8k", source, (_gsm8k_problem(at, row, suffix) for at, row in read_rows(source, split, config)))
 
 
-def rows(source: str, split: str = "train", config: str | None = None) -> Iterator[tuple[str, Row]]:
+def read_rows(source: str, split: str = "train", config: str | None = None) -> Iterator[tuple[str, Row]]:
     """(where it is, the row) for every row of a jsonl or parquet file, or of a data set of the hub.
 
     `split` and `config` choose within a data set of the hub; a file has neither.

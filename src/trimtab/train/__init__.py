@@ -1,1 +1,45 @@
-"""The trainer: recipes, the loop, checkpoints."""
+"""A run: the loop, sampling, grading, scoring, recording, checkpoints, warm start."""
+
+from trimtab.train.alarm_actions import Alarm, Watcher
+from trimtab.train.build import build_policy, build_sampler, build_task
+from trimtab.train.checkpoints import newest
+from trimtab.train.experience import Answer
+from trimtab.train.loop import train
+from trimtab.train.metrics import METRICS
+from trimtab.train.recording import Held, Trace, choose, hold, observed_entropy, step_data, vocabulary, vocabulary_of
+from trimtab.train.reporter import Reporter
+from trimtab.train.run import Run, RunStoppedError, Stop, versions
+from trimtab.train.run_folder import RunFolder, course, resolved_toml
+from trimtab.train.token_signals import FEW, FEW_SHARE
+from trimtab.train.warm_start import load_parameters
+
+__all__ = [
+    "FEW",
+    "FEW_SHARE",
+    "METRICS",
+    "Alarm",
+    "Answer",
+    "Held",
+    "Reporter",
+    "Run",
+    "RunFolder",
+    "RunStoppedError",
+    "Stop",
+    "Trace",
+    "Watcher",
+    "build_policy",
+    "build_sampler",
+    "build_task",
+    "choose",
+    "course",
+    "hold",
+    "load_parameters",
+    "newest",
+    "observed_entropy",
+    "resolved_toml",
+    "step_data",
+    "train",
+    "versions",
+    "vocabulary",
+    "vocabulary_of",
+]

@@ -6,13 +6,11 @@ from typing import Literal
 
 import torch
 
-from trimtab.policy import Policy, load_policy
-from trimtab.policy.models import pick_device
-from trimtab.rollout import NativeSampler, PagedSampler, Sampler
-from trimtab.rollout.paged.decoder import why_not
-from trimtab.rollout.vllm import VllmSampler, VllmSettings
+from trimtab.config import Config, RolloutConfig
+from trimtab.policy import Policy, load_policy, pick_device
+from trimtab.rollout import NativeSampler, PagedSampler, Sampler, VllmSampler, VllmSettings
+from trimtab.rollout.paged import why_not
 from trimtab.tasks import Arithmetic, GymTask, Task, gsm8k, verl_file
-from trimtab.train.config import Config, RolloutConfig
 
 
 def set_threads(config: Config) -> None:

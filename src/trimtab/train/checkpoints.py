@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trimtab.train import faults
+from trimtab import failpoints
 
 FORMAT = 1
 LARGEST_JSON = 1 << 20  # bytes; ours are a few thousand
@@ -59,7 +59,7 @@ def save(
             shutil.rmtree(temporary)  # put in its place, it would leave a moment without either
         else:
             shutil.rmtree(final, ignore_errors=True)
-            faults.point("checkpoint.rename")
+            failpoints.failpoint("checkpoint.rename")
             temporary.rename(final)
             _sync(folder)
     except (OSError, SafetensorError) as error:
@@ -68,11 +68,11 @@ def save(
     except RuinedError:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    faults.point("checkpoint.published")
+    failpoints.failpoint("checkpoint.published")
     older = [path for path in found(folder) if _step(path) < step]  # a later one is damaged, and no reason to lose this
     for old in older[: max(len(older) + 1 - keep, 0)]:
         shutil.rmtree(old, ignore_errors=True)
-        faults.point("checkpoint.pruned")
+        failpoints.failpoint("checkpoint.pruned")
     return final
 
 
@@ -151,11 +151,11 @@ def _write(folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Mapping
     folder.mkdir()
     for name, group in tensors.items():
         save_file(_plain(group), folder / f"{name}.safetensors")
-        faults.point("checkpoint.tensors")
+        failpoints.failpoint("checkpoint.tensors")
     (folder / "state.json").write_text(json.dumps(state, sort_keys=True))
-    faults.point("checkpoint.state")
+    failpoints.failpoint("checkpoint.state")
     _write_manifest(folder)
-    faults.point("checkpoint.manifest")
+    failpoints.failpoint("checkpoint.manifest")
     for file in folder.iterdir():
         _sync(file)
     _sync(folder)

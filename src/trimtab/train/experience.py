@@ -11,14 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.objectives import Objective, TokenBatch, segment_ids
-from trimtab.objectives.tokens import NotFiniteError
-from trimtab.policy import Policy, Transcript, score
-from trimtab.policy.score import to_device
+from trimtab.config import Config, RewardConfig
+from trimtab.objectives import NotFiniteError, Objective, TokenBatch, segment_ids
+from trimtab.policy import Policy, Transcript, score, to_device
 from trimtab.rewards import Verdict, grade_many
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.tasks import Problem, Task, problem_number
-from trimtab.train.config import Config, RewardConfig
 
 
 @dataclass(frozen=True)
@@ -74,20 +72,6 @@ def encode_prompts(policy: Policy, problems: Sequence[tuple[int, Problem]], limi
     return prompts
 
 
-def sampling_options(config: Config, samples: int, temperature: float | None = None) -> SamplingOptions:
-    """How this run draws; evaluation gives its own temperature."""
-    rollout = config.rollout
-    return SamplingOptions(
-        samples=samples,
-        max_new_tokens=rollout.max_new_tokens,
-        temperature=rollout.temperature if temperature is None else temperature,
-        top_p=rollout.top_p if temperature is None else 1.0,
-        top_k=rollout.top_k if temperature is None else 0,
-        seed=config.run.seed,
-        batch=rollout.batch,
-    )
-
-
 def answer_problems(
     policy: Policy,
     sampler: Sampler,
@@ -130,7 +114,7 @@ def collect(
     policy: Policy, sampler: Sampler, task: Task, position: int, step: int, config: Config
 ) -> tuple[list[list[Answer]], int, int]:
     """A step's groups, how many were dropped for want of spread, and the new position in the stream of prompts."""
-    wanted, options = config.rollout.prompts, sampling_options(config, config.rollout.samples)
+    wanted, options = config.rollout.prompts, config.sampling_options(config.rollout.samples)
     groups: list[list[Answer]] = []
     dropped = 0
     rounds = config.rollout.dynamic_rounds if config.rollout.dynamic else 1

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trimtab.objectives import Objective
-from trimtab.objectives.tokens import NotFiniteError
-from trimtab.policy import Policy, UpdateOptions, make_optimizer, update
-from trimtab.policy.update import UpdateResult
+from trimtab import failpoints
+from trimtab.config import Config
+from trimtab.objectives import NotFiniteError, Objective
+from trimtab.policy import Policy, UpdateOptions, UpdateResult, make_optimizer, update
 from trimtab.rollout import Sampler
 from trimtab.tasks import Task
-from trimtab.train import faults, measure
 from trimtab.train.build import build_policy, build_reference, build_sampler, build_task
-from trimtab.train.collector import light_collections
-from trimtab.train.config import Config
 from trimtab.train.experience import Experience, gather_experience, with_current
+from trimtab.train.gc_pause import light_collections
+from trimtab.train.metrics import fault_records, step_metrics
 from trimtab.train.progress import Progress
 from trimtab.train.recording import Recording, Trace
 
@@ -67,13 +66,11 @@ class Trainer:
             results = [_refused(experience.fault)]
         progress.position = experience.position
         progress.step += 1
-        self.faults = measure.fault_records(progress.step, experience, results)
+        self.faults = fault_records(progress.step, experience, results)
         if self.recording is not None:
             self.recording.step(progress.step, experience, self.traces, self.objective)
-        faults.point("step.done")
-        return measure.step_metrics(experience, results, self.objective) | {
-            f"time/{k}": v for k, v in self.clock.items()
-        }
+        failpoints.failpoint("step.done")
+        return step_metrics(experience, results, self.objective) | {f"time/{k}": v for k, v in self.clock.items()}
 
     def update(self, experience: Experience, number: int, first: int, last: int) -> UpdateResult:
         """One update on the answers `first` up to `last`, the `number`th of its step."""
@@ -84,7 +81,7 @@ class Trainer:
             except NotFiniteError as error:
                 return _refused(error)
         plan = self.objective.plan(minibatch)
-        faults.point("update.planned")
+        failpoints.failpoint("update.planned")
         options = UpdateOptions(
             self.config.update.token_budget,
             self.config.update.head_chunk,
@@ -94,7 +91,7 @@ class Trainer:
         result = update(self.policy, self.optimizer, self.objective, plan, transcripts, options)
         if self.recording is not None:
             self.traces.append(Trace(number, first, minibatch, plan, result))
-        faults.point("update.done")
+        failpoints.failpoint("update.done")
         return result
 
     def set_learning_rate(self, step: int) -> None:
@@ -133,7 +130,7 @@ def build_trainer(config: Config) -> Trainer:
 
 def train(run: Run) -> None:
     """A whole run: warm start or resume, steps, evaluations, checkpoints."""
-    with run.folder.claimed():
+    with run.folder.locked():
         trainer = run.prepare()
         with closing(run.steps()) as steps, light_collections() as settle:
             for step in steps:

@@ -10,14 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.objectives import Objective, Plan, TokenBatch, segment_ids
-from trimtab.objectives.spelling import token_bytes
-from trimtab.policy import Policy
-from trimtab.policy.update import UpdateResult
-from trimtab.record import Manifest, Recorder, Settings, StepData, StepInfo, UpdateInfo, Vocabulary, rewind
-from trimtab.record.layout import FOLDER
+from trimtab.config import Config
+from trimtab.objectives import Objective, Plan, TokenBatch, segment_ids, token_bytes
+from trimtab.policy import Policy, UpdateResult
+from trimtab.record import FOLDER, Manifest, Recorder, Settings, StepData, StepInfo, UpdateInfo, Vocabulary, rewind
 from trimtab.tasks import stream_seed
-from trimtab.train.config import Config
 from trimtab.train.experience import Answer, Experience
 from trimtab.train.run_folder import RunFolder
 

@@ -20,18 +20,19 @@ import transformers
 from safetensors import SafetensorError
 
 import trimtab
-from trimtab.train import checkpoints, faults
+from trimtab import failpoints
+from trimtab.config import Config
+from trimtab.train import checkpoints
+from trimtab.train.alarm_actions import Alarm, Watch, Watcher, around
 from trimtab.train.build import set_threads
-from trimtab.train.config import Config
-from trimtab.train.experience import answer_problems, sampling_options
+from trimtab.train.experience import answer_problems
 from trimtab.train.loop import Trainer, build_trainer
 from trimtab.train.progress import Progress
 from trimtab.train.recording import start_recording
-from trimtab.train.reporters import Reporter
+from trimtab.train.reporter import Reporter
 from trimtab.train.run_folder import RunFolder, course
 from trimtab.train.sinks import Sinks
 from trimtab.train.warm_start import load_parameters, parameters, warm_start
-from trimtab.train.watch import Alarm, Watch, Watcher, around
 
 ALARM_CHECKPOINTS = 10  # those that alarms ask for; of more, the oldest go
 
@@ -134,7 +135,7 @@ class Run:
         if stopping and step != run.steps:
             self.save()
             raise self._stop(Stop.ALARM, f"{stopping[0].message}. To go on regardless: {self._go_on_with}")
-        faults.point("step.finished")
+        failpoints.failpoint("step.finished")
 
     def evaluate(self) -> dict[str, float]:
         """Greedy accuracy on held-out problems; nothing where the task has none."""
@@ -142,7 +143,7 @@ class Run:
         if test is None:
             return {}
         problems = [(n, test[n]) for n in range(min(len(test), self.config.run.eval_problems))]
-        options = sampling_options(self.config, samples=1, temperature=0.0)
+        options = self.config.sampling_options(samples=1, temperature=0.0)
         groups = answer_problems(self.trainer.policy, self.trainer.sampler, problems, -1, options, self.config)
         return {"eval/accuracy": fmean(group[0].verdict.kind == "correct" for group in groups)}
 
@@ -176,7 +177,7 @@ class Run:
         self.folder.rewind(-1)
         cache, say, trainer = self.folder.path.parent / ".warm_start", self.reporter, self.trainer
         warm_start(trainer.policy, trainer.task, self.config, cache, say.warm, self.evaluate, say.message)
-        faults.point("warm_start.done")
+        failpoints.failpoint("warm_start.done")
         self._keep_reference()
         if self.config.run.eval_every:
             metrics = self.evaluate()
@@ -259,7 +260,7 @@ class Run:
                 shutil.rmtree(folder, ignore_errors=True)
             self.trainer.policy.model.save_pretrained(writing)
             self.trainer.policy.tokenizer.save_pretrained(writing)
-            faults.point("model.written")
+            failpoints.failpoint("model.written")
             writing.rename(model)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(writing, ignore_errors=True)

@@ -7,20 +7,19 @@ if an alarm rang, and `alarms/` only if one asked for a checkpoint.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from trimtab.train import faults
-from trimtab.train.config import AlarmsConfig, Config, load
+from trimtab import failpoints
+from trimtab.config import AlarmsConfig, Config, load
+from trimtab.files import append_json_line, locked, read_json_lines, write_atomically
 
 # What may differ between a run and its continuation: how long it goes on, what ends it, what is kept of it, and (with a
 # warning) the threads and the device it runs on.
@@ -71,9 +70,9 @@ class RunFolder:
         """One JSON line per update that was not taken."""
         return self.path / "faults.jsonl"
 
-    def claimed(self) -> AbstractContextManager[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Hold the folder: no other process can run in it meanwhile."""
-        return claimed(self.path)
+        return locked(self.path)
 
     @property
     def alarms(self) -> Path:
@@ -105,18 +104,18 @@ class RunFolder:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a step's metrics; a number that does not exist (NaN) is left out."""
-        _append(self.metrics, {name: value for name, value in record.items() if math.isfinite(value)})
-        faults.point("metrics.written")
+        append_json_line(self.metrics, {name: value for name, value in record.items() if math.isfinite(value)})
+        failpoints.failpoint("metrics.written")
 
     def append_fault(self, record: dict[str, Any]) -> None:
         """Add what was not finite."""
-        _append(self.faults, record)
-        faults.point("fault.written")
+        append_json_line(self.faults, record)
+        failpoints.failpoint("fault.written")
 
     def append_alarm(self, record: dict[str, Any]) -> None:
         """Add an alarm."""
-        _append(self.alarms, record)
-        faults.point("alarm.written")
+        append_json_line(self.alarms, record)
+        failpoints.failpoint("alarm.written")
 
     def settle(self) -> None:
         """Bring what was written to the disk for good: a checkpoint that is there after a power cut has its metrics."""
@@ -129,43 +128,26 @@ class RunFolder:
         """Forget what was written after a checkpoint, and a line that was cut off."""
         for path in (self.metrics, self.faults, self.alarms):
             if path.exists():
-                kept = [json.dumps(record, sort_keys=True) for record in _records(path) if record["step"] <= step]
+                kept = [
+                    json.dumps(record, sort_keys=True) for record in read_json_lines(path) if record["step"] <= step
+                ]
                 if kept:
                     write_atomically(path, "".join(f"{line}\n" for line in kept))
                 else:
                     path.unlink()
-        faults.point("run.rewound")
+        failpoints.failpoint("run.rewound")
 
     def records(self) -> list[dict[str, Any]]:
         """Every whole line of the metrics."""
-        return _records(self.metrics)
+        return read_json_lines(self.metrics)
 
     def fault_records(self) -> list[dict[str, Any]]:
         """Every update that was not taken, and why."""
-        return _records(self.faults)
+        return read_json_lines(self.faults)
 
     def alarm_records(self) -> list[dict[str, Any]]:
         """Every alarm that rang."""
-        return _records(self.alarms)
-
-
-@contextmanager
-def claimed(path: Path) -> Iterator[None]:
-    """Hold a folder against other processes. Whatever ends this process lets it go."""
-    path.mkdir(parents=True, exist_ok=True)
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        _hold(folder, path)
-        yield
-    finally:
-        os.close(folder)
-
-
-def _hold(folder: int, path: Path) -> None:
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ValueError(f"{path} is in use by another process: wait for it, or choose another --out") from None
+        return read_json_lines(self.alarms)
 
 
 def resolved_toml(config: Config) -> str:
@@ -179,41 +161,3 @@ def course(config: Config) -> dict[str, Any]:
     for section, values in config.model_dump(mode="json").items():
         table |= {f"{section}.{key}": value for key, value in values.items() if f"{section}.{key}" not in FREE}
     return table
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """All of the text or what was there before."""
-    temporary = path.with_name(f".{path.name}.writing")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    faults.point("file.written")
-    temporary.replace(path)
-
-
-def _append(path: Path, record: dict[str, Any]) -> None:
-    """Add a whole line, or on a full disk nothing."""
-    line = json.dumps(record, sort_keys=True, allow_nan=False) + "\n"
-    end = path.stat().st_size if path.exists() else 0
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            if faults.due("line.torn"):
-                file.write(line[: len(line) // 2])
-                file.flush()
-                faults.die()
-            file.write(line)
-    except OSError:
-        os.truncate(path, end)
-        raise
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    records = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
-    return records

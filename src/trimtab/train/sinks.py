@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trimtab.train.config import Config
+from trimtab.config import Config
 from trimtab.train.run_folder import RunFolder
 
 Log = Callable[[int, Mapping[str, float]], object]

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import torch
 
-from trimtab.policy import Policy, Transcript, make_optimizer
-from trimtab.policy.score import cut, log_probs
-from trimtab.tasks import Task, stream_seed
-from trimtab.tasks.files import rows
-from trimtab.train import checkpoints, faults
-from trimtab.train.config import Config
+from trimtab import failpoints
+from trimtab.config import Config
+from trimtab.policy import Policy, Transcript, cut, log_probs, make_optimizer
+from trimtab.tasks import Task, read_rows, stream_seed
+from trimtab.train import checkpoints
 
 Progress = Callable[[int, int, float], None]
 Evaluate = Callable[[], dict[str, float]]
@@ -55,7 +54,7 @@ def warm_start(
     for step in range(done, warm.steps):
         loss = _supervised_step(policy, optimizer, _draw(examples, step, config), config, step)
         progress(step + 1, warm.steps, loss)
-        faults.point("warm_start.step")
+        failpoints.failpoint("warm_start.step")
         if (step + 1) % warm.check_every and step + 1 < warm.steps:
             continue
         good_enough = warm.until < 1 and evaluate().get("eval/accuracy", 0.0) >= warm.until
@@ -119,7 +118,7 @@ def _examples(policy: Policy, task: Task, config: Config) -> Callable[[int], Tra
     """Worked solutions by number, endless."""
     warm = config.warm_start
     if warm.path is not None:
-        pairs = [(where, row.get("prompt"), row.get("solution")) for where, row in rows(warm.path)]
+        pairs = [(where, row.get("prompt"), row.get("solution")) for where, row in read_rows(warm.path)]
         for where, prompt, solution in pairs:
             if not isinstance(prompt, str) or not isinstance(solution, str) or not prompt:
                 raise ValueError(f"{where}: a warm-start row needs `prompt` and `solution`, both text, and some prompt")

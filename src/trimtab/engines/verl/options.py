@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trimtab.engines.common import make_objective
-from trimtab.objectives import Objective
-from trimtab.objectives.registry import unknown
+from trimtab.objectives import Objective, unknown
 
 OWN = ("advantage", "record", "record_every", "record_share", "record_max_megabytes")
 

@@ -19,14 +19,12 @@ from trimtab import __version__
 from trimtab.engines.verl.options import Options
 from trimtab.engines.verl.planning import PlannedStep
 from trimtab.objectives import Objective
-from trimtab.policy.update import UpdateResult
-from trimtab.record import Manifest, Recorder, Settings, StepData, Vocabulary
-from trimtab.record.layout import FOLDER
+from trimtab.policy import UpdateResult
+from trimtab.record import FOLDER, Manifest, Recorder, Settings, StepData, Vocabulary
 from trimtab.rewards import Verdict
 from trimtab.rollout import Response
 from trimtab.tasks import Problem
-from trimtab.train.experience import Answer
-from trimtab.train.recording import Trace, choose, hold, observed_entropy, step_data, vocabulary_of
+from trimtab.train import Answer, Trace, choose, hold, observed_entropy, step_data, vocabulary_of
 
 FIELDS = ("uid", "prompts", "rm_scores", "reward_model", "data_source")  # of verl's data, per response
 

@@ -4,11 +4,11 @@
 trainer whose metrics have the same names. What rings depends on the metrics alone.
 """
 
+from trimtab.insight.alarms.detector_input import Finding, View
 from trimtab.insight.alarms.kinds import KINDS, Kind
-from trimtab.insight.alarms.replays import read_metrics, replay, replay_run
+from trimtab.insight.alarms.monitor import Watchman, watchman
+from trimtab.insight.alarms.offline import alarm_lines, read_metrics, replay, replay_run
 from trimtab.insight.alarms.thresholds import Thresholds, reasons
-from trimtab.insight.alarms.view import Finding, View
-from trimtab.insight.alarms.watching import Watchman, watchman
 
 __all__ = [
     "KINDS",
@@ -17,6 +17,7 @@ __all__ = [
     "Thresholds",
     "View",
     "Watchman",
+    "alarm_lines",
     "read_metrics",
     "reasons",
     "replay",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trimtab.insight.alarms import policy_detectors as policy
 from trimtab.insight.alarms import response_detectors as response
-from trimtab.insight.alarms.view import Detector
+from trimtab.insight.alarms.detector_input import Detector
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
+from trimtab.insight.alarms.detector_input import Finding, View, percent
 from trimtab.insight.alarms.history import slope
-from trimtab.insight.alarms.view import Finding, View, percent
-from trimtab.train.signs import FEW, FEW_SHARE
+from trimtab.train import FEW, FEW_SHARE
 
 ENTROPY = "policy/entropy"
 

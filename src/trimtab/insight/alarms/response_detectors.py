@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from trimtab.insight.alarms.view import Finding, View, percent
+from trimtab.insight.alarms.detector_input import Finding, View, percent
 
 
 def no_signal(view: View) -> Finding | None:

@@ -1,4 +1,4 @@
-"""A run as the page wants it: curves, survey, responses, words. Never more than one step's tokens are in memory."""
+"""A run as the page wants it: curves, survey, responses, summary. Never more than one step's tokens are in memory."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from typing import Any
 
 import torch
 
-from trimtab.insight.replay_batches import recorded_objective
-from trimtab.insight.report import words
-from trimtab.insight.report.choice import KINDS, MOST_RESPONSES, choose
+from trimtab.insight.replay.batches import recorded_objective
+from trimtab.insight.report import summary_text
 from trimtab.insight.report.curves import pack_curves, pack_groups, points_for
 from trimtab.insight.report.embed import shortened
-from trimtab.insight.report.folder import RunFiles, read_run
 from trimtab.insight.report.measured import measure, open_step
-from trimtab.insight.report.others import pack_replay
+from trimtab.insight.report.replay_panel import pack_replay
+from trimtab.insight.report.response_selection import KINDS, MOST_RESPONSES, choose
 from trimtab.insight.report.responses import Shelf, affordable_tokens, fill_shelf
+from trimtab.insight.report.run_files import RunFiles, read_run
 from trimtab.insight.report.survey import H_MOST, Survey, choose_steps
-from trimtab.objectives import Objective, objective
-from trimtab.objectives.controllers import EntropyGate
-from trimtab.objectives.reasons import WORDS
+from trimtab.objectives import WORDS, EntropyGate, Objective, objective
 from trimtab.record import RecordError
-from trimtab.train.measure import METRICS
+from trimtab.train import METRICS
 
 BESIDE = ("grpo", "dapo", "gspo", "stapo", "stare", "sspo")
 MICROSCOPE_BYTES = 8_000_000  # of all runs together
@@ -35,7 +33,7 @@ Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReportRequest:
     """What a report is to show: `beside` are the objectives to plan again, `steps` those that must be in it."""
 
     runs: tuple[Path, ...]
@@ -43,7 +41,7 @@ class Wanted:
     steps: tuple[int, ...] = ()
 
 
-def assemble(wanted: Wanted, say: Say = lambda text: None) -> tuple[str, dict[str, Any], list[str]]:
+def assemble(wanted: ReportRequest, say: Say = lambda text: None) -> tuple[str, dict[str, Any], list[str]]:
     """The page's title, its data, and the blocks of its responses."""
     runs = [read_run(path) for path in wanted.runs]
     with one_thread():
@@ -61,7 +59,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _assemble(runs: Sequence[RunFiles], wanted: Wanted, say: Say) -> tuple[str, dict[str, Any], list[str]]:
+def _assemble(runs: Sequence[RunFiles], wanted: ReportRequest, say: Say) -> tuple[str, dict[str, Any], list[str]]:
     points, blocks = points_for(len(runs)), list[str]()
     packed = []
     for run in runs:
@@ -84,7 +82,7 @@ def _assemble(runs: Sequence[RunFiles], wanted: Wanted, say: Say) -> tuple[str, 
     )
 
 
-def pack_run(run: RunFiles, wanted: Wanted, budget: int, first_block: int) -> tuple[dict[str, Any], Shelf]:
+def pack_run(run: RunFiles, wanted: ReportRequest, budget: int, first_block: int) -> tuple[dict[str, Any], Shelf]:
     """One run without its curves, and its responses."""
     notes = list(run.notes)
     recorded = _recorded(run, notes)
@@ -100,11 +98,11 @@ def pack_run(run: RunFiles, wanted: Wanted, budget: int, first_block: int) -> tu
     data = {
         "name": run.name,
         "label": run.label,
-        "title": words.title_of(run),
+        "title": summary_text.title_of(run),
         "seed": run.seed,
-        "summary": words.summary(run),
-        "tiles": words.tiles(run),
-        "facts": words.facts(run),
+        "summary": summary_text.summary(run),
+        "tiles": summary_text.tiles(run),
+        "facts": summary_text.facts(run),
         "alarms": [asdict(alarm) for alarm in run.alarms],
         "notes": [*notes, *shelf.notes],
         "config": shortened(run.config_text),

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from trimtab.console import LONGEST_WINDOW
 from trimtab.insight.report.embed import Array, pack
-from trimtab.insight.report.folder import Curve, RunFiles
-from trimtab.train.summary import LONGEST_WINDOW
+from trimtab.insight.report.run_files import Curve, RunFiles
 
 POINTS = 2_000  # of one curve; more than a screen has columns
 FEWEST_POINTS = 300

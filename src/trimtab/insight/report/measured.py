@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from trimtab.insight.replay_batches import (
+from trimtab.insight.replay.batches import (
     as_advantaged,
     load_columns,
     new_log_probs,
@@ -27,8 +27,7 @@ from trimtab.insight.replay_batches import (
 )
 from trimtab.insight.report.embed import Array
 from trimtab.objectives import Objective, Plan, TokenBatch, theory
-from trimtab.record import Records, Step, Update
-from trimtab.record.layout import read_step
+from trimtab.record import Records, Step, Update, read_step
 
 _PLANNED = {
     "weight": "weight",

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from trimtab.insight.report.choice import Item
 from trimtab.insight.report.embed import pack, safe_json, shortened
 from trimtab.insight.report.measured import Measured, Treated, batches_of, measure, open_step, treat
+from trimtab.insight.report.response_selection import Item
 from trimtab.objectives import Objective, Reason
 from trimtab.record import RecordError, Records, Step, Vocabulary
 

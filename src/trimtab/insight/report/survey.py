@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from trimtab.insight.report.embed import Array, pack
-from trimtab.insight.report.folder import Curve, RunFiles
 from trimtab.insight.report.measured import Measured
+from trimtab.insight.report.run_files import Curve, RunFiles
 from trimtab.objectives import Reason
-from trimtab.record.layout import read_step
+from trimtab.record import read_step
 
 MOST_STEPS = 160  # that are read for planes and quantiles
 MOST_POINTED = 24  # more that the metrics or the alarms point to, of each kind

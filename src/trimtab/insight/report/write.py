@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from trimtab.insight.report.assemble import BESIDE, Say, Wanted, assemble
+from trimtab.insight.report.assemble import BESIDE, ReportRequest, Say, assemble
 from trimtab.insight.report.page import page
 
 NAME = "report.html"
@@ -31,7 +31,7 @@ def write_report(
     path = Path(runs[0]) / NAME if out is None else Path(out)
     if path.is_dir():
         raise ValueError(f"--out {path} is a folder; name a file, for example {path / NAME}")
-    wanted = Wanted(tuple(Path(run) for run in runs), tuple(beside), tuple(steps))
+    wanted = ReportRequest(tuple(Path(run) for run in runs), tuple(beside), tuple(steps))
     title, data, blocks = assemble(wanted, say)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.writing")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trimtab.attention import causal_attention
-from trimtab.rollout.paged.state import PAGE, TOKEN, State
+from trimtab.rollout.paged.decode_state import PAGE, TOKEN, State
 from trimtab.rollout.vllm_weights import causal_lm, checkpoint_weights
 
 FAMILIES = ("llama", "qwen2", "qwen3")

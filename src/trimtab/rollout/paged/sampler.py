@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.rollout.paged import plain
+from trimtab.rollout.paged import torch_ops
+from trimtab.rollout.paged.decode_state import HOME, LIVE, MADE, PAGE, State
 from trimtab.rollout.paged.decoder import Decoder, Memory
 from trimtab.rollout.paged.graphs import bucket, captured
-from trimtab.rollout.paged.pool import Pool
-from trimtab.rollout.paged.reading import Reader, send
-from trimtab.rollout.paged.schedule import Group, Sample, Schedule
-from trimtab.rollout.paged.state import HOME, LIVE, MADE, PAGE, State
-from trimtab.rollout.streams import stream_keys
+from trimtab.rollout.paged.page_allocator import Pool
+from trimtab.rollout.paged.prefill import Reader, send
+from trimtab.rollout.paged.scheduler import Group, Sample, Schedule
+from trimtab.rollout.rng import stream_keys
 from trimtab.rollout.types import PromptTokens, Response, SamplingOptions, check_prompts
 
 STRIDE = 16  # steps between two looks at which rows have ended
@@ -173,7 +173,7 @@ def page_bytes(layers: int, kv_heads: int, head_size: int, dtype: torch.dtype) -
 def parts_for(device: torch.device) -> Any:
     """The parts of a step for a device: kernels where there is a GPU and Triton."""
     if device.type != "cuda":
-        return plain
+        return torch_ops
     from trimtab.rollout.paged import kernels
 
     return kernels

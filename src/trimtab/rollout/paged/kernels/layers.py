@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trimtab.rollout.paged import state as at
-from trimtab.rollout.paged.state import State
+from trimtab.rollout.paged import decode_state as at
+from trimtab.rollout.paged.decode_state import State
 
 GROUP = 4  # query heads of one kv head are padded to so many at least
 NORM_WARPS = 8

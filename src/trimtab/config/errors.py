@@ -1,0 +1,71 @@
+"""What is wrong with a recipe, in words: the key, the value, and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from trimtab.text import nearest
+
+_EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "bool": lambda _: "true or false",
+    "int": lambda _: "a whole number",
+    "float": lambda _: "a number",
+    "finite_number": lambda _: "a finite number",
+    "string": lambda _: "text, in quotes",
+    "list": lambda _: "a list, for example ['wandb']",
+    "tuple": lambda _: "two numbers, for example [0.9, 0.999]",
+    "dict": lambda _: "a table, for example {key = 1}",
+    "greater_than_equal": lambda context: f"at least {context['ge']:g}",
+    "greater_than": lambda context: f"more than {context['gt']:g}",
+    "less_than_equal": lambda context: f"at most {context['le']:g}",
+    "less_than": lambda context: f"less than {context['lt']:g}",
+    "literal_error": lambda context: f"one of {context['expected']}",
+}
+
+
+def readable(fault: Any, root: type[BaseModel]) -> str:
+    """One line for one of pydantic's errors in a recipe whose sections are the fields of `root`."""
+    place, kind, value = fault["loc"], fault["type"], fault["input"]
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    if kind == "extra_forbidden":
+        return _unknown_key(place, root)
+    if kind == "value_error":
+        message = str(fault["ctx"]["error"])
+        return f"{key}: {message}" if key else message
+    if kind == "model_type":
+        fields = root.model_fields[str(place[0])].annotation.model_fields  # type: ignore[union-attr]
+        return f"{key} = {value!r}: {key} is a section, a table with the keys {', '.join(fields)}"
+    if kind in ("missing", "too_long"):  # the betas are the one list of a fixed length
+        key, kind = key.partition("[")[0], "tuple"
+    expected = _EXPECTED.get(kind) or _EXPECTED.get(kind.partition("_")[0])
+    wanted = f"must be {expected(fault.get('ctx', {}))}" if expected else fault["msg"]
+    return f"{key} = {value!r}: {wanted}{_typo(fault)}"
+
+
+def _typo(fault: Any) -> str:
+    if fault["type"] != "literal_error" or not isinstance(fault["input"], str):
+        return ""
+    choices = fault["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+    near = difflib.get_close_matches(fault["input"].lower(), choices, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _unknown_key(place: tuple[str | int, ...], root: type[BaseModel]) -> str:
+    section: Any = root
+    for part in place[:-1]:
+        section = section.model_fields[part].annotation
+    name = str(place[-1])
+    if len(place) == 1:
+        owners = [field for field in root.model_fields if name in _keys(root, field)]
+        if owners:  # a key that has lost its section
+            return f"unknown section {name}: it is a key of {' and '.join(f'[{owner}]' for owner in owners)}"
+        return f"unknown section {name}: {nearest(name, root.model_fields)}"
+    return f"unknown key {'.'.join(map(str, place))}: {nearest(name, section.model_fields)}"
+
+
+def _keys(root: type[BaseModel], field: str) -> Iterable[str]:
+    return getattr(root.model_fields[field].annotation, "model_fields", ())

@@ -1,0 +1,112 @@
+"""The recipes in words: docs/recipes.md, made from the configuration's models and from the recipes themselves."""
+
+from __future__ import annotations
+
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+import annotated_types
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from trimtab.config.recipe import Config, load, packaged_recipes
+
+_INTRO = """\
+# Recipes
+
+Made from the code by `make docs`. A recipe is a TOML file; `trimtab train NAME` takes one of those below by its name,
+`trimtab train my.toml` your own. What a recipe leaves out has its default. Each opens with a comment that says what
+it trains, from which paper, on what hardware, what the paper leaves open, and which settings make its baselines.
+
+Any key can be set on the command line, as often as need be:
+
+```
+trimtab train demo --set update.lr=1e-4 --set run.seed=3
+trimtab train demo --set objective.name=grpo
+trimtab train demo --set "objective.name=sspo + s2t" --set objective.tau_p=0.001
+```
+
+A value is read as TOML (`3`, `1e-6`, `true`, `[0.9, 0.95]`) and else taken as a word. `none` takes back a key that may
+be empty. `objective.name` with another method leaves the options of the recipe's method behind; with the same method
+and other attachments they stay."""
+
+_OBJECTIVE = """\
+## `[objective]`
+
+`name`, a method with what attaches to it, and its options; they are in [methods.md](methods.md). An attachment may
+also be a key of its own: `kl = 0.001`, `s2t = true`, `stare = { variant = "C2" }`."""
+
+
+def recipes_page() -> str:
+    """The whole of docs/recipes.md."""
+    parts = [_INTRO, *_recipe_table(), _OBJECTIVE]
+    for name, field in Config.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            parts.append("\n".join([f"## `[{name}]`", "", section.__doc__ or "", "", *_key_table(section)]))
+    return "\n\n".join(parts) + "\n"
+
+
+def recipe_title(path: Path) -> str:
+    """The first line of a recipe's comment: what it trains."""
+    line = path.read_text(encoding="utf-8").partition("\n")[0]
+    return line.removeprefix("#").strip() if line.startswith("#") else ""
+
+
+def _recipe_table() -> list[str]:
+    lines = ["| recipe | | prompts x responses | updates | tokens |", "|---|---|---|---|---|"]
+    for name, path in packaged_recipes().items():
+        config = load(name)
+        rollout = config.rollout
+        lines.append(
+            f"| `{name}` | {recipe_title(path)} | {rollout.prompts} x {rollout.samples} | {config.update.per_step} "
+            f"| {rollout.max_new_tokens} |"
+        )
+    return ["\n".join(lines)]
+
+
+def _key_table(section: type[BaseModel]) -> list[str]:
+    rows = [
+        f"| `{key}` | {_values(field.annotation, field.metadata)} | {_default(field)} | {field.description or ''} |"
+        for key, field in section.model_fields.items()
+    ]
+    return ["| key | values | default | meaning |", "|---|---|---|---|", *rows]
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if value is None or value in ([], {}, ""):
+        return "none" if value is None else "empty"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"`{list(value)}`" if isinstance(value, tuple) else f"`{value}`"
+
+
+def _values(kind: Any, metadata: list[Any]) -> str:
+    """The values a key takes, from its type and limits."""
+    arguments = [argument for argument in typing.get_args(kind) if argument is not type(None)]
+    if typing.get_origin(kind) is Literal:
+        return ", ".join(f"`{choice}`" for choice in arguments)
+    if typing.get_origin(kind) is list:
+        return f"list of {_values(arguments[0], [])}"
+    if typing.get_origin(kind) is tuple:
+        return f"[{', '.join(_values(*_bare(argument)) for argument in arguments)}]"
+    if typing.get_origin(kind) is dict:
+        return "table"
+    if arguments:  # one of several, or none
+        return " or ".join(_values(argument, metadata) for argument in arguments)
+    words = {bool: "true, false", int: "whole number", float: "number", str: "text"}
+    return words[kind] + ",".join(filter(None, map(_limit, metadata)))
+
+
+def _bare(kind: Any) -> tuple[Any, list[Any]]:
+    base, field = typing.get_args(kind)
+    return base, field.metadata
+
+
+def _limit(limit: Any) -> str:
+    signs = {annotated_types.Ge: ("≥", "ge"), annotated_types.Gt: (">", "gt")}
+    signs |= {annotated_types.Le: ("≤", "le"), annotated_types.Lt: ("<", "lt")}
+    sign, name = signs.get(type(limit), ("", ""))
+    return f" {sign} {getattr(limit, name):g}" if sign else ""

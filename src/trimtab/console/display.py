@@ -1,0 +1,236 @@
+"""The live display of a run in a terminal: progress, the few numbers that matter, two curves, the last messages.
+
+The run only notes what happened; a thread of its own draws. So nothing the terminal does can stop or slow the run, and
+a display that fails becomes plain lines.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from trimtab.console.reporters import PlainReporter
+from trimtab.text import ASCII_BARS, BARS, clock, number, percent, printable, sparkline
+
+FRAME_HEIGHT, FRAME_WIDTH = 12, 50  # a smaller terminal gets no frame
+WIDEST = 110
+MESSAGES = 4
+LABEL = 10
+CURVES = ("reward/mean", "policy/entropy", "eval/accuracy")
+
+
+@dataclass
+class State:
+    """What the display knows. Histories are by step, so a resumed run overwrites what it does again."""
+
+    title: str
+    target_entropy: float | None = None
+    phase: str = "loading"
+    done: int = 0
+    steps: int = 0
+    loss: float = math.nan
+    last: dict[str, float] = field(default_factory=dict)
+    history: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in CURVES})
+    messages: deque[str] = field(default_factory=lambda: deque(maxlen=MESSAGES))
+    began: float = field(default_factory=time.monotonic)
+    first: tuple[float, int] | None = None  # when the phase began and at which step
+
+    def advance(self, phase: str, done: int, steps: int) -> None:
+        """Note how far a phase has come."""
+        if phase != self.phase or self.first is None:
+            self.first = (time.monotonic(), done)
+        self.phase, self.done, self.steps = phase, done, steps
+
+    def remember(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Note a step's metrics."""
+        self.last = dict(metrics)  # not merged: a gate that closes no longer boosts
+        for name in CURVES:
+            if name in metrics:
+                self.history[name][step] = metrics[name]
+
+    def seconds_left(self) -> float:
+        """By the speed of this phase so far; NaN while that is unknown."""
+        if self.first is None or self.done <= self.first[1]:
+            return math.nan
+        since, at = self.first
+        return (time.monotonic() - since) / (self.done - at) * (self.steps - self.done)
+
+
+@dataclass
+class Screen:
+    """Renders a state into whatever room there is; the most telling lines come first and go last."""
+
+    state: State
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        try:
+            yield self._fitted(console, options)
+        except Exception as error:
+            yield Text(f"step {self.state.done}/{self.state.steps} (display: {type(error).__name__})", no_wrap=True)
+
+    def _fitted(self, console: Console, options: ConsoleOptions) -> RenderableType:
+        width, height = min(options.max_width, WIDEST), console.size.height
+        bars = BARS if console.encoding.lower().startswith("utf") else ASCII_BARS
+        framed = width >= FRAME_WIDTH and height >= FRAME_HEIGHT
+        inside = width - 4 if framed else width
+        lines = self._lines(inside, bars)[: max(1, height - (3 if framed else 1))]
+        body = Group(*lines)
+        if not framed:
+            return body
+        return Panel(body, title=Text(printable(self.state.title)), title_align="left", width=width)
+
+    def _lines(self, width: int, bars: str) -> list[RenderableType]:
+        state = self.state
+        lines: list[RenderableType] = [_progress(state, width)]
+        if state.phase == "warm start":
+            lines.append(_row("loss", number(state.loss), "a short supervised start before RL"))
+        if state.last:
+            lines += _numbers(state, max(width - LABEL - 22, 0), bars)
+        for message in state.messages:
+            style = "yellow" if message.startswith("warning") else "dim"
+            lines.append(Text(message, style=style, no_wrap=True, overflow="ellipsis"))
+        return lines
+
+
+def _progress(state: State, width: int) -> RenderableType:
+    gone, left = clock(time.monotonic() - state.began), clock(state.seconds_left())
+    words = f"{state.phase} {state.done}/{state.steps}" if state.steps else f"{state.phase} ..."
+    times = f"{gone} gone, {left} left" if state.steps else f"{gone} gone"
+    room = width - len(words) - len(times) - 4
+    if room < 5:
+        return Text(f"{words}  {left} left", no_wrap=True, overflow="ellipsis")
+    grid = Table.grid(padding=(0, 2))
+    bar = ProgressBar(total=max(state.steps, 1), completed=state.done, width=room, pulse=not state.steps)
+    grid.add_row(Text(words, style="bold"), bar, Text(times))
+    return grid
+
+
+def _numbers(state: State, room: int, bars: str) -> list[RenderableType]:
+    last, history = state.last, state.history
+    held_out = history["eval/accuracy"]
+    lines = [_row("reward", number(last.get("reward/mean")), _curve(history["reward/mean"], room, bars))]
+    if held_out:
+        start, now = min(held_out), max(held_out)
+        note = (
+            "before the first step"
+            if now == start == 0
+            else f"at step {now} ({percent(held_out[start])} at step {start})"
+        )
+        lines.append(_row("held-out", percent(held_out[now]), note))
+    target = "" if state.target_entropy is None else f"target {state.target_entropy:g}  "
+    curve = _curve(history["policy/entropy"], room - len(target), bars)
+    lines.append(_row("entropy", number(last.get("policy/entropy")), target + curve))
+    lines.append(_row("tokens", "", _shares(last)))
+    clipped, norm = percent(last.get("update/clip_share")), number(last.get("update/grad_norm"))
+    speed = number(last.get("time/tokens_per_second"), 0)
+    lines.append(_row("update", "", f"clipped {clipped}, gradient norm {norm}, {speed} tokens/s"))
+    return list(lines)
+
+
+def _shares(metrics: Mapping[str, float]) -> str:
+    """What the objective does to tokens, silencing first; a closed gate explains why it does nothing."""
+    names = [key for key in metrics if key.startswith("tokens/") and key.endswith("_share")]
+    names.sort(key=lambda key: (key != "tokens/silenced_share", key))
+    parts = [f"{key.removeprefix('tokens/').removesuffix('_share')} {percent(metrics[key])}" for key in names]
+    if metrics.get("stare/gate_open") == 0:
+        parts.append("gate closed: the entropy is at or above its target")
+    return ", ".join(parts) or "none silenced or reweighted"
+
+
+def _row(label: str, value: str, note: str) -> Text:
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(f"{label:<{LABEL}}", style="dim")
+    if value:
+        text.append(f"{value:<14}  ", style="bold")
+    return text.append(note)
+
+
+def _curve(history: Mapping[int, float], room: int, bars: str) -> str:
+    return sparkline([history[step] for step in sorted(history)], min(room, 60), bars=bars)
+
+
+class LiveReporter:
+    """The `Reporter` of a terminal. Its methods only take notes; `close` leaves the last picture on the screen."""
+
+    def __init__(
+        self,
+        title: str,
+        target_entropy: float | None = None,
+        console: Console | None = None,
+        every: float = 0.25,
+        earlier: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
+        self.state = State(title, target_entropy)
+        for record in earlier:  # a resumed run goes on with its curves
+            self.state.remember(int(record["step"]), record)
+        self.console = console or Console()
+        self._plain = PlainReporter(self._write)
+        self._live: Live | None = Live(Screen(self.state), console=self.console, auto_refresh=False)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._draw, args=(every,), name="display", daemon=True)
+        self._guard(self._live.start)
+        self._thread.start()
+
+    def message(self, text: str) -> None:
+        """Something a person should read."""
+        if self._live is None:
+            self._plain.message(text)
+        else:
+            self.state.messages.extend(line for line in printable(text).splitlines() if line.strip())
+
+    def warm(self, step: int, steps: int, loss: float) -> None:
+        """A step of the warm start."""
+        self.state.loss = loss
+        self.state.advance("warm start", step, steps)
+        if self._live is None:
+            self._plain.warm(step, steps, loss)
+
+    def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        """A step of RL."""
+        self.state.remember(step, metrics)
+        self.state.advance("step", step, steps)
+        if self._live is None:
+            self._plain.step(step, steps, metrics)
+
+    def close(self) -> None:
+        """Draw a last time and give the terminal back; twice does no harm."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        self._thread.join(timeout=5)
+        live = self._live
+        if live is not None:
+            self._guard(lambda: live.update(Screen(self.state), refresh=True))
+            self._guard(live.stop)
+
+    def _draw(self, every: float) -> None:
+        while not self._over.wait(every) and self._live is not None:
+            self._guard(self._live.refresh)
+
+    def _guard(self, act: Callable[[], object]) -> None:
+        """A terminal that goes away or cannot show something costs the display, never the run."""
+        try:
+            act()
+        except Exception:
+            live, self._live = self._live, None
+            if live is not None:
+                self._guard(live.stop)
+
+    def _write(self, text: str) -> None:
+        try:
+            self.console.file.write(text + "\n")
+            self.console.file.flush()
+        except (OSError, ValueError):
+            return

@@ -1,0 +1,110 @@
+"""The dry run: what a recipe comes to, before anything is loaded. All of it is one TOML file, the words as comments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trimtab.config import Config
+from trimtab.memory import describe_estimate, longest_response, minibatches
+from trimtab.train import build_task, resolved_toml
+
+
+def describe_dry_run(config: Config) -> str:
+    """Resolved configuration, objective and batch arithmetic; what is not TOML is a comment in it."""
+    words = [
+        *config.build_objective().explain().splitlines(),
+        "",
+        "One step",
+        *_step(config),
+        "",
+        "The run",
+        *_run(config),
+        "",
+        "Memory",
+        *_memory(config),
+        *describe_estimate(config),
+    ]
+    return resolved_toml(config) + "\n" + "\n".join(f"# {line}".rstrip() for line in words)
+
+
+def task_size(config: Config) -> int | None:
+    """How many problems an epoch has; None for a data set that would have to be downloaded to know."""
+    path = config.task.path
+    if config.task.name == "gsm8k" and (path is None or not Path(path).exists()):
+        return None
+    task = build_task(config, "train")
+    return None if task is None else len(task)
+
+
+def _step(config: Config) -> list[str]:
+    rollout = config.rollout
+    sizes = minibatches(config)
+    each = f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
+    lines = [
+        f"  {rollout.prompts:,} prompts x {rollout.samples} samples = {sum(sizes):,} responses, in groups of "
+        f"{rollout.samples} (rollout.prompts, rollout.samples)",
+        f"  cut into {_count(len(sizes), 'mini-batch', 'mini-batches')} of {each} responses (whole groups), "
+        f"one update each: {_count(len(sizes), 'update')} per step (update.per_step)",
+    ]
+    if len(sizes) < config.update.per_step:
+        lines.append(
+            f"  update.per_step = {config.update.per_step} asks for more mini-batches than there are groups: "
+            f"only {len(sizes)} can be made"
+        )
+    if len(sizes) == 1:
+        lines.append("  with one update per step the policy is the one that sampled: ratios are 1, nothing is clipped")
+    if rollout.dynamic:
+        lines.append(
+            f"  dynamic sampling: groups without reward spread are drawn anew, {rollout.dynamic_oversample:g} times "
+            f"those missing at once, for at most {rollout.dynamic_rounds} rounds"
+        )
+    return lines
+
+
+def _run(config: Config) -> list[str]:
+    steps, updates = config.run.steps, len(minibatches(config))
+    prompts = steps * config.rollout.prompts
+    size = task_size(config)
+    if size is None:
+        epochs = f"  {prompts:,} prompts; how many epochs that is shows once the data set is loaded"
+    else:
+        epochs = f"  {prompts:,} prompts of a task with {size:,} problems = {prompts / size:.2f} epochs"
+    at_least = "at least " if config.rollout.dynamic else ""
+    return [
+        f"  {steps:,} steps x {_count(updates, 'update')} = {steps * updates:,} updates in all",
+        f"  {steps:,} steps x {config.rollout.prompts * config.rollout.samples:,} responses = "
+        f"{prompts * config.rollout.samples:,} responses",
+        epochs.replace("  ", f"  {at_least}", 1),
+    ]
+
+
+def _memory(config: Config) -> list[str]:
+    rollout, update = config.rollout, config.update
+    longest, largest = longest_response(config), max(minibatches(config))
+    fit = update.token_budget // longest
+    lines = [
+        f"  prompt + response are at most {rollout.max_prompt_tokens:,} + {rollout.max_new_tokens:,} = {longest:,} "
+        "tokens (rollout.max_prompt_tokens, rollout.max_new_tokens)",
+    ]
+    if fit:
+        passes = -(-largest // fit)
+        lines.append(
+            f"  update.token_budget = {update.token_budget:,}: at most {_count(fit, 'response')} of that length in one "
+            f"forward pass (a part), so the {_count(largest, 'response')} of an update take at most "
+            f"{_count(passes, 'pass', 'passes')}"
+        )
+    else:
+        lines.append(
+            f"  update.token_budget = {update.token_budget:,} is less than one response of that length: such a one "
+            f"goes alone and takes up to {longest:,} tokens all the same"
+        )
+    at_once = max(1, rollout.batch // rollout.samples) * rollout.samples
+    lines.append(f"  sampling: at most {at_once:,} responses at once (rollout.batch)")
+    lines.append(f"  logits of at most {update.head_chunk:,} tokens exist at one time (update.head_chunk)")
+    if config.build_objective().scope == "minibatch":
+        lines.append("  none of these changes the update beyond rounding: they trade memory for speed")
+    return lines
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

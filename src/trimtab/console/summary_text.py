@@ -1,0 +1,134 @@
+"""What came of a run, in a few numbers and words: `trimtab train` ends with them, `trimtab compare` averages them."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from trimtab.config import Config
+from trimtab.text import clock, number, percent
+from trimtab.train import RunFolder
+
+LONGEST_WINDOW = 10
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run's numbers. Those of start and end are means over `window` steps, shares are means over the whole run."""
+
+    steps: int
+    window: int
+    accuracy_start: float | None
+    accuracy_end: float | None
+    reward_start: float | None
+    reward_end: float | None
+    entropy_start: float | None
+    entropy_end: float | None
+    silenced: float | None
+    boosted: float | None
+    clipped: float | None
+    seconds: float
+
+
+def outcome(records: Sequence[Mapping[str, Any]]) -> Outcome:
+    """The numbers of a run from its metrics; None where a run has no such number."""
+    steps = [record for record in records if record["step"] > 0]
+    window = max(1, min(LONGEST_WINDOW, len(steps) // 4))
+    accuracy = {record["step"]: record["eval/accuracy"] for record in records if "eval/accuracy" in record}
+    return Outcome(
+        steps=int(records[-1]["step"]) if records else 0,
+        window=window,
+        accuracy_start=accuracy.get(0),
+        accuracy_end=accuracy[max(accuracy)] if accuracy and max(accuracy) > 0 else None,
+        reward_start=_mean(steps[:window], "reward/mean"),
+        reward_end=_mean(steps[-window:], "reward/mean"),
+        entropy_start=_mean(steps[:window], "policy/entropy"),
+        entropy_end=_mean(steps[-window:], "policy/entropy"),
+        silenced=_mean(steps, "tokens/silenced_share"),
+        boosted=_mean(steps, "tokens/boosted_share"),
+        clipped=_mean(steps, "update/clip_share"),
+        seconds=sum(record.get(key, 0.0) for record in steps for key in ("time/rollout", "time/update")),
+    )
+
+
+def summarize(config: Config, folder: RunFolder, seconds: float, recipe: str) -> str:
+    """One screen on a run that has ended, for someone who sees trimtab for the first time."""
+    result = outcome(folder.records())
+    lines = [
+        "",
+        f"Trained {model_words(config)} on {task_words(config)} with {config.build_objective().name}: "
+        f"{result.steps} of {config.run.steps} steps, {clock(seconds)}.",
+        "",
+        *_number_lines(config, result),
+        "",
+        f"  run folder  {folder.path}",
+    ]
+    model = folder.path / "model"
+    finished = result.steps >= config.run.steps and model.exists()
+    if finished:
+        lines.append(f"  model       {model}")
+    report = folder.path / "report.html"
+    if report.exists():
+        lines.append(f"  report      {report}")
+    if result.accuracy_end is not None and result.accuracy_end < (result.accuracy_start or 0.0):
+        lines += ["", f"  Held-out accuracy fell: try more steps, or a lower update.lr (it was {config.update.lr:g})."]
+    return "\n".join([*lines, "", "Next:", *_next_lines(config, folder.path, finished, recipe)])
+
+
+def task_words(config: Config) -> str:
+    """The task in a few words."""
+    task = config.task
+    if task.name != "arithmetic":
+        return f"{task.name} ({task.path})" if task.path else task.name
+    long = f" of {task.terms} numbers" if task.family in {"chain", "words"} else ""
+    return f"{task.digits}-digit {task.family}{long}"
+
+
+def model_words(config: Config) -> str:
+    """The model in a few words."""
+    return "the demo model" if config.model.path == "demo" else config.model.path
+
+
+def _number_lines(config: Config, result: Outcome) -> list[str]:
+    one = result.window == 1
+    ends = "the first and the last step" if one else f"means over the first and last {result.window} steps"
+    rows = [
+        (
+            "held-out accuracy",
+            f"{percent(result.accuracy_start)} -> {percent(result.accuracy_end)}",
+            "on problems it was not trained on",
+        ),
+        ("reward", f"{number(result.reward_start)} -> {number(result.reward_end)}", ends),
+        (
+            "entropy",
+            f"{number(result.entropy_start)} -> {number(result.entropy_end)}",
+            "near 0 the model no longer explores",
+        ),
+        ("silenced", percent(result.silenced), "of tokens: rare ones, kept from teaching"),
+        ("boosted", percent(result.boosted), "of tokens: their weight was raised"),
+        ("clipped", percent(result.clipped), "of tokens: the policy had moved too far"),
+    ]
+    given = {"silenced": result.silenced, "boosted": result.boosted, "held-out accuracy": result.accuracy_start}
+    shown = [row for row in rows if given.get(row[0], 0.0) is not None]
+    return [f"  {name:<18} {values:<16}  {note}" for name, values, note in shown]
+
+
+def _next_lines(config: Config, path: Path, finished: bool, recipe: str) -> list[str]:
+    if not finished:
+        return [f"  trimtab train --resume {path}   go on where it stopped"]
+    name = str(config.objective["name"])
+    compared = ["trimtab", "compare", name, "grpo" if name != "grpo" else "stapo"]
+    compared += ["--recipe", recipe] if recipe != "demo" else []
+    longer = ["trimtab", "train", "--resume", str(path), "--set", f"run.steps={2 * config.run.steps}"]
+    rows = [(compared, "the same run under another objective"), (longer, "train on")]
+    return [f"  {shlex.join(command)}   {words}" for command, words in rows]
+
+
+def _mean(records: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    values = [record[key] for record in records if math.isfinite(record.get(key, math.nan))]
+    return fmean(values) if values else None

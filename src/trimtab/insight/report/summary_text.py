@@ -1,0 +1,158 @@
+"""A run in a few plain sentences, and what the page calls its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from trimtab.config import Config, parse
+from trimtab.console import LONGEST_WINDOW, model_words, task_words
+from trimtab.insight.report.embed import shortened
+from trimtab.insight.report.run_files import Curve, RunFiles
+from trimtab.text import clock, number, percent
+
+_STILL = 0.02  # a change smaller than this share of where it began is none
+
+
+def title_of(run: RunFiles) -> str:
+    """What was trained on what, with what."""
+    config = config_of(run)
+    if config is None:
+        return run.label
+    return shortened(f"{model_words(config)} on {task_words(config)} with {run.label}", 300)
+
+
+def config_of(run: RunFiles) -> Config | None:
+    """The configuration, where it is one of ours."""
+    try:
+        return parse(run.config) if run.config else None
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+def summary(run: RunFiles) -> list[str]:
+    """What came of the run, for someone who sees trimtab for the first time."""
+    if not run.curves:
+        return ["Nothing was measured in this run, so there is nothing to say about how it went."]
+    return [sentence for part in (_length, _accuracy, _reward, _entropy, _tokens, _trouble) for sentence in part(run)]
+
+
+def tiles(run: RunFiles) -> list[dict[str, str]]:
+    """The numbers that people ask for first: a name, a value, and where it came from."""
+    rows: list[tuple[str, str, Callable[[float], str], int]] = [
+        ("held-out accuracy", "eval/accuracy", percent, 1),
+        ("reward", "reward/mean", number, 0),
+        ("entropy, nats", "policy/entropy", number, 0),
+        ("silenced", "tokens/silenced_share", percent, -1),
+        ("boosted", "tokens/boosted_share", percent, -1),
+        ("clipped", "update/clip_share", percent, -1),
+        ("response length", "response/length_mean", lambda value: number(value, 1), 0),
+    ]
+    shown = []
+    for name, metric, write, single in rows:
+        curve = run.curves.get(metric)
+        if curve is None:
+            continue
+        if single == -1:
+            shown.append({"name": name, "value": write(float(curve.values.mean())), "from": "of all tokens"})
+        else:
+            first, last = _ends(curve, single)
+            shown.append({"name": name, "value": write(last), "from": f"from {write(first)}"})
+    return shown
+
+
+def _length(run: RunFiles) -> Iterator[str]:
+    config = config_of(run)
+    wanted = f" of {config.run.steps:,}" if config else ""
+    seconds = sum(
+        float(run.curves[name].values.sum()) for name in ("time/rollout", "time/update") if name in run.curves
+    )
+    spent = f", {clock(seconds)} of sampling and updates" if seconds else ""
+    tokens = run.curves.get("tokens/count")
+    seen = f", {float(tokens.values.sum(dtype='f8')):,.0f} response tokens" if tokens else ""
+    steps = max((int(curve.steps[-1]) for curve in run.curves.values()), default=0)
+    yield f"The run took {steps:,}{wanted} steps{seen}{spent}."
+
+
+def _accuracy(run: RunFiles) -> Iterator[str]:
+    curve = run.curves.get("eval/accuracy")
+    if curve is None:
+        yield "It was never tested on held-out problems."
+    elif len(curve.values) == 1:
+        yield f"Held-out accuracy was {percent(float(curve.values[0]))}; it was measured only once."
+    else:
+        first, last = _ends(curve, 1)
+        yield f"Held-out accuracy {_moved(first, last)} from {percent(first)} to {percent(last)}."
+
+
+def _reward(run: RunFiles) -> Iterator[str]:
+    curve = run.curves.get("reward/mean")
+    if curve is not None:
+        first, last = _ends(curve)
+        yield f"The mean reward {_moved(first, last)} from {number(first)} to {number(last)}."
+
+
+def _entropy(run: RunFiles) -> Iterator[str]:
+    curve = run.curves.get("policy/entropy")
+    if curve is None:
+        return
+    first, last = _ends(curve)
+    low = " Near zero, the model hardly explores any more." if last < 0.05 else ""
+    yield f"The policy's entropy {_moved(first, last)} from {number(first)} to {number(last)} nats per token.{low}"
+
+
+def _tokens(run: RunFiles) -> Iterator[str]:
+    words = {"silenced": "silenced", "boosted": "boosted", "damped": "damped", "masked": "masked", "dropped": "dropped"}
+    parts = []
+    for name, word in words.items():
+        curve = run.curves.get(f"tokens/{name}_share")
+        if curve is not None:
+            share = float(curve.values.mean())
+            parts.append(f"{_one_in(share)} was {word}" if share else f"none was {word}")
+    clip = run.curves.get("update/clip_share")
+    if clip is not None:
+        share = float(clip.values.mean())
+        parts.append(f"{_one_in(share)} was clipped" if share else "none was clipped")
+    if parts:
+        yield f"Of the tokens, {', '.join(parts)}."
+
+
+def _trouble(run: RunFiles) -> Iterator[str]:
+    if run.alarms:
+        first = run.alarms[0]
+        count = "One alarm was" if len(run.alarms) == 1 else f"{len(run.alarms)} alarms were"
+        yield f"{count} raised, the first at step {first.step}: {first.alarm}."
+    if run.skipped:
+        times = "Once an update was" if run.skipped == 1 else f"{run.skipped} updates were"
+        yield f"{times} not taken because something was not finite."
+
+
+def _ends(curve: Curve, window: int = 0) -> tuple[float, float]:
+    """The means over the first and last few steps, or so many."""
+    count = window or max(1, min(LONGEST_WINDOW, len(curve.values) // 4))
+    return float(curve.values[:count].mean()), float(curve.values[-count:].mean())
+
+
+def _moved(first: float, last: float) -> str:
+    if abs(last - first) <= _STILL * max(abs(first), 1e-9):
+        return "hardly moved,"
+    return "rose" if last > first else "fell"
+
+
+def _one_in(share: float) -> str:
+    if share >= 0.1:
+        return percent(share)
+    return f"one in {round(1 / share):,}"
+
+
+def facts(run: RunFiles) -> list[dict[str, Any]]:
+    """Name and value of what describes a run in one line each."""
+    steps = len(run.records.steps) if run.records else 0
+    rows = [
+        ("objective", run.label),
+        ("seed", run.seed),
+        ("last step", run.last_step or None),
+        ("recorded steps", steps or None),
+        ("versions", ", ".join(f"{k} {v}" for k, v in run.records.manifest.versions.items()) if run.records else None),
+    ]
+    return [{"name": name, "value": shortened(str(value), 300)} for name, value in rows if value not in (None, "")]

@@ -1,0 +1,231 @@
+"""The catalog: every named method, each a sentence over the parts.
+
+To add one, write a function here whose keyword arguments are its options, and a test; the command line, the docs and
+the checks find it by themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trimtab.objectives.methods import attachments
+from trimtab.objectives.methods.attachments import Variant
+from trimtab.objectives.methods.registry import method
+from trimtab.objectives.normalizers import seq_mean_token_mean, seq_mean_token_sum_norm, token_mean
+from trimtab.objectives.objective import Objective
+from trimtab.objectives.ratios import clipped_response_ratio, response_ratio, segment_ratio, token_ratio
+from trimtab.objectives.rules import covariance, penalties, weights
+from trimtab.objectives.surrogates import geometric_clip, log_prob, ppo_clip, soft_gate, weighted_log_prob
+
+
+@method(paper="2402.03300")
+def grpo(clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None) -> Objective:
+    """PPO's clip with a group's rewards as the baseline; every response weighs the same.
+
+    The KL to a reference model is an attachment: "grpo + kl".
+    """
+    return Objective("grpo", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), seq_mean_token_mean())
+
+
+@method(paper="2503.14476")
+def dapo(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0) -> Objective:
+    """Clip-higher PPO; every token weighs the same.
+
+    Its dynamic sampling and overlong penalty concern prompts and rewards and belong to the trainer.
+    """
+    return Objective("dapo", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean())
+
+
+@method(paper="2503.20783")
+def dr_grpo(
+    clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None, length: float = 3000.0
+) -> Objective:
+    """GRPO without its two biases: no division by the deviation, none by a response's own length.
+
+    Set `length` to the response limit of the run; the default is that of the paper's runs.
+    """
+    return Objective(
+        "dr_grpo",
+        token_ratio,
+        ppo_clip(clip_low, clip_high, dual_clip),
+        seq_mean_token_sum_norm(length),
+        advantage="group_centered",
+    )
+
+
+@method(paper="2507.18071")
+def gspo(clip_low: float = 3e-4, clip_high: float = 4e-4, dual_clip: float | None = None) -> Objective:
+    """One ratio per response: the geometric mean over its tokens."""
+    return Objective("gspo", response_ratio, ppo_clip(clip_low, clip_high, dual_clip), seq_mean_token_mean())
+
+
+@method(paper="2506.13585")
+def cispo(clip_low: float = 0.2, clip_high: float = 0.28, upper_only: bool = False) -> Objective:
+    """Clip the importance weight instead of the token: no token loses its gradient.
+
+    The cap is 1 + clip_high (verl's reading; in TRL the option is the cap itself).
+    """
+    return Objective("cispo", token_ratio, weighted_log_prob(clip_low, clip_high, upper_only), token_mean())
+
+
+@method(paper="2511.20347")
+def sapo(tau_positive: float = 1.0, tau_negative: float = 1.05) -> Objective:
+    """A soft gate around ratio 1 instead of a hard clip."""
+    return Objective("sapo", token_ratio, soft_gate(tau_positive, tau_negative), seq_mean_token_mean())
+
+
+@method(paper="2507.20673")
+def gmpo(clip_low: float = 0.4, clip_high: float = 0.4) -> Objective:
+    """Geometric-mean ratio per response over token ratios that are clipped one by one.
+
+    The clip options are limits of the log ratio, on the side that the advantage pushes to.
+    """
+    return Objective("gmpo", clipped_response_ratio, geometric_clip(clip_low, clip_high), seq_mean_token_mean())
+
+
+@method(paper="2506.01939")
+def top_entropy(
+    share: float = 0.2,
+    renormalize: bool = False,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    dual_clip: float | None = 10.0,
+) -> Objective:
+    """20-Entropy: DAPO on the fifth of the tokens with the highest entropy.
+
+    The denominator is all tokens; renormalize=true makes it the kept ones.
+    """
+    rule = attachments.top_entropy(share, renormalize)
+    surrogate = ppo_clip(clip_low, clip_high, dual_clip)
+    return Objective("top_entropy", token_ratio, surrogate, token_mean(), (rule,))
+
+
+@method(paper="2512.16649")
+def justrl(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0) -> Objective:
+    """DAPO's clip and mean and nothing else: no KL, no entropy term, no dynamic sampling."""
+    return Objective("justrl", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean())
+
+
+@method(paper="2505.22617")
+def clip_cov(
+    share: float = 2e-4,
+    cov_low: float = 1.0,
+    cov_high: float = 5.0,
+    clip_low: float = 1.0,
+    clip_high: float = 1.0,
+    seed: int = 0,
+) -> Objective:
+    """Drop a random few of the tokens whose log-probability and advantage move together.
+
+    The random choice is a pure function of the seed and the batch, so a plan can be made again from its record.
+    """
+    rule = covariance.drop_covariant(share, cov_low, cov_high, seed)
+    return Objective("clip_cov", token_ratio, ppo_clip(clip_low, clip_high), token_mean(), (rule,))
+
+
+@method(paper="2505.22617")
+def kl_cov(share: float = 2e-3, coef: float = 1.0, clip_low: float = 1.0, clip_high: float = 1.0) -> Objective:
+    """Hold the tokens whose log-probability and advantage move together most near the old policy."""
+    rule, penalty = covariance.penalize_covariant(share, coef), penalties.distance_from_old()
+    return Objective("kl_cov", token_ratio, ppo_clip(clip_low, clip_high), token_mean(), (rule,), (penalty,))
+
+
+@method(paper="2506.14758")
+def entropy_advantage(
+    coef: float = 0.4,
+    entropy_cap: float = 0.5,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    dual_clip: float | None = 10.0,
+) -> Objective:
+    """DAPO with a bonus on the advantage of uncertain tokens, too small to change its sign."""
+    rule = weights.entropy_shaped_advantage(coef, entropy_cap)
+    surrogate = ppo_clip(clip_low, clip_high, dual_clip)
+    return Objective("entropy_advantage", token_ratio, surrogate, token_mean(), (rule,))
+
+
+@method(paper="2510.03222")
+def lp_reg(
+    share: float = 0.01,
+    coef: float = 1.0,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    dual_clip: float | None = 10.0,
+) -> Objective:
+    """Keep improbable tokens of punished responses from being driven out.
+
+    They are held to q, the old policy without its noise (tokens under 0.02 of the most probable one removed): give it
+    as `proxy_logp`. Without it nothing counts as noise and q is the old policy.
+    """
+    rule, penalty = covariance.penalize_improbable(share, coef), penalties.below_proxy()
+    surrogate = ppo_clip(clip_low, clip_high, dual_clip)
+    return Objective("lp_reg", token_ratio, surrogate, token_mean(), (rule,), (penalty,))
+
+
+@method()
+def reinforce() -> Objective:
+    """The plain policy gradient: no ratio, no clip. For on-policy updates."""
+    return Objective("reinforce", token_ratio, log_prob(), token_mean())
+
+
+@method(paper="2602.15620")
+def stapo(
+    tau_p: float = 0.002,
+    quantile: float = 0.75,
+    population: Literal["candidates", "all"] = "candidates",
+    mask: Literal["spurious", "rare", "uncertain", "random"] = "spurious",
+    seed: int = 0,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    dual_clip: float | None = 10.0,
+) -> Objective:
+    """Clip-higher PPO in which rare, confident, rewarded tokens are silenced and the rest renormalised.
+
+    The paper does not state its dual clip; ours is JustRL's, on which it builds. The quantile's population is that of
+    its version 4; population=all with quantile=0.8 is our reading of the earlier ones.
+    """
+    rule = attachments.s2t(tau_p, quantile, population, mask, seed)
+    return Objective("stapo", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean(), (rule,))
+
+
+@method(paper="2606.19236")
+def stare(
+    variant: Variant = "O1",
+    share: float = 0.1,
+    boost: float = 1.1,
+    damp: float = 0.9,
+    target: float = 0.3,
+    gate: Literal["batch", "sample", "token", "none"] = "batch",
+    threshold: Literal["quantile", "probability"] = "quantile",
+    p_threshold: float = 0.1,
+    adaptive: bool = False,
+    rate: float = 0.01,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    dual_clip: float | None = 10.0,
+) -> Objective:
+    """Clip-higher PPO that reweights the tokens which decide the entropy, until the entropy is on target.
+
+    Weights do not enter the denominator. The authors' code takes the quantile per micro-batch and rank; ours is over
+    the mini-batch and all ranks. For models of 14B and more the paper has boost 1.05 and damp 0.95.
+    """
+    rule = attachments.stare(variant, share, boost, damp, target, gate, threshold, p_threshold, adaptive, rate)
+    return Objective("stare", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean(), (rule,))
+
+
+@method(paper="2511.04256")
+def sspo(
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    dual_clip: float | None = None,
+    widen_low: float = 0.5,
+    widen_high: float = 1.5,
+) -> Objective:
+    """One ratio per subsentence, with a clip range that follows the subsentence's entropy.
+
+    No formulas are public; ours is the reading in which h is the segment's mean entropy over the mini-batch's mean
+    segment entropy and both clip distances are multiplied by clip(h, widen_low, widen_high).
+    """
+    rule = weights.widen_by_entropy(widen_low, widen_high)
+    surrogate = ppo_clip(clip_low, clip_high, dual_clip)
+    return Objective("sspo", segment_ratio, surrogate, seq_mean_token_mean(), (rule,))

@@ -1,0 +1,152 @@
+"""From a name to an objective: `"stapo"`, `"sspo + s2t"`, `"gspo + stare(variant=C2)"`, or the same by keyword."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import trimtab.objectives.methods.catalog  # noqa: F401  (fills the registry)
+from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, Entry, check_option, unknown
+from trimtab.objectives.normalizers import AGGREGATIONS
+from trimtab.objectives.objective import Objective, Scope, Statistics
+from trimtab.objectives.plan_builder import Rule
+from trimtab.objectives.rules.penalties import Penalty
+
+# Options that every method takes.
+COMMON: dict[str, Any] = {
+    "aggregation": Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"],
+    "scope": Scope,
+    "statistics": Statistics,
+}
+
+_TERM = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\((?P<options>[^()]*)\))?\s*")
+
+
+def objective(name: str, **options: Any) -> Objective:
+    """Build an objective by name.
+
+    `name` is a method, and after `+` what attaches to it, each with options in brackets if need be. Keyword options go
+    to the method or attachment that has them; an attachment's name as a keyword attaches it (`True`, a mapping of its
+    options, or the value of its first option). `aggregation`, `scope` and `statistics` suit every method.
+    """
+    (base, base_options), *attached = _terms(name)
+    if base not in METHODS:
+        raise _unknown_method(base)
+    attached += [(key, _as_options(key, options.pop(key))) for key in list(options) if key in ATTACHMENTS]
+    common = {key: options.pop(key) for key in list(options) if key in COMMON}
+    common |= {key: base_options.pop(key) for key in list(base_options) if key in COMMON}
+    parts = [(METHODS[base], base_options)] + [(_attachment(key), value) for key, value in attached]
+    _hand_out(name, options, parts)
+    built = [_build(entry, given) for entry, given in parts]
+    return _join(built, [entry for entry, _ in parts], common)
+
+
+def _terms(text: str) -> list[tuple[str, dict[str, Any]]]:
+    terms, at = [], 0
+    while at <= len(text):
+        match = _TERM.match(text, at)
+        if not match or (match.end() < len(text) and text[match.end()] != "+"):
+            raise ValueError(
+                f"cannot read the objective {text!r:.80} at {text[at:]!r:.80}: "
+                "write 'method + attachment(option=value)'"
+            )
+        terms.append((match["name"], _parse_options(text, match["options"] or "")))
+        at = match.end() + 1
+    return terms
+
+
+def _parse_options(text: str, inside: str) -> dict[str, Any]:
+    options = {}
+    for item in filter(None, (piece.strip() for piece in inside.split(","))):
+        key, equals, value = (piece.strip() for piece in item.partition("="))
+        if not equals or not key.isidentifier() or not value:
+            raise ValueError(f"cannot read {item!r:.80} in the objective {text!r:.80}: write option=value")
+        options[key] = _literal(value)
+    return options
+
+
+def _literal(value: str) -> Any:
+    words = {"true": True, "false": False, "none": None}
+    if value.lower() in words:
+        return words[value.lower()]
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value
+
+
+def _as_options(key: str, value: Any) -> dict[str, Any]:
+    if value is True:
+        return {}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if value is False or value is None:
+        raise ValueError(f"option {key}={value!r}: leave it out to do without {key}")
+    return {next(iter(ATTACHMENTS[key].options)): value}
+
+
+def _unknown_method(name: str) -> ValueError:
+    if name in ATTACHMENTS:
+        return ValueError(f"{name!r} attaches to a method and is none itself: write for example 'dapo + {name}'")
+    return unknown("method", name, METHODS)
+
+
+def _attachment(name: str) -> Entry:
+    if name not in ATTACHMENTS:
+        if name in METHODS:
+            raise ValueError(
+                f"{name!r} is a method and cannot attach to another: what attaches is {', '.join(ATTACHMENTS)}"
+            )
+        raise unknown("attachment", name, ATTACHMENTS)
+    return ATTACHMENTS[name]
+
+
+def _hand_out(name: str, options: Mapping[str, Any], parts: list[tuple[Entry, dict[str, Any]]]) -> None:
+    """Give each keyword option to the one part that has it; the method goes first."""
+    for key, value in options.items():
+        owners = [given for entry, given in parts if key in entry.options]
+        if not owners:
+            known = {*COMMON, *ATTACHMENTS, *(option for entry, _ in parts for option in entry.options)}
+            raise unknown(f"option of {name}", key, known)
+        if len(owners) > 1 and key not in parts[0][0].options:
+            raise ValueError(
+                f"option {key!r} is meant for several parts of {name!r}: put it in brackets behind its part"
+            )
+        owners[0][key] = value
+
+
+def _build(entry: Entry, options: dict[str, Any]) -> Objective | Rule | Penalty:
+    for key in options:
+        if key not in entry.options:
+            raise unknown(f"option of {entry.name}", key, entry.options)
+    built: Objective | Rule | Penalty = entry.build(**entry.checked(options))
+    return built
+
+
+def _join(built: list[Objective | Rule | Penalty], entries: list[Entry], common: dict[str, Any]) -> Objective:
+    base = built[0]
+    assert isinstance(base, Objective)
+    rules, penalties = list(base.rules), list(base.penalties)
+    for part in built[1:]:
+        held = rules if isinstance(part, Rule) else penalties
+        if any(part.name == other.name for other in held):
+            raise ValueError(
+                f"{part.name!r} is in {entries[0].name!r} already: attach it once, with the options you mean"
+            )
+        held.append(part)  # type: ignore[arg-type]
+    name = " + ".join(entry.name for entry in entries)
+    checked = {key: check_option(name, key, value, COMMON[key]) for key, value in common.items() if value is not None}
+    if "aggregation" in checked:
+        checked["normalizer"] = AGGREGATIONS[checked.pop("aggregation")]()
+    return replace(
+        base,
+        name=name,
+        rules=tuple(rules),
+        penalties=tuple(penalties),
+        title=entries[0].title,
+        paper=entries[0].paper,
+        **checked,
+    )

@@ -1,0 +1,96 @@
+"""The catalog in words: one text for the command line and for docs/methods.md, made from the methods themselves."""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+from trimtab.objectives.methods.compose import COMMON, objective
+from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, OPTIONS, Entry, unknown
+from trimtab.objectives.objective import Objective
+
+METRICS: dict[str, str] = {
+    "correction/weight_mean": "mean of p_old / p_sampler over the tokens",
+    "s2t/candidate_share": "share of tokens that are rare and rewarded",
+    "s2t/entropy_threshold": "the entropy below which such a token is spurious; NaN where there is none",
+    "sspo/segment_entropy": "mean over segments of their mean entropy",
+    "stare/gate_open": "1 while STARE reweights, 0 once the entropy is on target",
+    "tokens/boosted_share": "share of tokens whose weight was raised",
+    "tokens/damped_share": "share of tokens whose weight was lowered",
+    "tokens/dropped_share": "share of tokens with weight 0 that stay in the denominator",
+    "tokens/masked_share": "share of tokens left out for their low entropy",
+    "tokens/penalized_share": "share of tokens under a penalty in place of a clip",
+    "tokens/silenced_share": "share of tokens taken out of numerator and denominator",
+    "update/approx_kl": "mean of r - 1 - ln(p_new / p_old): how far the policy has moved",
+    "update/clip_share": "share of tokens whose gradient a clip cuts (or, in CISPO, caps)",
+    "update/ratio_max": "largest ratio",
+    "update/ratio_mean": "mean ratio",
+    "update/ratio_min": "smallest ratio",
+}
+
+
+def summary() -> list[tuple[str, str, str, str]]:
+    """(kind, name, paper, title) of everything in the catalog."""
+    rows = [("method", METHODS), ("attachment", ATTACHMENTS)]
+    return [(kind, e.name, e.paper, e.title) for kind, entries in rows for e in entries.values()]
+
+
+def describe(name: str) -> str:
+    """One method's or attachment's page: sentence, formula with default numbers, options, paper. Markdown."""
+    if name in METHODS:
+        pages = [_page(METHODS[name], objective(name).explain())]
+        if name in ATTACHMENTS:
+            pages.append(f"Also attaches to other methods: `gspo + {name}`.")
+        return "\n\n".join(pages)
+    if name in ATTACHMENTS:
+        part = ATTACHMENTS[name].build()
+        return _page(ATTACHMENTS[name], f"{name}: {part.says}") + f"\n\nAttaches to any method: `dapo + {name}`."
+    if "+" in name or "(" in name:
+        return f"```\n{objective(name).explain()}\n```"
+    raise unknown("method", name, {*METHODS, *ATTACHMENTS})
+
+
+def handbook() -> str:
+    """The whole catalog as one Markdown document."""
+    lines = ["# Methods", "", "Made from the code by `make docs`; `trimtab methods NAME` prints the same text.", ""]
+    lines += ["| name | kind | arXiv | in a sentence |", "|---|---|---|---|"]
+    lines += [f"| `{name}` | {kind} | {paper or '-'} | {title} |" for kind, name, paper, title in summary()]
+    lines += ["", "Options that every method takes:", "", *_table(dict.fromkeys(COMMON), COMMON, _common_defaults())]
+    pages = dict.fromkeys([*METHODS, *ATTACHMENTS])
+    for name in pages:
+        lines += ["", describe(name)]
+    lines += ["", "# Metrics", "", "Losses of parts and ranks add up, and so do metrics, except `_max` and `_min`.", ""]
+    lines += ["| metric | meaning |", "|---|---|", *(f"| `{key}` | {text} |" for key, text in METRICS.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _common_defaults() -> dict[str, Any]:
+    return {"aggregation": "the method's own", "scope": Objective.scope, "statistics": Objective.statistics}
+
+
+def _page(entry: Entry, formula: str) -> str:
+    lines = [f"## {entry.name}", "", entry.title]
+    if entry.notes:
+        lines += ["", entry.notes]
+    lines += ["", "```", formula, "```"]
+    if entry.options:
+        lines += ["", *_table(entry.options, entry.kinds, entry.options)]
+    return "\n".join(lines)
+
+
+def _table(
+    names: typing.Iterable[str], kinds: typing.Mapping[str, Any], defaults: typing.Mapping[str, Any]
+) -> list[str]:
+    rows = [f"| `{key}` | {_show(defaults[key])} | {OPTIONS[key].meaning}{_choices(kinds[key])} |" for key in names]
+    return ["| option | default | meaning |", "|---|---|---|", *rows]
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _choices(kind: Any) -> str:
+    is_choice = typing.get_origin(kind) is typing.Literal
+    return f" ({', '.join(typing.get_args(kind))})" if is_choice else ""

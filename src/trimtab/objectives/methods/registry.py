@@ -1,0 +1,176 @@
+"""The registry of methods and attachments, and the meaning and limits of every option, stated once.
+
+A method is a function whose keyword arguments are its options and whose docstring opens with its sentence; the
+decorators below read both. An option has one name, one meaning and one range wherever it occurs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from trimtab.objectives.objective import Objective
+from trimtab.objectives.plan_builder import Rule
+from trimtab.objectives.rules.penalties import Penalty
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option as a user sees it: what it means and the values that make sense."""
+
+    meaning: str
+    low: float = -math.inf
+    high: float = math.inf
+
+
+OPTIONS: dict[str, Option] = {
+    "adaptive": Option("let boost and damp follow the entropy, one step of `rate` per rollout"),
+    "aggregation": Option("how token terms become one number, over the whole mini-batch"),
+    "boost": Option("STARE's W: the factor on tokens that raise the entropy", 1, 10),
+    "cap": Option("upper limit of the correction weight p_old / p_sampler", 0),
+    "clip_high": Option("how far above 1 the ratio may go", 0),
+    "clip_low": Option("how far below 1 the ratio may go", 0),
+    "coef": Option("strength of the penalty or bonus", 0),
+    "cov_high": Option("covariances at or above this are left alone"),
+    "cov_low": Option("covariances at or below this are left alone"),
+    "damp": Option("STARE's M: the factor on tokens that lower the entropy", 0, 1),
+    "dual_clip": Option("upper limit of the ratio where A < 0; none: no limit", 1),
+    "entropy_cap": Option("the bonus is at most this share of |A|", 0),
+    "estimator": Option("which estimate of the KL divergence"),
+    "gate": Option(
+        "what is compared with the target entropy: the rollout batch, a response (sample), a token, nothing"
+    ),
+    "geometric": Option("judge a response by the geometric mean of its token ratios instead of their product"),
+    "high": Option("upper end of the band of p_old / p_sampler", 0),
+    "length": Option("the constant length that a response's sum is divided by", 1),
+    "low": Option("lower end of the band of p_old / p_sampler", 0),
+    "mask": Option("which tokens are silenced: spurious ones, or an ablation of that"),
+    "p_threshold": Option("threshold = 'probability': tokens below it count as surprising", 0, 1),
+    "population": Option("whose entropies the quantile is taken over: rare rewarded tokens, or all"),
+    "quantile": Option("the quantile of the entropy below which a rare rewarded token is spurious", 0, 1),
+    "rate": Option("step of the adaptive weights per rollout", 0, 1),
+    "renormalize": Option("take the removed tokens out of the denominator too"),
+    "scope": Option("what quantiles and normalisers are taken over; micro reproduces trainers that do it per part"),
+    "seed": Option("seed of the random choice"),
+    "share": Option("the share of tokens that is chosen", 0, 1),
+    "statistics": Option("judge tokens by the old or the current policy; none: the current one where it is given"),
+    "target": Option("the token-mean entropy (nats) at which the gate closes", 0),
+    "tau_negative": Option("steepness of the soft gate where A < 0", 1e-6),
+    "tau_p": Option("a token with a lower probability is rare", 0, 1),
+    "tau_positive": Option("steepness of the soft gate where A > 0", 1e-6),
+    "threshold": Option("how surprising tokens are told: a quantile of the sign's tokens, or a fixed probability"),
+    "upper_only": Option("cap the ratio from above alone"),
+    "variant": Option("which of the four sets are boosted and damped"),
+    "widen_high": Option("the clip range grows at most by this factor", 0),
+    "widen_low": Option("the clip range shrinks at most to this factor", 0),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered method or attachment."""
+
+    name: str
+    paper: str
+    title: str
+    notes: str
+    build: Callable[..., Any]
+    options: Mapping[str, Any]
+    kinds: Mapping[str, Any]
+
+    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options as the function takes them, or an error that names the first wrong one."""
+        return {key: check_option(self.name, key, value, self.kinds[key]) for key, value in options.items()}
+
+
+Builder = TypeVar("Builder", bound=Callable[..., Objective])
+Part = TypeVar("Part", bound=Callable[..., Rule | Penalty])
+
+METHODS: dict[str, Entry] = {}
+ATTACHMENTS: dict[str, Entry] = {}
+
+
+def method(paper: str = "") -> Callable[[Builder], Builder]:
+    """Register a function that builds an `Objective` under its own name."""
+
+    def register(build: Builder) -> Builder:
+        METHODS[build.__name__] = _entry(build, paper)
+        return build
+
+    return register
+
+
+def attachment(name: str, paper: str = "") -> Callable[[Part], Part]:
+    """Register a function that builds a `Rule` or `Penalty` which any method can carry."""
+
+    def register(build: Part) -> Part:
+        ATTACHMENTS[name] = _entry(build, paper, name)
+        return build
+
+    return register
+
+
+def _entry(build: Callable[..., Any], paper: str, name: str | None = None) -> Entry:
+    title, _, notes = inspect.cleandoc(build.__doc__ or "").partition("\n")
+    parameters = inspect.signature(build).parameters
+    hints = typing.get_type_hints(build)
+    return Entry(
+        name=name or build.__name__,
+        paper=paper,
+        title=title,
+        notes=notes.strip(),
+        build=build,
+        options={key: parameter.default for key, parameter in parameters.items()},
+        kinds={key: hints[key] for key in parameters},
+    )
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> ValueError:
+    """An error for a name that does not exist, with the nearest ones that do."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name.lower().replace("-", "_"), names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
+    return ValueError(f"unknown {what} {name!r}: {hint}")
+
+
+def check_option(owner: str, key: str, value: Any, kind: Any) -> Any:
+    """`value` as the option's type, or an error that names the option, the value and what would be right."""
+    choices = [
+        arg for part in _alternatives(kind) if typing.get_origin(part) is Literal for arg in typing.get_args(part)
+    ]
+    plain = [part for part in _alternatives(kind) if part in (bool, int, float, str)]
+    where = f"{owner}: option {key}={value!r}"
+    if value is None and type(None) in _alternatives(kind):
+        return None
+    if choices:
+        value = "none" if value is None and "none" in choices else value
+        if value not in choices:
+            raise ValueError(f"{where} must be one of {', '.join(map(str, choices))}")
+        return value
+    if bool in plain:
+        if not isinstance(value, bool):
+            raise ValueError(f"{where} must be true or false")
+        return value
+    return _number(where, key, value, whole=float not in plain)
+
+
+def _number(where: str, key: str, value: Any, whole: bool) -> float:
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        raise ValueError(f"{where} must be a {'whole number' if whole else 'number'}")
+    option = OPTIONS[key]
+    if not option.low <= value <= option.high:
+        if math.isfinite(option.high):
+            raise ValueError(f"{where} must be between {option.low:g} and {option.high:g}")
+        raise ValueError(f"{where} must be at least {option.low:g}")
+    return value if whole else float(value)
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return typing.get_args(kind) if union else (kind,)

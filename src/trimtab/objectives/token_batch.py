@@ -1,0 +1,282 @@
+"""The one shape data has inside trimtab: vectors over the response tokens of a batch, concatenated.
+
+There is no padding and no mask in here. Adapters cross the border with `TokenBatch.from_padded`, `pack` and
+`unpack`; a token that the policy did not sample (prompt, padding, tool output) never enters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.objectives.spans import Runs
+
+# A log-probability of -inf (p = 0) is held here: low enough to mean "never", high enough that differences stay finite.
+LOGP_FLOOR = -1e4
+
+LOGPS = ("old_logp", "current_logp", "sampler_logp", "ref_logp", "proxy_logp")
+TOKEN_FLOATS = (*LOGPS, "advantage", "entropy", "sum_p2", "sum_p2_logp")
+TOKEN_INTS = ("sequence", "token", "segment")
+RESPONSE_FIELDS = ("group", "reward")
+
+
+class NotFiniteError(ValueError):
+    """A value of a batch is NaN or infinite: in which field, and in which responses."""
+
+    def __init__(self, message: str, field: str, responses: list[int]) -> None:
+        super().__init__(message)
+        self.field = field
+        self.responses = responses
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where packed tokens sit in their padded form: `index` into the flattened `shape`."""
+
+    index: Tensor
+    shape: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenBatch:
+    """The response tokens of a batch. Optional fields are `None` where nobody measured them.
+
+    Per token: `old_logp` (the policy that the update starts from), `advantage`, `sequence` (which response,
+    non-decreasing), `entropy` (nats, at the sampling temperature), `token` (ids), `segment` (ids; a segment is a run of
+    equal ids within a response), `sampler_logp`, `ref_logp`, `proxy_logp` (Lp-Reg's filtered policy), `sum_p2` and
+    `sum_p2_logp` (sums over the vocabulary of p^2 and p^2 ln p). `current_logp` is the policy now: where it is given,
+    rules judge tokens by it instead of by `old_logp`, and `entropy` is then the current policy's.
+    Per response: `group` (responses to one prompt share it) and `reward`.
+    """
+
+    old_logp: Tensor
+    advantage: Tensor
+    sequence: Tensor
+    entropy: Tensor | None = None
+    token: Tensor | None = None
+    segment: Tensor | None = None
+    sampler_logp: Tensor | None = None
+    ref_logp: Tensor | None = None
+    current_logp: Tensor | None = None
+    proxy_logp: Tensor | None = None
+    sum_p2: Tensor | None = None
+    sum_p2_logp: Tensor | None = None
+    group: Tensor | None = None
+    reward: Tensor | None = None
+    responses: int = -1
+    layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        self._convert()
+        self._check_lengths()
+        self._check_values()
+
+    @classmethod
+    def from_padded(
+        cls,
+        mask: Tensor,
+        *,
+        old_logp: Tensor,
+        advantage: Tensor,
+        entropy: Tensor | None = None,
+        token: Tensor | None = None,
+        segment: Tensor | None = None,
+        sampler_logp: Tensor | None = None,
+        ref_logp: Tensor | None = None,
+        current_logp: Tensor | None = None,
+        sum_p2: Tensor | None = None,
+        sum_p2_logp: Tensor | None = None,
+        group: Tensor | None = None,
+        reward: Tensor | None = None,
+        proxy_logp: Tensor | None = None,
+    ) -> TokenBatch:
+        """Build a batch from (responses, positions) tensors; `mask` is 1 where the policy sampled a token.
+
+        `advantage` may also hold one value per response; `group` and `reward` always do.
+        """
+        layout = _layout(mask)
+        rows, columns = layout.shape
+        adv = torch.as_tensor(advantage)
+        if adv.ndim == 1 and len(adv) == rows:
+            advantage = adv.unsqueeze(1).expand(rows, columns)
+        per_token = {
+            "old_logp": old_logp, "advantage": advantage, "entropy": entropy, "token": token, "segment": segment,
+            "sampler_logp": sampler_logp, "ref_logp": ref_logp, "current_logp": current_logp, "proxy_logp": proxy_logp,
+            "sum_p2": sum_p2, "sum_p2_logp": sum_p2_logp,
+        }  # fmt: skip
+        packed = {name: _pack(value, layout, name) for name, value in per_token.items() if value is not None}
+        row = torch.div(layout.index, max(columns, 1), rounding_mode="floor")
+        return cls(sequence=row, group=group, reward=reward, responses=rows, layout=layout, **packed)
+
+    def pack(self, padded: Tensor) -> Tensor:
+        """The response tokens of a (responses, positions) tensor, in this batch's order. Gradients pass."""
+        return _pack(padded, self._layout, "the padded tensor")
+
+    def unpack(self, packed: Tensor, fill: float = 0.0) -> Tensor:
+        """The inverse of `pack`: (responses, positions), with `fill` where there is no response token."""
+        if packed.ndim != 1 or len(packed) != self.tokens:
+            raise ValueError(f"unpack takes one value per token ({self.tokens} here), got shape {tuple(packed.shape)}")
+        rows, columns = self._layout.shape
+        flat = torch.full((rows * columns,), fill, dtype=packed.dtype, device=packed.device)
+        return flat.index_copy(0, self._layout.index, packed).reshape(rows, columns)
+
+    @property
+    def tokens(self) -> int:
+        """How many response tokens there are."""
+        return len(self.old_logp)
+
+    @property
+    def judged_logp(self) -> Tensor:
+        """The log-probability that rules judge tokens by: the current policy's where known, else the old one's."""
+        return self.old_logp if self.current_logp is None else self.current_logp
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Tokens of each response."""
+        return torch.bincount(self.sequence, minlength=self.responses)
+
+    @cached_property
+    def offsets(self) -> list[int]:
+        """Where each response starts, and the end of the last: on the host, for slicing."""
+        return [0, *torch.cumsum(self.lengths, 0).tolist()]
+
+    @cached_property
+    def runs(self) -> Runs:
+        """The segments: runs of equal `segment` ids within a response, numbered through the batch."""
+        assert self.segment is not None
+        turns = torch.zeros_like(self.sequence, dtype=torch.bool)  # where a segment starts, except the very first
+        turns[1:] = (self.segment[1:] != self.segment[:-1]) | (self.sequence[1:] != self.sequence[:-1])
+        first = turns.nonzero().squeeze(1)
+        if self.tokens:
+            first = torch.cat([first.new_zeros(1), first])
+        size = torch.diff(first, append=first.new_full((1,), self.tokens))
+        ends = torch.searchsorted(first, torch.cumsum(self.lengths, 0)).tolist()
+        return Runs(turns.cumsum(0), size, [0, *ends])
+
+    @property
+    def response_runs(self) -> Runs:
+        """The responses as runs: every token of a response in one."""
+        return Runs(self.sequence, self.lengths, range(self.responses + 1))
+
+    def select(self, first: int, last: int) -> TokenBatch:
+        """The batch of the responses `first` up to, not including, `last`."""
+        span = slice(self.offsets[first], self.offsets[last])
+        kept: dict[str, Any] = {}
+        for name, value in self._tensors().items():
+            kept[name] = value[first:last] if name in RESPONSE_FIELDS else value[span]
+        kept["sequence"] = self.sequence[span] - first
+        return replace(self, **kept, responses=last - first, layout=None)
+
+    @cached_property
+    def _layout(self) -> Layout:
+        if self.layout is not None:
+            return self.layout
+        start = torch.cumsum(self.lengths, 0) - self.lengths
+        position = torch.arange(self.tokens, device=self.sequence.device) - start[self.sequence]
+        longest = int(self.lengths.max()) if self.responses else 0
+        return Layout(self.sequence * longest + position, (self.responses, longest))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    def _convert(self) -> None:
+        """Detach everything and give it one float type: float64 where `old_logp` has it, else float32."""
+        wide = getattr(self.old_logp, "dtype", None) == torch.float64
+        dtype = torch.float64 if wide else torch.float32
+        for name in (*TOKEN_FLOATS, *TOKEN_INTS, *RESPONSE_FIELDS):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            value = torch.as_tensor(value).detach()
+            value = value.to(torch.int64 if name in (*TOKEN_INTS, "group") else dtype)
+            if name in LOGPS:
+                value = value.clamp(min=LOGP_FLOOR)
+            object.__setattr__(self, name, value)
+
+    def _check_lengths(self) -> None:
+        for name in (*TOKEN_FLOATS, *TOKEN_INTS):
+            value = getattr(self, name)
+            if value is not None and value.shape != self.old_logp.shape[:1]:
+                raise ValueError(
+                    f"TokenBatch field `{name}` has shape {tuple(value.shape)}, but `old_logp` has "
+                    f"{len(self.old_logp)} tokens: give one value per response token"
+                )
+        if self.responses < 0:
+            per_response = self.group if self.group is not None else self.reward
+            counted = int(self.sequence.max()) + 1 if self.tokens else 0
+            object.__setattr__(self, "responses", counted if per_response is None else len(per_response))
+        for name in RESPONSE_FIELDS:
+            value = getattr(self, name)
+            if value is not None and value.shape != (self.responses,):
+                raise ValueError(
+                    f"TokenBatch field `{name}` has shape {tuple(value.shape)}, but there are {self.responses} "
+                    "responses: give one value per response"
+                )
+
+    def _check_values(self) -> None:
+        """All values in one go, so that a GPU is waited for once."""
+        names = [n for n in (*TOKEN_FLOATS, "reward") if getattr(self, n) is not None]
+        # x * 0 is 0 for finite x and NaN for the rest: one cheap sum finds any of them.
+        sums = [(getattr(self, name) * 0).sum().to(torch.float64) for name in names]
+        first, last = self.sequence.new_zeros(1), self.sequence.new_full((1,), max(self.responses - 1, 0))
+        falls = (torch.diff(self.sequence, prepend=first, append=last) < 0).any()
+        flags = torch.stack([*sums, falls.to(torch.float64)]).tolist()
+        for name, total in zip(names, flags[:-1], strict=True):
+            if total != 0:
+                raise self._not_finite(name)
+        if flags[-1]:
+            raise ValueError(
+                f"TokenBatch field `sequence` must be non-decreasing response numbers from 0 to {self.responses - 1}: "
+                "concatenate the tokens response by response"
+            )
+
+    def _not_finite(self, name: str) -> NotFiniteError:
+        value = getattr(self, name)
+        bad = (~torch.isfinite(value)).nonzero().squeeze(1)
+        first = int(bad[0])
+        rows: list[int] = (bad if name == "reward" else self.sequence[bad].unique()).tolist()
+        where = f"response {rows[0]}"
+        if name != "reward":
+            where += f", token {first - self.offsets[rows[0]]}"
+        message = (
+            f"TokenBatch field `{name}` is {float(value[first])} at {where}: find the pass that made it "
+            "(a log-probability of -inf is fine, NaN and +inf never are), or leave that response out"
+        )
+        return NotFiniteError(message, name, rows)
+
+
+def _layout(mask: Tensor) -> Layout:
+    mask = torch.as_tensor(mask)
+    if mask.ndim != 2:
+        raise ValueError(f"mask must be (responses, positions), got shape {tuple(mask.shape)}")
+    if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError("mask must hold 0 and 1 alone: 1 where the policy sampled a token; weights belong elsewhere")
+    rows, columns = mask.shape
+    return Layout(mask.bool().reshape(-1).nonzero().squeeze(1), (rows, columns))
+
+
+def _pack(padded: Tensor, layout: Layout, name: str) -> Tensor:
+    padded = torch.as_tensor(padded)
+    if padded.shape != layout.shape:
+        raise ValueError(f"`{name}` has shape {tuple(padded.shape)}, but the mask has {layout.shape}")
+    return padded.reshape(-1).index_select(0, layout.index)
+
+
+def missing_field_help(name: str) -> str:
+    """How to come by an optional field."""
+    return _HELP.get(name, "measure it in the pass that gives old_logp")
+
+
+_HELP: Mapping[str, str] = {
+    "entropy": "measure it in the pass that gives old_logp: -sum p ln p over the vocabulary",
+    "segment": "make it from token ids with trimtab.segment_ids(ids, tokenizer)",
+    "sampler_logp": "keep the log-probabilities that the sampler drew its tokens with",
+    "ref_logp": "score the tokens with the reference model",
+    "current_logp": "score the mini-batch with the current policy before planning, and give its entropy too",
+}

@@ -1,0 +1,42 @@
+"""reasoning-gym's own checkers, behind a fence.
+
+Some of them run the answer as Python, let it ask for huge work, or take NaN for a right answer. For those only answers
+of the form that a right one has are let through; kinds that cannot be fenced are refused (`UNSUITABLE` in `tasks.gym`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from trimtab.tasks import gym_dataset
+
+_NUMBERS = re.compile(r"[-0-9\s]*")  # eval would run anything else
+_MOVES = re.compile(r"(?:\D|\d(?!\d)){0,1000}")  # R999999999 is a billion moves
+
+# Found by reading reasoning-gym 0.1.25. An answer that does not match is wrong.
+FENCES: Mapping[str, re.Pattern[str]] = {
+    "binary_matrix": _NUMBERS,
+    "coin_flip": re.compile(r"[0-9./, ]+(?:[eE]-[0-9]{1,2})?"),  # 1e999999999
+    "complex_arithmetic": re.compile(r"[-+0-9.ij\s()]*"),  # nan
+    "countdown": re.compile(r"(?:[-+0-9() ]|\*(?!\*)|/(?!/)){0,200}"),  # code, and 9**9**9
+    "n_queens": re.compile(r"[Q_\s]*"),
+    "number_sorting": re.compile(r"[-0-9.,\s\[\]'\"]*"),  # [NaN, NaN]
+    "rubiks_cube": _MOVES,
+    "rush_hour": _MOVES,
+    "spiral_matrix": _NUMBERS,
+    "string_insertion": re.compile(r"[A-Za-z]*"),
+}
+
+
+def gym_score(answer: str, kind: str, entry: Mapping[str, Any], options: Mapping[str, Any]) -> float | None:
+    """The checker's score between 0 and 1; None where the checker failed."""
+    checker = gym_dataset(kind, options)
+    fence = FENCES.get(kind)
+    if fence and not fence.fullmatch(answer):
+        return 0.0
+    try:
+        return float(checker.score_answer(answer, entry))
+    except Exception:  # whatever a checker of someone else's raises
+        return None

@@ -1,0 +1,1 @@
+"""The grammar and the algebra behind the `math` rule: LaTeX to expressions, expressions compared exactly."""

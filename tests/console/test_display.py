@@ -1,0 +1,213 @@
+"""The live display: shows the numbers that matter in any terminal, and never harms the run."""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from trimtab.console.display import LiveReporter, Screen, State
+from trimtab.console.reporters import PlainReporter
+from trimtab.text import BARS, clock, number, percent, printable, sparkline
+
+METRICS = {
+    "reward/mean": 0.515,
+    "policy/entropy": 0.812,
+    "tokens/silenced_share": 0.00012,
+    "tokens/boosted_share": 0.05,
+    "update/clip_share": 0.03,
+    "update/grad_norm": 0.7,
+    "time/tokens_per_second": 1234.0,
+}
+
+
+def shown(state: State, width: int = 100, height: int = 30, encoding: str = "utf-8") -> str:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="\n")
+    console = Console(file=file, width=width, height=height, force_terminal=True, color_system=None)
+    console.print(Screen(state))
+    file.flush()
+    return file.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+
+
+def state_after(steps: int, **metrics: float) -> State:
+    state = State("a run", target_entropy=0.3)
+    state.remember(0, {"eval/accuracy": 0.25})
+    for step in range(1, steps + 1):
+        state.remember(step, {**METRICS, **metrics, "reward/mean": step / steps})
+        state.advance("step", step, 2 * steps)
+    state.remember(steps, {**METRICS, **metrics, "eval/accuracy": 0.75})
+    return state
+
+
+def terminal(file: io.StringIO) -> Console:
+    return Console(file=file, width=100, height=30, force_terminal=True, color_system=None)
+
+
+def test_the_screen_has_every_number_that_matters() -> None:
+    text = shown(state_after(20))
+    for words in (
+        "step 20/40",
+        "reward    0.515",
+        "held-out  75.0%",
+        "25.0% at step 0",
+        "entropy   0.812",
+        "target 0.3",
+        "silenced 0.012%",
+        "boosted 5.0%",
+        "clipped 3.0%",
+        "gradient norm 0.700",
+        "1234 tokens/s",
+    ):
+        assert words in text
+
+
+def test_a_rising_reward_is_a_rising_curve() -> None:
+    (line,) = [line for line in shown(state_after(20)).splitlines() if "reward" in line]
+    curve = [BARS.index(c) for c in line if c in BARS][:-1]  # the last step is another one
+    assert curve == sorted(curve)
+    assert curve[0] == 0
+    assert curve[-1] == len(BARS) - 1
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 20, 49, 50, 80, 400])
+@pytest.mark.parametrize("height", [1, 2, 5, 11, 12, 24, 200])
+def test_every_terminal_gets_a_picture_that_fits(width: int, height: int) -> None:
+    state = state_after(30)
+    state.messages.append("a long message " * 30)
+    lines = shown(state, width, height).splitlines()
+    assert len(lines) <= max(height - 1, 1)
+    assert all(len(line) <= width for line in lines)
+    assert lines[0][:1] in {"s", "╭", "…"}
+
+
+def test_a_terminal_without_unicode_gets_ascii_curves() -> None:
+    assert "#" in shown(state_after(20), encoding="ascii")
+
+
+def test_numbers_that_are_not_finite_are_dashes() -> None:
+    text = shown(state_after(5, **{"update/grad_norm": math.nan, "policy/entropy": math.inf}))
+    assert "gradient norm -" in text
+    assert "entropy   - " in text
+
+
+def test_a_gate_that_closes_no_longer_shows_what_it_boosted() -> None:
+    state = state_after(5)
+    state.remember(6, {"reward/mean": 0.5, "stare/gate_open": 0.0})
+    text = shown(state)
+    assert "gate closed" in text
+    assert "boosted" not in text
+
+
+def test_time_left_is_that_of_the_steps_still_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    state = State("a run")
+    state.advance("step", 10, 50)  # resumed at step 10
+    assert math.isnan(state.seconds_left())
+    now = 140.0
+    state.advance("step", 20, 50)
+    assert state.seconds_left() == pytest.approx(120.0)
+
+
+def test_what_a_model_wrote_cannot_steer_the_terminal() -> None:
+    evil = "answer \x1b[2J\x1b]0;owned\x07 \u202egnp.exe [bold]markup[/bold]"
+    file = io.StringIO()
+    reporter = LiveReporter("run \x1b[31m", console=terminal(file), every=0.01)
+    reporter.message(evil)
+    reporter.close()
+    written = file.getvalue()
+    for sequence in ("\x1b[2J", "\x1b]0;", "\x07", "\u202e", "\x1b[31m"):
+        assert sequence not in written
+    assert "[bold]markup[/bold]" in written
+    lines: list[str] = []
+    PlainReporter(lines.append).message(evil)
+    assert lines == [printable(evil)]
+    assert lines[0].isprintable()
+
+
+def test_closing_leaves_the_last_step_on_the_screen_and_gives_the_cursor_back() -> None:
+    file = io.StringIO()
+    reporter = LiveReporter("a run", console=terminal(file), every=60)
+    reporter.warm(3, 3, 1.5)
+    reporter.step(7, 9, METRICS)
+    reporter.close()
+    reporter.close()
+    assert "step 7/9" in file.getvalue()
+    assert file.getvalue().rstrip().endswith("\x1b[?25h")
+
+
+class Broken(io.StringIO):
+    """A terminal that goes away after a while."""
+
+    def __init__(self, works_for: int) -> None:
+        super().__init__()
+        self.left = works_for
+
+    def write(self, text: str) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError("the terminal is gone")
+        return super().write(text)
+
+
+@pytest.mark.parametrize("works_for", [0, 1, 5])
+def test_a_terminal_that_goes_away_does_not_stop_the_run(works_for: int) -> None:
+    reporter = LiveReporter("a run", console=terminal(Broken(works_for)), every=0.001)
+    for step in range(20):
+        reporter.step(step, 20, METRICS)
+        reporter.message("going on")
+        time.sleep(0.002)
+    reporter.close()
+
+
+def test_a_display_that_fails_becomes_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("cannot draw")
+
+    monkeypatch.setattr("rich.live.Live.start", fail)
+    file = io.StringIO()
+    reporter = LiveReporter("a run", console=terminal(file))
+    reporter.step(20, 20, METRICS)
+    reporter.message("hello")
+    reporter.close()
+    assert "step 20/20  reward 0.515" in file.getvalue()
+    assert file.getvalue().endswith("hello\n")
+
+
+def test_a_screen_that_cannot_be_drawn_still_tells_the_step() -> None:
+    state = state_after(5)
+    state.history = {}
+    assert "step 5/10" in shown(state)
+
+
+def test_a_resumed_run_goes_on_with_its_curves() -> None:
+    earlier = [{"step": n, **METRICS} for n in range(1, 6)]
+    reporter = LiveReporter("a run", console=terminal(io.StringIO()), earlier=earlier)
+    reporter.step(4, 10, METRICS)  # done again after the checkpoint of step 3
+    reporter.close()
+    assert sorted(reporter.state.history["reward/mean"]) == [1, 2, 3, 4, 5]
+
+
+def test_a_sparkline_has_the_shape_of_its_values() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == BARS
+    assert sparkline([0, 0, 7, 7], 2) == BARS[0] + BARS[-1]
+    assert sparkline([1.0, math.nan, 3.0], 3) == f"{BARS[0]} {BARS[-1]}"
+    assert sparkline([], 5) == sparkline([math.nan], 5) == sparkline([1.0], 0) == ""
+    assert sparkline([0.5], 1, low=0.0, high=1.0) == BARS[4]
+
+
+def test_small_shares_keep_digits_that_say_something() -> None:
+    assert [percent(x) for x in (0.0, 0.5, 0.031, 0.00012, None, math.nan)] == [
+        "0%",
+        "50.0%",
+        "3.1%",
+        "0.012%",
+        "-",
+        "-",
+    ]
+    assert [number(x) for x in (0.5, None, math.inf)] == ["0.500", "-", "-"]
+    assert [clock(x) for x in (5, 65, 3661, math.nan)] == ["0:05", "1:05", "1:01:01", "-"]

@@ -1,0 +1,86 @@
+"""The dry run answers in words what every recipe comes to."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from trimtab.config.recipe import PACKAGED, Config, find_recipe, load
+from trimtab.console.dry_run import describe_dry_run, minibatches
+from trimtab.train.experience import arrange
+
+
+def recipe(*settings: str) -> Config:
+    return load(None, settings)
+
+
+def test_the_whole_output_is_the_recipe_again() -> None:
+    config = recipe("update.lr=3e-4", "objective=sspo + s2t", "rollout.prompts=5")
+    assert Config.model_validate(tomllib.loads(describe_dry_run(config))) == config
+
+
+def test_the_objective_is_explained_with_its_numbers() -> None:
+    assert "p < 0.005" in describe_dry_run(recipe("objective.name=stapo", "objective.tau_p=0.005"))
+
+
+def test_the_batch_arithmetic_is_in_words() -> None:
+    text = describe_dry_run(
+        recipe("rollout.prompts=16", "rollout.samples=8", "update.per_step=4", "run.steps=100", "task.size=400")
+    )
+    for words in (
+        "16 prompts x 8 samples = 128 responses",
+        "4 mini-batches of 32 responses",
+        "4 updates per step",
+        "100 steps x 4 updates = 400 updates",
+        "100 steps x 128 responses = 12,800 responses",
+        "1,600 prompts of a task with 400 problems = 4.00 epochs",
+    ):
+        assert words in text
+
+
+def test_the_token_budget_says_how_many_of_the_longest_responses_fit() -> None:
+    settings = ("rollout.max_prompt_tokens=100", "rollout.max_new_tokens=28", "rollout.prompts=2", "rollout.samples=8")
+    text = describe_dry_run(recipe(*settings, "update.token_budget=400"))
+    assert "100 + 28 = 128 tokens" in text
+    assert "at most 3 responses of that length in one forward pass" in text
+    assert "16 responses of an update take at most 6 passes" in text
+    assert "is less than one response of that length" in describe_dry_run(recipe(*settings, "update.token_budget=127"))
+
+
+def test_one_update_per_step_is_told_to_be_on_policy() -> None:
+    assert "nothing is clipped" in describe_dry_run(recipe("update.per_step=1"))
+    assert "nothing is clipped" not in describe_dry_run(recipe("update.per_step=2"))
+
+
+@pytest.mark.parametrize(("prompts", "updates"), [(8, 1), (8, 2), (7, 2), (9, 4), (4, 8)])
+def test_mini_batches_are_those_the_trainer_makes(prompts: int, updates: int) -> None:
+    class Length:
+        transcript = (0,)
+
+    config = Config.model_construct(
+        rollout=recipe(f"rollout.prompts={prompts}", "rollout.samples=4").rollout,
+        update=recipe().update.model_copy(update={"per_step": updates}),
+    )
+    groups = [[Length()] * 4 for _ in range(prompts)]
+    assert minibatches(config) == arrange(groups, updates)[1]  # type: ignore[arg-type]
+
+
+def test_dynamic_sampling_says_that_its_numbers_are_the_least() -> None:
+    text = describe_dry_run(recipe("rollout.dynamic=true", "run.steps=10", "rollout.prompts=4"))
+    assert "at least 40 prompts" in text
+
+
+def test_a_data_set_that_is_not_here_is_not_downloaded_to_count_it() -> None:
+    assert "once the data set is loaded" in describe_dry_run(recipe("task.name=gsm8k"))
+
+
+def test_a_missing_file_is_found_before_anything_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere\.jsonl"):
+        describe_dry_run(recipe("task.name=file", f"task.path={tmp_path / 'nowhere.jsonl'}"))
+
+
+def test_the_demo_can_be_looked_at() -> None:
+    assert "stapo" in describe_dry_run(load(find_recipe("demo")))
+    assert PACKAGED.is_dir()

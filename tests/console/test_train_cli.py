@@ -1,0 +1,293 @@
+"""`trimtab train` as a user meets it: real runs of a few steps, and what is said when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from trimtab.cli import app
+from trimtab.config.recipe import load
+from trimtab.console.launch import Launch, claim_folder, slug
+from trimtab.console.summary_text import outcome
+from trimtab.policy.models import Policy
+from trimtab.rollout import NativeSampler
+from trimtab.train import run as run_module
+from trimtab.train.run_folder import RunFolder
+
+# Rewards fall with length, so that a model that knows nothing has something to learn from.
+RECIPE = """
+[objective]
+name = "stapo"
+[task]
+size = 12
+[rollout]
+prompts = 4
+samples = 4
+max_new_tokens = 4
+max_prompt_tokens = 16
+[reward]
+overlong_buffer = 4
+[update]
+per_step = 2
+[run]
+steps = 3
+eval_every = 3
+eval_problems = 4
+threads = 1
+device = "cpu"
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    (tmp_path / "no-model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def trimtab(*words: str) -> Result:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def train(*words: str) -> Result:
+    return trimtab("train", *words)
+
+
+def test_a_run_ends_with_a_summary_a_newcomer_understands(here: Path) -> None:
+    result = train("tiny.toml")
+    assert result.exit_code == 0
+    for words in (
+        "Trained the demo model on 2-digit addition with stapo: 3 of 3 steps",
+        "held-out accuracy  ",
+        "reward  ",
+        "entropy  ",
+        "silenced  ",
+        "clipped  ",
+        "run folder  runs/tiny-stapo-1",
+        "model       runs/tiny-stapo-1/model",
+        "trimtab compare stapo grpo --recipe tiny.toml",
+        "trimtab train --resume runs/tiny-stapo-1 --set run.steps=6",
+    ):
+        assert words in result.output
+    assert (here / "runs/tiny-stapo-1/model/config.json").exists()
+    assert [record["step"] for record in RunFolder(here / "runs/tiny-stapo-1").records()] == [0, 1, 2, 3]
+
+
+def test_what_the_summary_recommends_works(here: Path) -> None:
+    train("tiny.toml", "--out", "a")
+    longer = train("--resume", "a", "--set", "run.steps=5")
+    assert longer.exit_code == 0
+    assert "5 of 5 steps" in longer.output
+    assert [record["step"] for record in RunFolder(here / "a").records()] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_key_that_shapes_the_run_cannot_change_on_resuming(here: Path) -> None:
+    train("tiny.toml", "--out", "a", "--set", "run.steps=1")
+    result = train("--resume", "a", "--set", "update.lr=0.5")
+    assert result.exit_code == 2
+    assert "update.lr" in result.stderr
+    assert "0.5" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere"], "unknown recipe 'nowhere'"),
+        (["nowhere.toml"], "nowhere.toml"),
+        (["tiny.toml", "--set", "update.lrr=1"], "did you mean lr"),
+        (["tiny.toml", "--set", "objective=stapoo"], "did you mean stapo"),
+        (["tiny.toml", "--set", "model.path=no-model"], "no-model"),
+        (["--resume", "nowhere"], "nowhere holds no run to resume"),
+        (["--resume", "nowhere", "--out", "b"], "leave --out away"),
+        (["tiny.toml", "--out", "tiny.toml"], "tiny.toml is a file"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words(here: Path, words: list[str], said: str) -> None:
+    result = train(*words)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("trimtab: ")
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_run_that_never_began_leaves_no_folder_behind(here: Path) -> None:
+    train("tiny.toml", "--set", "model.path=no-model")
+    train("tiny.toml", "--set", "model.path=no-model", "--out", "mine")
+    assert not list((here / "runs").iterdir())
+    assert not (here / "mine").exists()
+
+
+def test_a_folder_with_a_run_in_it_is_left_alone(here: Path) -> None:
+    train("tiny.toml", "--out", "a", "--set", "run.steps=1")
+    before = (here / "a/metrics.jsonl").read_text()
+    result = train("tiny.toml", "--out", "a", "--set", "run.steps=1")
+    assert result.exit_code == 2
+    assert "already holds a run" in result.stderr
+    assert (here / "a/metrics.jsonl").read_text() == before
+
+
+def test_a_run_without_learning_signal_stops_with_a_diagnosis(here: Path) -> None:
+    result = train("tiny.toml", "--set", "reward.overlong_buffer=0", "--set", "run.patience=1", "--out", "a")
+    assert result.exit_code == 3
+    assert "trimtab: stopped after step 1: 1 steps in a row without learning signal" in result.stderr
+    assert "trimtab train --resume a" in result.output
+
+
+def test_ctrl_c_ends_the_run_after_its_step_with_exit_code_3(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run_module.Run.finish_step
+
+    def interrupt(self: run_module.Run, metrics: dict[str, float]) -> None:
+        whole(self, metrics)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(run_module.Run, "finish_step", interrupt)
+    result = train("tiny.toml", "--out", "a")
+    assert result.exit_code == 3
+    assert "1 of 3 steps" in result.output
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert "3 of 3 steps" in train("--resume", "a").output
+
+
+def no_memory(*_: Any, **__: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "said"),
+    [
+        (NativeSampler, "_decode", "while sampling: lower rollout.batch (now 1024)"),
+        (torch.Tensor, "backward", "in an update: lower update.token_budget (now 16384)"),
+        (torch.optim.AdamW, "step", "in the optimizer step"),
+        (Policy, "hidden", "before the first step"),
+    ],
+)
+def test_running_out_of_memory_names_the_setting_to_lower(
+    here: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, said: str
+) -> None:
+    monkeypatch.setattr(owner, name, no_memory)
+    result = train("tiny.toml", "--set", "run.eval_every=0")
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_scoring_without_memory_names_the_token_budget(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["trimtab.policy.score"], "moments", no_memory)
+    result = train("tiny.toml", "--set", "run.eval_every=0")
+    assert "while scoring responses: lower update.token_budget (now 16384), then update.head_chunk" in result.stderr
+
+
+def test_an_update_that_checkpoints_already_is_not_told_to(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "backward", no_memory)
+    without = train("tiny.toml", "--set", "run.eval_every=0").stderr
+    having = train("tiny.toml", "--set", "run.eval_every=0", "--set", "model.gradient_checkpointing=true").stderr
+    assert "gradient_checkpointing" in without
+    assert "gradient_checkpointing" not in having
+
+
+def test_a_programming_error_is_not_hidden(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(NativeSampler, "sample", bug)
+    result = CliRunner().invoke(app, ["train", "tiny.toml"])
+    assert isinstance(result.exception, RuntimeError)
+
+
+@pytest.mark.parametrize("moment", ["trimtab.train.run.warm_start", "trimtab.train.loop.update"])
+def test_an_interruption_says_how_to_go_on_and_that_works(
+    here: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    command = ["tiny.toml", "--out", "runs/here"]
+    with monkeypatch.context() as patch:
+        patch.setattr(moment, interrupt)
+        result = train(*command)
+    assert result.exit_code == 130
+    if "--resume" in result.stderr:
+        assert "go on with: trimtab train --resume runs/here" in result.stderr
+        command = ["--resume", "runs/here"]
+    else:
+        assert "the same command goes on with the warm start" in result.stderr
+    assert train(*command).exit_code == 0
+
+
+def test_a_dry_run_makes_and_loads_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trimtab.train.build.load_policy", no_memory)
+    result = train("tiny.toml", "--dry-run", "--set", "objective=gspo")
+    assert result.exit_code == 0
+    assert "4 prompts x 4 samples = 16 responses" in result.output
+    assert 'name = "gspo"' in result.output
+    assert not (here / "runs").exists()
+
+
+def test_no_recipe_means_the_demo(here: Path) -> None:
+    assert train("--dry-run").output == train("demo", "--dry-run").output
+
+
+def test_a_terminal_gets_the_live_display_unless_quiet(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    class Display:
+        def __init__(self, title: str, target: float | None, **_: Any) -> None:
+            made.append(f"{title} {target}")
+
+        def message(self, text: str) -> None: ...
+        def warm(self, step: int, steps: int, loss: float) -> None: ...
+        def step(self, step: int, steps: int, metrics: object) -> None: ...
+        def close(self) -> None:
+            made.append("closed")
+
+    class Terminal:
+        isatty = staticmethod(lambda: True)
+
+    monkeypatch.setattr("trimtab.console.launch.LiveReporter", Display)
+    monkeypatch.setattr("trimtab.console.launch.sys", Terminal)
+    monkeypatch.setattr(Terminal, "stdout", Terminal, raising=False)
+    words = ["tiny.toml", "--set", "objective=stare(target=0.7)", "--set", "run.steps=1"]
+    assert "step 1/1" not in train(*words).output
+    assert made[0].startswith("stare")
+    assert made[0].endswith("0.7")
+    assert "closed" in made
+    made.clear()
+    assert "step 1/1" in train(*words, "--quiet").output
+    assert made == []
+    assert sys.stdout is not Terminal
+
+
+def test_folders_are_named_after_recipe_and_objective_and_counted(here: Path) -> None:
+    wanted = Launch(load("tiny.toml", ["objective=sspo + s2t"]), "tiny.toml")
+    assert [str(claim_folder(wanted)) for _ in range(2)] == ["runs/tiny-sspo+s2t-1", "runs/tiny-sspo+s2t-2"]
+    assert slug("gspo + stare(variant=C2, share=0.1)") == "gspo+stare-variant=C2,-share=0.1"
+
+
+def test_the_schema_is_json_and_knows_the_keys() -> None:
+    schema = json.loads(trimtab("schema").output)
+    assert {"objective", "task", "model", "rollout", "update", "run"} <= set(schema["properties"])
+
+
+def test_the_outcome_of_a_run_is_told_from_its_metrics() -> None:
+    records: list[dict[str, Any]] = [{"step": 0, "eval/accuracy": 0.1}]
+    records += [{"step": n, "reward/mean": n / 8, "time/rollout": 1.0, "time/update": 0.5} for n in range(1, 9)]
+    records[8] |= {"eval/accuracy": 0.6, "tokens/silenced_share": float("nan")}
+    told = outcome(records)
+    assert (told.accuracy_start, told.accuracy_end) == (0.1, 0.6)
+    assert (told.reward_start, told.reward_end) == (1.5 / 8, 7.5 / 8)  # windows of two steps
+    assert told.seconds == 12.0
+    assert told.silenced is None
+    assert outcome(records[:1]).accuracy_end is None
+    assert outcome([]).steps == 0

@@ -1,0 +1,126 @@
+"""Run folders for the tests of the report: metrics, alarms and records with the texts that a test wants to see."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from helpers.record.made_records import made_step
+from trimtab.record import Manifest, Recorder, StepData, Vocabulary
+
+PIECES = ["<end>", "1", "2", " and", ".", " so", "\n", " the", " answer", " is", " 42"]
+OBJECTIVE = {"name": "stapo", "tau_p": 0.2}
+CONFIG = """
+[objective]
+name = "stapo"
+tau_p = 0.2
+
+[run]
+steps = 8
+seed = 3
+"""
+KINDS = {"f4": "<f4", "i4": "<i4", "i2": "<i2", "u1": "u1"}
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a made run is like; `texts` are the columns of its responses that are not as usual."""
+
+    steps: int = 4
+    lengths: Sequence[int] = (9, 5, 12, 7)
+    pieces: Sequence[str] = tuple(PIECES)
+    objective: Mapping[str, Any] = field(default_factory=lambda: dict(OBJECTIVE))
+    config: str = CONFIG
+    texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    metrics: Sequence[str] = ()
+    alarms: Sequence[Mapping[str, Any]] = ()
+    without: Sequence[str] = ()
+    optional: Sequence[str] = ()
+
+
+def make_run(folder: Path, made: Made | None = None) -> Path:
+    """Write the folder; it comes back."""
+    made = made or Made()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.toml").write_text(made.config, encoding="utf-8", errors="surrogateescape")
+    (folder / "metrics.jsonl").write_text(metrics_lines(made.steps, made.metrics))
+    if made.alarms:
+        (folder / "alarms.jsonl").write_text("".join(json.dumps(alarm) + "\n" for alarm in made.alarms))
+    said: list[str] = []
+    manifest = Manifest(objective=dict(made.objective), advantage="group_normalized")
+    recorder = Recorder(folder / "tokens", manifest, said.append)
+    text = [piece.encode("utf-8", "surrogatepass") for piece in made.pieces]
+    recorder.start(Vocabulary(text, [n == 0 for n in range(len(text))]), 0)
+    for step in range(1, made.steps + 1):
+        data = step_of(step, made)
+        recorder.write(step, lambda data=data: data)  # type: ignore[misc]
+    recorder.close()
+    assert said == []
+    return folder
+
+
+def step_of(step: int, made: Made) -> StepData:
+    """A step whose tokens go through the vocabulary in order, so that every piece is seen."""
+    data = made_step(step, made.lengths, optional=made.optional)
+    count = sum(made.lengths)
+    tokens = {name: values for name, values in data.tokens.items() if name not in made.without}
+    tokens["token"] = ((np.arange(count) + step) % len(made.pieces)).astype(np.int32)
+    tokens["segment"] = np.concatenate([np.arange(n) // 4 for n in made.lengths]).astype(np.int32)
+    tokens["reason"] = np.where(np.arange(count) % 5 == 0, 2, 0).astype(np.int16)
+    tokens["weight"] = np.where(tokens["reason"] == 2, 0, 1).astype(np.float32)
+    responses = {name: made.texts.get(name, values) for name, values in data.responses.items()}
+    return StepData(data.info, tokens, responses)
+
+
+def metrics_lines(steps: int, more: Sequence[str] = ()) -> str:
+    """A metrics.jsonl with the metrics that every run has, and more by name."""
+    lines = [json.dumps({"step": 0, "eval/accuracy": 0.25})]
+    for step in range(1, steps + 1):
+        record: dict[str, Any] = {
+            "step": step,
+            "reward/mean": step / (steps + 1),
+            "reward/accuracy": step / (steps + 1),
+            "policy/entropy": 1 / step,
+            "tokens/silenced_share": 1e-4 * step,
+            "tokens/count": 33,
+            "update/clip_share": 0.01,
+            "update/grad_norm": 1.5,
+            "response/length_mean": 8.25,
+            "s2t/entropy_threshold": 1.2,
+            **dict.fromkeys(more, 1.0),
+        }
+        lines.append(json.dumps(record | ({"eval/accuracy": 0.5} if step == steps else {})))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def unpack(packed: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    """What the page's own `unpack` does."""
+    kind = KINDS[packed["t"]]
+    if "b" in packed:
+        return np.frombuffer(base64.b64decode(packed["b"]), kind)
+    common = np.nan if packed["c"] is None else float(packed["c"])
+    values = np.full(packed["n"], common).astype(kind)
+    if "i" in packed:
+        values[np.frombuffer(base64.b64decode(packed["i"]), "<i4")] = np.frombuffer(base64.b64decode(packed["v"]), kind)
+    return values
+
+
+def data_of(page: str) -> dict[str, Any]:
+    """The data block of a page, read as a browser would."""
+    return json.loads(_between(page, 'id="data">'))
+
+
+def response_of(page: str, number: int) -> dict[str, Any]:
+    """The block of a response."""
+    return json.loads(_between(page, f'id="response-{number}">'))
+
+
+def _between(page: str, mark: str) -> str:
+    start = page.index(mark) + len(mark)
+    return page[start : page.index("</script>", start)]

@@ -1,0 +1,79 @@
+"""Tiny policies on disk, and samplers of them that ask little of the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trimtab.config.recipe import RolloutConfig
+from trimtab.policy import Policy, Transcript, load_policy, score
+from trimtab.policy.demo_model import demo_model, demo_tokenizer
+from trimtab.rollout import PromptTokens, Response, SamplingOptions
+
+LITTLE_MEMORY = {"kv_cache_memory_bytes": 64 << 20}
+PROMPTS = ["1+1=", "12+34=", "7-3=", "99*9=", "0+0="]
+LONG = "1+2+3+4+5+6+7+8+9+" * 9  # 162 tokens, more than a block of vLLM's prefix cache on a CPU
+OPTIONS = SamplingOptions(samples=6, max_new_tokens=9, seed=4)
+
+
+def save_model(folder: Path, kind: str = "qwen3", **changes: Any) -> Path:
+    """The demo's tokenizer and a model like the demo's, sure of itself, with room for long prompts."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    same = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    same += ("num_key_value_heads", "head_dim", "pad_token_id", "eos_token_id", "bos_token_id", "tie_word_embeddings")
+    demo = {name: getattr(demo_model(0).config, name) for name in same}
+    config = AutoConfig.for_model(kind, **{**demo, "max_position_embeddings": 512, **changes})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    shift(model, 0.15)
+    model.save_pretrained(folder)
+    demo_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def shift(model: Any, much: float, seed: int = 0) -> None:
+    """Change every weight."""
+    noise = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.add_(torch.randn(parameter.shape, generator=noise) * much)
+
+
+def load(folder: Path, **options: Any) -> Policy:
+    """A policy on the CPU."""
+    return load_policy(str(folder), device="cpu", **options)
+
+
+def rollout(**changes: Any) -> RolloutConfig:
+    """The configuration of a small sampler."""
+    small = {"engine": "vllm", "batch": 64, "max_prompt_tokens": 200, "max_new_tokens": 16}
+    return RolloutConfig(**{**small, "vllm_options": LITTLE_MEMORY, **changes})
+
+
+def prompts(policy: Policy, texts: list[str] = PROMPTS) -> list[PromptTokens]:
+    """Texts as prompts, each with its number."""
+    known = [*PROMPTS, LONG]
+    return [PromptTokens(policy.tokenizer.encode(text), known.index(text)) for text in texts]
+
+
+def tokens(groups: list[list[Response]]) -> list[list[list[int]]]:
+    """What was drawn."""
+    return [[response.tokens for response in group] for group in groups]
+
+
+def drawn_with(groups: list[list[Response]]) -> torch.Tensor:
+    """The log-probabilities that the sampler gives, one after the other."""
+    return torch.tensor([lp for group in groups for response in group for lp in response.logp])
+
+
+def mismatch(
+    policy: Policy, asked: list[PromptTokens], groups: list[list[Response]], temperature: float = 1.0
+) -> float:
+    """The largest difference between the sampler's log-probabilities and the trainer's."""
+    transcripts = [Transcript(p.ids, r.tokens) for p, group in zip(asked, groups, strict=True) for r in group]
+    measured = score(policy, transcripts, temperature, budget=4096, chunk=256)
+    return float((measured.logp - drawn_with(groups)).abs().max())

@@ -1,0 +1,53 @@
+"""The report's tables of other objectives are those of a replay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from helpers.insight.report_runs import Made, make_run
+from trimtab.insight.replay import replay
+from trimtab.insight.report import replay_panel as others
+from trimtab.insight.report.replay_panel import pack_replay
+from trimtab.record import open_run
+
+NAMES = ["grpo", "gspo", "top_entropy"]
+
+
+def test_the_tables_say_what_a_replay_says(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    notes: list[str] = []
+    packed = pack_replay(open_run(run), NAMES, notes)
+    assert packed is not None
+    assert notes == []
+    result = replay(run, ["recorded", *NAMES])
+    assert [row["name"] for row in packed["rows"]] == list(result.objectives)
+    for row, treatment in zip(packed["rows"], result.treatments, strict=True):
+        for reason, words in zip(packed["reasons"], row["cells"], strict=True):
+            assert (words == "-") == (reason not in treatment.reasons)
+    assert [pair["names"] for pair in packed["pairs"]] == [["recorded (stapo)", name] for name in NAMES]
+    assert (packed["steps"], packed["of"]) == (4, 4)
+
+
+def test_of_a_long_run_evenly_spaced_steps_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(others, "MOST_STEPS", 3)
+    packed = pack_replay(open_run(make_run(tmp_path / "run", Made(steps=8))), ["gspo", "stare"], [])
+    assert packed is not None
+    assert (packed["steps"], packed["of"]) == (3, 8)
+    assert packed["notes"] == ["one step in 3 is replayed: an adaptive gate saw only those"]
+
+
+def test_every_so_many_steps_are_those_that_a_replay_takes(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made(steps=8))
+    assert [step.step for step in replay(run, ["gspo"], every=3).steps] == [1, 4, 7]
+    assert [step.step for step in replay(run, ["gspo"], first=2, last=7, every=2).steps] == [2, 4, 6]
+    assert [step.number for step in open_run(run).select(every=5)] == [1, 6]
+
+
+def test_an_objective_that_cannot_be_built_again_is_a_note(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made(objective={"name": "nobody knows it"}))
+    notes: list[str] = []
+    assert pack_replay(open_run(run), NAMES, notes) is None
+    assert len(notes) == 1
+    assert notes[0].startswith("no replay: ")

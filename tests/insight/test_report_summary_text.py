@@ -1,0 +1,88 @@
+"""A run in plain sentences: what came of it, and nothing that was not measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers.insight.report_runs import Made, make_run
+from trimtab.insight.report.run_files import Alarm, Curve, RunFiles, read_run
+from trimtab.insight.report.summary_text import facts, summary, tiles, title_of
+
+
+def files(curves: dict[str, list[float]], alarms: list[Alarm] | None = None, skipped: int = 0) -> RunFiles:
+    made = {name: Curve(np.arange(1, len(v) + 1), np.array(v, np.float32)) for name, v in curves.items()}
+    return RunFiles("run", {}, "", made, alarms or [], skipped, None)
+
+
+def said(curves: dict[str, list[float]], **more: object) -> str:
+    return " ".join(summary(files(curves, **more)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([0.2, 0.5, 0.8], "Held-out accuracy rose from 20.0% to 80.0%."),
+        ([0.8, 0.5], "Held-out accuracy fell from 80.0% to 50.0%."),
+        ([0.5, 0.501], "Held-out accuracy hardly moved, from 50.0% to 50.1%."),
+        ([0.5], "Held-out accuracy was 50.0%; it was measured only once."),
+    ],
+)
+def test_accuracy_is_told_by_its_ends(values: list[float], words: str) -> None:
+    assert words in said({"eval/accuracy": values})
+
+
+def test_a_run_that_was_never_tested_says_so() -> None:
+    assert "It was never tested on held-out problems." in said({"reward/mean": [0.5]})
+
+
+def test_reward_and_entropy_are_means_over_the_first_and_last_steps() -> None:
+    curves = {"reward/mean": [0.0, 1.0] * 4 + [2.0, 4.0] * 4, "policy/entropy": [1.0] * 8 + [0.01] * 8}
+    words = said(curves)
+    assert "The mean reward rose from 0.500 to 3.000." in words
+    assert "entropy fell from 1.000 to 0.010 nats per token. Near zero, the model hardly explores any more." in words
+
+
+def test_shares_are_told_as_one_in_so_many() -> None:
+    words = said(
+        {"tokens/silenced_share": [1e-4, 3e-4], "update/clip_share": [0.25, 0.25], "tokens/boosted_share": [0.0]}
+    )
+    assert "one in 5,000 was silenced" in words
+    assert "25.0% was clipped" in words and "none was boosted" in words
+
+
+def test_alarms_and_updates_that_were_not_taken_are_told() -> None:
+    words = said({"reward/mean": [1.0]}, alarms=[Alarm(7, "collapse"), Alarm(9, "other")], skipped=3)
+    assert "2 alarms were raised, the first at step 7: collapse." in words
+    assert "3 updates were not taken because something was not finite." in words
+
+
+def test_a_run_in_which_nothing_was_measured_says_only_that() -> None:
+    assert summary(files({})) == ["Nothing was measured in this run, so there is nothing to say about how it went."]
+
+
+def test_tiles_show_only_what_there_is() -> None:
+    shown = tiles(files({"reward/mean": [0.25, 0.5], "tokens/silenced_share": [2.5e-4]}))
+    assert shown == [
+        {"name": "reward", "value": "0.500", "from": "from 0.250"},
+        {"name": "silenced", "value": "0.025%", "from": "of all tokens"},
+    ]
+
+
+def test_length_tokens_and_time_are_told(tmp_path: Path) -> None:
+    words = " ".join(summary(read_run(make_run(tmp_path / "run", Made(steps=4)))))
+    assert "The run took 4 of 8 steps, 132 response tokens." in words
+
+
+def test_the_title_is_in_words_where_the_configuration_is_ours(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "run", Made(steps=1)))
+    assert title_of(run) == "the demo model on 2-digit addition with stapo (tau_p=0.2)"
+    foreign = read_run(make_run(tmp_path / "other", Made(steps=1, config="[objective]\nname = 'x'\n")))
+    assert title_of(foreign) == "x"
+
+
+def test_facts_name_objective_seed_and_records(tmp_path: Path) -> None:
+    shown = {fact["name"]: fact["value"] for fact in facts(read_run(make_run(tmp_path / "run", Made(steps=4))))}
+    assert shown == {"objective": "stapo (tau_p=0.2)", "seed": "3", "last step": "4", "recorded steps": "4"}

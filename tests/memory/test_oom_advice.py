@@ -1,0 +1,91 @@
+"""When memory runs out, the run says what it was doing and what to lower; a forecast says the same before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+
+from trimtab.config.recipe import load
+from trimtab.memory.oom_advice import WHILE, Phase, advice, is_out_of_memory, remedy, too_large
+
+
+def _place() -> None:
+    inner()  # type: ignore[name-defined]  # noqa: F821
+
+
+def raised_in(*places: tuple[str, str]) -> BaseException:
+    """The error of memory running out in functions of these modules, each called by the one before."""
+
+    def fail() -> None:
+        raise torch.OutOfMemoryError("no memory left")
+
+    call: Callable[[], Any] = fail
+    for module, function in reversed(places):
+        call = FunctionType(_place.__code__.replace(co_name=function), {"__name__": module, "inner": call})
+    with pytest.raises(torch.OutOfMemoryError) as error:
+        call()
+    return error.value
+
+
+PLACES: dict[Phase, list[tuple[str, str]]] = {
+    "sampling": [("trimtab.train.experience", "collect"), ("trimtab.rollout.paged.sampler", "sample")],
+    "scoring": [("trimtab.train.experience", "score_answers"), ("trimtab.policy.score", "score")],
+    "update": [("trimtab.policy.update", "update"), ("trimtab.policy.training_pass", "training_pass")],
+    "step": [("trimtab.policy.update", "update"), ("trimtab.policy.update", "_step")],
+}
+
+
+@pytest.mark.parametrize("phase", PLACES)
+def test_the_phase_is_told_from_where_it_happened(phase: Phase) -> None:
+    config = load(None)
+    told = advice(raised_in(*PLACES[phase]), config)
+    assert told.startswith(f"out of memory {WHILE[phase]}")
+    assert told.endswith(f": {remedy(phase, config)}")
+
+
+def test_outside_of_all_phases_the_model_is_too_large() -> None:
+    config = load(None, ["model.path=huge", "run.device=cuda"])
+    told = advice(raised_in(("trimtab.train.build", "build_policy")), config)
+    assert told == f"out of memory before the first step: {too_large(config)}"
+    assert "huge is too large for cuda; take a smaller model.path, or set model.lora_rank=16" in told
+
+
+def test_numbers_are_those_of_the_recipe() -> None:
+    config = load(None, ["rollout.batch=77", "update.token_budget=1234", "update.head_chunk=99"])
+    assert remedy("sampling", config) == "lower rollout.batch (now 77)"
+    assert remedy("scoring", config) == "lower update.token_budget (now 1234), then update.head_chunk (now 99)"
+
+
+def test_nothing_is_advised_that_is_set_already() -> None:
+    assert "gradient_checkpointing" in remedy("update", load(None))
+    assert "gradient_checkpointing" not in remedy("update", load(None, ["model.gradient_checkpointing=true"]))
+    assert "lora_rank" in too_large(load(None))
+    assert "lora_rank" not in too_large(load(None, ["model.lora_rank=8"]))
+
+
+@pytest.mark.parametrize("phase", PLACES)
+def test_every_setting_that_is_named_exists(phase: Phase) -> None:
+    words = remedy(phase, load(None)).replace("=", " ").replace(",", " ").split()
+    keys = [word for word in words if "." in word]
+    assert keys
+    for key in keys:
+        section, name = key.split(".")
+        assert name in getattr(load(None), section).model_dump()
+
+
+@pytest.mark.parametrize(
+    ("error", "out"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("shapes differ"), False),
+        (ValueError("can't allocate memory"), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error: BaseException, out: bool) -> None:
+    assert is_out_of_memory(error) is out

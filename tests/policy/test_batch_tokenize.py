@@ -1,0 +1,220 @@
+"""Many texts at a time: the same tokens and the same words as one by one, whatever a tokenizer does of its own."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from helpers.objectives.made_tokenizers import byte_level_bpe
+from trimtab.policy import Policy
+from trimtab.policy.demo_model import demo_tokenizer
+from trimtab.rewards import grade, pool
+
+SMOLLM2 = Path(os.environ.get("TRIMTAB_CACHE", "~/.cache/trimtab")).expanduser() / "smollm2-135m-instruct"
+TEXTS = ["12+3=", "So , it 's 1 . Right ?", "Ein Übermaß – 答案是 42。", "emoji 🤖👍🏽\tand a\nline", " ", ""]
+TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}<s>assistant: "
+
+
+def byte_level(kind: type[PreTrainedTokenizerFast] = PreTrainedTokenizerFast, **options: Any) -> Any:
+    """As Qwen and Llama 3 have it, with a mark at the beginning of a text."""
+    inner = byte_level_bpe(TEXTS, 300, ["<s>", "</s>"])
+    inner.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    return kind(tokenizer_object=inner, bos_token="<s>", eos_token="</s>", **options)
+
+
+def word_pieces() -> Any:
+    """As BERT has it: spaces ahead of punctuation are taken out when it decodes."""
+    words = ["[UNK]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz0123456789.,?'", "##s", "so", "it", "right"]
+    inner = Tokenizer(models.WordPiece({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.decoder = decoders.WordPiece(cleanup=False)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="[SEP]", clean_up_tokenization_spaces=True)
+
+
+def forced() -> Any:
+    """Byte-level, and told to take spaces out although that spoils a text."""
+    flag = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+    return byte_level(clean_up_tokenization_spaces=True, **{flag: True})
+
+
+class Louder(PreTrainedTokenizerFast):
+    """A tokenizer with a `decode` and an `encode` of its own."""
+
+    def decode(self, *args: Any, **kwargs: Any) -> Any:
+        return super().decode(*args, **kwargs).upper()
+
+    def encode(self, text: str, **kwargs: Any) -> Any:  # type: ignore[override]
+        return super().encode(text.upper(), **kwargs)
+
+
+class Inwardly(PreTrainedTokenizerFast):
+    """One that overrides what `decode` and `encode` call."""
+
+    def _decode(self, *args: Any, **kwargs: Any) -> str:
+        return super()._decode(*args, **kwargs).upper()
+
+    def _encode_plus(self, text: Any, **kwargs: Any) -> Any:
+        alone = isinstance(text, str)
+        return super()._encode_plus(text.upper() if alone else text, **kwargs)
+
+
+class Spelled:
+    """No tokenizer of transformers at all; bytes for tokens."""
+
+    eos_token_id = 0
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return [*text.encode(), *([0] if add_special_tokens else [])]
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
+        return bytes(token for token in tokens if token or not skip_special_tokens).decode(errors="replace")
+
+
+def smollm2() -> Any:
+    if not (SMOLLM2 / "tokenizer.json").exists():
+        pytest.skip("no SmolLM2 here: `trimtab train smollm2` makes its folder")
+    return AutoTokenizer.from_pretrained(SMOLLM2)
+
+
+MADE = {
+    "demo": demo_tokenizer,
+    "byte level": byte_level,
+    "byte level, clean-up ignored": lambda: byte_level(clean_up_tokenization_spaces=True),
+    "byte level, clean-up forced": forced,
+    "word pieces, clean-up": word_pieces,
+    "own decode": lambda: byte_level(Louder),
+    "own _decode": lambda: byte_level(Inwardly),
+    "no tokenizer of transformers": Spelled,
+    "SmolLM2": smollm2,
+}
+PLAIN = ("demo", "byte level", "byte level, clean-up ignored", "SmolLM2")
+OWN = ("byte level, clean-up forced", "word pieces, clean-up", "own decode", "own _decode")
+
+
+@cache
+def policy(name: str, chat: bool = False) -> Policy:
+    """A policy that can do nothing but read and write."""
+    return Policy(None, MADE[name](), torch.device("cpu"), chat=chat)
+
+
+def size(name: str) -> int:
+    return 256 if name == "no tokenizer of transformers" else len(policy(name).tokenizer)
+
+
+# From tokens to texts.
+
+
+@pytest.mark.parametrize("name", MADE)
+@given(data=st.data())
+def test_responses_are_decoded_together_as_one_by_one(name: str, data: st.DataObject) -> None:
+    """Special tokens, bytes that are no UTF-8 and empty responses among them."""
+    token = st.integers(0, size(name) - 1)
+    responses = data.draw(st.lists(st.lists(token, max_size=12), max_size=6))
+    assert policy(name).decode_many(responses) == [policy(name).decode(tokens) for tokens in responses]
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_was_encoded_is_decoded_in_any_kind_of_sequence(name: str) -> None:
+    ours = policy(name)
+    responses = [ours.tokenizer.encode(text, add_special_tokens=False) for text in TEXTS]
+    one_by_one = [ours.decode(tokens) for tokens in responses]
+    assert ours.decode_many(responses) == one_by_one
+    assert ours.decode_many(tuple(map(tuple, responses))) == one_by_one
+    assert ours.decode_many([]) == []
+
+
+def test_bytes_that_are_no_text_are_shown_as_such() -> None:
+    tokenizer = policy("byte level").tokenizer
+    robot = tokenizer.encode("🤖", add_special_tokens=False)
+    texts = policy("byte level").decode_many([robot[:-1], [tokenizer.eos_token_id], [*robot, tokenizer.eos_token_id]])
+    assert texts[0].startswith("\ufffd")
+    assert texts[1:] == ["", "🤖"]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_tokenizer_is_asked_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = policy(name)
+    expected = ours.decode([3, 4])
+    monkeypatch.setattr(PreTrainedTokenizerFast, "_decode", lambda *_, **__: pytest.fail("one response by itself"))
+    assert ours.decode_many([[3, 4]] * 3) == [expected] * 3
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_a_tokenizer_does_of_its_own_is_done(name: str) -> None:
+    """These tests could not fail if the core in Rust said the same."""
+    ours = policy(name)
+    tokens = ours.tokenizer.backend_tokenizer.encode("so , it 's right", add_special_tokens=False).ids
+    core = ours.tokenizer.backend_tokenizer.decode(tokens)
+    assert ours.decode_many([tokens]) == [ours.decode(tokens)] != [core]
+
+
+def test_a_method_put_on_one_tokenizer_is_its_own_too() -> None:
+    tokenizer = byte_level()
+    tokenizer.decode = lambda tokens, skip_special_tokens: f"{len(tokens)} tokens"
+    assert Policy(None, tokenizer, torch.device("cpu")).decode_many([[5, 6, 7], []]) == ["3 tokens", "0 tokens"]
+
+
+def test_a_later_transformers_that_no_longer_spares_bpe_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = byte_level(clean_up_tokenization_spaces=True)
+    del tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output
+
+    def decode(self: Any, token_ids: list[int], skip_special_tokens: bool = False, **_: Any) -> Any:
+        return self.clean_up_tokenization(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "_decode", decode)
+    tokens = tokenizer.encode("So , it 's 1 .", add_special_tokens=False)
+    assert Policy(None, tokenizer, torch.device("cpu")).decode_many([tokens]) == ["So, it's 1."]
+
+
+# From texts to tokens.
+
+
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("chat", [False, True])
+def test_prompts_are_encoded_together_as_one_by_one(name: str, chat: bool) -> None:
+    ours = policy(name, chat)
+    prompts = [[{"role": "user", "content": text}, {"role": "user", "content": text[:3]}] for text in TEXTS]
+    assert ours.encode_many(prompts) == [ours.encode(messages) for messages in prompts]
+    assert ours.encode_many([]) == []
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_chat_template_is_filled_in_for_every_prompt(chat: bool) -> None:
+    tokenizer = byte_level(chat_template=TEMPLATE)
+    ours = Policy(None, tokenizer, torch.device("cpu"), chat=chat)
+    prompts = [[{"role": "user", "content": text}] for text in TEXTS]
+    encoded = ours.encode_many(prompts)
+    assert encoded == [ours.encode(messages) for messages in prompts]
+    marks = [2 if chat else 1] * len(TEXTS)
+    assert [ids.count(tokenizer.bos_token_id) for ids in encoded] == marks
+    assert ("user: " in tokenizer.decode(encoded[0])) == chat
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_tokenizer_encodes_a_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = policy(name)
+    prompts = [[{"role": "user", "content": text}] for text in ("1+2=", "3")]
+    expected = [ours.encode(messages) for messages in prompts]
+    monkeypatch.setattr(PreTrainedTokenizerFast, "encode", lambda *_, **__: pytest.fail("one prompt by itself"))
+    assert ours.encode_many(prompts) == expected
+
+
+# Side by side with others.
+
+
+def test_a_grader_that_starts_after_parallel_work_starts_quietly(capfd: pytest.CaptureFixture[str]) -> None:
+    """It is a process of its own: nothing of the threads that decode is copied into it."""
+    pool.close()
+    assert len(policy("byte level").decode_many([[5, 6, 7]] * 2000)) == 2000
+    assert grade(r"so \boxed{\sin^2 x + \cos^2 x}", "1", "math").kind == "correct"
+    pool.close()
+    assert capfd.readouterr().err == ""
