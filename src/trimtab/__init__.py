@@ -16,11 +16,11 @@ if TYPE_CHECKING:
         TokenBatch,
         advantages,
         merge_metrics,
-        objective,
         reason_words,
         segment_ids,
         theory,
     )
+    from trimtab.objectives.methods.compose import objective
 
 __version__ = "0.1.0"
 
