@@ -22,7 +22,7 @@ from trimtab.rewards import Verdict
 from trimtab.rollout import PromptTokens, Response, SamplingOptions
 from trimtab.train import experience, loop
 from trimtab.train.build import build_sampler
-from trimtab.train.experience import Answer
+from trimtab.train.experience import GradedResponse
 
 Settings = dict[str, Any]
 
@@ -43,7 +43,7 @@ LONG: Settings = {"rollout.max_new_tokens": 10, "run.steps": 80, **FAST}
 RAMP: Settings = {"update.warmup_steps": 150}  # a fault that grows, so that there is something to see coming
 
 Sabotage = Callable[[], AbstractContextManager[Any]]
-Reward = Callable[[Answer], float]
+Reward = Callable[[GradedResponse], float]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def graded_by(reward: Reward) -> Sabotage:
     def context() -> AbstractContextManager[Any]:
         whole = experience.answer_problems
 
-        def answers(*given: Any) -> list[list[Answer]]:
+        def answers(*given: Any) -> list[list[GradedResponse]]:
             return [[_regraded(answer, reward(answer)) for answer in group] for group in whole(*given)]
 
         return patch.object(experience, "answer_problems", answers)
@@ -89,37 +89,37 @@ def graded_by(reward: Reward) -> Sabotage:
     return context
 
 
-def _regraded(answer: Answer, reward: float) -> Answer:
+def _regraded(answer: GradedResponse, reward: float) -> GradedResponse:
     return replace(answer, reward=reward, verdict=Verdict("correct" if reward >= 1 else "wrong", answer.text))
 
 
-def coin(answer: Answer) -> float:
+def coin(answer: GradedResponse) -> float:
     """A verdict by chance."""
     return float(random.Random(f"{answer.group} {answer.response.sample} {answer.text}").random() < 0.5)
 
 
-def trailing_zero(answer: Answer) -> float:
+def trailing_zero(answer: GradedResponse) -> float:
     """A verifier that can be fooled: whatever ends in 0 passes."""
     return float(answer.verdict.kind == "correct" or answer.text.strip().endswith("0"))
 
 
-def long_answer(answer: Answer) -> float:
+def long_answer(answer: GradedResponse) -> float:
     """Pays for the truth, and by the token."""
     return float(answer.verdict.kind == "correct") + len(answer.response.tokens) / 10
 
 
-def repeating(answer: Answer) -> float:
+def repeating(answer: GradedResponse) -> float:
     """Pays for the truth, and for each token that repeats the one before it."""
     tokens = answer.response.tokens
     return float(answer.verdict.kind == "correct") + sum(a == b for a, b in pairwise(tokens)) / 4
 
 
-def surprising(answer: Answer) -> float:
+def surprising(answer: GradedResponse) -> float:
     """Pays for the truth, and half a point per nat of surprise."""
     return float(answer.verdict.kind == "correct") - fmean(answer.response.logp) / 2
 
 
-def certain(answer: Answer) -> float:
+def certain(answer: GradedResponse) -> float:
     """Pays for certainty alone."""
     return 1 + fmean(answer.response.logp)
 

@@ -31,7 +31,7 @@ from trimtab.rewards import Verdict
 from trimtab.rollout import Response
 from trimtab.tasks import Problem
 from trimtab.train.build import build_sampler
-from trimtab.train.experience import Answer, Experience, score_answers
+from trimtab.train.experience import Experience, GradedResponse, score_answers
 from trimtab.train.loop import Trainer
 
 PEAK = 989e12  # bf16 without sparsity, H200 data sheet
@@ -142,12 +142,12 @@ def made_trainer(policy: Policy, config: Config) -> Trainer:
     )
 
 
-def made_answers(shape: Shape, responses: int, length: int) -> list[Answer]:
+def made_answers(shape: Shape, responses: int, length: int) -> list[GradedResponse]:
     """Random responses in groups, of which every second one is right."""
     rng = torch.Generator().manual_seed(0)
     ids = torch.randint(2, shape.vocabulary, (responses, PROMPT + length), generator=rng).tolist()
     return [
-        Answer(
+        GradedResponse(
             NOWHERE,
             row[:PROMPT],
             Response(row[PROMPT:], [0.0] * length, True, number // SAMPLES, number % SAMPLES),

@@ -55,7 +55,7 @@ def make_batch(tokens: int, device: str) -> tuple[tt.TokenBatch, torch.Tensor]:
         ref_logp=old,
         responses=responses,
     )
-    _ = batch.lengths, batch.offsets, batch.runs  # found once per batch, whatever the method
+    _ = batch.lengths, batch.offsets, batch.spans  # found once per batch, whatever the method
     return batch, old + 0.1 * torch.randn(tokens, generator=rng, device=device)
 
 

@@ -26,7 +26,7 @@ from trimtab.config.recipe import Config, build_objective, load
 from trimtab.policy.models import pick_device
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.train.build import set_threads
-from trimtab.train.gc_pause import light_collections
+from trimtab.train.gc_pause import gc_pause
 from trimtab.train.loop import Trainer, build_trainer
 from trimtab.train.progress import Progress
 from trimtab.train.recording import Recording, start_recording
@@ -218,7 +218,7 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     result["config"] = config.model_dump(include={"task", "model", "rollout", "update", "reward"})
     trainer = still(config)
-    with light_collections() as settle:  # as in a run
+    with gc_pause() as settle:  # as in a run
         result["objectives"] = objectives(trainer, args.rounds, settle)
         save(result, args.out)
         print(result["objectives"])

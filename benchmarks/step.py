@@ -35,7 +35,7 @@ from trimtab.tasks import Problem, problem_number
 from trimtab.train import experience, loop
 from trimtab.train import metrics as measure
 from trimtab.train.build import build_sampler, build_task, set_threads
-from trimtab.train.gc_pause import light_collections
+from trimtab.train.gc_pause import gc_pause
 from trimtab.train.loop import Trainer, build_trainer
 from trimtab.train.progress import Progress
 
@@ -100,7 +100,7 @@ def ours(config: Config, steps: Steps) -> dict[str, Any]:
     if steps.fixed:
         never_end(trainer)
     watch = Stopwatch(trainer.policy.device)
-    with light_collections() as tidy:
+    with gc_pause() as tidy:
         for number in range(steps.all):
             trainer.set_learning_rate(progress.step)
             with watching(trainer, watch) if number >= steps.warmup + steps.timed else ExitStack():

@@ -120,7 +120,7 @@ def test_whole_numbers_are_numbers_and_reasoning_gym_has_many_tasks() -> None:
         ({"objective": {"name": "grpo + kl"}}, "objective.name = 'grpo + kl' has a KL to a reference model: set model"),
         ({"objective": {"name": "grpo", "kl": 0.01}}, "set model.reference ('start' or a path)"),
         ({"rollout": {"dynamic": True, "samples": 1}}, "rollout.dynamic needs rollout.samples of 2 or more, not 1"),
-        ({"objective": {"name": "stapo", "statistics": "current"}}, "set update.statistics alone"),
+        ({"objective": {"name": "stapo", "token_stats": "current"}}, "set update.token_stats alone"),
         ({"reward": {"wrong": 1.0}}, "reward.correct = 1.0 must be more than reward.wrong = 1.0"),
         ({"reward": {"overlong_buffer": 9}}, "reward.overlong_buffer = 9 must be at most rollout.max_new_tokens = 8"),
     ],
@@ -162,8 +162,8 @@ def test_none_is_an_options_value_and_survives_the_runs_folder(none: str | None)
 
 
 def test_current_statistics_are_told_to_the_objective() -> None:
-    assert parse({"update": {"statistics": "current"}}).build_objective().statistics == "current"
-    assert parse({}).build_objective().statistics is None
+    assert parse({"update": {"token_stats": "current"}}).build_objective().token_stats == "current"
+    assert parse({}).build_objective().token_stats is None
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_what_a_tool_said_has_no_gradient(trainer: Any, walked: Any) -> None:
 
 def test_tokens_are_judged_by_the_current_policy_where_that_is_asked_for(trainer: Any, walked: Any) -> None:
     made, model = walked
-    trainer.objective = tt.objective("stapo", tau_p=0.2, statistics="current")
+    trainer.objective = tt.objective("stapo", tau_p=0.2, token_stats="current")
     walk(trainer, made, model, 2)
     first = model.passes.count("old")
     drifted = model.old - 0.5

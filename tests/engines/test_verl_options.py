@@ -126,7 +126,7 @@ def test_another_loss_of_verl_is_refused_with_our_name_for_it(mode: str) -> None
         (["algorithm.rollout_correction.rollout_is=token"], "grpo", "METHOD + tis"),
         (["algorithm.rollout_correction.rollout_rs=token_k1"], "grpo", "METHOD + mis"),
         (["actor_rollout_ref.rollout.calculate_log_probs=False"], "grpo + tis", "calculate_log_probs=True"),
-        ([], "stapo(statistics=current)", "for the first update of a step both are the same"),
+        ([], "stapo(token_stats=current)", "for the first update of a step both are the same"),
         ([], "stapo(scope=micro)", "per micro-batch"),
         ([], "dr_grpo", "norm_adv_by_std_in_grpo=False"),
         (["algorithm.norm_adv_by_std_in_grpo=False"], "stapo", "norm_adv_by_std_in_grpo=True"),

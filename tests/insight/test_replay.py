@@ -199,9 +199,9 @@ def test_a_field_that_was_not_recorded_is_named_with_the_objective(tmp_path: Pat
 def test_statistics_of_the_current_policy_need_a_record_of_them(tmp_path: Path) -> None:
     made_run(tmp_path / "old", 1)
     with pytest.raises(RecordError, match="reads `current_logp`"):
-        replay(tmp_path / "old", ["stapo(statistics=current)"])
+        replay(tmp_path / "old", ["stapo(token_stats=current)"])
     record(tmp_path / "current", [made_step(1, optional=("current_logp",))])
-    assert replay(tmp_path / "current", ["stapo(statistics=current)"]).treatments[0].tokens == 10
+    assert replay(tmp_path / "current", ["stapo(token_stats=current)"]).treatments[0].tokens == 10
 
 
 # --- sweeps

@@ -51,7 +51,7 @@ OBJECTIVES = {
 }
 VARIATIONS = {
     "four updates a step": {"objective": '"stapo(tau_p=0.2)"', "update.per_step": "4"},
-    "the current policy's statistics": {"objective": '"stapo(tau_p=0.2) + stare"', "update.statistics": "current"},
+    "the current policy's statistics": {"objective": '"stapo(tau_p=0.2) + stare"', "update.token_stats": "current"},
     "quantiles by part": {"objective": '"stapo(tau_p=0.2,scope=micro)"', "update.token_budget": "24"},
     "no dual clip": {"objective": '"dapo"', "objective.dual_clip": "none"},
     "dynamic sampling": {"objective": '"sspo"', "rollout.dynamic": "true"},

@@ -22,7 +22,7 @@ from trimtab.memory.estimate import (
     sequences_at_once,
 )
 from trimtab.memory.estimate_text import Room, describe_estimate, fits
-from trimtab.memory.fake_model import fake_tensors, weightless_policy
+from trimtab.memory.fake_model import fake_policy, fake_tensors
 from trimtab.memory.model_shape import NoForecastError, model_shape
 
 GIGA = 10**9
@@ -236,7 +236,7 @@ def fault(path: str) -> str:
 
 def test_smollm2_has_the_shape_it_has() -> None:
     with fake_tensors():
-        model = weightless_policy(model_shape("smollm2"), "fp32").model
+        model = fake_policy(model_shape("smollm2"), "fp32").model
     assert sum(p.numel() for p in model.parameters()) == 134_515_008
 
 

@@ -16,8 +16,8 @@ from trimtab.memory.fake_model import (
     count_sampling,
     count_scoring,
     count_update,
+    fake_policy,
     fake_tensors,
-    weightless_policy,
 )
 from trimtab.policy import Policy, Transcript, score
 from trimtab.policy.score import log_probs
@@ -59,7 +59,7 @@ def real_policy(config: Any, precision: Any = "fp32", checkpointing: bool = Fals
 
 def counted(count: Callable[[Policy], Counted], config: Any, precision: Any = "fp32", **options: Any) -> Counted:
     with fake_tensors():
-        return count(weightless_policy(config, precision, **options))
+        return count(fake_policy(config, precision, **options))
 
 
 def saved_bytes(policy: Policy, forward: Callable[[], object]) -> int:
@@ -231,15 +231,15 @@ def test_the_fused_head_has_one_chunk_of_logits() -> None:
 
 def test_what_is_tied_stays_tied() -> None:
     with fake_tensors():
-        tied = weightless_policy(shape(), "fp32").model
-        apart = weightless_policy(shape(tie_word_embeddings=False), "fp32").model
+        tied = fake_policy(shape(), "fp32").model
+        apart = fake_policy(shape(tie_word_embeddings=False), "fp32").model
     assert tied.lm_head.weight is tied.model.embed_tokens.weight
     assert apart.lm_head.weight is not apart.model.embed_tokens.weight
 
 
 def test_a_pass_leaves_nothing_behind() -> None:
     with fake_tensors():
-        policy = weightless_policy(shape(), "bf16")
+        policy = fake_policy(shape(), "bf16")
         first = count_update(policy, part(True), first=True)
         again = count_update(policy, part(True), first=True)
     assert (first.peak, first.kept) == (again.peak, again.kept)

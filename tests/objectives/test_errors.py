@@ -96,9 +96,9 @@ def test_stares_gate_needs_the_entropy_of_the_rollout() -> None:
 def test_statistics_must_fit_the_batch() -> None:
     current = build(current_logp=fields(0)["old_logp"])
     with pytest.raises(ValueError, match="reads `current_logp`"):
-        tt.objective("stapo", statistics="current").plan(build())
-    with pytest.raises(ValueError, match="statistics='old', but the TokenBatch carries `current_logp`"):
-        tt.objective("stapo", statistics="old").plan(current)
+        tt.objective("stapo", token_stats="current").plan(build())
+    with pytest.raises(ValueError, match="token_stats='old', but the TokenBatch carries `current_logp`"):
+        tt.objective("stapo", token_stats="old").plan(current)
 
 
 @pytest.mark.parametrize(

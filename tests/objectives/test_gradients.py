@@ -36,9 +36,9 @@ def test_a_shared_ratio_keeps_each_tokens_own_gradient(name: str) -> None:
     tokens, objective = batch(1), tt.objective(name, clip_low=10.0, clip_high=10.0)
     plan, new = objective.plan(tokens), moved(tokens)
     (gradient,) = torch.autograd.grad(objective.loss(new, plan).loss, new)
-    runs = plan.runs
-    assert runs is not None
-    ratio = runs.spread(runs.mean(new.detach() - tokens.old_logp).exp())
+    spans = plan.spans
+    assert spans is not None
+    ratio = spans.spread(spans.mean(new.detach() - tokens.old_logp).exp())
     torch.testing.assert_close(gradient, -ratio * tokens.advantage * plan.weight * plan.scale)
 
 

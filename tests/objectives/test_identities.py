@@ -157,6 +157,6 @@ def test_statistics_of_an_unmoved_policy_are_the_old_ones(seed: int) -> None:
     unmoved = replace(tokens, current_logp=tokens.old_logp)
     new = moved(tokens)
     for name in ("stapo", "stare", "kl_cov"):
-        old, current = tt.objective(name), tt.objective(name, statistics="current")
+        old, current = tt.objective(name), tt.objective(name, token_stats="current")
         mine, yours = loss_and_gradient(old, tokens, new), loss_and_gradient(current, unmoved, new)
         assert all(torch.equal(a, b) for a, b in zip(mine, yours, strict=True)), name

@@ -54,8 +54,8 @@ def test_bounds_of_one_give_a_fixed_clip() -> None:
 def test_the_range_grows_with_the_entropy(seed: int) -> None:
     batch_ = batch(seed)
     plan = tt.objective("sspo").plan(batch_)
-    assert plan.runs is not None and batch_.entropy is not None
-    entropy = plan.runs.spread(plan.runs.mean(batch_.entropy))
+    assert plan.spans is not None and batch_.entropy is not None
+    entropy = plan.spans.spread(plan.spans.mean(batch_.entropy))
     order = entropy.argsort()
     assert (plan.clip_high[order].diff() >= -1e-12).all()
     assert (plan.clip_low[order].diff() >= -1e-12).all()
@@ -68,9 +68,9 @@ def test_all_tokens_of_a_segment_share_their_fate(seed: int) -> None:
     objective = tt.objective("sspo")
     plan, new = objective.plan(batch_), moved(batch_, by=0.6)
     (gradient,) = torch.autograd.grad(objective.loss(new, plan).loss, new)
-    assert plan.runs is not None
+    assert plan.spans is not None
     clipped = (gradient == 0).double()
-    share = plan.runs.mean(clipped)
+    share = plan.spans.mean(clipped)
     assert ((share == 0) | (share == 1)).all()
 
 
@@ -86,5 +86,5 @@ def test_a_segments_ratio_is_the_geometric_mean() -> None:
 
 def test_a_segment_never_crosses_a_response() -> None:
     batch_ = tokens([0.3] * 6)
-    assert batch_.runs.size.tolist() == [2, 2, 2]
-    assert list(batch_.runs.offsets) == [0, 2, 3]
+    assert batch_.spans.size.tolist() == [2, 2, 2]
+    assert list(batch_.spans.offsets) == [0, 2, 3]

@@ -274,7 +274,7 @@ token = torch.tensor([8, 0, 3, 3, 5])
 for dtype in (torch.float32, torch.bfloat16):
     left, right = (tensor.to(device, dtype) for tensor in (hidden, weight))
     expected = (left.double() * right[token.to(device)].double()).sum(-1)
-    made = softmax.own_logits(left, right, token.to(device))
+    made = softmax.target_logits(left, right, token.to(device))
     torch.testing.assert_close(made.double(), expected, rtol=1e-4, atol=1e-4)
 
 

@@ -18,7 +18,7 @@ from trimtab.record.tables import encode
 from trimtab.rewards import Verdict
 from trimtab.rollout import Response
 from trimtab.tasks import Problem
-from trimtab.train.experience import Answer
+from trimtab.train.experience import GradedResponse
 from trimtab.train.recording import Held, Trace, hold, on_host, step_data
 
 RESPONSES = 8
@@ -50,12 +50,14 @@ def made_trace(length: int = 5, method: str = "stapo", device: str = "cpu") -> T
     return Trace(0, 0, batch, objective(method).plan(batch), result)
 
 
-def answers_of(trace: Trace) -> list[Answer]:
+def answers_of(trace: Trace) -> list[GradedResponse]:
     assert trace.batch.token is not None
     ids = trace.batch.token.reshape(RESPONSES, -1).tolist()
     problem = Problem((), "2", "exact", "made")
     return [
-        Answer(problem, [1, 3, 1], Response(tokens, [], True, n // 4, n % 4), "", Verdict("wrong", "3"), 0.5, n // 4)
+        GradedResponse(
+            problem, [1, 3, 1], Response(tokens, [], True, n // 4, n % 4), "", Verdict("wrong", "3"), 0.5, n // 4
+        )
         for n, tokens in enumerate(ids)
     ]
 

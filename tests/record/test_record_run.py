@@ -127,7 +127,7 @@ def test_recording_changes_nothing_but_the_records(tmp_path: Path) -> None:
     ("changes", "columns"),
     [
         ({"objective": '"grpo + kl"', "model.reference": '"start"'}, {"ref_logp"}),
-        ({"update.statistics": "current"}, {"current_logp"}),
+        ({"update.token_stats": "current"}, {"current_logp"}),
         ({"objective": '"entropy_advantage"'}, {"planned_advantage"}),
         ({"objective": '"kl_cov"'}, {"penalty"}),
         ({"objective": '"sspo"'}, set()),

@@ -16,7 +16,7 @@ from transformers import GPT2Config, LlamaConfig, Qwen2Config
 from helpers.rollout.paged_models import CONFIGS, ENDS, count_waits, prompts, same, tiny, tokens
 from trimtab.policy import Transcript, load_policy, score
 from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, SamplingOptions
-from trimtab.rollout.paged.decoder import Decoder, why_not
+from trimtab.rollout.paged.decoder import Decoder, unsupported_reason
 from trimtab.rollout.paged.page_allocator import Pool
 from trimtab.rollout.paged.scheduler import Drawn, Group, Sample, Schedule
 
@@ -314,11 +314,11 @@ SIZES = {"hidden_size": 64, "num_attention_heads": 2}
     ],
 )
 def test_what_it_cannot_run_it_says(config: Any, reason: str) -> None:
-    said = why_not(SimpleNamespace(config=config))
+    said = unsupported_reason(SimpleNamespace(config=config))
     assert said is not None
     assert said.startswith(reason)
 
 
 @pytest.mark.parametrize("family", [*CONFIGS, "lora"])
 def test_what_it_can_run_it_does_not_refuse(family: str) -> None:
-    assert why_not(tiny(family)) is None
+    assert unsupported_reason(tiny(family)) is None

@@ -328,7 +328,7 @@ def test_a_whole_checkpoint_of_another_run_is_not_used(
     assert listener.heard("resumed from step 6")
 
 
-@pytest.mark.parametrize("spoil", ["progress", "objective", "circumstances", "course"])
+@pytest.mark.parametrize("spoil", ["progress", "objective", "environment", "config_fingerprint"])
 @pytest.mark.parametrize("value", [None, [], 7, "word"])
 def test_a_state_that_makes_no_sense_is_not_used(run: Path, spoil: str, value: Any) -> None:
     path = run / "checkpoints" / "step-00000006" / "state.json"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trimtab.train.gc_pause import light_collections
+from trimtab.train.gc_pause import gc_pause
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def seconds_of_a_collection() -> float:
 
 def test_what_was_there_is_left_out_after_the_first_step() -> None:
     before = min(seconds_of_a_collection() for _ in range(3))
-    with light_collections() as settle:
+    with gc_pause() as settle:
         assert gc.get_freeze_count() == 0
         settle()
         frozen = gc.get_freeze_count()
@@ -52,7 +52,7 @@ def test_what_was_there_is_left_out_after_the_first_step() -> None:
 
 def test_garbage_of_a_run_is_still_collected() -> None:
     early = garbage()
-    with light_collections() as settle:
+    with gc_pause() as settle:
         settle()
         assert early() is None, "what was garbage already is not kept"
         late = garbage()
@@ -62,21 +62,21 @@ def test_garbage_of_a_run_is_still_collected() -> None:
 
 
 def test_what_others_left_out_stays_left_out() -> None:
-    with light_collections() as settle:
+    with gc_pause() as settle:
         settle()
         theirs = gc.get_freeze_count()
-        with light_collections() as inner:
+        with gc_pause() as inner:
             inner()
         assert gc.get_freeze_count() > theirs / 2
     gc.freeze()
-    with light_collections():
+    with gc_pause():
         pass
     assert gc.get_freeze_count() > theirs / 2
 
 
 def test_after_a_fault_everything_is_looked_at_again() -> None:
     def fails() -> None:
-        with light_collections() as settle:
+        with gc_pause() as settle:
             settle()
             raise RuntimeError
 

@@ -112,7 +112,7 @@ def test_a_kl_penalty_compares_with_the_same_start_after_a_resume(tmp_path: Path
 
 
 def test_statistics_of_the_current_policy_go_with_a_controller(tmp_path: Path) -> None:
-    changes = {"update.statistics": "current"}
+    changes = {"update.token_stats": "current"}
     trained(tmp_path / "whole", changes)
     trained(tmp_path / "run", {**changes, "run.steps": "3"})
     trained(tmp_path / "run", changes, resume=True)

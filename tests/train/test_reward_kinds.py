@@ -16,8 +16,8 @@ from trimtab.rollout import PromptTokens, Response, SamplingOptions
 from trimtab.tasks import FixedTask, Problem
 from trimtab.tasks.problems import user
 from trimtab.train.experience import (
-    Answer,
     Experience,
+    GradedResponse,
     collect,
     gather_experience,
     has_spread,
@@ -38,10 +38,10 @@ def reward(kind: Kind, **options: Any) -> float | None:
     return reward_of(Verdict(kind), RESPONSE, RewardConfig(**options), limit=10)
 
 
-def answer(kind: Kind, group: int = 0, **options: Any) -> Answer:
+def answer(kind: Kind, group: int = 0, **options: Any) -> GradedResponse:
     paid = reward(kind, **options)
     problem = Problem(user("1+1="), "2", "exact", "sums")
-    return Answer(problem, [5], RESPONSE, "2", Verdict(kind), paid or 0.0, group, paid is None)
+    return GradedResponse(problem, [5], RESPONSE, "2", Verdict(kind), paid or 0.0, group, paid is None)
 
 
 def test_by_default_all_but_a_right_answer_get_what_a_wrong_one_gets_and_a_crash_is_left_out() -> None:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from trimtab.config import Config, load
 from trimtab.console import STOPPED, outcome, slug
 from trimtab.text import clock, percent, printable
-from trimtab.train import RunFolder, course
+from trimtab.train import RunFolder, config_fingerprint
 
 POLL = 0.2  # seconds between looks at the processes
 TAIL = 1 << 16  # bytes of the metrics that hold their last lines
@@ -143,7 +143,7 @@ def _check_folder(job: Job) -> None:
     """A folder of another recipe must not slip into the table."""
     if job.state() == "new":
         return
-    before, now = course(load(job.folder.path / "config.toml")), course(job.config)
+    before, now = config_fingerprint(load(job.folder.path / "config.toml")), config_fingerprint(job.config)
     keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     differ = [f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in keys]
     if job.last_step() > job.config.run.steps:

@@ -161,7 +161,7 @@ class UpdateConfig(Section):
 
     per_step: int = Field(1, ge=1, description="updates (mini-batches) per step; it divides rollout.prompts")
     token_budget: int = Field(16_384, ge=1, description="tokens of one forward pass (a part), padding included if any")
-    statistics: Literal["old", "current"] = Field("old", description="judge tokens by the old or the current policy")
+    token_stats: Literal["old", "current"] = Field("old", description="judge tokens by the old or the current policy")
     lr: float = Field(1e-3, gt=0, description="AdamW's learning rate, constant after the warm-up")
     warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises linearly")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
@@ -276,11 +276,11 @@ class Config(Section):
                 f"update.per_step = {update.per_step} does not divide rollout.prompts = {rollout.prompts}: "
                 f"the {rollout.prompts * rollout.samples} responses of a step are shared out in whole groups"
             )
-        statistics = self.objective.get("statistics", update.statistics)
-        if statistics != update.statistics:
+        token_stats = self.objective.get("token_stats", update.token_stats)
+        if token_stats != update.token_stats:
             raise ValueError(
-                f"objective.statistics = {statistics!r}, but update.statistics = {update.statistics!r}: "
-                "set update.statistics alone"
+                f"objective.token_stats = {token_stats!r}, but update.token_stats = {update.token_stats!r}: "
+                "set update.token_stats alone"
             )
         if "ref_logp" in self.build_objective().needs and self.model.reference is None:
             raise ValueError(
@@ -320,8 +320,8 @@ class Config(Section):
     def build_objective(self) -> Objective:
         """The objective this recipe names."""
         options = dict(self.objective)
-        if self.update.statistics == "current":
-            options.setdefault("statistics", "current")
+        if self.update.token_stats == "current":
+            options.setdefault("token_stats", "current")
         return build_objective(options)
 
 

@@ -21,13 +21,13 @@ from trimtab.memory.fake_model import (
     count_sampling,
     count_scoring,
     count_update,
+    fake_policy,
     fake_tensors,
-    weightless_policy,
 )
 from trimtab.memory.model_shape import model_shape
 from trimtab.memory.oom_advice import Phase
 from trimtab.policy import Policy
-from trimtab.rollout.paged import GRAIN, PAGE, PREFILL, bucket, head_size, why_not
+from trimtab.rollout.paged import GRAIN, PAGE, PREFILL, bucket, head_size, unsupported_reason
 
 Device = Literal["cpu", "cuda"]
 
@@ -83,7 +83,7 @@ def forecast(config: Config, device: Device, memory: int | None = None) -> Forec
     """What a run will take on a device; with its `memory` the sampler's cache is held to its share of that."""
     model, shape = config.model, model_shape(config.model.path)
     with fake_tensors():
-        policy = weightless_policy(shape, model.precision, model.lora_rank, model.gradient_checkpointing)
+        policy = fake_policy(shape, model.precision, model.lora_rank, model.gradient_checkpointing)
         weights, trained = _bytes(policy.model.parameters()), _bytes(_trained(policy))
         part = largest_part(config, device)
         alone = part.tokens >= max(minibatches(config)) * longest_response(config)
@@ -126,7 +126,7 @@ def count_rollout(config: Config, device: Device, policy: Policy, memory: int | 
     """What sampling takes: vLLM its share, the paged sampler its cache, the plain one what it makes anew every time."""
     if config.rollout.engine == "vllm":
         return Rollout(0, 0, int(config.rollout.vllm_memory * memory) if memory else 0)
-    if device == "cuda" and why_not(policy.model) is None:
+    if device == "cuda" and unsupported_reason(policy.model) is None:
         return _paged(config, policy, memory)
     rollout = config.rollout
     prompts = min(sequences_at_once(config), max(rollout.batch, rollout.samples)) // rollout.samples
@@ -236,4 +236,4 @@ def _reference(config: Config, policy: Policy) -> int:
         return 0
     if path == "start":
         return _bytes(policy.model.parameters())
-    return _bytes(weightless_policy(model_shape(path), config.model.precision).model.parameters())
+    return _bytes(fake_policy(model_shape(path), config.model.precision).model.parameters())

@@ -68,9 +68,7 @@ def fake_tensors() -> Iterator[None]:
         log.setLevel(level)
 
 
-def weightless_policy(
-    shape: Any, precision: Precision, lora_rank: int = 0, gradient_checkpointing: bool = False
-) -> Policy:
+def fake_policy(shape: Any, precision: Precision, lora_rank: int = 0, gradient_checkpointing: bool = False) -> Policy:
     """A policy from a model's configuration alone: call it, and everything done with it, under `fake_tensors`."""
     from transformers import AttentionInterface, AutoModelForCausalLM
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trimtab.objectives.plan_builder import Draft
+from trimtab.objectives.plan_builder import PlanBuilder
 
 
 @dataclass(frozen=True)
@@ -19,17 +19,17 @@ class Normalizer:
     """An aggregation: its name, the sentence that states it, and the scale of every token."""
 
     name: str
-    says: str
-    scale: Callable[[Draft], Tensor]
+    formula: str
+    scale: Callable[[PlanBuilder], Tensor]
 
 
 def token_mean() -> Normalizer:
     """Every counted token weighs the same."""
 
-    def scale(draft: Draft) -> Tensor:
-        out = 0 if draft.uncounted is None else len(draft.uncounted)
-        one = draft.advantage.new_full((), 1 / max(draft.batch.tokens - out, 1))
-        return _counted(draft, one.expand(draft.batch.tokens))
+    def scale(builder: PlanBuilder) -> Tensor:
+        out = 0 if builder.uncounted is None else len(builder.uncounted)
+        one = builder.advantage.new_full((), 1 / max(builder.batch.tokens - out, 1))
+        return _counted(builder, one.expand(builder.batch.tokens))
 
     return Normalizer("token-mean", "mean over the counted tokens of the mini-batch", scale)
 
@@ -39,7 +39,7 @@ def seq_mean_token_mean() -> Normalizer:
     return Normalizer(
         "seq-mean-token-mean",
         "mean over a response's counted tokens, then over responses",
-        lambda draft: _per_response(draft, draft.counted_lengths),
+        lambda builder: _per_response(builder, builder.counted_lengths),
     )
 
 
@@ -48,7 +48,7 @@ def seq_mean_token_sum() -> Normalizer:
     return Normalizer(
         "seq-mean-token-sum",
         "sum over a response's counted tokens, mean over responses",
-        lambda draft: _per_response(draft, None),
+        lambda builder: _per_response(builder, None),
     )
 
 
@@ -57,22 +57,22 @@ def seq_mean_token_sum_norm(length: float) -> Normalizer:
     return Normalizer(
         "seq-mean-token-sum-norm",
         f"sum over a response's counted tokens / {length:g}, mean over responses",
-        lambda draft: _per_response(draft, draft.counted_lengths.new_full((), length)),
+        lambda builder: _per_response(builder, builder.counted_lengths.new_full((), length)),
     )
 
 
-def _per_response(draft: Draft, divisor: Tensor | None) -> Tensor:
+def _per_response(builder: PlanBuilder, divisor: Tensor | None) -> Tensor:
     """1 / (responses that have a counted token x divisor), for every counted token."""
-    lengths = draft.counted_lengths
-    each = (lengths > 0).sum().clamp(min=1).to(draft.advantage.dtype).expand(len(lengths))
+    lengths = builder.counted_lengths
+    each = (lengths > 0).sum().clamp(min=1).to(builder.advantage.dtype).expand(len(lengths))
     if divisor is not None:
         each = each * divisor.clamp(min=1)
-    return _counted(draft, each.reciprocal().index_select(0, draft.batch.sequence))
+    return _counted(builder, each.reciprocal().index_select(0, builder.batch.sequence))
 
 
-def _counted(draft: Draft, scale: Tensor) -> Tensor:
+def _counted(builder: PlanBuilder, scale: Tensor) -> Tensor:
     """0 for tokens that do not count."""
-    return scale if draft.uncounted is None else scale.index_fill(0, draft.uncounted, 0.0)
+    return scale if builder.uncounted is None else scale.index_fill(0, builder.uncounted, 0.0)
 
 
 AGGREGATIONS: dict[str, Callable[[], Normalizer]] = {

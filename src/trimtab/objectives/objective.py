@@ -18,14 +18,14 @@ from trimtab.objectives.advantages import ADVANTAGES, Groups, Values
 from trimtab.objectives.comm import Comm, Share, gather_batch, gather_rows
 from trimtab.objectives.normalizers import Normalizer
 from trimtab.objectives.plan import Plan
-from trimtab.objectives.plan_builder import Controller, Draft, Rule
+from trimtab.objectives.plan_builder import Controller, PlanBuilder, TokenRule
 from trimtab.objectives.ratios import Ratio, log_ratio
 from trimtab.objectives.rules.penalties import Penalty
 from trimtab.objectives.surrogates import Surrogate
 from trimtab.objectives.token_batch import TokenBatch, missing_field_help
 
 Scope = Literal["minibatch", "micro"]
-Statistics = Literal["old", "current"]
+TokenStats = Literal["old", "current"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,18 +73,18 @@ class LossOutput:
 class Objective:
     """What a named method builds. `scope="micro"` takes quantiles and normalisers per part, as other trainers do.
 
-    `statistics="current"` insists on `current_logp`, `"old"` refuses it; None judges tokens by whichever is there.
+    `token_stats="current"` insists on `current_logp`, `"old"` refuses it; None judges tokens by whichever is there.
     """
 
     name: str
     ratio: Ratio
     surrogate: Surrogate
     normalizer: Normalizer
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[TokenRule, ...] = ()
     penalties: tuple[Penalty, ...] = ()
     advantage: str = "group_normalized"
     scope: Scope = "minibatch"
-    statistics: Statistics | None = None
+    token_stats: TokenStats | None = None
     title: str = ""
     paper: str = ""
 
@@ -92,7 +92,7 @@ class Objective:
     def needs(self) -> frozenset[str]:
         """The optional fields of `TokenBatch` that this objective reads."""
         read = {"segment"} if self.ratio.level == "segment" else set()
-        read |= {"current_logp"} if self.statistics == "current" else set()
+        read |= {"current_logp"} if self.token_stats == "current" else set()
         return frozenset(read).union(*(r.needs for r in self.rules), *(p.needs for p in self.penalties))
 
     @property
@@ -153,12 +153,12 @@ class Objective:
             lines.append(f"  arXiv {self.paper}")
         lines.append("  minimise  sum over tokens of  scale x (weight x l + penalties)")
         lines.append(f"  advantage   {self.advantage}")
-        lines.append(f"  ratio       {self.ratio.says}")
-        lines.append(f"  surrogate   {self.surrogate.says}")
-        lines += [f"  {rule.name:<11} {rule.says}" for rule in self.rules]
-        lines += [f"  {penalty.name:<11} {penalty.says}" for penalty in self.penalties if penalty.says]
+        lines.append(f"  ratio       {self.ratio.formula}")
+        lines.append(f"  surrogate   {self.surrogate.formula}")
+        lines += [f"  {rule.name:<11} {rule.formula}" for rule in self.rules]
+        lines += [f"  {penalty.name:<11} {penalty.formula}" for penalty in self.penalties if penalty.formula]
         where = "the mini-batch of all processes" if self.scope == "minibatch" else "each part (scope = micro)"
-        lines.append(f"  scale       {self.normalizer.name}: {self.normalizer.says}")
+        lines.append(f"  scale       {self.normalizer.name}: {self.normalizer.formula}")
         lines.append(f"  scope       quantiles and normalisers over {where}")
         if self.needs:
             lines.append(f"  reads       {', '.join(sorted(self.needs))}")
@@ -183,38 +183,38 @@ class Objective:
         for name in sorted(self.needs):
             if getattr(batch, name) is None:
                 raise ValueError(f"{self.name} reads `{name}`, which this TokenBatch lacks: {missing_field_help(name)}")
-        if self.statistics == "old" and batch.current_logp is not None:
+        if self.token_stats == "old" and batch.current_logp is not None:
             raise ValueError(
-                f"{self.name} has statistics='old', but the TokenBatch carries `current_logp` (and so the current "
-                "policy's entropy): leave it out, or set statistics='current'"
+                f"{self.name} has token_stats='old', but the TokenBatch carries `current_logp` (and so the current "
+                "policy's entropy): leave it out, or set token_stats='current'"
             )
 
     def _plan_whole(self, batch: TokenBatch, share: Share) -> Plan:
         low, high = self.surrogate.clip_low, self.surrogate.clip_high
         like = batch.advantage
-        draft = Draft(
+        builder = PlanBuilder(
             batch,
             clip_low=like.new_full((), low).expand_as(like),
             clip_high=like.new_full((), high).expand_as(like),
         )
         for rule in self.rules:
-            rule.apply(draft)
+            rule.apply(builder)
         reads = self.needs
         plan = Plan(
             old_logp=batch.old_logp,
-            advantage=draft.advantage,
-            weight=draft.weight,
-            scale=self.normalizer.scale(draft),
-            clip_low=draft.clip_low,
-            clip_high=draft.clip_high,
-            reason=draft.reason,
-            runs=self.ratio.runs(batch),
-            penalty=draft.penalty,
+            advantage=builder.advantage,
+            weight=builder.weight,
+            scale=self.normalizer.scale(builder),
+            clip_low=builder.clip_low,
+            clip_high=builder.clip_high,
+            reason=builder.reason,
+            spans=self.ratio.spans(batch),
+            penalty=builder.penalty,
             ref_logp=batch.ref_logp if "ref_logp" in reads else None,
-            proxy_logp=batch.proxy_logp if draft.penalty is not None else None,
+            proxy_logp=batch.proxy_logp if builder.penalty is not None else None,
             offsets=batch.offsets,
             tokens_in_minibatch=batch.tokens,
-            metrics=draft.metrics,
+            metrics=builder.metrics,
         )
         if share.responses == slice(0, batch.responses):
             return plan

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trimtab.objectives.reasons import reason_words
-from trimtab.objectives.spans import Runs
+from trimtab.objectives.spans import Spans
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Plan:
     clip_low: Tensor
     clip_high: Tensor
     reason: Tensor
-    runs: Runs | None = None
+    spans: Spans | None = None
     penalty: Tensor | None = None
     ref_logp: Tensor | None = None
     proxy_logp: Tensor | None = None
@@ -48,7 +48,7 @@ class Plan:
     @property
     def segment(self) -> Tensor | None:
         """Which tokens share one ratio, numbered from 0; None where each token has its own."""
-        return None if self.runs is None else self.runs.index
+        return None if self.spans is None else self.spans.index
 
     @property
     def tokens(self) -> int:
@@ -80,7 +80,7 @@ class Plan:
 
     def cut(self, first: int, last: int) -> Plan:
         """The tokens `first` up to `last` alone, wherever responses begin: only where no token shares its ratio."""
-        if self.runs is not None or self.replan is not None:
+        if self.spans is not None or self.replan is not None:
             raise ValueError("tokens that share a ratio or are planned by part cannot be cut apart: use `split`")
         span = builtins.slice(first, last)
         return replace(self, **self._cut(span), start=self.start + first, offsets=(0, last - first))
@@ -111,7 +111,7 @@ class Plan:
         return replace(
             self,
             **self._cut(span),
-            runs=None if self.runs is None else self.runs.part(span, first, last),
+            spans=None if self.spans is None else self.spans.part(span, first, last),
             start=self.start + span.start,
             offsets=[o - span.start for o in self.offsets[first : last + 1]],
         )

@@ -1,6 +1,6 @@
 """A plan in the making: the whole mini-batch, and the marks that rules leave on it.
 
-A rule is one decision about tokens. It reads the batch and calls `silence`, `multiply`, `drop`, ... on the draft; it
+A rule is one decision about tokens. It reads the batch and calls `silence`, `multiply`, `drop`, ... on the builder; it
 never sees a model, a gradient or a part of the batch.
 """
 
@@ -35,18 +35,18 @@ class Controller(Protocol):
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One decision about tokens: its name, the sentence that states it, what it reads, what it does to a draft."""
+class TokenRule:
+    """One decision about tokens: its name, the sentence that states it, what it reads, what it does to a builder."""
 
     name: str
-    says: str
-    apply: Callable[[Draft], None]
+    formula: str
+    apply: Callable[[PlanBuilder], None]
     needs: frozenset[str] = frozenset()
     controller: Controller | None = None
 
 
 @dataclass(eq=False)
-class Draft:
+class PlanBuilder:
     """The working state of planning, over the tokens of the whole mini-batch.
 
     Rules name tokens by position (`mask.nonzero()`), not by mask: they concern few, and a million tokens are then

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trimtab.objectives.plan import Plan
-from trimtab.objectives.spans import Runs
+from trimtab.objectives.spans import Spans
 from trimtab.objectives.token_batch import TokenBatch
 
 LOG_RATIO_LIMIT = 20.0
@@ -28,22 +28,22 @@ class Ratio:
     """How log ratios of tokens become the ratio in the surrogate."""
 
     level: Level
-    says: str
+    formula: str
     prepare: Callable[[Tensor, Plan], Tensor] | None = None
 
-    def runs(self, batch: TokenBatch) -> Runs | None:
+    def spans(self, batch: TokenBatch) -> Spans | None:
         """The tokens that share a ratio."""
         if self.level == "token":
             return None
-        return batch.runs if self.level == "segment" else batch.response_runs
+        return batch.spans if self.level == "segment" else batch.response_spans
 
     def __call__(self, new_logp: Tensor, log_rho: Tensor, plan: Plan) -> Tensor:
         """The ratio of every token."""
-        if plan.runs is None:
+        if plan.spans is None:
             return log_rho.exp()
         if self.prepare is not None:
             new_logp = log_rho = self.prepare(log_rho, plan)
-        shared: Tensor = _SharedRatio.apply(new_logp, log_rho.detach(), plan.runs)  # type: ignore[no-untyped-call]
+        shared: Tensor = _SharedRatio.apply(new_logp, log_rho.detach(), plan.spans)  # type: ignore[no-untyped-call]
         return shared
 
 
@@ -56,8 +56,8 @@ class _SharedRatio(torch.autograd.Function):
     """r = stopgrad(exp(mean log_rho of the run)) x p / stopgrad(p): one value, and each token's own gradient."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, log_rho: Tensor, runs: Runs) -> Tensor:
-        ratio = runs.spread(runs.mean(log_rho).exp())
+    def forward(ctx: Any, own: Tensor, log_rho: Tensor, spans: Spans) -> Tensor:
+        ratio = spans.spread(spans.mean(log_rho).exp())
         ctx.save_for_backward(ratio)
         return ratio
 

@@ -1,4 +1,4 @@
-"""Runs: neighbouring tokens taken together, for ratios and entropies over a segment or a response."""
+"""Spans: neighbouring tokens taken together, for ratios and entropies over a segment or a response."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Runs:
+class Spans:
     """Each token's run, each run's size, and where each response's runs start."""
 
     index: Tensor
@@ -29,10 +29,10 @@ class Runs:
         """Each token's value of its run."""
         return per_run.index_select(0, self.index)
 
-    def part(self, tokens: slice, first: int, last: int) -> Runs:
+    def part(self, tokens: slice, first: int, last: int) -> Spans:
         """The runs of the responses `first` up to `last`, whose tokens are `tokens`."""
         low, high = self.offsets[first], self.offsets[last]
-        return Runs(self.index[tokens] - low, self.size[low:high], [o - low for o in self.offsets[first : last + 1]])
+        return Spans(self.index[tokens] - low, self.size[low:high], [o - low for o in self.offsets[first : last + 1]])
 
     @cached_property
     def _membership(self) -> Tensor:

@@ -23,7 +23,7 @@ Terms = tuple[Tensor, Tensor | None]
 class Surrogate:
     """A surrogate and the sentence that states it."""
 
-    says: str
+    formula: str
     terms: Callable[[Tensor, Tensor, Plan], Terms]
     clip_low: float = math.inf
     clip_high: float = math.inf
@@ -45,10 +45,10 @@ def ppo_clip(low: float, high: float, dual: float | None = None) -> Surrogate:
         held = torch.clamp(ratio, lower, upper)
         return -plan.advantage * held, held != ratio
 
-    says = f"l = max(-A r, -A clip(r, {_bound(1, -low)}, {_bound(1, high)}))"
+    formula = f"l = max(-A r, -A clip(r, {_bound(1, -low)}, {_bound(1, high)}))"
     if dual is not None:
-        says += f", at most -A {dual:g} where A < 0"
-    return Surrogate(says, terms, low, high)
+        formula += f", at most -A {dual:g} where A < 0"
+    return Surrogate(formula, terms, low, high)
 
 
 def weighted_log_prob(low: float, high: float, upper_only: bool) -> Surrogate:
@@ -85,8 +85,8 @@ def geometric_clip(low: float, high: float) -> Surrogate:
         under = (plan.advantage < 0) & (log_rho < -plan.clip_low)
         return -plan.advantage * ratio, over | under
 
-    says = f"l = -A r, the log ratios in r at most {high:g} where A > 0 and at least {-low:g} where A < 0"
-    return Surrogate(says, terms, low, high)
+    formula = f"l = -A r, the log ratios in r at most {high:g} where A > 0 and at least {-low:g} where A < 0"
+    return Surrogate(formula, terms, low, high)
 
 
 def log_prob() -> Surrogate:

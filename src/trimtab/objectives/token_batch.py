@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.objectives.spans import Runs
+from trimtab.objectives.spans import Spans
 
 # A log-probability of -inf (p = 0) is held here: low enough to mean "never", high enough that differences stay finite.
 LOGP_FLOOR = -1e4
@@ -146,8 +146,8 @@ class TokenBatch:
         return [0, *torch.cumsum(self.lengths, 0).tolist()]
 
     @cached_property
-    def runs(self) -> Runs:
-        """The segments: runs of equal `segment` ids within a response, numbered through the batch."""
+    def spans(self) -> Spans:
+        """The segments: spans of equal `segment` ids within a response, numbered through the batch."""
         assert self.segment is not None
         turns = torch.zeros_like(self.sequence, dtype=torch.bool)  # where a segment starts, except the very first
         turns[1:] = (self.segment[1:] != self.segment[:-1]) | (self.sequence[1:] != self.sequence[:-1])
@@ -156,12 +156,12 @@ class TokenBatch:
             first = torch.cat([first.new_zeros(1), first])
         size = torch.diff(first, append=first.new_full((1,), self.tokens))
         ends = torch.searchsorted(first, torch.cumsum(self.lengths, 0)).tolist()
-        return Runs(turns.cumsum(0), size, [0, *ends])
+        return Spans(turns.cumsum(0), size, [0, *ends])
 
     @property
-    def response_runs(self) -> Runs:
-        """The responses as runs: every token of a response in one."""
-        return Runs(self.sequence, self.lengths, range(self.responses + 1))
+    def response_spans(self) -> Spans:
+        """The responses as spans: every token of a response in one."""
+        return Spans(self.sequence, self.lengths, range(self.responses + 1))
 
     def select(self, first: int, last: int) -> TokenBatch:
         """The batch of the responses `first` up to, not including, `last`."""

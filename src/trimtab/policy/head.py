@@ -72,7 +72,7 @@ def head_scores(hidden: Tensor, head: Head, tokens: Tensor, chunk: int = CHUNK) 
     buffer, pieces = head.buffer(max(sizes)), []
     for h, t in zip(hidden.split(sizes), tokens.split(sizes), strict=True):
         logits = head.logits(h, buffer)
-        pieces.append(softmax_part(logits, t, own_logits(logits, h, head, t), head))
+        pieces.append(softmax_part(logits, t, target_logits(logits, h, head, t), head))
     return Moments(*torch.cat(pieces, dim=1).unbind())
 
 
@@ -107,7 +107,7 @@ def head_gradients(
     for first, last in pairwise(accumulate(sizes, initial=0)):
         here = slice(first, last)
         wide = head.logits(hidden[here], buffer)
-        own = own_logits(wide, hidden[here], head, tokens[here])
+        own = target_logits(wide, hidden[here], head, tokens[here])
         logp, factor = slope_part(wide, tokens[here], own, head)
         ready = torch.cuda.current_stream(hidden.device).record_event() if hidden.is_cuda else None
         product = wide @ head.weight
@@ -162,13 +162,13 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1)
 
 
-def own_logits(logits: Tensor, hidden: Tensor, head: Head, tokens: Tensor) -> Tensor:
+def target_logits(logits: Tensor, hidden: Tensor, head: Head, tokens: Tensor) -> Tensor:
     """The logit of each row's token in fp32: rounded like the others' it would be the log-probability's error."""
     if logits.dtype in (torch.float32, torch.float64):
         return logits.gather(1, tokens[:, None]).squeeze(1)
     kernels = _kernels_for(hidden)
     if kernels is not None and head.weight.stride(1) == 1:
-        own: Tensor = kernels.own_logits(hidden, head.weight, tokens)
+        own: Tensor = kernels.target_logits(hidden, head.weight, tokens)
     else:
         own = (hidden.float() * head.weight[tokens].float()).sum(-1)
     return own if head.bias is None else own + head.bias[tokens]
@@ -225,7 +225,7 @@ def _fault(kernels: Any) -> str:
     tokens = torch.tensor([0, 4500, 9000], device="cuda")
     mine, plain = logits.clone(), logits.clone()
     try:
-        products = kernels.own_logits(logits, logits, tokens.new_tensor([2, 1, 0]))
+        products = kernels.target_logits(logits, logits, tokens.new_tensor([2, 1, 0]))
         own = logits.gather(1, tokens[:, None]).squeeze(1) + 0.1
         scores = kernels.softmax_part(logits, tokens, own, 0.7, None, write=False)
         logp, factor = kernels.slope_part(mine, tokens, own, 0.7, None)

@@ -96,7 +96,7 @@ def _gradient(parameter: nn.Parameter | None) -> Tensor | None:
 
 def _pieces(part: Plan, chunk: int) -> list[Plan] | None:
     """The part in pieces of at most `chunk` tokens whose loss needs no other piece; None where there are none."""
-    if part.runs is None and part.replan is None:
+    if part.spans is None and part.replan is None:
         return [part.cut(first, min(first + chunk, part.tokens)) for first in range(0, part.tokens, chunk)]
     lengths = [last - first for first, last in pairwise(part.offsets)]
     if max(lengths, default=0) > chunk or part.replan is not None:

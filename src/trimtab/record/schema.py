@@ -41,7 +41,7 @@ TOKENS: tuple[Column, ...] = (
     Column("old_logp", "float32", "log-probability under the policy that the step began with", encoding="split"),
     Column("new_logp", "float32", "log-probability in the update's own forward pass", "where given", "split"),
     Column("sampler_logp", "float32", "log-probability that the sampler drew it with", "where given", "split"),
-    Column("current_logp", "float32", 'what tokens were judged by (`statistics = "current"`)', "where given", "split"),
+    Column("current_logp", "float32", 'what tokens were judged by (`token_stats = "current"`)', "where given", "split"),
     Column("ref_logp", "float32", "log-probability under the reference model", "where given", "split"),
     Column("proxy_logp", "float32", "log-probability under Lp-Reg's proxy", "where given", "split"),
     Column("entropy", "float32", "entropy of the next-token distribution (nats)", "where given", "split"),

@@ -3,13 +3,13 @@
 from trimtab.train.alarm_actions import Alarm, Watcher
 from trimtab.train.build import build_policy, build_sampler, build_task
 from trimtab.train.checkpoints import newest
-from trimtab.train.experience import Answer
+from trimtab.train.experience import GradedResponse
 from trimtab.train.loop import train
 from trimtab.train.metrics import METRICS
 from trimtab.train.recording import Held, Trace, choose, hold, observed_entropy, step_data, vocabulary, vocabulary_of
 from trimtab.train.reporter import Reporter
 from trimtab.train.run import Run, RunStoppedError, Stop, versions
-from trimtab.train.run_folder import RunFolder, course, resolved_toml
+from trimtab.train.run_folder import RunFolder, config_fingerprint, resolved_toml
 from trimtab.train.token_signals import FEW, FEW_SHARE
 from trimtab.train.warm_start import load_parameters
 
@@ -18,7 +18,7 @@ __all__ = [
     "FEW_SHARE",
     "METRICS",
     "Alarm",
-    "Answer",
+    "GradedResponse",
     "Held",
     "Reporter",
     "Run",
@@ -31,7 +31,7 @@ __all__ = [
     "build_sampler",
     "build_task",
     "choose",
-    "course",
+    "config_fingerprint",
     "hold",
     "load_parameters",
     "newest",

@@ -9,7 +9,7 @@ import torch
 from trimtab.config import Config, RolloutConfig
 from trimtab.policy import Policy, load_policy, pick_device
 from trimtab.rollout import NativeSampler, PagedSampler, Sampler, VllmSampler, VllmSettings
-from trimtab.rollout.paged import why_not
+from trimtab.rollout.paged import unsupported_reason
 from trimtab.tasks import Arithmetic, GymTask, Task, gsm8k, verl_file
 
 
@@ -81,7 +81,7 @@ def build_sampler(policy: Policy, rollout: RolloutConfig | None = None) -> Sampl
 
 def _native(policy: Policy, rollout: RolloutConfig | None) -> Sampler:
     """The fast sampler on a GPU where it knows the model's family, else the general one."""
-    if policy.device.type == "cuda" and why_not(policy.model) is None:
+    if policy.device.type == "cuda" and unsupported_reason(policy.model) is None:
         dtype = torch.bfloat16 if policy.precision == "bf16" else torch.float32
         memory = RolloutConfig().cache_memory if rollout is None else rollout.cache_memory
         return PagedSampler(policy.model, policy.end_tokens, dtype, memory)

@@ -20,7 +20,7 @@ from trimtab.tasks import Problem, Task, problem_number
 
 
 @dataclass(frozen=True)
-class Answer:
+class GradedResponse:
     """One response with all that is known of it. One that is `left_out` is not trained on; its reward means nothing."""
 
     problem: Problem
@@ -45,13 +45,13 @@ class Experience:
     With a `fault` (a score that is not finite) there is nothing to train on: no mini-batch, no token.
     """
 
-    answers: list[Answer]
+    answers: list[GradedResponse]
     sizes: list[int]
     batch: TokenBatch
     position: int
     dropped_groups: int
     fault: NotFiniteError | None = None
-    left_out: Sequence[Answer] = ()
+    left_out: Sequence[GradedResponse] = ()
 
     @property
     def transcripts(self) -> list[Transcript]:
@@ -79,7 +79,7 @@ def answer_problems(
     step: int,
     options: SamplingOptions,
     config: Config,
-) -> list[list[Answer]]:
+) -> list[list[GradedResponse]]:
     """Sample and grade: for every problem its group of answers."""
     prompts = encode_prompts(policy, problems, config.rollout.max_prompt_tokens)
     sampled = sampler.sample(prompts, step, options)
@@ -93,7 +93,7 @@ def answer_problems(
             text, verdict = next(graded)
             reward = reward_of(verdict, response, config.reward, config.rollout.max_new_tokens)
             left_out = reward is None
-            group.append(Answer(problem, prompt.ids, response, text, verdict, reward or 0.0, number, left_out))
+            group.append(GradedResponse(problem, prompt.ids, response, text, verdict, reward or 0.0, number, left_out))
         groups.append(group)
     return groups
 
@@ -112,10 +112,10 @@ def reward_of(verdict: Verdict, response: Response, config: RewardConfig, limit:
 
 def collect(
     policy: Policy, sampler: Sampler, task: Task, position: int, step: int, config: Config
-) -> tuple[list[list[Answer]], int, int]:
+) -> tuple[list[list[GradedResponse]], int, int]:
     """A step's groups, how many were dropped for want of spread, and the new position in the stream of prompts."""
     wanted, options = config.rollout.prompts, config.sampling_options(config.rollout.samples)
-    groups: list[list[Answer]] = []
+    groups: list[list[GradedResponse]] = []
     dropped = 0
     rounds = config.rollout.dynamic_rounds if config.rollout.dynamic else 1
     for _ in range(rounds):
@@ -135,12 +135,12 @@ def collect(
     return groups, dropped, position
 
 
-def has_spread(group: Sequence[Answer]) -> bool:
+def has_spread(group: Sequence[GradedResponse]) -> bool:
     """Whether the rewards of a group differ: without that there is nothing to learn from it."""
     return len({answer.reward for answer in group if not answer.left_out}) > 1
 
 
-def set_apart(groups: list[list[Answer]]) -> tuple[list[list[Answer]], list[Answer]]:
+def set_apart(groups: list[list[GradedResponse]]) -> tuple[list[list[GradedResponse]], list[GradedResponse]]:
     """The groups without the answers that are left out, and these.
 
     A group that is left with one answer goes too: alone it has nothing to be compared with.
@@ -151,7 +151,7 @@ def set_apart(groups: list[list[Answer]]) -> tuple[list[list[Answer]], list[Answ
     return [few for few, fine in zip(kept, whole, strict=True) if few and fine], left_out
 
 
-def arrange(groups: list[list[Answer]], updates: int) -> tuple[list[Answer], list[int]]:
+def arrange(groups: list[list[GradedResponse]], updates: int) -> tuple[list[GradedResponse], list[int]]:
     """Whole groups to each mini-batch, and within one by length, so that parts hold little padding."""
     answers, sizes = [], []
     bounds = [round(len(groups) * k / updates) for k in range(updates + 1)]
@@ -191,7 +191,7 @@ def no_tokens(policy: Policy, objective: Objective) -> TokenBatch:
 
 
 def score_answers(
-    policy: Policy, answers: Sequence[Answer], objective: Objective, reference: Policy | None, config: Config
+    policy: Policy, answers: Sequence[GradedResponse], objective: Objective, reference: Policy | None, config: Config
 ) -> TokenBatch:
     """The token batch of a step: old log-probabilities, entropies, moments, advantages, segments."""
     transcripts = [answer.transcript for answer in answers]
@@ -230,7 +230,7 @@ def score_answers(
 
 
 def with_current(policy: Policy, batch: TokenBatch, transcripts: Sequence[Transcript], config: Config) -> TokenBatch:
-    """The batch as the current policy sees it, for `statistics = "current"`."""
+    """The batch as the current policy sees it, for `token_stats = "current"`."""
     passes = (config.rollout.temperature, config.update.token_budget, config.update.head_chunk)
     now = score(policy, transcripts, *passes)
     return replace(batch, current_logp=now.logp, entropy=now.entropy, sum_p2=now.sum_p2, sum_p2_logp=now.sum_p2_logp)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def light_collections() -> Iterator[Callable[[], None]]:
+def gc_pause() -> Iterator[Callable[[], None]]:
     """What it gives is called after every step; from the first time on, collections look at later objects alone.
 
     Where somebody else has left objects out already, theirs stay out and no more are added.

@@ -19,7 +19,7 @@ from trimtab.rollout import Sampler
 from trimtab.tasks import Task
 from trimtab.train.build import build_policy, build_reference, build_sampler, build_task
 from trimtab.train.experience import Experience, gather_experience, with_current
-from trimtab.train.gc_pause import light_collections
+from trimtab.train.gc_pause import gc_pause
 from trimtab.train.metrics import fault_records, step_metrics
 from trimtab.train.progress import Progress
 from trimtab.train.recording import Recording, Trace
@@ -75,7 +75,7 @@ class Trainer:
     def update(self, experience: Experience, number: int, first: int, last: int) -> UpdateResult:
         """One update on the answers `first` up to `last`, the `number`th of its step."""
         minibatch, transcripts = experience.batch.select(first, last), experience.transcripts[first:last]
-        if self.config.update.statistics == "current":
+        if self.config.update.token_stats == "current":
             try:
                 minibatch = with_current(self.policy, minibatch, transcripts, self.config)
             except NotFiniteError as error:
@@ -132,7 +132,7 @@ def train(run: Run) -> None:
     """A whole run: warm start or resume, steps, evaluations, checkpoints."""
     with run.folder.locked():
         trainer = run.prepare()
-        with closing(run.steps()) as steps, light_collections() as settle:
+        with closing(run.steps()) as steps, gc_pause() as settle:
             for step in steps:
                 trainer.set_learning_rate(step)
                 metrics = trainer.step(run.progress)

@@ -12,7 +12,7 @@ from trimtab.objectives import METRICS as OBJECTIVE_METRICS
 from trimtab.objectives import Objective
 from trimtab.policy import UpdateResult
 from trimtab.rewards import KINDS
-from trimtab.train.experience import Answer, Experience, has_spread, mismatch
+from trimtab.train.experience import Experience, GradedResponse, has_spread, mismatch
 from trimtab.train.token_signals import token_signs
 
 NAMED = 20  # responses named in the record of a fault
@@ -79,7 +79,7 @@ def step_metrics(experience: Experience, results: Sequence[UpdateResult], object
     return metrics
 
 
-def _verdict_shares(answers: Sequence[Answer]) -> dict[str, float]:
+def _verdict_shares(answers: Sequence[GradedResponse]) -> dict[str, float]:
     """How often each kind of verdict was given that is neither right nor wrong."""
     kinds = [answer.verdict.kind for answer in answers]
     others = [kind for kind in KINDS if kind not in ("correct", "wrong")]
@@ -99,9 +99,9 @@ def fault_records(step: int, experience: Experience, results: Sequence[UpdateRes
     return records
 
 
-def by_group(answers: Sequence[Answer]) -> list[list[Answer]]:
+def by_group(answers: Sequence[GradedResponse]) -> list[list[GradedResponse]]:
     """The answers to each prompt."""
-    groups: dict[int, list[Answer]] = {}
+    groups: dict[int, list[GradedResponse]] = {}
     for answer in answers:
         groups.setdefault(answer.group, []).append(answer)
     return list(groups.values())

@@ -15,7 +15,7 @@ from trimtab.objectives import Objective, Plan, TokenBatch, segment_ids, token_b
 from trimtab.policy import Policy, UpdateResult
 from trimtab.record import FOLDER, Manifest, Recorder, Settings, StepData, StepInfo, UpdateInfo, Vocabulary, rewind
 from trimtab.tasks import stream_seed
-from trimtab.train.experience import Answer, Experience
+from trimtab.train.experience import Experience, GradedResponse
 from trimtab.train.run_folder import RunFolder
 
 BATCH_COLUMNS = (
@@ -120,7 +120,7 @@ def start_recording(
 
 def objective_options(config: Config) -> dict[str, Any]:
     """The table that builds the run's objective again."""
-    current = {"statistics": "current"} if config.update.statistics == "current" else {}
+    current = {"token_stats": "current"} if config.update.token_stats == "current" else {}
     return {**current, **config.objective}
 
 
@@ -149,7 +149,7 @@ def observed_entropy(batch: TokenBatch) -> float | None:
     return float(batch.entropy.sum(dtype=torch.float64)) / batch.tokens
 
 
-def choose(answers: Sequence[Answer], share: float) -> list[bool]:
+def choose(answers: Sequence[GradedResponse], share: float) -> list[bool]:
     """Which answers are recorded: whole groups, by their numbers alone, at least one of them."""
     if share >= 1:
         return [True] * len(answers)
@@ -190,7 +190,7 @@ def plan_columns(plan: Plan, parts: Sequence[int]) -> dict[str, Tensor | None]:
 
 
 def step_data(
-    step: int, answers: Sequence[Answer], held: Sequence[Held], chosen: Sequence[bool], words: Vocabulary
+    step: int, answers: Sequence[GradedResponse], held: Sequence[Held], chosen: Sequence[bool], words: Vocabulary
 ) -> StepData:
     """The record of a step: of its answers those that are chosen and were planned over."""
     tables, updates, kept = [], [], []
@@ -225,7 +225,11 @@ def update_table(update: Held, chosen: Sequence[bool], words: Vocabulary) -> Col
 
 
 def response_table(
-    step: int, answers: Sequence[Answer], kept: Sequence[tuple[int, int]], lengths: Sequence[int], words: Vocabulary
+    step: int,
+    answers: Sequence[GradedResponse],
+    kept: Sequence[tuple[int, int]],
+    lengths: Sequence[int],
+    words: Vocabulary,
 ) -> Columns:
     """The table of responses; a prompt's text is made once for its group."""
     mine = [answers[n] for _, n in kept]
@@ -247,7 +251,7 @@ def response_table(
     }
 
 
-def _first(answers: Sequence[Answer]) -> list[Answer]:
+def _first(answers: Sequence[GradedResponse]) -> list[GradedResponse]:
     """One answer of each group."""
     return list({answer.group: answer for answer in answers}.values())
 

@@ -30,7 +30,7 @@ from trimtab.train.loop import Trainer, build_trainer
 from trimtab.train.progress import Progress
 from trimtab.train.recording import start_recording
 from trimtab.train.reporter import Reporter
-from trimtab.train.run_folder import RunFolder, course
+from trimtab.train.run_folder import RunFolder, config_fingerprint
 from trimtab.train.sinks import Sinks
 from trimtab.train.warm_start import load_parameters, parameters, warm_start
 
@@ -156,8 +156,8 @@ class Run:
         state = {
             "progress": self.progress.state(),
             "objective": self.trainer.objective.state_dict(),
-            "course": course(self.config),
-            "circumstances": self._circumstances(),
+            "config_fingerprint": config_fingerprint(self.config),
+            "environment": self._environment(),
         }
         if self.trainer.recording is not None:
             self.trainer.recording.flush()
@@ -197,8 +197,8 @@ class Run:
         self._load_reference()
         self.folder.rewind(self.progress.step)
         self.reporter.message(f"resumed from step {saved.step} ({saved.path})")
-        then = saved.state["circumstances"]
-        for name, now in self._circumstances().items():
+        then = saved.state["environment"]
+        for name, now in self._environment().items():
             if then.get(name) != now:
                 self.reporter.message(
                     f"warning: {name} was {then.get(name)} and is {now}: results may differ in the last bits"
@@ -206,8 +206,8 @@ class Run:
 
     def _restore(self, saved: checkpoints.Checkpoint) -> None:
         with checkpoints.fitting(saved):
-            now = course(self.config)
-            other = [key for key, value in saved.state["course"].items() if now.get(key, value) != value]
+            now = config_fingerprint(self.config)
+            other = [key for key, value in saved.state["config_fingerprint"].items() if now.get(key, value) != value]
             if other:
                 raise ValueError(f"it is of a run with another {', '.join(other)}")
             load_parameters(self.trainer.policy, saved.tensors["model"])
@@ -215,7 +215,7 @@ class Run:
             self.trainer.objective.load_state_dict(saved.state["objective"])
             self.progress.restore(saved.state["progress"])
             sensible = self.progress.step == saved.step and min(self.progress.state().values()) >= 0
-            if not sensible or not isinstance(saved.state["circumstances"], dict):
+            if not sensible or not isinstance(saved.state["environment"], dict):
                 raise ValueError("its state makes no sense")
 
     def _keep_reference(self) -> None:
@@ -230,7 +230,7 @@ class Run:
         if self.config.model.reference == "start" and reference is not None:
             load_parameters(reference, checkpoints.read(self.folder.reference / "step-00000000").tensors["model"])
 
-    def _circumstances(self) -> dict[str, Any]:
+    def _environment(self) -> dict[str, Any]:
         """What results depend on in their last bits."""
         return {"threads": torch.get_num_threads(), "device": self.trainer.policy.device.type, **versions()}
 

@@ -95,7 +95,7 @@ class RunFolder:
         """Go on with a run; a recipe that would change its course is refused."""
         if not (self.path / "config.toml").exists():
             raise ValueError(f"{self.path} holds no run to resume")
-        before, now = course(load(self.path / "config.toml")), course(config)
+        before, now = config_fingerprint(load(self.path / "config.toml")), config_fingerprint(config)
         changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
         if changed:
             lines = [f"  {key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed]
@@ -155,7 +155,7 @@ def resolved_toml(config: Config) -> str:
     return tomli_w.dumps(config.model_dump(exclude_none=True))
 
 
-def course(config: Config) -> dict[str, Any]:
+def config_fingerprint(config: Config) -> dict[str, Any]:
     """What shapes the course of a run, key by key; two runs that agree in it are the same run."""
     table: dict[str, Any] = {}
     for section, values in config.model_dump(mode="json").items():

@@ -94,7 +94,7 @@ def log_ratio_slope(token: Token) -> float:
 
 
 def segments(response: Response) -> list[list[Token]]:
-    """Runs of equal segment ids."""
+    """Spans of equal segment ids."""
     found: list[list[Token]] = []
     for token in response:
         if found and found[-1][-1].segment == token.segment:

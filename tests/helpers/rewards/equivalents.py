@@ -104,6 +104,11 @@ SAYINGS: dict[str, tuple[str, ...]] = {
         "B looks right at first, but is not.\n\n$\\boxed{%s}$",
         "Answer: %s",
     ),
-    "answer lines": ("We compute.\n\nAnswer: %s", "Answer: $%s$", "Some steps, 1, 2, 3.\nAnswer: %s\n", "Answer: %s."),
+    "answer lines": (
+        "We compute.\n\nAnswer: %s",
+        "Answer: $%s$",
+        "Some steps, 1, 2, 3.\nAnswer: %s\n",
+        "Answer: %s.",
+    ),
     "numbers in text": ("First 3, then 5. The answer is %s.", "#### %s", "12 + 3 is 15, so it is %s", "%s"),
 }

@@ -23,7 +23,7 @@ from trimtab.record import FOLDER, Manifest, Recorder, Settings, StepData, Updat
 from trimtab.rewards import Verdict
 from trimtab.rollout import Response
 from trimtab.tasks import Problem
-from trimtab.train import Answer, Held, RunFolder, Trace, hold, step_data, versions, vocabulary
+from trimtab.train import GradedResponse, Held, RunFolder, Trace, hold, step_data, versions, vocabulary
 
 Gather = Callable[[list[Any]], list[Any]]
 
@@ -44,7 +44,7 @@ class Share:
 
     columns: dict[str, Tensor]
     parts: list[int]
-    answers: list[Answer]
+    answers: list[GradedResponse]
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Recording:
     _open: tuple[int, TokenBatch, Plan, Sequence[Table]] | None = None
     _entropy: tuple[float, int] = (0.0, 0)
     _held: list[Held] = field(default_factory=list)
-    _answers: list[Answer] = field(default_factory=list)
+    _answers: list[GradedResponse] = field(default_factory=list)
     _metrics: list[Mapping[str, float]] = field(default_factory=list)
 
     def begin_step(self, step: int, tables: Sequence[Table]) -> None:
@@ -133,7 +133,7 @@ class Recording:
 
         self.recorder.write(step, build)
 
-    def _table_answers(self, step: int, table: Table) -> list[Answer]:
+    def _table_answers(self, step: int, table: Table) -> list[GradedResponse]:
         """The responses of a micro-batch; their tokens are those that are trained on."""
         mask, read = trained(table), table["prompt_mask"].bool()
         answers = []
@@ -142,7 +142,7 @@ class Recording:
             finished = bool(tokens) and tokens[-1] in self.layout.ends
             group = (step - 1) * self.layout.prompts + row // self.layout.samples
             answers.append(
-                Answer(
+                GradedResponse(
                     problem=Problem((), "", "", "trl"),
                     prompt=table["prompt_ids"][n][read[n]].tolist(),
                     response=Response(tokens, [], finished, group, row % self.layout.samples),

@@ -155,7 +155,7 @@ def part_plan(objective: Objective, data: Mapping[str, Any], where: Sampled) -> 
         clip_low=or_else("clip_low", objective.surrogate.clip_low),
         clip_high=or_else("clip_high", objective.surrogate.clip_high),
         reason=torch.zeros_like(batch.sequence, dtype=torch.int16),
-        runs=objective.ratio.runs(batch),
+        spans=objective.ratio.spans(batch),
         penalty=column.get("penalty"),
         ref_logp=batch.ref_logp,
         offsets=batch.offsets,

@@ -162,7 +162,7 @@ def _field_faults(config: Any, objective: Objective) -> list[str]:
         )
     if "current_logp" in needs:
         faults.append(
-            "statistics=current would need a pass before every update; verl runs all updates of a step in one call: "
+            "token_stats=current would need a pass before every update; verl runs all updates of a step in one call: "
             "leave it out (for the first update of a step both are the same)"
         )
     if objective.scope == "micro":

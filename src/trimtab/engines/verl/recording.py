@@ -24,7 +24,7 @@ from trimtab.record import FOLDER, Manifest, Recorder, Settings, StepData, Vocab
 from trimtab.rewards import Verdict
 from trimtab.rollout import Response
 from trimtab.tasks import Problem
-from trimtab.train import Answer, Trace, choose, hold, observed_entropy, step_data, vocabulary_of
+from trimtab.train import GradedResponse, Trace, choose, hold, observed_entropy, step_data, vocabulary_of
 
 FIELDS = ("uid", "prompts", "rm_scores", "reward_model", "data_source")  # of verl's data, per response
 
@@ -80,7 +80,7 @@ def start_recording(options: Options, objective: Objective, tokenizer: Any, step
     return Recording(recorder, words, int(tokenizer.eos_token_id), options.record_share)
 
 
-def answers_of(planned: PlannedStep, data: Mapping[str, Any], end_token: int) -> list[Answer]:
+def answers_of(planned: PlannedStep, data: Mapping[str, Any], end_token: int) -> list[GradedResponse]:
     """The responses in the order of the plans, each with what verl knows of it."""
     assert planned.tokens.token is not None
     ids = planned.tokens.token.tolist()
@@ -97,7 +97,7 @@ def answers_of(planned: PlannedStep, data: Mapping[str, Any], end_token: int) ->
         reward = float(scores[row].sum())
         truth = truths[row].get("ground_truth") if isinstance(truths[row], Mapping) else None
         answers.append(
-            Answer(
+            GradedResponse(
                 problem=Problem((), "" if truth is None else str(truth), "verl", str(sources[row])),
                 prompt=prompts[row].tolist(),
                 response=Response(tokens, [], tokens[-1:] == [end_token], sample=sample),

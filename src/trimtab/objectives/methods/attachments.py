@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from trimtab.objectives.methods.registry import attachment
-from trimtab.objectives.plan_builder import Rule
+from trimtab.objectives.plan_builder import TokenRule
 from trimtab.objectives.rules import corrections, penalties, weights
 from trimtab.objectives.rules.controllers import EntropyGate
 from trimtab.objectives.rules.penalties import Penalty
@@ -20,7 +20,7 @@ def s2t(
     population: Literal["candidates", "all"] = "candidates",
     mask: Literal["spurious", "rare", "uncertain", "random"] = "spurious",
     seed: int = 0,
-) -> Rule:
+) -> TokenRule:
     """Silence spurious tokens (rare, confident, rewarded) and renormalise over the rest.
 
     The quantile is taken over the rare tokens of rewarded responses, as in version 4 of the paper. Earlier versions
@@ -42,7 +42,7 @@ def stare(
     p_threshold: float = 0.1,
     adaptive: bool = False,
     rate: float = 0.01,
-) -> Rule:
+) -> TokenRule:
     """Reweight the tokens that decide the entropy, behind a gate that closes once the entropy is on target.
 
     Call `observe` with every rollout batch: the gate looks there. The authors' code takes the quantile per micro-batch
@@ -53,7 +53,7 @@ def stare(
 
 
 @attachment("top_entropy", paper="2506.01939")
-def top_entropy(share: float = 0.2, renormalize: bool = False) -> Rule:
+def top_entropy(share: float = 0.2, renormalize: bool = False) -> TokenRule:
     """Train on the tokens with the highest entropy alone.
 
     The denominator is all tokens; renormalize=true makes it the kept ones, as some trainers do.
@@ -62,19 +62,19 @@ def top_entropy(share: float = 0.2, renormalize: bool = False) -> Rule:
 
 
 @attachment("tis")
-def tis(cap: float = 2.0) -> Rule:
+def tis(cap: float = 2.0) -> TokenRule:
     """Truncated importance sampling: weight every token by p_old / p_sampler, capped."""
     return corrections.truncated(cap)
 
 
 @attachment("icepop")
-def icepop(low: float = 0.5, high: float = 5.0, renormalize: bool = False) -> Rule:
+def icepop(low: float = 0.5, high: float = 5.0, renormalize: bool = False) -> TokenRule:
     """Weight tokens by p_old / p_sampler and drop those outside a band."""
     return corrections.banded(low, high, renormalize)
 
 
 @attachment("mis")
-def mis(low: float = 0.5, high: float = 2.0, geometric: bool = False, renormalize: bool = False) -> Rule:
+def mis(low: float = 0.5, high: float = 2.0, geometric: bool = False, renormalize: bool = False) -> TokenRule:
     """Masked importance sampling: drop responses whose p_old / p_sampler leaves a band.
 
     A response's ratio is the product over its tokens; kept responses keep weight 1 (add tis to weight their tokens).

@@ -11,15 +11,15 @@ from typing import Any, Literal
 import trimtab.objectives.methods.catalog  # noqa: F401  (fills the registry)
 from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, Entry, check_option, unknown
 from trimtab.objectives.normalizers import AGGREGATIONS
-from trimtab.objectives.objective import Objective, Scope, Statistics
-from trimtab.objectives.plan_builder import Rule
+from trimtab.objectives.objective import Objective, Scope, TokenStats
+from trimtab.objectives.plan_builder import TokenRule
 from trimtab.objectives.rules.penalties import Penalty
 
 # Options that every method takes.
 COMMON: dict[str, Any] = {
     "aggregation": Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"],
     "scope": Scope,
-    "statistics": Statistics,
+    "token_stats": TokenStats,
 }
 
 _TERM = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\((?P<options>[^()]*)\))?\s*")
@@ -30,7 +30,7 @@ def objective(name: str, **options: Any) -> Objective:
 
     `name` is a method, and after `+` what attaches to it, each with options in brackets if need be. Keyword options go
     to the method or attachment that has them; an attachment's name as a keyword attaches it (`True`, a mapping of its
-    options, or the value of its first option). `aggregation`, `scope` and `statistics` suit every method.
+    options, or the value of its first option). `aggregation`, `scope` and `token_stats` suit every method.
     """
     (base, base_options), *attached = _terms(name)
     if base not in METHODS:
@@ -118,20 +118,20 @@ def _hand_out(name: str, options: Mapping[str, Any], parts: list[tuple[Entry, di
         owners[0][key] = value
 
 
-def _build(entry: Entry, options: dict[str, Any]) -> Objective | Rule | Penalty:
+def _build(entry: Entry, options: dict[str, Any]) -> Objective | TokenRule | Penalty:
     for key in options:
         if key not in entry.options:
             raise unknown(f"option of {entry.name}", key, entry.options)
-    built: Objective | Rule | Penalty = entry.build(**entry.checked(options))
+    built: Objective | TokenRule | Penalty = entry.build(**entry.checked(options))
     return built
 
 
-def _join(built: list[Objective | Rule | Penalty], entries: list[Entry], common: dict[str, Any]) -> Objective:
+def _join(built: list[Objective | TokenRule | Penalty], entries: list[Entry], common: dict[str, Any]) -> Objective:
     base = built[0]
     assert isinstance(base, Objective)
     rules, penalties = list(base.rules), list(base.penalties)
     for part in built[1:]:
-        held = rules if isinstance(part, Rule) else penalties
+        held = rules if isinstance(part, TokenRule) else penalties
         if any(part.name == other.name for other in held):
             raise ValueError(
                 f"{part.name!r} is in {entries[0].name!r} already: attach it once, with the options you mean"

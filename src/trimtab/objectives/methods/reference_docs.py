@@ -44,7 +44,7 @@ def describe(name: str) -> str:
         return "\n\n".join(pages)
     if name in ATTACHMENTS:
         part = ATTACHMENTS[name].build()
-        return _page(ATTACHMENTS[name], f"{name}: {part.says}") + f"\n\nAttaches to any method: `dapo + {name}`."
+        return _page(ATTACHMENTS[name], f"{name}: {part.formula}") + f"\n\nAttaches to any method: `dapo + {name}`."
     if "+" in name or "(" in name:
         return f"```\n{objective(name).explain()}\n```"
     raise unknown("method", name, {*METHODS, *ATTACHMENTS})
@@ -65,7 +65,7 @@ def handbook() -> str:
 
 
 def _common_defaults() -> dict[str, Any]:
-    return {"aggregation": "the method's own", "scope": Objective.scope, "statistics": Objective.statistics}
+    return {"aggregation": "the method's own", "scope": Objective.scope, "token_stats": Objective.token_stats}
 
 
 def _page(entry: Entry, formula: str) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from trimtab.objectives.objective import Objective
-from trimtab.objectives.plan_builder import Rule
+from trimtab.objectives.plan_builder import TokenRule
 from trimtab.objectives.rules.penalties import Penalty
 
 
@@ -59,7 +59,7 @@ OPTIONS: dict[str, Option] = {
     "scope": Option("what quantiles and normalisers are taken over; micro reproduces trainers that do it per part"),
     "seed": Option("seed of the random choice"),
     "share": Option("the share of tokens that is chosen", 0, 1),
-    "statistics": Option("judge tokens by the old or the current policy; none: the current one where it is given"),
+    "token_stats": Option("judge tokens by the old or the current policy; none: the current one where it is given"),
     "target": Option("the token-mean entropy (nats) at which the gate closes", 0),
     "tau_negative": Option("steepness of the soft gate where A < 0", 1e-6),
     "tau_p": Option("a token with a lower probability is rare", 0, 1),
@@ -90,7 +90,7 @@ class Entry:
 
 
 Builder = TypeVar("Builder", bound=Callable[..., Objective])
-Part = TypeVar("Part", bound=Callable[..., Rule | Penalty])
+Part = TypeVar("Part", bound=Callable[..., TokenRule | Penalty])
 
 METHODS: dict[str, Entry] = {}
 ATTACHMENTS: dict[str, Entry] = {}
@@ -107,7 +107,7 @@ def method(paper: str = "") -> Callable[[Builder], Builder]:
 
 
 def attachment(name: str, paper: str = "") -> Callable[[Part], Part]:
-    """Register a function that builds a `Rule` or `Penalty` which any method can carry."""
+    """Register a function that builds a `TokenRule` or `Penalty` which any method can carry."""
 
     def register(build: Part) -> Part:
         ATTACHMENTS[name] = _entry(build, paper, name)

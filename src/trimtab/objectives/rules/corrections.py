@@ -4,54 +4,58 @@ from __future__ import annotations
 
 import torch
 
-from trimtab.objectives.plan_builder import Draft, Rule
+from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
 from trimtab.objectives.ratios import LOG_RATIO_LIMIT, log_ratio
 from trimtab.objectives.reasons import Reason
 
 SAMPLER = frozenset({"sampler_logp"})
 
 
-def _mismatch(draft: Draft) -> torch.Tensor:
-    assert draft.batch.sampler_logp is not None
-    return log_ratio(draft.batch.old_logp, draft.batch.sampler_logp)
+def _mismatch(builder: PlanBuilder) -> torch.Tensor:
+    assert builder.batch.sampler_logp is not None
+    return log_ratio(builder.batch.old_logp, builder.batch.sampler_logp)
 
 
-def truncated(cap: float) -> Rule:
+def truncated(cap: float) -> TokenRule:
     """TIS: every token is weighted by `min(w, cap)`."""
 
-    def apply(draft: Draft) -> None:
-        w = _mismatch(draft).exp()
-        draft.weight = draft.weight * w.clamp(max=cap)
-        draft.mark_all(w != 1, Reason.CORRECTED)
-        draft.metrics["correction/weight_mean"] = w.sum() / max(draft.batch.tokens, 1)
+    def apply(builder: PlanBuilder) -> None:
+        w = _mismatch(builder).exp()
+        builder.weight = builder.weight * w.clamp(max=cap)
+        builder.mark_all(w != 1, Reason.CORRECTED)
+        builder.metrics["correction/weight_mean"] = w.sum() / max(builder.batch.tokens, 1)
 
-    return Rule("tis", f"weight min(w, {cap:g}), w = p_old / p_sampler", apply, SAMPLER)
+    return TokenRule("tis", f"weight min(w, {cap:g}), w = p_old / p_sampler", apply, SAMPLER)
 
 
-def banded(low: float, high: float, renormalize: bool) -> Rule:
+def banded(low: float, high: float, renormalize: bool) -> TokenRule:
     """IcePop: tokens are weighted by `w`, and dropped where it leaves the band."""
 
-    def apply(draft: Draft) -> None:
-        w = _mismatch(draft).exp()
-        draft.weight = draft.weight * w
-        draft.mark_all(w != 1, Reason.CORRECTED)
+    def apply(builder: PlanBuilder) -> None:
+        w = _mismatch(builder).exp()
+        builder.weight = builder.weight * w
+        builder.mark_all(w != 1, Reason.CORRECTED)
         outside = ((w < low) | (w > high)).nonzero().squeeze(1)
-        (draft.silence if renormalize else draft.drop)(outside, Reason.DROPPED)
-        draft.metrics["correction/weight_mean"] = w.sum() / max(draft.batch.tokens, 1)
+        (builder.silence if renormalize else builder.drop)(outside, Reason.DROPPED)
+        builder.metrics["correction/weight_mean"] = w.sum() / max(builder.batch.tokens, 1)
 
-    return Rule("icepop", f"weight w where {low:g} <= w <= {high:g}, else 0; w = p_old / p_sampler", apply, SAMPLER)
+    return TokenRule(
+        "icepop", f"weight w where {low:g} <= w <= {high:g}, else 0; w = p_old / p_sampler", apply, SAMPLER
+    )
 
 
-def drop_responses(low: float, high: float, geometric: bool, renormalize: bool) -> Rule:
+def drop_responses(low: float, high: float, geometric: bool, renormalize: bool) -> TokenRule:
     """MIS: whole responses are dropped where their ratio leaves the band."""
 
-    def apply(draft: Draft) -> None:
-        responses = draft.batch.response_runs
-        mean = responses.mean(_mismatch(draft))
+    def apply(builder: PlanBuilder) -> None:
+        responses = builder.batch.response_spans
+        mean = responses.mean(_mismatch(builder))
         log_w = mean if geometric else mean * responses.size
         w = log_w.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
         outside = responses.spread((w < low) | (w > high)).nonzero().squeeze(1)
-        (draft.silence if renormalize else draft.drop)(outside, Reason.DROPPED)
+        (builder.silence if renormalize else builder.drop)(outside, Reason.DROPPED)
 
     what = "geometric mean" if geometric else "product"
-    return Rule("mis", f"responses dropped unless {low:g} <= {what} of p_old / p_sampler <= {high:g}", apply, SAMPLER)
+    return TokenRule(
+        "mis", f"responses dropped unless {low:g} <= {what} of p_old / p_sampler <= {high:g}", apply, SAMPLER
+    )

@@ -20,7 +20,7 @@ class Penalty:
     """A penalty and the sentence that states it."""
 
     name: str
-    says: str
+    formula: str
     terms: Callable[[Tensor, Plan], Tensor]
     needs: frozenset[str] = frozenset()
 

@@ -38,7 +38,7 @@ def _capped(z, cap, HAS_CAP: tl.constexpr):
     return z
 
 
-def own_logits(hidden: Tensor, weight: Tensor, token: Tensor) -> Tensor:
+def target_logits(hidden: Tensor, weight: Tensor, token: Tensor) -> Tensor:
     """The logit of each row's token, without bias, in fp32."""
     rows, width = hidden.shape
     out = torch.empty(rows, device=hidden.device)

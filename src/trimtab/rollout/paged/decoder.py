@@ -21,7 +21,7 @@ ROTARY = ("default", "linear", "llama3", "yarn")  # those whose angles do not de
 SMALLEST_HEAD, LARGEST_HEAD = 32, 256
 
 
-def why_not(model: Any) -> str | None:
+def unsupported_reason(model: Any) -> str | None:
     """What about a model this decoder cannot do; None where it can."""
     config = causal_lm(model).config
     if config.model_type not in FAMILIES:
@@ -75,7 +75,7 @@ class Decoder:
     """The weights of a policy, laid out for decoding."""
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
-        reason = why_not(model)
+        reason = unsupported_reason(model)
         if reason is not None:
             raise ValueError(f"this sampler cannot run {type(causal_lm(model)).__name__}: {reason}")
         self.model, self.dtype = model, dtype
