@@ -96,7 +96,7 @@ def fault_row(name: str, runs: Sequence[Seen]) -> dict[str, Any]:
     firsts = [min(run.rung)[1] for run in runs if run.rung]
     return {
         "fault": name,
-        "says": SCENARIOS[name].says,
+        "says": SCENARIOS[name].formula,
         "runs": len(runs),
         "collapsed": len(collapses),
         "collapse_step": _median([run.collapse for run in collapses if run.collapse is not None]),

@@ -157,8 +157,8 @@ def test_none_is_an_options_value_and_survives_the_runs_folder(none: str | None)
     config = parse({"objective": {"name": "dapo", "dual_clip": none}})
     again = parse(tomllib.loads(resolved_toml(config)))
     assert again == config
-    assert "10" not in again.build_objective().surrogate.says
-    assert "10" in parse({"objective": "dapo"}).build_objective().surrogate.says
+    assert "10" not in again.build_objective().surrogate.formula
+    assert "10" in parse({"objective": "dapo"}).build_objective().surrogate.formula
 
 
 def test_current_statistics_are_told_to_the_objective() -> None:

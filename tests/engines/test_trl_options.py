@@ -106,7 +106,7 @@ def test_an_objective_is_a_name_or_a_table(tmp_path: Path) -> None:
     args = trl_runs.config(tmp_path, objective=table)
     trainer = trl_runs.trainer(trl_runs.demo_model(0), args)
     assert "p < 0.1" in trainer.objective.explain()
-    assert "min(" not in trainer.objective.surrogate.says or "10" not in trainer.objective.surrogate.says
+    assert "min(" not in trainer.objective.surrogate.formula or "10" not in trainer.objective.surrogate.says
 
 
 def test_a_table_can_come_from_the_command_line(tmp_path: Path) -> None:

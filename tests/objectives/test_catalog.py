@@ -57,7 +57,7 @@ def test_explanations_carry_the_numbers(name: str) -> None:
     text = objective.explain()
     assert objective.name in text
     for rule in objective.rules:
-        assert rule.says in text
+        assert rule.formula in text
     assert all(field in text for field in objective.needs)
 
 
