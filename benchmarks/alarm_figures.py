@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any
 
 from alarm_suite import MEANT, SCENARIOS, TUNING
-
 from trimtab.insight.alarms import KINDS, read_metrics, replay_run
 from trimtab.policy.demo_model import CHARACTERS
 

@@ -25,9 +25,9 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from stopwatch import about, save
 
 import trimtab.policy.models
+from stopwatch import about, save
 from trimtab.config.recipe import Config, parse
 from trimtab.memory.estimate import forecast
 from trimtab.memory.model_shape import SMOLLM2

@@ -20,8 +20,8 @@ from statistics import median
 from typing import Any
 
 import torch
-from stopwatch import about, save, seconds_of, settle, spread
 
+from stopwatch import about, save, seconds_of, settle, spread
 from trimtab.config.recipe import Config, build_objective, load
 from trimtab.policy.models import pick_device
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions

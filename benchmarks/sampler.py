@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from stopwatch import about, forget, save, seconds_of
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PretrainedConfig, Qwen3Config
 
+from stopwatch import about, forget, save, seconds_of
 from trimtab.memory.model_shape import SMOLLM2
 from trimtab.policy import Policy, Transcript, load_policy, score
 from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, Sampler, SamplingOptions

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gpu_tables
 import pytest
+
+import gpu_tables
 
 ABOUT = {"machine": "a GPU", "date": "2026-01-02", "versions": {"python": "3.12", "torch": "2.11"}}
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import gpu_tables
-
 from trimtab.config.reference_docs import recipes_page
 from trimtab.insight.alarms import KINDS, reasons
 from trimtab.objectives.methods.reference_docs import handbook

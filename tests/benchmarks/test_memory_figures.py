@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import memory
 import pytest
 import torch
+
+import memory
 from memory import Meter
 
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import pytest
+import torch
+
 import mfu
 import overhead
-import pytest
 import step
 import stopwatch
-import torch
 from stopwatch import REST, Stopwatch
-
 from trimtab.config.recipe import load
 from trimtab.rollout import NativeSampler, PromptTokens, SamplingOptions
 from trimtab.train import experience

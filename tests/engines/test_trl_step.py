@@ -10,8 +10,9 @@ import pytest
 
 pytest.importorskip("trl")
 
-import step
 import torch
+
+import step
 
 
 def test_the_step_script_runs_its_peer(tmp_path: Path) -> None:
