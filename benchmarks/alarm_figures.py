@@ -95,7 +95,7 @@ def fault_row(name: str, runs: Sequence[Seen]) -> dict[str, Any]:
     firsts = [min(run.rung)[1] for run in runs if run.rung]
     return {
         "fault": name,
-        "says": SCENARIOS[name].formula,
+        "says": SCENARIOS[name].says,
         "runs": len(runs),
         "collapsed": len(collapses),
         "collapse_step": _median([run.collapse for run in collapses if run.collapse is not None]),
