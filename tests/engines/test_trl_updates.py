@@ -25,7 +25,7 @@ from trimtab.policy import Policy, Transcript, UpdateOptions, update
 from trimtab.policy.demo_model import demo_tokenizer
 from trimtab.train.experience import segment_ids
 
-TESTS = Path(__file__).parents[1]
+SUPPORT = Path(__file__).parents[1] / "support"
 OBJECTIVES = ("stapo(tau_p=0.2)", "stare(adaptive=true, target=2)", "sspo + s2t(tau_p=0.2) + tis")
 STEPS = 4
 # Plain gradient descent: Adam divides by the size of a gradient, and so makes noise of a gradient that is rounding.
@@ -52,11 +52,11 @@ def launch(orders: list[dict[str, Any]], folder: Path, processes: int) -> int:
     """Run orders in processes of their own; the exit status."""
     path = folder / "orders.json"
     path.write_text(json.dumps(orders))
-    command = [sys.executable, str(TESTS / "helpers" / "engines" / "trl_worker.py"), str(path)]
+    command = [sys.executable, str(SUPPORT / "helpers" / "engines" / "trl_worker.py"), str(path)]
     if processes > 1:
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         command[1:1] = torchrun
-    there = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    there = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": there, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode > 0:

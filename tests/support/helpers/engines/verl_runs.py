@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-TESTS = Path(__file__).parents[2]
+SUPPORT = Path(__file__).parents[2]
 CHARACTERS = "0123456789+-*= .,"
 SPECIAL = ("<|endoftext|>", "<|im_end|>", "<|im_start|>")  # the names that verl looks for in a Qwen's tokenizer
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -133,7 +133,7 @@ def environment(folder: Path) -> dict[str, str]:
     """What makes verl use the CPU, in every process of the run."""
     return {
         **os.environ,
-        "PYTHONPATH": str(TESTS),
+        "PYTHONPATH": str(SUPPORT),
         "PYTHONWARNINGS": "ignore",
         "VERL_PLATFORM": "cpu",
         "VERL_USE_EXTERNAL_MODULES": "helpers.engines.verl_cpu",
