@@ -1,7 +1,7 @@
-"""Named moments at which a test can make the process die.
+"""Named points in the code at which a test can kill the process.
 
-`TRIMTAB_FAILPOINT="checkpoint.rename:2"` kills the process (as `kill -9` would) the second time it passes that point.
-Without the variable every point is a look-up and nothing more.
+`TRIMTAB_FAILPOINT="checkpoint.rename:2"` kills the process (as `kill -9` would) the second time it reaches that point.
+Without the variable a failpoint costs one look-up in the environment.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ import os
 import signal
 from collections import Counter
 
-_SEEN: Counter[str] = Counter()
+_REACHED: Counter[str] = Counter()
 
 
 def failpoint(name: str) -> None:
-    """Pass a named moment; die here if that is asked for."""
+    """Kill the process if this passage of the named point is the one in `TRIMTAB_FAILPOINT`."""
     if due(name):
         die()
 
 
 def due(name: str) -> bool:
-    """Whether the process is to die at this passing of a moment, for moments with something left to do first."""
+    """Count a passage of the named point; return whether to die, for callers that leave something half-done first."""
     wanted = os.environ.get("TRIMTAB_FAILPOINT")
     if not wanted:
         return False
-    _SEEN[name] += 1
+    _REACHED[name] += 1
     target, _, count = wanted.partition(":")
-    return target == name and _SEEN[name] == int(count)
+    return target == name and _REACHED[name] == int(count)
 
 
 def die() -> None:
-    """As `kill -9` would have it: nothing is flushed, closed or said."""
+    """Kill this process with SIGKILL: nothing is flushed, closed or printed."""
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,63 +1,176 @@
-"""Small file operations that several packages need: atomic writes, locked folders, JSON lines."""
+"""File operations that every package shares: atomic writes of files and folders, JSON lines, locked folders.
+
+Whatever is being written has a name that starts with `.writing-`, beside its final name. A killed process leaves no
+more than that behind.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
+import mmap
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from trimtab import failpoints
 
-
-def write_atomically(path: Path, data: str | bytes | memoryview) -> None:
-    """Write a file so that a reader, or a killed process, finds all of the data or what was there before."""
-    temporary = path.with_name(f".{path.name}.writing")
-    with temporary.open("wb") as file:
-        file.write(data.encode() if isinstance(data, str) else data)
-        file.flush()
-        os.fsync(file.fileno())
-    failpoints.failpoint("file.written")
-    temporary.replace(path)
+WRITING = ".writing-"  # the prefix of unfinished files and folders
 
 
-def append_json_line(path: Path, row: Mapping[str, Any]) -> None:
-    """Append one line of JSON; on a full disk the file stays as it was."""
-    line = json.dumps(row, sort_keys=True, allow_nan=False) + "\n"
+def write_atomically(path: Path, data: str | bytes | memoryview | Iterable[str]) -> None:
+    """Write a file so that a reader finds all of the data or what was there before, even after a power cut."""
+    temporary = path.with_name(f"{WRITING}{path.name}")
+    pieces = [data] if isinstance(data, str | bytes | memoryview) else data
+    try:
+        with temporary.open("wb") as file:
+            for piece in pieces:
+                file.write(piece.encode() if isinstance(piece, str) else piece)
+            file.flush()
+            os.fsync(file.fileno())
+        failpoints.failpoint("file.written")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(final: Path, *, durable: bool = False) -> Iterator[Path]:
+    """Yield an empty folder to fill; when the block ends, it replaces `final`. After an error nothing is left of it.
+
+    A block that removes the folder leaves `final` as it is. With `durable` the files survive a power cut as well.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(final.parent)
+    # Several processes may share the parent (the cache of warm starts), so each has its own temporary name.
+    temporary = final.with_name(f"{WRITING}{final.name}-{os.getpid()}")
+    temporary.mkdir()
+    try:
+        yield temporary
+        if not temporary.exists():
+            return
+        if durable:
+            for path in (*temporary.iterdir(), temporary):
+                sync(path)
+        if final.exists():
+            remove_folder(final)
+        failpoints.failpoint("folder.rename")
+        temporary.rename(final)
+        if durable:
+            sync(final.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder so that a reader finds all of it or nothing."""
+    gone = path.with_name(f"{WRITING}gone-{path.name}-{os.getpid()}")
+    shutil.rmtree(gone, ignore_errors=True)
+    path.rename(gone)
+    shutil.rmtree(gone)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the folders that killed processes left half-written; those of processes still alive stay."""
+    for path in folder.glob(f"{WRITING}*-*"):
+        process = path.name.rpartition("-")[2]
+        if process.isdecimal() and (int(process) == os.getpid() or not _alive(int(process))):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a JSON-lines file atomically."""
+    write_atomically(path, map(_json_line, rows))
+
+
+def append_json_lines(path: Path, *rows: Mapping[str, Any], durable: bool = False) -> None:
+    """Append lines of JSON; on a full disk the file stays as it was. With `durable` wait until they are on the disk."""
+    data = "".join(map(_json_line, rows)).encode()
     end = path.stat().st_size if path.exists() else 0
     try:
-        with path.open("a", encoding="utf-8") as file:
+        with path.open("ab") as file:
             if failpoints.due("line.torn"):
-                file.write(line[: len(line) // 2])
+                file.write(data[: len(data) // 2])
                 file.flush()
                 failpoints.die()
-            file.write(line)
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
     except OSError:
         os.truncate(path, end)
         raise
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read every whole line of a JSON-lines file; a file that does not exist has none.
+def cut_torn_line(path: Path) -> None:
+    """Remove what follows the last newline: a killed process leaves its last line cut off."""
+    if not path.exists() or not path.stat().st_size:
+        return
+    with path.open("r+b") as file:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            size, end = len(data), data.rfind(b"\n") + 1
+        if end < size:
+            file.truncate(end)
+            os.fsync(file.fileno())
 
-    A line that is not JSON is skipped: a killed process leaves its last line cut off.
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the JSON objects of a file; lines that are none are skipped, and a file that does not exist has none."""
+    return [row for _, row in iter_json_lines(path, on_error=lambda problem: None)] if path.exists() else []
+
+
+def iter_json_lines(
+    path: Path, *, on_error: Callable[[str], None] | None = None, longest: int = -1
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (`FILE, row N`, the JSON object) for every line that is not blank.
+
+    A line that is no JSON object raises ValueError with its place; with `on_error` it is skipped, and `on_error` gets
+    the message. `longest` limits the bytes read at once: a longer line counts as several, none of them JSON.
     """
-    rows = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(longest), b""), start=1):
+            if not line.strip():
                 continue
-    return rows
+            place = f"{path}, row {number}"
+            try:
+                row = parse_json_line(line)
+            except ValueError as error:
+                problem = f"{place}: {error}; mend or remove the row"
+                if on_error is None:
+                    raise ValueError(problem) from None
+                on_error(problem)
+            else:
+                yield place, row
+
+
+def parse_json_line(line: bytes) -> dict[str, Any]:
+    """Return the JSON object in a line, or raise ValueError with the reason why there is none."""
+    try:
+        row = json.loads(line.decode("utf-8-sig"))  # some editors put a byte-order mark before the first line
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not JSON (byte {error.start + 1} is not UTF-8)") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON ({str(error)[:200]})") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"must be a JSON object, not {type(row).__name__} {str(row)[:50]}")
+    return row
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder against other processes; the kernel releases the lock however this process ends."""
+    """Lock a folder against other processes; the kernel releases the lock however this process ends."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -68,3 +181,17 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _json_line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, sort_keys=True, allow_nan=False) + "\n"
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # it exists and belongs to somebody else
+        return True
+    return True

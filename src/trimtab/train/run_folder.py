@@ -19,7 +19,7 @@ import tomli_w
 
 from trimtab import failpoints
 from trimtab.config import AlarmsConfig, Config, load
-from trimtab.files import append_json_line, locked, read_json_lines, write_atomically
+from trimtab.files import append_json_lines, locked, read_json_lines, write_atomically
 
 # What may differ between a run and its continuation: how long it goes on, what ends it, what is kept of it, and (with a
 # warning) the threads and the device it runs on.
@@ -104,17 +104,17 @@ class RunFolder:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a step's metrics; a number that does not exist (NaN) is left out."""
-        append_json_line(self.metrics, {name: value for name, value in record.items() if math.isfinite(value)})
+        append_json_lines(self.metrics, {name: value for name, value in record.items() if math.isfinite(value)})
         failpoints.failpoint("metrics.written")
 
     def append_fault(self, record: dict[str, Any]) -> None:
         """Add what was not finite."""
-        append_json_line(self.faults, record)
+        append_json_lines(self.faults, record)
         failpoints.failpoint("fault.written")
 
     def append_alarm(self, record: dict[str, Any]) -> None:
         """Add an alarm."""
-        append_json_line(self.alarms, record)
+        append_json_lines(self.alarms, record)
         failpoints.failpoint("alarm.written")
 
     def settle(self) -> None:

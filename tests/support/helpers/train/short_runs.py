@@ -182,7 +182,7 @@ def _child(order: Order) -> None:
     except ValueError as error:
         listener.message(f"refused: {error}")
         sys.exit(REFUSED)
-    order.folder.with_suffix(".passed").write_text(json.dumps(failpoints._SEEN))
+    order.folder.with_suffix(".passed").write_text(json.dumps(failpoints._REACHED))
 
 
 def _spoil(run: Run, step: int, update: int) -> None:

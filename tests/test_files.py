@@ -1,0 +1,95 @@
+"""Shared file operations: whole or not at all, and every bad line named."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from trimtab.files import (
+    append_json_lines,
+    cut_torn_line,
+    iter_json_lines,
+    new_folder,
+    read_json_lines,
+    write_atomically,
+    write_json_lines,
+)
+
+
+def test_a_file_is_replaced_by_all_of_the_new_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    for data in ("old", b"bytes", iter(["ne", "w"])):
+        write_atomically(path, data)
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_atomically(path, "old")
+    with pytest.raises(ZeroDivisionError):
+        write_atomically(path, (str(1 // n) for n in (1, 0)))
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_rows_that_are_appended_are_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    assert read_json_lines(path) == []
+    write_json_lines(path, [{"n": 1}])
+    append_json_lines(path, {"n": 2}, {"n": 3}, durable=True)
+    assert read_json_lines(path) == [{"n": 1}, {"n": 2}, {"n": 3}]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"junk", "row 3: not JSON"),
+        (b"[1]", "row 3: must be a JSON object, not list [1]"),
+        (b'{"a": "\xff"}', "row 3: not JSON (byte 8 is not UTF-8)"),
+        (b"[" * 100_000, "row 3: not JSON"),
+    ],
+)
+def test_a_line_that_is_no_object_is_named_or_skipped(line: bytes, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"n": 1}\n\n' + line + b'\n{"n": 4}\n')
+    with pytest.raises(ValueError, match=re.escape(f"{path}, {problem}")) as error:
+        list(iter_json_lines(path))
+    problems: list[str] = []
+    rows = list(iter_json_lines(path, on_error=problems.append))
+    assert rows == [(f"{path}, row 1", {"n": 1}), (f"{path}, row 4", {"n": 4})]
+    assert problems == [str(error.value)]
+
+
+@pytest.mark.parametrize(("text", "kept"), [("a\nb\nto", "a\nb\n"), ("to", ""), ("a\n", "a\n"), ("", "")])
+def test_a_torn_last_line_is_cut_off(text: str, kept: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(text)
+    cut_torn_line(path)
+    assert path.read_text() == kept
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_new_folder_replaces_the_old_one_when_it_is_complete(durable: bool, tmp_path: Path) -> None:
+    final = tmp_path / "parent" / "final"
+    for text in ("old", "new"):
+        with new_folder(final, durable=durable) as folder:
+            (folder / text).write_text(text)
+            assert not (final / text).exists()
+    assert [path.name for path in final.iterdir()] == ["new"]
+    with pytest.raises(IsADirectoryError), new_folder(final) as folder:
+        folder.write_text("an error in the block")
+    with new_folder(final) as folder:
+        folder.rmdir()
+    assert list(final.parent.iterdir()) == [final] and [path.name for path in final.iterdir()] == ["new"]
+
+
+def test_only_what_dead_processes_left_half_written_is_removed(tmp_path: Path) -> None:
+    dead = tmp_path / ".writing-one-999999999"  # above the largest process number of Linux
+    theirs = tmp_path / f".writing-one-{os.getppid()}"
+    for path in (dead, theirs):
+        path.mkdir()
+    with new_folder(tmp_path / "two"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([theirs.name, "two"])
