@@ -47,11 +47,17 @@ def make_hostile(folder: Path, texts: Sequence[str]) -> Path:
 
 
 @pytest.fixture(scope="module", params=range(len(BATCHES)))
-def hostile(request: pytest.FixtureRequest, chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def hostile_report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     texts = BATCHES[request.param]
     run = make_hostile(tmp_path_factory.mktemp("hostile"), texts)
+    return write_report([run], run.parent / "report.html", steps=[1]), texts, run
+
+
+@pytest.fixture
+def hostile(chromium: Any, hostile_report: Any) -> Iterator[Any]:
+    report, texts, run = hostile_report
     with tab(chromium) as opened:
-        opened.open(write_report([run], run.parent / "report.html", steps=[1]))
+        opened.open(report)
         yield opened, texts, run
 
 
@@ -68,7 +74,7 @@ def alone(opened: Tab) -> None:
     """Nothing ran, nothing was fetched, and the page is the one we made."""
     assert opened.page.evaluate("typeof window.canary") == "undefined"
     assert opened.page.evaluate("({}).polluted === undefined")
-    assert opened.requests == [] and opened.complaints == []
+    assert opened.requests == [] and opened.errors == []
     assert opened.page.locator("iframe, object, embed, base, form, link, math, audio, video, marquee").count() == 0
     assert opened.page.locator("body > script:not([type])").count() == 1
     assert opened.page.locator("footer").is_visible()

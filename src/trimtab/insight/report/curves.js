@@ -27,7 +27,7 @@ function runSpec(card, run, pick) {
   const series = names.map((name, n) => ({
     name: card.lines[name], color: PALETTE[n], dash: DASHES[n], dots: name === card.dotted, ...curve(run, name),
   }));
-  const spec = { ...card, series, format: card.share ? percent : write, marks: run.alarms, pick };
+  const spec = { ...card, series, format: card.share ? percent : write, alarms: run.alarms, openStep: pick };
   if (card.entropy) {
     const quantiles = run.survey && run.survey.quantiles;
     if (quantiles && quantiles.steps.n > 1) {
@@ -102,7 +102,7 @@ function anyMetric(data, holder, draw) {
     choose(name);
     picker.box.focus(); // it moved into the new card
   });
-  const choose = (name) => place.replaceChildren(lineChart({ ...draw(name), tool: picker.node }));
+  const choose = (name) => replaceContent(place, lineChart({ ...draw(name), tool: picker.node }));
   choose(first);
   return place;
 }
@@ -110,7 +110,7 @@ function anyMetric(data, holder, draw) {
 function curvesSection(data, run, pick) {
   const cards = CARDS.map((card) => runSpec(card, run, pick)).filter(Boolean).map(lineChart);
   const more = anyMetric(data, run, (name) => ({
-    title: name, meaning: data.meanings[name] || "a metric that trimtab does not know", marks: run.alarms, pick, log: true,
+    title: name, meaning: data.meanings[name] || "a metric that trimtab does not know", alarms: run.alarms, openStep: pick, log: true,
     format: isShare(name) ? percent : write, series: [{ name: "value", color: PALETTE[0], dash: "", ...curve(run, name) }],
   }));
   if (more) cards.push(more);

@@ -34,17 +34,16 @@ function start() {
 
   function show(number) {
     const run = data.runs[number];
-    cursor.watchers.clear();
     cursor.step = null;
     const scope = { pick: () => {} };
     const pick = (step) => scope.pick(step);
-    const slot = el("div", { class: "slot", id: "scope-slot" });
-    main.replaceChildren(summarySection(data, run, show), data.groups.length ? compareSection(data) : "",
+    const slot = el("div", { class: "slot", id: "microscope-slot" });
+    replaceContent(main, summarySection(data, run, show), data.groups.length ? compareSection(data) : "",
       curvesSection(data, run, pick), alarmsSection(run, pick), planesSection(run), othersSection(run), slot, configSection(run),
       el("footer", {}, "Made by trimtab. This file holds everything it shows, and asks nothing of the network."));
     const titles = [...main.querySelectorAll("section")].filter((node) => node.id !== "summary");
     const links = titles.map((node) => [node.id, node.querySelector("h2").textContent]);
-    links.splice(-1, 0, ["scope-slot", "Microscope"]);
+    links.splice(-1, 0, ["microscope-slot", "Microscope"]);
     sections.replaceChildren(...links.map(([id, title]) => el("a", { href: `#${id}` }, title)));
     // The responses stand last in the file: they are looked at once all of it is there.
     whenWhole(() => {

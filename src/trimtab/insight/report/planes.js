@@ -35,9 +35,12 @@ function heatMap(spec) {
   let to = null;
   let frame = null;
   let cell = null;
+  let drawnWidth = null;
 
   function draw() {
     const width = Math.max(picture.clientWidth, 220);
+    if (width === drawnWidth) return;
+    drawnWidth = width;
     const [w, h] = [width - BOX.left - BOX.right, BOX.height - BOX.top - BOX.bottom];
     const share = (axis, v) => (v - axis.low) / (axis.high - axis.low);
     to = { x: (v) => BOX.left + share(spec.x, v) * w, y: (v) => BOX.top + (1 - share(spec.y, v)) * h, w, h };
@@ -79,7 +82,7 @@ function heatMap(spec) {
     point(...goal);
     event.preventDefault();
   });
-  new ResizeObserver(draw).observe(card);
+  figures.set(card, { draw });
   return card;
 }
 
@@ -105,7 +108,7 @@ function probabilityPlane(run) {
     return [svg("rect", { x: to.x(low), y: to.y(top), width: Math.max(to.x(right) - to.x(low), 0),
       height: Math.max(to.y(0) - to.y(top), 0), class: "region" }), svg("text", label, "silenced if rewarded")];
   };
-  const draw = (name) => place.replaceChildren(heatMap({
+  const draw = (name) => replaceContent(place, heatMap({
     title: "Probability and entropy", counts: populations[name], over, tool: picker.node,
     meaning: "Where tokens lie: rare ones left, certain places below." + (spurious
       ? ` The dashed corner is where rewarded tokens are silenced: below ${write(spurious.tau_p)} and below the entropy ` +
