@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 from unittest.mock import patch
 
-from trimtab.config.recipe import Config, load
+from trimtab.config import Config, load
 from trimtab.objectives.rules import weights
 from trimtab.rewards import Verdict
 from trimtab.rollout import PromptTokens, Response, SamplingOptions

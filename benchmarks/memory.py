@@ -28,7 +28,7 @@ import torch
 
 import trimtab.policy.models
 from stopwatch import about, save
-from trimtab.config.recipe import Config, parse
+from trimtab.config import Config, parse
 from trimtab.memory.estimate import forecast
 from trimtab.memory.model_shape import SMOLLM2
 from trimtab.memory.tracker import Ledger
@@ -127,7 +127,7 @@ def config_of(setting: Setting, folder: str, device: str) -> Config:
                 "samples": 8,
                 "max_prompt_tokens": PROMPT,
                 "max_new_tokens": setting.new,
-                "batch": setting.batch,
+                "batch_size": setting.batch,
             },
             "update": {"token_budget": setting.budget},
             "run": {"device": device, "eval_every": 0},

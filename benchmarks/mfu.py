@@ -23,7 +23,7 @@ from unittest.mock import patch
 import torch
 
 from stopwatch import about, forget, save, seconds_of
-from trimtab.config.recipe import Config, load
+from trimtab.config import Config, load
 from trimtab.policy import Policy, load_policy, make_optimizer, models, score
 from trimtab.policy.demo_model import demo_tokenizer
 from trimtab.policy.models import Precision, pick_device

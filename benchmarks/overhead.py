@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from stopwatch import about, save, seconds_of, settle, spread
-from trimtab.config.recipe import Config, build_objective, load
+from trimtab.config import Config, build_objective, load
 from trimtab.policy.models import pick_device
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.train.build import set_threads

@@ -26,7 +26,7 @@ import pyarrow as pa
 import torch
 
 import trimtab
-from trimtab.config.recipe import load
+from trimtab.config import load
 from trimtab.insight.replay import replay
 from trimtab.record import Manifest, Recorder, Settings, StepData, StepInfo, UpdateInfo, Vocabulary, open_run
 from trimtab.record.layout import size_of, step_folder

@@ -21,7 +21,7 @@ import torch
 import transformers
 
 import trimtab
-from trimtab.config.recipe import load
+from trimtab.config import load
 from trimtab.console.summary_text import task_words
 
 CURVES = (

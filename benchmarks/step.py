@@ -24,7 +24,7 @@ from unittest.mock import patch
 import torch
 
 from stopwatch import REST, Stopwatch, about, forget, per_step, save, settle, shares, times_faster
-from trimtab.config.recipe import Config, load
+from trimtab.config import Config, load
 from trimtab.objectives import Objective
 from trimtab.policy.demo_model import demo_model, demo_tokenizer
 from trimtab.policy.models import pick_device

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import trimtab as tt
-from trimtab.config.recipe import load
+from trimtab.config import load
 from trimtab.objectives import METHODS
 from trimtab.objectives.methods import catalog
 from trimtab.objectives.normalizers import seq_mean_token_sum

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from trimtab.config.recipe import load
+from trimtab.config import load
 from trimtab.console.display import Screen, State
 from trimtab.console.summary_text import model_words, task_words
 

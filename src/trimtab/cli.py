@@ -70,9 +70,9 @@ def methods(
 @app.command()
 def schema() -> None:
     """The JSON schema of recipes, for editors."""
-    from trimtab.config import schema as recipe_schema
+    from trimtab.config import json_schema
 
-    typer.echo(json.dumps(recipe_schema(), indent=2))
+    typer.echo(json.dumps(json_schema(), indent=2))
 
 
 @app.command()

@@ -15,7 +15,7 @@ import overhead
 import step
 import stopwatch
 from stopwatch import REST, Stopwatch
-from trimtab.config.recipe import load
+from trimtab.config import load
 from trimtab.rollout import NativeSampler, PromptTokens, SamplingOptions
 from trimtab.train import experience
 from trimtab.train.loop import Trainer, build_trainer

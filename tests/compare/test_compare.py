@@ -31,7 +31,7 @@ RECIPE = """
 size = 12
 [warm_start]
 steps = 2
-batch = 4
+batch_size = 4
 [rollout]
 prompts = 4
 samples = 4

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from trimtab.config.recipe import Config, load, packaged_recipes, parse, schema
+from trimtab.config import Config, json_schema, load, packaged_recipes, parse
 from trimtab.config.reference_docs import recipe_title, recipes_page
 from trimtab.objectives.methods.registry import METHODS
 from trimtab.train.run_folder import resolved_toml
@@ -68,8 +68,8 @@ def test_a_misspelt_key_names_its_nearest(table: dict[str, Any], text: str) -> N
         ({"model": {"chat": "yes"}}, "model.chat = 'yes': must be true or false"),
         ({"task": {"path": 3}}, "task.path = 3: must be text, in quotes"),
         ({"task": {"options": 3}}, "task.options = 3: must be a table"),
-        ({"run": {"sinks": "wandb"}}, "run.sinks = 'wandb': must be a list, for example ['wandb']"),
-        ({"run": {"sinks": ["wanb"]}}, "run.sinks[0] = 'wanb': must be one of 'wandb', 'trackio' or 'tensorboard'"),
+        ({"run": {"loggers": "wandb"}}, "run.loggers = 'wandb': must be a list, for example ['wandb']"),
+        ({"run": {"loggers": ["wanb"]}}, "run.loggers[0] = 'wanb': must be one of 'wandb', 'trackio' or 'tensorboard'"),
         ({"update": {"betas": [0.9]}}, "update.betas = [0.9]: must be two numbers"),
         ({"update": {"betas": [0.9, 0.9, 0.9]}}, "update.betas = [0.9, 0.9, 0.9]: must be two numbers"),
         ({"update": {"betas": 3}}, "update.betas = 3: must be two numbers"),
@@ -119,7 +119,10 @@ def test_whole_numbers_are_numbers_and_reasoning_gym_has_many_tasks() -> None:
         ({"update": {"per_step": 64}}, "update.per_step = 64 does not divide rollout.prompts = 32"),
         ({"objective": {"name": "grpo + kl"}}, "objective.name = 'grpo + kl' has a KL to a reference model: set model"),
         ({"objective": {"name": "grpo", "kl": 0.01}}, "set model.reference ('start' or a path)"),
-        ({"rollout": {"dynamic": True, "samples": 1}}, "rollout.dynamic needs rollout.samples of 2 or more, not 1"),
+        (
+            {"rollout": {"dynamic_sampling": True, "samples": 1}},
+            "rollout.dynamic_sampling needs rollout.samples of 2 or more, not 1",
+        ),
         ({"objective": {"name": "stapo", "token_stats": "current"}}, "set update.token_stats alone"),
         ({"reward": {"wrong": 1.0}}, "reward.correct = 1.0 must be more than reward.wrong = 1.0"),
         ({"reward": {"overlong_buffer": 9}}, "reward.overlong_buffer = 9 must be at most rollout.max_new_tokens = 8"),
@@ -227,9 +230,9 @@ def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
         (" run . steps = 7 ", "run", "steps", 7),
         ("update.lr=1e-6", "update", "lr", 1e-6),
         ("update.lr=1", "update", "lr", 1.0),
-        ("rollout.dynamic=true", "rollout", "dynamic", True),
+        ("rollout.dynamic_sampling=true", "rollout", "dynamic_sampling", True),
         ("update.betas=[0.9, 0.95]", "update", "betas", (0.9, 0.95)),
-        ("run.sinks=['wandb', \"trackio\"]", "run", "sinks", ["wandb", "trackio"]),
+        ("run.loggers=['wandb', \"trackio\"]", "run", "loggers", ["wandb", "trackio"]),
         ("task.options={min_terms = 2}", "task", "options", {"min_terms": 2}),
         ("task.options.min_terms=2", "task", "options", {"min_terms": 2}),
         ("task.family=subtraction", "task", "family", "subtraction"),
@@ -240,7 +243,7 @@ def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
         ("run.device=cuda:1", "run", "device", "cuda:1"),
         ("model.reference=start", "model", "reference", "start"),
         ("model.reference=none", "model", "reference", None),
-        ("warm_start.problems=none", "warm_start", "problems", None),
+        ("warm_start.max_problems=none", "warm_start", "max_problems", None),
         ("model.path=Qwen/Qwen3-1.7B-Base", "model", "path", "Qwen/Qwen3-1.7B-Base"),
     ],
 )
@@ -343,7 +346,7 @@ def faults(value: Any, rule: dict[str, Any], root: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("path", packaged_recipes().values(), ids=packaged_recipes())
 def test_the_schema_accepts_every_recipe_as_written_and_as_resolved(path: Path) -> None:
-    rules = schema()
+    rules = json_schema()
     assert faults(tomllib.loads(path.read_text()), rules, rules) == []
     assert faults(tomllib.loads(resolved_toml(load(path))), rules, rules) == []
 
@@ -362,13 +365,13 @@ def test_the_schema_accepts_every_recipe_as_written_and_as_resolved(path: Path) 
     ],
 )
 def test_the_schema_rejects_what_the_models_reject(table: dict[str, Any], fault: str) -> None:
-    rules = schema()
+    rules = json_schema()
     assert any(fault in found for found in faults(table, rules, rules))
     assert complaint(table)
 
 
 def test_the_schema_knows_every_option_of_every_method() -> None:
-    known = schema()["properties"]["objective"]["properties"]
+    known = json_schema()["properties"]["objective"]["properties"]
     for entry in METHODS.values():
         assert entry.options.keys() <= known.keys()
 
@@ -395,7 +398,7 @@ def test_the_page_has_every_recipe_and_key_with_its_default() -> None:
         "| `lr` | number > 0 | `0.001` | AdamW's",
         "| `reference` | text | none |",
         "| `betas` | [number ≥ 0, < 1, number ≥ 0, < 1] | `[0.9, 0.999]` |",
-        "| `sinks` | list of `wandb`, `trackio`, `tensorboard` | empty |",
+        "| `loggers` | list of `wandb`, `trackio`, `tensorboard` | empty |",
         "| `chat` | true, false | true |",
     ):
         assert row in page

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import trimtab
-from trimtab.config.recipe import Config, load, packaged_recipes
+from trimtab.config import Config, load, packaged_recipes
 from trimtab.config.reference_docs import recipe_title, recipes_page
 from trimtab.console.reporters import PlainReporter
 from trimtab.train.loop import train
@@ -119,7 +119,7 @@ def test_stapos_batch_is_the_papers(name: str) -> None:
     assert (rollout.prompts, rollout.samples, update.per_step) == (256, 8, 4)
     assert minibatch(config) == 64 * 8 == 512
     assert (rollout.max_prompt_tokens, rollout.max_new_tokens) == (1024, 15 * 1024)
-    assert (rollout.temperature, rollout.top_p, rollout.top_k, rollout.dynamic) == (1.0, 1.0, 0, False)
+    assert (rollout.temperature, rollout.top_p, rollout.top_k, rollout.dynamic_sampling) == (1.0, 1.0, 0, False)
     assert (update.lr, update.warmup_steps, update.max_grad_norm) == (1e-6, 10, 1.0)
 
 
@@ -145,7 +145,7 @@ def test_stares_batch_is_the_papers(name: str) -> None:
     assert (rollout.prompts, rollout.samples, update.per_step) == (64, 8, 1)
     assert minibatch(config) == 512
     assert rollout.max_prompt_tokens + rollout.max_new_tokens == (4 if "short" in name else 16) * 1024
-    assert (rollout.dynamic, rollout.dynamic_oversample, rollout.dynamic_rounds) == (True, 3.0, 10)
+    assert (rollout.dynamic_sampling, rollout.dynamic_oversample, rollout.dynamic_max_rounds) == (True, 3.0, 10)
     assert (rollout.temperature, rollout.top_p, rollout.top_k) == (1.0, 1.0, 0)
     assert (update.lr, update.warmup_steps, update.max_grad_norm) == (1e-6, 0, 1.0)
     assert (reward.correct, reward.wrong) == (1.0, 0.0)
@@ -186,7 +186,7 @@ def test_sspo_is_our_reading_off_policy(name: str) -> None:
 def test_a_part_holds_the_longest_response_and_an_evaluation_has_its_data(name: str) -> None:
     config = load(name)
     assert config.model.precision == "bf16" and config.model.gradient_checkpointing
-    assert config.rollout.batch % config.rollout.samples == 0
+    assert config.rollout.batch_size % config.rollout.samples == 0
     assert config.update.token_budget >= config.rollout.max_prompt_tokens + config.rollout.max_new_tokens
     assert config.task.path == "BytedTsinghua-SIA/DAPO-Math-17k"
     assert config.run.eval_every == 0 or config.task.eval_path is not None

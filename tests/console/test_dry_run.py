@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.config.recipe import PACKAGED, Config, find_recipe, load
+from trimtab.config import PACKAGED, Config, find_recipe, load
 from trimtab.console.dry_run import describe_dry_run, minibatches
 from trimtab.train.experience import arrange
 
@@ -68,7 +68,7 @@ def test_mini_batches_are_those_the_trainer_makes(prompts: int, updates: int) ->
 
 
 def test_dynamic_sampling_says_that_its_numbers_are_the_least() -> None:
-    text = describe_dry_run(recipe("rollout.dynamic=true", "run.steps=10", "rollout.prompts=4"))
+    text = describe_dry_run(recipe("rollout.dynamic_sampling=true", "run.steps=10", "rollout.prompts=4"))
     assert "at least 40 prompts" in text
 
 

@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from trimtab.cli import app
-from trimtab.config.recipe import load
+from trimtab.config import load
 from trimtab.console.launch import Launch, claim_folder, slug
 from trimtab.console.summary_text import outcome
 from trimtab.policy.models import Policy
@@ -167,7 +167,7 @@ def no_memory(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize(
     ("owner", "name", "said"),
     [
-        (NativeSampler, "_decode", "while sampling: lower rollout.batch (now 1024)"),
+        (NativeSampler, "_decode", "while sampling: lower rollout.batch_size (now 1024)"),
         (torch.Tensor, "backward", "in an update: lower update.token_budget (now 16384)"),
         (torch.optim.AdamW, "step", "in the optimizer step"),
         (Policy, "hidden", "before the first step"),

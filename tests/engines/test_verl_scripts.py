@@ -69,7 +69,7 @@ def test_a_script_is_its_recipe_in_verls_words(script: str, tmp_path: Path) -> N
     assert config.data.max_prompt_length == sampling["max_prompt_tokens"]
     assert config.data.max_response_length == sampling["max_new_tokens"]
     assert (rollout.temperature, rollout.top_p) == (sampling["temperature"], sampling["top_p"])
-    assert config.algorithm.filter_groups.enable == sampling.get("dynamic", False)
+    assert config.algorithm.filter_groups.enable == sampling.get("dynamic_sampling", False)
     assert actor.ppo_mini_batch_size * update["per_step"] == sampling["prompts"]
     assert actor.optim.lr == update["lr"]
     assert actor.optim.lr_warmup_steps == update.get("warmup_steps", 0)

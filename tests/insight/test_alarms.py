@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 import pytest
 
 from helpers.insight.made_metrics import HEALTHY, after, listened, made_run, rung
-from trimtab.config.recipe import AlarmsConfig, load
+from trimtab.config import AlarmsConfig, load
 from trimtab.insight.alarms import KINDS, Kind, Thresholds, View, Watchman, reasons, replay, watchman
 from trimtab.insight.alarms.history import History, slope, spread
 from trimtab.insight.alarms.policy_detectors import even_share, forecast

@@ -116,7 +116,7 @@ def test_the_command_tells_what_rang_and_what_to_try(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["alarms", str(tmp_path)])
     assert result.exit_code == 0
     assert result.output.startswith("step 45  no_signal: only 0 % of the groups")
-    assert "rollout.dynamic" in result.output
+    assert "rollout.dynamic_sampling" in result.output
 
 
 def test_the_command_gives_json_for_programs(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ VARIATIONS = {
     "the current policy's statistics": {"objective": '"stapo(tau_p=0.2) + stare"', "update.token_stats": "current"},
     "quantiles by part": {"objective": '"stapo(tau_p=0.2,scope=micro)"', "update.token_budget": "24"},
     "no dual clip": {"objective": '"dapo"', "objective.dual_clip": "none"},
-    "dynamic sampling": {"objective": '"sspo"', "rollout.dynamic": "true"},
+    "dynamic sampling": {"objective": '"sspo"', "rollout.dynamic_sampling": "true"},
     "another aggregation": {"objective": '"stapo(tau_p=0.2,aggregation=seq-mean-token-sum)"'},
     "a response limit that cuts": {"objective": '"sspo"', "rollout.max_new_tokens": "2", "reward.overlong_buffer": "1"},
 }

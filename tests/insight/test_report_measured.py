@@ -95,7 +95,7 @@ def test_an_objective_with_advantages_of_its_own_gets_them(records: Records) -> 
 
 
 def test_a_record_of_half_the_groups_keeps_the_recorded_weights(tmp_path: Path) -> None:
-    trained(tmp_path / "run", {**SHORT, "record.share": "0.5"})
+    trained(tmp_path / "run", {**SHORT, "record.group_share": "0.5"})
     records = open_run(tmp_path / "run")
     step = open_step(records, 1)
     assert not step.info.complete

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trimtab.config.recipe import load, packaged_recipes
+from trimtab.config import load, packaged_recipes
 from trimtab.console.dry_run import describe_dry_run
 from trimtab.memory.estimate import (
     WORKSPACE,
@@ -170,9 +170,9 @@ def test_the_sampler_keeps_a_copy_of_the_linear_weights(small: str) -> None:
 
 
 def test_more_at_once_take_more_cache(small: str) -> None:
-    half, whole = of(small, "rollout.batch=8"), of(small, "rollout.batch=16")
+    half, whole = of(small, "rollout.batch_size=8"), of(small, "rollout.batch_size=16")
     assert whole.cache == 2 * half.cache
-    assert of(small, "rollout.batch=1000") == whole  # there are no more
+    assert of(small, "rollout.batch_size=1000") == whole  # there are no more
 
 
 def test_an_evaluation_may_need_more_cache_than_training(small: str) -> None:
@@ -190,11 +190,14 @@ def test_adapters_are_added_to_one_weight_after_the_other_before_they_are_sample
 
 def test_dynamic_sampling_draws_more_at_once() -> None:
     assert sequences_at_once(load(None, SMALL_RUN)) == 16
-    assert sequences_at_once(load(None, [*SMALL_RUN, "rollout.dynamic=true", "rollout.dynamic_oversample=2.5"])) == 40
+    assert (
+        sequences_at_once(load(None, [*SMALL_RUN, "rollout.dynamic_sampling=true", "rollout.dynamic_oversample=2.5"]))
+        == 40
+    )
 
 
 def test_vllm_takes_its_share_while_it_samples(small: str) -> None:
-    settings = (small, "rollout.engine=vllm", "rollout.vllm_memory=0.5")
+    settings = (small, "rollout.engine=vllm", "rollout.vllm_gpu_memory_utilization=0.5")
     asleep, awake = of(*settings), of(*settings, memory=80 * GIGA)
     assert awake.sampling - asleep.sampling == 40 * GIGA
     assert awake.update == asleep.update
@@ -310,7 +313,7 @@ def test_what_fits_is_said_to_fit() -> None:
 @pytest.mark.parametrize(
     ("phase", "words"),
     [
-        ("sampling", "while sampling: lower rollout.batch (now 1024)"),
+        ("sampling", "while sampling: lower rollout.batch_size (now 1024)"),
         (
             "scoring",
             "while scoring responses: lower update.token_budget (now 16384), then update.head_chunk (now 4096)",
@@ -329,7 +332,7 @@ def test_what_does_not_fit_names_what_to_lower(phase: str, words: str) -> None:
 
 def test_every_phase_that_does_not_fit_is_named() -> None:
     told = said(made_up(sampling=50, update=60))
-    assert "while sampling: lower rollout.batch" in told
+    assert "while sampling: lower rollout.batch_size" in told
     assert "in an update: lower update.token_budget" in told
     assert "scoring" not in told
 
@@ -373,7 +376,7 @@ def test_without_a_gpu_nothing_is_said_about_fitting(small: str, monkeypatch: py
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     lines = gpu_lines(small, room=None)
     assert lines[-1] == "  no GPU is visible here to say whether that fits"
-    assert "30% of the device (rollout.cache_memory)" in lines[-2]
+    assert "30% of the device (rollout.kv_cache_memory)" in lines[-2]
     assert "40% of the device for vLLM" in gpu_lines(small, "rollout.engine=vllm", room=None)[-2]
 
 
@@ -392,5 +395,5 @@ def test_the_forecast_is_a_comment_of_the_dry_run(small: str) -> None:
 
 @pytest.mark.parametrize("value", ["0", "1", "-0.1", "2.0", "'much'"])
 def test_a_share_of_memory_is_between_nothing_and_all(value: str) -> None:
-    with pytest.raises(ValueError, match=r"rollout\.cache_memory"):
-        load(None, [f"rollout.cache_memory={value}"])
+    with pytest.raises(ValueError, match=r"rollout\.kv_cache_memory"):
+        load(None, [f"rollout.kv_cache_memory={value}"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from trimtab.config.recipe import load
+from trimtab.config import load
 from trimtab.memory.oom_advice import WHILE, Phase, advice, is_out_of_memory, remedy, too_large
 
 
@@ -55,8 +55,8 @@ def test_outside_of_all_phases_the_model_is_too_large() -> None:
 
 
 def test_numbers_are_those_of_the_recipe() -> None:
-    config = load(None, ["rollout.batch=77", "update.token_budget=1234", "update.head_chunk=99"])
-    assert remedy("sampling", config) == "lower rollout.batch (now 77)"
+    config = load(None, ["rollout.batch_size=77", "update.token_budget=1234", "update.head_chunk=99"])
+    assert remedy("sampling", config) == "lower rollout.batch_size (now 77)"
     assert remedy("scoring", config) == "lower update.token_budget (now 1234), then update.head_chunk (now 99)"
 
 

@@ -157,7 +157,7 @@ def test_an_update_that_was_not_taken_is_recorded_as_such(tmp_path: Path) -> Non
 
 
 def test_every_so_many_steps_and_a_share_of_the_groups(tmp_path: Path) -> None:
-    trained(tmp_path / "run", {**QUICK, "run.steps": "5", "record.every": "2", "record.share": "0.5"})
+    trained(tmp_path / "run", {**QUICK, "run.steps": "5", "record.every": "2", "record.group_share": "0.5"})
     records = open_run(tmp_path / "run")
     assert records.steps == [1, 3, 5]
     for step in records:
@@ -169,13 +169,13 @@ def test_every_so_many_steps_and_a_share_of_the_groups(tmp_path: Path) -> None:
 
 
 def test_a_tiny_share_still_records_a_group(tmp_path: Path) -> None:
-    trained(tmp_path / "run", {**QUICK, "record.share": "0.000001"})
+    trained(tmp_path / "run", {**QUICK, "record.group_share": "0.000001"})
     assert all(len(set(step.responses["group"].tolist())) == 1 for step in open_run(tmp_path / "run"))
 
 
 def test_a_share_is_part_of_the_whole(tmp_path: Path) -> None:
     trained(tmp_path / "whole", QUICK)
-    trained(tmp_path / "part", {**QUICK, "record.share": "0.5"})
+    trained(tmp_path / "part", {**QUICK, "record.group_share": "0.5"})
     for part, step in zip(open_run(tmp_path / "part"), open_run(tmp_path / "whole"), strict=True):
         kept = np.isin(step.responses["group"], part.responses["group"])
         tokens = np.repeat(kept, step.responses["tokens"])
@@ -248,8 +248,8 @@ def test_a_folder_that_cannot_be_written_costs_no_run(tmp_path: Path) -> None:
 
 
 def test_a_step_without_anything_to_plan_is_not_recorded(tmp_path: Path) -> None:
-    changes = {**QUICK, "reward.overlong_buffer": "0", "task.digits": "9", "rollout.dynamic": "true"}
-    trained(tmp_path / "run", {**changes, "rollout.dynamic_rounds": "1"})
+    changes = {**QUICK, "reward.overlong_buffer": "0", "task.digits": "9", "rollout.dynamic_sampling": "true"}
+    trained(tmp_path / "run", {**changes, "rollout.dynamic_max_rounds": "1"})
     assert open_run(tmp_path / "run").steps == []
 
 

@@ -143,7 +143,7 @@ def test_a_kill_between_the_manifest_and_the_thinning_is_made_good(tmp_path: Pat
 def test_a_step_that_is_too_large_by_itself_ends_the_recording_with_advice(tmp_path: Path) -> None:
     said = record(tmp_path, [made_step(step, BIG) for step in (1, 2, 3)], settings=budget(0.001))
     assert len(said) == 1
-    assert "record.max_megabytes = 0.001" in said[0] and "record.share" in said[0]
+    assert "record.max_megabytes = 0.001" in said[0] and "record.group_share" in said[0]
     assert steps_of(tmp_path) == []
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.record.made_records import WORDS, budget, made_step, manifest
 from helpers.train.short_runs import recipe, short_run
-from trimtab.config.recipe import load
+from trimtab.config import load
 from trimtab.record import Recorder
 from trimtab.record.layout import FOLDER, recorded_steps
 from trimtab.train import checkpoints

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from trimtab.config.recipe import load
+from trimtab.config import load
 from trimtab.train import build
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from trimtab.config.recipe import Config, RewardConfig, parse
+from trimtab.config import Config, RewardConfig, parse
 from trimtab.objectives import segment_ids
 from trimtab.policy import Policy, load_policy
 from trimtab.rewards import Verdict
@@ -67,7 +67,7 @@ def test_prompts_come_in_order_and_the_position_moves_on(policy: Policy) -> None
 
 def test_dynamic_sampling_keeps_groups_with_spread_and_draws_others(policy: Policy) -> None:
     sampler = Scripted(policy, 2, [])
-    groups, dropped, position = collect(policy, sampler, Arithmetic(), 0, 0, config(rollout={"dynamic": True}))
+    groups, dropped, position = collect(policy, sampler, Arithmetic(), 0, 0, config(rollout={"dynamic_sampling": True}))
     assert sampler.asked == list(range(12))  # three times as many as wanted
     assert [group[0].group for group in groups] == [0, 2, 4, 6]
     assert all(has_spread(group) for group in groups)
@@ -76,14 +76,14 @@ def test_dynamic_sampling_keeps_groups_with_spread_and_draws_others(policy: Poli
 
 def test_dynamic_sampling_goes_on_for_some_rounds_and_then_makes_do(policy: Policy) -> None:
     sampler = Scripted(policy, 10, [])
-    few = config(rollout={"dynamic": True, "dynamic_rounds": 2})
+    few = config(rollout={"dynamic_sampling": True, "dynamic_max_rounds": 2})
     groups, _, position = collect(policy, sampler, Arithmetic(), 0, 0, few)
     assert [group[0].group for group in groups] == [0, 10]
     assert position == len(sampler.asked) == 12 + 6  # two were found in the first round
 
 
 def test_a_step_without_any_spread_is_empty_and_whole(policy: Policy) -> None:
-    nothing = config(rollout={"dynamic": True, "dynamic_rounds": 1})
+    nothing = config(rollout={"dynamic_sampling": True, "dynamic_max_rounds": 1})
     sampler = Scripted(policy, 10**9, [])
     objective = nothing.build_objective()
     experience = gather_experience(policy, sampler, Arithmetic(), objective, None, 1, 0, nothing)

@@ -272,8 +272,8 @@ def test_a_run_that_is_to_stop_does_so_with_a_diagnosis_and_nothing_of_the_step_
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, count = (UPDATES[where][0], 1) if where in UPDATES else SCORES[where][:2]
-    with pytest.raises(RunStoppedError, match=r"step 2 was not finite .*--set update.not_finite=skip") as caught:
-        injected(tmp_path, monkeypatch, place, count, math.nan, **{"update.not_finite": "stop"})
+    with pytest.raises(RunStoppedError, match=r"step 2 was not finite .*--set update.on_nonfinite=skip") as caught:
+        injected(tmp_path, monkeypatch, place, count, math.nan, **{"update.on_nonfinite": "stop"})
     assert caught.value.why is Stop.NOT_FINITE
     folder = short_run(tmp_path / "run", CHANGES)[0].folder
     assert checkpoints.found(folder.checkpoints)[-1].name == f"step-{STEP - 1:08d}"
@@ -284,7 +284,7 @@ def test_a_run_that_is_to_stop_does_so_with_a_diagnosis_and_nothing_of_the_step_
 def test_a_stopped_run_can_be_told_to_pass_over_the_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, _ = trained(tmp_path / "whole", CHANGES)
     with pytest.raises(RunStoppedError):
-        injected(tmp_path, monkeypatch, in_the_loss, 1, math.nan, **{"update.not_finite": "stop"})
+        injected(tmp_path, monkeypatch, in_the_loss, 1, math.nan, **{"update.on_nonfinite": "stop"})
     run, _ = trained(tmp_path / "run", CHANGES, resume=True)
     assert not differences(contents(run.folder.path), contents(whole.folder.path)), "this time nothing went wrong"
 

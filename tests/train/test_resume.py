@@ -155,7 +155,7 @@ def test_all_keys_that_differ_are_named(copy: Path) -> None:
         {"run.patience": "7"},
         {"run.keep_checkpoints": "1"},
         {"run.checkpoint_every": "1"},
-        {"update.not_finite": "stop"},
+        {"update.on_nonfinite": "stop"},
     ],
 )
 def test_what_does_not_change_the_course_may_differ(whole: Path, copy: Path, changes: dict[str, str]) -> None:
@@ -223,7 +223,7 @@ def test_a_warm_start_is_shared_by_runs_that_differ_only_afterwards(whole: Path,
         ("update.max_grad_norm", "0.1"),
         ("update.token_budget", "32"),
         ("warm_start.lr", "0.1"),
-        ("warm_start.batch", "2"),
+        ("warm_start.batch_size", "2"),
         ("run.seed", "3"),
         ("task.size", "11"),
     ],
@@ -286,7 +286,12 @@ def test_one_step_with_signal_starts_the_count_anew(tmp_path: Path) -> None:
 
 
 def test_dynamic_sampling_that_finds_no_group_with_spread_makes_an_empty_step(tmp_path: Path) -> None:
-    changes = {**NOTHING_TO_LEARN, "rollout.dynamic": "true", "rollout.dynamic_rounds": "2", "run.patience": "2"}
+    changes = {
+        **NOTHING_TO_LEARN,
+        "rollout.dynamic_sampling": "true",
+        "rollout.dynamic_max_rounds": "2",
+        "run.patience": "2",
+    }
     run, _ = short_run(tmp_path / "run", changes)
     with pytest.raises(RunStoppedError, match="2 steps in a row without learning signal"):
         train(run)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trimtab.config.recipe import Config, RewardConfig, load, parse
+from trimtab.config import Config, RewardConfig, load, parse
 from trimtab.policy import Policy, load_policy
 from trimtab.rewards import KINDS, Kind, Verdict
 from trimtab.rollout import PromptTokens, Response, SamplingOptions
@@ -51,7 +51,7 @@ def test_by_default_all_but_a_right_answer_get_what_a_wrong_one_gets_and_a_crash
 @pytest.mark.parametrize("kind", ["no_answer", "ambiguous", "too_costly", "crashed"])
 def test_each_kind_has_its_own_reward(kind: Kind) -> None:
     assert reward(kind, **{kind: -0.25}) == -0.25
-    assert reward(kind, **{kind: "leave_out"}) is None
+    assert reward(kind, **{kind: "exclude"}) is None
     assert reward(kind, wrong=-0.5, **{kind: "wrong"}) == -0.5
     others: list[Kind] = [other for other in ("no_answer", "ambiguous", "too_costly") if other != kind]
     assert {reward(other, **{kind: -0.25}) for other in others} == {0.0}
@@ -65,13 +65,13 @@ def test_the_overlong_penalty_is_for_every_reward_and_for_none_that_is_left_out(
 
 @pytest.mark.parametrize("value", ["drop", "leave out", True, [1.0], "none"])
 def test_a_reward_that_is_neither_number_nor_word_is_named(value: object) -> None:
-    with pytest.raises(ValueError, match=r"reward.no_answer: .* must be a number, 'wrong' .* or 'leave_out'"):
+    with pytest.raises(ValueError, match=r"reward.no_answer: .* must be a number, 'wrong' .* or 'exclude'"):
         parse({"reward": {"no_answer": value}})
 
 
 def test_rewards_are_set_on_the_command_line() -> None:
-    set_there = load(None, ["reward.no_answer=-0.5", "reward.too_costly=leave_out"]).reward
-    assert (set_there.no_answer, set_there.too_costly, set_there.crashed) == (-0.5, "leave_out", "leave_out")
+    set_there = load(None, ["reward.no_answer=-0.5", "reward.too_costly=exclude"]).reward
+    assert (set_there.no_answer, set_there.too_costly, set_there.crashed) == (-0.5, "exclude", "exclude")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def experience(policy: Policy, task: FixedTask, texts: Sequence[str], config: Co
 
 
 def test_a_batch_holds_only_what_is_trained_on(policy: Policy) -> None:
-    quiet = four(reward={"no_answer": "leave_out"})
+    quiet = four(reward={"no_answer": "exclude"})
     gathered = experience(policy, sums("number", ["46", "46"]), ["46", "45", "=", "="], quiet)
     assert gathered.batch.responses == len(gathered.answers) == sum(gathered.sizes) == 4
     assert {a.verdict.kind for a in gathered.answers} == {"correct", "wrong"}
@@ -171,7 +171,9 @@ def test_the_kinds_are_counted(policy: Policy) -> None:
 
 
 def test_dynamic_sampling_looks_past_what_is_left_out(policy: Policy) -> None:
-    dynamic = four(rollout={"dynamic": True, "dynamic_rounds": 1}, reward={"no_answer": "leave_out", "wrong": -1.0})
+    dynamic = four(
+        rollout={"dynamic_sampling": True, "dynamic_max_rounds": 1}, reward={"no_answer": "exclude", "wrong": -1.0}
+    )
     task = sums("number", ["46", "45"])
     groups, dropped, _ = collect(policy, Scripted(policy, ["46", "46", "=", "="]), task, 0, 0, dynamic)
     assert (groups, dropped) == ([], 6)  # 46 twice and nothing else is no spread

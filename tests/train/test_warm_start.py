@@ -11,7 +11,7 @@ from helpers.train.short_runs import short_run
 from trimtab.train.loop import build_trainer
 from trimtab.train.warm_start import parameters, warm_start
 
-STEPS = {"warm_start.steps": "6", "warm_start.check_every": "2", "warm_start.until": "0.5"}
+STEPS = {"warm_start.steps": "6", "warm_start.eval_every": "2", "warm_start.target_accuracy": "0.5"}
 
 
 def warmed(folder: Path, accuracies: list[float], changes: dict[str, str] | None = None) -> tuple[list[int], Any]:
@@ -40,7 +40,7 @@ def test_it_stops_at_the_first_look_that_is_good_enough(tmp_path: Path, accuraci
 
 
 def test_without_a_goal_it_never_looks(tmp_path: Path) -> None:
-    assert warmed(tmp_path, [], {"warm_start.until": "1.0"})[0] == [1, 2, 3, 4, 5, 6]
+    assert warmed(tmp_path, [], {"warm_start.target_accuracy": "1.0"})[0] == [1, 2, 3, 4, 5, 6]
 
 
 def test_what_was_good_enough_is_not_trained_further(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_what_was_good_enough_is_not_trained_further(tmp_path: Path) -> None:
 
 def test_a_finer_look_is_another_warm_start(tmp_path: Path) -> None:
     warmed(tmp_path, [0.4, 0.6])
-    assert warmed(tmp_path, [0.1, 0.2, 0.6], {"warm_start.check_every": "1"})[0] == [1, 2, 3]
+    assert warmed(tmp_path, [0.1, 0.2, 0.6], {"warm_start.eval_every": "1"})[0] == [1, 2, 3]
 
 
 def test_a_task_without_accuracy_is_warmed_to_the_end(tmp_path: Path) -> None:

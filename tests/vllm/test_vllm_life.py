@@ -26,8 +26,10 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
 
 
 def test_more_memory_than_there_is_names_the_key_to_lower(policy: Policy) -> None:
-    with pytest.raises(ValueError, match=r"could not start: .*rollout\.vllm_memory=0\.999 .*Tested with vllm 0\.32"):
-        build_sampler(policy, small.rollout(vllm_memory=0.999, vllm_options={}))
+    with pytest.raises(
+        ValueError, match=r"could not start: .*rollout\.vllm_gpu_memory_utilization=0\.999 .*Tested with vllm 0\.32"
+    ):
+        build_sampler(policy, small.rollout(vllm_gpu_memory_utilization=0.999, vllm_options={}))
 
 
 def test_a_cache_that_holds_no_response_names_what_it_must_hold(policy: Policy) -> None:

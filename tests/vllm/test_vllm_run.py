@@ -16,7 +16,7 @@ pytest.importorskip("vllm", reason="make test-vllm has an environment with it", 
 SETTINGS = {
     "rollout.engine": "vllm",
     "rollout.vllm_options": "{kv_cache_memory_bytes = 67108864}",
-    "rollout.batch": "64",
+    "rollout.batch_size": "64",
     "rollout.prompts": "8",
     "rollout.samples": "4",
     "rollout.max_new_tokens": "6",

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trimtab.config.recipe import RolloutConfig, load
+from trimtab.config import RolloutConfig, load
 from trimtab.policy import Policy, load_policy
 from trimtab.rollout import vllm as module
 from trimtab.rollout.vllm_weights import checkpoint_weights
@@ -47,7 +47,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, s
 def test_vllm_is_imported_only_when_it_is_chosen() -> None:
     code = (
         "import sys; from trimtab.train.build import build_policy, build_sampler;"
-        "from trimtab.config.recipe import load; config = load('demo');"
+        "from trimtab.config import load; config = load('demo');"
         "build_sampler(build_policy(config), config.rollout);"
         "sys.exit(any(name.split('.')[0] == 'vllm' for name in sys.modules))"
     )
@@ -111,8 +111,8 @@ def test_vllm_and_the_policy_must_be_on_one_device(
     ("setting", "fault"),
     [
         ("rollout.engine=vlm", "rollout.engine"),
-        ("rollout.vllm_memory=1.0", "rollout.vllm_memory"),
-        ("rollout.vllm_memory=0", "rollout.vllm_memory"),
+        ("rollout.vllm_gpu_memory_utilization=1.0", "rollout.vllm_gpu_memory_utilization"),
+        ("rollout.vllm_gpu_memory_utilization=0", "rollout.vllm_gpu_memory_utilization"),
         ("rollout.vllm_options={dtype='half'}", r"vllm_options\.dtype is not yours to set: set model\.precision"),
         ("rollout.vllm_options={seed=1}", r"vllm_options\.seed .* set run\.seed"),
         ("rollout.vllm_options={tensor_parallel_size=2}", r"tensor_parallel_size .* needs it as it is"),

@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, in words: the key, the value, and what would be right."""
+"""Turn pydantic's errors in a recipe into messages that name the key, the value and what is allowed."""
 
 from __future__ import annotations
 
@@ -27,44 +27,45 @@ _EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-def readable(fault: Any, root: type[BaseModel]) -> str:
-    """One line for one of pydantic's errors in a recipe whose sections are the fields of `root`."""
-    place, kind, value = fault["loc"], fault["type"], fault["input"]
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+def describe_error(error: Any, root: type[BaseModel]) -> str:
+    """Return one line for one of pydantic's errors in a recipe whose sections are the fields of `root`."""
+    location, kind, value = error["loc"], error["type"], error["input"]
+    key = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in location).lstrip(".")
     if kind == "extra_forbidden":
-        return _unknown_key(place, root)
+        return _unknown_key(location, root)
     if kind == "value_error":
-        message = str(fault["ctx"]["error"])
+        message = str(error["ctx"]["error"])
         return f"{key}: {message}" if key else message
     if kind == "model_type":
-        fields = root.model_fields[str(place[0])].annotation.model_fields  # type: ignore[union-attr]
+        fields = root.model_fields[str(location[0])].annotation.model_fields  # type: ignore[union-attr]
         return f"{key} = {value!r}: {key} is a section, a table with the keys {', '.join(fields)}"
-    if kind in ("missing", "too_long"):  # the betas are the one list of a fixed length
+    if kind in ("missing", "too_long"):  # only update.betas, the one list of fixed length, has these
         key, kind = key.partition("[")[0], "tuple"
     expected = _EXPECTED.get(kind) or _EXPECTED.get(kind.partition("_")[0])
-    wanted = f"must be {expected(fault.get('ctx', {}))}" if expected else fault["msg"]
-    return f"{key} = {value!r}: {wanted}{_typo(fault)}"
+    wanted = f"must be {expected(error.get('ctx', {}))}" if expected else error["msg"]
+    return f"{key} = {value!r}: {wanted}{_suggestion(error)}"
 
 
-def _typo(fault: Any) -> str:
-    if fault["type"] != "literal_error" or not isinstance(fault["input"], str):
+def _suggestion(error: Any) -> str:
+    if error["type"] != "literal_error" or not isinstance(error["input"], str):
         return ""
-    choices = fault["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-    near = difflib.get_close_matches(fault["input"].lower(), choices, n=1)
+    # Pydantic gives the choices as text only: "'fp32' or 'bf16'".
+    choices = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+    near = difflib.get_close_matches(error["input"].lower(), choices, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _unknown_key(place: tuple[str | int, ...], root: type[BaseModel]) -> str:
+def _unknown_key(location: tuple[str | int, ...], root: type[BaseModel]) -> str:
     section: Any = root
-    for part in place[:-1]:
-        section = section.model_fields[part].annotation
-    name = str(place[-1])
-    if len(place) == 1:
+    for name in location[:-1]:
+        section = section.model_fields[name].annotation
+    name = str(location[-1])
+    if len(location) == 1:
         owners = [field for field in root.model_fields if name in _keys(root, field)]
-        if owners:  # a key that has lost its section
+        if owners:  # the key was written without its section
             return f"unknown section {name}: it is a key of {' and '.join(f'[{owner}]' for owner in owners)}"
         return f"unknown section {name}: {nearest(name, root.model_fields)}"
-    return f"unknown key {'.'.join(map(str, place))}: {nearest(name, section.model_fields)}"
+    return f"unknown key {'.'.join(map(str, location))}: {nearest(name, section.model_fields)}"
 
 
 def _keys(root: type[BaseModel], field: str) -> Iterable[str]:

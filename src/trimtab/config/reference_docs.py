@@ -1,4 +1,4 @@
-"""The recipes in words: docs/recipes.md, made from the configuration's models and from the recipes themselves."""
+"""Generate docs/recipes.md from the models of the configuration and from the recipes themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from trimtab.config.recipe import Config, load, packaged_recipes
+from trimtab.config.loading import load, packaged_recipes
+from trimtab.config.sections import Config
 
 _INTRO = """\
 # Recipes

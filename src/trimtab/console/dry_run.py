@@ -53,10 +53,10 @@ def _step(config: Config) -> list[str]:
         )
     if len(sizes) == 1:
         lines.append("  with one update per step the policy is the one that sampled: ratios are 1, nothing is clipped")
-    if rollout.dynamic:
+    if rollout.dynamic_sampling:
         lines.append(
             f"  dynamic sampling: groups without reward spread are drawn anew, {rollout.dynamic_oversample:g} times "
-            f"those missing at once, for at most {rollout.dynamic_rounds} rounds"
+            f"those missing at once, for at most {rollout.dynamic_max_rounds} rounds"
         )
     return lines
 
@@ -69,7 +69,7 @@ def _run(config: Config) -> list[str]:
         epochs = f"  {prompts:,} prompts; how many epochs that is shows once the data set is loaded"
     else:
         epochs = f"  {prompts:,} prompts of a task with {size:,} problems = {prompts / size:.2f} epochs"
-    at_least = "at least " if config.rollout.dynamic else ""
+    at_least = "at least " if config.rollout.dynamic_sampling else ""
     return [
         f"  {steps:,} steps x {_count(updates, 'update')} = {steps * updates:,} updates in all",
         f"  {steps:,} steps x {config.rollout.prompts * config.rollout.samples:,} responses = "
@@ -98,8 +98,8 @@ def _memory(config: Config) -> list[str]:
             f"  update.token_budget = {update.token_budget:,} is less than one response of that length: such a one "
             f"goes alone and takes up to {longest:,} tokens all the same"
         )
-    at_once = max(1, rollout.batch // rollout.samples) * rollout.samples
-    lines.append(f"  sampling: at most {at_once:,} responses at once (rollout.batch)")
+    at_once = max(1, rollout.batch_size // rollout.samples) * rollout.samples
+    lines.append(f"  sampling: at most {at_once:,} responses at once (rollout.batch_size)")
     lines.append(f"  logits of at most {update.head_chunk:,} tokens exist at one time (update.head_chunk)")
     if config.build_objective().scope == "minibatch":
         lines.append("  none of these changes the update beyond rounding: they trade memory for speed")

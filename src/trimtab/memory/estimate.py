@@ -125,11 +125,11 @@ class Rollout:
 def count_rollout(config: Config, device: Device, policy: Policy, memory: int | None) -> Rollout:
     """What sampling takes: vLLM its share, the paged sampler its cache, the plain one what it makes anew every time."""
     if config.rollout.engine == "vllm":
-        return Rollout(0, 0, int(config.rollout.vllm_memory * memory) if memory else 0)
+        return Rollout(0, 0, int(config.rollout.vllm_gpu_memory_utilization * memory) if memory else 0)
     if device == "cuda" and unsupported_reason(policy.model) is None:
         return _paged(config, policy, memory)
     rollout = config.rollout
-    prompts = min(sequences_at_once(config), max(rollout.batch, rollout.samples)) // rollout.samples
+    prompts = min(sequences_at_once(config), max(rollout.batch_size, rollout.samples)) // rollout.samples
     options = config.sampling_options(rollout.samples)
     counted = count_sampling(policy, prompts, rollout.max_prompt_tokens, options)
     return Rollout(0, 0, counted.peak)
@@ -140,7 +140,7 @@ def _paged(config: Config, policy: Policy, memory: int | None) -> Rollout:
     size = 2 if config.model.precision == "bf16" else 4
     heads, kv, d = shape.num_attention_heads, shape.num_key_value_heads, head_size(shape)
     linear = sum(p.numel() for p in _linear_weights(policy.causal))
-    rows = bucket(min(rollout.batch, max(sequences_at_once(config), _evaluated(config))))
+    rows = bucket(min(rollout.batch_size, max(sequences_at_once(config), _evaluated(config))))
     cache = pool_bytes(
         layers=shape.num_hidden_layers,
         kv_heads=kv,
@@ -148,7 +148,7 @@ def _paged(config: Config, policy: Policy, memory: int | None) -> Rollout:
         bytes_per_value=size,
         sequences=rows,
         tokens=longest_response(config),
-        share=rollout.cache_memory,
+        share=rollout.kv_cache_memory,
         memory=memory,
     )
     # A row's logits, hidden states on their way through a layer, and its tokens with their log-probabilities.
@@ -184,7 +184,7 @@ def pool_bytes(
 def sequences_at_once(config: Config) -> int:
     """Responses that are wanted at one time: those of a step, or of a round of dynamic sampling."""
     rollout = config.rollout
-    prompts = int(rollout.prompts * rollout.dynamic_oversample) if rollout.dynamic else rollout.prompts
+    prompts = int(rollout.prompts * rollout.dynamic_oversample) if rollout.dynamic_sampling else rollout.prompts
     return prompts * rollout.samples
 
 

@@ -89,9 +89,12 @@ def _on_gpu(config: Config, made: Forecast, room: Room | None) -> list[str]:
         return [*lines, f"  {fits(made, config, room)}"]
     more = []
     if config.rollout.engine == "vllm":
-        more = [f"  and {config.rollout.vllm_memory:.0%} of the device for vLLM while it samples (rollout.vllm_memory)"]
+        share = config.rollout.vllm_gpu_memory_utilization
+        more = [f"  and {share:.0%} of the device for vLLM while it samples (rollout.vllm_gpu_memory_utilization)"]
     elif made.cache:
-        more = [f"  the cache takes at most {config.rollout.cache_memory:.0%} of the device (rollout.cache_memory)"]
+        more = [
+            f"  the cache takes at most {config.rollout.kv_cache_memory:.0%} of the device (rollout.kv_cache_memory)"
+        ]
     return [*lines, *more, "  no GPU is visible here to say whether that fits"]
 
 

@@ -40,7 +40,7 @@ def remedy(phase: Phase, config: Config) -> str:
     parts = f"update.token_budget (now {update.token_budget})"
     head = f"update.head_chunk (now {update.head_chunk})"
     if phase == "sampling":
-        return f"lower rollout.batch (now {rollout.batch})"
+        return f"lower rollout.batch_size (now {rollout.batch_size})"
     if phase == "scoring":
         return f"lower {parts}, then {head}"
     if phase == "step":

@@ -180,7 +180,7 @@ class Recorder:
                 self._sizes = {}
                 raise RecordError(
                     f"step {step} alone takes {size / 1e6:.1f} MB, more than record.max_megabytes = {limit / 1e6:g}: "
-                    "raise that, or lower record.share"
+                    "raise that, or lower record.group_share"
                 )
             self.manifest = replace(self.manifest, stride=2 * self.manifest.stride)
             self._put_manifest()  # first, so that a kill in between leaves too many records, which are then dropped

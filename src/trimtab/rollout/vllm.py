@@ -33,8 +33,8 @@ ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
 OWN_OPTIONS = {
     "model": "model.path",
     "dtype": "model.precision",
-    "gpu_memory_utilization": "rollout.vllm_memory",
-    "max_num_seqs": "rollout.batch",
+    "gpu_memory_utilization": "rollout.vllm_gpu_memory_utilization",
+    "max_num_seqs": "rollout.batch_size",
     "max_model_len": "rollout.max_prompt_tokens and rollout.max_new_tokens",
     "seed": "run.seed",
     "logprobs_mode": None,
@@ -228,7 +228,8 @@ def _start(vllm: Any, model: Any, device: torch.device, settings: VllmSettings, 
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     advice = (
-        f"rollout.vllm_memory={settings.memory:g} is its share of the device's memory, {settings.context} tokens the "
+        f"rollout.vllm_gpu_memory_utilization={settings.memory:g} is its share of the device's memory, "
+        f"{settings.context} tokens the "
         "longest prompt and response. "
     )
     with TemporaryDirectory() as folder, _explained("start", advice), warnings.catch_warnings(action="ignore"):

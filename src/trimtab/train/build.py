@@ -72,8 +72,8 @@ def build_sampler(policy: Policy, rollout: RolloutConfig | None = None) -> Sampl
     settings = VllmSettings(
         dtype=torch.bfloat16 if policy.precision == "bf16" else torch.float32,
         context=min(wanted, getattr(policy.causal.config, "max_position_embeddings", None) or wanted),
-        batch=rollout.batch,
-        memory=rollout.vllm_memory,
+        batch=rollout.batch_size,
+        memory=rollout.vllm_gpu_memory_utilization,
         options=rollout.vllm_options,
     )
     return VllmSampler(policy.model, policy.end_tokens, policy.autocast, settings)
@@ -83,6 +83,6 @@ def _native(policy: Policy, rollout: RolloutConfig | None) -> Sampler:
     """The fast sampler on a GPU where it knows the model's family, else the general one."""
     if policy.device.type == "cuda" and unsupported_reason(policy.model) is None:
         dtype = torch.bfloat16 if policy.precision == "bf16" else torch.float32
-        memory = RolloutConfig().cache_memory if rollout is None else rollout.cache_memory
+        memory = RolloutConfig().kv_cache_memory if rollout is None else rollout.kv_cache_memory
         return PagedSampler(policy.model, policy.end_tokens, dtype, memory)
     return NativeSampler(policy.model, policy.end_tokens, policy.pad_token, policy.autocast)

@@ -117,19 +117,19 @@ def collect(
     wanted, options = config.rollout.prompts, config.sampling_options(config.rollout.samples)
     groups: list[list[GradedResponse]] = []
     dropped = 0
-    rounds = config.rollout.dynamic_rounds if config.rollout.dynamic else 1
+    rounds = config.rollout.dynamic_max_rounds if config.rollout.dynamic_sampling else 1
     for _ in range(rounds):
         missing = wanted - len(groups)
-        count = int(missing * config.rollout.dynamic_oversample) if config.rollout.dynamic else missing
+        count = int(missing * config.rollout.dynamic_oversample) if config.rollout.dynamic_sampling else missing
         numbers = range(position, position + count)
         problems = [(n, task[problem_number(len(task), config.run.seed, n)]) for n in numbers]
         drawn = answer_problems(policy, sampler, problems, step, options, config)
-        mixed = [group for group in drawn if has_spread(group)] if config.rollout.dynamic else drawn
+        mixed = [group for group in drawn if has_spread(group)] if config.rollout.dynamic_sampling else drawn
         used = mixed[:missing]
         groups += used
         # Prompts behind the last used group were not needed: the next step meets them again.
         position = used[-1][0].group + 1 if len(used) == missing else position + count
-        dropped += sum(not has_spread(group) for group in drawn) if config.rollout.dynamic else 0
+        dropped += sum(not has_spread(group) for group in drawn) if config.rollout.dynamic_sampling else 0
         if len(groups) == wanted:
             break
     return groups, dropped, position

@@ -70,7 +70,7 @@ class Recording:
         }
 
         def build() -> StepData:
-            data = step_data(number, answers, held, choose(answers, self.config.record.share), self.vocabulary)
+            data = step_data(number, answers, held, choose(answers, self.config.record.group_share), self.vocabulary)
             return replace(data, info=replace(data.info, **facts))
 
         self.recorder.write(number, build)
@@ -109,7 +109,7 @@ def start_recording(
     manifest = Manifest(
         objective=objective_options(config),
         advantage=objective.advantage,
-        settings=Settings(config.record.every, config.record.share, config.record.max_megabytes),
+        settings=Settings(config.record.every, config.record.group_share, config.record.max_megabytes),
         versions=dict(versions),
     )
     recorder, words = Recorder(where, manifest, warn), vocabulary(policy)

@@ -294,9 +294,9 @@ class Run:
         if not all(bool(torch.isfinite(weight).all()) for weight in weights):
             message = f"the weights are not finite at step {step}: lower update.lr and start again"
             raise self._stop(Stop.NOT_FINITE, message)
-        if self.config.update.not_finite == "stop":
+        if self.config.update.on_nonfinite == "stop":
             message = f"an update of step {step} was not finite ({what}): see {self.folder.faults}. To pass over it: "
-            raise self._stop(Stop.NOT_FINITE, message + f"{self._go_on_with} --set update.not_finite=skip")
+            raise self._stop(Stop.NOT_FINITE, message + f"{self._go_on_with} --set update.on_nonfinite=skip")
 
     def _look_out(self, record: dict[str, float]) -> list[Alarm]:
         """Show a step to the watcher; the alarms that end the run."""

@@ -17,7 +17,7 @@ class Sinks:
     def __init__(self, config: Config, folder: RunFolder, say: Callable[[str], None]) -> None:
         self.say = say
         self.open: dict[str, tuple[Log, Callable[[], object]]] = {}
-        for name in config.run.sinks:
+        for name in config.run.loggers:
             try:
                 self.open[name] = _OPENERS[name](config, folder)
             except Exception as error:

@@ -55,9 +55,9 @@ def warm_start(
         loss = _supervised_step(policy, optimizer, _draw(examples, step, config), config, step)
         progress(step + 1, warm.steps, loss)
         failpoints.failpoint("warm_start.step")
-        if (step + 1) % warm.check_every and step + 1 < warm.steps:
+        if (step + 1) % warm.eval_every and step + 1 < warm.steps:
             continue
-        good_enough = warm.until < 1 and evaluate().get("eval/accuracy", 0.0) >= warm.until
+        good_enough = warm.target_accuracy < 1 and evaluate().get("eval/accuracy", 0.0) >= warm.target_accuracy
         if warm.cache:
             tensors = {"model": parameters(policy), "optimizer": checkpoints.optimizer_tensors(optimizer)}
             try:
@@ -79,7 +79,9 @@ def cache_key(config: Config) -> str:
         "device": config.run.device,
         "torch": torch.__version__,
         "update": config.update.model_dump(include={"token_budget", "head_chunk", "betas", "max_grad_norm"}),
-        "evaluation": [config.run.eval_problems, config.rollout.max_new_tokens] if config.warm_start.until < 1 else [],
+        "evaluation": [config.run.eval_problems, config.rollout.max_new_tokens]
+        if config.warm_start.target_accuracy < 1
+        else [],
         "files": [_stamp(path) for path in (config.model.path, config.task.path, config.warm_start.path) if path],
     }
     return hashlib.sha256(json.dumps(shaping, sort_keys=True).encode()).hexdigest()[:16]
@@ -129,7 +131,7 @@ def _examples(policy: Policy, task: Task, config: Config) -> Callable[[int], Tra
         raise ValueError(
             f"task {task.name} has no worked solutions: set warm_start.path to a jsonl, or warm_start.steps = 0"
         )
-    count = min(warm.problems or len(task), len(task))
+    count = min(warm.max_problems or len(task), len(task))
 
     def example(number: int) -> Transcript:
         problem = task[number % count]
@@ -144,7 +146,7 @@ def _transcript(policy: Policy, prompt: object, solution: str) -> Transcript:
 
 def _draw(examples: Callable[[int], Transcript], step: int, config: Config) -> list[Transcript]:
     rng = random.Random(stream_seed("warm", config.run.seed, step))
-    chosen = [examples(rng.randrange(1 << 30)) for _ in range(config.warm_start.batch)]
+    chosen = [examples(rng.randrange(1 << 30)) for _ in range(config.warm_start.batch_size)]
     return sorted(chosen, key=len)
 
 

@@ -73,7 +73,7 @@ KINDS: dict[str, Kind] = {
         ("groups/mixed_share",),
         ("signal_least", "signal_fall"),
         "If all are wrong: an easier task, a warm start, more rollout.samples. If all are right: a harder task, or "
-        "stop here. rollout.dynamic = true draws until groups differ. Check the verifier",
+        "stop here. rollout.dynamic_sampling = true draws until groups differ. Check the verifier",
     ),
     "truncation": Kind(
         response.truncation,

@@ -281,7 +281,7 @@ def _notes(records: Records, variants: Sequence[Variant], steps: Sequence[StepRe
     if partial:
         yield (
             f"{partial} of {len(steps)} steps were planned over the recorded share of the mini-batch "
-            f"(record.share = {manifest.settings.share:g}): quantiles and normalisers are those of that share"
+            f"(record.group_share = {manifest.settings.share:g}): quantiles and normalisers are those of that share"
         )
     if not all(step.moved for step in steps):
         yield "no new log-probabilities were recorded: ratios are taken as 1, and nothing is clipped"

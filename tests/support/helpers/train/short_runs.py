@@ -21,7 +21,7 @@ from typing import Any
 from transformers.utils import logging
 
 from trimtab import failpoints
-from trimtab.config.recipe import Config, load
+from trimtab.config import Config, load
 from trimtab.train import loop
 from trimtab.train.loop import train
 from trimtab.train.run import Run, RunStoppedError
@@ -43,8 +43,8 @@ SETTINGS = {
     "update.lr": "3e-3",
     "update.token_budget": "64",
     "warm_start.steps": "4",
-    "warm_start.check_every": "2",
-    "warm_start.batch": "4",
+    "warm_start.eval_every": "2",
+    "warm_start.batch_size": "4",
     "run.steps": "6",
     "run.checkpoint_every": "2",
     "run.eval_every": "3",

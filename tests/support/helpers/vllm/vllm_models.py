@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trimtab.config.recipe import RolloutConfig
+from trimtab.config import RolloutConfig
 from trimtab.policy import Policy, Transcript, load_policy, score
 from trimtab.policy.demo_model import demo_model, demo_tokenizer
 from trimtab.rollout import PromptTokens, Response, SamplingOptions
@@ -50,7 +50,7 @@ def load(folder: Path, **options: Any) -> Policy:
 
 def rollout(**changes: Any) -> RolloutConfig:
     """The configuration of a small sampler."""
-    small = {"engine": "vllm", "batch": 64, "max_prompt_tokens": 200, "max_new_tokens": 16}
+    small = {"engine": "vllm", "batch_size": 64, "max_prompt_tokens": 200, "max_new_tokens": 16}
     return RolloutConfig(**{**small, "vllm_options": LITTLE_MEMORY, **changes})
 
 

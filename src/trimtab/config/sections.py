@@ -1,0 +1,356 @@
+"""The pydantic models of a recipe: one per section, and `Config`, which holds them all.
+
+`extra="forbid"` makes a misspelt key an error. Types are strict: `steps = "many"`, `steps = 1.5` and `steps = true` are
+all errors.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from trimtab.objectives import ATTACHMENTS, COMMON, METHODS, OPTIONS, Objective, objective
+from trimtab.rewards import RULES, Kind, check_rule
+from trimtab.rollout import SamplingOptions, check_vllm_options
+from trimtab.text import nearest
+
+RewardKeyword = Literal["wrong", "exclude"]
+TASKS = ("arithmetic", "gsm8k", "file", "gym:KIND")
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors, values are frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _none_from_string(cls, value: Any, info: ValidationInfo) -> Any:
+        # TOML has no null: `--set model.reference=none` unsets an optional key of a recipe.
+        kind = cls.model_fields[str(info.field_name)].annotation
+        return None if value == "none" and type(None) in typing.get_args(kind) else value
+
+
+class TaskConfig(Section):
+    """Where prompts and ground-truth answers come from."""
+
+    name: str = Field("arithmetic", description="arithmetic, gsm8k, file, or gym:KIND (reasoning-gym)")
+    path: str | None = Field(None, description="file and gsm8k: a jsonl or parquet file, or a dataset on the hub")
+    eval_path: str | None = Field(None, description="file and gsm8k: the held-out problems; none: no evaluation")
+    rule: str = Field("boxed", description=f"file: how responses are graded: {', '.join(RULES)}")
+    suffix: str = Field("", description="file: text appended to the last message of each prompt")
+    family: Literal["addition", "subtraction", "multiplication", "chain", "words"] = Field(
+        "addition", description="arithmetic: the kind of problem"
+    )
+    digits: int = Field(2, ge=1, le=9, description="arithmetic: digits of each number")
+    terms: int = Field(3, ge=2, le=9, description="arithmetic: numbers in a chain or word problem")
+    form: Literal["bare", "instruct"] = Field(
+        "bare", description=r"arithmetic: the prompt: bare is `12+34=`, instruct is a question that asks for a \boxed"
+    )
+    size: int = Field(10_000, ge=1, description="generated tasks: problems per epoch")
+    options: dict[str, Any] = Field(default_factory=dict, description="reasoning-gym: options of the generator")
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        if value in TASKS[:-1] or (value.startswith("gym:") and len(value) > len("gym:")):
+            return value
+        raise ValueError(f"unknown task {value!r}: {nearest(value, TASKS)}")
+
+    @field_validator("rule")
+    @classmethod
+    def _check_rule(cls, value: str) -> str:
+        try:
+            check_rule(value)
+        except ValueError:
+            raise ValueError(f"unknown rule {value!r}: {nearest(value, RULES)}") from None
+        return value
+
+
+class ModelConfig(Section):
+    """The policy model."""
+
+    path: str = Field("demo", description="a folder or hub name of a causal LM, `demo`, or `smollm2`")
+    reference: str | None = Field(
+        None, description="the reference model of a KL penalty: a path, or `start` for the policy before RL"
+    )
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast over fp32 master weights")
+    attention: str | None = Field(None, description="transformers' attn_implementation")
+    gradient_checkpointing: bool = Field(False, description="recompute activations: less memory, more time")
+    lora_rank: int = Field(0, ge=0, description="0: full fine-tuning; else LoRA of this rank (extra `lora`)")
+    lora_alpha: int = Field(32, gt=0, description="LoRA's alpha")
+    chat: bool = Field(True, description="apply the tokenizer's chat template if it has one")
+
+
+class WarmStartConfig(Section):
+    """A short supervised phase (SFT) on worked solutions before RL."""
+
+    steps: int = Field(0, ge=0, description="optimizer steps; 0: no warm start")
+    batch_size: int = Field(64, ge=1, description="solutions per step")
+    lr: float = Field(1e-3, gt=0, description="learning rate of the first step; decays linearly to zero")
+    target_accuracy: float = Field(1.0, ge=0, le=1, description="stop early at this greedy held-out accuracy; 1: never")
+    eval_every: int = Field(50, ge=1, description="steps between checks of that accuracy, and between checkpoints")
+    path: str | None = Field(None, description="a jsonl of {prompt, solution}; none: the task's own worked solutions")
+    max_problems: int | None = Field(None, ge=1, description="use only the first so many problems, over and over")
+    cache: bool = Field(True, description="cache the warm-started weights next to the run's folder, for later runs")
+
+
+class RolloutConfig(Section):
+    """How responses are sampled."""
+
+    engine: Literal["native", "vllm"] = Field("native", description="the sampler ([vllm.md](vllm.md); extra `vllm`)")
+    prompts: int = Field(32, ge=1, description="prompts per step")
+    samples: int = Field(8, ge=1, description="responses per prompt: the size of a group")
+    max_new_tokens: int = Field(8, ge=1, description="maximum length of a response")
+    max_prompt_tokens: int = Field(1024, ge=1, description="longer prompts are an error")
+    temperature: float = Field(1.0, gt=0, description="of sampling, and of every log-probability and entropy")
+    top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; 1: off")
+    top_k: int = Field(0, ge=0, description="top-k sampling; 0: off")
+    batch_size: int = Field(1024, ge=1, description="responses sampled concurrently")
+    dynamic_sampling: bool = Field(
+        False, description="DAPO's dynamic sampling: replace groups whose rewards are all equal by further prompts"
+    )
+    dynamic_oversample: float = Field(
+        3.0, ge=1, description="dynamic sampling: prompts per round, as a multiple of the groups still missing"
+    )
+    dynamic_max_rounds: int = Field(
+        10, ge=1, description="dynamic sampling: rounds before a step goes on with fewer groups"
+    )
+    kv_cache_memory: float = Field(
+        0.3, gt=0, lt=1, description="native on a GPU: the share of its memory that the KV cache may take"
+    )
+    vllm_gpu_memory_utilization: float = Field(
+        0.4, gt=0, lt=1, description="vllm: the share of the GPU's memory it may take while it samples"
+    )
+    vllm_options: dict[str, Any] = Field(default_factory=dict, description="vllm: other arguments of `vllm.LLM`")
+
+    @field_validator("vllm_options")
+    @classmethod
+    def _check_vllm_options(cls, value: dict[str, Any]) -> dict[str, Any]:
+        check_vllm_options(value)
+        return value
+
+
+class RewardConfig(Section):
+    """The reward of each kind of verdict: a number, `wrong` (as a wrong answer), or `exclude` (not trained on)."""
+
+    correct: float = Field(1.0, description="the answer is right")
+    wrong: float = Field(0.0, description="the answer is wrong")
+    no_answer: float | RewardKeyword = Field("wrong", description="the response holds no answer")
+    ambiguous: float | RewardKeyword = Field("wrong", description="several answers where one is asked for")
+    too_costly: float | RewardKeyword = Field("wrong", description="the answer takes too long to check")
+    crashed: float | RewardKeyword = Field("exclude", description="the grader failed")
+    overlong_buffer: int = Field(
+        0, ge=0, description="DAPO's soft overlong penalty: it grows over the last so many tokens; 0: off"
+    )
+    overlong_factor: float = Field(1.0, ge=0, description="the overlong penalty of a response of maximum length")
+
+    @field_validator("no_answer", "ambiguous", "too_costly", "crashed", mode="before")
+    @classmethod
+    def _check_number_or_keyword(cls, value: Any) -> Any:
+        if value in typing.get_args(RewardKeyword) or (isinstance(value, int | float) and not isinstance(value, bool)):
+            return value
+        raise ValueError(f"{value!r} must be a number, 'wrong' (the reward of a wrong answer) or 'exclude'")
+
+    def of(self, kind: Kind) -> float | None:
+        """Return the reward of a verdict's kind, or None if such responses are excluded from training."""
+        reward = getattr(self, kind)
+        return self.wrong if reward == "wrong" else None if reward == "exclude" else float(reward)
+
+
+class UpdateConfig(Section):
+    """The optimizer updates of a step."""
+
+    per_step: int = Field(1, ge=1, description="updates (mini-batches) per step; must divide rollout.prompts")
+    token_budget: int = Field(16_384, ge=1, description="tokens per micro-batch, including padding if any")
+    token_stats: Literal["old", "current"] = Field(
+        "old", description="which policy's log-probabilities and entropies select tokens: the old or the current one's"
+    )
+    lr: float = Field(1e-3, gt=0, description="AdamW's learning rate, constant after the warm-up")
+    warmup_steps: int = Field(0, ge=0, description="steps of linear learning-rate warm-up")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.999), strict=False, description="AdamW's betas"
+    )
+    max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
+    on_nonfinite: Literal["skip", "stop"] = Field(
+        "skip", description="what to do with an update that has a NaN or infinity: skip it, or stop the run"
+    )
+    head_chunk: int = Field(4096, ge=1, description="tokens per pass through the LM head: bounds the memory of logits")
+
+
+class RecordConfig(Section):
+    """The flight recorder: response tokens with every decision about them, for `trimtab replay` and reports."""
+
+    enabled: bool = Field(True, description="write token-level records to the run's `tokens` folder")
+    every: int = Field(1, ge=1, description="record every so many steps")
+    group_share: float = Field(1.0, gt=0, le=1, description="share of a step's groups; below 1 no replay is exact")
+    max_megabytes: float = Field(2000.0, gt=0, description="size limit, kept by deleting every second recorded step")
+
+
+Action = Literal["warn", "save", "stop", "off"]
+
+
+class AlarmsConfig(Section):
+    """What an alarm does ([alarms.md](alarms.md)); a key named after an alarm overrides `default` for it."""
+
+    enabled: bool = Field(True, description="check the metrics of every step")
+    default: Action = Field(
+        "warn", description="warn: print it; save: also keep a checkpoint; stop: also end the run; off: nothing"
+    )
+    entropy_collapse: Action | None = Field(None, description="the entropy collapses")
+    entropy_explosion: Action | None = Field(None, description="the entropy explodes")
+    spurious_growth: Action | None = Field(None, description="more tokens are rare, confident and rewarded")
+    gradient_concentration: Action | None = Field(None, description="few tokens hold much of the gradient")
+    ratio: Action | None = Field(None, description="the policy moves too far within a step")
+    clip: Action | None = Field(None, description="far more tokens are clipped than at the start")
+    sampler_mismatch: Action | None = Field(None, description="sampler and trainer disagree about log-probabilities")
+    no_signal: Action | None = Field(None, description="too few groups have different rewards")
+    truncation: Action | None = Field(None, description="responses are truncated")
+    repetition: Action | None = Field(None, description="responses repeat themselves")
+    length_drift: Action | None = Field(None, description="responses get much longer or shorter without a gain")
+    reward_hacking: Action | None = Field(None, description="the reward rises but held-out accuracy does not")
+    reward_drop: Action | None = Field(None, description="reward or held-out accuracy falls from its best")
+
+    def action(self, alarm: str) -> Action:
+        """Return what an alarm of this name does."""
+        own: Action | None = getattr(self, alarm, None)
+        return own or self.default
+
+
+class RunConfig(Section):
+    """How long a run lasts, where it runs, and what it saves."""
+
+    steps: int = Field(200, ge=1, description="RL steps (rollout batches)")
+    seed: int = Field(0, description="of sampling, the order of problems, and the demo model's weights")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
+    threads: int = Field(
+        0,
+        ge=0,
+        description="CPU threads; 0: torch's default, or one beside a GPU. Results depend on it in the last bit",
+    )
+    eval_every: int = Field(50, ge=0, description="steps between evaluations on held-out problems; 0: none")
+    eval_problems: int = Field(200, ge=1, description="held-out problems per evaluation")
+    checkpoint_every: int = Field(50, ge=0, description="steps between checkpoints; 0: only at the end")
+    keep_checkpoints: int = Field(2, ge=1, description="keep the newest so many checkpoints")
+    patience: int = Field(50, ge=0, description="stop after so many steps in a row without learning signal; 0: never")
+    loggers: list[Literal["wandb", "trackio", "tensorboard"]] = Field(
+        default_factory=list, description="where metrics go besides metrics.jsonl"
+    )
+    report: bool = Field(True, description="`trimtab train` ends by writing report.html to the run's folder")
+
+
+class Config(Section):
+    """A whole recipe."""
+
+    objective: dict[str, Any] = Field(
+        default_factory=lambda: {"name": "stapo"}, description="the objective's name and its options"
+    )
+    task: TaskConfig = TaskConfig()
+    model: ModelConfig = ModelConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    update: UpdateConfig = UpdateConfig()
+    run: RunConfig = RunConfig()
+    record: RecordConfig = RecordConfig()
+    alarms: AlarmsConfig = AlarmsConfig()
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _objective_as_table(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        # TOML has no null, and a run's config.toml must build the same objective again.
+        return {k: "none" if v is None else v for k, v in value.items()} if isinstance(value, Mapping) else value
+
+    @field_validator("objective")
+    @classmethod
+    def _check_objective(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if "name" not in value:
+            raise ValueError("the objective needs a name, for example name = 'stapo'")
+        build_objective(value)
+        return value
+
+    @model_validator(mode="after")
+    def _check_across_sections(self) -> Config:
+        rollout, update = self.rollout, self.update
+        if rollout.prompts % update.per_step:
+            raise ValueError(
+                f"update.per_step = {update.per_step} does not divide rollout.prompts = {rollout.prompts}: the "
+                f"{rollout.prompts * rollout.samples} responses of a step are split into mini-batches of whole groups"
+            )
+        token_stats = self.objective.get("token_stats", update.token_stats)
+        if token_stats != update.token_stats:
+            raise ValueError(
+                f"objective.token_stats = {token_stats!r}, but update.token_stats = {update.token_stats!r}: "
+                "set update.token_stats alone"
+            )
+        if "ref_logp" in self.build_objective().needs and self.model.reference is None:
+            raise ValueError(
+                f"objective.name = {self.objective['name']!r} has a KL to a reference model: "
+                "set model.reference ('start' or a path)"
+            )
+        if rollout.dynamic_sampling and rollout.samples < 2:
+            raise ValueError(
+                f"rollout.dynamic_sampling needs rollout.samples of 2 or more, not {rollout.samples}: "
+                "the rewards of one response cannot differ"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_rewards(self) -> Config:
+        reward, limit = self.reward, self.rollout.max_new_tokens
+        if reward.correct <= reward.wrong:
+            raise ValueError(f"reward.correct = {reward.correct} must be more than reward.wrong = {reward.wrong}")
+        if reward.overlong_buffer > limit:
+            raise ValueError(
+                f"reward.overlong_buffer = {reward.overlong_buffer} must be at most rollout.max_new_tokens = {limit}"
+            )
+        return self
+
+    def sampling_options(self, samples: int, temperature: float | None = None) -> SamplingOptions:
+        """Return the sampling options of this run; a given temperature (evaluation) turns top-p and top-k off."""
+        rollout = self.rollout
+        return SamplingOptions(
+            samples=samples,
+            max_new_tokens=rollout.max_new_tokens,
+            temperature=rollout.temperature if temperature is None else temperature,
+            top_p=rollout.top_p if temperature is None else 1.0,
+            top_k=rollout.top_k if temperature is None else 0,
+            seed=self.run.seed,
+            batch=rollout.batch_size,
+        )
+
+    def build_objective(self) -> Objective:
+        """Build the objective of this recipe."""
+        options = dict(self.objective)
+        if self.update.token_stats == "current":
+            options.setdefault("token_stats", "current")
+        return build_objective(options)
+
+
+def build_objective(options: Mapping[str, Any]) -> Objective:
+    """Build an objective from a recipe's table: `name` and its options; the string `none` means no value."""
+    given = {key: None if value == "none" else value for key, value in options.items() if key != "name"}
+    return objective(str(options["name"]), **given)
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of recipes, for editors."""
+    table = Config.model_json_schema()
+    names = [*METHODS, *(f"dapo + {name}" for name in ATTACHMENTS)]
+    entries = [*METHODS.values(), *ATTACHMENTS.values()]
+    known = sorted({*COMMON, *(key for entry in entries for key in entry.options)} - {*ATTACHMENTS})
+    options: dict[str, Any] = {key: {"description": OPTIONS[key].meaning} for key in known}
+    options |= {name: {"description": entry.title} for name, entry in ATTACHMENTS.items()}
+    table["properties"]["objective"] = {
+        "type": "object",
+        "required": ["name"],
+        "additionalProperties": False,
+        "properties": {"name": {"type": "string", "examples": names}, **options},
+    }
+    return table
