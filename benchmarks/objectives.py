@@ -121,11 +121,13 @@ def host_waits(tokens: int) -> dict[str, Any]:
 
 def waits(run: Callable[[], object]) -> int:
     """Synchronising calls in `run`."""
-    torch.cuda.set_sync_debug_mode("warn")
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        run()
-    torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.set_sync_debug_mode("warn")  # outside of what is recorded: torch warns that this mode is a prototype
+    try:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     return sum("synchroniz" in str(w.message) for w in seen)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.rollout.triton_interpreter import interpret
+from helpers.triton_interpreter import interpret
 from trimtab.objectives.theory import moments
 from trimtab.policy.head import (
     CHUNK,

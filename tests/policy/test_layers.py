@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import DynamicCache, GemmaConfig, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
-from helpers.rollout import layer_kernel_cases
-from helpers.rollout.layer_kernel_cases import CONFIGS, INTERPRETED, SIZE, cases, model_of, packed
-from helpers.rollout.triton_interpreter import faults
+from helpers.policy import layer_kernel_cases
+from helpers.policy.layer_kernel_cases import CONFIGS, INTERPRETED, SIZE, cases, model_of, packed
+from helpers.triton_interpreter import faults
 from trimtab.policy import models
 from trimtab.policy.layers import AddNorm, Gate, Kernels, Turn, fuse_layers, gpu_kernels, unfuse_layers, why_not_fused
 from trimtab.policy.packed import packed_hidden

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import trimtab as tt
+from helpers.gpu import no_host_sync
 from trimtab.policy import Policy, Transcript, UpdateOptions, load_policy, score, update
 from trimtab.policy import packed as packing
 from trimtab.policy.models import with_packing
@@ -378,11 +379,8 @@ def test_on_a_gpu_a_part_never_waits_for_the_device() -> None:
     head = packed.fused_head(1.0, None)
     training_pass(packed, objective, plan, lines(), 1.0, 1000, head)  # kernels are compiled
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_host_sync():
         training_pass(packed, objective, plan, lines(), 1.0, 1000, head)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu

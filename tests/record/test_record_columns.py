@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers.gpu import host_sync_allowed, no_host_sync
 from helpers.record.made_records import WORDS
 from trimtab.objectives import TokenBatch, objective
 from trimtab.policy.update import UpdateResult
@@ -122,16 +123,12 @@ def test_columns_of_a_gpu_are_held_with_their_bits_and_no_hidden_wait(monkeypatc
     hold(trace, [RESPONSES])
 
     def asked_for(stream: torch.cuda.Stream) -> None:
-        torch.cuda.set_sync_debug_mode("default")
-        synchronize(stream)
-        torch.cuda.set_sync_debug_mode("error")
+        with host_sync_allowed():
+            synchronize(stream)
 
     monkeypatch.setattr(torch.cuda.Stream, "synchronize", asked_for)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_host_sync():
         held = hold(trace, [RESPONSES])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert all(not value.is_cuda for value in held.columns.values())
     assert same_bits(held, trace)
 

@@ -9,7 +9,7 @@ import torch
 
 from helpers.rollout import paged_kernel_cases
 from helpers.rollout.paged_kernel_cases import GPU_SHAPES, INTERPRETED, cases
-from helpers.rollout.triton_interpreter import faults
+from helpers.triton_interpreter import faults
 
 ON_GPU = cases(GPU_SHAPES, [40, 4096, 9000, 50_257], 256)
 

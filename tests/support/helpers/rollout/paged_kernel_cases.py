@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from helpers.rollout.triton_interpreter import try_all
+from helpers.triton_interpreter import try_all
 from trimtab.rollout.paged import torch_ops as plain
 from trimtab.rollout.paged.decode_state import HOME, KEY, LIMIT, LIVE, MADE, PAGE, POSITION, TOKEN, State
 

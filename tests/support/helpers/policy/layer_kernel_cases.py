@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-from helpers.rollout.triton_interpreter import try_all
+from helpers.triton_interpreter import try_all
 from trimtab.policy.layers import AddNorm, Gate, Turn, fuse_layers, gpu_kernels, why_not_fused
 from trimtab.policy.packed import Packed, packed_hidden, use_packed_attention
 
