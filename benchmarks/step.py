@@ -33,7 +33,6 @@ from trimtab.rewards import grade_many
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.tasks import Problem, problem_number
 from trimtab.train import experience, loop
-from trimtab.train import metrics as measure
 from trimtab.train.build import build_sampler, build_task, set_threads
 from trimtab.train.gc_pause import gc_pause
 from trimtab.train.loop import Trainer, build_trainer
@@ -134,7 +133,7 @@ def watching(trainer: Trainer, watch: Stopwatch) -> Iterator[None]:
         (loop, "update", "forward and backward"),
         (torch.nn.utils, "clip_grad_norm_", "optimizer"),
         (trainer.optimizer, "step", "optimizer"),
-        (measure, "step_metrics", "metrics"),
+        (loop, "step_metrics", "metrics"),
     ]
     with ExitStack() as stack:
         for owner, name, phase in places:

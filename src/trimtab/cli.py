@@ -90,7 +90,7 @@ def train(
 ) -> None:
     """Train; with no recipe the demo, which learns on a CPU in about two minutes."""
     with errors_in_words():
-        from trimtab.console import launch, resolve
+        from trimtab.console import launch_run, resolve
 
         wanted = resolve(recipe, settings or [], out, resume)
         if dry_run:
@@ -100,7 +100,7 @@ def train(
             return
         from trimtab.insight.alarms import watchman
 
-        code = launch(wanted, quiet, typer.echo, complain, watchman(wanted.config, complain), report_after)
+        code = launch_run(wanted, quiet, typer.echo, complain, watchman(wanted.config, complain), report_after)
     raise typer.Exit(code)
 
 

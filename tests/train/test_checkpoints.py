@@ -427,7 +427,7 @@ def test_metrics_that_found_no_room_are_written_with_the_next(
 ) -> None:
     from trimtab.train import run_folder as module
 
-    whole, calls = module._append, []
+    whole, calls = module.append_json_lines, []
 
     def sometimes_full(path: Path, record: dict[str, Any]) -> None:
         calls.append(record)
@@ -435,7 +435,7 @@ def test_metrics_that_found_no_room_are_written_with_the_next(
             full()
         whole(path, record)
 
-    monkeypatch.setattr(module, "_append", sometimes_full)
+    monkeypatch.setattr(module, "append_json_lines", sometimes_full)
     _, listener = trained(tmp_path / "run")
     assert listener.heard("metrics of 1 step(s) are not written yet", "No space")
     assert not differences(contents(tmp_path / "run"), contents(run_folder))

@@ -47,7 +47,7 @@ def resolve(recipe: str | None, settings: Sequence[str], out: Path | None, resum
     return Launch(load(recipe or resume / "config.toml", settings), recipe or str(resume / "config.toml"), None, resume)
 
 
-def launch(
+def launch_run(
     wanted: Launch,
     quiet: bool,
     say: Say,

@@ -86,7 +86,7 @@ def tokens(groups: list[list[Response]]) -> list[list[list[int]]]:
     return [[response.tokens for response in group] for group in groups]
 
 
-def same(mine: list[list[Response]], theirs: list[list[Response]], tolerance: float = 5e-6) -> None:
+def same(mine: list[list[Response]], theirs: list[list[Response]], tolerance: float = 2e-5) -> None:
     """Equal tokens, ends and order, log-probabilities to rounding."""
     assert tokens(mine) == tokens(theirs)
     for number, (ours, others) in enumerate(zip(mine, theirs, strict=True)):
