@@ -99,7 +99,7 @@ def test_micro_batches_of_any_size_and_order_leave_the_gradient_as_it_is(name: s
             whole = as_minibatch(data, rows, ranks)
             flat = new_log_probs(whole, seed)
             plan = core.plan(core_batch(core, data, rows))
-            wanted = core.coefficients(response_tokens(whole, flat), plan) * -ranks
+            wanted = core.loss_and_grad(response_tokens(whole, flat), plan)[1] * ranks
             share = len(rows) // ranks
             found: dict[int, torch.Tensor] = {}
             for rank in range(ranks):

@@ -82,7 +82,7 @@ def test_another_objective_is_planned_over_the_recorded_mini_batches(records: Re
     span = first.update.tokens
     assert np.array_equal(treated.weight[span], plan.weight.numpy())
     assert np.array_equal(treated.reason[span], plan.reason.numpy())
-    expected = fresh.coefficients(first.new_logp, plan) * first.batch.tokens
+    expected = -fresh.loss_and_grad(first.new_logp, plan)[1] * first.batch.tokens
     assert treated.coefficient[span] == pytest.approx(expected.numpy(), rel=1e-5, abs=1e-6)
 
 

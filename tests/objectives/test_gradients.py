@@ -66,12 +66,15 @@ def test_metrics_carry_no_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["stapo", *COMBINATIONS])
-def test_coefficients_are_minus_the_gradient(name: str) -> None:
+def test_loss_and_grad_are_the_loss_and_its_gradient(name: str) -> None:
     tokens, objective = batch(4), tt.objective(name)
     plan, new = objective.plan(tokens), moved(tokens)
-    (gradient,) = torch.autograd.grad(objective.loss(new, plan).loss, new)
+    loss = objective.loss(new, plan).loss
+    (gradient,) = torch.autograd.grad(loss, new)
     with torch.no_grad():
-        assert torch.equal(objective.coefficients(new, plan), -gradient)
+        out, grad_logp = objective.loss_and_grad(new, plan)
+    assert torch.equal(out.loss, loss) and not out.loss.requires_grad
+    assert torch.equal(grad_logp, gradient)
 
 
 def test_half_precision_log_probabilities_are_computed_with_in_single_precision() -> None:

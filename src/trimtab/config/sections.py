@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from trimtab.objectives import ATTACHMENTS, COMMON, METHODS, OPTIONS, Objective, objective
+from trimtab.objectives import ATTACHMENTS, COMMON_OPTIONS, METHODS, OPTIONS, Objective, objective
 from trimtab.rewards import RULES, Kind, check_rule
 from trimtab.rollout import SamplingOptions, check_vllm_options
 from trimtab.text import nearest
@@ -344,7 +344,7 @@ def json_schema() -> dict[str, Any]:
     table = Config.model_json_schema()
     names = [*METHODS, *(f"dapo + {name}" for name in ATTACHMENTS)]
     entries = [*METHODS.values(), *ATTACHMENTS.values()]
-    known = sorted({*COMMON, *(key for entry in entries for key in entry.options)} - {*ATTACHMENTS})
+    known = sorted({*COMMON_OPTIONS, *(key for entry in entries for key in entry.options)} - {*ATTACHMENTS})
     options: dict[str, Any] = {key: {"description": OPTIONS[key].meaning} for key in known}
     options |= {name: {"description": entry.title} for name, entry in ATTACHMENTS.items()}
     table["properties"]["objective"] = {

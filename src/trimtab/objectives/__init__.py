@@ -2,12 +2,12 @@
 
 from trimtab.objectives import advantages, theory
 from trimtab.objectives.comm import Comm, ProcessGroup, gather_rows
-from trimtab.objectives.methods.compose import COMMON, objective
+from trimtab.objectives.methods.compose import COMMON_OPTIONS, objective
 from trimtab.objectives.methods.reference_docs import METRICS
-from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, OPTIONS, unknown
+from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, OPTIONS
 from trimtab.objectives.objective import LossOutput, Objective
 from trimtab.objectives.plan import Plan, merge_metrics
-from trimtab.objectives.reasons import WORDS, Reason, reason_words
+from trimtab.objectives.reasons import REASON_WORDS, Reason, reason_words
 from trimtab.objectives.rules.controllers import EntropyGate
 from trimtab.objectives.rules.penalties import kl_estimate
 from trimtab.objectives.segments import segment_ids, token_bytes
@@ -17,11 +17,11 @@ from trimtab.objectives.token_batch import NotFiniteError, TokenBatch
 
 __all__ = [
     "ATTACHMENTS",
-    "COMMON",
+    "COMMON_OPTIONS",
     "METHODS",
     "METRICS",
     "OPTIONS",
-    "WORDS",
+    "REASON_WORDS",
     "Comm",
     "EntropyGate",
     "LossOutput",
@@ -46,5 +46,4 @@ __all__ = [
     "share_count",
     "theory",
     "token_bytes",
-    "unknown",
 ]

@@ -139,12 +139,16 @@ class Objective:
         loss = (terms * plan.scale).sum()
         return LossOutput(loss, ratio.detach(), log_rho.detach(), clipped, 1 / max(plan.tokens_in_minibatch, 1))
 
-    def coefficients(self, new_logp: Tensor, plan: Plan) -> Tensor:
-        """How strongly each token's log-probability is pushed up: minus the gradient of the loss."""
+    def loss_and_grad(self, new_logp: Tensor, plan: Plan) -> tuple[LossOutput, Tensor]:
+        """Return the loss without its graph, and d loss / d log-prob of every token.
+
+        A negative gradient means that descent raises the token's probability.
+        """
         with torch.enable_grad():
-            leaf = new_logp.detach().clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(self.loss(leaf, plan).loss, leaf)
-        return -gradient
+            leaf = new_logp.detach().requires_grad_()
+            out = self.loss(leaf, plan)
+            (grad_logp,) = torch.autograd.grad(out.loss, leaf)
+        return replace(out, loss=out.loss.detach()), grad_logp
 
     def explain(self) -> str:
         """The formula with this object's numbers, for people."""

@@ -27,7 +27,7 @@ class Reason(IntFlag):
         return f"tokens/{str(self.name).lower()}_share"
 
 
-WORDS: dict[Reason, str] = {
+REASON_WORDS: dict[Reason, str] = {
     Reason.KEPT: "kept as it came",
     Reason.NO_SIGNAL: "advantage is zero: nothing to learn from it",
     Reason.SILENCED: "silenced: rare, confident and rewarded",
@@ -46,4 +46,4 @@ WORDS: dict[Reason, str] = {
 def reason_words(code: int) -> str:
     """A reason code in words, `; ` between several."""
     flags = Reason(code)
-    return "; ".join(WORDS[flag] for flag in Reason if flag in flags) or WORDS[Reason.KEPT]
+    return "; ".join(REASON_WORDS[flag] for flag in Reason if flag in flags) or REASON_WORDS[Reason.KEPT]

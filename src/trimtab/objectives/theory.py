@@ -1,6 +1,6 @@
 """What a token does to the update, exactly: its gradient norm and the entropy change it causes.
 
-With logits `a`, the sampled index `k`, and a coefficient `w` on its log-probability (`Objective.coefficients`; `A` for
+With logits `a`, the sampled index `k`, and a coefficient `w` on its log-probability (minus the gradient of `Objective.loss_and_grad`; `A` for
 an unclipped on-policy token), a step moves the logits along `w (1[v=k] - p_v)`. All of this follows from four numbers
 per token: ln p, the entropy H, sum p^2 and sum p^2 ln p over the vocabulary.
 """
@@ -93,8 +93,8 @@ def entropy_change(objective: Objective, batch: TokenBatch, plan: Plan, new_logp
     The sum is the predicted change of the plan. Clipped and silenced tokens contribute 0. Without `new_logp` the update
     starts where tokens were judged.
     """
-    drive = batch_phi(batch)
-    return -objective.coefficients(batch.judged_logp if new_logp is None else new_logp, plan) * drive
+    _, grad_logp = objective.loss_and_grad(batch.judged_logp if new_logp is None else new_logp, plan)
+    return grad_logp * batch_phi(batch)
 
 
 def critical_weight(advantage: Tensor, drive: Tensor, boosted: Tensor) -> Tensor:

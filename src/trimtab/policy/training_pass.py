@@ -13,7 +13,6 @@ Otherwise, and for heads that are more than a linear map, autograd does it, with
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -58,18 +57,18 @@ def _through_head(
     pieces = _pieces(part, chunk)
     if pieces is None:  # the fourth GEMM
         sizes = [min(chunk, part.tokens - first) for first in range(0, part.tokens, chunk)]
-        whole, slope = _loss_and_slope(objective, part, head_scores(hidden, head, tokens, chunk).logp)
+        whole, grad_logp = objective.loss_and_grad(head_scores(hidden, head, tokens, chunk).logp, part)
         outputs = [whole]
 
         def loss_of(logp: Tensor, here: slice) -> tuple[Tensor, Tensor]:
-            return whole.loss, slope[here]
+            return whole.loss, grad_logp[here]
     else:
         sizes, outputs, left = [piece.tokens for piece in pieces], [], iter(pieces)
 
         def loss_of(logp: Tensor, here: slice) -> tuple[Tensor, Tensor]:
-            out, slope = _loss_and_slope(objective, next(left), logp)
+            out, grad_logp = objective.loss_and_grad(logp, next(left))
             outputs.append(out)
-            return out.loss, slope
+            return out.loss, grad_logp
 
     linear: Any = policy.head
     made = head_gradients(
@@ -109,11 +108,3 @@ def _pieces(part: Plan, chunk: int) -> list[Plan] | None:
         sizes[-1] += 1
         tokens += length
     return part.split(sizes)
-
-
-def _loss_and_slope(objective: Objective, piece: Plan, logp: Tensor) -> tuple[LossOutput, Tensor]:
-    with torch.enable_grad():
-        leaf = logp.detach().requires_grad_()
-        out = objective.loss(leaf, piece)
-        (slope,) = torch.autograd.grad(out.loss, leaf)
-    return replace(out, loss=out.loss.detach()), slope

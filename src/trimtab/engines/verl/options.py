@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trimtab.engines.common import make_objective
-from trimtab.objectives import Objective, unknown
+from trimtab.objectives import Objective
+from trimtab.text import nearest
 
 OWN = ("advantage", "record", "record_every", "record_share", "record_max_megabytes")
 
@@ -89,7 +90,7 @@ def _check_own(options: Options) -> None:
 def _explained(error: ValueError, given: Mapping[str, Any]) -> ValueError:
     """The error, or a better one where a key was meant for this section itself (recrod, advantge)."""
     for key in given:
-        close = str(unknown("option of trimtab", key, OWN))
+        close = f"unknown option of trimtab {key!r}: {nearest(key, OWN)}"
         if repr(key) in str(error) and "did you mean" not in str(error) and "did you mean" in close:
             return ValueError(close)
     return ValueError(f"trimtab: {error}")

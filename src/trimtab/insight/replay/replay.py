@@ -41,7 +41,17 @@ from trimtab.insight.replay.values import (
     add_overlaps,
     add_treatments,
 )
-from trimtab.objectives import ATTACHMENTS, COMMON, METHODS, Objective, Plan, Reason, TokenBatch, objective, theory
+from trimtab.objectives import (
+    ATTACHMENTS,
+    COMMON_OPTIONS,
+    METHODS,
+    Objective,
+    Plan,
+    Reason,
+    TokenBatch,
+    objective,
+    theory,
+)
 from trimtab.record import RecordError, Records, RecordWarning, Step, Update, open_run, read_step
 
 RECORDED = "recorded"  # the objective of the run itself, by name
@@ -145,7 +155,7 @@ def has_option(name: str, option: str) -> bool:
     """Whether an objective, or what is attached to it, has an option."""
     parts = [re.split(r"\(", term)[0].strip() for term in re.sub(r"\([^)]*\)", "", name).split("+")]
     known = {**ATTACHMENTS, **METHODS}
-    return option in COMMON or any(option in known[part].options for part in parts if part in known)
+    return option in COMMON_OPTIONS or any(option in known[part].options for part in parts if part in known)
 
 
 def parse_sweep(settings: Sequence[str]) -> dict[str, list[Any]]:
@@ -199,10 +209,8 @@ def _pull(objective: Objective, plans: Sequence[Plan], new_logp: Tensor) -> tupl
     """Per token, the coefficient of its log-probability, and its reasons with the clip as one more bit."""
     coefficients, codes = [], []
     for plan in plans:
-        leaf = new_logp[plan.slice].detach().requires_grad_()
-        out = objective.loss(leaf, plan)
-        (gradient,) = torch.autograd.grad(out.loss, leaf)
-        coefficients.append(-gradient)
+        out, grad_logp = objective.loss_and_grad(new_logp[plan.slice], plan)
+        coefficients.append(-grad_logp)
         code = plan.reason.numpy()
         codes.append(code if out.clipped is None else code | (out.clipped.numpy() * np.int16(_CLIPPED_BIT)))
     return torch.cat(coefficients), np.concatenate(codes)

@@ -21,7 +21,7 @@ from trimtab.insight.report.response_selection import KINDS, MOST_RESPONSES, cho
 from trimtab.insight.report.responses import Shelf, affordable_tokens, fill_shelf
 from trimtab.insight.report.run_files import RunFiles, read_run
 from trimtab.insight.report.survey import H_MOST, Survey, choose_steps
-from trimtab.objectives import WORDS, EntropyGate, Objective, objective
+from trimtab.objectives import REASON_WORDS, EntropyGate, Objective, objective
 from trimtab.record import RecordError
 from trimtab.train import METRICS
 
@@ -75,7 +75,9 @@ def _assemble(runs: Sequence[RunFiles], wanted: ReportRequest, say: Say) -> tupl
             "runs": packed,
             "groups": pack_groups(runs, points) if len(runs) > 1 else [],
             "meanings": METRICS,
-            "reasons": [{"bit": int(r), "name": str(r.name).lower(), "words": text} for r, text in WORDS.items()],
+            "reasons": [
+                {"bit": int(r), "name": str(r.name).lower(), "words": text} for r, text in REASON_WORDS.items()
+            ],
             "kinds": KINDS,
         },
         blocks,

@@ -197,9 +197,8 @@ def _push(objective: Objective, plans: list[Plan], new_logp: torch.Tensor) -> tu
     """Per token: minus the gradient of the loss, and whether a clip cut it."""
     pushes, cut = [], []
     for plan in plans:
-        leaf = new_logp[plan.slice].detach().requires_grad_()
-        out = objective.loss(leaf, plan)
-        pushes.append(-torch.autograd.grad(out.loss, leaf)[0])
+        out, grad_logp = objective.loss_and_grad(new_logp[plan.slice], plan)
+        pushes.append(-grad_logp)
         cut.append(torch.zeros(plan.tokens, dtype=torch.bool) if out.clipped is None else out.clipped)
     return torch.cat(pushes), torch.cat(cut)
 

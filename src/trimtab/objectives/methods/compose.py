@@ -9,14 +9,15 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import trimtab.objectives.methods.catalog  # noqa: F401  (fills the registry)
-from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, Entry, check_option, unknown
+from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, Entry, check_option
 from trimtab.objectives.normalizers import AGGREGATIONS
 from trimtab.objectives.objective import Objective, Scope, TokenStats
 from trimtab.objectives.plan_builder import TokenRule
 from trimtab.objectives.rules.penalties import Penalty
+from trimtab.text import nearest
 
 # Options that every method takes.
-COMMON: dict[str, Any] = {
+COMMON_OPTIONS: dict[str, Any] = {
     "aggregation": Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"],
     "scope": Scope,
     "token_stats": TokenStats,
@@ -36,8 +37,8 @@ def objective(name: str, **options: Any) -> Objective:
     if base not in METHODS:
         raise _unknown_method(base)
     attached += [(key, _as_options(key, options.pop(key))) for key in list(options) if key in ATTACHMENTS]
-    common = {key: options.pop(key) for key in list(options) if key in COMMON}
-    common |= {key: base_options.pop(key) for key in list(base_options) if key in COMMON}
+    common = {key: options.pop(key) for key in list(options) if key in COMMON_OPTIONS}
+    common |= {key: base_options.pop(key) for key in list(base_options) if key in COMMON_OPTIONS}
     parts = [(METHODS[base], base_options)] + [(_attachment(key), value) for key, value in attached]
     _hand_out(name, options, parts)
     built = [_build(entry, given) for entry, given in parts]
@@ -91,7 +92,7 @@ def _as_options(key: str, value: Any) -> dict[str, Any]:
 def _unknown_method(name: str) -> ValueError:
     if name in ATTACHMENTS:
         return ValueError(f"{name!r} attaches to a method and is none itself: write for example 'dapo + {name}'")
-    return unknown("method", name, METHODS)
+    return ValueError(f"unknown method {name!r}: {nearest(name, sorted(METHODS))}")
 
 
 def _attachment(name: str) -> Entry:
@@ -100,7 +101,7 @@ def _attachment(name: str) -> Entry:
             raise ValueError(
                 f"{name!r} is a method and cannot attach to another: what attaches is {', '.join(ATTACHMENTS)}"
             )
-        raise unknown("attachment", name, ATTACHMENTS)
+        raise ValueError(f"unknown attachment {name!r}: {nearest(name, sorted(ATTACHMENTS))}")
     return ATTACHMENTS[name]
 
 
@@ -109,8 +110,8 @@ def _hand_out(name: str, options: Mapping[str, Any], parts: list[tuple[Entry, di
     for key, value in options.items():
         owners = [given for entry, given in parts if key in entry.options]
         if not owners:
-            known = {*COMMON, *ATTACHMENTS, *(option for entry, _ in parts for option in entry.options)}
-            raise unknown(f"option of {name}", key, known)
+            known = {*COMMON_OPTIONS, *ATTACHMENTS, *(option for entry, _ in parts for option in entry.options)}
+            raise ValueError(f"unknown option of {name} {key!r}: {nearest(key, sorted(known))}")
         if len(owners) > 1 and key not in parts[0][0].options:
             raise ValueError(
                 f"option {key!r} is meant for several parts of {name!r}: put it in brackets behind its part"
@@ -121,7 +122,7 @@ def _hand_out(name: str, options: Mapping[str, Any], parts: list[tuple[Entry, di
 def _build(entry: Entry, options: dict[str, Any]) -> Objective | TokenRule | Penalty:
     for key in options:
         if key not in entry.options:
-            raise unknown(f"option of {entry.name}", key, entry.options)
+            raise ValueError(f"unknown option of {entry.name} {key!r}: {nearest(key, sorted(entry.options))}")
     built: Objective | TokenRule | Penalty = entry.build(**entry.checked(options))
     return built
 
@@ -138,7 +139,9 @@ def _join(built: list[Objective | TokenRule | Penalty], entries: list[Entry], co
             )
         held.append(part)  # type: ignore[arg-type]
     name = " + ".join(entry.name for entry in entries)
-    checked = {key: check_option(name, key, value, COMMON[key]) for key, value in common.items() if value is not None}
+    checked = {
+        key: check_option(name, key, value, COMMON_OPTIONS[key]) for key, value in common.items() if value is not None
+    }
     if "aggregation" in checked:
         checked["normalizer"] = AGGREGATIONS[checked.pop("aggregation")]()
     return replace(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import typing
 from typing import Any
 
-from trimtab.objectives.methods.compose import COMMON, objective
-from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, OPTIONS, Entry, unknown
+from trimtab.objectives.methods.compose import COMMON_OPTIONS, objective
+from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, OPTIONS, Entry
 from trimtab.objectives.objective import Objective
+from trimtab.text import nearest
 
 METRICS: dict[str, str] = {
     "correction/weight_mean": "mean of p_old / p_sampler over the tokens",
@@ -47,7 +48,7 @@ def describe(name: str) -> str:
         return _page(ATTACHMENTS[name], f"{name}: {part.formula}") + f"\n\nAttaches to any method: `dapo + {name}`."
     if "+" in name or "(" in name:
         return f"```\n{objective(name).explain()}\n```"
-    raise unknown("method", name, {*METHODS, *ATTACHMENTS})
+    raise ValueError(f"unknown method {name!r}: {nearest(name, sorted({*METHODS, *ATTACHMENTS}))}")
 
 
 def handbook() -> str:
@@ -55,7 +56,12 @@ def handbook() -> str:
     lines = ["# Methods", "", "Made from the code by `make docs`; `trimtab methods NAME` prints the same text.", ""]
     lines += ["| name | kind | arXiv | in a sentence |", "|---|---|---|---|"]
     lines += [f"| `{name}` | {kind} | {paper or '-'} | {title} |" for kind, name, paper, title in summary()]
-    lines += ["", "Options that every method takes:", "", *_table(dict.fromkeys(COMMON), COMMON, _common_defaults())]
+    lines += [
+        "",
+        "Options that every method takes:",
+        "",
+        *_table(dict.fromkeys(COMMON_OPTIONS), COMMON_OPTIONS, _common_defaults()),
+    ]
     pages = dict.fromkeys([*METHODS, *ATTACHMENTS])
     for name in pages:
         lines += ["", describe(name)]

@@ -6,12 +6,11 @@ decorators below read both. An option has one name, one meaning and one range wh
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -129,14 +128,6 @@ def _entry(build: Callable[..., Any], paper: str, name: str | None = None) -> En
         options={key: parameter.default for key, parameter in parameters.items()},
         kinds={key: hints[key] for key in parameters},
     )
-
-
-def unknown(what: str, name: str, known: Iterable[str]) -> ValueError:
-    """An error for a name that does not exist, with the nearest ones that do."""
-    names = sorted(known)
-    near = difflib.get_close_matches(name.lower().replace("-", "_"), names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
-    return ValueError(f"unknown {what} {name!r}: {hint}")
 
 
 def check_option(owner: str, key: str, value: Any, kind: Any) -> Any:
