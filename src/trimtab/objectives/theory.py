@@ -1,8 +1,8 @@
-"""What a token does to the update, exactly: its gradient norm and the entropy change it causes.
+"""Exact per-token gradient norms and first-order entropy changes.
 
-With logits `a`, the sampled index `k`, and a coefficient `w` on its log-probability (minus the gradient of `Objective.loss_and_grad`; `A` for
-an unclipped on-policy token), a step moves the logits along `w (1[v=k] - p_v)`. All of this follows from four numbers
-per token: ln p, the entropy H, sum p^2 and sum p^2 ln p over the vocabulary.
+With logits `a`, the sampled index `k`, and a coefficient `w = -d loss / d ln p_k` (see `Objective.loss_and_grad`; `A`
+for an unclipped on-policy token), a step moves the logits along `w (1[v=k] - p_v)`. All of this follows from four
+numbers per token: ln p, the entropy H, sum p^2 and sum p^2 ln p over the vocabulary.
 """
 
 from __future__ import annotations
