@@ -31,7 +31,7 @@ from trimtab.policy.models import pick_device
 from trimtab.policy.smollm2 import smollm2_folder
 from trimtab.rewards import grade_many
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
-from trimtab.tasks import Problem, problem_number
+from trimtab.tasks import Problem, problem_index
 from trimtab.train import experience, loop
 from trimtab.train.build import build_sampler, build_task, set_threads
 from trimtab.train.gc_pause import gc_pause
@@ -147,7 +147,7 @@ def problems_of(config: Config, steps: int) -> list[Problem]:
     """The problems of the first steps, in the order in which our run meets them."""
     task = build_task(config, "train")
     assert task is not None
-    return [task[problem_number(len(task), config.run.seed, n)] for n in range(steps * config.rollout.prompts)]
+    return [task[problem_index(len(task), config.run.seed, n)] for n in range(steps * config.rollout.prompts)]
 
 
 def peer_model(config: Config) -> tuple[Any, Any]:

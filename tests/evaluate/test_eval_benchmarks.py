@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trimtab.evaluate import grading
-from trimtab.tasks.benchmarks import BENCHMARKS, SIX, SUFFIX, load_benchmark
+from trimtab.tasks.benchmarks import BENCHMARKS, DEFAULT_BENCHMARKS, PROMPT_SUFFIX, load_benchmark
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the shared data is not here")
@@ -34,7 +34,7 @@ def test_every_benchmark_is_read_whole(name: str) -> None:
     assert len(questions) == BENCHMARKS[name].size
     assert len({question.id for question in questions}) == len(questions)
     for question in questions:
-        assert question.problem.prompt[-1]["content"].endswith(SUFFIX)
+        assert question.problem.prompt[-1]["content"].endswith(PROMPT_SUFFIX)
         assert question.problem.rule == "math"
         assert question.problem.answer.strip()
 
@@ -43,7 +43,7 @@ def test_every_benchmark_is_read_whole(name: str) -> None:
 def test_a_question_knows_its_row() -> None:
     question = load_benchmark("aime24", DATA)[3]
     assert question.id == "AIME24-3"
-    assert question.at.endswith("aime24.parquet, row 4")
+    assert question.location.endswith("aime24.parquet, row 4")
     assert question.problem.answer == r"\boxed{385}"
 
 
@@ -55,8 +55,8 @@ def test_a_response_with_the_answer_in_a_box_is_right(name: str) -> None:
 
 
 def test_the_six_are_sampled_as_the_papers_do() -> None:
-    assert SIX == ("aime24", "aime25", "amc23", "math500", "minerva", "olympiadbench")
-    assert [BENCHMARKS[name].samples for name in SIX] == [32, 32, 32, 4, 4, 4]
+    assert DEFAULT_BENCHMARKS == ("aime24", "aime25", "amc23", "math500", "minerva", "olympiadbench")
+    assert [BENCHMARKS[name].samples for name in DEFAULT_BENCHMARKS] == [32, 32, 32, 4, 4, 4]
 
 
 def test_jsonl_of_the_same_schema_will_do(tmp_path: Path) -> None:
@@ -76,7 +76,10 @@ def test_problems_go_by_the_names_their_file_gives(tmp_path: Path) -> None:
 def test_blank_lines_shift_no_row_number(tmp_path: Path) -> None:
     path = tmp_path / "aime24.jsonl"
     path.write_text(json.dumps(row()) + "\n\n" + json.dumps(row("3?", "3")) + "\n")
-    assert [question.at for question in load_benchmark("aime24", tmp_path)] == [f"{path}, row 1", f"{path}, row 3"]
+    assert [question.location for question in load_benchmark("aime24", tmp_path)] == [
+        f"{path}, row 1",
+        f"{path}, row 3",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -86,10 +89,10 @@ def test_blank_lines_shift_no_row_number(tmp_path: Path) -> None:
         ({"reward_model": {"ground_truth": "2"}}, "there is no `prompt`"),
         (row(answer=""), "`reward_model.ground_truth` is empty"),
         (row(answer=None), "`reward_model.ground_truth` is empty"),
-        (row(answer=r"\frac{1}{2"), "braces that do not match"),
-        (row(answer="}{"), "braces that do not match"),
-        (row(answer=r"\boxed{}"), "says nothing"),
-        (row(answer=" $ . $ "), "says nothing"),
+        (row(answer=r"\frac{1}{2"), "unbalanced braces"),
+        (row(answer="}{"), "unbalanced braces"),
+        (row(answer=r"\boxed{}"), "is empty"),
+        (row(answer=" $ . $ "), "is empty"),
         (row(answer=["2"]), "`reward_model.ground_truth` is list"),
         (row(question="  "), "`prompt.content`"),
     ],
@@ -108,7 +111,8 @@ def test_answers_that_look_odd_are_answers(tmp_path: Path, answer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"), [("42", "GSM8K writes the result after ####"), ("#### ", "####"), ("#### six", "is no number")]
+    ("answer", "words"),
+    [("42", "GSM8K writes the result after ####"), ("#### ", "####"), ("#### six", "is not a number")],
 )
 def test_a_gsm8k_row_without_a_number_is_named(tmp_path: Path, answer: str, words: str) -> None:
     write(tmp_path, {"question": "How many?", "answer": answer}, name="gsm8k_test.jsonl")
@@ -118,9 +122,9 @@ def test_a_gsm8k_row_without_a_number_is_named(tmp_path: Path, answer: str, word
 
 
 def test_a_missing_file_is_named_with_its_names(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"MATH500 is not in .*: there is none of math500\.parquet, math500\.jsonl"):
+    with pytest.raises(ValueError, match=r"MATH500 is not in .*: none of math500\.parquet, math500\.jsonl"):
         load_benchmark("math500", tmp_path)
-    with pytest.raises(ValueError, match="is no folder"):
+    with pytest.raises(ValueError, match="is not a folder"):
         load_benchmark("math500", tmp_path / "nowhere")
 
 
@@ -134,7 +138,7 @@ def test_without_pyarrow_a_parquet_file_says_what_to_install(tmp_path: Path, mon
 
 def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     (tmp_path / "aime24.parquet").write_bytes(b"not at all")
-    with pytest.raises(ValueError, match=r"aime24\.parquet: not a parquet file"):
+    with pytest.raises(ValueError, match=r"aime24\.parquet: not a readable parquet file"):
         load_benchmark("aime24", tmp_path)
 
 
@@ -155,9 +159,9 @@ def test_without_a_folder_benchmarks_come_from_the_hub(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "datasets", hub)
     (question,) = load_benchmark("aime24")
     assert set(hub.asked) == {("math-ai/aime24", None, "test")}
-    assert question.problem.prompt[0]["content"] == "1+1?" + SUFFIX
+    assert question.problem.prompt[0]["content"] == "1+1?" + PROMPT_SUFFIX
     assert question.problem.answer == r"\boxed{2}"
-    assert question.at == "math-ai/aime24[test], row 1"
+    assert question.location == "math-ai/aime24[test], row 1"
 
 
 def test_answers_that_the_hub_lists_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from trimtab.evaluate.launch import make_progress
 from trimtab.evaluate.papers import PRINTED
 from trimtab.evaluate.progress import Count, LiveProgress, PlainProgress
 from trimtab.evaluate.run import Evaluated, prepare
-from trimtab.tasks.benchmarks import BENCHMARKS, SIX
+from trimtab.tasks.benchmarks import BENCHMARKS, DEFAULT_BENCHMARKS
 
 ROOT = Path(__file__).parents[2]
 runner = CliRunner()
@@ -161,7 +161,7 @@ def test_every_printed_number_has_a_source_and_is_a_percentage() -> None:
     for line in PRINTED:
         assert "arXiv" in line.source
         assert line.scores or line.average is not None
-        assert set(line.scores) <= set(SIX)
+        assert set(line.scores) <= set(DEFAULT_BENCHMARKS)
         for value in (*line.scores.values(), line.average or 0.0):
             assert 0 <= value <= 100
     justrl = next(line for line in PRINTED if line.model == "JustRL-DeepSeek-1.5B")

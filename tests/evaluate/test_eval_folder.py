@@ -22,12 +22,14 @@ from trimtab.evaluate.settings import (
     differences,
     settings_from,
 )
-from trimtab.tasks.benchmarks import Question
+from trimtab.tasks.benchmarks import BenchmarkProblem
 from trimtab.tasks.problems import Problem, user
 
 
-def question(number: int, answer: str = "2") -> Question:
-    return Question("gsm8k", f"q{number}", f"file, row {number}", Problem(user("1+1?"), answer, "number", "gsm8k"))
+def question(number: int, answer: str = "2") -> BenchmarkProblem:
+    return BenchmarkProblem(
+        "gsm8k", f"q{number}", f"file, row {number}", Problem(user("1+1?"), answer, "number", "gsm8k")
+    )
 
 
 SETTINGS = Settings(
@@ -61,7 +63,7 @@ def test_what_was_added_is_read(tmp_path: Path) -> None:
     folder.append([generation("q1", 0)])
     assert folder.read() == [*made, generation("q1", 0)]
     assert folder.settings() == SETTINGS
-    assert [(q.id, q.at, q.problem.answer) for q in folder.questions()] == [
+    assert [(q.id, q.location, q.problem.answer) for q in folder.questions()] == [
         ("q0", "file, row 0", "2"),
         ("q1", "file, row 1", "2"),
     ]

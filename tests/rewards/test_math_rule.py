@@ -18,7 +18,7 @@ from trimtab.rewards.mathematics.latex import plain, tokens
 from trimtab.rewards.mathematics.nodes import Node, NotReadError, TooCostlyError, literal_value
 from trimtab.rewards.mathematics.parse import expression
 from trimtab.rewards.mathematics.units import agree, unit
-from trimtab.rewards.verdicts import KINDS, Verdict
+from trimtab.rewards.verdicts import VERDICT_KINDS, Verdict
 from trimtab.tasks import Problem
 from trimtab.tasks.problems import user
 
@@ -258,7 +258,7 @@ def test_a_polynomial_is_the_same_in_any_order_and_no_other(coefficients: list[i
 def test_nothing_that_looks_like_mathematics_makes_the_rule_fail(found: str) -> None:
     for truth in ("42", "x+1", "(1,2)", "y = 2x", r"\sqrt{2}"):
         verdict = judge(found, truth)
-        assert not isinstance(verdict, Verdict) or (verdict.kind in KINDS and verdict.kind != "crashed")
+        assert not isinstance(verdict, Verdict) or (verdict.kind in VERDICT_KINDS and verdict.kind != "crashed")
 
 
 @given(st.text(max_size=80))

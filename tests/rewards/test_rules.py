@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from trimtab.rewards import RULES, Verdict, grade, grade_many
 from trimtab.rewards.extract import last_box, last_number, value
-from trimtab.rewards.rules import LONGEST_SHOWN, Kind
+from trimtab.rewards.rules import LONGEST_SHOWN, VerdictKind
 from trimtab.tasks import Problem, verl_file
 from trimtab.tasks.problems import user
 
@@ -125,13 +125,13 @@ def test_the_last_number_is_read_from_a_sentence(number: object) -> None:
 
 @given(st.text(), st.text(), st.sampled_from(CHEAP))
 def test_no_text_makes_a_rule_raise(response: str, answer: str, rule: str) -> None:
-    assert grade(response, answer, rule).kind in get_args(Kind)
+    assert grade(response, answer, rule).kind in get_args(VerdictKind)
 
 
 @given(st.text("0123456789.,/-+eE\\frac{}$ boxed()", max_size=80), st.sampled_from(CHEAP))
 def test_nothing_near_a_number_makes_a_rule_raise(response: str, rule: str) -> None:
     boxed = f"\\boxed{{{response}}}"
-    assert {grade(text, response, rule).kind for text in (response, boxed)} <= set(get_args(Kind))
+    assert {grade(text, response, rule).kind for text in (response, boxed)} <= set(get_args(VerdictKind))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ tasks = st.builds(
     terms=st.integers(2, 6),
     form=st.sampled_from(["bare", "instruct"]),
     seed=st.integers(0, 2**40),
-    part=st.sampled_from(["train", "test"]),
+    split=st.sampled_from(["train", "test"]),
 )
 numbers = st.integers(0, 9_999)
 
@@ -76,7 +76,7 @@ def test_every_line_of_the_working_is_true_and_the_last_one_is_the_answer(task: 
 
 @given(tasks, numbers)
 def test_numbers_have_at_most_the_digits_asked_for_and_nothing_is_negative(task: Arithmetic, number: int) -> None:
-    if task.family != "words":  # what is given away is part of a sum, and boxes are small
+    if task.family != "words":  # what is given away is split of a sum, and boxes are small
         question = text(replace(task, form="bare")[number])
         assert max(len(found) for found in re.findall(r"\d+", question)) <= task.digits
     assert int(task[number].answer) >= 0
@@ -86,15 +86,15 @@ def test_numbers_have_at_most_the_digits_asked_for_and_nothing_is_negative(task:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_training_and_testing_never_share_a_text_even_when_problems_are_few(family: Family, form: str) -> None:
     parts = {
-        part: {text(Arithmetic(family, 1, 2, form, 300, seed, part)[n]) for seed in (0, 1) for n in range(300)}  # type: ignore[arg-type]
-        for part in ("train", "test")
+        split: {text(Arithmetic(family, 1, 2, form, 300, seed, split)[n]) for seed in (0, 1) for n in range(300)}  # type: ignore[arg-type]
+        for split in ("train", "test")
     }
     assert parts["train"] and parts["test"]
     assert not parts["train"] & parts["test"]
 
 
 def test_a_question_is_in_the_same_part_in_both_forms_and_all_families() -> None:
-    tested = {text(Arithmetic("addition", 1, size=300, part="test")[n]) for n in range(300)}
+    tested = {text(Arithmetic("addition", 1, size=300, split="test")[n]) for n in range(300)}
     chained = {text(Arithmetic("chain", 1, 2, size=2000)[n]) for n in range(2000)}
     assert any("+" in question for question in chained)
     assert not tested & chained
@@ -123,7 +123,7 @@ def test_a_known_problem_stays_what_it_is() -> None:
     [
         ({"family": "division"}, "family is 'division'; it is one of addition, subtraction"),
         ({"form": "poem"}, "form is 'poem'"),
-        ({"part": "dev"}, "part is 'dev'"),
+        ({"split": "dev"}, "split is 'dev'"),
         ({"digits": 0}, "digits is 0; it is at least 1"),
         ({"terms": 1}, "terms is 1; it is at least 2"),
         ({"size": 0}, "size is 0; it is at least 1"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trimtab.tasks import gsm8k, plain_file, verl_file
-from trimtab.tasks.files import BOXED
+from trimtab.tasks.files import BOXED_SUFFIX
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the shared data is not here")
@@ -49,14 +49,14 @@ def test_parquet_is_read_like_jsonl(tmp_path: Path) -> None:
 def test_columns_go_by_the_names_given(tmp_path: Path) -> None:
     source = write(tmp_path, {"q": "1+1?", "a": "2", "how": "Count."})
     problem = plain_file(source, question="q", answer="a", solution="how")[0]
-    assert problem.prompt[0]["content"] == "1+1?" + BOXED
+    assert problem.prompt[0]["content"] == "1+1?" + BOXED_SUFFIX
     assert (problem.answer, problem.solution) == ("2", "Count.")
 
 
 def test_a_gsm8k_row_becomes_a_problem_with_a_worked_solution(tmp_path: Path) -> None:
     source = write(tmp_path, {"question": "How many?", "answer": "500*2 = <<500*2=1000>>1000.\n#### 1,000"})
     problem = gsm8k(source)[0]
-    assert problem.prompt[0]["content"] == "How many?" + BOXED
+    assert problem.prompt[0]["content"] == "How many?" + BOXED_SUFFIX
     assert (problem.answer, problem.solution) == ("1000", "500*2 = 1000.\nThe answer is \\boxed{1000}.")
 
 
@@ -78,7 +78,7 @@ def test_blank_lines_and_a_byte_order_mark_are_no_rows(tmp_path: Path) -> None:
         ({**GOOD, "prompt": [{"role": "user"}]}, "there is no `prompt.content`, only `role`"),
         ({**GOOD, "prompt": [{"role": "user", "content": None}]}, "`prompt.content` is empty"),
         ({**GOOD, "prompt": [{"role": 1, "content": "?"}]}, "`prompt.role` is int 1"),
-        ({**GOOD, "prompt": "\ud800"}, "`prompt` has half a character"),
+        ({**GOOD, "prompt": "\ud800"}, "`prompt` has a lone surrogate"),
         ({"prompt": "1+1?"}, "there is no `reward_model`, only `prompt`"),
         ({**GOOD, "reward_model": "2"}, "`reward_model` is str '2'"),
         ({**GOOD, "reward_model": {}}, "there is no `reward_model.ground_truth`, only nothing"),
@@ -143,7 +143,7 @@ def test_a_parquet_file_that_is_none_is_an_error(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     path = tmp_path / "mine.parquet"
     path.write_text("not parquet")
-    with pytest.raises(ValueError, match=r"mine.parquet: not a parquet file"):
+    with pytest.raises(ValueError, match=r"mine.parquet: not a readable parquet file"):
         verl_file(str(path))
 
 
@@ -151,7 +151,7 @@ def test_a_parquet_file_that_is_none_is_an_error(tmp_path: Path) -> None:
     "source", ["nowhere.jsonl", "no/where.parquet", "/no/where", "./where", "~/no such file", "x.json"]
 )
 def test_a_missing_file_is_an_error(source: str) -> None:
-    with pytest.raises(ValueError, match="is not there"):
+    with pytest.raises(ValueError, match="does not exist"):
         verl_file(source)
 
 
@@ -162,7 +162,7 @@ def test_another_kind_of_file_is_an_error(tmp_path: Path) -> None:
 
 def test_a_hub_name_without_datasets_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"'someone/data-1.0' is no file here.*pip install datasets"):
+    with pytest.raises(ValueError, match=r"'someone/data-1.0' is not a file.*pip install datasets"):
         verl_file("someone/data-1.0")
 
 

@@ -31,8 +31,8 @@ def test_options_reach_the_generator() -> None:
 def test_training_and_testing_never_share_a_text_even_when_problems_are_few() -> None:
     options = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     train, test = (
-        {text(GymTask("chain_sum", seed=seed, options=options, part=part)[n]) for seed in (0, 1) for n in range(100)}
-        for part in ("train", "test")
+        {text(GymTask("chain_sum", seed=seed, options=options, split=split)[n]) for seed in (0, 1) for n in range(100)}
+        for split in ("train", "test")
     )
     assert train and test
     assert not train & test

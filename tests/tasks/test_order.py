@@ -6,30 +6,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.tasks import problem_number, stream_seed
-from trimtab.tasks.problems import _order
+from trimtab.tasks import derive_seed, problem_index
+from trimtab.tasks.problems import _shuffled
 
 
 @given(st.integers(1, 200), st.integers(), st.integers(0, 20))
 def test_every_epoch_meets_every_problem_once(size: int, seed: int, epoch: int) -> None:
-    met = [problem_number(size, seed, epoch * size + place) for place in range(size)]
+    met = [problem_index(size, seed, epoch * size + place) for place in range(size)]
     assert sorted(met) == list(range(size))
 
 
 @given(st.integers(1, 50), st.integers(), st.lists(st.integers(0, 500), min_size=1))
 def test_a_position_has_the_same_problem_whatever_was_asked_before(size: int, seed: int, asked: list[int]) -> None:
-    first = [problem_number(size, seed, position) for position in asked]
-    _order.cache_clear()
-    assert [problem_number(size, seed, position) for position in reversed(asked)] == first[::-1]
+    first = [problem_index(size, seed, position) for position in asked]
+    _shuffled.cache_clear()
+    assert [problem_index(size, seed, position) for position in reversed(asked)] == first[::-1]
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    orders = {tuple(problem_number(50, seed, 50 * epoch + n) for n in range(50)) for seed in (0, 1) for epoch in (0, 1)}
+    orders = {tuple(problem_index(50, seed, 50 * epoch + n) for n in range(50)) for seed in (0, 1) for epoch in (0, 1)}
     assert len(orders) == 4
 
 
 def test_a_known_order_stays_what_it_is() -> None:
-    assert [problem_number(8, 0, position) for position in range(16)] == [
+    assert [problem_index(8, 0, position) for position in range(16)] == [
         6,
         0,
         1,
@@ -52,9 +52,9 @@ def test_a_known_order_stays_what_it_is() -> None:
 @pytest.mark.parametrize(("size", "position"), [(0, 0), (5, -1)])
 def test_a_position_that_cannot_be_is_an_error(size: int, position: int) -> None:
     with pytest.raises(ValueError, match="has no position"):
-        problem_number(size, 0, position)
+        problem_index(size, 0, position)
 
 
 def test_streams_of_different_parts_differ() -> None:
-    assert len({stream_seed("a", 1), stream_seed("a", 2), stream_seed("b", 1), stream_seed("a1")}) == 4
-    assert all(0 <= stream_seed(n) < 2**63 for n in range(100))
+    assert len({derive_seed("a", 1), derive_seed("a", 2), derive_seed("b", 1), derive_seed("a1")}) == 4
+    assert all(0 <= derive_seed(n) < 2**63 for n in range(100))

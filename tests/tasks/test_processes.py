@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import get_args
 
-from trimtab.tasks import Arithmetic, GymTask, Problem, problem_number
+from trimtab.tasks import Arithmetic, GymTask, Problem, problem_index
 from trimtab.tasks.arithmetic import Family
 
 
@@ -23,7 +23,7 @@ def problems() -> Iterator[Problem]:
 
 
 def written() -> str:
-    return "\n".join([*map(repr, problems()), *(str(problem_number(50, 7, position)) for position in range(150))])
+    return "\n".join([*map(repr, problems()), *(str(problem_index(50, 7, position)) for position in range(150))])
 
 
 def test_another_process_with_other_hashes_has_the_same_problems_in_the_same_order() -> None:

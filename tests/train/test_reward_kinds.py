@@ -11,7 +11,7 @@ import pytest
 
 from trimtab.config import Config, RewardConfig, load, parse
 from trimtab.policy import Policy, load_policy
-from trimtab.rewards import KINDS, Kind, Verdict
+from trimtab.rewards import VERDICT_KINDS, Verdict, VerdictKind
 from trimtab.rollout import PromptTokens, Response, SamplingOptions
 from trimtab.tasks import FixedTask, Problem
 from trimtab.tasks.problems import user
@@ -34,26 +34,26 @@ def policy() -> Policy:
     return load_policy("demo", device="cpu", seed=0)
 
 
-def reward(kind: Kind, **options: Any) -> float | None:
+def reward(kind: VerdictKind, **options: Any) -> float | None:
     return reward_of(Verdict(kind), RESPONSE, RewardConfig(**options), limit=10)
 
 
-def answer(kind: Kind, group: int = 0, **options: Any) -> GradedResponse:
+def answer(kind: VerdictKind, group: int = 0, **options: Any) -> GradedResponse:
     paid = reward(kind, **options)
     problem = Problem(user("1+1="), "2", "exact", "sums")
     return GradedResponse(problem, [5], RESPONSE, "2", Verdict(kind), paid or 0.0, group, paid is None)
 
 
 def test_by_default_all_but_a_right_answer_get_what_a_wrong_one_gets_and_a_crash_is_left_out() -> None:
-    assert [reward(kind, wrong=-1.0) for kind in KINDS] == [1.0, -1.0, -1.0, -1.0, -1.0, None]
+    assert [reward(kind, wrong=-1.0) for kind in VERDICT_KINDS] == [1.0, -1.0, -1.0, -1.0, -1.0, None]
 
 
 @pytest.mark.parametrize("kind", ["no_answer", "ambiguous", "too_costly", "crashed"])
-def test_each_kind_has_its_own_reward(kind: Kind) -> None:
+def test_each_kind_has_its_own_reward(kind: VerdictKind) -> None:
     assert reward(kind, **{kind: -0.25}) == -0.25
     assert reward(kind, **{kind: "exclude"}) is None
     assert reward(kind, wrong=-0.5, **{kind: "wrong"}) == -0.5
-    others: list[Kind] = [other for other in ("no_answer", "ambiguous", "too_costly") if other != kind]
+    others: list[VerdictKind] = [other for other in ("no_answer", "ambiguous", "too_costly") if other != kind]
     assert {reward(other, **{kind: -0.25}) for other in others} == {0.0}
 
 

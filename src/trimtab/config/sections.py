@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from trimtab.objectives import ATTACHMENTS, COMMON_OPTIONS, METHODS, OPTIONS, Objective, objective
-from trimtab.rewards import RULES, Kind, check_rule
+from trimtab.rewards import RULES, VerdictKind, check_rule
 from trimtab.rollout import SamplingOptions, check_vllm_options
 from trimtab.text import nearest
 
@@ -155,7 +155,7 @@ class RewardConfig(Section):
             return value
         raise ValueError(f"{value!r} must be a number, 'wrong' (the reward of a wrong answer) or 'exclude'")
 
-    def of(self, kind: Kind) -> float | None:
+    def of(self, kind: VerdictKind) -> float | None:
         """Return the reward of a verdict's kind, or None if such responses are excluded from training."""
         reward = getattr(self, kind)
         return self.wrong if reward == "wrong" else None if reward == "exclude" else float(reward)

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from trimtab.evaluate.folder import Generation, Key, prompt_hash
 from trimtab.evaluate.jobs import Job
 from trimtab.evaluate.settings import Settings
-from trimtab.tasks import stream_seed
+from trimtab.tasks import derive_seed
 from trimtab.text import printable
 
 AT_ONCE = 8  # samples asked for in one request
@@ -155,7 +155,7 @@ class EndpointSource:
     def _request(self, job: Job, samples: Sequence[int]) -> list[Generation]:
         """One request; between one and all of the samples."""
         count = 1 if "n" in self.ignored else len(samples)
-        seed = stream_seed("endpoint", self.settings.seed, job.question.benchmark, job.question.id, samples[0]) % (
+        seed = derive_seed("endpoint", self.settings.seed, job.question.benchmark, job.question.id, samples[0]) % (
             1 << 31
         )
         asked = {

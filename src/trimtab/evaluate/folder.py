@@ -17,7 +17,7 @@ from typing import Any
 from trimtab import failpoints
 from trimtab.evaluate.settings import Settings, differences, digest, settings_from
 from trimtab.files import locked, write_atomically
-from trimtab.tasks import Problem, Question
+from trimtab.tasks import BenchmarkProblem, Problem
 
 Key = tuple[str, str, int]  # benchmark, problem, sample
 
@@ -66,7 +66,7 @@ class EvalFolder:
         """The figures."""
         return self.path / "result.json"
 
-    def open(self, settings: Settings, questions: Sequence[Question]) -> None:
+    def open(self, settings: Settings, questions: Sequence[BenchmarkProblem]) -> None:
         """Start an evaluation, or go on with one of the same settings; one without a sample yet can be started anew."""
         begun = self.generations.exists() and self.generations.stat().st_size > 0
         differ = differences(self.settings(), settings) if begun else []
@@ -89,14 +89,14 @@ class EvalFolder:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from None
 
-    def questions(self) -> list[Question]:
+    def questions(self) -> list[BenchmarkProblem]:
         """The problems it asks, as they were when it started."""
         path, rule = self.path / "problems.jsonl", self.settings().rule
         questions = []
         for at, row in json_lines(path):
             try:
                 problem = Problem(tuple(row["prompt"]), row["answer"], rule, row["benchmark"])
-                questions.append(Question(row["benchmark"], row["id"], row["at"], problem))
+                questions.append(BenchmarkProblem(row["benchmark"], row["id"], row["location"], problem))
             except (KeyError, TypeError) as error:
                 raise ValueError(f"{at}: not a problem ({error!r})") from None
         return questions
@@ -139,20 +139,20 @@ class EvalFolder:
         return locked(self.path)
 
 
-def question_row(question: Question) -> dict[str, Any]:
+def question_row(question: BenchmarkProblem) -> dict[str, Any]:
     """A question as it is kept."""
     problem = question.problem
     return {
         "benchmark": question.benchmark,
         "id": question.id,
-        "at": question.at,
+        "location": question.location,
         "prompt": [dict(message) for message in problem.prompt],
         "answer": problem.answer,
         "prompt_hash": prompt_hash(question),
     }
 
 
-def prompt_hash(question: Question) -> str:
+def prompt_hash(question: BenchmarkProblem) -> str:
     """A short name for what is asked, to the letter."""
     return digest([dict(message) for message in question.problem.prompt])
 

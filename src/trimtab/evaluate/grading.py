@@ -11,7 +11,7 @@ from trimtab.evaluate.figures import Sample
 from trimtab.evaluate.folder import EvalFolder, Generation, Key, json_lines
 from trimtab.files import write_atomically
 from trimtab.rewards import Verdict, grade, grade_many
-from trimtab.tasks import Problem, Question
+from trimtab.tasks import BenchmarkProblem, Problem
 
 BOX_RULES = ("math", "boxed", "strict-box")  # what accepts an answer in a box
 
@@ -21,7 +21,7 @@ def check_rule(rule: str) -> None:
     grade("", "1", rule)
 
 
-def unreadable(questions: Sequence[Question], rule: str) -> list[Question]:
+def unreadable(questions: Sequence[BenchmarkProblem], rule: str) -> list[BenchmarkProblem]:
     """The questions whose own answer the rule does not accept: no response to them can be right."""
     if rule not in BOX_RULES:
         return []
@@ -31,7 +31,7 @@ def unreadable(questions: Sequence[Question], rule: str) -> list[Question]:
 
 
 def grade_folder(
-    folder: EvalFolder, questions: Sequence[Question], generations: Sequence[Generation], rule: str
+    folder: EvalFolder, questions: Sequence[BenchmarkProblem], generations: Sequence[Generation], rule: str
 ) -> dict[Key, Verdict]:
     """Grade every generation by a rule and keep the verdicts."""
     problems = {(q.benchmark, q.id): _by(rule, q.problem) for q in questions}

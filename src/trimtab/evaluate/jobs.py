@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trimtab.evaluate.folder import Generation, Key
-from trimtab.tasks import Question
+from trimtab.tasks import BenchmarkProblem
 
 
 @dataclass(frozen=True)
 class Job:
     """A question and how many samples of it are wanted."""
 
-    question: Question
+    question: BenchmarkProblem
     samples: int
 
     def names(self) -> list[Key]:

@@ -18,7 +18,7 @@ from trimtab.evaluate.jobs import Job
 from trimtab.evaluate.settings import Settings, digest
 from trimtab.policy import Policy, Transcript, load_policy, score
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
-from trimtab.tasks import stream_seed
+from trimtab.tasks import derive_seed
 from trimtab.train import build_policy, build_sampler, checkpoints, load_parameters
 
 SCORE_BUDGET, SCORE_CHUNK = 32_768, 4_096  # tokens in a forward pass; rows of logits at a time
@@ -196,7 +196,7 @@ def _ends(file: Path) -> list[str]:
 
 def _stream(job: Job) -> int:
     """The number of a question's random streams; not its place in the benchmark, so `--problems` changes no sample."""
-    return stream_seed("evaluate", job.question.benchmark, job.question.id)
+    return derive_seed("evaluate", job.question.benchmark, job.question.id)
 
 
 def _keys(batch: Sequence[Job]) -> set[Key]:

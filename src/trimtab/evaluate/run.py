@@ -21,7 +21,7 @@ from trimtab.evaluate.settings import MAX_NEW_TOKENS, Settings, choose_benchmark
 from trimtab.memory import is_out_of_memory
 from trimtab.policy import pick_device
 from trimtab.rewards import Verdict
-from trimtab.tasks import BENCHMARKS, SIX, SUFFIX, Question, load_benchmark
+from trimtab.tasks import BENCHMARKS, DEFAULT_BENCHMARKS, PROMPT_SUFFIX, BenchmarkProblem, load_benchmark
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class EvalRequest:
     """An evaluation as the user asked for it; None is the default of the preset or the benchmark."""
 
     model: str | None = None
-    benchmarks: tuple[str, ...] = SIX
+    benchmarks: tuple[str, ...] = DEFAULT_BENCHMARKS
     data: Path | None = None
     preset: str = "train"
     samples: int | None = None
     max_new_tokens: int = MAX_NEW_TOKENS
     temperature: float | None = None
     top_p: float | None = None
-    suffix: str = SUFFIX
+    suffix: str = PROMPT_SUFFIX
     problems: int | None = None
     seed: int = 0
     rule: str = "math"
@@ -163,7 +163,7 @@ def _grade(
     grading.check_rule(rule)
     tell(f"grading {len(generations):,} responses by the rule {rule}")
     questions = folder.questions()
-    unread = [question.at for question in grading.unreadable(questions, rule)]
+    unread = [question.location for question in grading.unreadable(questions, rule)]
     for at in unread[:5]:
         tell(f"warning: {at}: the rule {rule} does not accept the answer itself; no response to it can be right")
     if len(unread) > 5:
@@ -213,8 +213,8 @@ def open_source(wanted: EvalRequest, settings: Settings, jobs: Sequence[Job]) ->
     return source
 
 
-def _data_digest(questions: Sequence[Question]) -> str:
-    return digest([{k: v for k, v in question_row(question).items() if k != "at"} for question in questions])
+def _data_digest(questions: Sequence[BenchmarkProblem]) -> str:
+    return digest([{k: v for k, v in question_row(question).items() if k != "location"} for question in questions])
 
 
 def _warn_of_other_machine(folder: EvalFolder, settings: Settings, tell: Tell) -> None:

@@ -2,6 +2,16 @@
 
 from trimtab.rewards.grade_lines import grade_lines
 from trimtab.rewards.rules import RULES, check_rule, grade, grade_many, submit
-from trimtab.rewards.verdicts import KINDS, Kind, Verdict
+from trimtab.rewards.verdicts import VERDICT_KINDS, Verdict, VerdictKind
 
-__all__ = ["KINDS", "RULES", "Kind", "Verdict", "check_rule", "grade", "grade_lines", "grade_many", "submit"]
+__all__ = [
+    "RULES",
+    "VERDICT_KINDS",
+    "Verdict",
+    "VerdictKind",
+    "check_rule",
+    "grade",
+    "grade_lines",
+    "grade_many",
+    "submit",
+]

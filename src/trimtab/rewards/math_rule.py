@@ -18,7 +18,7 @@ from trimtab.rewards.mathematics.cost import bits, check_text
 from trimtab.rewards.mathematics.latex import LONGEST_ANSWER, plain
 from trimtab.rewards.mathematics.nodes import TooCostlyError
 from trimtab.rewards.pool import LIMITS, Limits
-from trimtab.rewards.verdicts import Kind, Verdict, verdict
+from trimtab.rewards.verdicts import Verdict, VerdictKind, verdict
 
 SYMBOLS = "trimtab.rewards.mathematics.sympy_check:judge"
 
@@ -63,7 +63,7 @@ def _truth(answer: str) -> Shape:
         return Shape("opaque", plain(answer))
 
 
-def _kind(found: str, wanted: str) -> Kind | None:
+def _kind(found: str, wanted: str) -> VerdictKind | None:
     """The kind of verdict; None where only a worker can tell."""
     if plain(found) == plain(wanted) and plain(found):
         return "correct"

@@ -14,7 +14,7 @@ from typing import Any
 
 from trimtab.rewards.math_rule import Question
 from trimtab.rewards.pool import Limits, Result
-from trimtab.rewards.verdicts import KINDS, Kind, Verdict, verdict
+from trimtab.rewards.verdicts import VERDICT_KINDS, Verdict, VerdictKind, verdict
 
 LIMITS = Limits(seconds=10.0, processor=5.0, memory=1 << 30)
 RIGHT = 0.99  # scores of at least this are right
@@ -37,9 +37,9 @@ def own_verdict(result: Result, function: str, found: str | None) -> Verdict:
     return replace(verdict(kind, found), seconds=result.seconds)
 
 
-def _kind(value: object) -> Kind:
+def _kind(value: object) -> VerdictKind:
     if isinstance(value, bool):
         return "correct" if value else "wrong"
     if isinstance(value, int | float):
         return ("correct" if value >= RIGHT else "wrong") if 0 <= value <= 1 else "crashed"
-    return next((kind for kind in KINDS if kind == value), "crashed")
+    return next((kind for kind in VERDICT_KINDS if kind == value), "crashed")

@@ -19,10 +19,20 @@ from trimtab.rewards.gym_rule import gym_score
 from trimtab.rewards.math_rule import Question, judge, unboxed
 from trimtab.rewards.mathematics.latex import tokens
 from trimtab.rewards.python_rule import own_question, own_verdict
-from trimtab.rewards.verdicts import KINDS, LONGEST_SHOWN, Kind, Verdict, verdict
+from trimtab.rewards.verdicts import LONGEST_SHOWN, VERDICT_KINDS, Verdict, VerdictKind, verdict
 from trimtab.tasks import Problem
 
-__all__ = ["KINDS", "LONGEST_SHOWN", "RULES", "Kind", "Verdict", "check_rule", "grade", "grade_many", "submit"]
+__all__ = [
+    "LONGEST_SHOWN",
+    "RULES",
+    "VERDICT_KINDS",
+    "Verdict",
+    "VerdictKind",
+    "check_rule",
+    "grade",
+    "grade_many",
+    "submit",
+]
 
 LONGEST_ANSWER = 10_000  # characters; by `boxed` and `gym:KIND` a longer one is wrong unread
 LAST_CHARACTERS = 100  # where `strict-box` looks

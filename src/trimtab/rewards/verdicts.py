@@ -7,8 +7,8 @@ from typing import Literal
 
 LONGEST_SHOWN = 1000  # characters of an answer that a verdict keeps
 
-Kind = Literal["correct", "wrong", "no_answer", "ambiguous", "too_costly", "crashed"]
-KINDS: tuple[Kind, ...] = ("correct", "wrong", "no_answer", "ambiguous", "too_costly", "crashed")
+VerdictKind = Literal["correct", "wrong", "no_answer", "ambiguous", "too_costly", "crashed"]
+VERDICT_KINDS: tuple[VerdictKind, ...] = ("correct", "wrong", "no_answer", "ambiguous", "too_costly", "crashed")
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class Verdict:
     response.
     """
 
-    kind: Kind
+    kind: VerdictKind
     extracted: str | None = None
     seconds: float = field(default=0.0, compare=False)
 
 
-def verdict(kind: Kind, found: str | None = None) -> Verdict:
+def verdict(kind: VerdictKind, found: str | None = None) -> Verdict:
     """A verdict that keeps no more of the answer than it may."""
     return Verdict(kind, None if found is None else found[:LONGEST_SHOWN])

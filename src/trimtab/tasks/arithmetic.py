@@ -1,7 +1,7 @@
 """Generated arithmetic: sums, differences, products, chains and small word problems, each with a worked solution.
 
-A problem is drawn by its number from a stream of its own. Whether it belongs to the training or the test part is
-decided by the question's text, so the two never share one, whatever their seeds and forms.
+Each index has its own random generator. A hash of the question's text decides whether it belongs to the training or
+the test split, so the two never share a question, whatever their seeds and prompt forms.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from trimtab.tasks.problems import Part, Problem, check_number, part_of, stream_seed, user
+from trimtab.tasks.problems import Problem, Split, check_index, derive_seed, split_of, user
 
 Family = Literal["addition", "subtraction", "multiplication", "chain", "words"]
-Form = Literal["bare", "instruct"]
-TEST_SHARE = 10  # one question in ten is kept for testing
-DRAWS = 1000
+PromptForm = Literal["bare", "instruct"]
+TEST_ONE_IN = 10  # one question in ten is held out
+MAX_ATTEMPTS = 1000
 INSTRUCTION = "Work step by step and put the final answer in \\boxed{}."
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A question, its answer and the equations that lead there."""
+class ArithmeticProblem:
+    """A question, its answer and the equations of its worked solution."""
 
     question: str
     answer: int
@@ -31,24 +31,24 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Arithmetic of one family: numbers of up to `digits` digits; chains and stories of `terms` numbers.
+    """Arithmetic problems of one family with numbers of up to `digits` digits; chains and stories have `terms` of them.
 
-    `form="bare"` writes `12+34=` for models that know characters alone; `instruct` asks in words and wants a box.
+    `form="bare"` writes `12+34=` for character-level models; `instruct` asks a question that wants `\\boxed{}`.
     """
 
     family: Family = "addition"
     digits: int = 2
     terms: int = 3
-    form: Form = "bare"
+    form: PromptForm = "bare"
     size: int = 10_000
     seed: int = 0
-    part: Part = "train"
+    split: Split = "train"
 
     def __post_init__(self) -> None:
         for key, value, known in (
             ("family", self.family, get_args(Family)),
-            ("form", self.form, get_args(Form)),
-            ("part", self.part, get_args(Part)),
+            ("form", self.form, get_args(PromptForm)),
+            ("split", self.split, get_args(Split)),
         ):
             if value not in known:
                 raise ValueError(f"arithmetic: {key} is {value!r}; it is one of {', '.join(known)}")
@@ -58,95 +58,95 @@ class Arithmetic:
 
     @property
     def name(self) -> str:
-        """Family and difficulty: digits, and terms where the family has them."""
+        """Return family and difficulty: digits, and terms where the family has them."""
         terms = f"x{self.terms}" if self.family in ("chain", "words") else ""
         return f"arithmetic/{self.family}-{self.digits}{terms}"
 
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, number: int) -> Problem:
-        check_number(number, self.size)
-        for draw in range(DRAWS):
-            rng = random.Random(stream_seed(self.name, self.seed, self.part, number, draw))
-            drawn = FAMILIES[self.family](rng, self.digits, self.terms)
-            if part_of(drawn.question, TEST_SHARE) == self.part:
-                return self._problem(drawn)
-        raise ValueError(f"{self.name} has no {self.part} problem among {DRAWS} draws: raise digits or terms")
+    def __getitem__(self, index: int) -> Problem:
+        check_index(index, self.size)
+        for attempt in range(MAX_ATTEMPTS):  # rejection sampling until the text falls into this split
+            rng = random.Random(derive_seed(self.name, self.seed, self.split, index, attempt))
+            generated = FAMILIES[self.family](rng, self.digits, self.terms)
+            if split_of(generated.question, TEST_ONE_IN) == self.split:
+                return self._problem(generated)
+        raise ValueError(f"{self.name} has no {self.split} problem among {MAX_ATTEMPTS} draws: raise digits or terms")
 
-    def _problem(self, drawn: Drawn) -> Problem:
-        answer = str(drawn.answer)
+    def _problem(self, generated: ArithmeticProblem) -> Problem:
+        answer = str(generated.answer)
         story = self.family == "words"
         if self.form == "bare":
-            asked = drawn.question if story else f"{drawn.question}="
-            return Problem(user(asked), answer, "exact", self.name, solution=answer)
-        asked = drawn.question if story else f"What is {drawn.question}?"
-        solution = " ".join([*drawn.working, f"The answer is \\boxed{{{answer}}}."])
-        return Problem(user(f"{asked} {INSTRUCTION}"), answer, "boxed", self.name, solution=solution)
+            prompt = generated.question if story else f"{generated.question}="
+            return Problem(user(prompt), answer, "exact", self.name, solution=answer)
+        prompt = generated.question if story else f"What is {generated.question}?"
+        solution = " ".join([*generated.working, f"The answer is \\boxed{{{answer}}}."])
+        return Problem(user(f"{prompt} {INSTRUCTION}"), answer, "boxed", self.name, solution=solution)
 
 
-def _number(rng: random.Random, digits: int) -> int:
+def _random_number(rng: random.Random, digits: int) -> int:
     return rng.randrange(10**digits)
 
 
-def _places(number: int) -> list[int]:
-    """306 is 300 and 6."""
+def _place_values(number: int) -> list[int]:
+    """Split a number by its digits: 306 is [300, 6]."""
     text = str(number)
     places = [int(digit) * 10 ** (len(text) - 1 - place) for place, digit in enumerate(text)]
     return [place for place in places if place] or [0]
 
 
 def _steps(total: int, sign: str, number: int) -> Iterator[str]:
-    """Adds or takes away place by place: 58 + 34 is 58 + 30 = 88. 88 + 4 = 92."""
-    for place in _places(number):
+    """Yield the equations that add or subtract digit by digit: 58 + 34 is 58 + 30 = 88. 88 + 4 = 92."""
+    for place in _place_values(number):
         after = total + place if sign == "+" else total - place
         yield f"{total} {sign} {place} = {after}."
         total = after
 
 
-def _addition(rng: random.Random, digits: int, terms: int) -> Drawn:
-    a, b = _number(rng, digits), _number(rng, digits)
-    return Drawn(f"{a}+{b}", a + b, list(_steps(a, "+", b)))
+def _addition(rng: random.Random, digits: int, terms: int) -> ArithmeticProblem:
+    a, b = _random_number(rng, digits), _random_number(rng, digits)
+    return ArithmeticProblem(f"{a}+{b}", a + b, list(_steps(a, "+", b)))
 
 
-def _subtraction(rng: random.Random, digits: int, terms: int) -> Drawn:
-    b, a = sorted((_number(rng, digits), _number(rng, digits)))
-    return Drawn(f"{a}-{b}", a - b, list(_steps(a, "-", b)))
+def _subtraction(rng: random.Random, digits: int, terms: int) -> ArithmeticProblem:
+    b, a = sorted((_random_number(rng, digits), _random_number(rng, digits)))
+    return ArithmeticProblem(f"{a}-{b}", a - b, list(_steps(a, "-", b)))
 
 
-def _multiplication(rng: random.Random, digits: int, terms: int) -> Drawn:
-    a, b = _number(rng, digits), rng.randrange(2, 10)
-    products = [place * b for place in _places(a)]
-    working = [f"{place} * {b} = {place * b}." for place in _places(a)]
+def _multiplication(rng: random.Random, digits: int, terms: int) -> ArithmeticProblem:
+    a, b = _random_number(rng, digits), rng.randrange(2, 10)
+    products = [place * b for place in _place_values(a)]
+    working = [f"{place} * {b} = {place * b}." for place in _place_values(a)]
     total = products[0]
     for product in products[1:]:
         working.append(f"{total} + {product} = {total + product}.")
         total += product
-    return Drawn(f"{a}*{b}", a * b, working)
+    return ArithmeticProblem(f"{a}*{b}", a * b, working)
 
 
-def _chain(rng: random.Random, digits: int, terms: int) -> Drawn:
-    """Sums and differences from left to right; no partial result is negative."""
-    total = _number(rng, digits)
+def _chain(rng: random.Random, digits: int, terms: int) -> ArithmeticProblem:
+    """Generate sums and differences from left to right; no partial result is negative."""
+    total = _random_number(rng, digits)
     question = str(total)
     working: list[str] = []
     for _ in range(terms - 1):
-        number = _number(rng, digits)
+        number = _random_number(rng, digits)
         sign = "-" if number <= total and rng.random() < 0.5 else "+"
         question += f"{sign}{number}"
         working += _steps(total, sign, number)
         total += number if sign == "+" else -number
-    return Drawn(question, total, working)
+    return ArithmeticProblem(question, total, working)
 
 
 _NAMES = ("Ada", "Ben", "Chen", "Dina", "Emil", "Fay", "Gus", "Hana", "Ivan", "Jo", "Kim", "Lena")
 _THINGS = ("apples", "books", "coins", "cards", "marbles", "pencils", "shells", "stamps", "stones", "tickets")
 
 
-def _words(rng: random.Random, digits: int, terms: int) -> Drawn:
-    """A story: someone has things, gets some more, gives some away, or buys boxes of them."""
+def _words(rng: random.Random, digits: int, terms: int) -> ArithmeticProblem:
+    """Generate a word problem: someone has things, gets more, gives some away, or buys boxes of them."""
     name, thing = rng.choice(_NAMES), rng.choice(_THINGS)
-    total = max(2, _number(rng, digits))
+    total = max(2, _random_number(rng, digits))
     story = [f"{name} has {total} {thing}."]
     working: list[str] = []
     for _ in range(terms - 1):
@@ -160,15 +160,15 @@ def _words(rng: random.Random, digits: int, terms: int) -> Drawn:
             story.append(f"{name} buys {boxes} boxes of {each} {thing}.")
             working.append(f"{boxes} * {each} = {number}.")
         else:
-            number, sign = max(1, _number(rng, digits)), "+"
+            number, sign = max(1, _random_number(rng, digits)), "+"
             story.append(f"{name} gets {number} more.")
         working += _steps(total, sign, number)
         total += number if sign == "+" else -number
     story.append(f"How many {thing} does {name} have now?")
-    return Drawn(" ".join(story), total, working)
+    return ArithmeticProblem(" ".join(story), total, working)
 
 
-FAMILIES: dict[Family, Callable[[random.Random, int, int], Drawn]] = {
+FAMILIES: dict[Family, Callable[[random.Random, int, int], ArithmeticProblem]] = {
     "addition": _addition,
     "subtraction": _subtraction,
     "multiplication": _multiplication,

@@ -1,8 +1,4 @@
-"""The procedural tasks of reasoning-gym: a hundred kinds, each with its own checker.
-
-reasoning-gym draws problem i of seed s from the stream s + i, so neighbouring seeds share nearly all problems. Here
-every task has streams of its own, and a problem's text decides whether it is for training or for testing.
-"""
+"""The procedurally generated tasks of reasoning-gym: a hundred kinds, each with its own checker."""
 
 from __future__ import annotations
 
@@ -12,17 +8,18 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, get_args
 
-from trimtab.tasks.problems import Part, Problem, check_number, optional_module, part_of, stream_seed, user
+from trimtab.tasks.problems import Problem, Split, check_index, derive_seed, optional_module, split_of, user
 
 SUFFIX = "\nPut your final answer within \\boxed{}."
-TEST_SHARE = 2  # half of all texts: reasoning-gym never runs out, and a draw is dear
-DRAWS = 64
+TEST_ONE_IN = 2  # half of all texts: problems are unlimited but slow to generate, so few should be rejected
+MAX_ATTEMPTS = 64
 
 _CODE = "its checker runs the answer as code"
 _TIME = "its checker can be made to run for hours"
 _HASH = "its problems differ from process to process"
 
-# Found by reading and running reasoning-gym 0.1.25.
+# Found by reading and running reasoning-gym 0.1.25: checkers that a policy could exploit, and generators that are not
+# reproducible.
 UNSUITABLE: Mapping[str, str] = {
     "boxnet": _TIME,
     "codeio": _TIME,
@@ -43,56 +40,61 @@ UNSUITABLE: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class GymTask:
-    """One kind of task, e.g. `countdown`; `options` go to its generator."""
+    """Problems of one kind, e.g. `countdown`; `options` are passed to reasoning-gym's generator."""
 
     kind: str
     size: int = 10_000
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
-    part: Part = "train"
+    split: Split = "train"
 
     def __post_init__(self) -> None:
-        if self.part not in get_args(Part):
-            raise ValueError(f"{self.name}: part is {self.part!r}; it is one of {', '.join(get_args(Part))}")
+        if self.split not in get_args(Split):
+            raise ValueError(f"{self.name}: split is {self.split!r}; it is one of {', '.join(get_args(Split))}")
         if self.size < 1:
             raise ValueError(f"{self.name}: size is {self.size}; it is at least 1")
         self._dataset(0)  # a wrong kind or option is an error now, not at the first problem
 
     @property
     def name(self) -> str:
-        """The kind, under reasoning-gym's name."""
+        """Return `gym/` and reasoning-gym's name of the kind."""
         return f"gym/{self.kind}"
 
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, number: int) -> Problem:
-        check_number(number, self.size)
-        for draw in range(DRAWS):
-            entry = self._dataset(draw)[number]
-            if part_of(entry["question"], TEST_SHARE) == self.part:
+    def __getitem__(self, index: int) -> Problem:
+        check_index(index, self.size)
+        for attempt in range(MAX_ATTEMPTS):
+            entry = self._dataset(attempt)[index]
+            if split_of(entry["question"], TEST_ONE_IN) == self.split:
                 return self._problem(entry)
-        raise ValueError(f"{self.name} has no {self.part} problem among {DRAWS} draws: its options leave too few")
+        raise ValueError(
+            f"{self.name} has no {self.split} problem among {MAX_ATTEMPTS} draws: its options leave too few"
+        )
 
     def _problem(self, entry: Mapping[str, Any]) -> Problem:
-        answer = "" if entry["answer"] is None else str(entry["answer"])  # some puzzles have a checker alone
+        answer = (
+            "" if entry["answer"] is None else str(entry["answer"])
+        )  # some puzzles have a checker but no single answer
         extra = {"entry": entry, "options": dict(self.options)}
         return Problem(user(entry["question"] + SUFFIX), answer, f"gym:{self.kind}", self.name, extra=extra)
 
-    def _dataset(self, draw: int) -> Any:
-        seed = stream_seed("gym", self.kind, self.seed, self.part, draw) % 2**31
+    def _dataset(self, attempt: int) -> Any:
+        # reasoning-gym seeds problem i of seed s with s + i, so neighbouring seeds would share nearly all problems.
+        seed = derive_seed("gym", self.kind, self.seed, self.split, attempt) % 2**31
         return gym_dataset(self.kind, self.options, self.size, seed)
 
 
 def gym_dataset(kind: str, options: Mapping[str, Any], size: int = 1, seed: int = 0) -> Any:
-    """reasoning-gym's own data set of a kind: it makes entries by index, and scores answers to them."""
+    """Return reasoning-gym's dataset of a kind, which generates entries by index and scores answers to them."""
     if kind in UNSUITABLE:
         raise ValueError(f"reasoning-gym's {kind!r} is not fit for training: {UNSUITABLE[kind]}")
     try:
-        written = json.dumps(dict(options), sort_keys=True)
+        encoded = json.dumps(dict(options), sort_keys=True)  # hashable, for the cache
     except TypeError as error:
         raise ValueError(f"reasoning-gym's {kind!r}: options must be plain values, as in TOML ({error})") from None
-    return _gym_dataset(kind, written, size, seed)
+    return _gym_dataset(kind, encoded, size, seed)
 
 
 @lru_cache(maxsize=64)

@@ -1,7 +1,7 @@
-"""What a task gives: problems with a prompt, an answer and, where there is one, a worked solution.
+"""Problems (a prompt, its ground truth, and the rule that grades it) and tasks, which are sequences of problems.
 
-The order in which a run meets them is a pure function of (seed, epoch, position), so a resumed run needs no
-memory of it.
+The order in which a run sees the problems is a pure function of (seed, epoch, position), so a resumed run needs no
+stored shuffle state.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 Message = Mapping[str, str]
-Part = Literal["train", "test"]
+Split = Literal["train", "test"]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One prompt (chat messages), the answer it is graded against, and by which rule.
+    """One prompt (chat messages), the answer it is graded against, and the name of the grading rule.
 
-    `extra` is for the rule (reasoning-gym's entry) and for records (a file's `extra_info`).
+    `extra` holds what the rule needs (reasoning-gym's entry) and what records keep (a file's `extra_info`).
     """
 
     prompt: tuple[Message, ...]
@@ -34,16 +34,16 @@ class Problem:
 
 
 class Task(Protocol):
-    """Problems by number. A task is a value: the same number always gives the same problem."""
+    """A sequence of problems; the same index always returns the same problem."""
 
     @property
     def name(self) -> str:
-        """What metrics and errors call it."""
+        """The name in metrics and error messages."""
         ...
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, number: int) -> Problem: ...
+    def __getitem__(self, index: int) -> Problem: ...
 
 
 @dataclass(frozen=True)
@@ -56,50 +56,51 @@ class FixedTask:
     def __len__(self) -> int:
         return len(self.problems)
 
-    def __getitem__(self, number: int) -> Problem:
-        return self.problems[check_number(number, len(self))]
+    def __getitem__(self, index: int) -> Problem:
+        return self.problems[check_index(index, len(self))]
 
 
-def check_number(number: int, size: int) -> int:
-    """The number itself where a task of this size has it. Tasks do not count from the end."""
-    if not 0 <= number < size:
-        raise IndexError(f"there is no problem {number}: the task has problems 0 to {size - 1}")
-    return number
+def check_index(index: int, size: int) -> int:
+    """Return the index, or raise where a task of this size has no such problem; negative indices are refused."""
+    if not 0 <= index < size:
+        raise IndexError(f"there is no problem {index}: the task has problems 0 to {size - 1}")
+    return index
 
 
-def stream_seed(*parts: object) -> int:
-    """A 63-bit number from any parts: the root of every random stream in a run."""
+def derive_seed(*parts: object) -> int:
+    """Hash any values to a 63-bit seed; every random generator of a run is seeded by it."""
     digest = hashlib.sha256("\0".join(map(str, parts)).encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def part_of(text: str, test_share: int) -> Part:
-    """The part a generated problem belongs to, by its text alone: one text in `test_share` is for testing."""
-    return "test" if stream_seed("part", text) % test_share == 0 else "train"
+def split_of(text: str, test_one_in: int) -> Split:
+    """Return the split of a generated problem by a hash of its text: one text in `test_one_in` is for testing."""
+    # The text alone decides, so the splits never overlap, whatever seeds and sizes two tasks have.
+    return "test" if derive_seed("part", text) % test_one_in == 0 else "train"
 
 
 @lru_cache(maxsize=4)
-def _order(size: int, seed: int, epoch: int) -> tuple[int, ...]:
-    numbers = list(range(size))
-    random.Random(stream_seed("order", seed, epoch)).shuffle(numbers)
-    return tuple(numbers)
+def _shuffled(size: int, seed: int, epoch: int) -> tuple[int, ...]:
+    indices = list(range(size))
+    random.Random(derive_seed("order", seed, epoch)).shuffle(indices)
+    return tuple(indices)
 
 
-def problem_number(size: int, seed: int, position: int) -> int:
-    """Which problem is met at a position of the endless stream; every epoch has its own order."""
+def problem_index(size: int, seed: int, position: int) -> int:
+    """Return the index of the problem at a position of the endless training stream, reshuffled every epoch."""
     if size < 1 or position < 0:
         raise ValueError(f"a task of {size} problems has no position {position}: size starts at 1, positions at 0")
-    epoch, place = divmod(position, size)
-    return _order(size, seed, epoch)[place]
+    epoch, offset = divmod(position, size)
+    return _shuffled(size, seed, epoch)[offset]
 
 
 def user(text: str) -> tuple[Message, ...]:
-    """A prompt of one user message."""
+    """Return a prompt of one user message."""
     return ({"role": "user", "content": text},)
 
 
 def optional_module(name: str, purpose: str, install: str) -> Any:
-    """A module that trimtab does without until it is asked for; where it is missing, what to install."""
+    """Import an optional dependency, or raise an error that says what needs it and what to install."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:

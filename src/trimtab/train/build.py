@@ -20,21 +20,21 @@ def set_threads(config: Config) -> None:
         torch.set_num_threads(threads)
 
 
-def build_task(config: Config, part: Literal["train", "test"]) -> Task | None:
+def build_task(config: Config, split: Literal["train", "test"]) -> Task | None:
     """The training or held-out problems; None where a file task has no held-out ones."""
     task = config.task
     if task.name == "arithmetic":
-        size = task.size if part == "train" else config.run.eval_problems
-        return Arithmetic(task.family, task.digits, task.terms, task.form, size, part=part)
+        size = task.size if split == "train" else config.run.eval_problems
+        return Arithmetic(task.family, task.digits, task.terms, task.form, size, split=split)
     if task.name.startswith("gym:"):
-        size = task.size if part == "train" else config.run.eval_problems
-        return GymTask(task.name.removeprefix("gym:"), size, options=task.options, part=part)
-    path = task.path if part == "train" else task.eval_path
+        size = task.size if split == "train" else config.run.eval_problems
+        return GymTask(task.name.removeprefix("gym:"), size, options=task.options, split=split)
+    path = task.path if split == "train" else task.eval_path
     if task.name == "gsm8k":
-        return None if path is None and part == "test" else gsm8k(path or "openai/gsm8k")
+        return None if path is None and split == "test" else gsm8k(path or "openai/gsm8k")
     if task.name == "file":
         if path is None:
-            if part == "test":
+            if split == "test":
                 return None
             raise ValueError("task.name='file' needs task.path: a jsonl or parquet file in verl's schema")
         return verl_file(path, rule=task.rule, suffix=task.suffix)

@@ -16,7 +16,7 @@ from trimtab.objectives import NotFiniteError, Objective, TokenBatch, segment_id
 from trimtab.policy import Policy, Transcript, score, to_device
 from trimtab.rewards import Verdict, grade_many
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
-from trimtab.tasks import Problem, Task, problem_number
+from trimtab.tasks import Problem, Task, problem_index
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def collect(
         missing = wanted - len(groups)
         count = int(missing * config.rollout.dynamic_oversample) if config.rollout.dynamic_sampling else missing
         numbers = range(position, position + count)
-        problems = [(n, task[problem_number(len(task), config.run.seed, n)]) for n in numbers]
+        problems = [(n, task[problem_index(len(task), config.run.seed, n)]) for n in numbers]
         drawn = answer_problems(policy, sampler, problems, step, options, config)
         mixed = [group for group in drawn if has_spread(group)] if config.rollout.dynamic_sampling else drawn
         used = mixed[:missing]

@@ -11,7 +11,7 @@ import torch
 from trimtab.objectives import METRICS as OBJECTIVE_METRICS
 from trimtab.objectives import Objective
 from trimtab.policy import UpdateResult
-from trimtab.rewards import KINDS
+from trimtab.rewards import VERDICT_KINDS
 from trimtab.train.experience import Experience, GradedResponse, has_spread, mismatch
 from trimtab.train.token_signals import token_signs
 
@@ -82,7 +82,7 @@ def step_metrics(experience: Experience, results: Sequence[UpdateResult], object
 def _verdict_shares(answers: Sequence[GradedResponse]) -> dict[str, float]:
     """How often each kind of verdict was given that is neither right nor wrong."""
     kinds = [answer.verdict.kind for answer in answers]
-    others = [kind for kind in KINDS if kind not in ("correct", "wrong")]
+    others = [kind for kind in VERDICT_KINDS if kind not in ("correct", "wrong")]
     return {f"reward/{kind}_share": kinds.count(kind) / len(kinds) for kind in others} if kinds else {}
 
 

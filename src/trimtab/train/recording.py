@@ -14,7 +14,7 @@ from trimtab.config import Config
 from trimtab.objectives import Objective, Plan, TokenBatch, segment_ids, token_bytes
 from trimtab.policy import Policy, UpdateResult
 from trimtab.record import FOLDER, Manifest, Recorder, Settings, StepData, StepInfo, UpdateInfo, Vocabulary, rewind
-from trimtab.tasks import stream_seed
+from trimtab.tasks import derive_seed
 from trimtab.train.experience import Experience, GradedResponse
 from trimtab.train.run_folder import RunFolder
 
@@ -153,7 +153,7 @@ def choose(answers: Sequence[GradedResponse], share: float) -> list[bool]:
     """Which answers are recorded: whole groups, by their numbers alone, at least one of them."""
     if share >= 1:
         return [True] * len(answers)
-    lot = {group: stream_seed("record", group) / 2**63 for group in {answer.group for answer in answers}}
+    lot = {group: derive_seed("record", group) / 2**63 for group in {answer.group for answer in answers}}
     limit = max(share, min(lot.values(), default=0.0))
     return [lot[answer.group] <= limit for answer in answers]
 

@@ -17,7 +17,7 @@ import torch
 from trimtab import failpoints
 from trimtab.config import Config
 from trimtab.policy import Policy, Transcript, cut, log_probs, make_optimizer
-from trimtab.tasks import Task, read_rows, stream_seed
+from trimtab.tasks import Task, derive_seed, read_rows
 from trimtab.train import checkpoints
 
 Progress = Callable[[int, int, float], None]
@@ -145,7 +145,7 @@ def _transcript(policy: Policy, prompt: object, solution: str) -> Transcript:
 
 
 def _draw(examples: Callable[[int], Transcript], step: int, config: Config) -> list[Transcript]:
-    rng = random.Random(stream_seed("warm", config.run.seed, step))
+    rng = random.Random(derive_seed("warm", config.run.seed, step))
     chosen = [examples(rng.randrange(1 << 30)) for _ in range(config.warm_start.batch_size)]
     return sorted(chosen, key=len)
 

@@ -15,14 +15,14 @@ from trimtab.rewards.mathematics.answers import Shape, words
 from trimtab.rewards.mathematics.nodes import Node, NotReadError, literal_value, negative
 from trimtab.rewards.mathematics.parse import foreign
 from trimtab.rewards.mathematics.units import agree
-from trimtab.rewards.verdicts import Kind
+from trimtab.rewards.verdicts import VerdictKind
 
 ROUNDED_DIGITS = 4  # a decimal truth of so many digits or more may be a rounded one
 
 Equal = Callable[[Shape, Shape], bool]
 
 
-def compare(truth: Shape, found: Shape, equal: Equal) -> Kind:
+def compare(truth: Shape, found: Shape, equal: Equal) -> VerdictKind:
     """`correct`, `wrong`, or `ambiguous` where several answers stand for one."""
     if same(truth, found, equal):
         return "correct"
