@@ -150,7 +150,7 @@ def made_answers(shape: Shape, responses: int, length: int) -> list[GradedRespon
         GradedResponse(
             NOWHERE,
             row[:PROMPT],
-            Response(row[PROMPT:], [0.0] * length, True, number // SAMPLES, number % SAMPLES),
+            Response(row[PROMPT:], [0.0] * length, True, sample=number % SAMPLES),
             "",
             Verdict("correct" if number % 2 else "wrong"),
             float(number % 2),

@@ -57,7 +57,7 @@ def answers_of(trace: Trace) -> list[GradedResponse]:
     problem = Problem((), "2", "exact", "made")
     return [
         GradedResponse(
-            problem, [1, 3, 1], Response(tokens, [], True, n // 4, n % 4), "", Verdict("wrong", "3"), 0.5, n // 4
+            problem, [1, 3, 1], Response(tokens, [], True, sample=n % 4), "", Verdict("wrong", "3"), 0.5, n // 4
         )
         for n, tokens in enumerate(ids)
     ]

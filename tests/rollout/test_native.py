@@ -10,8 +10,8 @@ import torch
 
 from trimtab.policy import Policy, Transcript, load_policy, score
 from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, SamplingOptions
-from trimtab.rollout.rng import stream_keys, uniform
-from trimtab.rollout.sampling import draw, restrict
+from trimtab.rollout.rng import rng_keys, uniform
+from trimtab.rollout.sampling import filter_top_k_top_p, sample_tokens
 
 PROMPTS = ["1+1=", "12+34=", "7-3=", "99*9=", "0+0="]
 OPTIONS = SamplingOptions(samples=6, max_new_tokens=9, seed=4)
@@ -89,7 +89,7 @@ def test_greedy_takes_the_most_probable_token(policy: Policy, sampler: NativeSam
 
 def test_draws_follow_the_distribution() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]]).expand(40_000, 4)
-    token, logp = draw(logits, stream_keys(0, 0, range(40_000), 1), 0, OPTIONS)
+    token, logp = sample_tokens(logits, rng_keys(0, 0, range(40_000), 1), 0, OPTIONS)
     expected = logits[0].softmax(-1)
     shares = torch.bincount(token, minlength=4) / 40_000
     assert (shares - expected).abs().max() < 0.01
@@ -98,29 +98,29 @@ def test_draws_follow_the_distribution() -> None:
 
 def test_a_token_of_probability_zero_is_never_drawn() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(10_000, 5)
-    token, logp = draw(logits, stream_keys(1, 0, range(10_000), 1), 0, OPTIONS)
+    token, logp = sample_tokens(logits, rng_keys(1, 0, range(10_000), 1), 0, OPTIONS)
     assert set(token.tolist()) == {1, 3}
     assert torch.isfinite(logp).all()
 
 
 def test_top_k_and_top_p_cut_the_tail() -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0, -1.0]])
-    kept = torch.isfinite(restrict(logits, replace(OPTIONS, top_k=2)))
+    kept = torch.isfinite(filter_top_k_top_p(logits, replace(OPTIONS, top_k=2)))
     assert kept.tolist() == [[True, True, False, False, False]]
     p = logits.softmax(-1)[0]
-    kept = torch.isfinite(restrict(logits.flip(1), replace(OPTIONS, top_p=float(p[0]) + 0.01)))
+    kept = torch.isfinite(filter_top_k_top_p(logits.flip(1), replace(OPTIONS, top_p=float(p[0]) + 0.01)))
     assert kept.tolist() == [[False, False, False, True, True]]
-    assert torch.isfinite(restrict(logits, replace(OPTIONS, top_p=1e-9))).sum() == 1
+    assert torch.isfinite(filter_top_k_top_p(logits, replace(OPTIONS, top_p=1e-9))).sum() == 1
 
 
 def test_streams_are_uniform_and_independent_of_order() -> None:
-    keys = stream_keys(7, 3, range(1000), 8)
+    keys = rng_keys(7, 3, range(1000), 8)
     numbers = torch.stack([uniform(keys, position) for position in range(20)])
     assert numbers.min() >= 0 and numbers.max() < 1
     assert abs(numbers.mean().item() - 0.5) < 0.005
     assert abs(torch.corrcoef(numbers[:2])[0, 1].item()) < 0.05
     assert len(keys.unique()) == 8000
-    assert torch.equal(stream_keys(7, 3, [5], 8), keys[40:48])
+    assert torch.equal(rng_keys(7, 3, [5], 8), keys[40:48])
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_token_that_the_model_does_not_know_is_named(
     policy: Policy, sampler: NativeSampler, paged: bool, token: int
 ) -> None:
     mine = PagedSampler(policy.model, policy.end_tokens, torch.float32) if paged else sampler
-    with pytest.raises(ValueError, match=rf"prompt 1 holds token {token}, but the model knows 0 to \d+"):
+    with pytest.raises(ValueError, match=rf"prompt 1 holds token {token}, but the model's vocabulary is 0 to \d+"):
         mine.sample([PromptTokens([3], 0), PromptTokens([3, token, 4], 1)], 0, OPTIONS)
     with pytest.raises(ValueError, match="prompt 0 has no tokens"):
         mine.sample([PromptTokens([], 0)], 0, OPTIONS)

@@ -143,4 +143,4 @@ class Sleeper:
 
 def test_a_response_that_vllm_broke_off_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="broke off a response: abort"):
-        module._response(SimpleNamespace(finish_reason="abort", token_ids=[1], logprobs=[{}]), 0, 0)
+        module._response(SimpleNamespace(finish_reason="abort", token_ids=[1], logprobs=[{}]), 0)

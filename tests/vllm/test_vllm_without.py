@@ -18,7 +18,7 @@ import torch
 from trimtab.config import RolloutConfig, load
 from trimtab.policy import Policy, load_policy
 from trimtab.rollout import vllm as module
-from trimtab.rollout.vllm_weights import checkpoint_weights
+from trimtab.rollout.weights import checkpoint_weights
 from trimtab.train.build import build_sampler
 
 VLLM = RolloutConfig(engine="vllm")

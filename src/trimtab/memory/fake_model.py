@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from trimtab.memory.tracker import Ledger
 from trimtab.objectives import moments
 from trimtab.policy import Kernels, Policy, Precision, fuse_layers, unfuse_layers
-from trimtab.rollout import SamplingOptions, draw
+from trimtab.rollout import SamplingOptions, sample_tokens
 
 ATTENTION = "trimtab_weightless"
 
@@ -151,7 +151,7 @@ def count_sampling(policy: Policy, prompts: int, prompt_tokens: int, options: Sa
                     for t in (layer.keys, layer.values)
                 )
             logits = _step(policy, rows, 1, seen, cache).logits[:, -1]
-        draw(logits, torch.zeros(rows, dtype=torch.int64), 0, options)
+        sample_tokens(logits, torch.zeros(rows, dtype=torch.int64), 0, options)
     return Counted(ledger.peak, dict(ledger.at_peak))
 
 

@@ -2,7 +2,7 @@
 
 from trimtab.rollout.native import NativeSampler
 from trimtab.rollout.paged import PagedSampler
-from trimtab.rollout.sampling import draw
+from trimtab.rollout.sampling import sample_tokens
 from trimtab.rollout.types import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.rollout.vllm import VllmSampler, VllmSettings, check_vllm_options
 
@@ -16,5 +16,5 @@ __all__ = [
     "VllmSampler",
     "VllmSettings",
     "check_vllm_options",
-    "draw",
+    "sample_tokens",
 ]

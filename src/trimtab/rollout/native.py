@@ -1,7 +1,7 @@
-"""The native sampler: any transformers causal LM, on CPU and GPU, with nothing to install.
+"""The native sampler: samples from any transformers causal LM with its own forward, on CPU and GPU.
 
-A prompt is prefilled once and its cache shared out to its samples. Every sample draws from a random stream of its own,
-one number per token by inversion, so what else is in the batch changes a sample through rounding alone.
+A prompt is prefilled once, and its KV cache is repeated for its samples. Every sample has random numbers of its own, so
+what else is in the batch changes a sample through rounding alone.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.rollout.rng import stream_keys
-from trimtab.rollout.sampling import draw
+from trimtab.rollout.rng import rng_keys
+from trimtab.rollout.sampling import sample_tokens
 from trimtab.rollout.types import PromptTokens, Response, SamplingOptions, check_prompts
 
-COMPACT_BELOW = 0.75  # finished rows leave the batch once fewer than this share of it is still going
+# Drop finished rows only when fewer than this share is unfinished: dropping copies the whole KV cache.
+COMPACT_BELOW = 0.75
 
 
 @dataclass
 class NativeSampler:
-    """Samples from `model`, whose weights may change between calls. `autocast` opens the precision context."""
+    """Samples from `model`, whose weights may change between calls. `autocast` enters the precision context."""
 
     model: Any
     end_tokens: frozenset[int]
@@ -32,35 +33,36 @@ class NativeSampler:
 
     @torch.no_grad()
     def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
-        """For every prompt, `options.samples` responses."""
+        """Return `options.samples` responses for each prompt, in order."""
         check_prompts(prompts, self.model.get_input_embeddings().num_embeddings)
         was_training = self.model.training
         self.model.eval()
-        at_once = max(1, options.batch // options.samples)
-        drawn: list[list[Response]] = []
-        for first in range(0, len(prompts), at_once):
-            drawn += self._sample_prompts(prompts[first : first + at_once], step, options)
+        prompts_per_batch = max(1, options.batch // options.samples)
+        groups: list[list[Response]] = []
+        for first in range(0, len(prompts), prompts_per_batch):
+            groups += self._sample_batch(prompts[first : first + prompts_per_batch], step, options)
         self.model.train(was_training)
-        return drawn
+        return groups
 
-    def _sample_prompts(
+    def _sample_batch(
         self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions
     ) -> list[list[Response]]:
         device = next(self.model.parameters()).device
-        batch = _Batch.start(prompts, step, options, self.pad_token, device)
-        ends = torch.tensor(sorted(self.end_tokens), device=device)
+        batch = _DecodeBatch.from_prompts(prompts, step, options, self.pad_token, device)
+        end_tokens = torch.tensor(sorted(self.end_tokens), device=device)
         with self.autocast():
             logits = self._prefill(batch, options.samples)
             for position in range(options.max_new_tokens):
-                token, logp = draw(logits, batch.keys, position, options)
-                batch.take(token, logp, torch.isin(token, ends))
-                if position + 1 == options.max_new_tokens or batch.all_ended():
+                token, logp = sample_tokens(logits, batch.keys, position, options)
+                batch.append(token, logp, torch.isin(token, end_tokens))
+                if position + 1 == options.max_new_tokens or batch.all_finished():
                     break
                 token = batch.compact(token)
                 logits = self._decode(batch, token)
         return batch.responses(len(prompts), options.samples)
 
-    def _prefill(self, batch: _Batch, samples: int) -> Tensor:
+    def _prefill(self, batch: _DecodeBatch, samples: int) -> Tensor:
+        """Run the prompts once, repeat cache and mask for their samples, and return the next-token logits."""
         out = self.model(
             input_ids=batch.prompt_ids,
             attention_mask=batch.mask,
@@ -73,7 +75,8 @@ class NativeSampler:
         batch.mask = batch.mask.repeat_interleave(samples, 0)
         return out.logits[:, -1].repeat_interleave(samples, 0)  # type: ignore[no-any-return]
 
-    def _decode(self, batch: _Batch, token: Tensor) -> Tensor:
+    def _decode(self, batch: _DecodeBatch, token: Tensor) -> Tensor:
+        """Run one token per row, and return the next-token logits."""
         batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(token), 1)], dim=1)
         out = self.model(
             input_ids=token[:, None],
@@ -87,65 +90,65 @@ class NativeSampler:
 
 
 @dataclass
-class _Batch:
-    """The rows under way, and what has been drawn for every row so far."""
+class _DecodeBatch:
+    """The unfinished rows of a batch, and the tokens sampled so far for all of its responses."""
 
-    prompt_ids: Tensor
-    mask: Tensor
+    prompt_ids: Tensor  # (prompts, longest prompt), padded on the left
+    mask: Tensor  # attention mask, one column per token in the cache
     keys: Tensor
-    rows: Tensor  # which response each row is
-    ended: Tensor
+    response: Tensor  # the index of each row's response
+    finished: Tensor
     cache: Any = None
-    drawn: list[tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=list)
+    sampled: list[tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     @classmethod
-    def start(
+    def from_prompts(
         cls, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, pad: int, device: torch.device
-    ) -> _Batch:
+    ) -> _DecodeBatch:
         width = max(len(prompt.ids) for prompt in prompts)
         ids = [[pad] * (width - len(prompt.ids)) + list(prompt.ids) for prompt in prompts]
         mask = [[0] * (width - len(prompt.ids)) + [1] * len(prompt.ids) for prompt in prompts]
         count = len(prompts) * options.samples
-        keys = stream_keys(options.seed, step, [prompt.number for prompt in prompts], options.samples).to(device)
+        keys = rng_keys(options.seed, step, [prompt.number for prompt in prompts], options.samples).to(device)
         return cls(
             prompt_ids=torch.tensor(ids, device=device),
             mask=torch.tensor(mask, device=device),
             keys=keys,
-            rows=torch.arange(count, device=device),
-            ended=torch.zeros(count, dtype=torch.bool, device=device),
+            response=torch.arange(count, device=device),
+            finished=torch.zeros(count, dtype=torch.bool, device=device),
         )
 
-    def take(self, token: Tensor, logp: Tensor, ends: Tensor) -> None:
-        """Note what was drawn for the rows that were still going."""
-        going = ~self.ended
-        self.drawn.append((self.rows, token, logp, going))
-        self.ended = self.ended | ends
+    def append(self, token: Tensor, logp: Tensor, is_end: Tensor) -> None:
+        """Keep the sampled tokens of unfinished rows, and mark rows that sampled an end token."""
+        self.sampled.append((self.response, token, logp, ~self.finished))
+        self.finished = self.finished | is_end
 
-    def all_ended(self) -> bool:
-        return bool(self.ended.all())
+    def all_finished(self) -> bool:
+        return bool(self.finished.all())
 
     def compact(self, token: Tensor) -> Tensor:
-        """Let finished rows leave once they are many; the tokens of the rows that stay."""
-        going = ~self.ended
-        if int(going.sum()) >= COMPACT_BELOW * len(going):
+        """Drop finished rows once they are many; return the tokens of the rows that remain."""
+        unfinished = ~self.finished
+        if int(unfinished.sum()) >= COMPACT_BELOW * len(unfinished):
             return token
-        keep = going.nonzero().squeeze(1)
+        keep = unfinished.nonzero().squeeze(1)
         self.cache.batch_select_indices(keep)
         self.mask, self.keys = self.mask[keep], self.keys[keep]
-        self.rows, self.ended = self.rows[keep], self.ended[keep]
+        self.response, self.finished = self.response[keep], self.finished[keep]
         return token[keep]
 
     def responses(self, prompts: int, samples: int) -> list[list[Response]]:
-        """What was drawn, by prompt and sample."""
+        """Return the responses by prompt and sample."""
         tokens: list[list[int]] = [[] for _ in range(prompts * samples)]
         logps: list[list[float]] = [[] for _ in range(prompts * samples)]
-        for rows, token, logp, going in self.drawn:
-            for row, t, lp in zip(rows[going].tolist(), token[going].tolist(), logp[going].tolist(), strict=True):
+        # Moved to the host here, not token by token: the copy would make every decoding step wait for the device.
+        for response, token, logp, kept in self.sampled:
+            for row, t, lp in zip(response[kept].tolist(), token[kept].tolist(), logp[kept].tolist(), strict=True):
                 tokens[row].append(t)
                 logps[row].append(lp)
-        unfinished = set(self.rows[~self.ended].tolist())
-        made = [
-            Response(tokens[row], logps[row], row not in unfinished, prompt=row // samples, sample=row % samples)
+        unfinished = set(self.response[~self.finished].tolist())
+        responses = [
+            Response(tokens[row], logps[row], row not in unfinished, sample=row % samples)
             for row in range(prompts * samples)
         ]
-        return [made[first : first + samples] for first in range(0, len(made), samples)]
+        return [responses[first : first + samples] for first in range(0, len(responses), samples)]

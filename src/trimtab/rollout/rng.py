@@ -1,4 +1,7 @@
-"""Random streams without state: a number per (run, step, prompt, sample, position), the same on every device."""
+"""A counter-based random generator (splitmix64): one number per (seed, step, prompt, sample, position).
+
+Without state, so a sample's random numbers depend neither on the batch it is in nor on the device.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,18 @@ from torch import Tensor
 from trimtab.splitmix64 import GOLDEN, logical_shift, mix
 
 
-def stream_keys(seed: int, step: int, prompts: Sequence[int], samples: int) -> Tensor:
-    """One key per sample, prompt by prompt."""
+def rng_keys(seed: int, step: int, prompts: Sequence[int], samples: int) -> Tensor:
+    """Return one int64 key per sample, all samples of the first prompt first."""
     prompt = torch.tensor(list(prompts), dtype=torch.int64).repeat_interleave(samples)
     sample = torch.arange(samples).repeat(len(prompts))
     key = torch.full_like(prompt, seed)
-    for part in (torch.full_like(prompt, step), prompt, sample):
-        key = mix(key + (part + 1) * GOLDEN)
+    for counter in (torch.full_like(prompt, step), prompt, sample):
+        key = mix(key + (counter + 1) * GOLDEN)
     return key
 
 
 def uniform(keys: Tensor, position: int | Tensor) -> Tensor:
-    """A float64 in [0, 1) for every key, at one position or at one for each."""
+    """Return a float64 in [0, 1) for every key, at one position or at one for each."""
     steps = position + 1 if isinstance(position, Tensor) else torch.full_like(keys, position + 1)
+    # The upper 53 bits: as many as a float64 holds exactly.
     return logical_shift(mix(keys + steps * GOLDEN), 11).to(torch.float64) * 2.0**-53

@@ -1,16 +1,20 @@
-"""What a sampler takes and gives. A faster path, or another engine, fits behind the same two types."""
+"""The interface of every sampler: prompts and sampling options in, responses out."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How to draw: `seed` is the run's; a sample's random stream is that of (seed, step, prompt, sample)."""
+    """How to sample: `samples` responses per prompt, at most `batch` sequences at one time.
+
+    `temperature` 0 is greedy and `top_k` 0 keeps the whole vocabulary. A response depends on (seed, step, prompt
+    number, sample number) alone, not on what else is in the batch.
+    """
 
     samples: int
     max_new_tokens: int
@@ -25,49 +29,51 @@ class SamplingOptions:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: it must be 1 or more")
         if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature={self.temperature}: it must be 0 (greedy) or a number above")
+            raise ValueError(f"temperature={self.temperature}: it must be 0 (greedy) or a positive number")
         if not 0 < self.top_p <= 1 or self.top_k < 0:
-            raise ValueError(f"top_p={self.top_p}, top_k={self.top_k}: say 0 < top_p <= 1 and top_k >= 0")
+            raise ValueError(f"top_p={self.top_p}, top_k={self.top_k}: set 0 < top_p <= 1 and top_k >= 0")
         if not -(2**63) <= self.seed < 2**63:
-            raise ValueError(f"seed={self.seed}: it must fit into 64 bits")
+            raise ValueError(f"seed={self.seed}: it must fit into a signed 64-bit integer")
 
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """A prompt as token ids, and the number that names it in random streams."""
+    """A prompt as token ids, and the number that seeds the random numbers of its samples."""
 
     ids: Sequence[int]
     number: int
 
 
-def check_prompts(prompts: Sequence[PromptTokens], vocabulary: int) -> None:
-    """Refuse what a model cannot read: on a GPU an unknown token ends the process instead of raising."""
+def check_prompts(prompts: Sequence[PromptTokens], vocab_size: int) -> None:
+    """Raise ValueError for an empty prompt or a token id outside of the vocabulary."""
     for number, prompt in enumerate(prompts):
         if not prompt.ids:
-            raise ValueError(f"prompt {number} has no tokens: there is nothing to go on from")
+            raise ValueError(f"prompt {number} has no tokens: give at least one, such as the BOS token")
+        # On a GPU an index outside of the embedding is a device-side assert, which ends the process.
         for token in (min(prompt.ids), max(prompt.ids)):
-            if not 0 <= token < vocabulary:
+            if not 0 <= token < vocab_size:
                 raise ValueError(
-                    f"prompt {number} holds token {token}, but the model knows 0 to {vocabulary - 1}: "
-                    "the tokenizer does not belong to it, or was given tokens of its own"
+                    f"prompt {number} holds token {token}, but the model's vocabulary is 0 to {vocab_size - 1}: "
+                    "use the model's own tokenizer, or resize the embedding for tokens that were added"
                 )
 
 
 @dataclass(frozen=True)
 class Response:
-    """A sampled response: its tokens, the log-probabilities it was drawn with, and whether it ended by itself."""
+    """A sampled response: its tokens, their log-probabilities under the sampler, and its index within its group.
+
+    `finished` is True where it ended with an end token, False where it was cut at `max_new_tokens`.
+    """
 
     tokens: list[int]
     logp: list[float]
     finished: bool
-    prompt: int = 0
     sample: int = 0
-    extra: dict[str, float] = field(default_factory=dict)
 
 
 class Sampler(Protocol):
-    """Draws responses. All samples of a prompt come back together, in order."""
+    """Samples responses from a policy."""
 
     def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
-        """For every prompt, `options.samples` responses."""
+        """Return `options.samples` responses for each prompt, in order."""
         ...

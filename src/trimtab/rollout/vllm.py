@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from trimtab.rollout.rng import stream_keys
+from trimtab.rollout.rng import rng_keys
 from trimtab.rollout.types import PromptTokens, Response, SamplingOptions
-from trimtab.rollout.vllm_weights import causal_lm, checkpoint_weights
+from trimtab.rollout.weights import causal_lm, checkpoint_weights
 from trimtab.tasks import optional_module
 
 TESTED = "0.32.0"
@@ -93,7 +93,7 @@ class VllmSampler:
     def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
         """For every prompt, `options.samples` responses."""
         self._check(prompts, options)
-        keys = stream_keys(options.seed, step, [prompt.number for prompt in prompts], options.samples)
+        keys = rng_keys(options.seed, step, [prompt.number for prompt in prompts], options.samples)
         seeds = (keys & (2**63 - 1)).tolist()
         asked = [{"prompt_token_ids": list(prompt.ids)} for prompt in prompts for _ in range(options.samples)]
         self._wake()
@@ -101,7 +101,7 @@ class VllmSampler:
             drawn = self._engine.generate(asked, [self._request(options, seed) for seed in seeds], use_tqdm=False)
         finally:
             self._rest()
-        made = [_response(answer.outputs[0], *divmod(n, options.samples)) for n, answer in enumerate(drawn)]
+        made = [_response(answer.outputs[0], n % options.samples) for n, answer in enumerate(drawn)]
         return [made[first : first + options.samples] for first in range(0, len(made), options.samples)]
 
     def _request(self, options: SamplingOptions, seed: int) -> Any:
@@ -284,9 +284,9 @@ def _explained(what: str, advice: str = "") -> Iterator[None]:
         raise VllmError(f"{failed}. {advice}Tested with vllm {TESTED}") from error
 
 
-def _response(output: Any, prompt: int, sample: int) -> Response:
+def _response(output: Any, sample: int) -> Response:
     if output.finish_reason not in ("stop", "length"):
         raise RuntimeError(f"vLLM broke off a response: {output.finish_reason}")
     tokens = list(output.token_ids)
     logp = [float(choice[token].logprob) for choice, token in zip(output.logprobs, tokens, strict=True)]
-    return Response(tokens, logp, output.finish_reason == "stop", prompt, sample)
+    return Response(tokens, logp, output.finish_reason == "stop", sample)

@@ -145,7 +145,7 @@ class Recording:
                 GradedResponse(
                     problem=Problem((), "", "", "trl"),
                     prompt=table["prompt_ids"][n][read[n]].tolist(),
-                    response=Response(tokens, [], finished, group, row % self.layout.samples),
+                    response=Response(tokens, [], finished, sample=row % self.layout.samples),
                     text="",
                     verdict=Verdict("correct" if reward > 0 else "wrong"),
                     reward=reward,

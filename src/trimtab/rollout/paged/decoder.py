@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trimtab.attention import causal_attention
 from trimtab.rollout.paged.decode_state import PAGE, TOKEN, State
-from trimtab.rollout.vllm_weights import causal_lm, checkpoint_weights
+from trimtab.rollout.weights import causal_lm, checkpoint_weights
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 ROTARY = ("default", "linear", "llama3", "yarn")  # those whose angles do not depend on what is being read

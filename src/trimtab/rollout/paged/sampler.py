@@ -23,7 +23,7 @@ from trimtab.rollout.paged.graphs import bucket, captured
 from trimtab.rollout.paged.page_allocator import Pool
 from trimtab.rollout.paged.prefill import Reader, send
 from trimtab.rollout.paged.scheduler import Group, Sample, Schedule
-from trimtab.rollout.rng import stream_keys
+from trimtab.rollout.rng import rng_keys
 from trimtab.rollout.types import PromptTokens, Response, SamplingOptions, check_prompts
 
 STRIDE = 16  # steps between two looks at which rows have ended
@@ -112,7 +112,7 @@ class PagedSampler:
 
     def _response(self, sample: Sample) -> Response:
         finished = sample.tokens[-1] in self.end_tokens
-        return Response(sample.tokens, sample.logp, finished, prompt=sample.prompt, sample=sample.sample)
+        return Response(sample.tokens, sample.logp, finished, sample=sample.sample)
 
     def _step(self, rows: int, greedy: bool, memory: Memory) -> None:
         assert self._decoder is not None
@@ -181,7 +181,7 @@ def parts_for(device: torch.device) -> Any:
 
 def _samples(prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Sample]]:
     """What is to be drawn for every prompt."""
-    keys = stream_keys(options.seed, step, [prompt.number for prompt in prompts], options.samples)
+    keys = rng_keys(options.seed, step, [prompt.number for prompt in prompts], options.samples)
     return [
         [Sample(number, k, key, prompt.ids) for k, key in enumerate(own)]
         for number, (prompt, own) in enumerate(zip(prompts, keys.view(len(prompts), -1).tolist(), strict=True))

@@ -116,7 +116,7 @@ def draw(logits: Tensor, state: State, greedy: bool) -> None:
     live = numbers[LIVE].bool()
     temperature, top_p, top_k = state.sampling.tolist()
     options = SamplingOptions(1, 1, 0.0 if greedy else temperature, top_p, int(top_k))
-    token, logp = sampling.draw(logits, numbers[KEY], numbers[MADE], options)
+    token, logp = sampling.sample_tokens(logits, numbers[KEY], numbers[MADE], options)
     home, made = numbers[HOME][live], numbers[MADE][live]
     state.tokens[home, made] = token[live].int()
     state.logps[home, made] = logp[live]

