@@ -1,4 +1,4 @@
-"""Figures of alarms over runs that were made: what collapsed, what rang and when, and what for nothing."""
+"""Detection, lead time and false alarms over the runs of the suite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from alarm_suite import MEANT, SCENARIOS, TUNING
-from trimtab.insight.alarms import KINDS, read_metrics, replay_run
+from trimtab.insight.alarms import ALARM_KINDS, read_metrics, replay_run
 from trimtab.policy.demo_model import CHARACTERS
 
 HALF, EMPTY, FULL = 0.5, 0.05, 0.8  # of the best accuracy, of the entropy at the start, of the largest entropy there is
@@ -19,8 +19,8 @@ WINDOW = 5
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A run: when it collapsed and how, and what rang."""
+class RunOutcome:
+    """A run: when and how it collapsed, and which alarms rang."""
 
     scenario: str
     seed: int
@@ -30,27 +30,27 @@ class Seen:
     rung: list[tuple[int, str, str]]
 
     def first(self, alarm: str | None = None) -> int | None:
-        """The step at which an alarm, or any, rang first."""
+        """Return the step at which an alarm (None: any) rang first."""
         return min((step for step, name, _ in self.rung if alarm in (None, name)), default=None)
 
     def lead(self, alarm: str | None = None) -> int | None:
-        """Steps from the first ring to the collapse; None where one of them is missing or the ring came too late."""
+        """Return the steps from the first ring to the collapse; None without both, or if the ring came later."""
         first = self.first(alarm)
         if first is None or self.collapse is None or first >= self.collapse:
             return None
         return self.collapse - first
 
 
-def read_run(folder: Path, scenario: str, seed: int) -> Seen:
-    """A run of the suite with its alarms replayed."""
+def read_run(folder: Path, scenario: str, seed: int) -> RunOutcome:
+    """Read a run of the suite and replay its alarms."""
     records = read_metrics(folder / "metrics.jsonl")
     collapse, how = collapsed(records)
     rung = [(alarm.step, alarm.alarm, alarm.message) for alarm in replay_run(folder)]
-    return Seen(scenario, seed, int(records[-1]["step"]), collapse, how, rung)
+    return RunOutcome(scenario, seed, int(records[-1]["step"]), collapse, how, rung)
 
 
 def collapsed(records: Sequence[dict[str, float]]) -> tuple[int | None, str]:
-    """The step at which a run is seen to have collapsed, and by what."""
+    """Return the step at which a run has collapsed, and by which criterion."""
     best, entropies = 0.0, list[float]()
     for record in records:
         step = int(record["step"])
@@ -71,8 +71,8 @@ def collapsed(records: Sequence[dict[str, float]]) -> tuple[int | None, str]:
     return None, ""
 
 
-def figures(runs: Sequence[Seen], seeds: Sequence[int]) -> dict[str, Any]:
-    """The tables as plain data."""
+def figures(runs: Sequence[RunOutcome], seeds: Sequence[int]) -> dict[str, Any]:
+    """Return the tables as plain data."""
     faulty = [run for run in runs if not SCENARIOS[run.scenario].healthy]
     healthy = [run for run in runs if SCENARIOS[run.scenario].healthy]
     steps = sum(run.steps for run in healthy)
@@ -85,17 +85,17 @@ def figures(runs: Sequence[Seen], seeds: Sequence[int]) -> dict[str, Any]:
         "false_alarms": sum(len(run.rung) for run in healthy),
         "healthy_runs_with_alarms": sum(bool(run.rung) for run in healthy),
         "faults": [fault_row(name, [run for run in faulty if run.scenario == name]) for name in _names(faulty)],
-        "alarms": [alarm_row(name, faulty, healthy, steps) for name in KINDS],
+        "alarms": [alarm_row(name, faulty, healthy, steps) for name in ALARM_KINDS],
     }
 
 
-def fault_row(name: str, runs: Sequence[Seen]) -> dict[str, Any]:
-    """What became of one fault."""
+def fault_row(name: str, runs: Sequence[RunOutcome]) -> dict[str, Any]:
+    """Return the row of one fault."""
     collapses = [run for run in runs if run.collapse is not None]
     firsts = [min(run.rung)[1] for run in runs if run.rung]
     return {
         "fault": name,
-        "says": SCENARIOS[name].says,
+        "description": SCENARIOS[name].description,
         "runs": len(runs),
         "collapsed": len(collapses),
         "collapse_step": _median([run.collapse for run in collapses if run.collapse is not None]),
@@ -106,8 +106,8 @@ def fault_row(name: str, runs: Sequence[Seen]) -> dict[str, Any]:
     }
 
 
-def alarm_row(name: str, faulty: Sequence[Seen], healthy: Sequence[Seen], steps: int) -> dict[str, Any]:
-    """How one alarm did."""
+def alarm_row(name: str, faulty: Sequence[RunOutcome], healthy: Sequence[RunOutcome], steps: int) -> dict[str, Any]:
+    """Return the row of one alarm."""
     meant = [run for run in faulty if run.scenario in MEANT[name]]
     collapses = [run for run in faulty if run.collapse is not None]
     wrong = sum(alarm == name for run in healthy for _, alarm, _ in run.rung)
@@ -127,14 +127,14 @@ def alarm_row(name: str, faulty: Sequence[Seen], healthy: Sequence[Seen], steps:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The tables for people."""
+    """Return the tables in Markdown."""
     faults, alarms = result["faults"], result["alarms"]
     runs, detected = sum(row["runs"] for row in faults), sum(row["detected"] for row in faults)
     collapsed_, before = sum(row["collapsed"] for row in faults), sum(row["detected_before"] for row in faults)
     leads = [lead for row in faults for lead in row["leads"]]
     rate = 1000 * result["false_alarms"] / max(result["healthy_steps"], 1)
     odd = result["healthy_collapsed"]
-    words = [
+    summary = [
         f"An alarm rang in {detected} of {runs} faulty runs. {collapsed_} of the {runs} collapsed; in {before} of "
         f"these an alarm rang before, by {_number(_median(leads))} steps at the median. In {result['healthy_runs']} "
         f"healthy runs with together {result['healthy_steps']:,} steps the number of alarms was "
@@ -144,7 +144,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"these tables. {result['machine']}, torch {result['versions']['torch']}, {result['date']}.",
     ]
     rows = [
-        f"| {row['says']} | {row['detected']}/{row['runs']} | {row['collapsed']}/{row['runs']} "
+        f"| {row['description']} | {row['detected']}/{row['runs']} | {row['collapsed']}/{row['runs']} "
         f"| {_number(row['collapse_step'])} | {row['detected_before']}/{row['collapsed']} | {_leads(row['leads'])} "
         f"| {', '.join(f'`{alarm}`' for alarm in row['first_alarms'])} |"
         for row in faults
@@ -155,7 +155,7 @@ def markdown(result: dict[str, Any]) -> str:
         for row in alarms
     ]
     return "\n".join([
-        *words,
+        *summary,
         "",
         "| what goes wrong | rang | collapsed | at step | rang before | lead (steps) | first to ring |",
         "|---" * 7 + "|",
@@ -168,7 +168,7 @@ def markdown(result: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
-def _names(runs: Sequence[Seen]) -> list[str]:
+def _names(runs: Sequence[RunOutcome]) -> list[str]:
     return list(dict.fromkeys(run.scenario for run in runs))
 
 

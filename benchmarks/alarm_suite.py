@@ -1,4 +1,4 @@
-"""The runs that alarms are measured on: demo runs that are healthy, and demo runs that are made to go wrong.
+"""The runs that alarms are measured on: healthy demo runs, and demo runs with faults.
 
 A `Scenario` is a recipe's settings and, for faults that no recipe can have, a `sabotage`: a context that changes the
 trainer's own parts while the run lasts.
@@ -38,9 +38,9 @@ BASE: Settings = {
     "record.enabled": False,
 }
 NO_CLIP: Settings = {"objective.clip_low": 1e6, "objective.clip_high": 1e6, "objective.dual_clip": "none"}
-FAST: Settings = {"update.lr": 1e-3, "update.warmup_steps": 20}  # so that what goes wrong does so within the run
+FAST: Settings = {"update.lr": 1e-3, "update.warmup_steps": 20}  # so that the fault shows within the run
 LONG: Settings = {"rollout.max_new_tokens": 10, "run.steps": 80, **FAST}
-RAMP: Settings = {"update.warmup_steps": 150}  # a fault that grows, so that there is something to see coming
+RAMP: Settings = {"update.warmup_steps": 150}  # a fault that grows, so that an alarm can come before the collapse
 
 Sabotage = Callable[[], AbstractContextManager[Any]]
 Reward = Callable[[GradedResponse], float]
@@ -48,16 +48,16 @@ Reward = Callable[[GradedResponse], float]
 
 @dataclass(frozen=True)
 class Scenario:
-    """A kind of run: what it stands for, its settings over the demo's, and what is done to the trainer."""
+    """A kind of run: its description, its settings over the demo's, and what is patched in the trainer."""
 
     name: str
-    says: str
+    description: str
     settings: Settings
     sabotage: Sabotage = nullcontext
     healthy: bool = False
 
     def config(self, seed: int) -> Config:
-        """The recipe of its run with a seed."""
+        """Return the recipe of its run with a seed."""
         steps = HEALTHY_STEPS if self.healthy else FAULTY_STEPS
         table = {"objective.name": "dapo", **BASE, "run.steps": steps, **self.settings, "run.seed": seed}
         return load("demo", [f"{key}={_toml(value)}" for key, value in table.items()])
@@ -72,79 +72,79 @@ def _healthy(name: str, **settings: Any) -> Scenario:
     return Scenario(f"healthy_{name}", "the demo as it should be", named, healthy=True)
 
 
-# --- what is done to the trainer
+# --- what is patched in the trainer
 
 
 def graded_by(reward: Reward) -> Sabotage:
-    """Training responses are graded by another verifier; held-out ones by the true one."""
+    """Grade training responses by another verifier; held-out ones keep the true one."""
 
     def context() -> AbstractContextManager[Any]:
-        whole = experience.answer_problems
+        original = experience.answer_problems
 
-        def answers(*given: Any) -> list[list[GradedResponse]]:
-            return [[_regraded(answer, reward(answer)) for answer in group] for group in whole(*given)]
+        def regrade(*given: Any) -> list[list[GradedResponse]]:
+            return [[_regraded(response, reward(response)) for response in group] for group in original(*given)]
 
-        return patch.object(experience, "answer_problems", answers)
+        return patch.object(experience, "answer_problems", regrade)
 
     return context
 
 
-def _regraded(answer: GradedResponse, reward: float) -> GradedResponse:
-    return replace(answer, reward=reward, verdict=Verdict("correct" if reward >= 1 else "wrong", answer.text))
+def _regraded(response: GradedResponse, reward: float) -> GradedResponse:
+    return replace(response, reward=reward, verdict=Verdict("correct" if reward >= 1 else "wrong", response.text))
 
 
-def coin(answer: GradedResponse) -> float:
-    """A verdict by chance."""
-    return float(random.Random(f"{answer.group} {answer.response.sample} {answer.text}").random() < 0.5)
+def coin(response: GradedResponse) -> float:
+    """Reward at random."""
+    return float(random.Random(f"{response.group} {response.response.sample} {response.text}").random() < 0.5)
 
 
-def trailing_zero(answer: GradedResponse) -> float:
-    """A verifier that can be fooled: whatever ends in 0 passes."""
-    return float(answer.verdict.kind == "correct" or answer.text.strip().endswith("0"))
+def trailing_zero(response: GradedResponse) -> float:
+    """Accept whatever ends in 0: a verifier that can be hacked."""
+    return float(response.verdict.kind == "correct" or response.text.strip().endswith("0"))
 
 
-def long_answer(answer: GradedResponse) -> float:
-    """Pays for the truth, and by the token."""
-    return float(answer.verdict.kind == "correct") + len(answer.response.tokens) / 10
+def long_answer(response: GradedResponse) -> float:
+    """Reward right answers, and length."""
+    return float(response.verdict.kind == "correct") + len(response.response.tokens) / 10
 
 
-def repeating(answer: GradedResponse) -> float:
-    """Pays for the truth, and for each token that repeats the one before it."""
-    tokens = answer.response.tokens
-    return float(answer.verdict.kind == "correct") + sum(a == b for a, b in pairwise(tokens)) / 4
+def repeating(response: GradedResponse) -> float:
+    """Reward right answers, and each token that repeats the one before it."""
+    tokens = response.response.tokens
+    return float(response.verdict.kind == "correct") + sum(a == b for a, b in pairwise(tokens)) / 4
 
 
-def surprising(answer: GradedResponse) -> float:
-    """Pays for the truth, and half a point per nat of surprise."""
-    return float(answer.verdict.kind == "correct") - fmean(answer.response.logp) / 2
+def surprising(response: GradedResponse) -> float:
+    """Reward right answers, and half a point per nat of surprisal."""
+    return float(response.verdict.kind == "correct") - fmean(response.response.logp) / 2
 
 
-def certain(answer: GradedResponse) -> float:
-    """Pays for certainty alone."""
-    return 1 + fmean(answer.response.logp)
+def certain(response: GradedResponse) -> float:
+    """Reward confidence alone."""
+    return 1 + fmean(response.response.logp)
 
 
 @dataclass
 class Detuned:
-    """A sampler that draws at another temperature than the trainer believes."""
+    """A sampler with another temperature than the trainer assumes."""
 
     sampler: Any
     factor: float
 
     def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
-        """As asked, but hotter; greedy answers stay as they are."""
+        """Sample at the scaled temperature; greedy decoding stays as it is."""
         return self.sampler.sample(prompts, step, replace(options, temperature=options.temperature * self.factor))  # type: ignore[no-any-return]
 
 
 @dataclass
 class Noisy:
-    """A sampler whose log-probabilities are off by chance, as those of a coarse number format are."""
+    """A sampler whose log-probabilities have noise, as those of a low-precision format have."""
 
     sampler: Any
     noise: float
 
     def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
-        """As asked, with noise on what it says of its tokens."""
+        """Sample, and add noise to the log-probabilities."""
         rng = random.Random(step)
         return [
             [replace(r, logp=[min(lp + rng.gauss(0, self.noise), 0.0) for lp in r.logp]) for r in group]
@@ -154,24 +154,24 @@ class Noisy:
 
 @dataclass
 class Stale:
-    """A sampler whose weights stay behind: it gets the trainer's only every so many steps."""
+    """A sampler with stale weights: it gets the trainer's only every `every` steps."""
 
     sampler: Any
     every: int
-    behind: Any = None
+    stale: Any = None
     since: int = -1
 
     def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
-        """Drawn with old weights; held-out answers (greedy) with the trainer's."""
+        """Sample with the stale weights; held-out evaluation (greedy) uses the trainer's."""
         if options.temperature == 0:
             return self.sampler.sample(prompts, step, options)  # type: ignore[no-any-return]
-        if self.behind is None or step - self.since >= self.every:
-            self.behind, self.since = replace(self.sampler, model=copy.deepcopy(self.sampler.model)), step
-        return self.behind.sample(prompts, step, options)  # type: ignore[no-any-return]
+        if self.stale is None or step - self.since >= self.every:
+            self.stale, self.since = replace(self.sampler, model=copy.deepcopy(self.sampler.model)), step
+        return self.stale.sample(prompts, step, options)  # type: ignore[no-any-return]
 
 
 def sampled_by(wrap: Callable[[Any], Any]) -> Sabotage:
-    """Another sampler around the run's own."""
+    """Wrap the run's sampler."""
 
     def context() -> AbstractContextManager[Any]:
         return patch.object(loop, "build_sampler", lambda policy: wrap(build_sampler(policy)))
@@ -181,18 +181,18 @@ def sampled_by(wrap: Callable[[Any], Any]) -> Sabotage:
 
 @contextmanager
 def reversed_stare() -> Iterator[None]:
-    """STARE with its signs turned: what lowers the entropy is boosted, what raises it damped."""
+    """Reverse STARE: boost what lowers the entropy, damp what raises it."""
     with patch.dict(weights.STARE_VARIANTS, {"O1": (("U+", "L-"), ("L+", "U-"))}):
         yield
 
 
 @contextmanager
 def cut_short() -> Iterator[None]:
-    """Training responses are cut off after two tokens, of the three or four that they need."""
-    whole = Config.sampling_options
+    """Truncate training responses after two tokens, of the three or four that they need."""
+    original = Config.sampling_options
 
     def options(config: Config, samples: int, temperature: float | None = None) -> SamplingOptions:
-        return replace(whole(config, samples, temperature), max_new_tokens=2)
+        return replace(original(config, samples, temperature), max_new_tokens=2)
 
     with patch.object(Config, "sampling_options", options):
         yield
@@ -219,7 +219,7 @@ FAULTY = [
     Scenario("surprise", "an entropy bonus in the reward", FAST, graded_by(surprising)),
     Scenario("confidence", "a reward for being certain", FAST, graded_by(certain)),
     Scenario("random_reward", "rewards by chance", FAST, graded_by(coin)),
-    Scenario("always_right", "a verifier that finds everything right", {}, graded_by(lambda answer: 1.0)),
+    Scenario("always_right", "a verifier that finds everything right", {}, graded_by(lambda response: 1.0)),
     Scenario("hackable", "a verifier that passes whatever ends in 0", {}, graded_by(trailing_zero)),
     Scenario(
         "rare_mask",
@@ -289,7 +289,7 @@ HEALTHY = [
 
 SCENARIOS = {scenario.name: scenario for scenario in [*FAULTY, *HEALTHY]}
 
-# Which faults each alarm is meant for; that others ring too is welcome.
+# Which faults each alarm is meant for; others may ring as well.
 MEANT: dict[str, tuple[str, ...]] = {
     "entropy_collapse": ("confidence", "repetition", "stare_reversed"),
     "entropy_explosion": ("surprise",),

@@ -1,4 +1,4 @@
-"""How well alarms tell that a run goes wrong: detection, false alarms and lead time, on demo runs that are made to.
+"""Measure the alarms on faulty and healthy demo runs: detection, lead time and false alarms.
 
 `alarms.py run --jobs 14 --out FOLDER` makes the runs and keeps the metrics and the configuration of each; `alarms.py
 table FOLDER` replays the alarms over them. So thresholds can be tuned without running anything again.
@@ -26,7 +26,7 @@ KEPT = {"metrics.jsonl", "config.toml", "error.txt"}
 
 
 def make_run(name: str, seed: int, folder: Path, steps: int | None, deadline: float) -> str:
-    """One run; of its folder only metrics and configuration stay. A word on how it went."""
+    """Make one run, keep only its metrics and configuration, and return how it ended."""
     from trimtab.console.reporters import PlainReporter
     from trimtab.train.loop import train
     from trimtab.train.run import Run, RunStoppedError
@@ -36,9 +36,9 @@ def make_run(name: str, seed: int, folder: Path, steps: int | None, deadline: fl
         return "was there already"
     if time.time() > deadline:
         return "not run: the time is up"
-    _hush()
+    _disable_progress_bar()
     shutil.rmtree(folder, ignore_errors=True)
-    scenario, began, word = SCENARIOS[name], time.monotonic(), "finished"
+    scenario, began, outcome = SCENARIOS[name], time.monotonic(), "finished"
     config = scenario.config(seed)
     if steps is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"steps": steps})})
@@ -46,29 +46,29 @@ def make_run(name: str, seed: int, folder: Path, steps: int | None, deadline: fl
         with scenario.sabotage():
             train(Run(config, RunFolder(folder), PlainReporter(lambda text: None)))
     except RunStoppedError as error:
-        word = f"stopped: {error}"
+        outcome = f"stopped: {error}"
     except Exception as error:  # one broken run must not cost the others
-        word = f"failed: {error!r}"
+        outcome = f"failed: {error!r}"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "error.txt").write_text(word)
+        (folder / "error.txt").write_text(outcome)
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
         elif path.name not in KEPT:
             path.unlink()
-    if not word.startswith("failed"):
-        (folder / "done").write_text(word)
-    return f"{word:.80}, {time.monotonic() - began:.0f} s"
+    if not outcome.startswith("failed"):
+        (folder / "done").write_text(outcome)
+    return f"{outcome:.80}, {time.monotonic() - began:.0f} s"
 
 
-def _hush() -> None:
+def _disable_progress_bar() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
 
 
 def warm_keys(scenarios: list[Scenario], seeds: list[int]) -> dict[str, tuple[str, int]]:
-    """One run for every warm start that the suite needs, by its key: two must not make the same one at a time."""
+    """Return one run for every warm start that the suite needs, by key, so that no two processes make the same one."""
     import torch
 
     from trimtab.train.warm_start import cache_key
@@ -78,12 +78,12 @@ def warm_keys(scenarios: list[Scenario], seeds: list[int]) -> dict[str, tuple[st
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the runs, warm starts first, then everything, seed by seed."""
+    """Make the warm starts, then all runs, seed by seed."""
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
     seeds = args.seeds or [*TUNING, *REPORTING]
     scenarios = [SCENARIOS[name] for name in args.only or SCENARIOS]
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "suite.json").write_text(json.dumps(circumstances(args), indent=1) + "\n")
+    (args.out / "suite.json").write_text(json.dumps(environment(args), indent=1) + "\n")
     deadline, began = time.time() + 60 * args.minutes, time.monotonic()
     warm = warm_keys(scenarios, seeds)
     with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
@@ -104,8 +104,8 @@ def run(args: argparse.Namespace) -> int:
     return int(failed > 0)
 
 
-def circumstances(args: argparse.Namespace) -> dict[str, Any]:
-    """Where and with what the runs are made."""
+def environment(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the machine, the date and the versions."""
     import torch
     import transformers
 
@@ -126,14 +126,14 @@ def _folder(name: str, seed: int) -> str:
 def _wait(jobs: dict[Future[str], str], began: float) -> int:
     failed = 0
     for number, future in enumerate(as_completed(jobs)):
-        word = future.result()
-        failed += word.startswith(("failed", "not run"))
-        print(f"{time.monotonic() - began:5.0f} s  [{number + 1}/{len(jobs)}] {jobs[future]}: {word}", flush=True)
+        outcome = future.result()
+        failed += outcome.startswith(("failed", "not run"))
+        print(f"{time.monotonic() - began:5.0f} s  [{number + 1}/{len(jobs)}] {jobs[future]}: {outcome}", flush=True)
     return failed
 
 
 def table(args: argparse.Namespace) -> int:
-    """Detection, false alarms and lead time, printed and (of the seeds that nothing was tuned on) written down."""
+    """Print the tables; those of the seeds that thresholds were not tuned on are also written to results."""
     from alarm_figures import figures, markdown, read_run
 
     seeds = TUNING if args.tuning else REPORTING

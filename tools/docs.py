@@ -10,7 +10,7 @@ from pathlib import Path
 
 import gpu_tables
 from trimtab.config.reference_docs import recipes_page
-from trimtab.insight.alarms import KINDS, reasons
+from trimtab.insight.alarms import ALARM_KINDS, threshold_reasons
 from trimtab.objectives.methods.reference_docs import handbook
 from trimtab.record import TABLES
 
@@ -139,8 +139,8 @@ def alarms_page() -> str:
 def alarm_list() -> str:
     """Every alarm: what it looks for, at which metrics and thresholds, and what to try."""
     parts = []
-    for name, kind in KINDS.items():
-        limits = ", ".join(f"`{limit}` {reasons()[limit][0]:g}" for limit in kind.limits)
+    for name, kind in ALARM_KINDS.items():
+        limits = ", ".join(f"`{limit}` {threshold_reasons()[limit][0]:g}" for limit in kind.thresholds)
         metrics = ", ".join(f"`{metric}`" for metric in kind.metrics)
         looks = (kind.detect.__doc__ or "").strip()
         parts.append(f"### `{name}`\n\n{looks}\n\nLooks at {metrics}. Thresholds: {limits}.\n\n{kind.suggestion}.")
@@ -149,7 +149,7 @@ def alarm_list() -> str:
 
 def alarm_thresholds() -> str:
     """Every number that alarms depend on."""
-    rows = [f"| `{name}` | {value:g} | {why} |" for name, (value, why) in reasons().items()]
+    rows = [f"| `{name}` | {value:g} | {why} |" for name, (value, why) in threshold_reasons().items()]
     return "\n".join(["| threshold | | why |", "|---|---|---|", *rows])
 
 

@@ -98,9 +98,9 @@ def train(
 
             typer.echo(describe_dry_run(wanted.config))
             return
-        from trimtab.insight.alarms import watchman
+        from trimtab.insight.alarms import alarm_monitor
 
-        code = launch_run(wanted, quiet, typer.echo, complain, watchman(wanted.config, complain), report_after)
+        code = launch_run(wanted, quiet, typer.echo, complain, alarm_monitor(wanted.config, complain), report_after)
     raise typer.Exit(code)
 
 

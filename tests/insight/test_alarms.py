@@ -8,9 +8,18 @@ from dataclasses import asdict, fields
 
 import pytest
 
-from helpers.insight.made_metrics import HEALTHY, after, listened, made_run, rung
+from helpers.insight.made_metrics import HEALTHY, after, alarms_of, first_rings, made_run
 from trimtab.config import AlarmsConfig, load
-from trimtab.insight.alarms import KINDS, Kind, Thresholds, View, Watchman, reasons, replay, watchman
+from trimtab.insight.alarms import (
+    ALARM_KINDS,
+    AlarmKind,
+    AlarmMonitor,
+    DetectorInput,
+    Thresholds,
+    alarm_monitor,
+    replay_metrics,
+    threshold_reasons,
+)
 from trimtab.insight.alarms.history import History, slope, spread
 from trimtab.insight.alarms.policy_detectors import even_share, forecast
 from trimtab.train.metrics import METRICS
@@ -22,18 +31,18 @@ TROUBLE = 40  # the step after which a run goes wrong
 
 
 def test_the_recipe_has_a_key_for_every_alarm_and_no_other() -> None:
-    assert {"enabled", "default", *KINDS} == set(AlarmsConfig.model_fields)
+    assert {"enabled", "default", *ALARM_KINDS} == set(AlarmsConfig.model_fields)
 
 
 def test_every_alarm_looks_at_metrics_that_the_trainer_writes_and_has_advice_that_names_a_key() -> None:
-    for name, kind in KINDS.items():
+    for name, kind in ALARM_KINDS.items():
         assert set(kind.metrics) <= set(METRICS), name
         assert any(f"{section}." in kind.suggestion for section in ("update", "objective", "rollout", "reward", "task"))
 
 
 def test_advice_names_keys_that_a_recipe_has() -> None:
     config = load("demo").model_dump()
-    for name, kind in KINDS.items():
+    for name, kind in ALARM_KINDS.items():
         for word in kind.suggestion.replace("(", " ").replace(")", " ").split():
             section, dot, key = word.strip(",;:.").partition(".")
             if dot and section in config and section != "objective":
@@ -41,14 +50,22 @@ def test_advice_names_keys_that_a_recipe_has() -> None:
 
 
 def test_every_threshold_says_why() -> None:
-    assert set(reasons()) == {each.name for each in fields(Thresholds)}
-    assert all(len(why) > 20 for _, why in reasons().values())
+    assert set(threshold_reasons()) == {each.name for each in fields(Thresholds)}
+    assert all(len(why) > 20 for _, why in threshold_reasons().values())
 
 
 def test_every_threshold_belongs_to_an_alarm_or_to_all_of_them() -> None:
-    own = [name for kind in KINDS.values() for name in kind.limits]
+    own = [name for kind in ALARM_KINDS.values() for name in kind.thresholds]
     assert len(own) == len(set(own))
-    assert set(reasons()) - set(own) == {"start", "recent", "trend", "ahead", "sure", "hold", "quiet"}
+    assert set(threshold_reasons()) - set(own) == {
+        "start_steps",
+        "recent_steps",
+        "trend_steps",
+        "forecast_steps",
+        "min_spreads",
+        "hold_steps",
+        "quiet_steps",
+    }
 
 
 # --- healthy runs
@@ -56,14 +73,14 @@ def test_every_threshold_belongs_to_an_alarm_or_to_all_of_them() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_healthy_run_rings_nothing(seed: int) -> None:
-    assert rung(made_run(400, seed)) == {}
+    assert first_rings(made_run(400, seed)) == {}
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.1, 0.2])
 def test_noise_rings_nothing(noise: float) -> None:
     for seed in range(5):
         steady = {name.replace("/", "__"): curve for name, curve in HEALTHY.items() if not callable(curve)}
-        assert rung(made_run(300, seed, noise, **steady)) == {}
+        assert first_rings(made_run(300, seed, noise, **steady)) == {}
 
 
 @pytest.mark.parametrize("metric", [name for name in HEALTHY if not name.startswith(("tokens/count", "reward"))])
@@ -75,29 +92,27 @@ def test_one_odd_step_rings_nothing(metric: str, factor: float) -> None:
         value = usual(step) if callable(usual) else usual
         return value * factor if step in (60, 61) else value
 
-    assert rung(made_run(120, **{metric.replace("/", "__"): once})) == {}
+    assert first_rings(made_run(120, **{metric.replace("/", "__"): once})) == {}
 
 
 def test_a_run_that_learns_to_give_longer_answers_is_no_drift() -> None:
     longer = {"response__length_mean": lambda step: 400 + 8 * step}
-    assert "length_drift" not in rung(made_run(eval__accuracy=lambda step: 0.4 + 0.004 * step, **longer))
-    assert "length_drift" in rung(made_run(eval__accuracy=0.4, **longer))
+    assert "length_drift" not in first_rings(made_run(eval__accuracy=lambda step: 0.4 + 0.004 * step, **longer))
+    assert "length_drift" in first_rings(made_run(eval__accuracy=0.4, **longer))
 
 
 def test_sharpening_is_no_hacking() -> None:
     """Sampled accuracy catches up with greedy accuracy, which was high all along."""
     sharper = {"reward__accuracy": lambda step: min(0.9, 0.4 + 0.01 * step), "eval__accuracy": 0.92}
-    assert "reward_hacking" not in rung(made_run(noise=0.01, **sharper))
+    assert "reward_hacking" not in first_rings(made_run(noise=0.01, **sharper))
 
 
-def test_a_reward_of_another_scale_is_read_on_its_own() -> None:
+def test_a_reward_of_another_scale_is_compared_as_an_accuracy() -> None:
     """Rewards of -1 and 1 whose mean rises from 0.1 to 0.3 are an accuracy that rises by 0.1."""
-    paid = {"reward__mean": after(TROUBLE, 0.3, 0.1), "reward__accuracy": None, "eval__accuracy": 0.45}
-    view = View(rewards=(-1.0, 1.0))
-    assert "reward_hacking" not in {alarm.alarm for alarm in replay(made_run(noise=0.0, **paid), Watchman(view))}
-    paid["reward__mean"] = after(TROUBLE, 0.9, 0.1)
-    view = View(rewards=(-1.0, 1.0))
-    assert "reward_hacking" in {alarm.alarm for alarm in replay(made_run(noise=0.0, **paid), Watchman(view))}
+    rises = {"reward__mean": after(TROUBLE, 0.3, 0.1), "reward__accuracy": None, "eval__accuracy": 0.45}
+    assert "reward_hacking" not in first_rings(made_run(noise=0.0, **rises), rewards=(-1.0, 1.0))
+    rises["reward__mean"] = after(TROUBLE, 0.9, 0.1)
+    assert "reward_hacking" in first_rings(made_run(noise=0.0, **rises), rewards=(-1.0, 1.0))
 
 
 # --- trouble
@@ -136,18 +151,18 @@ def test_a_reward_of_another_scale_is_read_on_its_own() -> None:
     ],
 )
 def test_each_trouble_rings_its_own_alarm_soon_and_not_before(alarm: str, changes: dict[str, float]) -> None:
-    step = rung(made_run(**changes))[alarm]
+    step = first_rings(made_run(**changes))[alarm]
     assert TROUBLE < step <= TROUBLE + 30
 
 
 def test_trouble_from_the_first_step_rings_too() -> None:
     broken = {"groups__mixed_share": 0.0, "response__truncated_share": 1.0, "sampler__mismatch_mean": 0.3}
-    assert rung(made_run(20, **broken)) == {"no_signal": 7, "truncation": 7, "sampler_mismatch": 7}
+    assert first_rings(made_run(20, **broken)) == {"no_signal": 7, "truncation": 7, "sampler_mismatch": 7}
 
 
 def test_a_falling_trend_rings_before_the_level_is_reached() -> None:
     falling = made_run(policy__entropy=after(TROUBLE, lambda step: 0.6 * 0.94 ** (step - TROUBLE), 0.6))
-    (first,) = [alarm for alarm in listened(falling) if alarm.alarm == "entropy_collapse"]
+    (first,) = [alarm for alarm in alarms_of(falling) if alarm.alarm == "entropy_collapse"]
     assert "going on like this" in first.message
     now = first.evidence["policy/entropy"]["now"]
     assert now > Thresholds().collapse_level * 0.6
@@ -155,48 +170,48 @@ def test_a_falling_trend_rings_before_the_level_is_reached() -> None:
 
 def test_a_rising_trend_rings_before_the_level_is_reached() -> None:
     rising = made_run(policy__entropy=after(TROUBLE, lambda step: 0.6 * 1.02 ** (step - TROUBLE), 0.6), noise=0.01)
-    (first,) = [alarm for alarm in listened(rising) if alarm.alarm == "entropy_explosion"]
+    (first,) = [alarm for alarm in alarms_of(rising) if alarm.alarm == "entropy_explosion"]
     assert "rises fast" in first.message
     assert first.evidence["policy/entropy"]["now"] < Thresholds().explosion_level * 0.6
 
 
 def test_fewer_mixed_groups_are_welcome_where_more_answers_are_right() -> None:
     solved = {"groups__mixed_share": after(TROUBLE, 0.25, 0.7), "eval__accuracy": after(TROUBLE, 0.9, 0.4)}
-    assert "no_signal" not in rung(made_run(noise=0.01, **solved))
+    assert "no_signal" not in first_rings(made_run(noise=0.01, **solved))
 
 
 def test_the_objectives_target_counts_beside_the_start() -> None:
     """0.6 at the start, a target of 0.5: 0.2 is far below the target, and not yet below a quarter of the start."""
     low = made_run(policy__entropy=after(TROUBLE, 0.2, 0.6), noise=0.01)
-    assert "entropy_collapse" in rung(low, target=0.5, ahead=0)
-    assert "entropy_collapse" not in rung(low, ahead=0)
+    assert "entropy_collapse" in first_rings(low, target=0.5, forecast_steps=0)
+    assert "entropy_collapse" not in first_rings(low, forecast_steps=0)
 
 
 def test_entropy_that_rises_to_its_target_is_as_it_should_be() -> None:
     rising = made_run(policy__entropy=lambda step: min(0.3, 0.1 + 0.004 * step))
-    assert "entropy_explosion" in rung(rising)
-    assert "entropy_explosion" not in rung(rising, target=0.3)
+    assert "entropy_explosion" in first_rings(rising)
+    assert "entropy_explosion" not in first_rings(rising, target=0.3)
 
 
 def test_few_mixed_groups_do_not_look_like_few_heavy_tokens() -> None:
     """With a hundredth of the groups left, ten tokens naturally hold a hundred times the share."""
     few = {"tokens__count": 1000.0, "groups__mixed_share": after(TROUBLE, 0.03, 0.8)}
     held = {"tokens__top_gradient_share": after(TROUBLE, 0.5, 0.02)}
-    assert "gradient_concentration" not in rung(made_run(**few, **held))
-    assert "gradient_concentration" in rung(made_run(tokens__count=1000.0, **held))
+    assert "gradient_concentration" not in first_rings(made_run(**few, **held))
+    assert "gradient_concentration" in first_rings(made_run(tokens__count=1000.0, **held))
 
 
 def test_counts_of_a_few_tokens_need_many_steps_to_be_news() -> None:
     """In 300 tokens, a share of 1 % is three tokens."""
     some = {"tokens__count": 300.0, "tokens__spurious_share": lambda step: (step % 3 == 0) / 300}
-    assert "spurious_growth" not in rung(made_run(noise=0.0, **some))
+    assert "spurious_growth" not in first_rings(made_run(noise=0.0, **some))
 
 
-# --- what an alarm says
+# --- the message of an alarm
 
 
 def test_an_alarm_has_its_numbers_in_words_and_as_evidence() -> None:
-    alarms = listened(made_run(update__clip_share=after(TROUBLE, 0.2, 0.004), noise=0.0))
+    alarms = alarms_of(made_run(update__clip_share=after(TROUBLE, 0.2, 0.004), noise=0.0))
     (alarm,) = alarms
     assert alarm.message == "the clip cuts 20 % of the tokens; at the start 0.4 %"
     assert alarm.evidence == {
@@ -213,7 +228,7 @@ def test_an_alarm_has_its_numbers_in_words_and_as_evidence() -> None:
 
 def test_alarms_are_plain_data() -> None:
     trouble = {"policy__entropy": after(TROUBLE, 0.01, 0.6), "update__approx_kl": 0.3, "groups__mixed_share": 0.0}
-    alarms = listened(made_run(**trouble))
+    alarms = alarms_of(made_run(**trouble))
     assert len(alarms) >= 3
     for alarm in alarms:
         assert json.loads(json.dumps(asdict(alarm), allow_nan=False)) == asdict(alarm)
@@ -223,7 +238,7 @@ def test_alarms_are_plain_data() -> None:
 
 
 def test_an_alarm_rings_once_per_episode() -> None:
-    long = listened(made_run(300, groups__mixed_share=after(TROUBLE, 0.0, 0.7)))
+    long = alarms_of(made_run(300, groups__mixed_share=after(TROUBLE, 0.0, 0.7)))
     assert [alarm.alarm for alarm in long] == ["no_signal"]
 
 
@@ -231,26 +246,26 @@ def test_an_alarm_rings_again_when_the_trouble_was_away_for_long() -> None:
     def comes_and_goes(step: int) -> float:
         return 0.0 if 40 < step <= 60 or 120 < step <= 140 else 0.7
 
-    assert [alarm.step for alarm in listened(made_run(200, groups__mixed_share=comes_and_goes))] == [45, 125]
+    assert [alarm.step for alarm in alarms_of(made_run(200, groups__mixed_share=comes_and_goes))] == [45, 125]
 
 
 def test_trouble_that_flickers_is_one_episode() -> None:
     def flickers(step: int) -> float:
         return 0.0 if step > 40 and step // 10 % 2 else 0.7
 
-    assert len(listened(made_run(200, groups__mixed_share=flickers))) == 1
+    assert len(alarms_of(made_run(200, groups__mixed_share=flickers))) == 1
 
 
 # --- what is a pure function of the metrics
 
 
-def test_a_watchman_who_is_shown_the_records_again_goes_on_as_the_one_before() -> None:
+def test_a_monitor_that_gets_the_records_again_continues_as_the_one_before() -> None:
     records = made_run(200, groups__mixed_share=lambda step: 0.0 if step // 35 % 2 else 0.7)
-    whole = Watchman()
+    whole = AlarmMonitor()
     expected = [alarm for record in records for alarm in whole(record)]
     assert len(expected) == 3
     for cut in range(0, 201, 7):
-        again = Watchman()
+        again = AlarmMonitor()
         for record in records[:cut]:
             again(json.loads(json.dumps(record)))
         rest = [alarm for record in records[cut:] for alarm in again(record)]
@@ -260,39 +275,39 @@ def test_a_watchman_who_is_shown_the_records_again_goes_on_as_the_one_before() -
 def test_what_is_not_a_number_changes_nothing() -> None:
     records = made_run(policy__entropy=after(TROUBLE, 0.05, 0.6))
     spoilt = [{**record, "policy/entropy_p90": math.nan, "name": "text", "time/x": math.inf} for record in records]
-    assert replay(spoilt) == replay(records)
+    assert replay_metrics(spoilt) == replay_metrics(records)
 
 
-@pytest.mark.parametrize("missing", sorted({metric for kind in KINDS.values() for metric in kind.metrics}))
+@pytest.mark.parametrize("missing", sorted({metric for kind in ALARM_KINDS.values() for metric in kind.metrics}))
 def test_a_run_without_a_metric_does_without_its_alarm(missing: str) -> None:
     records = made_run(policy__entropy=after(TROUBLE, 0.05, 0.6), groups__mixed_share=after(TROUBLE, 0.0, 0.7))
-    watch = Watchman()
+    monitor = AlarmMonitor()
     for record in records:
-        watch({name: value for name, value in record.items() if name != missing})
-    assert watch.broken == set()
+        monitor({name: value for name, value in record.items() if name != missing})
+    assert monitor.broken == set()
 
 
 def test_strange_values_break_no_alarm() -> None:
     for value in (0.0, -1.0, 1e308, -1e308, 1e-308):
-        watch = Watchman()
+        monitor = AlarmMonitor()
         for record in made_run(60):
-            watch({name: number if name == "step" else value for name, number in record.items()})
-        assert watch.broken == set()
+            monitor({name: number if name == "step" else value for name, number in record.items()})
+        assert monitor.broken == set()
 
 
-# --- faults of our own
+# --- bugs in a detector
 
 
-def test_a_detector_that_fails_costs_its_own_alarm_and_is_said_once() -> None:
-    def breaks(view: View) -> None:
+def test_a_detector_that_fails_disables_its_own_alarm_and_is_reported_once() -> None:
+    def breaks(run: DetectorInput) -> None:
         raise ZeroDivisionError("a bug")
 
-    said: list[str] = []
-    kinds = {"clip": Kind(breaks, (), (), ""), "no_signal": KINDS["no_signal"]}
-    watch = Watchman(kinds=kinds, say=said.append)
-    alarms = replay(made_run(groups__mixed_share=0.0), watch)
+    warnings: list[str] = []
+    kinds = {"clip": AlarmKind(breaks, (), (), ""), "no_signal": ALARM_KINDS["no_signal"]}
+    monitor = AlarmMonitor(kinds=kinds, warn=warnings.append)
+    alarms = replay_metrics(made_run(groups__mixed_share=0.0), monitor)
     assert [alarm.alarm for alarm in alarms] == ["no_signal"]
-    (text,) = said
+    (text,) = warnings
     assert "clip" in text and "a bug" in text
 
 
@@ -313,11 +328,11 @@ def test_a_slope_is_exact_on_a_line_and_an_odd_value_does_not_move_it() -> None:
 
 
 def test_a_forecast_goes_on_by_the_same_factor() -> None:
-    view = View()
+    run = DetectorInput()
     for step in range(1, 31):
-        view.history.add({"step": step, "policy/entropy": 0.5 * 0.9**step})
-    expected = 0.5 * 0.9**28 * 0.9**view.limits.ahead  # from the middle of the last five steps
-    assert forecast(view) == pytest.approx(expected)
+        run.history.add({"step": step, "policy/entropy": 0.5 * 0.9**step})
+    expected = 0.5 * 0.9**28 * 0.9**run.limits.forecast_steps  # from the middle of the last five steps
+    assert forecast(run) == pytest.approx(expected)
 
 
 def test_the_best_of_a_metric_is_remembered_as_if_it_were_found_anew() -> None:
@@ -334,7 +349,7 @@ def test_an_even_share_is_what_ten_tokens_of_all_would_hold() -> None:
     assert even_share(0) == 1.0
 
 
-def test_the_watchman_of_a_run_knows_its_objectives_target() -> None:
-    assert watchman(load("demo", ["objective.name=stare", "objective.target=0.25"])).view.entropy_target == 0.25
-    assert watchman(load("demo")).view.entropy_target is None
-    assert watchman(load("demo", ["reward.wrong=-1.0"])).view.rewards == (-1.0, 1.0)
+def test_the_monitor_of_a_run_has_its_objectives_entropy_target() -> None:
+    assert alarm_monitor(load("demo", ["objective.name=stare", "objective.target=0.25"])).run.entropy_target == 0.25
+    assert alarm_monitor(load("demo")).run.entropy_target is None
+    assert alarm_monitor(load("demo", ["reward.wrong=-1.0"])).run.rewards == (-1.0, 1.0)

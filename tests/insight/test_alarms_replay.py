@@ -16,7 +16,15 @@ from typer.testing import CliRunner
 from helpers.insight.made_metrics import after, made_run
 from helpers.train.short_runs import SETTINGS, short_run
 from trimtab.cli import app
-from trimtab.insight.alarms import KINDS, Kind, View, read_metrics, replay, replay_run, watchman
+from trimtab.insight.alarms import (
+    ALARM_KINDS,
+    AlarmKind,
+    DetectorInput,
+    alarm_monitor,
+    read_metrics,
+    replay_metrics,
+    replay_run,
+)
 from trimtab.insight.alarms.detector_input import Finding
 from trimtab.insight.alarms.offline import alarm_lines
 from trimtab.train.loop import train
@@ -32,26 +40,26 @@ def written(folder: Path, records: list[dict[str, float]]) -> Path:
     return path
 
 
-# --- a run's own
+# --- of our own runs
 
 
 def test_a_replay_rings_what_rang_while_the_run_went_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The short run is too short for real thresholds: an alarm of our own rings once it has held for three steps."""
 
-    def third(view: View) -> Finding | None:
-        values = view.history.values("policy/entropy")
+    def third(run: DetectorInput) -> Finding | None:
+        values = run.history.values("policy/entropy")
         return (
             Finding(f"entropy {values[-1]:.3f}", {"policy/entropy": {"now": values[-1]}}) if len(values) > 2 else None
         )
 
-    monkeypatch.setattr("trimtab.insight.alarms.monitor.KINDS", {"clip": Kind(third, (), (), "Try nothing")})
+    monkeypatch.setattr("trimtab.insight.alarms.monitor.ALARM_KINDS", {"clip": AlarmKind(third, (), (), "Try nothing")})
     run, listener = short_run(tmp_path / "run", {"warm_start.steps": "0", "record.enabled": "false"})
-    run.watcher = watchman(run.config)
+    run.watcher = alarm_monitor(run.config)
     train(run)
-    told = RunFolder(tmp_path / "run").alarm_records()
+    written_alarms = RunFolder(tmp_path / "run").alarm_records()
     again = replay_run(tmp_path / "run")
     assert [(alarm.step, alarm.message, alarm.evidence) for alarm in again] == [
-        (record["step"], record["message"], record["evidence"]) for record in told
+        (record["step"], record["message"], record["evidence"]) for record in written_alarms
     ]
     assert [alarm.step for alarm in again] == [5]
     assert listener.heard("alarm: step 5", "Try nothing")
@@ -65,22 +73,25 @@ def test_the_recipe_beside_the_metrics_gives_the_target(tmp_path: Path) -> None:
 
 
 def test_a_run_from_the_command_line_is_watched(tmp_path: Path) -> None:
-    """A model that knows nothing, and a task with one right answer: no group has any spread."""
+    """An untrained model and a task with one right answer: no group has any spread."""
     changes = {**SETTINGS, "objective": '"dapo"', "warm_start.steps": "0", "run.steps": "8", "record.enabled": "false"}
     changes |= {"reward.overlong_buffer": "0", "alarms.no_signal": "stop", "run.eval_every": "0", "task.digits": "3"}
     settings = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     result = CliRunner().invoke(app, ["train", "--quiet", "--out", str(tmp_path / "run"), *settings])
     assert result.exit_code == 3
     assert "alarm: step 7: only 0 % of the groups have any spread" in result.output
-    told = [(r["alarm"], r["action"], r["step"]) for r in RunFolder(tmp_path / "run").alarm_records()]
-    assert told == [("no_signal", "stop", 7), ("truncation", "warn", 7)]  # what knows nothing does not end either
+    written_alarms = [(r["alarm"], r["action"], r["step"]) for r in RunFolder(tmp_path / "run").alarm_records()]
+    assert written_alarms == [
+        ("no_signal", "stop", 7),
+        ("truncation", "warn", 7),
+    ]  # an untrained model does not end its responses
     assert (tmp_path / "run/alarms/step-00000007").is_dir()
 
 
-# --- foreign ones
+# --- of other trainers
 
 
-def test_metrics_of_another_trainer_will_do_in_any_order_and_with_other_names_beside_ours(tmp_path: Path) -> None:
+def test_metrics_of_another_trainer_work_in_any_order_and_with_more_names(tmp_path: Path) -> None:
     records = made_run(policy__entropy=after(40, 0.02, 0.6))
     theirs = [
         {"step": r["step"], "policy/entropy": r.get("policy/entropy"), "actor/lr": 1e-6, "note": "text", "list": [1]}
@@ -91,13 +102,13 @@ def test_metrics_of_another_trainer_will_do_in_any_order_and_with_other_names_be
     assert [alarm.alarm for alarm in replay_run(path)] == ["entropy_collapse"]
 
 
-def test_lines_that_are_no_metrics_are_passed_over(tmp_path: Path) -> None:
+def test_lines_that_are_no_metrics_are_skipped(tmp_path: Path) -> None:
     records = made_run(60, groups__mixed_share=0.0)
     path = written(tmp_path, records)
-    whole = replay(read_metrics(path))
+    whole = replay_metrics(read_metrics(path))
     rubbish = ['{"step": 3', "[1, 2]", '"text"', '{"no": 1}', '{"step": "x"}', "[" * 100_000, '{"step": NaN}', ""]
     path.write_text(path.read_text() + "\n".join(rubbish) + "\n" + "1" * 2_000_000 + "\n")
-    assert replay(read_metrics(path)) == whole != []
+    assert replay_metrics(read_metrics(path)) == whole != []
 
 
 @pytest.mark.parametrize("text", ["", "{}\n", "not json\n", '{"loss": 1}\n'])
@@ -111,7 +122,7 @@ def test_a_file_without_metrics_is_an_error_that_names_it(tmp_path: Path, text: 
 # --- the command
 
 
-def test_the_command_tells_what_rang_and_what_to_try(tmp_path: Path) -> None:
+def test_the_command_prints_what_rang_and_what_to_try(tmp_path: Path) -> None:
     written(tmp_path, made_run(groups__mixed_share=after(40, 0.0, 0.7)))
     result = CliRunner().invoke(app, ["alarms", str(tmp_path)])
     assert result.exit_code == 0
@@ -134,7 +145,7 @@ def test_the_command_says_so_when_nothing_rang(tmp_path: Path) -> None:
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["alarms", str(tmp_path)])
     assert result.exit_code == 2
-    assert "metrics.jsonl is not there" in result.output
+    assert "metrics.jsonl does not exist" in result.output
 
 
 def test_no_alarm_is_no_json() -> None:
@@ -171,19 +182,19 @@ def test_a_collapse_is_half_the_best_accuracy_or_an_entropy_that_is_gone(figures
 
 
 def test_lead_time_counts_only_rings_before_the_collapse(figures: ModuleType) -> None:
-    def seen(collapse: int | None, *rung: tuple[int, str]) -> Any:
-        return figures.Seen("lr_high", 2, 100, collapse, "", [(step, name, "") for step, name in rung])
+    def outcome(collapse: int | None, *rung: tuple[int, str]) -> Any:
+        return figures.RunOutcome("lr_high", 2, 100, collapse, "", [(step, name, "") for step, name in rung])
 
-    assert seen(50, (20, "ratio"), (40, "clip")).lead() == 30
-    assert seen(50, (20, "ratio"), (40, "clip")).lead("clip") == 10
-    assert seen(50, (50, "ratio")).lead() is None
-    assert seen(50).lead() is None
-    assert seen(None, (20, "ratio")).lead() is None
+    assert outcome(50, (20, "ratio"), (40, "clip")).lead() == 30
+    assert outcome(50, (20, "ratio"), (40, "clip")).lead("clip") == 10
+    assert outcome(50, (50, "ratio")).lead() is None
+    assert outcome(50).lead() is None
+    assert outcome(None, (20, "ratio")).lead() is None
 
 
 def test_false_alarms_are_counted_per_thousand_healthy_steps(figures: ModuleType) -> None:
-    healthy = figures.Seen("healthy_dapo", 2, 500, None, "", [(9, "clip", ""), (90, "clip", "")])
-    faulty = figures.Seen("lr_high", 2, 100, 50, "", [(20, "ratio", "")])
+    healthy = figures.RunOutcome("healthy_dapo", 2, 500, None, "", [(9, "clip", ""), (90, "clip", "")])
+    faulty = figures.RunOutcome("lr_high", 2, 100, 50, "", [(20, "ratio", "")])
     result = figures.figures([healthy, faulty], [2])
     (row,) = [row for row in result["alarms"] if row["alarm"] == "clip"]
     assert row["false_per_1000_steps"] == 4.0
@@ -195,7 +206,7 @@ def test_false_alarms_are_counted_per_thousand_healthy_steps(figures: ModuleType
 
 def test_every_alarm_is_meant_for_some_fault_of_the_suite(figures: ModuleType) -> None:
     suite = sys.modules["alarm_suite"]
-    assert set(suite.MEANT) == set(KINDS)
+    assert set(suite.MEANT) == set(ALARM_KINDS)
     assert all(name in suite.SCENARIOS for names in suite.MEANT.values() for name in names)
     assert not set(suite.TUNING) & set(suite.REPORTING)
 

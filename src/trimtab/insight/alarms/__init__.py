@@ -1,26 +1,26 @@
-"""Alarms: a run's metrics are watched as they come, and what looks wrong is said in plain words, once per episode.
+"""Alarms over a run's metrics: each problem is reported in plain words, once per episode.
 
-`Watchman` is shown one record after the other; `replay` shows it those of a run that is over, of ours or of any other
-trainer whose metrics have the same names. What rings depends on the metrics alone.
+`AlarmMonitor` is called with every record of metrics as it is logged; `replay_metrics` runs it over a finished run, of
+trimtab or of any trainer that logs the same metric names. Which alarms ring depends on the metrics alone.
 """
 
-from trimtab.insight.alarms.detector_input import Finding, View
-from trimtab.insight.alarms.kinds import KINDS, Kind
-from trimtab.insight.alarms.monitor import Watchman, watchman
-from trimtab.insight.alarms.offline import alarm_lines, read_metrics, replay, replay_run
-from trimtab.insight.alarms.thresholds import Thresholds, reasons
+from trimtab.insight.alarms.detector_input import DetectorInput, Finding
+from trimtab.insight.alarms.kinds import ALARM_KINDS, AlarmKind
+from trimtab.insight.alarms.monitor import AlarmMonitor, alarm_monitor
+from trimtab.insight.alarms.offline import alarm_lines, read_metrics, replay_metrics, replay_run
+from trimtab.insight.alarms.thresholds import Thresholds, threshold_reasons
 
 __all__ = [
-    "KINDS",
+    "ALARM_KINDS",
+    "AlarmKind",
+    "AlarmMonitor",
+    "DetectorInput",
     "Finding",
-    "Kind",
     "Thresholds",
-    "View",
-    "Watchman",
     "alarm_lines",
+    "alarm_monitor",
     "read_metrics",
-    "reasons",
-    "replay",
+    "replay_metrics",
     "replay_run",
-    "watchman",
+    "threshold_reasons",
 ]

@@ -1,4 +1,4 @@
-"""What a detector sees of a run, and what it finds."""
+"""The input of a detector (a run's metrics, the thresholds, facts from the recipe) and its output."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from trimtab.insight.alarms.thresholds import Thresholds
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that does not look right: in words, and the numbers behind them by metric."""
+    """What a detector found: a message, and the numbers behind it by metric."""
 
     message: str
     evidence: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class View:
-    """A run so far: its metrics, the thresholds, and what its recipe says.
+class DetectorInput:
+    """A run so far: its metrics, the thresholds, and facts from its recipe.
 
-    `entropy_target` is what the objective steers for, `rewards` are those of a wrong and of a right answer.
+    `entropy_target` is the target of the objective's entropy controller; `rewards` are those of a wrong and a right
+    answer.
     """
 
     history: History = field(default_factory=History)
@@ -32,31 +33,32 @@ class View:
     rewards: tuple[float, float] = (0.0, 1.0)
 
     def shift(self, metric: str) -> Shift | None:
-        """A metric now against the run's start."""
-        return self.history.shift(metric, self.limits.start, self.limits.recent)
+        """Compare a metric now with the start of the run."""
+        limits = self.limits
+        return self.history.shift(metric, limits.start_steps, limits.recent_steps, limits.min_spreads)
 
     def now(self, metric: str) -> float | None:
-        """The median of a metric over the last few steps; None until there are as many."""
-        values = self.history.last(metric, self.limits.recent)
+        """Return the median of a metric over the recent steps; None until there are enough."""
+        values = self.history.last(metric, self.limits.recent_steps)
         return median(values) if values else None
 
     def level(self, metric: str, **more: float) -> dict[str, Any]:
-        """The evidence of a level: a metric over the last few steps."""
-        steps = self.history.steps(metric)[-self.limits.recent :]
+        """Return the evidence for a metric's level over the recent steps."""
+        steps = self.history.steps(metric)[-self.limits.recent_steps :]
         return {metric: {"now": self.now(metric), "steps": [steps[0], steps[-1]], **more}}
 
     def held_out(self) -> tuple[float, float] | None:
-        """Held-out accuracy at the start, and now, which is the middle of the last two; None before there are two."""
+        """Return held-out accuracy at the start and now (mean of the last two evaluations); None before the second."""
         values = self.history.values("eval/accuracy")
         return (values[0], median(values[-2:])) if len(values) > 1 else None
 
     def scaled(self, reward: float) -> float:
-        """A reward as if it were an accuracy: 0 where all are wrong, 1 where all are right."""
+        """Scale a mean reward to 0 where all answers are wrong and 1 where all are right."""
         wrong, right = self.rewards
         return (reward - wrong) / (right - wrong)
 
     def gain(self) -> float:
-        """The rise of accuracy since the start: the held-out one where it is known, else by the verifier."""
+        """Return the rise of accuracy since the start: held-out if measured, else by the verifier."""
         held_out, right = self.held_out(), self.shift(self.accuracy)
         if held_out is not None:
             return held_out[1] - held_out[0]
@@ -64,13 +66,13 @@ class View:
 
     @property
     def accuracy(self) -> str:
-        """The metric that tells how often the verifier is content: accuracy where there is one, else the reward."""
+        """Return the name of the training accuracy metric: `reward/accuracy` if logged, else `reward/mean`."""
         return "reward/accuracy" if self.history.values("reward/accuracy") else "reward/mean"
 
 
-Detector = Callable[[View], Finding | None]
+Detector = Callable[[DetectorInput], Finding | None]
 
 
 def percent(share: float) -> str:
-    """A share for people."""
+    """Write a share as a percentage."""
     return f"{100 * share:.3g} %"

@@ -1,4 +1,4 @@
-"""A run's metrics so far, and robust figures over them: medians, which one odd step cannot move."""
+"""A run's metrics so far and robust statistics over them: medians, which a single outlier does not move."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-MAD_TO_DEVIATION = 1.4826  # of a normal distribution
-LATELY = 50  # values that noise is taken over
+MAD_TO_DEVIATION = 1.4826  # from the median absolute deviation to the standard deviation of a normal distribution
+NOISE_WINDOW = 50  # values over which noise is measured
 
 
 @dataclass(frozen=True)
 class Shift:
-    """A metric now and at the run's start, both medians; `spread` is that of the start."""
+    """A metric's median now and at the start of the run; `spread` is the deviation within the start."""
 
     metric: str
     now: float
@@ -23,14 +23,16 @@ class Shift:
     spread: float
     steps: tuple[int, int]
     start_steps: tuple[int, int]
+    min_spreads: float
 
-    def sure(self, spreads: float) -> bool:
-        """Whether now differs from the start by more than so many spreads."""
-        return abs(self.now - self.start) > spreads * self.spread
+    @property
+    def significant(self) -> bool:
+        """Return whether the change since the start is larger than `min_spreads` spreads."""
+        return abs(self.now - self.start) > self.min_spreads * self.spread
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """As an alarm shows it."""
+        """Return the numbers behind an alarm, by metric."""
         return {
             self.metric: {
                 "now": self.now,
@@ -44,13 +46,13 @@ class Shift:
 
 @dataclass
 class History:
-    """Every finite value of every metric, with its step."""
+    """Every finite value of every metric with its step; `peaks` caches `best`."""
 
     series: dict[str, tuple[list[int], list[float]]] = field(default_factory=dict)
     peaks: dict[tuple[str, int], tuple[int, float]] = field(default_factory=dict)
 
     def add(self, record: Mapping[str, float]) -> int:
-        """Take in a record; its step."""
+        """Add a record of metrics and return its step."""
         step = int(record["step"])
         for name, value in record.items():
             if isinstance(value, int | float) and math.isfinite(value):
@@ -60,21 +62,22 @@ class History:
         return step
 
     def steps(self, name: str) -> list[int]:
-        """At which steps a metric was there."""
+        """Return the steps that have a value of a metric."""
         return self.series.get(name, ([], []))[0]
 
     def values(self, name: str) -> list[float]:
-        """Every value of a metric, in order."""
+        """Return all values of a metric, in order."""
         return self.series.get(name, ([], []))[1]
 
     def last(self, name: str, count: int) -> list[float]:
-        """The newest values; none unless there are so many."""
+        """Return the newest `count` values; an empty list if there are fewer."""
         values = self.values(name)
         return values[-count:] if len(values) >= count else []
 
     def best(self, name: str, recent: int) -> float:
-        """The largest median that a window of so many values has had; what was looked at before is remembered."""
+        """Return the largest median over any window of `recent` values."""
         values = self.values(name)
+        # Called after every step: only windows that are new since the last call are looked at.
         done, best = self.peaks.get((name, recent), (recent - 1, -math.inf))
         for end in range(done + 1, len(values) + 1):
             best = max(best, median(values[end - recent : end]))
@@ -82,13 +85,14 @@ class History:
         return best
 
     def noise(self, name: str) -> float:
-        """How much a metric wanders from one value to the next, as a standard deviation; slow changes count little."""
-        values = self.values(name)[-LATELY:]
-        steps = [abs(later - earlier) for earlier, later in pairwise(values)]
-        return MAD_TO_DEVIATION * median(steps) / math.sqrt(2) if steps else 0.0
+        """Return the standard deviation of a metric's step-to-step noise."""
+        values = self.values(name)[-NOISE_WINDOW:]
+        # From differences of neighbours, so that a slow trend does not count as noise.
+        changes = [abs(later - earlier) for earlier, later in pairwise(values)]
+        return MAD_TO_DEVIATION * median(changes) / math.sqrt(2) if changes else 0.0
 
-    def shift(self, name: str, start: int, recent: int) -> Shift | None:
-        """A metric now against its start; None until both are known."""
+    def shift(self, name: str, start: int, recent: int, min_spreads: float) -> Shift | None:
+        """Compare a metric now with its start; None until there are enough values for both."""
         steps, values = self.series.get(name, ([], []))
         if len(values) < start + recent:
             return None
@@ -100,16 +104,17 @@ class History:
             spread(first),
             (steps[-recent], steps[-1]),
             (steps[0], steps[start - 1]),
+            min_spreads,
         )
 
 
 def spread(values: list[float]) -> float:
-    """The median deviation from the median, scaled to a standard deviation."""
+    """Return the median absolute deviation, scaled to a standard deviation."""
     centre = median(values)
     return MAD_TO_DEVIATION * median([abs(value - centre) for value in values])
 
 
 def slope(values: list[float]) -> float:
-    """The median of the slopes between the first and the second half (Theil-Sen over half-way pairs), per step."""
+    """Return the trend per step: the median slope over pairs half a window apart (a Theil-Sen estimator)."""
     half = len(values) // 2
     return median([(later - earlier) / half for earlier, later in zip(values, values[half:], strict=False)])

@@ -1,4 +1,4 @@
-"""Alarms over metrics that are there already: of a run that is over, or of another trainer's."""
+"""Alarms over logged metrics: of a finished run, or of another trainer."""
 
 from __future__ import annotations
 
@@ -7,58 +7,49 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from trimtab.config import load
-from trimtab.insight.alarms.monitor import Watchman, watchman
+from trimtab.files import iter_json_lines
+from trimtab.insight.alarms.monitor import AlarmMonitor, alarm_monitor
 from trimtab.train import Alarm
 
-LONGEST_LINE = 1 << 20  # characters; a line of metrics has a few thousand
+LONGEST_LINE = 1 << 20  # bytes; a line of metrics has a few thousand
 
 
-def replay(records: Iterable[Mapping[str, float]], by: Watchman | None = None) -> list[Alarm]:
-    """The alarms that ring over records in the order of their steps."""
-    by = by or watchman()
+def replay_metrics(records: Iterable[Mapping[str, float]], monitor: AlarmMonitor | None = None) -> list[Alarm]:
+    """Return the alarms that ring over records, in the order of their steps."""
+    monitor = monitor or alarm_monitor()
     ordered = sorted(records, key=lambda record: record["step"])
-    return [alarm for record in ordered for alarm in by(record)]
+    return [alarm for record in ordered for alarm in monitor(record)]
 
 
 def replay_run(run: Path) -> list[Alarm]:
-    """The alarms of a run's folder, or of a file of metrics alone."""
+    """Return the alarms of a run's folder, or of a single file of metrics."""
     folder = run if run.is_dir() else run.parent
     path = run / "metrics.jsonl" if run.is_dir() else run
     config = folder / "config.toml"
-    return replay(read_metrics(path), watchman(load(config) if run.is_dir() and config.exists() else None))
+    monitor = alarm_monitor(load(config) if run.is_dir() and config.exists() else None)
+    return replay_metrics(read_metrics(path), monitor)
 
 
 def alarm_lines(alarms: Sequence[Alarm], as_json: bool = False) -> list[str]:
-    """Alarms for people, or for programs."""
+    """Return the lines that `trimtab alarms` prints."""
     if as_json:
         return [json.dumps(asdict(alarm), sort_keys=True) for alarm in alarms]
-    told = [f"step {each.step}  {each.alarm}: {each.message}\n    {each.suggestion}" for each in alarms]
-    return told or ["no alarm rang"]
+    lines = [f"step {each.step}  {each.alarm}: {each.message}\n    {each.suggestion}" for each in alarms]
+    return lines or ["no alarm rang"]
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The records of a metrics file, their numbers alone; lines that are cut off or without a step are passed over."""
+    """Read the finite numbers of a metrics file; lines that are no JSON or have no step are skipped."""
     if not path.is_file():
-        raise ValueError(f"{path} is not there: give a run's folder, or a jsonl file of metrics")
-    records = []
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            record = _numbers(line) if len(line) <= LONGEST_LINE else {}
-            if "step" in record:
-                records.append(record)
+        raise ValueError(f"{path} does not exist: give a run's folder, or a jsonl file of metrics")
+    rows = iter_json_lines(path, on_error=lambda problem: None, longest=LONGEST_LINE)
+    records = [record for _, row in rows if "step" in (record := _finite_numbers(row))]
     if not records:
         raise ValueError(f"{path} has no line of JSON with a `step`: metrics are one such line per step")
     return records
 
 
-def _numbers(line: str) -> dict[str, float]:
-    try:
-        record: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(record, dict):
-        return {}
-    return {name: value for name, value in record.items() if isinstance(value, int | float) and math.isfinite(value)}
+def _finite_numbers(row: Mapping[str, object]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if isinstance(value, int | float) and math.isfinite(value)}

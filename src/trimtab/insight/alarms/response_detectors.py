@@ -1,23 +1,23 @@
-"""Detectors of what responses and rewards do: signal, truncation, repetition, length, hacking, and plain decline."""
+"""Detectors over responses and rewards: signal, truncation, repetition, length, reward hacking, reward drop."""
 
 from __future__ import annotations
 
 from statistics import median
 
-from trimtab.insight.alarms.detector_input import Finding, View, percent
+from trimtab.insight.alarms.detector_input import DetectorInput, Finding, percent
 
 
-def no_signal(view: View) -> Finding | None:
-    """Too few groups whose rewards differ, or far fewer than at the start for no gain."""
-    metric, limits = "groups/mixed_share", view.limits
-    mixed, shift, right = view.now(metric), view.shift(metric), view.now(view.accuracy)
-    how = "" if right is None else f" (mean {view.accuracy.partition('/')[2]} {right:.2f})"
-    if mixed is not None and mixed < limits.signal_least:
+def no_signal(run: DetectorInput) -> Finding | None:
+    """Detect too few groups whose rewards differ, or far fewer than at the start without a gain in accuracy."""
+    metric, limits = "groups/mixed_share", run.limits
+    mixed, shift, right = run.now(metric), run.shift(metric), run.now(run.accuracy)
+    how = "" if right is None else f" (mean {run.accuracy.partition('/')[2]} {right:.2f})"
+    if mixed is not None and mixed < limits.signal_min_share:
         return Finding(
             f"only {percent(mixed)} of the groups have any spread in reward{how}",
-            view.level(metric, limit=limits.signal_least),
+            run.level(metric, limit=limits.signal_min_share),
         )
-    if shift is None or shift.now > limits.signal_fall * shift.start or not shift.sure(limits.sure) or view.gain() > 0:
+    if shift is None or shift.now > limits.signal_fall * shift.start or not shift.significant or run.gain() > 0:
         return None
     return Finding(
         f"{percent(shift.now)} of the groups have spread in reward{how}; at the start {percent(shift.start)}",
@@ -25,23 +25,23 @@ def no_signal(view: View) -> Finding | None:
     )
 
 
-def truncation(view: View) -> Finding | None:
-    """Many responses cut off, or many more than at the start."""
-    metric, limits = "response/truncated_share", view.limits
-    now, shift = view.now(metric), view.shift(metric)
+def truncation(run: DetectorInput) -> Finding | None:
+    """Detect many truncated responses, or many more than at the start."""
+    metric, limits = "response/truncated_share", run.limits
+    now, shift = run.now(metric), run.shift(metric)
     if now is not None and now > limits.truncated_level:
-        return Finding(f"{percent(now)} of the responses are cut off", view.level(metric, limit=limits.truncated_level))
-    if shift is None or shift.now - shift.start < limits.truncated_growth or not shift.sure(limits.sure):
+        return Finding(f"{percent(now)} of the responses are cut off", run.level(metric, limit=limits.truncated_level))
+    if shift is None or shift.now - shift.start < limits.truncated_growth or not shift.significant:
         return None
     return Finding(
         f"{percent(shift.now)} of the responses are cut off; at the start {percent(shift.start)}", shift.evidence
     )
 
 
-def repetition(view: View) -> Finding | None:
-    """Responses that repeat themselves more than at the start."""
-    repeats, limits = view.shift("response/repetition_share"), view.limits
-    if repeats is None or repeats.now - repeats.start < limits.repetition_growth or not repeats.sure(limits.sure):
+def repetition(run: DetectorInput) -> Finding | None:
+    """Detect responses that repeat themselves more than at the start."""
+    repeats, limits = run.shift("response/repetition_share"), run.limits
+    if repeats is None or repeats.now - repeats.start < limits.repetition_growth or not repeats.significant:
         return None
     return Finding(
         f"{percent(repeats.now)} of all 4-grams repeat the same response; at the start {percent(repeats.start)}",
@@ -49,34 +49,34 @@ def repetition(view: View) -> Finding | None:
     )
 
 
-def length_drift(view: View) -> Finding | None:
-    """Responses of another length than at the start, without more of them being right."""
-    length, limits = view.shift("response/length_mean"), view.limits
+def length_drift(run: DetectorInput) -> Finding | None:
+    """Detect responses of another length than at the start, without a gain in accuracy."""
+    length, limits = run.shift("response/length_mean"), run.limits
     if length is None or length.start <= 0:
         return None
     factor = length.now / length.start
-    if 1 / limits.length_factor < factor < limits.length_factor or not length.sure(limits.sure):
+    if 1 / limits.length_factor < factor < limits.length_factor or not length.significant:
         return None
-    if view.gain() >= limits.length_gain:
+    if run.gain() >= limits.length_gain:
         return None
     return Finding(
         f"responses have {length.now:.3g} tokens, {factor:.2g} times the {length.start:.3g} at the start, for no gain",
-        {**length.evidence, "gain": view.gain()},
+        {**length.evidence, "gain": run.gain()},
     )
 
 
-def reward_hacking(view: View) -> Finding | None:
-    """A reward that rises while held-out accuracy does not, or that jumps while responses change their nature."""
-    return _left_behind(view, "reward/accuracy") or _left_behind(view, "reward/mean") or _jumped(view)
+def reward_hacking(run: DetectorInput) -> Finding | None:
+    """Detect a reward that rises while held-out accuracy does not, or that jumps together with length or entropy."""
+    return _held_out_lags(run, "reward/accuracy") or _held_out_lags(run, "reward/mean") or _jumps(run)
 
 
-def _left_behind(view: View, metric: str) -> Finding | None:
-    reward, held_out, limits = view.shift(metric), view.held_out(), view.limits
+def _held_out_lags(run: DetectorInput, metric: str) -> Finding | None:
+    reward, held_out, limits = run.shift(metric), run.held_out(), run.limits
     if reward is None or held_out is None:
         return None
     now, start = reward.now, reward.start
     if metric == "reward/mean":
-        now, start = view.scaled(now), view.scaled(start)
+        now, start = run.scaled(now), run.scaled(start)
     rise, followed = now - start, held_out[1] - held_out[0]
     if rise < limits.hacking_rise or followed > limits.hacking_follow * rise or now < held_out[1]:
         return None
@@ -87,15 +87,15 @@ def _left_behind(view: View, metric: str) -> Finding | None:
     )
 
 
-def _jumped(view: View) -> Finding | None:
-    """The reward jumps within a window, and length or entropy jumps with it."""
-    limits = view.limits
-    names = (view.accuracy, "response/length_mean", "policy/entropy")
-    windows = [view.history.last(name, limits.trend) for name in names]
+def _jumps(run: DetectorInput) -> Finding | None:
+    """Detect a reward that jumps within the trend window, with length or entropy."""
+    limits = run.limits
+    names = (run.accuracy, "response/length_mean", "policy/entropy")
+    windows = [run.history.last(name, limits.trend_steps) for name in names]
     if not all(windows):
         return None
     (reward, reward_before), (length, length_before), (entropy, entropy_before) = (
-        (median(window[-limits.recent :]), median(window[: limits.recent])) for window in windows
+        (median(window[-limits.recent_steps :]), median(window[: limits.recent_steps])) for window in windows
     )
     if reward - reward_before < limits.jump_rise:
         return None
@@ -104,8 +104,8 @@ def _jumped(view: View) -> Finding | None:
     if longer < limits.jump_length and fallen < limits.jump_entropy:
         return None
     return Finding(
-        f"within {limits.trend} steps {view.accuracy} jumped from {reward_before:.2f} to {reward:.2f}, length from "
-        f"{length_before:.3g} to {length:.3g} and entropy from {entropy_before:.3g} to {entropy:.3g}",
+        f"within {limits.trend_steps} steps {run.accuracy} jumped from {reward_before:.2f} to {reward:.2f}, length "
+        f"from {length_before:.3g} to {length:.3g} and entropy from {entropy_before:.3g} to {entropy:.3g}",
         {
             name: {"now": now, "before": before}
             for name, now, before in zip(
@@ -115,20 +115,20 @@ def _jumped(view: View) -> Finding | None:
     )
 
 
-def reward_drop(view: View) -> Finding | None:
-    """Accuracy, by the verifier or held out, well below the best it has been."""
-    limits = view.limits
-    now, best = view.now(view.accuracy), view.history.best(view.accuracy, limits.start)
-    if now is not None and _dropped(view, view.accuracy, now, best):
+def reward_drop(run: DetectorInput) -> Finding | None:
+    """Detect accuracy, by the verifier or held-out, well below its best."""
+    limits = run.limits
+    now, best = run.now(run.accuracy), run.history.best(run.accuracy, limits.start_steps)
+    if now is not None and _is_drop(run, run.accuracy, now, best):
         return Finding(
-            f"{view.accuracy} is {now:.2f}; its best was {best:.2f}", {view.accuracy: {"now": now, "best": best}}
+            f"{run.accuracy} is {now:.2f}; its best was {best:.2f}", {run.accuracy: {"now": now, "best": best}}
         )
     metric = "eval/accuracy"
-    held_out = view.held_out()
+    held_out = run.held_out()
     if held_out is None:
         return None
-    best = max(held_out[0], view.history.best(metric, 2))
-    if not _dropped(view, metric, held_out[1], best):
+    best = max(held_out[0], run.history.best(metric, 2))
+    if not _is_drop(run, metric, held_out[1], best):
         return None
     return Finding(
         f"held-out accuracy is {held_out[1]:.2f}; its best was {best:.2f}",
@@ -136,6 +136,6 @@ def reward_drop(view: View) -> Finding | None:
     )
 
 
-def _dropped(view: View, metric: str, now: float, best: float) -> bool:
-    limits, noise = view.limits, view.history.noise(metric)
-    return now < limits.drop_share * best and best - now > max(limits.drop_least, limits.drop_sure * noise)
+def _is_drop(run: DetectorInput, metric: str, now: float, best: float) -> bool:
+    limits, noise = run.limits, run.history.noise(metric)
+    return now < limits.drop_share * best and best - now > max(limits.drop_min, limits.drop_noise * noise)

@@ -1,4 +1,4 @@
-"""Metrics of runs that never were: a healthy run with noise, and whatever a test wants to go wrong in it."""
+"""Made-up metrics: a healthy run with noise, and the curves that a test replaces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from trimtab.insight.alarms import Thresholds, View, Watchman, replay
+from trimtab.insight.alarms import AlarmMonitor, DetectorInput, Thresholds, replay_metrics
 from trimtab.train.alarm_actions import Alarm
 
 Curve = float | Callable[[int], float] | None
@@ -32,7 +32,7 @@ NOISE = 0.05  # of each value
 
 
 def made_run(steps: int = 120, seed: int = 0, noise: float = NOISE, **changes: Curve) -> list[dict[str, float]]:
-    """A healthy run's records but for the curves that are given, with `__` for the slash; None leaves one out."""
+    """Return the records of a healthy run with some curves replaced (`__` for the slash); None leaves a metric out."""
     rng = random.Random(seed)
     curves = {**HEALTHY, **{name.replace("__", "/"): curve for name, curve in changes.items()}}
     records = [{"step": 0.0, "eval/accuracy": 0.4}]
@@ -49,7 +49,7 @@ def made_run(steps: int = 120, seed: int = 0, noise: float = NOISE, **changes: C
 
 
 def after(step: int, value: Curve, before: Curve) -> Curve:
-    """A curve that changes at a step."""
+    """Return a curve that changes at a step."""
 
     def curve(now: int) -> float:
         chosen = value if now > step else before
@@ -58,12 +58,17 @@ def after(step: int, value: Curve, before: Curve) -> Curve:
     return curve
 
 
-def rung(records: Iterable[dict[str, float]], target: float | None = None, **limits: Any) -> dict[str, int]:
-    """The first step at which each alarm rings."""
-    alarms = listened(records, target, **limits)
-    return {alarm.alarm: alarm.step for alarm in reversed(alarms)}
+def first_rings(records: Iterable[dict[str, float]], **settings: Any) -> dict[str, int]:
+    """Return the first step at which each alarm rings."""
+    return {alarm.alarm: alarm.step for alarm in reversed(alarms_of(records, **settings))}
 
 
-def listened(records: Iterable[dict[str, float]], target: float | None = None, **limits: Any) -> list[Alarm]:
-    """Every alarm that rings."""
-    return replay(records, Watchman(View(limits=Thresholds(**limits), entropy_target=target)))
+def alarms_of(
+    records: Iterable[dict[str, float]],
+    target: float | None = None,
+    rewards: tuple[float, float] = (0.0, 1.0),
+    **limits: Any,
+) -> list[Alarm]:
+    """Return every alarm that rings; further settings are thresholds."""
+    run = DetectorInput(limits=Thresholds(**limits), entropy_target=target, rewards=rewards)
+    return replay_metrics(records, AlarmMonitor(run))
