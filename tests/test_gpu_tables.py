@@ -178,7 +178,7 @@ def memory_row(name: str, peak: float, **phases: float) -> dict[str, Any]:
 def test_a_forecast_is_judged_by_its_farthest_peak() -> None:
     made = gpu_tables.memory({**ABOUT, "settings": [memory_row("small", 1.01), memory_row("large", 0.8, update=0.8)]})
     assert cells(made, "large") == ["8.0", "10.0", "0.80", "1.00", "1.00", "0.80", "1.00"]
-    assert prose(made) == "Aim: a peak within 15%; missed: the farthest is 20.0% off (large)."
+    assert prose(made) == "Target: a peak within 15%; missed: the farthest is 20.0% off (large)."
 
 
 def test_a_phase_that_is_off_is_named_where_the_peak_is_right() -> None:

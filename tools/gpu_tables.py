@@ -83,7 +83,7 @@ def head(result: Any) -> list[str]:
     if rested:
         rows.insert(1, ["trimtab, each run after a pause", *(_fixed(rested.get(name)) for name in shapes)])
     scoring = [f"{shape[SCORING]['to_one_gemm']:.2f} of one GEMM" for shape in shapes.values()]
-    aims = [f"Aim: at most {HEAD:.2f} times the floor. One run after the other, {_head_outcome(ours, 'to_floor')}."]
+    aims = [f"Target: at most {HEAD:.2f} times the floor. One run after the other, {_head_outcome(ours, 'to_floor')}."]
     aims += [f"After a pause, {_head_outcome(ours, 'to_floor_rested')}."] if rested else []
     return [
         *table(["times the floor, and memory", *shapes], [*rows, [SCORING, *scoring]]),
@@ -130,7 +130,7 @@ def sampler(result: Any) -> list[str]:
     aim = outcome([(way.removeprefix("trimtab, "), f"{speed:,}", speed >= SAMPLER) for way, speed in plain.items()])
     return [
         *table([key, "tokens/s"], [[way, f"{speed:,}"] for way, speed in speeds.items()]),
-        *words(f"Aim: {SAMPLER:,} tokens/s; {aim}."),
+        *words(f"Target: {SAMPLER:,} tokens/s; {aim}."),
     ]
 
 
@@ -192,7 +192,7 @@ def step(result: Any) -> list[str]:
     return [
         *table(["a step of 64 prompts x 8", "trimtab, s", "TRL, s", "times faster"], rows),
         *words(
-            f"Aim: {STEP} times as fast as TRL; {aim}.",
+            f"Target: {STEP} times as fast as TRL; {aim}.",
             f"Steps that count, at least: ours {least['trimtab']}, TRL's {least['trl']}.",
         ),
         "",
@@ -208,7 +208,7 @@ def overhead(result: Any) -> list[str]:
     rows = {label: made["added"][name] for name, label in ADDED.items()}
     shares = [(label, row["share_of_step"]) for label, row in rows.items() if label != NOISE]
     aim = outcome([(label, f"{share:.2%}", share <= OBJECTIVE) for label, share in shares])
-    aims = [f"Aim: an objective adds at most {OBJECTIVE:.0%}; {aim}."]
+    aims = [f"Target: an objective adds at most {OBJECTIVE:.0%}; {aim}."]
     how = (
         f"A whole step takes {made['whole_step_seconds']:.2f} s, {made['sampling_seconds']:.2f} s of it sampling, for "
         f"{made['tokens']:,} tokens; responses differ in reward in {made['groups_mixed_share']:.0%} of the groups; "
@@ -217,7 +217,7 @@ def overhead(result: Any) -> list[str]:
     if recorder:
         rows["the recorder"], share = recorder, recorder["share_of_step"]
         aims.append(
-            f"Aim: the recorder adds at most {RECORDER:.0%}; "
+            f"Target: the recorder adds at most {RECORDER:.0%}; "
             f"{outcome([('the recorder', f'{share:.2%}', share <= RECORDER)])}."
         )
         how += f" The recorder: {recorder['steps']} pairs of steps, {recorder['kilobytes_per_step']:,.0f} kB each."
@@ -286,7 +286,7 @@ def memory(result: Any) -> list[str]:
     aim = outcome([(f"the farthest is {error:.1%} off", worst, error <= FORECAST)])
     return [
         *table(columns, rows),
-        *words(f"Aim: a peak within {FORECAST:.0%}; {aim}.", *_phases_off(settings)),
+        *words(f"Target: a peak within {FORECAST:.0%}; {aim}.", *_phases_off(settings)),
     ]
 
 
