@@ -22,7 +22,7 @@ import transformers
 
 import trimtab
 from trimtab.config import load
-from trimtab.console.summary_text import task_words
+from trimtab.console.summary_text import describe_task
 
 CURVES = (
     "eval/accuracy",
@@ -59,7 +59,7 @@ def summary(folder: Path, command: list[str], seconds: float) -> dict[str, Any]:
     accuracy = [(r["step"], r["eval/accuracy"]) for r in records if "eval/accuracy" in r]
     return {
         "what": "SmolLM2-135M-Instruct, warm-started, then STAPO on generated word problems; held-out accuracy, greedy",
-        "task": task_words(load(folder / "config.toml")),
+        "task": describe_task(load(folder / "config.toml")),
         "command": " ".join(["trimtab", *command[3:]]),
         "date": datetime.date.today().isoformat(),
         "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),

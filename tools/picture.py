@@ -15,23 +15,23 @@ from pathlib import Path
 from rich.console import Console
 
 from trimtab.config import load
-from trimtab.console.display import Screen, State
-from trimtab.console.summary_text import model_words, task_words
+from trimtab.console.display import DisplayState, RunDisplay
+from trimtab.console.summary_text import describe_model, describe_task
 
 
 def picture(run: Path) -> str:
     """The last frame of the display, as an SVG without anything to fetch."""
     config = load(run / "config.toml")
-    title = f"{config.build_objective().name} · {model_words(config)} · {task_words(config)}"
+    title = f"{config.build_objective().name} · {describe_model(config)} · {describe_task(config)}"
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     spent = sum(record.get("time/rollout", 0.0) + record.get("time/update", 0.0) for record in records)
-    state = State(title=title, began=time.monotonic() - spent)
+    state = DisplayState(title=title, began=time.monotonic() - spent)
     for record in records:
         step = record.pop("step")
         state.advance("step", step, config.run.steps)
-        state.remember(step, record)
+        state.set_metrics(step, record)
     console = Console(record=True, width=100, height=12, file=io.StringIO(), force_terminal=True)
-    console.print(Screen(state))
+    console.print(RunDisplay(state))
     svg = console.export_svg(title="trimtab train")
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL).replace("Fira Code, ", "")
 

@@ -18,7 +18,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pret
 
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe, as update.lr=1e-6. Can be repeated."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the recipe, as update.lr=1e-6. Can be repeated."),
 ]
 
 
@@ -28,17 +28,17 @@ def main() -> None:
 
 
 @contextmanager
-def errors_in_words() -> Iterator[None]:
-    """What was wrong goes to stderr in words, and the exit code is 2."""
+def print_user_errors() -> Iterator[None]:
+    """Print a ValueError or OSError to stderr without a traceback, and exit with code 2."""
     try:
         yield
     except (ValueError, OSError) as error:
-        complain(f"trimtab: {error}")
+        print_error(f"trimtab: {error}")
         raise typer.Exit(2) from None
 
 
-def complain(text: str) -> None:
-    """Say something on stderr that cannot steer the terminal."""
+def print_error(text: str) -> None:
+    """Print a line to stderr, with control characters escaped."""
     from trimtab.text import printable
 
     typer.echo(printable(text), err=True)
@@ -48,18 +48,20 @@ def complain(text: str) -> None:
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method, an attachment, or a combination of them.")] = None,
 ) -> None:
-    """The catalog of methods; with a name, that method's formula, options, defaults and paper."""
+    """List the methods; with a name, show that method's formula, options, defaults and paper."""
     from trimtab.objectives.methods import reference_docs
 
     console = Console()
     if name is None:
-        table = Table("name", "kind", "arXiv", "in a sentence", title="Methods", title_justify="left")
+        table = Table("name", "kind", "arXiv", "summary", title="Methods", title_justify="left")
         for kind, entry, paper, title in reference_docs.summary():
             table.add_row(entry, kind, paper, title)
         console.print(table)
-        console.print("One in full: trimtab methods stapo. Combined: trimtab methods 'sspo + s2t'.", highlight=False)
+        console.print(
+            "One method: trimtab methods stapo. A combination: trimtab methods 'sspo + s2t'.", highlight=False
+        )
         return
-    with errors_in_words():
+    with print_user_errors():
         text = reference_docs.describe(name)
     if sys.stdout.isatty():
         console.print(Markdown(text))
@@ -69,7 +71,7 @@ def methods(
 
 @app.command()
 def schema() -> None:
-    """The JSON schema of recipes, for editors."""
+    """Print the JSON schema of recipes, for editors."""
     from trimtab.config import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2))
@@ -82,86 +84,84 @@ def train(
     ] = None,
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/<recipe>-<objective>-<n>.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN_DIR", help="Go on with the run in this folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN_DIR", help="Resume the run in this folder.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show configuration, objective, batches and memory; load no model.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Plain lines instead of the live display.")] = False,
 ) -> None:
-    """Train; with no recipe the demo, which learns on a CPU in about two minutes."""
-    with errors_in_words():
-        from trimtab.console import launch_run, resolve
+    """Train. Without a recipe: the demo, which learns on a CPU in about two minutes."""
+    with print_user_errors():
+        from trimtab.console import launch_run, resolve_request
 
-        wanted = resolve(recipe, settings or [], out, resume)
+        request = resolve_request(recipe, settings or [], out, resume)
         if dry_run:
             from trimtab.console import describe_dry_run
 
-            typer.echo(describe_dry_run(wanted.config))
+            typer.echo(describe_dry_run(request.config))
             return
         from trimtab.insight.alarms import alarm_monitor
+        from trimtab.insight.report import try_report
 
-        code = launch_run(wanted, quiet, typer.echo, complain, alarm_monitor(wanted.config, complain), report_after)
+        code = launch_run(
+            request,
+            quiet=quiet,
+            print_line=typer.echo,
+            print_error=print_error,
+            watcher=alarm_monitor(request.config, print_error),
+            write_report=lambda run: try_report([run], print_error),
+        )
     raise typer.Exit(code)
-
-
-def report_after(run: Path) -> None:
-    """The report of a run that has just ended; where none can be made, the run is none the worse for it."""
-    from trimtab.insight.report import try_report
-
-    try_report([run], complain)
 
 
 @app.command()
 def grade(
     rule: Annotated[
-        str, typer.Option(help="The rule for lines that name none; docs/rewards.md has them all.")
+        str, typer.Option(help="The rule for lines without a `rule`; docs/rewards.md lists them.")
     ] = "math",
 ) -> None:
-    """Grade lines of {"response": ..., "answer": ...} from stdin: one verdict per line, in order, as they come."""
-    with errors_in_words():
+    """Grade JSON lines of {"response": ..., "answer": ...} from stdin; print one verdict per line, in order."""
+    with print_user_errors():
         from trimtab.rewards import grade_lines
 
-        bad = grade_lines(sys.stdin.buffer, sys.stdout, rule, lambda text: complain(f"trimtab: {text}"))
+        bad = grade_lines(sys.stdin.buffer, sys.stdout, rule, lambda text: print_error(f"trimtab: {text}"))
     raise typer.Exit(2 if bad else 0)
 
 
 @app.command()
 def compare(
-    objectives: Annotated[list[str], typer.Argument(help="Two or more, as stapo grpo 'sspo + s2t'.")],
-    seeds: Annotated[int, typer.Option(help="Runs of each objective.")] = 3,
+    objectives: Annotated[list[str], typer.Argument(help="Objectives, as stapo grpo 'sspo + s2t'.")],
+    seeds: Annotated[int, typer.Option(help="Runs per objective, each with its own seed.")] = 3,
     recipe: Annotated[str, typer.Option(help="A recipe that comes with trimtab, or a .toml file.")] = "demo",
     settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(help="Where the runs go. Default: runs/compare-<recipe>.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder of all runs. Default: runs/compare-<recipe>.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
 ) -> None:
-    """The same run under several objectives and seeds: one table, one report. What is finished is not run again."""
-    with errors_in_words():
-        from trimtab.compare import Comparison, plan_jobs, show_comparison
+    """Run a recipe under several objectives and seeds; one table, one report. Finished runs are not run again."""
+    with print_user_errors():
+        from trimtab.compare import Comparison, plan_runs, show_comparison
         from trimtab.console import recipe_name
 
         where = out or Path("runs") / f"compare-{recipe_name(recipe)}"
         comparison = Comparison(tuple(objectives), where, recipe, seeds, tuple(settings or ()), jobs)
-        planned = plan_jobs(comparison)
-        code = show_comparison(comparison, planned, Console())
-    report_comparison([job.folder.path for job in planned if job.folder.records()], where / "report.html")
+        runs = plan_runs(comparison)
+        code = show_comparison(comparison, runs, Console())
+    started = [run.folder.path for run in runs if run.folder.records()]
+    if started:
+        from trimtab.insight.report import try_report
+
+        if try_report(started, print_error, where / "report.html"):
+            typer.echo(f"written: {where / 'report.html'}")
     raise typer.Exit(code)
-
-
-def report_comparison(runs: list[Path], out: Path) -> None:
-    """One report of all runs that have begun."""
-    from trimtab.insight.report import try_report
-
-    if runs and try_report(runs, complain, out):
-        typer.echo(f"written: {out}")
 
 
 @app.command()
 def alarms(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or any jsonl file of metrics with the same names.")],
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a jsonl file of metrics with the same names.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per alarm, with its evidence.")] = False,
 ) -> None:
-    """The alarms that ring over a run's metrics, with what to try; of a run that is over too."""
-    with errors_in_words():
+    """List the alarms that a run's metrics raise, with what to try, while it runs or afterwards."""
+    with print_user_errors():
         from trimtab.insight.alarms import alarm_lines, replay_run
 
         for line in alarm_lines(replay_run(run), as_json):
@@ -210,7 +210,7 @@ def evaluate(
     quiet: Annotated[bool, typer.Option("--quiet", help="Plain lines instead of the bar.")] = False,
 ) -> None:
     """The math benchmarks with intervals by question; every response is kept, and a stopped evaluation goes on."""
-    with errors_in_words():
+    with print_user_errors():
         from trimtab.evaluate import Connection, EvalRequest, evaluate_and_show
         from trimtab.evaluate import regrade as grade_again
 
@@ -255,10 +255,12 @@ def replay(
         list[str] | None, typer.Option(metavar="OPTION=A,B", help="Values of an option, as tau_p=0.0005,0.002.")
     ] = None,
     steps: Annotated[str | None, typer.Option(metavar="FIRST:LAST", help="Only these steps, both included.")] = None,
-    out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write everything here too.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the results to this file.")
+    ] = None,
 ) -> None:
-    """What other objectives would have done to a run's recorded tokens; no model and no GPU is needed."""
-    with errors_in_words():
+    """Show what other objectives would have done to a run's recorded tokens, without model or GPU."""
+    with print_user_errors():
         from trimtab.insight.replay import show_replay
 
         show_replay(run, objectives or [], sweep or [], steps, out, Console())
@@ -270,15 +272,18 @@ def report(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: report.html in the run's folder.")] = None,
     objectives: Annotated[
         list[str] | None,
-        typer.Option("--objective", metavar="NAME", help="To show beside the run's own, as gspo. Can be repeated."),
+        typer.Option(
+            "--objective", metavar="NAME", help="An objective to show beside the run's own, as gspo. Can be repeated."
+        ),
     ] = None,
     steps: Annotated[
-        list[int] | None, typer.Option("--step", metavar="N", help="Have this step in the microscope. Can be repeated.")
+        list[int] | None,
+        typer.Option("--step", metavar="N", help="Include this step in the microscope. Can be repeated."),
     ] = None,
 ) -> None:
-    """One HTML file about a run or several: curves, alarms, all tokens at once, and a microscope for single ones."""
-    with errors_in_words():
+    """Write one HTML file on one or more runs: curves, alarms, all tokens at once, a microscope for single tokens."""
+    with print_user_errors():
         from trimtab.insight.report import BESIDE, write_report
 
-        path = write_report(runs, out, beside=objectives or BESIDE, steps=steps or (), say=complain)
+        path = write_report(runs, out, beside=objectives or BESIDE, steps=steps or (), say=print_error)
     typer.echo(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB)")

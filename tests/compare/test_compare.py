@@ -5,13 +5,10 @@ from __future__ import annotations
 import errno
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,9 +18,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from trimtab.cli import app
+from trimtab.compare.processes import ProcessPool, Watch
 from trimtab.compare.report import as_json, as_markdown, make_rows, show_comparison, sparklines
-from trimtab.compare.runs import Comparison, Fleet, Job, Result, plan_jobs
+from trimtab.compare.runs import CompareRun, Comparison, RunOutcome, plan_runs
 from trimtab.console.launch import STOPPED
+from trimtab.text import BARS
 from trimtab.train.run_folder import resolved_toml
 
 RECIPE = """
@@ -75,7 +74,7 @@ def compared(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     return out, compare("stapo", "sspo + s2t", "--recipe", recipe, "--seeds", "1", "--out", str(out))
 
 
-def test_a_failing_run_is_told_and_does_not_stop_the_others(compared: tuple[Path, Any]) -> None:
+def test_a_failing_run_is_reported_and_does_not_stop_the_others(compared: tuple[Path, Any]) -> None:
     out, result = compared
     table = json.loads((out / "compare.json").read_text())["objectives"]
     assert result.exit_code == 3
@@ -119,17 +118,17 @@ def test_a_second_time_only_what_is_missing_is_run_and_shares_the_warm_start(
 
 
 def test_a_run_that_was_cut_off_is_resumed(recipe: str, tmp_path: Path) -> None:
-    (job,) = plan_jobs(comparison(recipe, tmp_path, "stapo", seeds=1))
-    assert (job.state(), job.command()[-2:]) == ("new", ["--out", str(job.folder.path)])
-    finished(job, [0.1, 0.4], [1.0])
-    assert (job.state(), job.command()[-2:]) == ("cut off", ["--resume", str(job.folder.path)])
-    job.folder.append({"step": 3})
-    assert job.state() == "cut off"  # its model is not there yet
-    (job.folder.path / "model").mkdir()
-    assert job.state() == "finished"
-    with job.folder.metrics.open("a") as file:
+    (run,) = plan_runs(comparison(recipe, tmp_path, "stapo", seeds=1))
+    assert (run.state(), run.command()[-2:]) == ("new", ["--out", str(run.folder.path)])
+    ended(run, [0.1, 0.4], [1.0])
+    assert (run.state(), run.command()[-2:]) == ("unfinished", ["--resume", str(run.folder.path)])
+    run.folder.append({"step": 3})
+    assert run.state() == "unfinished"  # its model is not there yet
+    (run.folder.path / "model").mkdir()
+    assert run.state() == "finished"
+    with run.folder.metrics.open("a") as file:
         file.write('{"step": 4, "torn')
-    assert job.last_step() == 3
+    assert run.last_step() == 3
 
 
 def test_a_folder_of_another_recipe_is_refused(compared: tuple[Path, Any], recipe: str) -> None:
@@ -164,66 +163,66 @@ def test_mistakes_are_found_before_the_first_run(tmp_path: Path, words: list[str
 
 def test_every_objective_runs_with_every_seed_and_every_setting(recipe: str, tmp_path: Path) -> None:
     settings = ("run.seed=7", "objective.scope=micro", "update.lr=0.5")
-    jobs = plan_jobs(comparison(recipe, tmp_path, "stapo", "sspo + s2t", seeds=2, settings=settings))
-    assert [job.name for job in jobs] == ["stapo-seed7", "stapo-seed8", "sspo+s2t-seed7", "sspo+s2t-seed8"]
-    assert [job.config.run.seed for job in jobs] == [7, 8, 7, 8]
-    assert {job.config.build_objective().scope for job in jobs} == {"micro"}
-    assert jobs[3].config.build_objective().name == "sspo + s2t"
-    assert len({job.folder.path.parent for job in jobs}) == 1
+    runs = plan_runs(comparison(recipe, tmp_path, "stapo", "sspo + s2t", seeds=2, settings=settings))
+    assert [run.name for run in runs] == ["stapo-seed7", "stapo-seed8", "sspo+s2t-seed7", "sspo+s2t-seed8"]
+    assert [run.config.run.seed for run in runs] == [7, 8, 7, 8]
+    assert {run.config.build_objective().scope for run in runs} == {"micro"}
+    assert runs[3].config.build_objective().name == "sspo + s2t"
+    assert len({run.folder.path.parent for run in runs}) == 1
 
 
-# The fleet, with processes that only pretend to train.
+# The processes, which here only pretend to train.
 
 
-def fleet(recipe: str, out: Path, monkeypatch: pytest.MonkeyPatch, code: str, **options: Any) -> Fleet:
-    """Jobs that run a line of Python; `folder` in it is the run's folder."""
-    lines: list[str] = []
+def pool(recipe: str, out: Path, monkeypatch: pytest.MonkeyPatch, code: str, **options: Any) -> ProcessPool:
+    """Runs that execute a line of Python; `folder` in it is the run's folder."""
 
-    def command(job: Job) -> list[str]:
-        head = f"import os, sys, time, pathlib; folder = pathlib.Path({str(job.folder.path)!r}); "
-        return [sys.executable, "-c", head + code.replace("OBJECTIVE", repr(job.objective))]
+    def command(run: CompareRun) -> list[str]:
+        head = f"import os, signal, sys, time, pathlib; folder = pathlib.Path({str(run.folder.path)!r}); "
+        return [sys.executable, "-c", head + code.replace("OBJECTIVE", repr(run.objective))]
 
-    monkeypatch.setattr(Job, "command", command)
+    monkeypatch.setattr(CompareRun, "command", command)
     asked = comparison(recipe, out, "stapo", "grpo", seeds=2, **options)
-    return Fleet(plan_jobs(asked), asked.jobs, lines.append)
+    lines: list[str] = []
+    return ProcessPool(plan_runs(asked), asked.jobs, lines.append)
 
 
+# A run that ends once so many runs have started; if they never do, it fails after a minute.
+UNTIL_STARTED = (
+    "folder.with_suffix('.started').touch(); "
+    "codes = (time.sleep(0.02) or (0 if len(list(folder.parent.glob('*.started'))) >= COUNT else None) "
+    "for _ in range(3000)); "
+    "sys.exit(next((code for code in codes if code is not None), 1))"
+)
 WARM = "(folder / 'checkpoints/step-0').mkdir(parents=True); "
 
 
-def most_at_once(out: Path) -> int:
-    moments = [float(line) for file in sorted(out.glob("*.times")) for line in file.read_text().split()]
-    spans = list(zip(moments[::2], moments[1::2], strict=True))
-    return max(sum(a <= start < b for a, b in spans) for start, _ in spans)
-
-
-TIMED = (
-    "start = time.time(); {}time.sleep(0.3); "
-    "folder.parent.joinpath(folder.name + '.times').write_text(f'{{start}} {{time.time()}}')"
-)
+def most_at_once(processes: ProcessPool) -> int:
+    """Run them all; return how many there were at one time."""
+    counts: list[int] = []
+    processes.watch = lambda running, outcomes: counts.append(len(running))
+    assert {outcome.state for outcome in processes.run()} == {"finished"}
+    return max(counts)
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 4])
 def test_so_many_run_at_a_time_as_were_asked_for(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
-    settings = ("warm_start.steps=0",)
-    fleet(recipe, tmp_path, monkeypatch, TIMED.format(""), jobs=jobs, settings=settings).run()
-    assert most_at_once(tmp_path) == jobs
+    code = UNTIL_STARTED.replace("COUNT", str(jobs))
+    assert most_at_once(pool(recipe, tmp_path, monkeypatch, code, jobs=jobs, settings=("warm_start.steps=0",))) == jobs
 
 
 def test_the_second_run_of_a_seed_waits_for_the_first_ones_warm_start(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cold = "" + TIMED.format("")
-    fleet(recipe, tmp_path, monkeypatch, cold, jobs=4).run()
-    assert most_at_once(tmp_path) == 2  # one for each seed
+    code = UNTIL_STARTED.replace("COUNT", "2")
+    assert most_at_once(pool(recipe, tmp_path, monkeypatch, code, jobs=4)) == 2  # one for each seed
 
 
 def test_it_waits_no_longer_than_the_warm_start(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = TIMED.format(WARM).replace("0.3", "1.0")
-    fleet(recipe, tmp_path, monkeypatch, code, jobs=4).run()
-    assert most_at_once(tmp_path) == 4
+    code = WARM + UNTIL_STARTED.replace("COUNT", "4")
+    assert most_at_once(pool(recipe, tmp_path, monkeypatch, code, jobs=4)) == 4
 
 
 def test_a_failure_says_why(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,23 +230,23 @@ def test_a_failure_says_why(recipe: str, tmp_path: Path, monkeypatch: pytest.Mon
         "os.kill(os.getpid(), 9) if OBJECTIVE == 'grpo' else "
         "sys.exit(sys.stderr.write('noise\\ntrimtab: no \\x1b[31mgood\\n  at all\\n\\nmore') and 2)"
     )
-    results = fleet(recipe, tmp_path, monkeypatch, code, jobs=4, settings=("warm_start.steps=0",)).run()
-    assert [result.state for result in results] == ["failed"] * 4
-    assert results[0].why == "no \\x1b[31mgood; at all"
-    assert results[2].why == "killed by SIGKILL"
+    outcomes = pool(recipe, tmp_path, monkeypatch, code, jobs=4, settings=("warm_start.steps=0",)).run()
+    assert [outcome.state for outcome in outcomes] == ["failed"] * 4
+    assert outcomes[0].why == "no \\x1b[31mgood; at all"
+    assert outcomes[2].why == "killed by SIGKILL"
 
 
-# A run that would go on for long, and that notes a Ctrl-C as its own.
+# A run that would go on for long, and that handles Ctrl-C as training does.
 LONG = (
-    "import signal; folder.mkdir(); "
+    "folder.mkdir(); "
     "signal.signal(signal.SIGINT, lambda *_: (folder.joinpath('saved').touch(), os._exit(3))); "
-    "folder.joinpath('ready').touch(); time.sleep(30)"
+    "folder.joinpath('ready').touch(); time.sleep(600)"
 )
 
 
 @pytest.fixture
-def heard() -> Iterator[None]:
-    """None of the signals is ignored, as Ctrl-C is where the tests themselves run in the background."""
+def handlers() -> Iterator[None]:
+    """None of the signals is ignored (Ctrl-C is where the tests run in the background), and all are restored."""
     usual = dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.default_int_handler)
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield
@@ -256,40 +255,32 @@ def heard() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@contextmanager
-def signalled(out: Path, *numbers: int, files: str = "*/ready", count: int = 2) -> Iterator[None]:
-    """Send these signals to this process once so many of these files are there."""
-    over = threading.Event()
+def signal_when(out: Path, *numbers: int, files: str = "*/ready", count: int = 2) -> Watch:
+    """Raise these signals in this process, once, as soon as so many of these files are there."""
+    left = list(numbers)
 
-    def send() -> None:
-        while len(list(out.glob(files))) < count:
-            if over.wait(0.02):
-                return
-        for number in numbers:
-            os.kill(os.getpid(), number)
+    def watch(running: list[CompareRun], outcomes: list[RunOutcome]) -> None:
+        while left and len(list(out.glob(files))) >= count:
+            signal.raise_signal(left.pop(0))
 
-    thread = threading.Thread(target=send)
-    thread.start()
-    yield
-    over.set()
-    thread.join()
+    return watch
 
 
-@pytest.mark.usefixtures("heard")
+@pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_lets_the_runs_finish_their_step(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    ships = fleet(recipe, tmp_path, monkeypatch, LONG, jobs=2)
-    with signalled(tmp_path, number):
-        results = ships.run()
-    assert ships.interrupted
+    processes = pool(recipe, tmp_path, monkeypatch, LONG, jobs=2)
+    processes.watch = signal_when(tmp_path, number)
+    outcomes = processes.run()
+    assert processes.interrupts == 1
     assert len(list(tmp_path.glob("*/saved"))) == 2
-    assert [result.why for result in results] == ["interrupted"] * 2 + ["not run: interrupted"] * 2
-    assert not any(result.counts for result in results)
+    assert [outcome.why for outcome in outcomes] == ["interrupted"] * 2 + ["not run: interrupted"] * 2
+    assert not any(outcome.counts for outcome in outcomes)
 
 
-class Closed(io.StringIO):
+class ClosedTerminal(io.StringIO):
     """A terminal that is closed as soon as two runs are under way."""
 
     def __init__(self, out: Path) -> None:
@@ -302,94 +293,103 @@ class Closed(io.StringIO):
         return super().write(text)
 
 
-@pytest.mark.usefixtures("heard")
+@pytest.mark.usefixtures("handlers")
 def test_a_closed_terminal_costs_no_run_its_checkpoint(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ships = fleet(recipe, tmp_path, monkeypatch, LONG, jobs=2)
-    file = Closed(tmp_path)
-    with signalled(tmp_path, signal.SIGHUP):
-        assert show_comparison(ships.jobs[0].comparison, ships.jobs, Console(file=file)) == STOPPED
+    runs = pool(recipe, tmp_path, monkeypatch, LONG, jobs=2).runs
+    run_all = ProcessPool.run
+
+    def run_and_hang_up(processes: ProcessPool) -> list[RunOutcome]:
+        processes.watch = signal_when(tmp_path, signal.SIGHUP)
+        return run_all(processes)
+
+    monkeypatch.setattr(ProcessPool, "run", run_and_hang_up)
+    file = ClosedTerminal(tmp_path)
+    assert show_comparison(runs[0].comparison, runs, Console(file=file)) == STOPPED
     assert len(list(tmp_path.glob("*/saved"))) == 2
     assert file.getvalue().count("starts") == 2
     assert (tmp_path / "compare.md").exists()
 
 
-@pytest.mark.usefixtures("heard")
+@pytest.mark.usefixtures("handlers")
 def test_a_second_ctrl_c_stops_at_once(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stubborn = LONG.replace("os._exit(3)", "os._exit(3) if OBJECTIVE == 'stapo' else None")
-    ships = fleet(recipe, tmp_path, monkeypatch, stubborn, jobs=4, settings=("warm_start.steps=0",))
-    with signalled(tmp_path, signal.SIGINT, count=4), signalled(tmp_path, signal.SIGINT, files="*/saved", count=4):
-        results = ships.run()
-    assert [result.job.name for result in results] == [job.name for job in ships.jobs]  # each is told once
-    assert [result.why for result in results[2:]] == ["stopped at once"] * 2
+    processes = pool(recipe, tmp_path, monkeypatch, stubborn, jobs=4, settings=("warm_start.steps=0",))
+    first = signal_when(tmp_path, signal.SIGINT, count=4)
+    second = signal_when(tmp_path, signal.SIGINT, files="*/saved", count=4)
+    processes.watch = lambda running, outcomes: (first(running, outcomes), second(running, outcomes))
+    outcomes = processes.run()
+    assert [outcome.run.name for outcome in outcomes] == [run.name for run in processes.runs]  # each once
+    assert [outcome.why for outcome in outcomes[2:]] == ["stopped at once"] * 2
 
 
-@pytest.mark.usefixtures("heard")
-def test_a_run_that_ctrl_c_meets_while_it_starts_is_not_lost(
+@pytest.mark.usefixtures("handlers")
+def test_a_run_that_starts_while_ctrl_c_is_pressed_is_not_lost(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
         started.append(subprocess.Popen(*args, **kwargs))
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         return started[-1]
 
-    ships = fleet(recipe, tmp_path, monkeypatch, LONG, jobs=2)
+    processes = pool(recipe, tmp_path, monkeypatch, LONG, jobs=2)
     with monkeypatch.context() as patched:
-        patched.setattr("trimtab.compare.runs.subprocess", SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=start))
-        results = ships.run()
+        popen = SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=start)
+        patched.setattr("trimtab.compare.processes.subprocess", popen)
+        outcomes = processes.run()
     assert [process.poll() is not None for process in started] == [True]  # and no other was started
-    assert [result.why for result in results] == ["interrupted"] + ["not run: interrupted"] * 3
+    assert [outcome.why for outcome in outcomes] == ["interrupted"] + ["not run: interrupted"] * 3
 
 
-@pytest.mark.usefixtures("heard")
-def test_what_is_ignored_stays_so_but_the_runs_are_stopped_all_the_same(
+@pytest.mark.usefixtures("handlers")
+def test_an_ignored_ctrl_c_stays_ignored_but_the_runs_can_be_stopped_all_the_same(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a script's background, or under nohup: a run that was started to ignore Ctrl-C could not be stopped."""
-    plain = "folder.mkdir(); folder.joinpath('ready').touch(); time.sleep(30)"
+    plain = "folder.mkdir(); folder.joinpath('ready').touch(); time.sleep(600)"
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
-    ships = fleet(recipe, tmp_path, monkeypatch, plain, jobs=2)
-    with signalled(tmp_path, signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        results = ships.run()
-    assert ships.interrupts == 1
-    assert [result.why for result in results] == ["interrupted"] * 2 + ["not run: interrupted"] * 2
+    processes = pool(recipe, tmp_path, monkeypatch, plain, jobs=2)
+    processes.watch = signal_when(tmp_path, signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+    outcomes = processes.run()
+    assert processes.interrupts == 1
+    assert [outcome.why for outcome in outcomes] == ["interrupted"] * 2 + ["not run: interrupted"] * 2
     assert [signal.signal(number, handler) for number, handler in before.items()] == [signal.SIG_IGN] * 2
 
 
 # Numbers.
 
 
-def finished(job: Job, accuracy: list[float], entropy: list[float], state: Any = "finished") -> Result:
-    """A run's folder with these numbers in it."""
-    job.folder.path.mkdir(parents=True)
-    (job.folder.path / "config.toml").write_text(resolved_toml(job.config))
-    job.folder.append({"step": 0, "eval/accuracy": accuracy[0]})
+def ended(run: CompareRun, accuracy: list[float], entropy: list[float], state: Any = "finished") -> RunOutcome:
+    """Make a run's folder with these numbers in it."""
+    run.folder.path.mkdir(parents=True)
+    (run.folder.path / "config.toml").write_text(resolved_toml(run.config))
+    run.folder.append({"step": 0, "eval/accuracy": accuracy[0]})
     for step, (right, open_) in enumerate(zip(accuracy[1:], entropy, strict=True), start=1):
-        job.folder.append(
+        run.folder.append(
             {"step": step, "eval/accuracy": right, "policy/entropy": open_, "s2t/entropy_threshold": float("nan")}
         )
-    return Result(job, state)
+    return RunOutcome(run, state)
 
 
 def test_means_and_spreads_are_over_seeds(recipe: str, tmp_path: Path) -> None:
     asked = comparison(recipe, tmp_path, "stapo", "grpo", seeds=2)
-    one, two, three, four = plan_jobs(asked)
+    one, two, three, four = plan_runs(asked)
     rows = make_rows(
         [
-            finished(one, [0.1, 0.4], [1.0]),
-            finished(two, [0.1, 0.6], [2.0], "stopped"),  # counts with what it reached
-            finished(three, [0.1, 0.9], [0.0]),
-            finished(four, [0.1, 0.0], [9.0], "failed"),  # does not
+            ended(one, [0.1, 0.4], [1.0]),
+            ended(two, [0.1, 0.6], [2.0], "stopped"),  # counts with what it reached
+            ended(three, [0.1, 0.9], [0.0]),
+            ended(four, [0.1, 0.0], [9.0], "failed"),  # does not
         ]
     )
     stapo, grpo = rows
     assert stapo.mean["accuracy_end"] == pytest.approx(0.5)
     assert stapo.spread["accuracy_end"] == pytest.approx(0.1 * 2**0.5)
     assert stapo.mean["entropy_end"] == pytest.approx(1.5)
-    assert (grpo.mean["accuracy_end"], grpo.spread["accuracy_end"], grpo.runs) == (0.9, None, "1/2")
+    assert (grpo.mean["accuracy_end"], grpo.spread["accuracy_end"], grpo.cells()[1]) == (0.9, None, "1/2")
     markdown = as_markdown(asked, rows)
     assert "| stapo | 2/2 | 10.0% ± 0% | 50.0% ± 14.1% |" in markdown
     assert "| grpo | 1/2 | 10.0% | 90.0% |" in markdown
@@ -399,6 +399,6 @@ def test_means_and_spreads_are_over_seeds(recipe: str, tmp_path: Path) -> None:
 
 
 def test_curves_of_a_column_share_one_scale(recipe: str, tmp_path: Path) -> None:
-    low, high = plan_jobs(comparison(recipe, tmp_path, "stapo", "grpo", seeds=1))
-    rows = make_rows([finished(low, [0.0, 0.0], [1.0]), finished(high, [0.0, 1.0], [1.0])])
-    assert sparklines(rows, "held-out accuracy") == ["0.00 ▁▁ 0.00", "0.00 ▁█ 1.00"]
+    low, high = plan_runs(comparison(recipe, tmp_path, "stapo", "grpo", seeds=1))
+    rows = make_rows([ended(low, [0.0, 0.0], [1.0]), ended(high, [0.0, 1.0], [1.0])])
+    assert sparklines(rows, "held-out accuracy", BARS) == ["0.00 ▁▁ 0.00", "0.00 ▁█ 1.00"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from trimtab.console.display import LiveReporter, Screen, State
+from trimtab.console.display import DisplayState, LiveReporter, RunDisplay
 from trimtab.console.reporters import PlainReporter
 from trimtab.text import BARS, clock, number, percent, printable, sparkline
 
@@ -25,21 +25,21 @@ METRICS = {
 }
 
 
-def shown(state: State, width: int = 100, height: int = 30, encoding: str = "utf-8") -> str:
+def shown(state: DisplayState, width: int = 100, height: int = 30, encoding: str = "utf-8") -> str:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="\n")
     console = Console(file=file, width=width, height=height, force_terminal=True, color_system=None)
-    console.print(Screen(state))
+    console.print(RunDisplay(state))
     file.flush()
     return file.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
 
 
-def state_after(steps: int, **metrics: float) -> State:
-    state = State("a run", target_entropy=0.3)
-    state.remember(0, {"eval/accuracy": 0.25})
+def state_after(steps: int, **metrics: float) -> DisplayState:
+    state = DisplayState("a run", target_entropy=0.3)
+    state.set_metrics(0, {"eval/accuracy": 0.25})
     for step in range(1, steps + 1):
-        state.remember(step, {**METRICS, **metrics, "reward/mean": step / steps})
+        state.set_metrics(step, {**METRICS, **metrics, "reward/mean": step / steps})
         state.advance("step", step, 2 * steps)
-    state.remember(steps, {**METRICS, **metrics, "eval/accuracy": 0.75})
+    state.set_metrics(steps, {**METRICS, **metrics, "eval/accuracy": 0.75})
     return state
 
 
@@ -96,7 +96,7 @@ def test_numbers_that_are_not_finite_are_dashes() -> None:
 
 def test_a_gate_that_closes_no_longer_shows_what_it_boosted() -> None:
     state = state_after(5)
-    state.remember(6, {"reward/mean": 0.5, "stare/gate_open": 0.0})
+    state.set_metrics(6, {"reward/mean": 0.5, "stare/gate_open": 0.0})
     text = shown(state)
     assert "gate closed" in text
     assert "boosted" not in text
@@ -105,7 +105,7 @@ def test_a_gate_that_closes_no_longer_shows_what_it_boosted() -> None:
 def test_time_left_is_that_of_the_steps_still_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    state = State("a run")
+    state = DisplayState("a run")
     state.advance("step", 10, 50)  # resumed at step 10
     assert math.isnan(state.seconds_left())
     now = 140.0

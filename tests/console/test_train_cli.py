@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 
 from trimtab.cli import app
 from trimtab.config import load
-from trimtab.console.launch import Launch, claim_folder, slug
-from trimtab.console.summary_text import outcome
+from trimtab.console.launch import TrainRequest, claim_folder, slug
+from trimtab.console.summary_text import summarize_metrics
 from trimtab.policy.models import Policy
 from trimtab.rollout import NativeSampler
 from trimtab.train import run as run_module
@@ -109,7 +109,7 @@ def test_a_key_that_shapes_the_run_cannot_change_on_resuming(here: Path) -> None
         (["tiny.toml", "--set", "objective=stapoo"], "did you mean stapo"),
         (["tiny.toml", "--set", "model.path=no-model"], "no-model"),
         (["--resume", "nowhere"], "nowhere holds no run to resume"),
-        (["--resume", "nowhere", "--out", "b"], "leave --out away"),
+        (["--resume", "nowhere", "--out", "b"], "leave out --out"),
         (["tiny.toml", "--out", "tiny.toml"], "tiny.toml is a file"),
     ],
 )
@@ -219,10 +219,10 @@ def test_an_interruption_says_how_to_go_on_and_that_works(
         result = train(*command)
     assert result.exit_code == 130
     if "--resume" in result.stderr:
-        assert "go on with: trimtab train --resume runs/here" in result.stderr
+        assert "resume with: trimtab train --resume runs/here" in result.stderr
         command = ["--resume", "runs/here"]
     else:
-        assert "the same command goes on with the warm start" in result.stderr
+        assert "the same command continues the warm start" in result.stderr
     assert train(*command).exit_code == 0
 
 
@@ -270,7 +270,7 @@ def test_a_terminal_gets_the_live_display_unless_quiet(here: Path, monkeypatch: 
 
 
 def test_folders_are_named_after_recipe_and_objective_and_counted(here: Path) -> None:
-    wanted = Launch(load("tiny.toml", ["objective=sspo + s2t"]), "tiny.toml")
+    wanted = TrainRequest(load("tiny.toml", ["objective=sspo + s2t"]), "tiny.toml")
     assert [str(claim_folder(wanted)) for _ in range(2)] == ["runs/tiny-sspo+s2t-1", "runs/tiny-sspo+s2t-2"]
     assert slug("gspo + stare(variant=C2, share=0.1)") == "gspo+stare-variant=C2,-share=0.1"
 
@@ -284,10 +284,10 @@ def test_the_outcome_of_a_run_is_told_from_its_metrics() -> None:
     records: list[dict[str, Any]] = [{"step": 0, "eval/accuracy": 0.1}]
     records += [{"step": n, "reward/mean": n / 8, "time/rollout": 1.0, "time/update": 0.5} for n in range(1, 9)]
     records[8] |= {"eval/accuracy": 0.6, "tokens/silenced_share": float("nan")}
-    told = outcome(records)
+    told = summarize_metrics(records)
     assert (told.accuracy_start, told.accuracy_end) == (0.1, 0.6)
     assert (told.reward_start, told.reward_end) == (1.5 / 8, 7.5 / 8)  # windows of two steps
     assert told.seconds == 12.0
     assert told.silenced is None
-    assert outcome(records[:1]).accuracy_end is None
-    assert outcome([]).steps == 0
+    assert summarize_metrics(records[:1]).accuracy_end is None
+    assert summarize_metrics([]).steps == 0

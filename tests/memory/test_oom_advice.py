@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trimtab.config import load
-from trimtab.memory.oom_advice import WHILE, Phase, advice, is_out_of_memory, remedy, too_large
+from trimtab.memory.oom_advice import WHILE, Phase, is_out_of_memory, oom_message, remedy, too_large
 
 
 def _place() -> None:
@@ -42,14 +42,14 @@ PLACES: dict[Phase, list[tuple[str, str]]] = {
 @pytest.mark.parametrize("phase", PLACES)
 def test_the_phase_is_told_from_where_it_happened(phase: Phase) -> None:
     config = load(None)
-    told = advice(raised_in(*PLACES[phase]), config)
+    told = oom_message(raised_in(*PLACES[phase]), config)
     assert told.startswith(f"out of memory {WHILE[phase]}")
     assert told.endswith(f": {remedy(phase, config)}")
 
 
 def test_outside_of_all_phases_the_model_is_too_large() -> None:
     config = load(None, ["model.path=huge", "run.device=cuda"])
-    told = advice(raised_in(("trimtab.train.build", "build_policy")), config)
+    told = oom_message(raised_in(("trimtab.train.build", "build_policy")), config)
     assert told == f"out of memory before the first step: {too_large(config)}"
     assert "huge is too large for cuda; take a smaller model.path, or set model.lora_rank=16" in told
 

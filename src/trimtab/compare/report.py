@@ -1,4 +1,4 @@
-"""What a comparison says: means and spreads over seeds, curves side by side, as a table, as Markdown and as JSON."""
+"""The tables of a comparison, means and spreads over seeds and curves, for a terminal, as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.compare.runs import Comparison, Fleet, Job, Result, objectives_of, plain_numbers
-from trimtab.console import STOPPED, outcome
+from trimtab.compare.processes import ProcessPool, Watch
+from trimtab.compare.runs import CompareRun, Comparison, RunOutcome
+from trimtab.console import STOPPED, summarize_metrics
 from trimtab.files import write_atomically
-from trimtab.text import ASCII_BARS, BARS, number, percent, sparkline
+from trimtab.text import BARS, bars_for, number, percent, sparkline
 
-# Column, field of an Outcome, and how it is written.
+# Column, field of a RunSummary, and how it is formatted.
 COLUMNS: list[tuple[str, str, Callable[[float | None], str]]] = [
     ("held-out start", "accuracy_start", percent),
     ("held-out end", "accuracy_end", percent),
@@ -40,49 +41,45 @@ LEGEND = (
 
 
 @dataclass(frozen=True)
-class Row:
+class ObjectiveRow:
     """One objective: its runs, and mean and spread of each column; the spread is None with fewer than two runs."""
 
     objective: str
-    results: list[Result]
+    outcomes: list[RunOutcome]
     mean: dict[str, float | None]
     spread: dict[str, float | None]
     curves: dict[str, dict[int, float]]
 
-    @property
-    def runs(self) -> str:
-        """How many runs count, of how many."""
-        return f"{sum(result.counts for result in self.results)}/{len(self.results)}"
-
-    def cell(self, name: str, write: Callable[[float | None], str]) -> str:
-        """Mean ± spread."""
-        spread = self.spread[name]
-        return write(self.mean[name]) + (f" ± {write(spread)}" if spread is not None else "")
+    def cells(self) -> list[str]:
+        """Return the row of the table: the objective, how many of its runs count, and mean ± spread of each column."""
+        cells = [self.objective, f"{sum(outcome.counts for outcome in self.outcomes)}/{len(self.outcomes)}"]
+        for _, name, form in COLUMNS:
+            spread = self.spread[name]
+            cells.append(form(self.mean[name]) + ("" if spread is None else f" ± {form(spread)}"))
+        return cells
 
     def notes(self) -> list[str]:
-        """What is to be said about single runs."""
-        return [f"{r.job.objective}, seed {r.job.seed}: {r.state}: {r.why}" for r in self.results if r.why]
+        """Return a line for every run that did not simply finish."""
+        return [f"{o.run.objective}, seed {o.run.seed}: {o.state}: {o.why}" for o in self.outcomes if o.why]
 
 
-def make_rows(results: Sequence[Result]) -> list[Row]:
-    """A row for every objective."""
-    return [
-        _row(name, [result for result in results if result.job.objective == name])
-        for name in objectives_of([result.job for result in results])
-    ]
+def make_rows(outcomes: Sequence[RunOutcome]) -> list[ObjectiveRow]:
+    """Return a row for every objective, in the order they were given."""
+    objectives = dict.fromkeys(outcome.run.objective for outcome in outcomes)
+    return [_row(name, [outcome for outcome in outcomes if outcome.run.objective == name]) for name in objectives]
 
 
-def _row(objective: str, results: list[Result]) -> Row:
-    records = [result.job.folder.records() for result in results if result.counts]
-    outcomes = [asdict(outcome(run)) for run in records]
+def _row(objective: str, outcomes: list[RunOutcome]) -> ObjectiveRow:
+    records = [outcome.run.folder.records() for outcome in outcomes if outcome.counts]
+    summaries = [asdict(summarize_metrics(run)) for run in records]
     mean: dict[str, float | None] = {}
     spread: dict[str, float | None] = {}
     for _, name, _ in COLUMNS:
-        values = [run[name] for run in outcomes if run[name] is not None]
+        values = [summary[name] for summary in summaries if summary[name] is not None]
         mean[name] = fmean(values) if values else None
         spread[name] = stdev(values) if len(values) > 1 else None
     curves = {name: _mean_curve(records, key) for name, key in CURVES.items()}
-    return Row(objective, results, mean, spread, curves)
+    return ObjectiveRow(objective, outcomes, mean, spread, curves)
 
 
 def _mean_curve(records: list[list[dict[str, Any]]], key: str) -> dict[int, float]:
@@ -93,8 +90,8 @@ def _mean_curve(records: list[list[dict[str, Any]]], key: str) -> dict[int, floa
     return {step: fmean(values) for step, values in sorted(by_step.items())}
 
 
-def sparklines(rows: Sequence[Row], curve: str, bars: str = BARS) -> list[str]:
-    """One curve for every row, all on the same scale, with its first and last value."""
+def sparklines(rows: Sequence[ObjectiveRow], curve: str, bars: str) -> list[str]:
+    """Return one curve for every row, all on the same scale, with its first and last value."""
     values = [list(row.curves[curve].values()) for row in rows]
     seen = [value for line in values for value in line]
     if not seen:
@@ -106,116 +103,110 @@ def sparklines(rows: Sequence[Row], curve: str, bars: str = BARS) -> list[str]:
     ]
 
 
-def as_table(rows: Sequence[Row], bars: str = BARS) -> RenderableType:
-    """For a terminal."""
+def _curve_cells(rows: Sequence[ObjectiveRow], bars: str) -> list[list[str]]:
+    columns = [[row.objective for row in rows], *(sparklines(rows, curve, bars) for curve in CURVES)]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def as_table(rows: Sequence[ObjectiveRow], bars: str) -> RenderableType:
+    """Return the tables for a terminal."""
     table = Table("objective", "runs", *(column for column, _, _ in COLUMNS), title="Comparison", title_justify="left")
     for row in rows:
-        table.add_row(Text(row.objective), row.runs, *(row.cell(name, write) for _, name, write in COLUMNS))
+        table.add_row(*map(Text, row.cells()))
     curves = Table("objective", *CURVES, title="Curves (one scale per column)", title_justify="left")
-    lines = [sparklines(rows, curve, bars) for curve in CURVES]
-    for position, row in enumerate(rows):
-        curves.add_row(Text(row.objective), *(line[position] for line in lines))
+    for cells in _curve_cells(rows, bars):
+        curves.add_row(*map(Text, cells))
     notes = [Text(note) for row in rows for note in row.notes()]
     return Group(table, Text(LEGEND, style="dim"), curves, *notes)
 
 
-def as_markdown(comparison: Comparison, rows: Sequence[Row]) -> str:
-    """For a file, with the command that made it."""
-    heads = ["objective", "runs", *(column for column, _, _ in COLUMNS)]
-    body = [[row.objective, row.runs, *(row.cell(name, write) for _, name, write in COLUMNS)] for row in rows]
-    lines = [sparklines(rows, curve) for curve in CURVES]
-    curves = [[row.objective, *(line[position] for line in lines)] for position, row in enumerate(rows)]
+def as_markdown(comparison: Comparison, rows: Sequence[ObjectiveRow]) -> str:
+    """Return the tables as Markdown, with the command that made them."""
     notes = [f"- {note}" for row in rows for note in row.notes()]
-    parts = [
+    sections = [
         "# Comparison",
         f"```\n{shlex.join(comparison.command())}\n```",
-        _markdown_table(heads, body),
+        _markdown_table(["objective", "runs", *(column for column, _, _ in COLUMNS)], [row.cells() for row in rows]),
         LEGEND,
-        _markdown_table(["objective", *CURVES], curves),
+        _markdown_table(["objective", *CURVES], _curve_cells(rows, BARS)),
         *(["\n".join(notes)] if notes else []),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(sections) + "\n"
 
 
-def as_json(comparison: Comparison, rows: Sequence[Row]) -> str:
-    """For programs."""
+def as_json(comparison: Comparison, rows: Sequence[ObjectiveRow]) -> str:
+    """Return the comparison as JSON."""
     objectives = {
         row.objective: {
             "mean": row.mean,
             "spread": row.spread,
             "curves": row.curves,
-            "runs": [_run_json(result) for result in row.results],
+            "runs": [_run_json(outcome) for outcome in row.outcomes],
         }
         for row in rows
     }
     table = {"command": comparison.command(), "recipe": comparison.recipe, "objectives": objectives}
-    return json.dumps(plain_numbers(table), indent=2) + "\n"
+    return json.dumps(table, indent=2, allow_nan=False) + "\n"
 
 
-def _run_json(result: Result) -> dict[str, Any]:
-    numbers = asdict(outcome(result.job.folder.records()))
-    return {"seed": result.job.seed, "folder": result.job.name, "state": result.state, "why": result.why, **numbers}
+def _run_json(outcome: RunOutcome) -> dict[str, Any]:
+    run, summary = outcome.run, asdict(summarize_metrics(outcome.run.folder.records()))
+    return {"seed": run.seed, "folder": run.name, "state": outcome.state, "why": outcome.why, **summary}
 
 
-def show_comparison(comparison: Comparison, jobs: list[Job], console: Console) -> int:
-    """Run what is missing under a progress bar or with plain lines, show and write the table, give the exit code."""
+def show_comparison(comparison: Comparison, runs: list[CompareRun], console: Console) -> int:
+    """Run what is missing, print the tables and write them to files; return the exit code."""
 
-    def say(text: str) -> None:
-        with _unless_closed(console):
+    def print_line(text: str) -> None:
+        with _until_closed(console):
             console.print(Text(text), soft_wrap=True)
 
-    with _bars(jobs, console) as watch:
-        fleet = Fleet(jobs, comparison.jobs, say, watch)
-        rows = make_rows(fleet.run())
-    write_files(comparison, rows)
-    bars = BARS if console.encoding.lower().startswith("utf") else ASCII_BARS
+    with _progress_bars(runs, console) as watch:
+        pool = ProcessPool(runs, comparison.jobs, print_line, watch)
+        rows = make_rows(pool.run())
+    comparison.out.mkdir(parents=True, exist_ok=True)
+    write_atomically(comparison.out / "compare.json", as_json(comparison, rows))
+    write_atomically(comparison.out / "compare.md", as_markdown(comparison, rows))
     if console.is_terminal:
-        console.print(as_table(rows, bars))
+        console.print(as_table(rows, bars_for(console.encoding)))
     else:
         console.print(Text(as_markdown(comparison, rows)), soft_wrap=True)
-    say(f"written: {comparison.out / 'compare.md'} and {comparison.out / 'compare.json'}")
-    if fleet.interrupted:
-        say("the same command goes on where this one stopped")
-    return 0 if all(result.counts for row in rows for result in row.results) else STOPPED
+    print_line(f"written: {comparison.out / 'compare.md'} and {comparison.out / 'compare.json'}")
+    if pool.interrupts:
+        print_line("the same command resumes the comparison")
+    return 0 if all(outcome.counts for row in rows for outcome in row.outcomes) else STOPPED
 
 
 @contextmanager
-def _bars(jobs: list[Job], console: Console) -> Iterator[Callable[[list[Job], list[Result]], object]]:
-    """A bar for the whole and one for every run under way; nothing where there is no terminal."""
+def _progress_bars(runs: list[CompareRun], console: Console) -> Iterator[Watch]:
+    """Show a bar for the whole and one for every running process; nothing where there is no terminal."""
     if not console.is_terminal:
-        yield lambda running, results: None
+        yield lambda running, outcomes: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        whole = progress.add_task("runs", total=len(jobs))
+        whole = progress.add_task("runs", total=len(runs))
         tasks: dict[str, TaskID] = {}
 
-        def watch(running: list[Job], results: list[Result]) -> None:
-            progress.update(whole, completed=len(results))
-            for job in running:
-                if job.name not in tasks:
-                    tasks[job.name] = progress.add_task(f"  {job.name}", total=job.config.run.steps)
-                progress.update(tasks[job.name], completed=job.last_step())
-            for name in tasks.keys() - {job.name for job in running}:
+        def watch(running: list[CompareRun], outcomes: list[RunOutcome]) -> None:
+            progress.update(whole, completed=len(outcomes))
+            for run in running:
+                if run.name not in tasks:
+                    tasks[run.name] = progress.add_task(f"  {run.name}", total=run.config.run.steps)
+                progress.update(tasks[run.name], completed=run.last_step())
+            for name in tasks.keys() - {run.name for run in running}:
                 progress.remove_task(tasks.pop(name))
 
-        yield _unless_closed(console)(watch)
+        yield _until_closed(console)(watch)
 
 
 @contextmanager
-def _unless_closed(console: Console) -> Iterator[None]:
-    """What is said to a terminal that was closed is lost; the runs are still to leave their checkpoints."""
+def _until_closed(console: Console) -> Iterator[None]:
+    """Write to the console no more once its terminal is closed; the runs must still get to their checkpoints."""
     try:
         yield
     except OSError:
         console.quiet = True
-
-
-def write_files(comparison: Comparison, rows: Sequence[Row]) -> None:
-    """compare.json and compare.md."""
-    comparison.out.mkdir(parents=True, exist_ok=True)
-    write_atomically(comparison.out / "compare.json", as_json(comparison, rows))
-    write_atomically(comparison.out / "compare.md", as_markdown(comparison, rows))
 
 
 def _markdown_table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:

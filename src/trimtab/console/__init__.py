@@ -1,18 +1,18 @@
-"""What a person sees in a terminal: the live display, plain lines, the dry run, the closing summary."""
+"""What `trimtab train` shows in a terminal: live display or plain lines, dry run, closing summary."""
 
 from trimtab.console.dry_run import describe_dry_run
-from trimtab.console.launch import STOPPED, launch_run, recipe_name, resolve, slug
-from trimtab.console.summary_text import LONGEST_WINDOW, model_words, outcome, task_words
+from trimtab.console.launch import STOPPED, launch_run, recipe_name, resolve_request, slug
+from trimtab.console.summary_text import LONGEST_WINDOW, describe_model, describe_task, summarize_metrics
 
 __all__ = [
     "LONGEST_WINDOW",
     "STOPPED",
     "describe_dry_run",
+    "describe_model",
+    "describe_task",
     "launch_run",
-    "model_words",
-    "outcome",
     "recipe_name",
-    "resolve",
+    "resolve_request",
     "slug",
-    "task_words",
+    "summarize_metrics",
 ]

@@ -1,7 +1,7 @@
-"""The live display of a run in a terminal: progress, the few numbers that matter, two curves, the last messages.
+"""The live display of a run in a terminal: progress, the main metrics, two curves, the last messages.
 
-The run only notes what happened; a thread of its own draws. So nothing the terminal does can stop or slow the run, and
-a display that fails becomes plain lines.
+The run's thread only updates `DisplayState`; another thread draws it. So a slow or closed terminal cannot slow or stop
+the run, and after an error while drawing, plain lines are printed instead.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from rich.table import Table
 from rich.text import Text
 
 from trimtab.console.reporters import PlainReporter
-from trimtab.text import ASCII_BARS, BARS, clock, number, percent, printable, sparkline
+from trimtab.text import bars_for, clock, number, percent, printable, sparkline
 
 FRAME_HEIGHT, FRAME_WIDTH = 12, 50  # a smaller terminal gets no frame
-WIDEST = 110
-MESSAGES = 4
-LABEL = 10
+MAX_WIDTH = 110
+MESSAGES = 4  # the last ones that are shown
+LABEL = 10  # width of the first column
 CURVES = ("reward/mean", "policy/entropy", "eval/accuracy")
 
 
 @dataclass
-class State:
-    """What the display knows. Histories are by step, so a resumed run overwrites what it does again."""
+class DisplayState:
+    """What is displayed. Histories are by step, so steps that a resumed run repeats are overwritten."""
 
     title: str
     target_entropy: float | None = None
@@ -48,20 +48,20 @@ class State:
     first: tuple[float, int] | None = None  # when the phase began and at which step
 
     def advance(self, phase: str, done: int, steps: int) -> None:
-        """Note how far a phase has come."""
+        """Set how far a phase has come."""
         if phase != self.phase or self.first is None:
             self.first = (time.monotonic(), done)
         self.phase, self.done, self.steps = phase, done, steps
 
-    def remember(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Note a step's metrics."""
-        self.last = dict(metrics)  # not merged: a gate that closes no longer boosts
+    def set_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Set a step's metrics."""
+        self.last = dict(metrics)  # not merged: once STARE's gate closes, boosted_share is gone
         for name in CURVES:
             if name in metrics:
                 self.history[name][step] = metrics[name]
 
     def seconds_left(self) -> float:
-        """By the speed of this phase so far; NaN while that is unknown."""
+        """Extrapolate this phase's speed so far; NaN while there is none."""
         if self.first is None or self.done <= self.first[1]:
             return math.nan
         since, at = self.first
@@ -69,10 +69,10 @@ class State:
 
 
 @dataclass
-class Screen:
-    """Renders a state into whatever room there is; the most telling lines come first and go last."""
+class RunDisplay:
+    """Renders a state for rich; in a small terminal the last lines, which matter least, are left out."""
 
-    state: State
+    state: DisplayState
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         try:
@@ -81,11 +81,10 @@ class Screen:
             yield Text(f"step {self.state.done}/{self.state.steps} (display: {type(error).__name__})", no_wrap=True)
 
     def _fitted(self, console: Console, options: ConsoleOptions) -> RenderableType:
-        width, height = min(options.max_width, WIDEST), console.size.height
-        bars = BARS if console.encoding.lower().startswith("utf") else ASCII_BARS
+        width, height = min(options.max_width, MAX_WIDTH), console.size.height
         framed = width >= FRAME_WIDTH and height >= FRAME_HEIGHT
         inside = width - 4 if framed else width
-        lines = self._lines(inside, bars)[: max(1, height - (3 if framed else 1))]
+        lines = self._lines(inside, bars_for(console.encoding))[: max(1, height - (3 if framed else 1))]
         body = Group(*lines)
         if not framed:
             return body
@@ -104,20 +103,20 @@ class Screen:
         return lines
 
 
-def _progress(state: State, width: int) -> RenderableType:
-    gone, left = clock(time.monotonic() - state.began), clock(state.seconds_left())
-    words = f"{state.phase} {state.done}/{state.steps}" if state.steps else f"{state.phase} ..."
-    times = f"{gone} gone, {left} left" if state.steps else f"{gone} gone"
-    room = width - len(words) - len(times) - 4
+def _progress(state: DisplayState, width: int) -> RenderableType:
+    elapsed, left = clock(time.monotonic() - state.began), clock(state.seconds_left())
+    position = f"{state.phase} {state.done}/{state.steps}" if state.steps else f"{state.phase} ..."
+    times = f"{elapsed} elapsed, {left} left" if state.steps else f"{elapsed} elapsed"
+    room = width - len(position) - len(times) - 4
     if room < 5:
-        return Text(f"{words}  {left} left", no_wrap=True, overflow="ellipsis")
+        return Text(f"{position}  {left} left", no_wrap=True, overflow="ellipsis")
     grid = Table.grid(padding=(0, 2))
     bar = ProgressBar(total=max(state.steps, 1), completed=state.done, width=room, pulse=not state.steps)
-    grid.add_row(Text(words, style="bold"), bar, Text(times))
+    grid.add_row(Text(position, style="bold"), bar, Text(times))
     return grid
 
 
-def _numbers(state: State, room: int, bars: str) -> list[RenderableType]:
+def _numbers(state: DisplayState, room: int, bars: str) -> list[RenderableType]:
     last, history = state.last, state.history
     held_out = history["eval/accuracy"]
     lines = [_row("reward", number(last.get("reward/mean")), _curve(history["reward/mean"], room, bars))]
@@ -140,13 +139,13 @@ def _numbers(state: State, room: int, bars: str) -> list[RenderableType]:
 
 
 def _shares(metrics: Mapping[str, float]) -> str:
-    """What the objective does to tokens, silencing first; a closed gate explains why it does nothing."""
+    """Return the shares of tokens that the objective silences, boosts and so on, silenced first."""
     names = [key for key in metrics if key.startswith("tokens/") and key.endswith("_share")]
     names.sort(key=lambda key: (key != "tokens/silenced_share", key))
-    parts = [f"{key.removeprefix('tokens/').removesuffix('_share')} {percent(metrics[key])}" for key in names]
+    shares = [f"{key.removeprefix('tokens/').removesuffix('_share')} {percent(metrics[key])}" for key in names]
     if metrics.get("stare/gate_open") == 0:
-        parts.append("gate closed: the entropy is at or above its target")
-    return ", ".join(parts) or "none silenced or reweighted"
+        shares.append("gate closed: the entropy is at or above its target")
+    return ", ".join(shares) or "none silenced or reweighted"
 
 
 def _row(label: str, value: str, note: str) -> Text:
@@ -162,7 +161,7 @@ def _curve(history: Mapping[int, float], room: int, bars: str) -> str:
 
 
 class LiveReporter:
-    """The `Reporter` of a terminal. Its methods only take notes; `close` leaves the last picture on the screen."""
+    """The `Reporter` of a terminal; `close` leaves the last picture on the screen."""
 
     def __init__(
         self,
@@ -172,58 +171,58 @@ class LiveReporter:
         every: float = 0.25,
         earlier: Iterable[Mapping[str, Any]] = (),
     ) -> None:
-        self.state = State(title, target_entropy)
-        for record in earlier:  # a resumed run goes on with its curves
-            self.state.remember(int(record["step"]), record)
+        self.state = DisplayState(title, target_entropy)
+        for record in earlier:  # a resumed run continues its curves
+            self.state.set_metrics(int(record["step"]), record)
         self.console = console or Console()
         self._plain = PlainReporter(self._write)
-        self._live: Live | None = Live(Screen(self.state), console=self.console, auto_refresh=False)
+        self._live: Live | None = Live(RunDisplay(self.state), console=self.console, auto_refresh=False)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._draw, args=(every,), name="display", daemon=True)
         self._guard(self._live.start)
         self._thread.start()
 
     def message(self, text: str) -> None:
-        """Something a person should read."""
+        """Show a message."""
         if self._live is None:
             self._plain.message(text)
         else:
             self.state.messages.extend(line for line in printable(text).splitlines() if line.strip())
 
     def warm(self, step: int, steps: int, loss: float) -> None:
-        """A step of the warm start."""
+        """Show a step of the warm start."""
         self.state.loss = loss
         self.state.advance("warm start", step, steps)
         if self._live is None:
             self._plain.warm(step, steps, loss)
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
-        """A step of RL."""
-        self.state.remember(step, metrics)
+        """Show a step of RL."""
+        self.state.set_metrics(step, metrics)
         self.state.advance("step", step, steps)
         if self._live is None:
             self._plain.step(step, steps, metrics)
 
     def close(self) -> None:
-        """Draw a last time and give the terminal back; twice does no harm."""
+        """Draw a last time and restore the terminal; a second call does nothing."""
         if self._over.is_set():
             return
         self._over.set()
         self._thread.join(timeout=5)
         live = self._live
         if live is not None:
-            self._guard(lambda: live.update(Screen(self.state), refresh=True))
+            self._guard(lambda: live.update(RunDisplay(self.state), refresh=True))
             self._guard(live.stop)
 
     def _draw(self, every: float) -> None:
         while not self._over.wait(every) and self._live is not None:
             self._guard(self._live.refresh)
 
-    def _guard(self, act: Callable[[], object]) -> None:
-        """A terminal that goes away or cannot show something costs the display, never the run."""
+    def _guard(self, action: Callable[[], object]) -> None:
+        """Do something with the terminal; an error ends the live display and nothing else."""
         try:
-            act()
-        except Exception:
+            action()
+        except Exception:  # whatever a terminal or rich raises, the run must go on
             live, self._live = self._live, None
             if live is not None:
                 self._guard(live.stop)

@@ -1,4 +1,4 @@
-"""The dry run: what a recipe comes to, before anything is loaded. All of it is one TOML file, the words as comments."""
+"""The dry run: the resolved recipe, its objective, batch sizes and memory, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from trimtab.train import build_task, resolved_toml
 
 
 def describe_dry_run(config: Config) -> str:
-    """Resolved configuration, objective and batch arithmetic; what is not TOML is a comment in it."""
-    words = [
+    """Return the resolved configuration as TOML, and all that follows from it as comments below."""
+    lines = [
         *config.build_objective().explain().splitlines(),
         "",
         "One step",
@@ -24,11 +24,11 @@ def describe_dry_run(config: Config) -> str:
         *_memory(config),
         *describe_estimate(config),
     ]
-    return resolved_toml(config) + "\n" + "\n".join(f"# {line}".rstrip() for line in words)
+    return resolved_toml(config) + "\n" + "\n".join(f"# {line}".rstrip() for line in lines)
 
 
 def task_size(config: Config) -> int | None:
-    """How many problems an epoch has; None for a data set that would have to be downloaded to know."""
+    """Return how many problems an epoch has; None for a data set that would have to be downloaded first."""
     path = config.task.path
     if config.task.name == "gsm8k" and (path is None or not Path(path).exists()):
         return None
@@ -48,15 +48,15 @@ def _step(config: Config) -> list[str]:
     ]
     if len(sizes) < config.update.per_step:
         lines.append(
-            f"  update.per_step = {config.update.per_step} asks for more mini-batches than there are groups: "
-            f"only {len(sizes)} can be made"
+            f"  update.per_step = {config.update.per_step} is more than the number of groups: "
+            f"there are only {len(sizes)} mini-batches"
         )
     if len(sizes) == 1:
         lines.append("  with one update per step the policy is the one that sampled: ratios are 1, nothing is clipped")
     if rollout.dynamic_sampling:
         lines.append(
-            f"  dynamic sampling: groups without reward spread are drawn anew, {rollout.dynamic_oversample:g} times "
-            f"those missing at once, for at most {rollout.dynamic_max_rounds} rounds"
+            f"  dynamic sampling: groups without reward spread are sampled again, {rollout.dynamic_oversample:g} times "
+            f"the number missing, for at most {rollout.dynamic_max_rounds} rounds"
         )
     return lines
 
@@ -90,19 +90,19 @@ def _memory(config: Config) -> list[str]:
         passes = -(-largest // fit)
         lines.append(
             f"  update.token_budget = {update.token_budget:,}: at most {_count(fit, 'response')} of that length in one "
-            f"forward pass (a part), so the {_count(largest, 'response')} of an update take at most "
+            f"forward pass (a micro-batch), so the {_count(largest, 'response')} of an update take at most "
             f"{_count(passes, 'pass', 'passes')}"
         )
     else:
         lines.append(
-            f"  update.token_budget = {update.token_budget:,} is less than one response of that length: such a one "
-            f"goes alone and takes up to {longest:,} tokens all the same"
+            f"  update.token_budget = {update.token_budget:,} is less than one response of that length: such a "
+            f"response is a micro-batch of its own, of up to {longest:,} tokens"
         )
     at_once = max(1, rollout.batch_size // rollout.samples) * rollout.samples
     lines.append(f"  sampling: at most {at_once:,} responses at once (rollout.batch_size)")
     lines.append(f"  logits of at most {update.head_chunk:,} tokens exist at one time (update.head_chunk)")
     if config.build_objective().scope == "minibatch":
-        lines.append("  none of these changes the update beyond rounding: they trade memory for speed")
+        lines.append("  none of these changes the update beyond rounding: they only trade memory for speed")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""From a command line to a run and back to an exit code: which recipe, which folder, which display, and what to say."""
+"""From the command line of `trimtab train` to an exit code: recipe, folder, reporter, training, errors, summary."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from pathlib import Path
 from trimtab.config import Config, find_recipe, load
 from trimtab.console.display import LiveReporter
 from trimtab.console.reporters import PlainReporter
-from trimtab.console.summary_text import model_words, summarize, task_words
-from trimtab.memory import advice, is_out_of_memory
+from trimtab.console.summary_text import closing_summary, describe_model, describe_task
+from trimtab.memory import is_out_of_memory, oom_message
 from trimtab.objectives import EntropyGate
+from trimtab.text import PrintLine
 from trimtab.train import Reporter, Run, RunFolder, RunStoppedError, Stop, Watcher, train
 
 DEFAULT_RECIPE = "demo"
-WRONG, STOPPED, INTERRUPTED = 2, 3, 130  # exit codes
-
-Say = Callable[[str], object]
+INVALID, STOPPED, INTERRUPTED = 2, 3, 130  # exit codes
 
 
 @dataclass(frozen=True)
-class Launch:
-    """A run that could start: `recipe` is what the user called it; without `out` a folder is chosen."""
+class TrainRequest:
+    """A checked command line: `recipe` as the user named it; without `out` and `resume` a new folder is made."""
 
     config: Config
     recipe: str
@@ -33,89 +32,92 @@ class Launch:
     resume: Path | None = None
 
 
-def resolve(recipe: str | None, settings: Sequence[str], out: Path | None, resume: Path | None) -> Launch:
+def resolve_request(recipe: str | None, settings: Sequence[str], out: Path | None, resume: Path | None) -> TrainRequest:
     """Read and check everything that can be checked before anything is loaded."""
     if resume is None:
         if out is not None and out.exists() and not out.is_dir():
             raise ValueError(f"--out {out} is a file; a run is a folder")
         recipe = recipe or DEFAULT_RECIPE
-        return Launch(load(recipe, settings), recipe, out)
+        return TrainRequest(load(recipe, settings), recipe, out)
     if out is not None:
-        raise ValueError("--resume goes on in its own folder: leave --out away")
+        raise ValueError("--resume continues in the run's own folder: leave out --out")
     if not (resume / "config.toml").exists():
         raise ValueError(f"{resume} holds no run to resume")
-    return Launch(load(recipe or resume / "config.toml", settings), recipe or str(resume / "config.toml"), None, resume)
+    recipe = recipe or str(resume / "config.toml")
+    return TrainRequest(load(recipe, settings), recipe, None, resume)
 
 
 def launch_run(
-    wanted: Launch,
+    request: TrainRequest,
+    *,
     quiet: bool,
-    say: Say,
-    complain: Say,
+    print_line: PrintLine,
+    print_error: PrintLine,
     watcher: Watcher | None = None,
-    report: Callable[[Path], object] | None = None,
+    write_report: Callable[[Path], object] | None = None,
 ) -> int:
-    """Run it, end with a summary, and give the exit code. What goes wrong is said in words, never as a traceback.
+    """Train, print a summary, and return the exit code; errors a user can act on are printed without a traceback.
 
-    `report` is called with the folder of a run that has something to show, before the summary.
+    `write_report` is called with the folder of a run that has metrics, before the summary.
     """
-    folder = RunFolder(wanted.resume or wanted.out or claim_folder(wanted))
-    new = wanted.resume is None and not (folder.path / "config.toml").exists()
-    _hush_libraries()
-    reporter = make_reporter(wanted, folder, quiet, say)
-    run = Run(wanted.config, folder, reporter, wanted.resume is not None, watcher)
+    folder = RunFolder(request.resume or request.out or claim_folder(request))
+    new = request.resume is None and not (folder.path / "config.toml").exists()
+    _disable_progress_bars()
+    reporter = make_reporter(request, folder, quiet, print_line)
+    run = Run(request.config, folder, reporter, request.resume is not None, watcher)
     began = time.monotonic()
-    code, fault = _run(run, reporter)
+    code, error = _train(run, reporter)
     seconds = time.monotonic() - began
-    if fault:
-        complain(f"trimtab: {fault}")
+    if error:
+        print_error(f"trimtab: {error}")
     if new and not folder.checkpoints.exists():
-        forget(folder)
+        _remove_unused(folder)
         return code
     if folder.records() and code in (0, STOPPED, INTERRUPTED):
-        if report is not None and wanted.config.run.report and code != INTERRUPTED:
-            report(folder.path)
-        say(summarize(wanted.config, folder, seconds, wanted.recipe))
+        if write_report is not None and request.config.run.report and code != INTERRUPTED:
+            write_report(folder.path)
+        print_line(closing_summary(request.config, folder, seconds, request.recipe))
     return code
 
 
-def _run(run: Run, reporter: Reporter) -> tuple[int, str]:
-    """Train; an exit code, and what is to be said about it."""
+def _train(run: Run, reporter: Reporter) -> tuple[int, str]:
+    """Train; return the exit code and the error message, empty if there was none."""
     try:
         train(run)
     except RunStoppedError as error:
         return STOPPED, f"stopped after step {run.progress.step}: {error}"
     except KeyboardInterrupt:
         if not run.folder.checkpoints.exists():
-            return INTERRUPTED, "stopped before the first step; the same command goes on with the warm start"
-        return INTERRUPTED, f"stopped at once; go on with: trimtab train --resume {run.folder.path}"
+            return INTERRUPTED, "stopped before the first step; the same command continues the warm start"
+        return INTERRUPTED, f"stopped at once; resume with: trimtab train --resume {run.folder.path}"
     except (ValueError, OSError) as error:
-        return WRONG, str(error)
+        return INVALID, str(error)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return WRONG, advice(error, run.config)
+        return INVALID, oom_message(error, run.config)
     finally:
         reporter.close()
     return (STOPPED if run.stopped is Stop.INTERRUPTED else 0), ""
 
 
-def make_reporter(wanted: Launch, folder: RunFolder, quiet: bool, say: Say) -> Reporter:
-    """The live display in a terminal, else plain lines."""
+def make_reporter(request: TrainRequest, folder: RunFolder, quiet: bool, print_line: PrintLine) -> Reporter:
+    """Return the live display in a terminal, else plain lines."""
     if quiet or not sys.stdout.isatty():
-        return PlainReporter(say)
-    objective = wanted.config.build_objective()
+        return PlainReporter(print_line)
+    objective = request.config.build_objective()
     gates = [gate for gate in objective.controllers.values() if isinstance(gate, EntropyGate)]
-    title = f"{objective.name} · {model_words(wanted.config)} · {task_words(wanted.config)} · {folder.path}"
+    title = f"{objective.name} · {describe_model(request.config)} · {describe_task(request.config)} · {folder.path}"
     return LiveReporter(title, gates[0].target if gates else None, earlier=folder.records())
 
 
-def claim_folder(wanted: Launch, parent: Path = Path("runs")) -> Path:
-    """runs/<recipe>-<objective>-<n> with the first n that is free; made at once, so two runs never share it."""
-    stem = f"{recipe_name(wanted.recipe)}-{slug(str(wanted.config.objective['name']))}"
+def claim_folder(request: TrainRequest, parent: Path = Path("runs")) -> Path:
+    """Make and return runs/<recipe>-<objective>-<n> with the first free n."""
+    stem = f"{recipe_name(request.recipe)}-{slug(str(request.config.objective['name']))}"
     parent.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
+        # mkdir fails if the folder exists, so two runs that start at the same time never share one.
         try:
             (parent / f"{stem}-{number}").mkdir()
         except FileExistsError:
@@ -124,27 +126,26 @@ def claim_folder(wanted: Launch, parent: Path = Path("runs")) -> Path:
             return parent / f"{stem}-{number}"
 
 
-def forget(folder: RunFolder) -> None:
-    """Take away the folder of a run that never began, so that the same command can be given again."""
+def recipe_name(recipe: str) -> str:
+    """Return a recipe's short name."""
+    return find_recipe(recipe).stem
+
+
+def slug(objective: str) -> str:
+    """Return an objective's name as a folder name: `sspo + s2t` is `sspo+s2t`."""
+    tight = re.sub(r"\s*\+\s*", "+", objective.strip())
+    return re.sub(r"[^\w.+=,-]+", "-", tight).strip("-")
+
+
+def _remove_unused(folder: RunFolder) -> None:
+    """Remove the folder of a run that failed before its first step, so that the same command can be used again."""
     (folder.path / "config.toml").unlink(missing_ok=True)
     folder.metrics.unlink(missing_ok=True)
     if folder.path.is_dir() and not any(folder.path.iterdir()):
         folder.path.rmdir()
 
 
-def recipe_name(recipe: str) -> str:
-    """A recipe's short name."""
-    return find_recipe(recipe).stem
-
-
-def slug(objective: str) -> str:
-    """An objective's name as a folder name: `sspo + s2t` is `sspo+s2t`."""
-    tight = re.sub(r"\s*\+\s*", "+", objective.strip())
-    return re.sub(r"[^\w.+=,-]+", "-", tight).strip("-")
-
-
-def _hush_libraries() -> None:
-    """Progress bars of libraries would write over the display."""
+def _disable_progress_bars() -> None:
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # it would write over the live display

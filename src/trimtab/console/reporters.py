@@ -1,11 +1,11 @@
-"""How a run is shown while it goes on. `PlainReporter` prints lines; the live display is in `display.py`."""
+"""The reporter for logs and pipes: plain lines. The live display of a terminal is in `display.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trimtab.text import printable
+from trimtab.text import PrintLine, printable
 
 COLUMNS = {
     "reward/mean": "reward",
@@ -20,26 +20,26 @@ COLUMNS = {
 
 @dataclass
 class PlainReporter:
-    """Lines for logs and pipes, one every few steps."""
+    """Prints about `lines` lines over a whole run, and one at every evaluation."""
 
-    write: Callable[[str], object]
+    print_line: PrintLine
     lines: int = 20
 
     def message(self, text: str) -> None:
-        """Something a person should read."""
-        self.write(printable(text))
+        """Print a message."""
+        self.print_line(printable(text))
 
     def warm(self, step: int, steps: int, loss: float) -> None:
-        """A line now and then."""
+        """Print every fifth part of the warm start."""
         if step == steps or step % max(1, steps // 5) == 0:
-            self.write(f"warm start {step}/{steps}  loss {loss:.3f}")
+            self.print_line(f"warm start {step}/{steps}  loss {loss:.3f}")
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
-        """A line now and then, and at every evaluation."""
+        """Print a step's main metrics if its turn has come."""
         if step != steps and step % max(1, steps // self.lines) and "eval/accuracy" not in metrics:
             return
         shown = [f"{name} {metrics[key]:.4g}" for key, name in COLUMNS.items() if key in metrics]
-        self.write(f"step {step}/{steps}  " + "  ".join(shown))
+        self.print_line(f"step {step}/{steps}  " + "  ".join(shown))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: lines need no end."""

@@ -1,4 +1,4 @@
-"""What came of a run, in a few numbers and words: `trimtab train` ends with them, `trimtab compare` averages them."""
+"""The summary of a run: a few numbers from its metrics, and the text that `trimtab train` ends with."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from trimtab.config import Config
 from trimtab.text import clock, number, percent
 from trimtab.train import RunFolder
 
-LONGEST_WINDOW = 10
+LONGEST_WINDOW = 10  # steps that the numbers of start and end are averaged over, at most
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A run's numbers. Those of start and end are means over `window` steps, shares are means over the whole run."""
+class RunSummary:
+    """A run's numbers: start and end are means over `window` steps, shares are means over the whole run."""
 
     steps: int
     window: int
@@ -35,12 +35,12 @@ class Outcome:
     seconds: float
 
 
-def outcome(records: Sequence[Mapping[str, Any]]) -> Outcome:
-    """The numbers of a run from its metrics; None where a run has no such number."""
+def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
+    """Return the numbers of a run from its metrics; None where a run has no such number."""
     steps = [record for record in records if record["step"] > 0]
     window = max(1, min(LONGEST_WINDOW, len(steps) // 4))
     accuracy = {record["step"]: record["eval/accuracy"] for record in records if "eval/accuracy" in record}
-    return Outcome(
+    return RunSummary(
         steps=int(records[-1]["step"]) if records else 0,
         window=window,
         accuracy_start=accuracy.get(0),
@@ -56,12 +56,12 @@ def outcome(records: Sequence[Mapping[str, Any]]) -> Outcome:
     )
 
 
-def summarize(config: Config, folder: RunFolder, seconds: float, recipe: str) -> str:
-    """One screen on a run that has ended, for someone who sees trimtab for the first time."""
-    result = outcome(folder.records())
+def closing_summary(config: Config, folder: RunFolder, seconds: float, recipe: str) -> str:
+    """Return one screen on a run that has ended, for someone who sees trimtab for the first time."""
+    result = summarize_metrics(folder.records())
     lines = [
         "",
-        f"Trained {model_words(config)} on {task_words(config)} with {config.build_objective().name}: "
+        f"Trained {describe_model(config)} on {describe_task(config)} with {config.build_objective().name}: "
         f"{result.steps} of {config.run.steps} steps, {clock(seconds)}.",
         "",
         *_number_lines(config, result),
@@ -80,8 +80,8 @@ def summarize(config: Config, folder: RunFolder, seconds: float, recipe: str) ->
     return "\n".join([*lines, "", "Next:", *_next_lines(config, folder.path, finished, recipe)])
 
 
-def task_words(config: Config) -> str:
-    """The task in a few words."""
+def describe_task(config: Config) -> str:
+    """Return the task in a few words."""
     task = config.task
     if task.name != "arithmetic":
         return f"{task.name} ({task.path})" if task.path else task.name
@@ -89,12 +89,12 @@ def task_words(config: Config) -> str:
     return f"{task.digits}-digit {task.family}{long}"
 
 
-def model_words(config: Config) -> str:
-    """The model in a few words."""
+def describe_model(config: Config) -> str:
+    """Return the model in a few words."""
     return "the demo model" if config.model.path == "demo" else config.model.path
 
 
-def _number_lines(config: Config, result: Outcome) -> list[str]:
+def _number_lines(config: Config, result: RunSummary) -> list[str]:
     one = result.window == 1
     ends = "the first and the last step" if one else f"means over the first and last {result.window} steps"
     rows = [
@@ -113,20 +113,20 @@ def _number_lines(config: Config, result: Outcome) -> list[str]:
         ("boosted", percent(result.boosted), "of tokens: their weight was raised"),
         ("clipped", percent(result.clipped), "of tokens: the policy had moved too far"),
     ]
-    given = {"silenced": result.silenced, "boosted": result.boosted, "held-out accuracy": result.accuracy_start}
-    shown = [row for row in rows if given.get(row[0], 0.0) is not None]
+    optional = {"silenced": result.silenced, "boosted": result.boosted, "held-out accuracy": result.accuracy_start}
+    shown = [row for row in rows if optional.get(row[0], 0.0) is not None]
     return [f"  {name:<18} {values:<16}  {note}" for name, values, note in shown]
 
 
 def _next_lines(config: Config, path: Path, finished: bool, recipe: str) -> list[str]:
     if not finished:
-        return [f"  trimtab train --resume {path}   go on where it stopped"]
+        return [f"  trimtab train --resume {path}   continue where it stopped"]
     name = str(config.objective["name"])
     compared = ["trimtab", "compare", name, "grpo" if name != "grpo" else "stapo"]
     compared += ["--recipe", recipe] if recipe != "demo" else []
     longer = ["trimtab", "train", "--resume", str(path), "--set", f"run.steps={2 * config.run.steps}"]
-    rows = [(compared, "the same run under another objective"), (longer, "train on")]
-    return [f"  {shlex.join(command)}   {words}" for command, words in rows]
+    rows = [(compared, "the same run under another objective"), (longer, "train for longer")]
+    return [f"  {shlex.join(command)}   {note}" for command, note in rows]
 
 
 def _mean(records: Sequence[Mapping[str, Any]], key: str) -> float | None:

@@ -2,6 +2,6 @@
 
 from trimtab.memory.estimate import longest_response, minibatches
 from trimtab.memory.estimate_text import describe_estimate
-from trimtab.memory.oom_advice import advice, is_out_of_memory
+from trimtab.memory.oom_advice import is_out_of_memory, oom_message
 
-__all__ = ["advice", "describe_estimate", "is_out_of_memory", "longest_response", "minibatches"]
+__all__ = ["describe_estimate", "is_out_of_memory", "longest_response", "minibatches", "oom_message"]

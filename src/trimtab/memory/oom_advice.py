@@ -25,7 +25,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def advice(error: BaseException, config: Config) -> str:
+def oom_message(error: BaseException, config: Config) -> str:
     """One sentence on what the run was doing, and the settings that make it smaller."""
     phase = _phase(_places(error.__traceback__))
     if phase is None:

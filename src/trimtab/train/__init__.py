@@ -9,7 +9,7 @@ from trimtab.train.metrics import METRICS
 from trimtab.train.recording import Held, Trace, choose, hold, observed_entropy, step_data, vocabulary, vocabulary_of
 from trimtab.train.reporter import Reporter
 from trimtab.train.run import Run, RunStoppedError, Stop, versions
-from trimtab.train.run_folder import RunFolder, config_fingerprint, resolved_toml
+from trimtab.train.run_folder import RunFolder, config_changes, resolved_toml
 from trimtab.train.token_signals import FEW, FEW_SHARE
 from trimtab.train.warm_start import load_parameters
 
@@ -31,7 +31,7 @@ __all__ = [
     "build_sampler",
     "build_task",
     "choose",
-    "config_fingerprint",
+    "config_changes",
     "hold",
     "load_parameters",
     "newest",

@@ -95,11 +95,10 @@ class RunFolder:
         """Go on with a run; a recipe that would change its course is refused."""
         if not (self.path / "config.toml").exists():
             raise ValueError(f"{self.path} holds no run to resume")
-        before, now = config_fingerprint(load(self.path / "config.toml")), config_fingerprint(config)
-        changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-        if changed:
-            lines = [f"  {key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed]
-            raise ValueError(f"{self.path} was run with another recipe; these keys differ:\n" + "\n".join(lines))
+        changes = config_changes(load(self.path / "config.toml"), config)
+        if changes:
+            lines = "".join(f"\n  {line}" for line in changes)
+            raise ValueError(f"{self.path} was run with another recipe; these keys differ:{lines}")
         write_atomically(self.path / "config.toml", resolved_toml(config))
 
     def append(self, record: dict[str, Any]) -> None:
@@ -161,3 +160,10 @@ def config_fingerprint(config: Config) -> dict[str, Any]:
     for section, values in config.model_dump(mode="json").items():
         table |= {f"{section}.{key}": value for key, value in values.items() if f"{section}.{key}" not in FREE}
     return table
+
+
+def config_changes(before: Config, now: Config) -> list[str]:
+    """Return `key: before -> now` for every key whose change makes it another run."""
+    old, new = config_fingerprint(before), config_fingerprint(now)
+    keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+    return [f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in keys]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from trimtab.config import Config, parse
-from trimtab.console import LONGEST_WINDOW, model_words, task_words
+from trimtab.console import LONGEST_WINDOW, describe_model, describe_task
 from trimtab.insight.report.embed import shortened
 from trimtab.insight.report.run_files import Curve, RunFiles
 from trimtab.text import clock, number, percent
@@ -19,7 +19,7 @@ def title_of(run: RunFiles) -> str:
     config = config_of(run)
     if config is None:
         return run.label
-    return shortened(f"{model_words(config)} on {task_words(config)} with {run.label}", 300)
+    return shortened(f"{describe_model(config)} on {describe_task(config)} with {run.label}", 300)
 
 
 def config_of(run: RunFiles) -> Config | None:

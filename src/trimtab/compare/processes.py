@@ -1,0 +1,181 @@
+"""Run the processes of a comparison, so many at a time, and pass Ctrl-C on to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trimtab.compare.runs import CompareRun, RunOutcome
+from trimtab.console import STOPPED, summarize_metrics
+from trimtab.text import PrintLine, clock, percent, printable
+
+POLL = 0.2  # seconds between looks at the processes
+
+Watch = Callable[[list[CompareRun], list[RunOutcome]], object]
+
+
+@dataclass
+class ProcessPool:
+    """Runs `at_once` runs at a time, each in its own process; `watch` gets those running and the outcomes so far.
+
+    One thread polls all processes. A thread pool around `subprocess.run` is no shorter: Ctrl-C would have to reach
+    processes that other threads are about to start, and a run that waits for a warm start would hold a thread.
+    """
+
+    runs: list[CompareRun]
+    at_once: int
+    print_line: PrintLine
+    watch: Watch = lambda running, outcomes: None
+    outcomes: list[RunOutcome] = field(default_factory=list)
+    interrupts: int = 0
+    _running: list[tuple[CompareRun, subprocess.Popen[bytes], float]] = field(default_factory=list)
+    _stopping: bool = False
+
+    def run(self) -> list[RunOutcome]:
+        """Run all that is not finished; return the outcomes in the order of the runs.
+
+        Ctrl-C lets every run finish its step and write a checkpoint; a second Ctrl-C kills them.
+        """
+        waiting = [run for run in self.runs if run.state() != "finished"]
+        for run in self.runs:
+            if run not in waiting:
+                self._report(RunOutcome(run, "finished"), "already before")
+        with _signals_to(self._count_interrupt):
+            try:
+                while self._running or (waiting and not self.interrupts):
+                    self._start_runs(waiting)
+                    self._collect()
+                    self.watch([run for run, _, _ in self._running], self.outcomes)
+                    if self.interrupts:
+                        self._stop_runs()
+                    if self._running:
+                        time.sleep(POLL)
+            finally:
+                self._kill_runs()
+        self.outcomes += [RunOutcome(run, "unfinished", "not run: interrupted") for run in waiting]
+        order = {run.name: number for number, run in enumerate(self.runs)}
+        return sorted(self.outcomes, key=lambda outcome: order[outcome.run.name])
+
+    def _start_runs(self, waiting: list[CompareRun]) -> None:
+        for run in list(waiting):
+            if len(self._running) < self.at_once and not self._must_wait(run) and not self.interrupts:
+                waiting.remove(run)
+                self._start(run)
+
+    def _must_wait(self, run: CompareRun) -> bool:
+        """Return whether another process is making this run's warm start, which both would otherwise compute."""
+        if not (run.config.warm_start.steps and run.config.warm_start.cache):
+            return False
+        return any(other.seed == run.seed and not other.is_warm() for other, _, _ in self._running)
+
+    def _start(self, run: CompareRun) -> None:
+        run.log.parent.mkdir(parents=True, exist_ok=True)
+        self.print_line(f"{run.name}: {'resumes' if run.state() == 'unfinished' else 'starts'}")
+        environment = dict(os.environ)
+        if self.at_once > 1 and not run.config.run.threads:  # else each run would take all cores
+            environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.at_once))
+        with run.log.open("ab") as log:
+            process = subprocess.Popen(
+                run.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                process_group=0,  # the terminal's Ctrl-C would reach the run twice: directly, and through this process
+            )
+        self._running.append((run, process, time.monotonic()))
+
+    def _collect(self) -> None:
+        """Take the processes that have ended off the list."""
+        for entry in list(self._running):
+            run, process, began = entry
+            code = process.poll()
+            if code is None:
+                continue
+            self._running.remove(entry)
+            if self._stopping:
+                self.outcomes.append(RunOutcome(run, run.state(), "interrupted"))
+            else:
+                self._report(_outcome(run, code), clock(time.monotonic() - began))
+
+    def _report(self, outcome: RunOutcome, note: str) -> None:
+        self.outcomes.append(outcome)
+        number = f"[{len(self.outcomes)}/{len(self.runs)}] {outcome.run.name}"
+        if outcome.counts:
+            summary = summarize_metrics(outcome.run.folder.records())
+            accuracy = f"held-out {percent(summary.accuracy_start)} -> {percent(summary.accuracy_end)}"
+            self.print_line(
+                f"{number}: {outcome.state}, {note}, {accuracy}" + (f" ({outcome.why})" if outcome.why else "")
+            )
+        else:
+            self.print_line(f"{number}: {outcome.state}: {outcome.why} (log: {outcome.run.log})")
+
+    def _stop_runs(self) -> None:
+        """Pass the first Ctrl-C on to the runs; kill them at the second."""
+        if self.interrupts > 1:
+            self._kill_runs()
+        elif not self._stopping:
+            self._stopping = True
+            self.print_line(
+                "stopping: every run finishes its step and leaves a checkpoint; Ctrl-C again to stop at once"
+            )
+            for _, process, _ in self._running:
+                process.send_signal(signal.SIGINT)
+
+    def _kill_runs(self) -> None:
+        for run, process, _ in self._running:
+            process.kill()
+            process.wait()
+            self.outcomes.append(RunOutcome(run, "unfinished", "stopped at once"))
+        self._running = []
+
+    def _count_interrupt(self, number: int, frame: Any) -> None:
+        self.interrupts += 1
+
+
+@contextmanager
+def _signals_to(handler: Callable[[int, Any], object]) -> Iterator[None]:
+    """Handle Ctrl-C, SIGTERM and a closed terminal by `handler`; restore what was there before."""
+    # A handler that counts, not an exception: that could arrive inside Popen and leave a process nobody knows of.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number, previous in before.items():
+        if previous is not signal.SIG_IGN:
+            signal.signal(number, handler)
+        elif number == signal.SIGINT:
+            # Ignored, as in a script's background, it stays without effect here. But SIG_IGN itself is inherited, and
+            # runs that ignore SIGINT could not be told to stop.
+            signal.signal(number, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def _outcome(run: CompareRun, code: int) -> RunOutcome:
+    """Return the outcome of a process that ended with this exit code."""
+    if code == 0:
+        return RunOutcome(run, "finished")
+    if code < 0:
+        return RunOutcome(run, "failed", f"killed by {signal.Signals(-code).name}")
+    stopped = code == STOPPED and run.folder.records()
+    return RunOutcome(run, "stopped" if stopped else "failed", _error_in(run.log) or f"exit code {code}")
+
+
+def _error_in(log: Path) -> str:
+    """Return the last error of a log on one line: the paragraph after `trimtab: `, else the last line."""
+    text = printable(log.read_text(encoding="utf-8", errors="replace")).strip()
+    _, found, error = f"\n{text}".rpartition("\ntrimtab: ")
+    lines = error.partition("\n\n")[0].splitlines() if found else text.splitlines()[-1:]
+    return "; ".join(line.strip() for line in lines)
