@@ -24,14 +24,14 @@ import torch
 from stopwatch import about, save, seconds_of, settle, spread
 from trimtab.config import Config, build_objective, load
 from trimtab.policy.models import pick_device
+from trimtab.record import Recorder
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.train.build import set_threads
 from trimtab.train.gc_pause import gc_pause
 from trimtab.train.loop import Trainer, build_trainer
 from trimtab.train.progress import Progress
-from trimtab.train.recording import Recording, start_recording
+from trimtab.train.recording import start_recording
 from trimtab.train.run import versions
-from trimtab.train.run_folder import RunFolder
 
 BASE, AGAIN = "grpo", "grpo again"
 RECIPES = {"stapo": "stapo-qwen3-1.7b", "stare": "stare-short-7b", "sspo": "sspo-qwen2.5-math-1.5b"}
@@ -149,8 +149,16 @@ def timed_step(trainer: Trainer, progress: Progress) -> tuple[float, dict[str, f
 def recorder(trainer: Trainer, blocks: int, length: int) -> dict[str, Any]:
     """What recording adds to a whole step."""
     with tempfile.TemporaryDirectory() as folder:
-        where, policy = RunFolder(Path(folder)), trainer.policy
-        recording = start_recording(trainer.config, where, policy, trainer.objective, 0, versions(), print)
+        recording = start_recording(
+            trainer.config,
+            Path(folder),
+            trainer.policy,
+            trainer.objective,
+            step=0,
+            versions=versions(),
+            warn=print,
+            kept=(),
+        )
         assert recording is not None
         progress, on, off, flushed = Progress(), list[float](), list[float](), list[float]()
         for number in range(blocks + 1):  # the first does not count
@@ -188,14 +196,14 @@ def recorded(on: Sequence[float], off: Sequence[float], flushed: Sequence[float]
     }
 
 
-def block(trainer: Trainer, recording: Recording | None, progress: Progress, length: int) -> tuple[list[float], float]:
+def block(trainer: Trainer, recording: Recorder | None, progress: Progress, length: int) -> tuple[list[float], float]:
     """Some steps in a row: the seconds of each, and those until all is written after the last."""
-    trainer.recording = recording
+    trainer.recorder = recording
     seconds = [timed_step(trainer, progress)[0] for _ in range(length)]
     start = time.perf_counter()
     if recording is not None:
         recording.flush()
-    trainer.recording = None
+    trainer.recorder = None
     return seconds, time.perf_counter() - start
 
 

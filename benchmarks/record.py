@@ -28,7 +28,7 @@ import torch
 import trimtab
 from trimtab.config import load
 from trimtab.insight.replay import replay
-from trimtab.record import Manifest, Recorder, Settings, StepData, StepInfo, UpdateInfo, Vocabulary, open_run
+from trimtab.record import Manifest, RecordSettings, RecordWriter, StepData, StepInfo, UpdateInfo, Vocabulary, open_run
 from trimtab.record.layout import size_of, step_folder
 from trimtab.train.run import Run
 from trimtab.train.run_folder import RunFolder
@@ -68,13 +68,13 @@ def demo(folder: Path) -> dict[str, Any]:
     settings = [f"run.steps={BLOCK * BLOCKS * 2}", "run.eval_every=0", "run.checkpoint_every=0"]
     run = Run(load("demo", settings), RunFolder(folder), Silent())
     trainer = run.prepare()
-    recording, spent = trainer.recording, {True: list[Spent](), False: list[Spent]()}
+    recording, spent = trainer.recorder, {True: list[Spent](), False: list[Spent]()}
     assert recording is not None
     for step in run.steps():
         on = step // BLOCK % 2 == 0
         if step % BLOCK == 0:
             recording.flush()
-        trainer.recording = recording if on else None
+        trainer.recorder = recording if on else None
         trainer.set_learning_rate(step)
         before = time.perf_counter(), time.thread_time(), time.process_time()
         metrics = trainer.step(run.progress)
@@ -119,7 +119,9 @@ def made_step(step: int, responses: int, length: int, updates: int, seed: int) -
     segment = np.concatenate([np.arange(k) // 12 for k in lengths]).astype(np.int32)
     bounds = np.linspace(0, responses, updates + 1).astype(int)
     spans = list(pairwise(bounds.tolist()))
-    infos = [UpdateInfo(k, int(b - a), int(lengths[a:b].sum()), parts=[int(b - a)]) for k, (a, b) in enumerate(spans)]
+    infos = [
+        UpdateInfo(k, int(b - a), int(lengths[a:b].sum()), micro_batches=[int(b - a)]) for k, (a, b) in enumerate(spans)
+    ]
     one = np.ones(n, np.float32)
     tokens = {
         "response": np.repeat(np.arange(responses, dtype=np.int32), lengths),
@@ -153,8 +155,8 @@ def made_step(step: int, responses: int, length: int, updates: int, seed: int) -
 
 def made_run(folder: Path, steps: int, responses: int, length: int, updates: int) -> None:
     """A run folder that holds nothing but made records."""
-    manifest = Manifest({"name": "dapo"}, "group_normalized", Settings())
-    recorder = Recorder(folder / "tokens", manifest, print)
+    manifest = Manifest({"name": "dapo"}, "group_normalized", RecordSettings())
+    recorder = RecordWriter(folder / "tokens", manifest, print)
     recorder.start(Vocabulary([b"a"] * 150_001, [False] * 150_001), 0)
     for step in range(1, steps + 1):
         recorder.write(step, lambda step=step: made_step(step, responses, length, updates, step))  # type: ignore[misc]

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from trimtab.objectives import TokenBatch, objective, segment_ids, theory
-from trimtab.record import Manifest, Recorder, Settings, StepData, StepInfo, UpdateInfo, Vocabulary
+from trimtab.record import Manifest, RecordSettings, RecordWriter, StepData, StepInfo, UpdateInfo, Vocabulary
 
 OBJECTIVE = {"name": "stapo", "tau_p": 0.002}
 VOCABULARY = 2_000
@@ -81,7 +81,7 @@ def make_step(rng: np.random.Generator, lengths: list[int], spelling: Mapping[in
         "finished": [True] * count, "prompt": [f"Problem {n // 8}: what is it? " * 8 for n in range(count)],
         "answer": ["42"] * count, "source": ["made"] * count,
     }  # fmt: skip
-    info = StepInfo(0, count, tokens, count, [UpdateInfo(0, count, tokens, parts=[count])], 0.8)
+    info = StepInfo(0, count, tokens, count, [UpdateInfo(0, count, tokens, micro_batches=[count])], 0.8)
     return StepData(info, columns, responses)
 
 
@@ -90,13 +90,13 @@ def make_run(folder: Path, steps: int, tokens: int) -> None:
     rng = np.random.default_rng(0)
     vocabulary = words(rng)
     mean = tokens // steps // 16
-    spelling = vocabulary.spelling
+    spelling = vocabulary.text_bytes
     templates = [
         make_step(rng, [mean - 20 * (n % 3 - 1) for n in range(16)], spelling) for _ in range(min(TEMPLATES, steps))
     ]
     templates[0] = make_step(rng, [LONG, *[mean] * 15], spelling)
-    manifest = Manifest(objective=OBJECTIVE, advantage="group_normalized", settings=Settings(max_megabytes=1e6))
-    recorder = Recorder(folder / "tokens", manifest, print)
+    manifest = Manifest(objective=OBJECTIVE, advantage="group_normalized", settings=RecordSettings(max_megabytes=1e6))
+    recorder = RecordWriter(folder / "tokens", manifest, print)
     recorder.start(vocabulary, 0)
     for step in range(1, steps + 1):
         data = templates[step % len(templates)]

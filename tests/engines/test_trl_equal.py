@@ -16,7 +16,7 @@ from helpers.engines import trl_runs
 from helpers.engines.trl_fakes import KnownModel, Rollout, install, rollout
 from helpers.objectives.batches import EVERY
 from trimtab.engines.common import LOSS_METRICS
-from trimtab.engines.trl.batch import ROW
+from trimtab.engines.trl.batch import RESPONSE_INDEX
 from trimtab.objectives import merge_metrics
 
 BATCHES = 50
@@ -40,7 +40,7 @@ def walk(trainer: Any, made: Rollout, model: KnownModel, steps: int) -> list[tup
         inputs = trainer._prepare_inputs([{}] * made.rows)
         loss = trainer._compute_loss(model, inputs)
         loss.backward()
-        seen.append((inputs[ROW].tolist(), loss.detach()))
+        seen.append((inputs[RESPONSE_INDEX].tolist(), loss.detach()))
         trainer._step += 1
     return seen
 

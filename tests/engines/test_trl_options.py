@@ -19,7 +19,7 @@ from helpers.engines import trl_runs
 from trimtab.engines import common
 from trimtab.engines.trl import TrimtabConfig, TrimtabTrainer
 from trimtab.engines.trl.batch import advantages, segments
-from trimtab.engines.trl.options import TAKEN_OVER, check_sampler, with_reference
+from trimtab.engines.trl.options import REPLACED, check_sampler, with_reference
 
 # A value of each option that the objective takes over, as someone might set it, and a word of the advice.
 SET = {
@@ -53,7 +53,7 @@ OTHERS = {
 
 
 def test_every_option_that_the_objective_takes_over_is_tried_here() -> None:
-    assert set(SET) == {*TAKEN_OVER, "scale_rewards", "multi_objective_aggregation"}
+    assert set(SET) == {*REPLACED, "scale_rewards", "multi_objective_aggregation"}
 
 
 @pytest.mark.parametrize("name", SET)
@@ -74,13 +74,13 @@ def test_no_option_that_trls_loss_reads_is_forgotten() -> None:
     known = set(trl.GRPOConfig.__dataclass_fields__)
     renamed = {"epsilon_low": "epsilon"}
     read = {renamed.get(name, name) for name in re.findall(r"self\.(?:args\.)?(\w+)", source)} & known
-    unthought = read - set(TAKEN_OVER) - OTHERS - {"router_aux_loss_coef", "use_vllm"}
-    assert read & set(TAKEN_OVER), "TRL's loss reads its options in another way now: look again"
+    unthought = read - set(REPLACED) - OTHERS - {"router_aux_loss_coef", "use_vllm"}
+    assert read & set(REPLACED), "TRL's loss reads its options in another way now: look again"
     assert not unthought
 
 
 def test_an_option_that_is_off_may_be_said_to_be_off(tmp_path: Path) -> None:
-    off = {name: taken.neutral for name, taken in TAKEN_OVER.items() if taken.off}
+    off = {name: option.default for name, option in REPLACED.items() if option.off}
     args = trl_runs.config(tmp_path, **off)
     assert args.beta == 0.0
     assert args.vllm_importance_sampling_correction is False
@@ -89,7 +89,7 @@ def test_an_option_that_is_off_may_be_said_to_be_off(tmp_path: Path) -> None:
 def test_an_option_that_is_changed_afterwards_is_refused_by_the_trainer(tmp_path: Path) -> None:
     args = trl_runs.config(tmp_path)
     args.beta = 0.1
-    with pytest.raises(ValueError, match=r"beta=0\.1 would have no effect"):
+    with pytest.raises(ValueError, match=r"beta=0\.1 has no effect"):
         trl_runs.trainer(trl_runs.demo_model(0), args)
 
 
@@ -136,7 +136,7 @@ def test_a_wrong_objective_is_told_before_any_model_is_loaded(objective: Any, wo
 
 
 def test_an_update_must_lie_within_one_rollout_batch(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="steps_per_generation=2 with gradient_accumulation_steps=4"):
+    with pytest.raises(ValueError, match="steps_per_generation=2 must be a multiple of gradient_accumulation_steps=4"):
         trl_runs.config(tmp_path, steps_per_generation=2, gradient_accumulation_steps=4)
     assert trl_runs.config(tmp_path, steps_per_generation=8, gradient_accumulation_steps=4).steps_per_generation == 8
 
@@ -184,7 +184,7 @@ def test_an_engine_that_is_missing_is_told_with_what_to_install() -> None:
 def _installed(name: str) -> bool:
     import importlib.util
 
-    common.TESTED.setdefault("no_such_engine", "1.0")
+    common.TESTED_VERSIONS.setdefault("no_such_engine", "1.0")
     return importlib.util.find_spec(name) is not None
 
 
@@ -224,10 +224,10 @@ class Two:
 def test_metrics_of_all_processes_are_sums_and_extremes_even_of_one_without_tokens() -> None:
     names = ("update/clip_share", "update/ratio_min", "update/ratio_max")
     part = {"update/clip_share": torch.tensor(0.1), "update/ratio_min": torch.tensor(0.5)}
-    whole = common.over_ranks([part, part], names, None)
+    whole = common.reduce_metrics([part, part], names, None)
     assert whole == {"update/clip_share": pytest.approx(0.2), "update/ratio_min": 0.5}
     none = [0.0, float("inf"), float("-inf")]
-    both = common.over_ranks([{**part, "update/ratio_max": torch.tensor(2.0)}], names, Two(none))
+    both = common.reduce_metrics([{**part, "update/ratio_max": torch.tensor(2.0)}], names, Two(none))
     assert both == {"update/clip_share": pytest.approx(0.1), "update/ratio_min": 0.5, "update/ratio_max": 2.0}
 
 

@@ -17,7 +17,7 @@ import trl
 
 from helpers.engines import trl_runs
 from helpers.engines.trl_worker import known_rollout
-from trimtab.engines.trl.options import TAKEN_OVER
+from trimtab.engines.trl.options import REPLACED
 
 # TRL's options, and the objective that says the same.
 SAME = {
@@ -64,7 +64,7 @@ def loaded(folder: str) -> Any:
 def trls_own(folder: Path, options: dict[str, Any], model: Any) -> Any:
     """TRL's trainer with TRL's loss, on the same rollouts."""
     ours = trl_runs.config(folder, **STEPS)
-    settings = {name: getattr(ours, name) for name in trl.GRPOConfig.__dataclass_fields__ if name not in TAKEN_OVER}
+    settings = {name: getattr(ours, name) for name in trl.GRPOConfig.__dataclass_fields__ if name not in REPLACED}
     given = {**settings, "generation_batch_size": None, **options, "vllm_importance_sampling_correction": False}
     args = trl.GRPOConfig(**{k: v for k, v in given.items() if not k.startswith("_") and _settable(k)})
     return trl_runs.trainer(model, args, kind=trl.GRPOTrainer, rollout_func=known_rollout)

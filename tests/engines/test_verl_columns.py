@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import helpers.engines.verl_quiet  # noqa: F401  # isort: skip
+
 import numpy as np
 import pytest
 import torch
@@ -12,11 +14,11 @@ from verl.utils import tensordict_utils as tu
 
 from helpers.engines.verl_batches import TOKENIZER, core_batch, nested, random_batch
 from helpers.engines.verl_runs import CHARACTERS, SPECIAL
-from trimtab.engines.common import make_objective
-from trimtab.engines.verl.columns import sampled, subsentences
-from trimtab.engines.verl.options import Options
+from trimtab.config import build_objective
+from trimtab.engines.verl.columns import sampled_tokens, subsentences
+from trimtab.engines.verl.options import VerlOptions
 from trimtab.engines.verl.planning import fields_read, minibatch_rows, plan_step
-from trimtab.engines.verl.recording import start_recording
+from trimtab.engines.verl.recording import record_step, start_recording
 from trimtab.objectives import Reason
 from trimtab.record import open_run
 
@@ -35,7 +37,7 @@ def test_what_is_packed_comes_back_to_its_place(masks: list[list[bool]], shuffle
     shuffle.shuffle(order)  # type: ignore[attr-defined]
     mask = nested([torch.tensor(row, dtype=torch.int64) for row in masks])
     values = nested([torch.arange(1.0, len(row) + 1) + 100 * n for n, row in enumerate(masks)])
-    where = sampled(mask, order)
+    where = sampled_tokens(mask, order)
     packed = where.pack(values)
     wanted = [100.0 * n + t + 1 for n in order for t, kept in enumerate(masks[n]) if kept]
     assert packed.tolist() == wanted
@@ -46,7 +48,7 @@ def test_what_is_packed_comes_back_to_its_place(masks: list[list[bool]], shuffle
 
 
 def test_tool_output_is_neither_planned_over_nor_weighted() -> None:
-    objective = make_objective({"name": "stapo", "tau_p": 0.9, "quantile": 1.0})
+    objective = build_objective({"name": "stapo", "tau_p": 0.9, "quantile": 1.0})
     data = random_batch(11)
     data["advantages"] = torch.nested.nested_tensor_from_jagged(
         torch.ones_like(data["advantages"].values()), data["advantages"].offsets()
@@ -69,13 +71,13 @@ def test_a_subsentence_ends_where_a_tool_answers() -> None:
     masks[1][1] = 0
     masks[2][3] = 0
     mask = nested([torch.tensor(row) for row in masks])
-    where = sampled(mask)
+    where = sampled_tokens(mask)
     tokens = where.pack(nested([torch.tensor(ids(row)) for row in rows]))
     assert subsentences(tokens, where, TOKENIZER).tolist() == [0] * 7 + [1] + [0, 1] + [0, 0, 0]
 
 
 def test_no_token_at_all_has_no_subsentence() -> None:
-    where = sampled(nested([torch.zeros(3, dtype=torch.int64)]))
+    where = sampled_tokens(nested([torch.zeros(3, dtype=torch.int64)]))
     assert subsentences(torch.zeros(0, dtype=torch.int64), where, TOKENIZER).tolist() == []
 
 
@@ -99,7 +101,7 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
 
 
 def test_each_mini_batch_is_planned_by_itself() -> None:
-    objective = make_objective({"name": "dapo"})
+    objective = build_objective({"name": "dapo"})
     data = random_batch(5, responses=8)
     planned = plan_step(objective, data, 4, 2, TOKENIZER)
     assert planned.rows == [[0, 1, 4, 5], [2, 3, 6, 7]]
@@ -126,17 +128,17 @@ def test_each_mini_batch_is_planned_by_itself() -> None:
 )
 def test_only_what_does_not_go_without_saying_is_sent(name: str, columns: str) -> None:
     table = {"name": name, **({"tau_p": 0.9} if name == "stapo" else {"share": 0.2} if name == "kl_cov" else {})}
-    planned = plan_step(make_objective(table), random_batch(6), 8, 1, TOKENIZER)
+    planned = plan_step(build_objective(table), random_batch(6), 8, 1, TOKENIZER)
     assert planned.sent == columns
 
 
 def test_only_the_fields_that_are_read_are_fetched() -> None:
-    assert fields_read(make_objective({"name": "grpo"}).needs) == ["advantages", "old_log_probs", "response_mask"]
-    assert {"responses", "entropy"} <= set(fields_read(make_objective({"name": "sspo"}).needs))
+    assert fields_read(build_objective({"name": "grpo"}).needs) == ["advantages", "old_log_probs", "response_mask"]
+    assert {"responses", "entropy"} <= set(fields_read(build_objective({"name": "sspo"}).needs))
 
 
 def test_the_gate_looks_at_the_batch_once() -> None:
-    objective = make_objective({"name": "stare", "adaptive": True, "target": 9.0})
+    objective = build_objective({"name": "stare", "adaptive": True, "target": 9.0})
     planned = plan_step(objective, random_batch(7), 4, 1, TOKENIZER)
     assert len(planned.plans) == 2
     assert objective.state_dict()["stare"]["boost"] == pytest.approx(1.11)
@@ -144,7 +146,7 @@ def test_the_gate_looks_at_the_batch_once() -> None:
 
 
 def test_a_metric_without_a_value_in_one_update_is_the_mean_of_the_others() -> None:
-    objective = make_objective({"name": "stapo", "tau_p": 0.9})
+    objective = build_objective({"name": "stapo", "tau_p": 0.9})
     data = random_batch(8)
     advantages = torch.ones_like(data["advantages"].values())
     advantages[: int(data["advantages"].offsets()[4])] = -1.0
@@ -156,7 +158,7 @@ def test_a_metric_without_a_value_in_one_update_is_the_mean_of_the_others() -> N
 
 
 def test_a_step_is_recorded_with_its_plans(tmp_path: object) -> None:
-    objective = make_objective({"name": "stapo", "tau_p": 0.5})
+    objective = build_objective({"name": "stapo", "tau_p": 0.5})
     data = random_batch(9)
     planned = plan_step(objective, data, 4, 2, TOKENIZER, ["token", "entropy", "sampler_logp"])
     data["uid"] = np.array([f"prompt {n // 4}" for n in range(8)], dtype=object)
@@ -164,19 +166,19 @@ def test_a_step_is_recorded_with_its_plans(tmp_path: object) -> None:
         [torch.full((len(row),), float(n % 2)) for n, row in enumerate(data["responses"].unbind())]
     )
     data["reward_model"] = np.array([{"ground_truth": n} for n in range(8)], dtype=object)
-    recording = start_recording(Options({"name": "stapo"}, record=str(tmp_path)), objective, TOKENIZER, 0)
-    assert recording is not None
-    recording.step(1, planned, data, objective)
-    recording.close()
+    recorder = start_recording(VerlOptions({"name": "stapo"}, record=str(tmp_path)), objective, TOKENIZER, 0)
+    assert recorder is not None
+    record_step(recorder, 1, planned, data, objective, TOKENIZER.eos_token_id)
+    recorder.close()
     step = open_run(str(tmp_path)).step(1)
     order = [row for rows in planned.rows for row in rows]
     assert list(step.responses["answer"]) == [str(row) for row in order]
     assert list(step.responses["group"]) == [0, 0, 1, 1, 0, 0, 1, 1]
     assert list(step.responses["verdict"]) == [("wrong", "correct")[row % 2] for row in order]
-    assert step.tokens["token"].tolist() == planned.where.pack(data["responses"]).tolist()
+    assert step.tokens["token"].tolist() == planned.sampled.pack(data["responses"]).tolist()
     assert np.array_equal(step.tokens["weight"], torch.cat([plan.weight for plan in planned.plans]).numpy())
     assert step.info.complete and [update.responses for update in step.info.updates] == [4, 4]
 
 
 def test_nothing_is_recorded_unless_asked() -> None:
-    assert start_recording(Options({"name": "stapo"}), make_objective({"name": "stapo"}), TOKENIZER, 0) is None
+    assert start_recording(VerlOptions({"name": "stapo"}), build_objective({"name": "stapo"}), TOKENIZER, 0) is None

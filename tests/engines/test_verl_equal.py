@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import helpers.engines.verl_quiet  # noqa: F401  # isort: skip
+
 import os
 import pickle
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine.utils import prepare_micro_batches
 
 from helpers.engines.verl_batches import as_minibatch, core_batch, new_log_probs, random_batch, with_plan
-from trimtab.engines.common import make_objective
+from trimtab.config import build_objective
 from trimtab.engines.verl.loss import PlannedLoss
 from trimtab.engines.verl.planning import minibatch_rows
 from trimtab.objectives import METHODS, Objective
@@ -40,7 +42,7 @@ def objective_named(name: str) -> tuple[dict[str, object], Objective]:
         table["target"] = 5.0
     if name in ("clip_cov", "kl_cov", "lp_reg"):
         table["share"] = 0.2
-    return table, make_objective(table)
+    return table, build_objective(table)
 
 
 def engine_loss(loss: PlannedLoss, part: object, flat: torch.Tensor) -> tuple[torch.Tensor, dict[str, object]]:

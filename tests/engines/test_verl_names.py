@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import helpers.engines.verl_quiet  # noqa: F401  # isort: skip
+
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from helpers.engines.verl_batches import as_minibatch, new_log_probs, random_batch, with_plan
-from trimtab.engines.common import make_objective
+from trimtab.config import build_objective
 from trimtab.engines.verl.loss import PlannedLoss
 
 DOC = Path(__file__).parents[2] / "docs" / "verl.md"
@@ -60,7 +62,7 @@ def theirs(settings: dict[str, Any], data: TensorDict) -> torch.Tensor:
 
 def ours(name: str, data: TensorDict) -> torch.Tensor:
     table = {"name": name}
-    part = as_minibatch(with_plan(make_objective(table), data.copy(), len(data)), range(len(data)))
+    part = as_minibatch(with_plan(build_objective(table), data.copy(), len(data)), range(len(data)))
     return gradient(PlannedLoss(table), part)
 
 

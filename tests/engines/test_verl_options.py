@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import helpers.engines.verl_quiet  # noqa: F401  # isort: skip
+
 from typing import Any
 
 import pytest
@@ -9,10 +11,10 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from helpers.engines.verl_configs import changed, composed
-from trimtab.engines.common import make_objective
-from trimtab.engines.verl.options import LOSSES, REPLACED, check, read_options
-from trimtab.engines.verl.plugin import misused
-from trimtab.engines.verl.trainer import TrimtabTrainer, _claim
+from trimtab.config import build_objective
+from trimtab.engines.verl.options import LOSSES, REPLACED, check_config, read_options
+from trimtab.engines.verl.plugin import command_problem
+from trimtab.engines.verl.trainer import TrimtabRayTrainer, _rename_loss_metrics
 from trimtab.objectives import METHODS
 
 GRPO = "algorithm.adv_estimator=grpo"
@@ -24,7 +26,7 @@ def refused(*overrides: str, objective: str = "stapo") -> str:
     config = changed([GRPO, f'+trimtab.objective="{objective}"', *overrides])
     options = read_options(OmegaConf.to_container(config.trimtab, resolve=True))
     try:
-        check(config, options, make_objective(options.objective))
+        check_config(config, options, build_objective(options.objective))
     except ValueError as error:
         return str(error)
     return ""
@@ -37,7 +39,7 @@ def section(*overrides: str) -> dict[str, Any]:
 
 
 def test_verl_finds_the_trainer_by_its_mode() -> None:
-    assert get_trainer_cls("trimtab") is TrimtabTrainer
+    assert get_trainer_cls("trimtab") is TrimtabRayTrainer
 
 
 def test_verls_command_line_takes_the_section() -> None:
@@ -48,13 +50,13 @@ def test_verls_command_line_takes_the_section() -> None:
 def test_options_reach_the_objective() -> None:
     options = read_options(section("+trimtab.objective=stapo", "+trimtab.tau_p=0.01", "+trimtab.dual_clip=null"))
     assert options.objective == {"name": "stapo", "tau_p": 0.01, "dual_clip": None}
-    assert "p < 0.01" in make_objective(options.objective).explain()
+    assert "p < 0.01" in build_objective(options.objective).explain()
 
 
 def test_attachments_can_be_written_in_the_name_or_below() -> None:
     named = read_options(section('+trimtab.objective="sspo + stare(variant=C2)"'))
     below = read_options(section("+trimtab.objective=sspo", "+trimtab.stare.variant=C2"))
-    assert make_objective(named.objective).explain() == make_objective(below.objective).explain()
+    assert build_objective(named.objective).explain() == build_objective(below.objective).explain()
 
 
 def test_what_is_recorded_is_no_option_of_the_objective() -> None:
@@ -156,18 +158,18 @@ def test_all_faults_come_in_one_message() -> None:
 
 def test_a_command_with_options_but_without_the_trainer_is_stopped() -> None:
     mode = "trainer.v1.trainer_mode=trimtab"
-    assert "trimtab.tau_p is given" in misused(["+trimtab.tau_p=0.1"])
-    assert "trimtab.objective is given" in misused(["+trimtab.objective=stapo", "trainer.v1.trainer_mode=sync"])
-    assert "v1 trainer" in misused([mode, "+trimtab.objective=stapo", "trainer.use_v1=False"])
-    assert misused([mode, "+trimtab.objective=stapo"]) == ""
-    assert misused(["trainer.v1.trainer_mode='trimtab'", "+trimtab.objective=stapo"]) == ""
-    assert misused(["--config-name=mine", "+trimtab.tau_p=0.1"]) == ""  # the mode may be in there
-    assert misused(["data.train_files=x", "-q", "tests/engines"]) == ""
+    assert "trimtab.tau_p is set" in command_problem(["+trimtab.tau_p=0.1"])
+    assert "trimtab.objective is set" in command_problem(["+trimtab.objective=stapo", "trainer.v1.trainer_mode=sync"])
+    assert "v1 trainer" in command_problem([mode, "+trimtab.objective=stapo", "trainer.use_v1=False"])
+    assert command_problem([mode, "+trimtab.objective=stapo"]) == ""
+    assert command_problem(["trainer.v1.trainer_mode='trimtab'", "+trimtab.objective=stapo"]) == ""
+    assert command_problem(["--config-name=mine", "+trimtab.tau_p=0.1"]) == ""  # the mode may be in there
+    assert command_problem(["data.train_files=x", "-q", "tests/engines"]) == ""
 
 
 def test_an_update_with_another_loss_stops_the_run() -> None:
     with pytest.raises(RuntimeError, match="made with another loss than trimtab's"):
-        _claim({"actor/pg_loss": 1.0})
+        _rename_loss_metrics({"actor/pg_loss": 1.0})
     metrics = {"actor/trimtab/update/clip_share": 0.5, "actor/lr": 1.0}
-    _claim(metrics)
+    _rename_loss_metrics(metrics)
     assert metrics == {"trimtab/update/clip_share": 0.5, "actor/lr": 1.0}

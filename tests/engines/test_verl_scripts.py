@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import helpers.engines.verl_quiet  # noqa: F401  # isort: skip
+
 import subprocess
 import sys
 import tomllib
@@ -14,10 +16,10 @@ from omegaconf import OmegaConf
 from verl.utils.import_utils import load_module
 
 from helpers.engines.verl_configs import composed
-from trimtab.engines.common import make_objective
-from trimtab.engines.verl.options import check, read_options
+from trimtab.config import build_objective
+from trimtab.engines.verl.options import check_config, read_options
 from trimtab.engines.verl.planning import minibatch_rows
-from trimtab.engines.verl.plugin import misused
+from trimtab.engines.verl.plugin import command_problem
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "verl"
 RECIPES = {
@@ -54,15 +56,15 @@ def test_every_script_is_looked_at() -> None:
 def test_a_script_is_its_recipe_in_verls_words(script: str, tmp_path: Path) -> None:
     module, name, *overrides = arguments(script, tmp_path)
     assert (module, name) == ("-m", "verl.trainer.main_ppo")
-    assert misused(overrides) == ""
+    assert command_problem(overrides) == ""
     config = composed(overrides)  # a key that verl does not have is an error here
     options = read_options(OmegaConf.to_container(config.trimtab, resolve=True))
-    objective = make_objective(options.objective)
-    check(config, options, objective)
+    objective = build_objective(options.objective)
+    check_config(config, options, objective)
 
     wanted, gpus = recipe(RECIPES[script][0]), RECIPES[script][1]
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    assert objective.explain() == make_objective(wanted["objective"]).explain()
+    assert objective.explain() == build_objective(wanted["objective"]).explain()
     sampling, update, run = wanted["rollout"], wanted["update"], wanted["run"]
     assert config.data.train_batch_size == sampling["prompts"]
     assert rollout.n == sampling["samples"]
@@ -91,7 +93,7 @@ def test_what_follows_the_command_is_handed_on(tmp_path: Path) -> None:
     said = arguments("stapo_qwen3.sh 8B", tmp_path, "trainer.nnodes=4", "+trimtab.mask=rare")
     config = composed(said[2:])
     assert config.trainer.nnodes == 4
-    assert make_objective({"name": "stapo", "mask": config.trimtab.mask})
+    assert build_objective({"name": "stapo", "mask": config.trimtab.mask})
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from trimtab.insight.replay.batches import to_token_batch
 from trimtab.insight.replay.table import to_json
 from trimtab.insight.replay.values import Overlap, Pull, Treatment, add_overlaps, add_treatments
 from trimtab.objectives import METHODS, objective, theory
-from trimtab.record import RecordError, RecordWarning, Settings, StepData, open_run
+from trimtab.record import RecordError, RecordSettings, RecordWarning, StepData, open_run
 from trimtab.record.layout import FOLDER, step_folder
 
 
@@ -267,7 +267,7 @@ def test_a_sweep_that_cannot_be_read_is_told(setting: str) -> None:
 
 
 def test_a_share_of_a_step_is_replayed_and_said_to_be_one(tmp_path: Path) -> None:
-    record(tmp_path, [made_step(1, sampled=16), made_step(2)], settings=Settings(share=0.25))
+    record(tmp_path, [made_step(1, sampled=16), made_step(2)], settings=RecordSettings(group_share=0.25))
     result = replay(tmp_path, ["stapo"])
     assert [step.exact for step in result.steps] == [False, True] and not result.exact
     assert any("1 of 2 steps were planned over the recorded share of the mini-batch" in note for note in result.notes)
@@ -280,7 +280,7 @@ def test_a_whole_record_has_nothing_to_be_said_of(tmp_path: Path) -> None:
 
 
 def test_a_gate_that_did_not_see_every_step_is_told(tmp_path: Path) -> None:
-    record(tmp_path, [made_step(step) for step in range(1, 8)], settings=Settings(every=3))
+    record(tmp_path, [made_step(step) for step in range(1, 8)], settings=RecordSettings(every=3))
     assert "one step in 3 is recorded" in replay(tmp_path, ["stare(adaptive=true)"]).notes[0]
     assert replay(tmp_path, ["dapo"]).notes == ()
 

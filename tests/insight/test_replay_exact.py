@@ -108,7 +108,7 @@ def test_so_it_is_with(name: str, tmp_path: Path) -> None:
     updates = [len(step.updates) for step in records]
     assert updates == ([4] * 3 if name.startswith("four") else updates)
     if name == "quantiles by part":
-        assert all(len(update.info.parts) > 1 for step in records for update in step.updates)
+        assert all(len(update.info.micro_batches) > 1 for step in records for update in step.updates)
 
 
 def test_so_it_is_where_a_gate_opens_and_closes(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_segments_made_from_recorded_pieces_are_the_tokenizers(recorded: Path) -
             ids = torch.from_numpy(update.column("token").astype(np.int64))
             wanted = segment_ids(ids, demo_tokenizer(), sequence=batch.sequence)
             assert batch.segment is not None and torch.equal(batch.segment, wanted)
-            made = segment_ids(ids, records.vocabulary.spelling, sequence=batch.sequence)
+            made = segment_ids(ids, records.vocabulary.text_bytes, sequence=batch.sequence)
             assert torch.equal(made, wanted)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,37 @@ from torch import Tensor
 
 from helpers.gpu import host_sync_allowed, no_host_sync
 from helpers.record.made_records import WORDS
-from trimtab.objectives import TokenBatch, objective
-from trimtab.policy.update import UpdateResult
-from trimtab.record.tables import encode
-from trimtab.rewards import Verdict
-from trimtab.rollout import Response
-from trimtab.tasks import Problem
-from trimtab.train.experience import GradedResponse
-from trimtab.train.recording import Held, Trace, hold, on_host, step_data
+from trimtab.objectives import Plan, TokenBatch, objective, segment_ids
+from trimtab.record import RecordedResponse, StepData, UpdateRecord, join_ranks, update_record
+from trimtab.record.inputs import to_host
+from trimtab.record.parquet import encode
+from trimtab.record.step_tables import step_data
 
 RESPONSES = 8
 
 
-def made_trace(length: int = 5, method: str = "stapo", device: str = "cpu") -> Trace:
+@dataclass(frozen=True)
+class MadeUpdate:
+    """An update as a trainer has it, before it is recorded."""
+
+    batch: TokenBatch
+    plan: Plan
+    new_logp: Tensor
+    clipped: Tensor
+
+    def record(self, number: int = 0, first: int = 0) -> UpdateRecord:
+        return update_record(
+            number,
+            first,
+            self.batch,
+            self.plan,
+            micro_batches=[RESPONSES],
+            new_logp=self.new_logp,
+            clipped=self.clipped,
+        )
+
+
+def made_update(length: int = 5, method: str = "stapo", device: str = "cpu") -> MadeUpdate:
     """An update over eight responses of this length, two groups."""
     draw = torch.Generator().manual_seed(length)
     tokens = RESPONSES * length
@@ -47,35 +66,36 @@ def made_trace(length: int = 5, method: str = "stapo", device: str = "cpu") -> T
         "reward": torch.arange(RESPONSES) % 2 * 1.0,
     }
     batch = TokenBatch(**{name: value.to(device) for name, value in columns.items()})
-    result = UpdateResult({}, new_logp=batch.old_logp - 0.01, clipped=batch.old_logp < -0.9, parts=[RESPONSES])
-    return Trace(0, 0, batch, objective(method).plan(batch), result)
+    return MadeUpdate(batch, objective(method).plan(batch), batch.old_logp - 0.01, batch.old_logp < -0.9)
 
 
-def answers_of(trace: Trace) -> list[GradedResponse]:
-    assert trace.batch.token is not None
-    ids = trace.batch.token.reshape(RESPONSES, -1).tolist()
-    problem = Problem((), "2", "exact", "made")
+def responses_of(update: MadeUpdate) -> list[RecordedResponse]:
+    assert update.batch.token is not None
+    ids = update.batch.token.reshape(RESPONSES, -1).tolist()
     return [
-        GradedResponse(
-            problem, [1, 3, 1], Response(tokens, [], True, sample=n % 4), "", Verdict("wrong", "3"), 0.5, n // 4
-        )
+        RecordedResponse([1, 3, 1], tokens, n // 4, n % 4, 0.5, "wrong", True, "3", "2", "made")
         for n, tokens in enumerate(ids)
     ]
 
 
-def given(trace: Trace) -> dict[str, Tensor | None]:
-    """What the columns must hold, from where it lies."""
-    batch, plan = trace.batch, trace.plan
+def tables(step: int, updates: Sequence[MadeUpdate]) -> StepData:
+    """The tables of a step of these updates, all responses selected."""
+    responses = [response for update in updates for response in responses_of(update)]
+    records = [update.record(n, n * RESPONSES) for n, update in enumerate(updates)]
+    return step_data(step, responses, records, [True] * len(responses), WORDS, segment_ids)
+
+
+def expected_columns(update: MadeUpdate) -> dict[str, Tensor | None]:
+    """What the columns must hold, from the batch, the plan and the forward pass."""
     names = ("old_logp", "entropy", "sampler_logp", "sum_p2", "sum_p2_logp", "advantage", "token", "segment")
-    planned = {name: getattr(plan, name) for name in ("weight", "scale", "clip_low", "clip_high", "reason")}
-    measured = {"new_logp": trace.result.new_logp, "clipped": trace.result.clipped}
-    return {name: getattr(batch, name) for name in names} | planned | measured
+    planned = {name: getattr(update.plan, name) for name in ("weight", "scale", "clip_low", "clip_high", "reason")}
+    measured = {"new_logp": update.new_logp, "clipped": update.clipped}
+    return {name: getattr(update.batch, name) for name in names} | planned | measured
 
 
-def same_bits(held: Held, trace: Trace) -> bool:
-    return all(
-        value is not None and torch.equal(held.columns[name], value.cpu()) for name, value in given(trace).items()
-    )
+def same_bits(record: UpdateRecord, update: MadeUpdate) -> bool:
+    expected = expected_columns(update).items()
+    return all(value is not None and torch.equal(record.columns[name], value.cpu()) for name, value in expected)
 
 
 # --- out of the GPU
@@ -106,7 +126,7 @@ def test_a_gpu_is_waited_for_once_after_all_copies_are_asked_for(monkeypatch: py
             waits.append(len(copied))
 
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    held: dict[str, Any] = on_host({name: OnGpu(copied) for name in "abcde"})  # type: ignore[misc]
+    held: dict[str, Any] = to_host({name: OnGpu(copied) for name in "abcde"})  # type: ignore[misc]
     assert copied == [True] * 5, "no copy waits by itself"
     assert waits == [5]
     assert held == dict.fromkeys("abcde", "in the memory of the cpu")
@@ -114,13 +134,13 @@ def test_a_gpu_is_waited_for_once_after_all_copies_are_asked_for(monkeypatch: py
 
 def test_what_lies_in_the_main_memory_is_not_copied() -> None:
     values = {"a": torch.rand(3), "b": torch.arange(3)}
-    assert all(on_host(values)[name] is value for name, value in values.items())
+    assert all(to_host(values)[name] is value for name, value in values.items())
 
 
 @pytest.mark.gpu
 def test_columns_of_a_gpu_are_held_with_their_bits_and_no_hidden_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace, synchronize = made_trace(200, device="cuda"), torch.cuda.Stream.synchronize
-    hold(trace, [RESPONSES])
+    update, synchronize = made_update(200, device="cuda"), torch.cuda.Stream.synchronize
+    update.record()
 
     def asked_for(stream: torch.cuda.Stream) -> None:
         with host_sync_allowed():
@@ -128,42 +148,47 @@ def test_columns_of_a_gpu_are_held_with_their_bits_and_no_hidden_wait(monkeypatc
 
     monkeypatch.setattr(torch.cuda.Stream, "synchronize", asked_for)
     with no_host_sync():
-        held = hold(trace, [RESPONSES])
-    assert all(not value.is_cuda for value in held.columns.values())
-    assert same_bits(held, trace)
+        record = update.record()
+    assert all(not value.is_cuda for value in record.columns.values())
+    assert same_bits(record, update)
 
 
-# --- what is held
+# --- what is kept of an update
 
 
-def test_an_update_is_held_as_it_was() -> None:
-    trace = made_trace()
-    held = hold(trace, [RESPONSES])
-    assert same_bits(held, trace)
-    assert held.info.responses == RESPONSES and held.info.tokens == trace.batch.tokens and held.info.taken
-    assert not {"ref_logp", "proxy_logp", "current_logp", "penalty"} & set(held.columns), "nobody measured these"
+def test_the_columns_of_an_update_are_copied_bit_by_bit() -> None:
+    update = made_update()
+    record = update.record()
+    assert same_bits(record, update)
+    assert record.responses == RESPONSES and len(record.columns["old_logp"]) == update.batch.tokens and record.taken
+    assert not {"ref_logp", "proxy_logp", "current_logp", "penalty"} & set(record.columns), "this run has none of these"
 
 
 @pytest.mark.parametrize(("method", "differs"), [("grpo", False), ("stapo", False), ("entropy_advantage", True)])
-def test_a_planned_advantage_is_held_where_it_differs(method: str, differs: bool) -> None:
-    trace = made_trace(method=method)
-    held = hold(trace, [RESPONSES])
-    assert (
-        ("planned_advantage" in held.columns)
-        == differs
-        == (not torch.equal(trace.plan.advantage, trace.batch.advantage))
-    )
-    copied = replace(trace, plan=replace(trace.plan, advantage=trace.batch.advantage.clone()))
-    assert "planned_advantage" not in hold(copied, [RESPONSES]).columns, "an equal one is the same"
+def test_a_planned_advantage_is_recorded_where_it_differs(method: str, differs: bool) -> None:
+    update = made_update(method=method)
+    assert ("planned_advantage" in update.record().columns) == differs
+    assert (not torch.equal(update.plan.advantage, update.batch.advantage)) == differs
+    copied = replace(update, plan=replace(update.plan, advantage=update.batch.advantage.clone()))
+    assert "planned_advantage" not in copied.record().columns, "an equal one is left out"
 
 
-# --- in the recorder's thread
+def test_the_records_of_two_ranks_join_to_one_update() -> None:
+    first, second = made_update(5), made_update(7, method="entropy_advantage")
+    joined = join_ranks([first.record(), second.record()], first_response=3)
+    assert (joined.first_response, joined.responses, joined.micro_batches) == (3, 2 * RESPONSES, [RESPONSES, RESPONSES])
+    assert joined.columns["sequence"].tolist() == [n // 5 for n in range(40)] + [8 + n // 7 for n in range(56)]
+    planned = torch.cat([first.plan.advantage, second.plan.advantage])
+    assert torch.equal(joined.columns["planned_advantage"], planned), "one rank has changed its advantages"
 
 
-def python_work(length: int) -> int:
-    """Calls, of Python and of C, while a record is built and put into its bytes."""
-    trace = made_trace(length)
-    answers, held = answers_of(trace), [hold(trace, [RESPONSES])]
+# --- in the writer's thread
+
+
+def python_calls(length: int) -> int:
+    """Calls, of Python and of C, while the tables of a step are built and encoded."""
+    update = made_update(length)
+    responses, record = responses_of(update), update.record()
     calls = 0
 
     def count(frame: Any, event: str, argument: Any) -> None:
@@ -173,7 +198,7 @@ def python_work(length: int) -> int:
     before = sys.getprofile()
     sys.setprofile(count)
     try:
-        data = step_data(1, answers, held, [True] * RESPONSES, WORDS)
+        data = step_data(1, responses, [record], [True] * RESPONSES, WORDS, segment_ids)
         encode("tokens", data.tokens)
         encode("responses", data.responses)
     finally:
@@ -181,20 +206,19 @@ def python_work(length: int) -> int:
     return calls
 
 
-def test_the_recorder_takes_no_python_for_every_token() -> None:
-    python_work(2)  # the first one imports
-    short, long = python_work(5), python_work(500)
-    assert long - short < 100, "the training loop waits while the recorder's thread runs Python"
+def test_python_work_does_not_grow_with_the_tokens() -> None:
+    python_calls(2)  # the first call imports
+    short, long = python_calls(5), python_calls(500)
+    assert long - short < 100, "the training loop waits while the writer's thread runs Python"
 
 
 def test_a_step_holds_the_columns_of_its_updates_one_after_the_other() -> None:
-    first, second = made_trace(5), replace(made_trace(7), update=1, first=RESPONSES)
-    answers = answers_of(first) + answers_of(second)
-    data = step_data(3, answers, [hold(t, [RESPONSES]) for t in (first, second)], [True] * len(answers), WORDS)
+    first, second = made_update(5), made_update(7)
+    data = tables(3, [first, second])
     assert data.info.responses == 2 * RESPONSES and data.info.tokens == 12 * RESPONSES
     assert [update.tokens for update in data.info.updates] == [5 * RESPONSES, 7 * RESPONSES]
-    for name, value in given(first).items():
-        other = given(second)[name]
+    for name, value in expected_columns(first).items():
+        other = expected_columns(second)[name]
         assert value is not None and other is not None
         assert np.array_equal(data.tokens[name], torch.cat([value, other]).numpy()), name
     assert data.tokens["response"].tolist() == [n // 5 for n in range(40)] + [8 + n // 7 for n in range(56)]

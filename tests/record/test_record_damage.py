@@ -95,7 +95,7 @@ def test_a_foreign_table_is_noticed(run: Path) -> None:
 
 def test_a_foreign_table_with_the_right_sum_is_noticed_by_its_columns_and_rows(run: Path) -> None:
     from trimtab.record.layout import digest, read_step, step_text
-    from trimtab.record.tables import encode
+    from trimtab.record.parquet import encode
 
     info, files = read_step(run / FOLDER, 2)
     sink = pa.BufferOutputStream()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.record.made_records import made_step, record
-from trimtab.record import TABLES, Settings
+from trimtab.record import TABLES, RecordSettings
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs/record.md").read_text()
@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs/record.md").read_text()
 
 def some_steps(run: Path) -> None:
     """A run of which the steps 1, 40, 79 and 118 are recorded."""
-    assert record(run, [made_step(step) for step in (1, 40, 79, 118)], settings=Settings(every=39)) == []
+    assert record(run, [made_step(step) for step in (1, 40, 79, 118)], settings=RecordSettings(every=39)) == []
 
 
 def test_the_three_lines_of_the_notebook_run(

@@ -13,7 +13,7 @@ import pytest
 
 import trimtab.record
 from helpers.record.made_records import WORDS, made_run, made_step, record, same
-from trimtab.record import RecordError, Settings, Vocabulary, open_run
+from trimtab.record import RecordError, RecordSettings, Vocabulary, open_run
 from trimtab.record.layout import FOLDER
 
 
@@ -87,7 +87,7 @@ def test_updates_have_their_share_of_the_tables(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_not_recorded_is_told_with_the_nearest(tmp_path: Path) -> None:
-    record(tmp_path, [made_step(step) for step in range(1, 12)], settings=Settings(every=5))
+    record(tmp_path, [made_step(step) for step in range(1, 12)], settings=RecordSettings(every=5))
     with pytest.raises(RecordError, match=r"step 8 is not recorded .*the nearest is 6"):
         open_run(tmp_path).step(8)
 
@@ -132,7 +132,7 @@ def test_ids_beyond_the_vocabulary_are_special_and_have_a_name(token: int) -> No
 
 def test_the_spelling_leaves_special_tokens_out() -> None:
     words = Vocabulary([b"<s>", b"a", b""], [True, False, False])
-    assert words.spelling == {1: b"a", 2: b""} and len(words) == 3
+    assert words.text_bytes == {1: b"a", 2: b""} and len(words) == 3
 
 
 # --- one step at a time

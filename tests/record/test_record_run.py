@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from helpers.train.short_runs import Order, contents, recipe, trained
 from trimtab.policy import Policy
 from trimtab.record import Records, open_run
 from trimtab.record import writer as writer_module
 from trimtab.record.layout import FOLDER
-from trimtab.train import checkpoints, recording
+from trimtab.record.step_tables import encodable
+from trimtab.train import checkpoints, tokenizer_vocabulary
 from trimtab.train.build import build_policy
 from trimtab.train.run_folder import RunFolder
 
@@ -272,14 +272,10 @@ class Slow:
 
 
 def test_a_tokenizer_without_bytes_gives_its_texts() -> None:
-    class Bare:
-        tokenizer = Slow()
-        head = torch.nn.Linear(2, 7)
-
-    words = recording.vocabulary(Bare())  # type: ignore[arg-type]
+    words = tokenizer_vocabulary(Slow(), 7)
     assert list(words.text) == [b"<s>", b"a", b"?", b" b", b"", b"<5>", b"<6>"]
     assert list(words.special) == [True, False, False, False, False, True, True]
 
 
 def test_texts_that_cannot_be_written_are_mended() -> None:
-    assert recording._texts(["a\udc80", "b", "a\udc80"]) == ["a?", "b", "a?"]
+    assert encodable(["a\udc80", "b", "a\udc80"]) == ["a?", "b", "a?"]

@@ -12,8 +12,8 @@ import pytest
 
 from helpers.record.made_records import OPTIONAL, made_run, made_step, record, same
 from trimtab.record import SCHEMA, TABLES, RecordError, StepData, open_run
+from trimtab.record.parquet import encode, open_table, read_columns
 from trimtab.record.schema import arrow_schema, required
-from trimtab.record.tables import encode, open_table, read_columns
 
 ODD = [np.nan, np.inf, -np.inf, -0.0, 1e-45, 3.4e38, -1e4, np.float32(0.1)]
 
@@ -63,14 +63,14 @@ def test_all_optional_columns_can_be_there(tmp_path: Path) -> None:
 
 
 def test_a_column_that_is_not_in_the_schema_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"has no columns.*colour"):
+    with pytest.raises(ValueError, match=r"unknown columns.*colour"):
         encode("tokens", {**made_step(1).tokens, "colour": np.zeros(10)})
 
 
 @pytest.mark.parametrize("name", ["old_logp", "advantage", "reason", "token"])
 def test_a_required_column_must_be_given(name: str) -> None:
     tokens = {key: value for key, value in made_step(1).tokens.items() if key != name}
-    with pytest.raises(ValueError, match=f"lacks.*{name}"):
+    with pytest.raises(ValueError, match=f"missing columns.*{name}"):
         encode("tokens", tokens)
 
 

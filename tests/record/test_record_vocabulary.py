@@ -15,7 +15,7 @@ from trimtab.objectives import segment_ids
 from trimtab.objectives.segments.token_bytes import token_bytes
 from trimtab.policy.demo_model import demo_tokenizer
 from trimtab.record import Vocabulary
-from trimtab.train.recording import vocabulary
+from trimtab.train.recording import tokenizer_vocabulary
 
 TEXTS = [
     "First, add 3.5 and 1,000. Then stop; is it right?",
@@ -42,16 +42,9 @@ def byte_fallback() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="</s>")
 
 
-class Policy:
-    """What `vocabulary` asks of a policy: a tokenizer, and a head with some logits to spare."""
-
-    def __init__(self, tokenizer: Any, spare: int = 7) -> None:
-        self.tokenizer = tokenizer
-        self.head = torch.nn.Linear(2, len(tokenizer) + spare)
-
-
 def recorded(tokenizer: Any) -> Vocabulary:
-    return vocabulary(Policy(tokenizer))  # type: ignore[arg-type]
+    """The vocabulary of a model with seven logits more than the tokenizer has tokens."""
+    return tokenizer_vocabulary(tokenizer, len(tokenizer) + 7)
 
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
@@ -81,7 +74,7 @@ def test_subsentences_are_the_same_with_and_without_the_tokenizer(make: Any) -> 
     words = recorded(tokenizer)
     for text in TEXTS:
         ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id, len(tokenizer)]
-        assert torch.equal(segment_ids(ids, words.spelling), segment_ids(ids, tokenizer))
+        assert torch.equal(segment_ids(ids, words.text_bytes), segment_ids(ids, tokenizer))
 
 
 def test_the_table_of_bytes_holds_what_is_not_special() -> None:

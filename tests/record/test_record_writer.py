@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers.record.made_records import WORDS, budget, made_run, made_step, manifest, readable, record, same
-from trimtab.record import Recorder, RecordError, Settings, StepData, open_run, rewind, write_step
+from trimtab.record import RecordError, RecordSettings, RecordWriter, StepData, open_run, rewind, write_step
 from trimtab.record.layout import FOLDER, read_manifest, recorded_steps, size_of, step_folder
 
 BIG = [60] * 16  # tokens of a step that takes some 25 kB
@@ -29,12 +29,12 @@ def files(run: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(("every", "kept"), [(1, [1, 2, 3, 4, 5, 6, 7]), (2, [1, 3, 5, 7]), (3, [1, 4, 7]), (9, [1])])
 def test_every_so_many_steps_are_recorded_the_first_among_them(tmp_path: Path, every: int, kept: list[int]) -> None:
-    record(tmp_path, [made_step(step) for step in range(1, 8)], settings=Settings(every=every))
+    record(tmp_path, [made_step(step) for step in range(1, 8)], settings=RecordSettings(every=every))
     assert steps_of(tmp_path) == kept
 
 
 def test_a_step_that_is_not_wanted_is_not_even_built(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / FOLDER, manifest(settings=Settings(every=2)), pytest.fail)
+    recorder = RecordWriter(tmp_path / FOLDER, manifest(settings=RecordSettings(every=2)), pytest.fail)
     recorder.start(WORDS, 0)
     recorder.write(2, lambda: pytest.fail("step 2 is not wanted"))
     recorder.close()
@@ -119,7 +119,7 @@ def test_a_record_that_begins_late_is_thinned_too_and_steps_worth_keeping_go_las
     tmp_path: Path, kept: tuple[int, ...]
 ) -> None:
     said: list[str] = []
-    recorder = Recorder(tmp_path / FOLDER, manifest(settings=budget(0.15)), said.append)
+    recorder = RecordWriter(tmp_path / FOLDER, manifest(settings=budget(0.15)), said.append)
     recorder.keep(kept)
     recorder.start(WORDS, 39)
     for step in range(40, 60):
@@ -151,7 +151,7 @@ def test_a_step_that_is_too_large_by_itself_ends_the_recording_with_advice(tmp_p
 
 
 def test_a_full_disk_ends_the_recording_with_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, left = Path.write_bytes, [9]
+    whole, left = Path.write_bytes, [7]
 
     def until_full(path: Path, data: bytes) -> int:
         left[0] -= 1
@@ -176,7 +176,7 @@ def test_a_fault_in_what_is_recorded_ends_it_too(tmp_path: Path) -> None:
         raise ZeroDivisionError("a bug")
 
     said: list[str] = []
-    recorder = Recorder(tmp_path / FOLDER, manifest(), said.append)
+    recorder = RecordWriter(tmp_path / FOLDER, manifest(), said.append)
     recorder.start(WORDS, 0)
     recorder.write(1, lambda: made_step(1))
     recorder.write(2, broken)
@@ -197,7 +197,7 @@ def test_the_run_does_not_wait_for_the_disk(tmp_path: Path) -> None:
         gate.wait(10)
         return made_step(1)
 
-    recorder = Recorder(tmp_path / FOLDER, manifest(), pytest.fail)
+    recorder = RecordWriter(tmp_path / FOLDER, manifest(), pytest.fail)
     recorder.start(WORDS, 0)
     began = time.perf_counter()
     recorder.write(1, slow)
@@ -216,7 +216,7 @@ def test_only_a_few_steps_wait(tmp_path: Path) -> None:
         gate.wait(10)
         return made_step(step)
 
-    recorder = Recorder(tmp_path / FOLDER, manifest(), pytest.fail)
+    recorder = RecordWriter(tmp_path / FOLDER, manifest(), pytest.fail)
     recorder.start(WORDS, 0)
     writer = threading.Thread(target=lambda: [recorder.write(n, lambda n=n: slow(n)) for n in range(1, 9)])  # type: ignore[misc]
     writer.start()
@@ -230,7 +230,7 @@ def test_only_a_few_steps_wait(tmp_path: Path) -> None:
 
 def test_closing_ends_the_thread_and_may_be_done_twice(tmp_path: Path) -> None:
     before = threading.active_count()
-    recorder = Recorder(tmp_path / FOLDER, manifest(), pytest.fail)
+    recorder = RecordWriter(tmp_path / FOLDER, manifest(), pytest.fail)
     recorder.start(WORDS, 0)
     recorder.write(1, lambda: made_step(1))
     recorder.close()
@@ -240,7 +240,7 @@ def test_closing_ends_the_thread_and_may_be_done_twice(tmp_path: Path) -> None:
 
 
 def test_a_recorder_that_was_never_used_leaves_nothing(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / FOLDER, manifest(), pytest.fail)
+    recorder = RecordWriter(tmp_path / FOLDER, manifest(), pytest.fail)
     recorder.flush()
     recorder.close()
     assert not (tmp_path / FOLDER).exists()

@@ -11,7 +11,7 @@ import pytest
 from helpers.record.made_records import WORDS, budget, made_step, manifest
 from helpers.train.short_runs import recipe, short_run
 from trimtab.config import load
-from trimtab.record import Recorder
+from trimtab.record import RecordWriter
 from trimtab.record.layout import FOLDER, recorded_steps
 from trimtab.train import checkpoints
 from trimtab.train.alarm_actions import Alarm, Watch, around
@@ -209,7 +209,7 @@ def test_the_steps_around_saved_alarms_are_known_from_the_folder(tmp_path: Path)
 def record_with_keeping(run: Path, keep: list[int], megabytes: float, steps: int = 40) -> list[int]:
     """The steps that are on the disk when a recorder under a size budget was told to keep some of them."""
     said: list[str] = []
-    recorder = Recorder(run / FOLDER, manifest(settings=budget(megabytes)), said.append)
+    recorder = RecordWriter(run / FOLDER, manifest(settings=budget(megabytes)), said.append)
     recorder.keep(keep)
     recorder.start(WORDS, 0)
     for step in range(1, steps + 1):

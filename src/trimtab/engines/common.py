@@ -1,5 +1,5 @@
-"""What the adapters share: which version of an engine they were tested with, the objective that a user names, the state
-of its controllers in the engine's checkpoints, and metrics over all processes.
+"""What the adapters share: tested versions of the engines, the user's objective, controller state in checkpoints,
+and metrics over all ranks.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ import torch
 from torch import Tensor
 
 from trimtab import __version__
-from trimtab.config import build_objective
 from trimtab.files import write_atomically
 from trimtab.objectives import Comm, Objective, gather_rows, merge_metrics
+from trimtab.train import versions
 
-TESTED = {"trl": "1.16.0", "verl": "0.9.1"}
+TESTED_VERSIONS = {"trl": "1.16.0", "verl": "0.9.1"}
 STATE_FILE = "trimtab.json"  # beside the engine's own files in a checkpoint
 STATE_FORMAT = 1
 
-# What the loss of a part tells; a process whose part has no tokens has no extremes.
+# The metrics of a micro-batch's loss. A rank whose micro-batches have no tokens has no minimum and no maximum.
 LOSS_METRICS = ("update/ratio_mean", "update/approx_kl", "update/clip_share", "update/ratio_min", "update/ratio_max")
 
 
 def missing_engine(engine: str, error: ImportError) -> ImportError:
-    """The error for an engine that cannot be imported: not installed, or another than the adapter knows."""
+    """Return the error for an engine that cannot be imported: not installed, or of an unsupported version."""
     try:
         found = importlib.metadata.version(engine)
     except importlib.metadata.PackageNotFoundError:
         return ImportError(
             f"trimtab.engines.{engine} needs {engine}, which is not installed: pip install 'trimtab[{engine}]' "
-            f"(tested with {engine} {TESTED[engine]})"
+            f"(tested with {engine} {TESTED_VERSIONS[engine]})"
         )
     return ImportError(
         f"trimtab.engines.{engine} cannot use {engine} {found}: {error}. It was tested with {engine} "
-        f"{TESTED[engine]}: pip install {engine}=={TESTED[engine]}"
+        f"{TESTED_VERSIONS[engine]}: pip install {engine}=={TESTED_VERSIONS[engine]}"
     )
 
 
 def check_version(engine: str) -> None:
-    """One warning where an engine is of another version than the tested one."""
-    found, tested = importlib.metadata.version(engine), TESTED[engine]
+    """Warn if the installed version of an engine is not the tested one."""
+    found, tested = importlib.metadata.version(engine), TESTED_VERSIONS[engine]
     if found != tested:
         warnings.warn(
             f"trimtab.engines.{engine} was tested with {engine} {tested}; this is {found}. If it misbehaves: "
@@ -53,30 +53,30 @@ def check_version(engine: str) -> None:
         )
 
 
+def engine_versions(engine: str) -> dict[str, str]:
+    """Return the versions that results depend on, with the engine's."""
+    return {**versions(), engine: importlib.metadata.version(engine)}
+
+
 def objective_table(option: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a user gave as `objective`, as the table that builds it: `name`, and options beside it."""
+    """Return the option `objective` as the table that builds it: `name`, and the options of the objective."""
     if isinstance(option, str) and option:
         return {"name": option}
     if isinstance(option, Mapping) and isinstance(option.get("name"), str):
         return dict(option)
     raise ValueError(
-        f"objective={option!r:.200} names no objective: give a name ('stapo', 'sspo + s2t') or a table with a name and "
+        f"objective={option!r:.200} names no objective: set a name ('stapo', 'sspo + s2t') or a table with a name and "
         "its options ({'name': 'stapo', 'tau_p': 0.001}); `trimtab methods` lists them"
     )
 
 
-def make_objective(table: Mapping[str, Any]) -> Objective:
-    """The objective of a table."""
-    return build_objective(table)
-
-
-def announcement(objective: Objective) -> str:
-    """The line that says that trimtab is at work, and with what."""
+def startup_message(objective: Objective) -> str:
+    """Return the line to print at the start: the version and the objective in use."""
     return f"trimtab {__version__}: {objective.explain().splitlines()[0]}"
 
 
 def save_state(folder: Path, objective: Objective, **numbers: int) -> None:
-    """Put the controllers' state, and what else must outlive the process, into a checkpoint's folder."""
+    """Save the state of the controllers, and counters of the adapter, in a checkpoint's folder."""
     state = {
         "format": STATE_FORMAT,
         "objective": objective.name,
@@ -88,7 +88,10 @@ def save_state(folder: Path, objective: Objective, **numbers: int) -> None:
 
 
 def load_state(folder: Path, objective: Objective) -> dict[str, int]:
-    """Restore what `save_state` put there; the numbers come back. A checkpoint of another trainer has nothing of it."""
+    """Restore the controllers from a checkpoint and return the saved counters.
+
+    A checkpoint without our file (made by the engine alone) starts the controllers anew, with a warning.
+    """
     path = folder / STATE_FILE
     if not path.is_file():
         if objective.controllers:
@@ -107,11 +110,14 @@ def load_state(folder: Path, objective: Objective) -> dict[str, int]:
         ) from None
 
 
-def over_ranks(parts: Sequence[Mapping[str, Tensor]], names: Sequence[str], comm: Comm | None) -> dict[str, float]:
-    """The metrics `names` of an update, from those of its parts on all ranks: `_max` and `_min`, else sums."""
-    merged = merge_metrics([dict(part) for part in parts])
+def reduce_metrics(
+    micro_batches: Sequence[Mapping[str, Tensor]], names: Sequence[str], comm: Comm | None
+) -> dict[str, float]:
+    """Reduce the metrics of an update's micro-batches over all ranks: `_max` and `_min`, else sums."""
+    merged = merge_metrics([dict(metrics) for metrics in micro_batches])
     like = next(iter(merged.values()))
-    mine = torch.stack([merged[name].to(torch.float64) if name in merged else _none(name, like) for name in names])
+    # Every rank sends the same names, so that the gathered rows line up.
+    mine = torch.stack([merged[name].to(torch.float64) if name in merged else _neutral(name, like) for name in names])
     if comm is not None:
         all_ranks = merge_metrics([dict(zip(names, row, strict=True)) for row in gather_rows(comm, mine)])
         mine = torch.stack([all_ranks[name] for name in names])
@@ -119,7 +125,7 @@ def over_ranks(parts: Sequence[Mapping[str, Tensor]], names: Sequence[str], comm
     return {name: value for name, value in values.items() if abs(value) != torch.inf}
 
 
-def _none(name: str, like: Tensor) -> Tensor:
-    """What a rank without tokens adds to a metric: nothing."""
+def _neutral(name: str, like: Tensor) -> Tensor:
+    """Return the value that leaves a metric unchanged, for a rank without tokens."""
     value = -torch.inf if name.endswith("_max") else torch.inf if name.endswith("_min") else 0.0
     return torch.full((), value, dtype=torch.float64, device=like.device)

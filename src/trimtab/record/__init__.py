@@ -1,19 +1,21 @@
-"""The flight recorder's file format: write and read. See `open_run`, and docs/record.md."""
+"""The flight recorder: `Recorder` writes the steps of a run, `open_run` reads them. See docs/record.md."""
 
+from trimtab.record.inputs import RecordedResponse, UpdateRecord, join_ranks, update_record
 from trimtab.record.layout import (
     FOLDER,
     Manifest,
     RecordError,
+    RecordSettings,
     RecordWarning,
-    Settings,
     StepInfo,
     UpdateInfo,
     read_step,
 )
-from trimtab.record.reader import Records, Step, Update, open_run
+from trimtab.record.reader import RecordedStep, RecordedUpdate, Records, open_run
+from trimtab.record.recorder import Recorder
 from trimtab.record.schema import SCHEMA, TABLES, Column
 from trimtab.record.vocabulary import Vocabulary
-from trimtab.record.writer import Recorder, StepData, rewind, write_step
+from trimtab.record.writer import RecordWriter, StepData, rewind, write_step
 
 __all__ = [
     "FOLDER",
@@ -22,18 +24,23 @@ __all__ = [
     "Column",
     "Manifest",
     "RecordError",
+    "RecordSettings",
     "RecordWarning",
+    "RecordWriter",
+    "RecordedResponse",
+    "RecordedStep",
+    "RecordedUpdate",
     "Recorder",
     "Records",
-    "Settings",
-    "Step",
     "StepData",
     "StepInfo",
-    "Update",
     "UpdateInfo",
+    "UpdateRecord",
     "Vocabulary",
+    "join_ranks",
     "open_run",
     "read_step",
     "rewind",
+    "update_record",
     "write_step",
 ]

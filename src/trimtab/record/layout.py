@@ -1,8 +1,8 @@
-"""Where records lie, and the small JSON files that say what they are.
+"""The files of a record and their JSON headers.
 
 `RUN/tokens/` holds `manifest.json`, `vocabulary.parquet` and one folder per recorded step, `step-00000040/`, with
 `tokens.parquet`, `responses.parquet` and `step.json`. A step's folder is written under a temporary name and renamed,
-and `step.json` has the SHA-256 of the other two: what is there is whole, or is known not to be.
+and `step.json` has the SHA-256 of the two tables, so a reader knows whether it has all of what was written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from trimtab.record.schema import SCHEMA, TABLES
 
-LARGEST_JSON = 1 << 24  # bytes; ours are a few thousand
+LARGEST_JSON = 1 << 24  # bytes; a step's JSON has a few thousand, and a larger file is not read into memory
 FOLDER = "tokens"
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.parquet"
@@ -25,29 +25,29 @@ STEP = "step.json"
 
 
 class RecordError(ValueError):
-    """A record that is missing, damaged, half-written or of something else."""
+    """A record is missing, damaged, half-written or of another kind."""
 
 
 class RecordWarning(UserWarning):
-    """A file among the records that was passed over, and why."""
+    """A record was skipped, and why."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What is recorded: every so many steps, which share of the groups, and how much of the disk it may take."""
+class RecordSettings:
+    """How much is recorded: one step in `every`, a share of its groups, and the size limit of all records."""
 
     every: int = 1
-    share: float = 1.0
+    group_share: float = 1.0
     max_megabytes: float = 2000.0
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a run's records are of. `stride` is 1 until the size budget thins them: then every so many are kept."""
+    """What a run's records were made with. `stride` doubles whenever the records reach their size limit."""
 
     objective: dict[str, Any]
     advantage: str
-    settings: Settings = Settings()
+    settings: RecordSettings = RecordSettings()
     vocabulary: int = 0
     vocabulary_sha256: str = ""
     stride: int = 1
@@ -57,26 +57,25 @@ class Manifest:
 
 @dataclass(frozen=True)
 class UpdateInfo:
-    """One update of a step: its share of the tables, in order, and how its forward passes were cut.
+    """One update of a step: how many rows of the tables belong to it.
 
-    `taken` is false where something was not finite, and the weights were left alone. `parts` are the responses of each
-    forward pass: a plan with `scope = "micro"` depends on them.
+    `taken` is false for an update that was skipped because something was not finite. `micro_batches` is how many
+    responses each forward pass held; a plan with `scope = "micro"` depends on it.
     """
 
     update: int
     responses: int
     tokens: int
     taken: bool = True
-    parts: list[int] = field(default_factory=list)
+    micro_batches: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What a recorded step has besides its tables.
+    """The facts of a recorded step besides its tables.
 
-    `observed_entropy` is what controllers looked at before the step's first plan, `controllers` their state then.
-    `sampled` counts all responses of the step; a record with fewer cannot give the exact plan again. `device` and
-    `threads` are what sums were made with: their last bit depends on it.
+    `observed_entropy` is what the controllers observed before the step's first plan, `controllers` their state then.
+    `sampled` counts all responses of the step; from a record of fewer the exact plan cannot be made again.
     """
 
     step: int
@@ -86,28 +85,29 @@ class StepInfo:
     updates: list[UpdateInfo]
     observed_entropy: float | None = None
     controllers: dict[str, dict[str, float]] = field(default_factory=dict)
+    # The order of summation, and with it the last bit of a sum, depends on the device and the number of threads.
     device: str = "cpu"
     threads: int = 1
 
     @property
     def complete(self) -> bool:
-        """Whether every response of the step is in the record."""
+        """Return whether every response of the step is in the record."""
         return self.responses == self.sampled
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Where a step's record is."""
+    """Return the folder of a step's record."""
     return folder / f"step-{step:08d}"
 
 
 def recorded_steps(folder: Path) -> list[int]:
-    """The steps that look recorded, in order."""
+    """List the recorded steps in order, by the names of their folders."""
     names = [path.name for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8,12}", path.name)]
     return sorted(int(name.removeprefix("step-")) for name in names)
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """A manifest as JSON, with every column and its meaning beside it."""
+    """Return a manifest as JSON, with the type and meaning of every column."""
     columns = {
         name: {column.name: {"type": column.type, "meaning": column.meaning} for column in table}
         for name, table in TABLES.items()
@@ -116,24 +116,24 @@ def manifest_text(manifest: Manifest) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a run's records."""
+    """Read the manifest of a run's records."""
     path = folder / MANIFEST
     table = unsealed(path)
     _check_schema(path, table)
     try:
         known = {key: table[key] for key in Manifest.__dataclass_fields__}
-        return Manifest(**{**known, "settings": Settings(**table["settings"])})
+        return Manifest(**{**known, "settings": RecordSettings(**table["settings"])})
     except (KeyError, TypeError) as error:
         raise RecordError(f"{path} is no manifest of records: {error!r:.200}") from None
 
 
 def step_text(info: StepInfo, files: Mapping[str, str]) -> str:
-    """A step's JSON; `files` has the SHA-256 of each of its tables."""
+    """Return a step's JSON; `files` has the SHA-256 of each of its tables."""
     return sealed({"schema": SCHEMA, **asdict(info), "files": dict(files)})
 
 
 def read_step(folder: Path, step: int) -> tuple[StepInfo, dict[str, str]]:
-    """A step's JSON, and the SHA-256 that its tables must have."""
+    """Read a step's JSON: its facts, and the SHA-256 that its tables must have."""
     path = step_folder(folder, step) / STEP
     table = unsealed(path)
     _check_schema(path, table)
@@ -149,13 +149,13 @@ def read_step(folder: Path, step: int) -> tuple[StepInfo, dict[str, str]]:
 
 
 def sealed(table: Mapping[str, Any]) -> str:
-    """A table as JSON that tells when it has been changed."""
+    """Return a table as JSON with the SHA-256 of its own contents."""
     text = json.dumps(table, sort_keys=True, allow_nan=False)
     return json.dumps({**table, "sha256": digest(text.encode())}, sort_keys=True, allow_nan=False, indent=1) + "\n"
 
 
 def unsealed(path: Path) -> dict[str, Any]:
-    """What `sealed` wrote, or an error that names the file."""
+    """Read what `sealed` returned, and check it against its SHA-256."""
     try:
         table = json.loads(read_bytes(path, LARGEST_JSON))
         claimed = table.pop("sha256")
@@ -163,29 +163,29 @@ def unsealed(path: Path) -> dict[str, Any]:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise RecordError(f"{path} cannot be read: {error!r:.200}") from None
     if not whole:
-        raise RecordError(f"{path} is damaged: it is not what was written")
+        raise RecordError(f"{path} is damaged: its contents do not have the SHA-256 they were written with")
     return dict(table)
 
 
 def read_bytes(path: Path, largest: int | None = None) -> bytes:
-    """A file's bytes; anything that is no plain file, or too large to be ours, is an error."""
+    """Read a regular file of at most `largest` bytes."""
     try:
-        if not path.is_file():  # opening a pipe would wait for ever
+        if not path.is_file():  # opening a named pipe would block
             raise RecordError(f"{path} is missing")
         if largest is not None and path.stat().st_size > largest:
-            raise RecordError(f"{path} is too large to be ours")
+            raise RecordError(f"{path} is larger than {largest} bytes: no such file is written here")
         return path.read_bytes()
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error}") from None
 
 
 def digest(data: bytes | memoryview) -> str:
-    """The SHA-256 of some bytes."""
+    """Return the SHA-256 of some bytes."""
     return hashlib.sha256(data).hexdigest()
 
 
 def size_of(paths: Sequence[Path]) -> int:
-    """Bytes of the files in some folders."""
+    """Return the size of the files in some folders."""
     return sum(file.stat().st_size for path in paths for file in path.iterdir())
 
 

@@ -1,8 +1,8 @@
-"""The columns of the flight recorder: what each means, its type, and how it is put on the disk.
+"""The columns of the flight recorder: name, type, meaning, and encoding on disk.
 
-A recorded step has two tables. `tokens` has one row per response token, in the order in which the update saw them;
-`responses` one row per response, whose `tokens` says how many of those rows are its own. Whatever a plan is made from
-is the exact float32 that the run had, so a plan can be made again bit for bit.
+A recorded step has two tables. `tokens` has one row per response token, in the order of the updates' mini-batches;
+`responses` has one row per response, whose `tokens` is how many rows of the first table belong to it. The inputs of a
+plan are stored as the exact float32 values of the run, so a replay makes the same plan bit for bit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA = 1  # rises when a column changes its name or meaning; readers refuse what is newer than they are
+SCHEMA = 1  # raised when a column changes its name or meaning; readers refuse a newer schema
 
 Encoding = Literal["split", "dictionary", "delta", "plain"]
 Presence = Literal["always", "where given", "where it differs"]
@@ -22,16 +22,14 @@ Presence = Literal["always", "where given", "where it differs"]
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its name, Arrow type and meaning, when it is there, and its encoding in parquet.
-
-    `split` (bytes of a float apart, so that exponents compress) is for measured floats, which hardly repeat;
-    `dictionary` for values that are the same over long runs; `delta` for counters.
-    """
+    """One column of a table: its Arrow type, what it means, when it is present, and its parquet encoding."""
 
     name: str
     type: str
     meaning: str
     presence: Presence = "always"
+    # split: the bytes of a float apart, so that exponents compress, for measured floats, which hardly repeat;
+    # dictionary: for values that stay the same over long stretches; delta: for counters.
     encoding: Encoding = "plain"
 
 
@@ -40,51 +38,61 @@ TOKENS: tuple[Column, ...] = (
     Column("token", "int32", "the token's id; its text is in the vocabulary", encoding="dictionary"),
     Column("old_logp", "float32", "log-probability under the policy that the step began with", encoding="split"),
     Column("new_logp", "float32", "log-probability in the update's own forward pass", "where given", "split"),
-    Column("sampler_logp", "float32", "log-probability that the sampler drew it with", "where given", "split"),
-    Column("current_logp", "float32", 'what tokens were judged by (`token_stats = "current"`)', "where given", "split"),
+    Column("sampler_logp", "float32", "log-probability under the sampler that generated it", "where given", "split"),
+    Column(
+        "current_logp", "float32", 'log-probability that rules read (`token_stats = "current"`)', "where given", "split"
+    ),
     Column("ref_logp", "float32", "log-probability under the reference model", "where given", "split"),
     Column("proxy_logp", "float32", "log-probability under Lp-Reg's proxy", "where given", "split"),
     Column("entropy", "float32", "entropy of the next-token distribution (nats)", "where given", "split"),
     Column("sum_p2", "float32", "sum of p^2 over the vocabulary", "where given", "split"),
     Column("sum_p2_logp", "float32", "sum of p^2 ln p over the vocabulary", "where given", "split"),
-    Column("advantage", "float32", "advantage as the batch came", encoding="dictionary"),
-    Column("planned_advantage", "float32", "advantage as planned", "where it differs", "split"),
+    Column("advantage", "float32", "advantage before the plan", encoding="dictionary"),
+    Column("planned_advantage", "float32", "advantage in the plan", "where it differs", "split"),
     Column("weight", "float32", "the plan's weight on the surrogate; 0: silenced or dropped", encoding="dictionary"),
     Column("scale", "float32", "normaliser and aggregation, folded into one factor", encoding="dictionary"),
     Column("clip_low", "float32", "how far below 1 the ratio may go", encoding="dictionary"),
     Column("clip_high", "float32", "how far above 1 the ratio may go", encoding="dictionary"),
     Column("penalty", "float32", "coefficient of a rule's penalty", "where given", "dictionary"),
     Column("clipped", "bool", "whether a clip cut its gradient", "where given"),
-    Column("reason", "int16", "why it was treated so: bits of `trimtab.Reason`", encoding="dictionary"),
+    Column("reason", "int16", "why it got its weight: bits of `trimtab.Reason`", encoding="dictionary"),
     Column("segment", "int32", "subsentence of the response, from 0", "where given", "dictionary"),
 )
+
+# Columns of `tokens` that are copied from the attributes of the same name of a TokenBatch and of its Plan; the others
+# are made by the recorder or come from the forward passes.
+FROM_BATCH = (
+    "token", "old_logp", "sampler_logp", "current_logp", "ref_logp", "proxy_logp", "entropy", "sum_p2", "sum_p2_logp",
+    "advantage", "segment",
+)  # fmt: skip
+FROM_PLAN = ("weight", "scale", "clip_low", "clip_high", "penalty", "reason")
 
 RESPONSES: tuple[Column, ...] = (
     Column("step", "int32", "the step, as in metrics.jsonl", encoding="delta"),
     Column("response", "int32", "which response of the step, from 0", encoding="delta"),
     Column("update", "int32", "which update of the step trained on it, from 0", encoding="delta"),
-    Column("tokens", "int32", "how many tokens it has", encoding="delta"),
-    Column("group", "int64", "its prompt's number: responses of one group share it", encoding="delta"),
-    Column("sample", "int32", "which response to the prompt it is", encoding="delta"),
-    Column("reward", "float32", "its reward", encoding="dictionary"),
+    Column("tokens", "int32", "number of its tokens", encoding="delta"),
+    Column("group", "int64", "number of its prompt, shared by all samples of it", encoding="delta"),
+    Column("sample", "int32", "which sample of its prompt", encoding="delta"),
+    Column("reward", "float32", "reward of the response", encoding="dictionary"),
     Column("verdict", "string", "the verdict's kind: correct, wrong, no_answer, ...", encoding="dictionary"),
-    Column("extracted", "string", "the answer found in it; empty where none was", encoding="dictionary"),
-    Column("finished", "bool", "whether it ended by itself; else it was cut off"),
+    Column("extracted", "string", "the answer extracted from it; empty if none", encoding="dictionary"),
+    Column("finished", "bool", "whether it ended with an end token; else it was cut off"),
     Column("prompt", "string", "the prompt as the model read it", encoding="dictionary"),
-    Column("answer", "string", "the right answer", encoding="dictionary"),
-    Column("source", "string", "the task it is of", encoding="dictionary"),
+    Column("answer", "string", "the ground truth", encoding="dictionary"),
+    Column("source", "string", "the task of its problem", encoding="dictionary"),
 )
 
 VOCABULARY: tuple[Column, ...] = (
-    Column("text", "binary", "the bytes of the token with this row's number as id; a special token's name"),
-    Column("special", "bool", "whether it is a special token, which is no part of a text"),
+    Column("text", "binary", "bytes of the token whose id is the row number; the name of a special token"),
+    Column("special", "bool", "whether it is a special token, which decoding to text leaves out"),
 )
 
 TABLES: dict[str, tuple[Column, ...]] = {"tokens": TOKENS, "responses": RESPONSES, "vocabulary": VOCABULARY}
 
 
 def arrow_schema(table: str, names: Iterable[str] | None = None) -> pa.Schema:
-    """The Arrow schema of a table, or of those of its columns that are there. No column has nulls."""
+    """Return the Arrow schema of a table, or of the named columns of it. No column has nulls."""
     import pyarrow as pa
 
     wanted = None if names is None else set(names)
@@ -99,5 +107,5 @@ def arrow_schema(table: str, names: Iterable[str] | None = None) -> pa.Schema:
 
 
 def required(table: str) -> list[str]:
-    """The columns that are always there."""
+    """Return the names of the columns that are always present."""
     return [column.name for column in TABLES[table] if column.presence == "always"]

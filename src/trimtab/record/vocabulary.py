@@ -1,4 +1,4 @@
-"""The text of every token id, kept once for a run: so a record holds ids alone, and is read without the tokenizer."""
+"""The bytes of every token id, stored once for a run: records hold token ids and are read without the tokenizer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """By token id: its bytes (a special token's name), and whether it is special. Ids beyond it are special too."""
+    """The bytes of every token id (the name of a special token), and whether it is special. Unknown ids are special."""
 
     text: Sequence[bytes]
     special: Sequence[bool]
@@ -19,14 +19,13 @@ class Vocabulary:
         return len(self.text)
 
     def is_special(self, token: int) -> bool:
-        """Whether a token is no part of a text."""
+        """Return whether a token is left out when text is decoded."""
         return not 0 <= token < len(self.special) or self.special[token]
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """The tokens as text, one piece each; together they are the whole text.
+        """Decode tokens to one string each, which joined are the whole text.
 
-        A character that is cut into several tokens comes with the last of them, bytes that are no text become the
-        replacement character.
+        A character that spans several tokens is in the string of the last one; invalid bytes become U+FFFD.
         """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         pieces = [decoder.decode(self._bytes(token)) for token in tokens]
@@ -34,12 +33,12 @@ class Vocabulary:
         return [*pieces[:-1], pieces[-1] + rest] if pieces else []
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of some tokens, special ones by name."""
+        """Decode tokens to text, special ones by name."""
         return b"".join(map(self._bytes, tokens)).decode("utf-8", "replace")
 
     @cached_property
-    def spelling(self) -> dict[int, bytes]:
-        """The bytes of every token that is part of a text: `segment_ids` takes it in place of a tokenizer."""
+    def text_bytes(self) -> dict[int, bytes]:
+        """Return the bytes of every token that is not special; `segment_ids` takes this in place of a tokenizer."""
         return {n: text for n, (text, special) in enumerate(zip(self.text, self.special, strict=True)) if not special}
 
     def _bytes(self, token: int) -> bytes:

@@ -1,7 +1,7 @@
-"""The recorder: takes steps from a run and puts them on the disk, in a thread of its own.
+"""Write steps to disk in a thread of its own.
 
-A run never waits for it longer than a queue of two steps, and never fails because of it: a full disk ends the recording
-with one warning. A size budget is kept by halving how many steps are recorded, evenly over the run.
+Training waits for the writer only while a queue of two steps is full, and never fails because of it: a full disk ends
+the recording with one warning. The size budget is kept by halving how many steps are recorded, evenly over the run.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trimtab.files import write_atomically
 from trimtab.record import layout
 from trimtab.record.layout import Manifest, RecordError, StepInfo
-from trimtab.record.tables import encode
+from trimtab.record.parquet import encode
 from trimtab.record.vocabulary import Vocabulary
 
-WAITING = 2  # steps that may wait to be written; more would only hold memory
+QUEUE_SIZE = 2  # steps that may wait to be written; each holds its columns in memory
 _TEMPORARY = ".writing-"
 
 
 @dataclass(frozen=True)
 class StepData:
-    """A step to be recorded: its tables by column (NumPy arrays or lists), and what is known of it besides."""
+    """The tables of a step by column (NumPy arrays or lists), and its facts."""
 
     info: StepInfo
     tokens: Mapping[str, Any]
@@ -33,12 +34,13 @@ class StepData:
 
 
 def write_step(folder: Path, data: StepData) -> int:
-    """Publish a step's record, whole or not at all; how many bytes it takes."""
+    """Publish a step's record atomically and return its size in bytes."""
     tables = {"tokens.parquet": encode("tokens", data.tokens), "responses.parquet": encode("responses", data.responses)}
     text = layout.step_text(data.info, {name: layout.digest(table) for name, table in tables.items()}).encode()
     final, temporary = layout.step_folder(folder, data.info.step), folder / f"{_TEMPORARY}{data.info.step:08d}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
+    # No fsync: records are not worth waiting for the disk, and the digests tell of a file that a power cut damaged.
     for name, table in tables.items():
         (temporary / name).write_bytes(table)
     (temporary / layout.STEP).write_bytes(text)
@@ -49,13 +51,13 @@ def write_step(folder: Path, data: StepData) -> int:
 
 
 def rewind(folder: Path, step: int) -> None:
-    """Forget the records after a step (after step 0 everything), and what a killed process left half-written."""
+    """Delete the records after a step (after step 0 everything), and what a killed process left half-written."""
     if not folder.exists():
         return
     if step <= 0:
         shutil.rmtree(folder)
         return
-    for path in folder.glob(f"{_TEMPORARY}*"):
+    for path in (*folder.glob(f"{_TEMPORARY}*"), *folder.glob(".*.writing")):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     for later in layout.recorded_steps(folder):
         if later > step:
@@ -63,60 +65,60 @@ def rewind(folder: Path, step: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Take a step's folder away: from one moment to the next for a reader."""
-    gone = path.with_name(f"{_TEMPORARY}gone-{path.name}")
-    shutil.rmtree(gone, ignore_errors=True)
-    path.rename(gone)
-    shutil.rmtree(gone)
+    """Delete a step's folder; readers see all of it or nothing."""
+    doomed = path.with_name(f"{_TEMPORARY}gone-{path.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    path.rename(doomed)
+    shutil.rmtree(doomed)
 
 
 @dataclass
-class Recorder:
-    """Records the steps of one run. `warn` is called from the thread that uses the recorder, at most once."""
+class RecordWriter:
+    """Write the records of one run. `warn` is called from the thread that uses the writer, at most once."""
 
     folder: Path
     manifest: Manifest
     warn: Callable[[str], None]
-    _queue: queue.Queue[Callable[[], None] | None] = field(default_factory=lambda: queue.Queue(WAITING))
+    _queue: queue.Queue[Callable[[], None] | None] = field(default_factory=lambda: queue.Queue(QUEUE_SIZE))
     _thread: threading.Thread | None = None
     _sizes: dict[int, int] = field(default_factory=dict)
     _kept: frozenset[int] = frozenset()
-    _fault: str = ""
-    _told: bool = False
+    _error: str = ""
+    _warned: bool = False
 
     def start(self, vocabulary: Vocabulary, step: int) -> None:
-        """Begin, or go on after `step`: what was recorded later is forgotten."""
-        self._do(lambda: self._open(vocabulary, step))
+        """Start a record, or continue one after `step`; what was recorded later is deleted."""
+        self._enqueue(lambda: self._open(vocabulary, step))
 
     def wants(self, step: int) -> bool:
-        """Whether a step is to be recorded; the first always is."""
+        """Return whether a step is to be recorded; the first always is."""
         every = self.manifest.settings.every * self.manifest.stride
-        return not self._fault and ((step - 1) % every == 0 or step in self._kept)
+        return not self._error and ((step - 1) % every == 0 or step in self._kept)
 
     def keep(self, steps: Iterable[int]) -> None:
-        """Record these steps whatever the stride, and let the size budget take all others first."""
+        """Record these steps whatever the stride; the size budget drops all others first."""
         self._kept = self._kept.union(steps)
 
     def write(self, step: int, build: Callable[[], StepData]) -> None:
-        """Record a step; `build` is called in the recorder's thread and must only read what no longer changes."""
+        """Queue a step; `build` runs in the writer's thread, on data that nobody changes any more."""
         if self.wants(step):
-            self._do(lambda: self._write(step, build))
-        self._tell()
+            self._enqueue(lambda: self._write(step, build))
+        self._warn_once()
 
     def flush(self) -> None:
-        """Wait until everything is written."""
+        """Wait until everything queued is on disk."""
         self._queue.join()
-        self._tell()
+        self._warn_once()
 
     def close(self) -> None:
-        """Write what is waiting and end the thread."""
+        """Write what is queued and end the thread."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join()
             self._thread = None
-        self._tell()
+        self._warn_once()
 
-    def _do(self, job: Callable[[], None]) -> None:
+    def _enqueue(self, job: Callable[[], None]) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="trimtab-recorder", daemon=True)
             self._thread.start()
@@ -126,33 +128,34 @@ class Recorder:
         while True:
             job = self._queue.get()
             try:
-                if job is not None and not self._fault:
+                if job is not None and not self._error:
                     job()
-            except Exception as error:  # whatever it is, the run is worth more than its record
-                self._fault = str(error) if isinstance(error, OSError | RecordError) else repr(error)
+            except Exception as error:  # of any kind: the run is worth more than its record
+                self._error = str(error) if isinstance(error, OSError | RecordError) else repr(error)
             finally:
                 self._queue.task_done()
             if job is None:
                 return
 
-    def _tell(self) -> None:
-        if self._fault and not self._told:
-            self._told = True
-            self.warn(f"warning: nothing more is recorded under {self.folder}: {self._fault:.500}")
+    def _warn_once(self) -> None:
+        if self._error and not self._warned:
+            self._warned = True
+            self.warn(f"warning: nothing more is recorded under {self.folder}: {self._error:.500}")
 
     def _open(self, vocabulary: Vocabulary, step: int) -> None:
         rewind(self.folder, step)
         self.folder.mkdir(parents=True, exist_ok=True)
         table = encode("vocabulary", {"text": vocabulary.text, "special": vocabulary.special})
-        self._put(layout.VOCABULARY, table)
+        write_atomically(self.folder / layout.VOCABULARY, table)
         self.manifest = replace(
             self.manifest,
             vocabulary=len(vocabulary),
             vocabulary_sha256=layout.digest(table),
             stride=self._stride_so_far(),
         )
-        self._put_manifest()
-        self._sizes = {n: layout.size_of([layout.step_folder(self.folder, n)]) for n in self._steps()}
+        self._write_manifest()
+        recorded = layout.recorded_steps(self.folder)
+        self._sizes = {n: layout.size_of([layout.step_folder(self.folder, n)]) for n in recorded}
         self._drop_unwanted()
 
     def _stride_so_far(self) -> int:
@@ -161,17 +164,14 @@ class Recorder:
         except RecordError:
             return 1
 
-    def _steps(self) -> list[int]:
-        return layout.recorded_steps(self.folder)
-
     def _write(self, step: int, build: Callable[[], StepData]) -> None:
-        if not self.wants(step):  # thinned since it was put in the queue
+        if not self.wants(step):  # the stride has grown since the step was queued
             return
         self._sizes[step] = write_step(self.folder, build())
         self._thin()
 
     def _thin(self) -> None:
-        """Halve the records until they fit."""
+        """Double the stride and drop steps until the records fit the size budget."""
         limit = self.manifest.settings.max_megabytes * 1e6
         while sum(self._sizes.values()) > limit:
             if len(self._sizes) == 1:
@@ -183,9 +183,11 @@ class Recorder:
                     "raise that, or lower record.group_share"
                 )
             self.manifest = replace(self.manifest, stride=2 * self.manifest.stride)
-            self._put_manifest()  # first, so that a kill in between leaves too many records, which are then dropped
+            # The manifest first: a kill in between leaves too many records, which the next start drops.
+            self._write_manifest()
             self._drop_unwanted()
-            if self.manifest.stride > max(self._sizes, default=0):  # only those to be kept are left: too many
+            # Only steps that `keep` protects are left, and they are too many: give up protecting them.
+            if self.manifest.stride > max(self._sizes, default=0):
                 self._kept = frozenset()
 
     def _drop_unwanted(self) -> None:
@@ -193,10 +195,5 @@ class Recorder:
             _remove(layout.step_folder(self.folder, step))
             del self._sizes[step]
 
-    def _put_manifest(self) -> None:
-        self._put(layout.MANIFEST, layout.manifest_text(self.manifest).encode())
-
-    def _put(self, name: str, data: bytes | memoryview) -> None:
-        temporary = self.folder / f"{_TEMPORARY}{name}"
-        temporary.write_bytes(data)
-        temporary.replace(self.folder / name)
+    def _write_manifest(self) -> None:
+        write_atomically(self.folder / layout.MANIFEST, layout.manifest_text(self.manifest))

@@ -6,7 +6,7 @@ from trimtab.train.checkpoints import newest
 from trimtab.train.experience import GradedResponse
 from trimtab.train.loop import train
 from trimtab.train.metrics import METRICS
-from trimtab.train.recording import Held, Trace, choose, hold, observed_entropy, step_data, vocabulary, vocabulary_of
+from trimtab.train.recording import observed_entropy, open_recorder, tokenizer_vocabulary
 from trimtab.train.reporter import Reporter
 from trimtab.train.run import Run, RunStoppedError, Stop, versions
 from trimtab.train.run_folder import RunFolder, config_changes, resolved_toml
@@ -19,27 +19,22 @@ __all__ = [
     "METRICS",
     "Alarm",
     "GradedResponse",
-    "Held",
     "Reporter",
     "Run",
     "RunFolder",
     "RunStoppedError",
     "Stop",
-    "Trace",
     "Watcher",
     "build_policy",
     "build_sampler",
     "build_task",
-    "choose",
     "config_changes",
-    "hold",
     "load_parameters",
     "newest",
     "observed_entropy",
+    "open_recorder",
     "resolved_toml",
-    "step_data",
+    "tokenizer_vocabulary",
     "train",
     "versions",
-    "vocabulary",
-    "vocabulary_of",
 ]

@@ -15,6 +15,7 @@ from trimtab import failpoints
 from trimtab.config import Config
 from trimtab.objectives import NotFiniteError, Objective
 from trimtab.policy import Policy, UpdateOptions, UpdateResult, make_optimizer, update
+from trimtab.record import Recorder
 from trimtab.rollout import Sampler
 from trimtab.tasks import Task
 from trimtab.train.build import build_policy, build_reference, build_sampler, build_task
@@ -22,7 +23,7 @@ from trimtab.train.experience import Experience, gather_experience, with_current
 from trimtab.train.gc_pause import gc_pause
 from trimtab.train.metrics import fault_records, step_metrics
 from trimtab.train.progress import Progress
-from trimtab.train.recording import Recording, Trace
+from trimtab.train.recording import FinishedUpdate, record_step
 
 if TYPE_CHECKING:
     from trimtab.train.run import Run
@@ -42,12 +43,12 @@ class Trainer:
     reference: Policy | None
     clock: dict[str, float] = field(default_factory=dict)
     faults: list[dict[str, Any]] = field(default_factory=list)
-    recording: Recording | None = None
-    traces: list[Trace] = field(default_factory=list)
+    recorder: Recorder | None = None
+    finished_updates: list[FinishedUpdate] = field(default_factory=list)
 
     def step(self, progress: Progress) -> dict[str, float]:
         """One step: a rollout batch and the updates on it. `progress` moves on to the next."""
-        self.clock, self.traces = {}, []
+        self.clock, self.finished_updates = {}, []
         with self.timed("rollout"):
             experience = gather_experience(
                 self.policy,
@@ -67,8 +68,8 @@ class Trainer:
         progress.position = experience.position
         progress.step += 1
         self.faults = fault_records(progress.step, experience, results)
-        if self.recording is not None:
-            self.recording.step(progress.step, experience, self.traces, self.objective)
+        if self.recorder is not None:
+            record_step(self.recorder, progress.step, experience, self.finished_updates, self.objective)
         failpoints.failpoint("step.done")
         return step_metrics(experience, results, self.objective) | {f"time/{k}": v for k, v in self.clock.items()}
 
@@ -89,8 +90,8 @@ class Trainer:
             self.config.update.max_grad_norm,
         )
         result = update(self.policy, self.optimizer, self.objective, plan, transcripts, options)
-        if self.recording is not None:
-            self.traces.append(Trace(number, first, minibatch, plan, result))
+        if self.recorder is not None:
+            self.finished_updates.append(FinishedUpdate(number, first, minibatch, plan, result))
         failpoints.failpoint("update.done")
         return result
 

@@ -96,8 +96,16 @@ class Run:
         trainer, say, step = self.trainer, self.reporter.message, self.progress.step
         self._watch = Watch(self.watcher, self.config.alarms, self.folder, say)
         self._watch.catch_up(self.folder.records())
-        parts = (self.config, self.folder, trainer.policy, trainer.objective, step, versions(), say)
-        trainer.recording = start_recording(*parts, self._watch.kept_steps())
+        trainer.recorder = start_recording(
+            self.config,
+            self.folder.path,
+            trainer.policy,
+            trainer.objective,
+            step=step,
+            versions=versions(),
+            warn=say,
+            kept=self._watch.kept_steps(),
+        )
         return self.trainer
 
     def steps(self) -> Generator[int]:
@@ -111,8 +119,8 @@ class Run:
         finally:
             if before is not None:
                 signal.signal(signal.SIGINT, before)
-            if self.trainer.recording is not None:
-                self.trainer.recording.close()
+            if self.trainer.recorder is not None:
+                self.trainer.recorder.close()
             assert self._sinks is not None
             self._sinks.close()
             self.reporter.close()
@@ -159,8 +167,8 @@ class Run:
             "config_fingerprint": config_fingerprint(self.config),
             "environment": self._environment(),
         }
-        if self.trainer.recording is not None:
-            self.trainer.recording.flush()
+        if self.trainer.recorder is not None:
+            self.trainer.recorder.flush()
         try:
             self.folder.settle()
             keep = self.config.run.keep_checkpoints if where is None else ALARM_CHECKPOINTS
@@ -303,8 +311,8 @@ class Run:
         assert self._watch is not None
         wanted = self._watch.look(record)
         if wanted["save"] or wanted["stop"]:
-            if self.trainer.recording is not None:
-                self.trainer.recording.keep(around(self.progress.step))
+            if self.trainer.recorder is not None:
+                self.trainer.recorder.keep(around(self.progress.step))
             self.save(self.folder.alarm_checkpoints)
         return wanted["stop"]
 

@@ -1,7 +1,7 @@
-"""Between TRL's padded tensors and trimtab's batches.
+"""Convert between TRL's padded batches and `TokenBatch`.
 
-TRL holds the responses of a process as a table of (responses, positions) tensors, which it shuffles and cuts into
-micro-batches. Whatever a plan reads is a column of that table, so it stays with its response.
+TRL holds the responses of a process as a dict of (responses, positions) tensors, which it shuffles and splits into
+micro-batches. Everything a plan reads is a key of that dict, so it stays with its response.
 """
 
 from __future__ import annotations
@@ -15,60 +15,63 @@ from torch import Tensor
 
 from trimtab.objectives import Objective, TokenBatch, segment_ids
 
-Table = Mapping[str, Any]
+PaddedBatch = Mapping[str, Any]  # TRL's inputs: (responses, positions) tensors by name
 
-# Ours among TRL's columns.
-ENTROPY, SEGMENT, REWARD, ROW = "trimtab_entropy", "trimtab_segment", "trimtab_reward", "trimtab_row"
-PLAN = "trimtab_plan"
+# Keys that trimtab adds to TRL's batches. TRL shuffles all tensors of a batch alike, so they stay aligned.
+ENTROPY, SEGMENT, REWARD = "trimtab_entropy", "trimtab_segment", "trimtab_reward"
+RESPONSE_INDEX = "trimtab_response_index"  # in the rollout batch of all processes
+PLAN = "trimtab_plan"  # the plan of a micro-batch
 
-# The inputs of a forward pass besides the tokens, for models that see images.
-_SEEN = (
+# Inputs of a forward pass besides the tokens, for vision-language models.
+_VISION_INPUTS = (
     "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
     "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """All processes of an accelerator, as planning wants them."""
+class AcceleratorComm:
+    """The processes of an accelerator as the `Comm` of a plan."""
 
     accelerator: Any
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """The tensors of all ranks, one after another."""
+        """Concatenate the tensors of all ranks."""
         gathered: Tensor = self.accelerator.gather(tensor.contiguous())
         return gathered
 
 
-def trained(table: Table) -> Tensor:
-    """True where the policy sampled the token: neither padding nor what a tool or an environment said."""
-    mask: Tensor = table["completion_mask"].bool()
-    return mask & table["tool_mask"].bool() if table.get("tool_mask") is not None else mask
+def sampled_mask(batch: PaddedBatch) -> Tensor:
+    """Return a mask of the tokens that the policy sampled: no padding, no output of a tool or an environment."""
+    mask: Tensor = batch["completion_mask"].bool()
+    return mask & batch["tool_mask"].bool() if batch.get("tool_mask") is not None else mask
 
 
-def forward_inputs(table: Table) -> dict[str, Any]:
-    """What TRL's forward pass over the responses of a table takes."""
+def forward_inputs(batch: PaddedBatch) -> dict[str, Any]:
+    """Return the arguments of TRL's forward pass over a batch."""
     return {
-        "input_ids": torch.cat([table["prompt_ids"], table["completion_ids"]], dim=1),
-        "attention_mask": torch.cat([table["prompt_mask"], table["completion_mask"]], dim=1),
-        "logits_to_keep": table["completion_ids"].size(1),
-        **{name: table[name] for name in _SEEN if table.get(name) is not None},
+        "input_ids": torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
+        "attention_mask": torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
+        "logits_to_keep": batch["completion_ids"].size(1),
+        **{name: batch[name] for name in _VISION_INPUTS if batch.get(name) is not None},
     }
 
 
-def segments(table: Table, tokenizer: Any) -> Tensor:
-    """The subsentence of every trained token; 0 elsewhere."""
-    mask = trained(table)
+def segments(batch: PaddedBatch, tokenizer: Any) -> Tensor:
+    """Return the subsentence of every sampled token; 0 elsewhere."""
+    mask = sampled_mask(batch)
     rows = torch.arange(len(mask), device=mask.device).unsqueeze(1).expand_as(mask)
-    ids = segment_ids(table["completion_ids"][mask].cpu(), tokenizer, sequence=rows[mask].cpu())
-    return torch.zeros_like(table["completion_ids"]).masked_scatter(mask, ids.to(mask.device))
+    ids = segment_ids(batch["completion_ids"][mask].cpu(), tokenizer, sequence=rows[mask].cpu())
+    return torch.zeros_like(batch["completion_ids"]).masked_scatter(mask, ids.to(mask.device))
 
 
-def token_batch(tables: Sequence[Table], objective: Objective, now: tuple[Tensor, Tensor] | None = None) -> TokenBatch:
-    """The tokens of some micro-batches as one batch; `now` is what the current policy gives them, and its entropy."""
+def token_batch(
+    batches: Sequence[PaddedBatch], objective: Objective, current: tuple[Tensor, Tensor] | None = None
+) -> TokenBatch:
+    """Join micro-batches to one `TokenBatch`; `current` is log-probability and entropy under the current policy."""
 
     def joined(name: str) -> Tensor:
-        return torch.cat([table[name] for table in tables])
+        return torch.cat([batch[name] for batch in batches])
 
     needs = objective.needs
     old = joined("old_per_token_logps")
@@ -77,16 +80,17 @@ def token_batch(tables: Sequence[Table], objective: Objective, now: tuple[Tensor
         "segment": joined(SEGMENT) if "segment" in needs else None,
         "ref_logp": joined("ref_per_token_logps") if "ref_logp" in needs else None,
     }
-    if "sampling_per_token_logps" in tables[0]:
-        drawn = joined("sampling_per_token_logps")
-        fields["sampler_logp"] = torch.where(drawn.isnan(), old, drawn)  # vLLM gives none for some: no correction there
-    if now is not None:
-        fields["current_logp"], fields["entropy"] = now
+    if "sampling_per_token_logps" in batches[0]:
+        sampler = joined("sampling_per_token_logps")
+        # vLLM returns no log-probability for some tokens; with the old one in its place they are not corrected.
+        fields["sampler_logp"] = torch.where(sampler.isnan(), old, sampler)
+    if current is not None:
+        fields["current_logp"], fields["entropy"] = current
     else:
         fields["entropy"] = joined(ENTROPY)
-        fields["current_logp"] = old if "current_logp" in needs else None  # no update yet: they are the same
+        fields["current_logp"] = old if "current_logp" in needs else None  # equal before the first update
     return TokenBatch.from_padded(
-        torch.cat([trained(table) for table in tables]),
+        torch.cat([sampled_mask(batch) for batch in batches]),
         old_logp=old,
         advantage=joined("advantages"),
         reward=joined(REWARD).nan_to_num(),
@@ -95,10 +99,10 @@ def token_batch(tables: Sequence[Table], objective: Objective, now: tuple[Tensor
 
 
 def advantages(objective: Objective, reward: Tensor, samples: int) -> Tensor:
-    """The objective's advantages of the rewards of all processes, `samples` neighbours to a prompt.
+    """Return the objective's advantages for the rewards of all processes, `samples` consecutive ones per prompt.
 
-    A reward of NaN is that of a response which no function could grade: it has no part in its group's baseline and
-    teaches nothing, and neither does a response that has nobody left to be compared with.
+    A reward is NaN where no reward function graded the response: it is left out of its group's baseline and gets
+    advantage 0, and so does the only graded response of a group.
     """
     group = torch.arange(len(reward), device=reward.device) // samples
     graded = ~reward.isnan()

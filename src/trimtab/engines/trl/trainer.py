@@ -1,7 +1,7 @@
-"""trimtab's objectives inside TRL's GRPOTrainer: the plan where the rollout batch exists, the loss where TRL's was.
+"""TRL's `GRPOTrainer` with the loss of a trimtab objective.
 
-`TrimtabTrainer` is TRL's trainer in everything else: data sets, reward functions, vLLM, tools, accelerate, DeepSpeed,
-LoRA. A plan is made over all processes and all micro-batches of an optimizer step, before the first of them.
+Everything else is TRL's: data sets, reward functions, vLLM, tools, accelerate, DeepSpeed, LoRA. A plan is made over all
+processes and all micro-batches of an optimizer step, before its first forward pass.
 """
 
 from __future__ import annotations
@@ -13,36 +13,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trimtab.config import build_objective
 from trimtab.engines.common import (
     LOSS_METRICS,
-    announcement,
     check_version,
     load_state,
-    make_objective,
     missing_engine,
     objective_table,
-    over_ranks,
+    reduce_metrics,
     save_state,
+    startup_message,
 )
 from trimtab.engines.trl.batch import (
     ENTROPY,
     PLAN,
+    RESPONSE_INDEX,
     REWARD,
-    ROW,
     SEGMENT,
-    Ranks,
-    Table,
+    AcceleratorComm,
+    PaddedBatch,
     advantages,
     forward_inputs,
+    sampled_mask,
     segments,
     token_batch,
-    trained,
 )
-from trimtab.engines.trl.options import TrimtabConfig, check_sampler, check_settled, with_reference
-from trimtab.engines.trl.recording import Recording, Rollouts, start_recording
+from trimtab.engines.trl.options import TrimtabConfig, check_sampler, check_unchanged, with_reference
+from trimtab.engines.trl.recording import PlannedUpdate, RolloutShape, TrlRecording, start_recording
 from trimtab.objectives import LossOutput, Plan, TokenBatch, kl_estimate
-from trimtab.policy import Policy
-from trimtab.record import Settings
+from trimtab.record import RecordSettings
 
 try:
     from accelerate.utils import gather_object
@@ -56,8 +55,8 @@ __all__ = ["TrimtabConfig", "TrimtabTrainer"]
 
 check_version("trl")
 
-# Sums over the tokens of a part, for TRL's own `entropy` and `kl`.
-_SUMS = ("tokens", "entropy", "kl")
+# Sums over the tokens of a micro-batch, from which TRL's own metrics `entropy` and `kl` are made.
+_TOKEN_SUMS = ("tokens", "entropy", "kl")
 
 
 class TrimtabTrainer(GRPOTrainer):
@@ -68,29 +67,29 @@ class TrimtabTrainer(GRPOTrainer):
     ) -> None:
         if not isinstance(args, TrimtabConfig):
             raise TypeError(
-                f"args is {type(args).__name__}: give a trimtab.engines.trl.TrimtabConfig, which is TRL's GRPOConfig "
+                f"args is {type(args).__name__}: pass a trimtab.engines.trl.TrimtabConfig, which is TRL's GRPOConfig "
                 "with an `objective`"
             )
-        check_settled(args)
+        check_unchanged(args)
         self.objective_table = objective_table(args.objective)
-        self.objective = make_objective(self.objective_table)
-        self._passes: list[tuple[Tensor, Tensor]] | None = None
+        self.objective = build_objective(self.objective_table)
+        self._scored: list[tuple[Tensor, Tensor]] | None = None  # while TRL scores a rollout batch
         super().__init__(model, reward_funcs, with_reference(args, self.objective), *more, **options)
         check_sampler(self.objective, self.use_vllm, self.rollout_func is not None)
-        self._comm = Ranks(self.accelerator) if self.accelerator.num_processes > 1 else None
+        self._comm = AcceleratorComm(self.accelerator) if self.accelerator.num_processes > 1 else None
         self._rewards: Tensor = torch.empty(0)
         self._mean_reward = 0.0  # of the present rollout batch
         self._rollouts = 0  # rollout batches so far
         self._updates = 0  # updates on the present one so far
-        self._parts: dict[int, Plan] = {}  # by micro-step: of the update that is under way
+        self._plans: dict[int, Plan] = {}  # of the present update's micro-batches, by micro-step
         self._outputs: list[tuple[LossOutput, Tensor]] = []
         self._sums: list[dict[str, Tensor]] = []
         self._losses = 0
-        self._recording: Recording | None = None
-        self.accelerator.print(announcement(self.objective))
+        self._recording: TrlRecording | None = None
+        self.accelerator.print(startup_message(self.objective))
 
     def train(self, *args: Any, **options: Any) -> Any:
-        """TRL's `train`; records are complete when it returns."""
+        """Train as TRL does; the records are complete when it returns."""
         try:
             return super().train(*args, **options)
         finally:
@@ -101,119 +100,120 @@ class TrimtabTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model: Any, *args: Any, compute_entropy: bool = False, **options: Any
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """TRL's forward pass. While TRL scores a rollout, what its policy gives is kept with the entropy."""
-        keep = self._passes is not None and model is self.model
+        """Run TRL's forward pass; keep what the policy returns while TRL scores a rollout batch, entropy included."""
+        keep = self._scored is not None and model is self.model
         logps, entropies, aux = super()._get_per_token_logps_and_entropies(
             model, *args, compute_entropy=compute_entropy or keep, **options
         )
-        if keep and self._passes is not None:
-            self._passes.append((logps, entropies))
+        if keep and self._scored is not None:
+            self._scored.append((logps, entropies))
         return logps, entropies, aux
 
     def _calculate_rewards(self, *args: Any, **options: Any) -> Tensor:
-        """The rewards of all processes, kept for the advantages."""
+        """Compute the rewards of all processes, and keep them for the advantages."""
         self._rewards = super()._calculate_rewards(*args, **options)
         return self._rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """TRL's rollout batch of this process, with the columns that planning reads."""
-        self._passes = []
+        """Make this process's rollout batch as TRL does, and add the keys that a plan reads."""
+        self._scored = []
         try:
-            table: dict[str, Any] = super()._generate_and_score_completions(inputs)
-            passes = self._passes
+            batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+            scored = self._scored
         finally:
-            self._passes = None
+            self._scored = None
         first = self.accelerator.process_index * len(inputs)
         mine = slice(first, first + len(inputs))
         reward = self._total_reward()
         if self.args.advantages == "objective":
             samples = self.num_generations if self.model.training else self.num_generations_eval
             ours = advantages(self.objective, reward, samples)
-            self._show_advantages(ours)
-            table["advantages"] = ours[mine]
-        table["old_per_token_logps"], table[ENTROPY] = self._old(table, passes)
-        table[REWARD] = reward[mine]
-        table[ROW] = torch.arange(mine.start, mine.stop, device=reward.device)
+            self._log_advantages(ours)
+            batch["advantages"] = ours[mine]
+        batch["old_per_token_logps"], batch[ENTROPY] = self._old_logps(batch, scored)
+        batch[REWARD] = reward[mine]
+        batch[RESPONSE_INDEX] = torch.arange(mine.start, mine.stop, device=reward.device)
         if "segment" in self.objective.needs:
-            table[SEGMENT] = segments(table, self._tokenizer)
+            batch[SEGMENT] = segments(batch, self._tokenizer)
         if self.model.training:
             self._rollouts, self._updates = self._rollouts + 1, 0
             self._mean_reward = float(reward.nanmean())
-        return table
+        return batch
 
     def _total_reward(self) -> Tensor:
-        """One reward per response of all processes; NaN where no function gave one."""
+        """Return one reward per response of all processes; NaN where no reward function returned one."""
         weighted: Tensor = (self._rewards * self.reward_weights.to(self._rewards.device)).nansum(dim=1)
         return weighted.masked_fill(self._rewards.isnan().all(dim=1), torch.nan)
 
-    def _show_advantages(self, ours: Tensor) -> None:
-        """Put our advantages into TRL's table of completions, in place of its own."""
-        shown = self._logs["advantages"]
-        for _ in range(min(len(ours), len(shown))):
-            shown.pop()
-        shown.extend(ours.tolist())
+    def _log_advantages(self, ours: Tensor) -> None:
+        """Replace TRL's advantages by ours in its log of completions."""
+        logged = self._logs["advantages"]
+        for _ in range(min(len(ours), len(logged))):
+            logged.pop()
+        logged.extend(ours.tolist())
 
-    def _old(self, table: Table, passes: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies under the policy that sampled; from TRL's own pass where it made one."""
-        for logps, entropies in passes:
-            if logps is table.get("old_per_token_logps"):
+    def _old_logps(self, batch: PaddedBatch, scored: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and entropies under the policy that sampled, from TRL's own pass if it made one."""
+        for logps, entropies in scored:
+            if logps is batch.get("old_per_token_logps"):
                 return logps, entropies
-        return self._measure(table)
+        return self._score(batch)
 
     @torch.no_grad()
-    def _measure(self, table: Table) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies under the policy as it is now, micro-batch by micro-batch."""
+    def _score(self, batch: PaddedBatch) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and entropies under the current policy, micro-batch by micro-batch."""
         training = self.model.training
         rows = self.args.per_device_train_batch_size if training else self.args.per_device_eval_batch_size
         with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
             logps, entropies, _ = self._get_per_token_logps_and_entropies(
-                self.model, **forward_inputs(table), batch_size=rows, compute_entropy=True
+                self.model, **forward_inputs(batch), batch_size=rows, compute_entropy=True
             )
         assert entropies is not None
         return logps, entropies
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """TRL's micro-batch with its part of the plan of the update it belongs to."""
+        """Return TRL's micro-batch with its slice of the update's plan."""
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
         if not self.model.training:
             return {**inputs, PLAN: self.objective.plan(token_batch([inputs], self.objective), self._comm)}
-        if self._step not in self._parts:
+        if self._step not in self._plans:
             self._begin_update()
-        return {**inputs, PLAN: self._parts[self._step]}
+        return {**inputs, PLAN: self._plans[self._step]}
 
     def _begin_update(self) -> None:
-        """Plan the update whose first micro-batch comes now."""
+        """Plan the update whose first micro-batch is next."""
         first, count = self._step % self.args.steps_per_generation, self.current_gradient_accumulation_steps
-        tables = self._buffered_inputs[first : first + count]
-        if len(tables) < count:
+        micro_batches = self._buffered_inputs[first : first + count]
+        if len(micro_batches) < count:
             raise RuntimeError(
-                f"an update of {count} micro-batches starts at the {first + 1}. of {len(self._buffered_inputs)} of its "
-                "rollout batch, so its plan cannot be made: let the data set hold whole rollout batches"
+                f"an update of {count} micro-batches starts at micro-batch {first + 1} of the "
+                f"{len(self._buffered_inputs)} of its rollout batch and cannot be planned: make the data set a "
+                "multiple of the rollout batch"
             )
         if not self._updates and self.objective.controllers:
             self.objective.observe(token_batch(self._buffered_inputs, self.objective), self._comm)
-        now = None
+        current = None
         if self._updates and "current_logp" in self.objective.needs:
-            now = tuple(torch.cat(pair) for pair in zip(*map(self._measure, tables), strict=True))
-        batch = token_batch(tables, self.objective, now)  # type: ignore[arg-type]
+            current = tuple(torch.cat(pair) for pair in zip(*map(self._score, micro_batches), strict=True))
+        batch = token_batch(micro_batches, self.objective, current)  # type: ignore[arg-type]
         plan = self.objective.plan(batch, self._comm)
-        sizes = [len(table["completion_ids"]) for table in tables]
-        self._parts = dict(enumerate(plan.split(sizes), start=self._step))
+        sizes = [len(batch["completion_ids"]) for batch in micro_batches]
+        self._plans = dict(enumerate(plan.split(sizes), start=self._step))
         self._outputs, self._sums = [], []
-        self._record(batch, plan, tables)
+        self._record(batch, plan, micro_batches)
         self._updates += 1
 
-    def _compute_loss(self, model: Any, inputs: Table) -> Tensor:
-        """The objective's loss of one micro-batch; summed over an update and all processes it is the mini-batch's."""
+    def _compute_loss(self, model: Any, inputs: PaddedBatch) -> Tensor:
+        """Return the loss of a micro-batch; those of an update on all processes add up to the mini-batch's loss."""
         logps, entropies, aux = self._get_per_token_logps_and_entropies(
             model, **forward_inputs(inputs), compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
         )
-        mask, part = trained(inputs), inputs[PLAN]
+        mask = sampled_mask(inputs)
         new_logp = logps[mask]
-        out = self.objective.loss(new_logp, part)
+        out = self.objective.loss(new_logp, inputs[PLAN])
         self._losses += 1
-        self._note(out, new_logp.detach(), entropies[mask].detach(), inputs)  # type: ignore[index]
-        # Gradients are averaged over processes; TRL and accelerate divide by nothing else.
+        self._collect(out, new_logp.detach(), entropies[mask].detach(), inputs)  # type: ignore[index]
+        # Gradients are averaged over processes, and our losses add up; TRL and accelerate divide by nothing else.
         loss = out.loss if self._comm is None else out.loss * self.accelerator.num_processes
         if aux is not None:
             steps = self.current_gradient_accumulation_steps if self.model.training else 1
@@ -222,39 +222,39 @@ class TrimtabTrainer(GRPOTrainer):
             self._metrics[mode]["aux_loss"].append(self.accelerator.gather_for_metrics(aux).mean().item())
         return loss
 
-    def _note(self, out: LossOutput, new_logp: Tensor, entropy: Tensor, inputs: Table) -> None:
-        """Keep what a part tells; with the last part of an update, put its metrics beside TRL's."""
-        part: Plan = inputs[PLAN]
+    def _collect(self, out: LossOutput, new_logp: Tensor, entropy: Tensor, inputs: PaddedBatch) -> None:
+        """Collect the metrics of a micro-batch; after the last one of an update, log the update's metrics."""
+        plan: Plan = inputs[PLAN]
         sums = {"tokens": entropy.new_tensor(float(len(entropy))), "entropy": entropy.sum()}
-        if part.ref_logp is not None:
-            sums["kl"] = kl_estimate(new_logp, part.ref_logp).sum()
+        if plan.ref_logp is not None:
+            sums["kl"] = kl_estimate(new_logp, plan.ref_logp).sum()
         if not self.model.training:
-            self._show("eval", part, [out.metrics | sums])
+            self._log_metrics("eval", plan, [out.metrics | sums])
             return
         self._sums.append(out.metrics | sums)
         if self._recording is not None:
             self._outputs.append((out, new_logp))
-        if self._step + 1 not in self._parts:
-            shown = self._show("train", part, self._sums)
+        if self._step + 1 not in self._plans:
+            metrics = self._log_metrics("train", plan, self._sums) | {"reward/mean": self._mean_reward}
             if self._recording is not None:
-                self._recording.finish(self._rollouts, self._outputs, shown | {"reward/mean": self._mean_reward})
+                self._recording.finish_update(self._rollouts, self._outputs, metrics)
             self._outputs = []
 
-    def _show(self, mode: str, plan: Plan, parts: Sequence[dict[str, Tensor]]) -> dict[str, float]:
-        """The metrics of an update of all processes, in TRL's log."""
-        names = (*LOSS_METRICS, *_SUMS)
-        values = over_ranks(parts, names, self._comm)
+    def _log_metrics(self, mode: str, plan: Plan, micro_batches: Sequence[dict[str, Tensor]]) -> dict[str, float]:
+        """Add the metrics of an update over all processes to TRL's log, and return them."""
+        names = (*LOSS_METRICS, *_TOKEN_SUMS)
+        values = reduce_metrics(micro_batches, names, self._comm)
         tokens = max(values.pop("tokens"), 1.0)
-        shown = {name: value / tokens if name in _SUMS else value for name, value in values.items()}
+        logged = {name: value / tokens if name in _TOKEN_SUMS else value for name, value in values.items()}
         if plan.ref_logp is None:
-            del shown["kl"]
-        shown |= {name: float(value) for name, value in plan.metrics.items()}
-        for name, value in shown.items():
+            del logged["kl"]
+        logged |= {name: float(value) for name, value in plan.metrics.items()}
+        for name, value in logged.items():
             self._metrics[mode][name].append(value)
-        return shown
+        return logged
 
     def training_step(self, *args: Any, **options: Any) -> Tensor:
-        """TRL's; a step whose loss was not the objective's ends the run."""
+        """Run TRL's training step, and stop the run if its loss was not the objective's."""
         before = self._losses
         loss: Tensor = super().training_step(*args, **options)
         if self._losses == before:
@@ -264,39 +264,42 @@ class TrimtabTrainer(GRPOTrainer):
             )
         return loss
 
-    def _record(self, batch: TokenBatch, plan: Plan, tables: Sequence[Table]) -> None:
-        """Tell the recorder of an update, and of a rollout batch with the first of its updates."""
+    def _record(self, batch: TokenBatch, plan: Plan, micro_batches: Sequence[PaddedBatch]) -> None:
+        """Pass an update that has been planned to the recording; the first of a rollout batch starts a step."""
         if self.args.record_to is None:
             return
         if self._recording is None:
             self._recording = self._start_recording()
         if not self._updates:
             self._recording.begin_step(self._rollouts, self._buffered_inputs)
-        self._recording.begin(self._updates, batch, plan, tables)
+        self._recording.begin_update(PlannedUpdate(self._updates, batch, plan, micro_batches))
 
-    def _start_recording(self) -> Recording:
-        """A recording that goes on after the rollout batches before the present one."""
+    def _start_recording(self) -> TrlRecording:
+        """Start a recording that continues after the rollout batches before the present one."""
         args = self.args
-        layout = Rollouts(
+        shape = RolloutShape(
             updates=args.steps_per_generation // args.gradient_accumulation_steps,
             samples=self.num_generations,
             prompts=args.generation_batch_size // self.num_generations,
-            ends=frozenset(self.eos_token_ids),
+            end_tokens=frozenset(self.eos_token_ids),
         )
-        gather = gather_object if self._comm is not None else list
-        device = self.accelerator.device
-        return start_recording(
-            Path(args.record_to),
-            self._rollouts - 1,
-            self.objective_table,
-            Recording(layout, self.objective, device.type, gather),
-            Policy(self.accelerator.unwrap_model(self.model), self._tokenizer, device),
-            Settings(args.record_every, max_megabytes=args.record_max_megabytes),
-            main=self.accelerator.is_main_process,
-        )
+        recording = TrlRecording(shape, self.objective, gather_object if self._comm is not None else list)
+        if self.accelerator.is_main_process:
+            start_recording(
+                Path(args.record_to),
+                self._rollouts - 1,
+                recording,
+                objective_table=self.objective_table,
+                settings=RecordSettings(args.record_every, max_megabytes=args.record_max_megabytes),
+                tokenizer=self._tokenizer,
+                vocabulary_size=self.accelerator.unwrap_model(self.model).get_output_embeddings().weight.shape[0],
+                device=self.accelerator.device.type,
+            )
+        return recording
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """TRL's checkpoint and, before it is complete, the controllers' state in it."""
+        """Save TRL's checkpoint with the state of the controllers in it."""
+        # Ours first: TRL marks the checkpoint as complete.
         if self._recording is not None:
             self._recording.flush()
         if self.args.should_save:
@@ -305,7 +308,7 @@ class TrimtabTrainer(GRPOTrainer):
         super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """TRL's and, from a checkpoint, the controllers' state."""
+        """Load TRL's state and, from a checkpoint, that of the controllers."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             self._rollouts = load_state(Path(checkpoint), self.objective).get("rollouts", 0)

@@ -1,7 +1,7 @@
-"""A step's plans on the driver: over each mini-batch exactly as verl will cut it, from the data to what travels.
+"""Plan the updates of a step on the driver, over each mini-batch exactly as verl will split it.
 
-verl hands equal runs of a batch's rows to its ranks, and every rank takes an equal share of its run for each update. So
-a mini-batch is scattered over the batch, and is gathered here in the order of updates, ranks and rows.
+verl gives each rank an equal, consecutive chunk of the batch's rows, and each update trains on an equal share of every
+chunk. The rows of a mini-batch are therefore spread over the batch; they are gathered here by update, rank and row.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 from trimtab.engines.verl import columns
-from trimtab.engines.verl.columns import Nested, Sampled
+from trimtab.engines.verl.columns import Nested, SampledTokens
 from trimtab.objectives import Objective, Plan, TokenBatch
 
-METRICS = "trimtab/"
+METRIC_PREFIX = "trimtab/"
 
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """The plans of a step: the rows of each update, its tokens in that order, and what goes to the workers."""
+    """The plans of a step: the rows of each update, the tokens in that order, and the fields for the workers."""
 
     rows: list[list[int]]
-    where: Sampled
+    sampled: SampledTokens
     tokens: TokenBatch
     plans: list[Plan]
     fields: dict[str, Any]
@@ -33,17 +33,17 @@ class PlannedStep:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What was planned: the mean over the updates in which there was something to measure."""
+        """Return the metrics of the plans, each the mean over the updates where it is finite."""
         found: dict[str, list[float]] = {}
         for plan in self.plans:
             for name, value in plan.metrics.items():
                 found.setdefault(name, []).extend([float(value)] if bool(torch.isfinite(value)) else [])
-        return {f"{METRICS}{name}": sum(values) / len(values) for name, values in found.items() if values}
+        return {f"{METRIC_PREFIX}{name}": sum(values) / len(values) for name, values in found.items() if values}
 
 
 def fields_read(names: Iterable[str]) -> list[str]:
-    """The fields of verl's data behind the optional fields of a TokenBatch, and those that every plan reads."""
-    return sorted({columns.FIELDS[name] for name in names} | {"response_mask", "old_log_probs", "advantages"})
+    """Return the fields of verl's data for optional columns of a `TokenBatch`, and those that every plan reads."""
+    return sorted({columns.VERL_FIELDS[name] for name in names} | {"response_mask", "old_log_probs", "advantages"})
 
 
 def plan_step(
@@ -52,43 +52,43 @@ def plan_step(
     minibatch: int,
     ranks: int,
     tokenizer: Any,
-    more: Iterable[str] = (),
+    recorded: Iterable[str] = (),
 ) -> PlannedStep:
-    """Let the controllers look at the batch, and plan its mini-batches of `minibatch` responses.
+    """Let the controllers observe the batch, and plan its mini-batches of `minibatch` responses.
 
-    `more` are fields that the objective does not read and a record wants.
+    `recorded` are columns that the recorder needs besides those that the objective reads.
     """
     rows = minibatch_rows(len(data["response_mask"]), minibatch, ranks)
-    where = columns.sampled(data["response_mask"], [row for update in rows for row in update])
-    tokens = columns.token_batch(data, where, {*objective.needs, *more}, tokenizer)
+    sampled = columns.sampled_tokens(data["response_mask"], [row for update in rows for row in update])
+    tokens = columns.token_batch(data, sampled, {*objective.needs, *recorded}, tokenizer)
     objective.observe(tokens)
     plans = [objective.plan(tokens.select(n, n + minibatch)) for n in range(0, tokens.responses, minibatch)]
     planned = columns.plan_columns(objective, tokens, plans)
-    fields = {f"{columns.PREFIX}{name}": where.unpack(column) for name, column in planned.items()}
-    return PlannedStep(rows, where, tokens, plans, fields | _of_responses(rows, plans), ",".join(planned))
+    fields = {f"{columns.PREFIX}{name}": sampled.unpack(column) for name, column in planned.items()}
+    return PlannedStep(rows, sampled, tokens, plans, fields | _per_response(rows, plans), ",".join(planned))
 
 
 def minibatch_rows(responses: int, minibatch: int, ranks: int) -> list[list[int]]:
-    """The rows of every update, as verl cuts them: equal runs of rows to the ranks, and of each run an equal share.
+    """Return the rows of every update, as verl splits them.
 
-    verl pads a batch until it divides; one that does not is an error here, for the plan would be of something else.
+    verl pads a batch until it divides evenly; one that does not is an error, because its plan would not fit.
     """
     if minibatch < 1 or ranks < 1 or responses % minibatch or minibatch % ranks:
         raise ValueError(
-            f"a batch of {responses} responses cannot be cut into mini-batches of {minibatch} on {ranks} ranks: "
-            "make train_batch_size a multiple of ppo_mini_batch_size, and that times rollout.n one of the ranks"
+            f"a batch of {responses} responses cannot be split into mini-batches of {minibatch} on {ranks} ranks: make "
+            "train_batch_size a multiple of ppo_mini_batch_size, and ppo_mini_batch_size * rollout.n one of the ranks"
         )
-    run, share = responses // ranks, minibatch // ranks
+    chunk, share = responses // ranks, minibatch // ranks
     return [
-        [rank * run + update * share + n for rank in range(ranks) for n in range(share)]
+        [rank * chunk + update * share + n for rank in range(ranks) for n in range(share)]
         for update in range(responses // minibatch)
     ]
 
 
-def _of_responses(rows: Sequence[list[int]], plans: Sequence[Plan]) -> dict[str, Tensor]:
-    """Each response's update, and the tokens of that update's mini-batch, in verl's order of the responses."""
+def _per_response(rows: Sequence[list[int]], plans: Sequence[Plan]) -> dict[str, Tensor]:
+    """Return the update of each response and the tokens in its mini-batch, in verl's order of rows."""
     update = torch.empty(sum(len(mine) for mine in rows), dtype=torch.int64)
     tokens = torch.empty_like(update)
     for number, (mine, plan) in enumerate(zip(rows, plans, strict=True)):
         update[mine], tokens[mine] = number, plan.tokens
-    return {columns.UPDATE: update, columns.TOKENS: tokens}
+    return {columns.UPDATE: update, columns.MINIBATCH_TOKENS: tokens}

@@ -1,7 +1,7 @@
-"""What verl loads by itself, in every process: the entry point `trimtab` of its group `verl.plugins`.
+"""The plug-in that verl loads in every process: the entry point `trimtab` of the group `verl.plugins`.
 
-verl passes over a plug-in that cannot be imported, so this one says so itself. It also stops a command that has
-trimtab's options but not its trainer, which verl would run without them and without a word.
+verl ignores a plug-in that cannot be imported, so this one prints the reason. It also stops a command that has
+trimtab's options but not its trainer, which verl would run without them and without a warning.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ MODE = "trainer.v1.trainer_mode"
 
 
 def _load() -> None:
-    stray = misused(sys.argv[1:])
-    if stray:
-        raise SystemExit(f"trimtab: {stray}")  # no Exception, which verl would swallow
+    problem = command_problem(sys.argv[1:])
+    if problem:
+        raise SystemExit(f"trimtab: {problem}")  # verl catches every Exception, and SystemExit is none
     try:
         importlib.import_module("trimtab.engines.verl.trainer")
     except Exception as error:
         error = missing_engine("verl", error) if isinstance(error, ImportError) else error
-        sys.stderr.write(f"trimtab: its trainer for verl did not load, {MODE}=trimtab is unknown: {error!r:.500}\n")
+        sys.stderr.write(f"trimtab: the trainer for verl did not load, so {MODE}=trimtab is unknown: {error!r:.500}\n")
         raise
 
 
-def misused(arguments: Sequence[str]) -> str:
-    """Why a verl command with trimtab's options would run without them; empty where it would not."""
-    parts = [argument.lstrip("+").partition("=") for argument in arguments if "=" in argument]
-    given = {key: value.strip("'\"") for key, _, value in parts}
+def command_problem(arguments: Sequence[str]) -> str:
+    """Return why verl would ignore the trimtab options of a command line; empty if it would not."""
+    pairs = [argument.lstrip("+").partition("=") for argument in arguments if "=" in argument]
+    given = {key: value.strip("'\"") for key, _, value in pairs}
     ours = [key for key in given if key == "trimtab" or key.startswith("trimtab.")]
-    elsewhere = any(argument.startswith(("--config", "-cn", "-cp", "-cd")) for argument in arguments)
-    if ours and given.get(MODE, "trimtab" if elsewhere else "") != "trimtab":
-        return f"{ours[0]} is given, but {MODE}=trimtab is not, and verl would train without it: add that"
+    # With a config file of the user's own the mode may be set there.
+    own_config = any(argument.startswith(("--config", "-cn", "-cp", "-cd")) for argument in arguments)
+    if ours and given.get(MODE, "trimtab" if own_config else "") != "trimtab":
+        return f"{ours[0]} is set, but {MODE}=trimtab is not, and verl would train without it: add that"
     if given.get(MODE) == "trimtab" and given.get("trainer.use_v1", "true").lower() == "false":
         return f"{MODE}=trimtab needs verl's v1 trainer: leave out trainer.use_v1=False"
     return ""

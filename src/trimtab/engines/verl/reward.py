@@ -1,4 +1,4 @@
-"""trimtab's graders as verl's reward function.
+"""trimtab's grading rules as a reward function for verl.
 
 `reward.custom_reward_function.path=pkg://trimtab.engines.verl.reward`, with `rule`, `correct` and `wrong` under
 `+reward.custom_reward_function.reward_kwargs`.
@@ -22,7 +22,7 @@ def compute_score(
     wrong: float = 0.0,
     **_: Any,
 ) -> dict[str, Any]:
-    """The score of a response, and for verl's logs whether it is right and what was found in it."""
+    """Grade a response: its score and, for verl's logs, whether it is correct and the extracted answer."""
     verdict = grade(solution_str, str(ground_truth), rule, extra_info)
-    right = verdict.kind == "correct"
-    return {"score": correct if right else wrong, "acc": float(right), "pred": verdict.extracted or ""}
+    is_correct = verdict.kind == "correct"
+    return {"score": correct if is_correct else wrong, "acc": float(is_correct), "pred": verdict.extracted or ""}

@@ -1,7 +1,7 @@
 """verl's synchronous v1 trainer with a plan: `trainer.v1.trainer_mode=trimtab`.
 
-After verl has computed the advantages, the driver sees the whole batch. It plans every mini-batch as verl will cut it
-and puts what was decided beside the data, as columns that travel to the workers; the loss there reads them.
+When verl has computed the advantages, the driver has the whole batch. It plans every mini-batch as verl will split it
+and adds the plan to the batch as fields, which the loss on the workers reads.
 """
 
 from __future__ import annotations
@@ -17,84 +17,86 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import validate_config
 from verl.utils.debug import marked_timer
 
-from trimtab.engines.common import announcement, load_state, make_objective, save_state
+from trimtab.config import build_objective
+from trimtab.engines.common import load_state, save_state, startup_message
 from trimtab.engines.verl import recording
-from trimtab.engines.verl.columns import SENT
+from trimtab.engines.verl.columns import SENT_COLUMNS
 from trimtab.engines.verl.loss import PlannedLoss
-from trimtab.engines.verl.options import check, read_options
-from trimtab.engines.verl.planning import METRICS, fields_read, plan_step
+from trimtab.engines.verl.options import check_config, read_options
+from trimtab.engines.verl.planning import METRIC_PREFIX, fields_read, plan_step
 
 
 @register_trainer("trimtab")
-class TrimtabTrainer(PPOTrainerSync):
-    """verl's sync trainer whose actor updates follow trimtab's plan."""
+class TrimtabRayTrainer(PPOTrainerSync):
+    """verl's synchronous trainer with actor updates by trimtab's plans."""
 
     def __init__(self, config: DictConfig) -> None:
         section = OmegaConf.to_container(config.trimtab, resolve=True) if "trimtab" in config else None
         self.options = read_options(section)
-        self.objective = make_objective(self.options.objective)
-        check(config, self.options, self.objective)
+        self.objective = build_objective(self.options.objective)
+        check_config(config, self.options, self.objective)
         if "ref_logp" in self.objective.needs:
             _load_reference(config)
         super().__init__(config)
-        print(announcement(self.objective), flush=True)  # noqa: T201  (how verl itself speaks on the driver)
+        print(startup_message(self.objective), flush=True)  # noqa: T201  (verl itself prints on the driver)
 
     def _build_replay_buffer(self) -> Any:
-        # verl asks for this name wherever sync and async runs differ, and asks first here.
+        # verl branches on this name wherever sync and async runs differ, for the first time here.
         self.trainer_mode = "sync"
         return super()._build_replay_buffer()
 
     def on_init_end(self) -> None:
-        """Give every worker the loss that reads the plan."""
+        """Send the loss that reads the plan to every worker."""
         self.actor_rollout_wg.set_loss_fn(PlannedLoss(self.options.objective))
-        self.recording = recording.start_recording(self.options, self.objective, self.tokenizer, self.global_steps)
+        self.recorder = recording.start_recording(self.options, self.objective, self.tokenizer, self.global_steps)
         super().on_init_end()
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """verl's training loop; at its end, however it comes, the record is closed."""
+        """Run verl's training loop, and close the record however it ends."""
         try:
             super().fit(agent_loop_manager)
         finally:
-            if self.recording:
-                self.recording.close()
+            if self.recorder:
+                self.recorder.close()
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         with marked_timer("trimtab_plan", self.timing_raw, color="brown"):
             batch = self._plan(batch, metrics)
         batch = super()._update_actor(batch, metrics)
-        _claim(metrics)
+        _rename_loss_metrics(metrics)
         return batch
 
     def _plan(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Plan the updates of a batch, and put the plans beside its data."""
+        """Plan the updates of a batch, and add the plans to its fields."""
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
-        more = self._recorded_fields()
-        fields = [*fields_read({*self.objective.needs, *more}), *(recording.FIELDS if self.recording else ())]
+        recorded = self._recorded_columns()
+        fields = [*fields_read({*self.objective.needs, *recorded}), *(recording.FIELDS if self.recorder else ())]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         size = actor.ppo_mini_batch_size * rollout.n
-        planned = plan_step(self.objective, data, size, ranks, self.tokenizer, more)
+        planned = plan_step(self.objective, data, size, ranks, self.tokenizer, recorded)
         metrics.update(planned.metrics)
-        if self.recording:
-            self.recording.step(self.global_steps, planned, data, self.objective)
+        if self.recorder:
+            end_token = int(self.tokenizer.eos_token_id)
+            recording.record_step(self.recorder, self.global_steps, planned, data, self.objective, end_token)
         put = TensorDict(planned.fields, batch_size=len(batch.keys))
         batch = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=put)
-        batch.extra_info[SENT] = planned.sent
+        batch.extra_info[SENT_COLUMNS] = planned.sent
         return batch
 
-    def _recorded_fields(self) -> list[str]:
-        """What a record holds of the batch, of what this run measures."""
-        if not self.recording:
+    def _recorded_columns(self) -> list[str]:
+        """Return the columns to record besides those that the objective reads, as far as this run has them."""
+        if not self.recorder:
             return []
         correction = self.config.algorithm.get("rollout_correction") or {}
-        measured = [] if correction.get("bypass_mode") else ["entropy"]
+        entropy = [] if correction.get("bypass_mode") else ["entropy"]
         sampler = ["sampler_logp"] if self.config.actor_rollout_ref.rollout.calculate_log_probs else []
-        return ["token", *measured, *sampler]
+        return ["token", *entropy, *sampler]
 
     def _save_checkpoint(self) -> None:
-        # Before verl names this step the latest, so that no checkpoint is ever without its state and its record.
-        if self.recording:
-            self.recording.recorder.flush()
+        # Before verl marks this step as the latest: every checkpoint has the controllers' state and its records.
+        if self.recorder:
+            self.recorder.flush()
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         save_state(folder, self.objective)
         super()._save_checkpoint()
@@ -108,20 +110,20 @@ class TrimtabTrainer(PPOTrainerSync):
         load_state(Path(trainer.resume_from_path) if trainer.resume_mode == "resume_path" else folder, self.objective)
 
 
-def _claim(metrics: dict[str, Any]) -> None:
-    """The loss's metrics under their own names; without them it was not our loss that ran."""
-    mine = [name for name in metrics if name.startswith(f"actor/{METRICS}")]
-    if not mine:
+def _rename_loss_metrics(metrics: dict[str, Any]) -> None:
+    """Remove verl's prefix from the metrics of our loss. If there are none, another loss was used."""
+    ours = [name for name in metrics if name.startswith(f"actor/{METRIC_PREFIX}")]
+    if not ours:
         raise RuntimeError(
-            "trimtab: the update was made with another loss than trimtab's, so the run stops: something else calls "
-            "set_loss_fn, or the workers' trimtab is not the driver's"
+            "trimtab: the update used another loss than trimtab's: something else calls set_loss_fn, or the workers "
+            "have another version of trimtab than the driver"
         )
-    for name in mine:
+    for name in ours:
         metrics[name.removeprefix("actor/")] = metrics.pop(name)
 
 
 def _load_reference(config: DictConfig) -> None:
-    """Make verl load and score with the reference model; its own KL goes with its loss."""
+    """Make verl load the reference model and score with it; verl's own KL term is part of the loss we replace."""
     with open_dict(config):
         config.actor_rollout_ref.actor.use_kl_loss = True
     validate_config(config=config, use_reference_policy=True, use_critic=False)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trimtab.config import build_objective
 from trimtab.objectives import Objective, Plan, TokenBatch, segment_ids
-from trimtab.record import RecordError, Step, Update
+from trimtab.record import RecordedStep, RecordedUpdate, RecordError
 
 # What every replay reads, where it is there; other fields are read for the objectives that need them.
 COLUMNS = ("old_logp", "current_logp", "proxy_logp", "entropy", "sum_p2", "sum_p2_logp", "advantage")
@@ -32,7 +32,7 @@ def recorded_objective(options: dict[str, Any]) -> Objective:
         raise RecordError(f"the recorded objective cannot be built with this trimtab: {error}") from None
 
 
-def load_columns(step: Step, needs: Iterable[str]) -> None:
+def load_columns(step: RecordedStep, needs: Iterable[str]) -> None:
     """Read at one go what `to_token_batch` and a replay will ask for."""
     wanted = {*COLUMNS, "new_logp", *(OPTIONAL & set(needs))}
     if "segment" in wanted and "segment" not in step.tokens:
@@ -40,7 +40,7 @@ def load_columns(step: Step, needs: Iterable[str]) -> None:
     step.tokens.load([name for name in step.tokens if name in wanted])
 
 
-def to_token_batch(update: Update, needs: Iterable[str] = ()) -> TokenBatch:
+def to_token_batch(update: RecordedUpdate, needs: Iterable[str] = ()) -> TokenBatch:
     """The mini-batch of a recorded update; `needs` names the optional fields that an objective reads."""
     step = update.step
     present = [name for name in (*COLUMNS, *sorted(OPTIONAL & set(needs))) if name in step.tokens]
@@ -48,7 +48,7 @@ def to_token_batch(update: Update, needs: Iterable[str] = ()) -> TokenBatch:
     lengths = tensor(step.responses["tokens"][update.responses])
     sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths.to(torch.int64))
     if "segment" in needs and "segment" not in fields:
-        spelling = step.records.vocabulary.spelling
+        spelling = step.records.vocabulary.text_bytes
         fields["segment"] = segment_ids(tensor(update.column("token")).long(), spelling, sequence=sequence)
     return TokenBatch(
         **fields,
@@ -59,7 +59,7 @@ def to_token_batch(update: Update, needs: Iterable[str] = ()) -> TokenBatch:
     )
 
 
-def as_advantaged(batch: TokenBatch, objective: Objective, update: Update) -> TokenBatch:
+def as_advantaged(batch: TokenBatch, objective: Objective, update: RecordedUpdate) -> TokenBatch:
     """The batch with the kind of advantages that the objective is defined with; groups are whole in every record."""
     step = update.step
     if objective.advantage == step.records.manifest.advantage:
@@ -68,16 +68,16 @@ def as_advantaged(batch: TokenBatch, objective: Objective, update: Update) -> To
     return replace(batch, advantage=values[update.responses][batch.sequence])
 
 
-def plan_again(objective: Objective, batch: TokenBatch, update: Update) -> list[Plan]:
+def plan_again(objective: Objective, batch: TokenBatch, update: RecordedUpdate) -> list[Plan]:
     """The plan of a recorded update; its parts where they were planned one by one, else the one plan."""
     plan = objective.plan(batch)
     if plan.replan is None:
         return [plan]
-    parts = update.info.parts
+    parts = update.info.micro_batches
     return plan.split(parts if sum(parts) == batch.responses else [batch.responses])
 
 
-def set_controllers(objective: Objective, step: Step, recorded: bool) -> None:
+def set_controllers(objective: Objective, step: RecordedStep, recorded: bool) -> None:
     """Bring the controllers to where they stand at a step: as recorded, or by a look at the rollout's entropy."""
     if recorded:
         objective.load_state_dict(step.info.controllers)
@@ -88,7 +88,7 @@ def set_controllers(objective: Objective, step: Step, recorded: bool) -> None:
 
 
 @contextmanager
-def threads_of(step: Step) -> Iterator[None]:
+def threads_of(step: RecordedStep) -> Iterator[None]:
     """As many threads as the run had, for sums depend on them in the last bit; one for a run on a GPU."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(step.info.threads, 1) if step.info.device == "cpu" else 1)
@@ -98,7 +98,7 @@ def threads_of(step: Step) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def new_log_probs(update: Update, batch: TokenBatch) -> Tensor:
+def new_log_probs(update: RecordedUpdate, batch: TokenBatch) -> Tensor:
     """The log-probabilities of the update's own pass; where there are none, those that tokens were judged by."""
     if "new_logp" not in update.step.tokens:
         return batch.judged_logp

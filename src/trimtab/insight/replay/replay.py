@@ -52,7 +52,7 @@ from trimtab.objectives import (
     objective,
     theory,
 )
-from trimtab.record import RecordError, Records, RecordWarning, Step, Update, open_run, read_step
+from trimtab.record import RecordedStep, RecordedUpdate, RecordError, Records, RecordWarning, open_run, read_step
 
 RECORDED = "recorded"  # the objective of the run itself, by name
 _CLIPPED_BIT = 2 * max(map(int, Reason))  # behind the bits of Reason
@@ -179,7 +179,7 @@ def _value(word: str) -> Any:
 
 
 def _replay_update(
-    update: Update, variants: Sequence[Variant], needs: frozenset[str]
+    update: RecordedUpdate, variants: Sequence[Variant], needs: frozenset[str]
 ) -> tuple[tuple[Treatment, ...], tuple[Overlap, ...]]:
     batch = to_token_batch(update, needs)
     new_logp = new_log_probs(update, batch)
@@ -269,10 +269,10 @@ def _look_back(records: Records, variants: Sequence[Variant], first: int | None)
             warnings.warn(f"{error}; step {number} is left out", RecordWarning, stacklevel=2)
             continue
         for variant in watching:
-            set_controllers(variant.objective, Step(records, info, files), False)
+            set_controllers(variant.objective, RecordedStep(records, info, files), False)
 
 
-def _check_fields(step: Step, variants: Sequence[Variant]) -> None:
+def _check_fields(step: RecordedStep, variants: Sequence[Variant]) -> None:
     """Every objective's fields are there; segments can be made."""
     for variant in variants:
         missing = sorted(variant.objective.needs - set(step.tokens) - {"segment"})
@@ -289,7 +289,7 @@ def _notes(records: Records, variants: Sequence[Variant], steps: Sequence[StepRe
     if partial:
         yield (
             f"{partial} of {len(steps)} steps were planned over the recorded share of the mini-batch "
-            f"(record.group_share = {manifest.settings.share:g}): quantiles and normalisers are those of that share"
+            f"(record.group_share = {manifest.settings.group_share:g}): quantiles and normalisers are those of that share"
         )
     if not all(step.moved for step in steps):
         yield "no new log-probabilities were recorded: ratios are taken as 1, and nothing is clipped"

@@ -27,7 +27,7 @@ from trimtab.insight.replay.batches import (
 )
 from trimtab.insight.report.embed import Array
 from trimtab.objectives import Objective, Plan, TokenBatch, theory
-from trimtab.record import Records, Step, Update, read_step
+from trimtab.record import RecordedStep, RecordedUpdate, Records, read_step
 
 _PLANNED = {
     "weight": "weight",
@@ -41,7 +41,7 @@ _PLANNED = {
 class Batched(NamedTuple):
     """A recorded update as the mini-batch it was, and the log-probabilities of its own pass."""
 
-    update: Update
+    update: RecordedUpdate
     batch: TokenBatch
     new_logp: torch.Tensor
 
@@ -63,7 +63,7 @@ class Treated:
 class Measured:
     """A recorded step's tokens; NaN where the record lacks what a number is made of."""
 
-    step: Step
+    step: RecordedStep
     logp: Array
     entropy: Array
     sum_p2: Array
@@ -99,13 +99,13 @@ class Measured:
         return -self.treated.coefficient * self.phi
 
 
-def open_step(records: Records, number: int) -> Step:
+def open_step(records: Records, number: int) -> RecordedStep:
     """A step that is known to be recorded, both its tables checked."""
     info, files = read_step(records.folder, number)
-    return Step(records, info, files).checked()
+    return RecordedStep(records, info, files).checked()
 
 
-def measure(step: Step, objective: Objective | None) -> Measured:
+def measure(step: RecordedStep, objective: Objective | None) -> Measured:
     """A step's tokens under the objective that was recorded; without it coefficients are unknown."""
     load_columns(step, objective.needs if objective else ())
     judged = "current_logp" if "current_logp" in step.tokens else "old_logp"
@@ -122,7 +122,7 @@ def measure(step: Step, objective: Objective | None) -> Measured:
     )
 
 
-def batches_of(step: Step, needs: Iterable[str]) -> list[Batched]:
+def batches_of(step: RecordedStep, needs: Iterable[str]) -> list[Batched]:
     """The step's mini-batches, with the fields that objectives need of them."""
     out = []
     for update in step.updates:
@@ -132,7 +132,7 @@ def batches_of(step: Step, needs: Iterable[str]) -> list[Batched]:
     return out
 
 
-def treat(step: Step, objective: Objective, batches: Sequence[Batched]) -> Treated:
+def treat(step: RecordedStep, objective: Objective, batches: Sequence[Batched]) -> Treated:
     """What another objective would have done with the step's mini-batches."""
     set_controllers(objective, step, recorded=False)
     parts = [_treat_update(batched, objective) for batched in batches]
@@ -155,7 +155,7 @@ def _treat_update(batched: Batched, objective: Objective) -> dict[str, Array]:
 _OF_PLAN = ("advantage", "weight", "reason", "clip_low", "clip_high")
 
 
-def _as_recorded(step: Step, objective: Objective | None) -> Treated:
+def _as_recorded(step: RecordedStep, objective: Objective | None) -> Treated:
     """The recorded plan as it stands in the record, and its coefficients at the recorded log-probabilities."""
     columns = step.tokens
     count = step.info.tokens
@@ -170,7 +170,7 @@ def _as_recorded(step: Step, objective: Objective | None) -> Treated:
     )
 
 
-def _coefficients(step: Step, objective: Objective) -> Array:
+def _coefficients(step: RecordedStep, objective: Objective) -> Array:
     objective.load_state_dict(step.info.controllers)
     parts = [np.empty(0, np.float32)]
     for update, batch, new_logp in batches_of(step, objective.needs):
@@ -180,7 +180,7 @@ def _coefficients(step: Step, objective: Objective) -> Array:
     return np.concatenate(parts)
 
 
-def _written(plan: Plan, update: Update) -> Plan:
+def _written(plan: Plan, update: RecordedUpdate) -> Plan:
     """A plan with the numbers of the record: of a record with a share of the groups no plan comes out the same."""
     columns = update.step.tokens
     names = {
@@ -203,12 +203,12 @@ def _push(objective: Objective, plans: list[Plan], new_logp: torch.Tensor) -> tu
     return torch.cat(pushes), torch.cat(cut)
 
 
-def _per_token(update: Update, batch: TokenBatch) -> np.float32:
+def _per_token(update: RecordedUpdate, batch: TokenBatch) -> np.float32:
     """The tokens of the mini-batch; of a record with a share of the groups, about so many."""
-    return np.float32(batch.tokens * max(sum(update.info.parts) / max(batch.responses, 1), 1.0))
+    return np.float32(batch.tokens * max(sum(update.info.micro_batches) / max(batch.responses, 1), 1.0))
 
 
-def _column(step: Step, name: str) -> Array:
+def _column(step: RecordedStep, name: str) -> Array:
     values: Array = step.tokens[name] if name in step.tokens else np.full(step.info.tokens, np.nan, np.float32)
     return values
 

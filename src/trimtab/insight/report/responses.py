@@ -11,7 +11,7 @@ from trimtab.insight.report.embed import pack, safe_json, shortened
 from trimtab.insight.report.measured import Measured, Treated, batches_of, measure, open_step, treat
 from trimtab.insight.report.response_selection import Item
 from trimtab.objectives import Objective, Reason
-from trimtab.record import RecordError, Records, Step, Vocabulary
+from trimtab.record import RecordedStep, RecordError, Records, Vocabulary
 
 LONGEST_PIECE = 200  # characters of one token
 LONGEST_PROMPT = 4_000
@@ -76,7 +76,7 @@ def _words(records: Records, notes: list[str]) -> Vocabulary:
         return Vocabulary([], [])
 
 
-def _beside(step: Step, others: Mapping[str, Objective], notes: list[str]) -> Iterator[tuple[str, Treated]]:
+def _beside(step: RecordedStep, others: Mapping[str, Objective], notes: list[str]) -> Iterator[tuple[str, Treated]]:
     """Every other objective that the record has the fields for."""
     batches = batches_of(step, frozenset[str]().union(*(objective.needs for objective in others.values())))
     for name, objective in others.items():
@@ -148,6 +148,6 @@ def _pack_treated(treated: Treated, span: slice) -> dict[str, Any]:
     }
 
 
-def _span(step: Step, item: Item) -> slice:
+def _span(step: RecordedStep, item: Item) -> slice:
     first = step.offsets[item.response]
     return slice(first + item.start, first + item.stop)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import helpers.engines.verl_quiet  # noqa: F401  # isort: skip
+
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -12,7 +14,7 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
 from helpers.engines.verl_runs import CHARACTERS, SPECIAL, tiny_tokenizer
-from trimtab.engines.verl.columns import SENT
+from trimtab.engines.verl.columns import SENT_COLUMNS
 from trimtab.engines.verl.planning import plan_step
 from trimtab.objectives import Objective, TokenBatch, segment_ids
 
@@ -84,7 +86,7 @@ def with_plan(objective: Objective, data: TensorDict, minibatch: int, ranks: int
     planned = plan_step(objective, data, minibatch, ranks, TOKENIZER)
     for name, value in planned.fields.items():
         data[name] = value
-    tu.assign_non_tensor(data, **{SENT: planned.sent})
+    tu.assign_non_tensor(data, **{SENT_COLUMNS: planned.sent})
     return data
 
 

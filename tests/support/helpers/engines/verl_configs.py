@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import helpers.engines.verl_quiet  # noqa: F401  # isort: skip
+
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path

@@ -84,10 +84,10 @@ def native_update(table: dict[str, Any]) -> dict[str, Tensor]:
     """Gradients and weights after one update by trimtab's own trainer."""
     from helpers.engines.verl_batches import core_batch
     from helpers.engines.verl_runs import tiny_model
-    from trimtab.engines.common import make_objective
+    from trimtab.config import build_objective
     from trimtab.policy.update import UpdateOptions, make_optimizer, update
 
-    model, objective = tiny_model(), make_objective(table)
+    model, objective = tiny_model(), build_objective(table)
     data = batch_of(tiny_model())
     tokens = core_batch(objective, data, range(ROWS))
     objective.observe(tokens)
@@ -176,13 +176,13 @@ def updates(folder: Path, ranks: int) -> Iterator[tuple[str, dict[str, Tensor]]]
 
     from helpers.engines.verl_batches import with_plan
     from helpers.engines.verl_runs import tiny_model
-    from trimtab.engines.common import make_objective
+    from trimtab.config import build_objective
     from trimtab.engines.verl.loss import PlannedLoss
 
     worker = build_worker(folder)
     data = batch_of(tiny_model())
     for name, table in TABLES.items():
-        planned = with_plan(make_objective(table), data.copy(), ROWS, ranks)
+        planned = with_plan(build_objective(table), data.copy(), ROWS, ranks)
         for micro in (8, 2, 0) if ranks == 1 else (4,):
             yield f"{name}-{ranks}-{micro}", verl_update(worker, planned, PlannedLoss(table), micro)
     if ranks == 1:
@@ -197,6 +197,7 @@ def updates(folder: Path, ranks: int) -> Iterator[tuple[str, dict[str, Tensor]]]
 
 def main(folder: Path) -> None:
     """One rank's share of all updates."""
+    import helpers.engines.verl_quiet  # noqa: F401  # isort: skip
     from safetensors.torch import save_file
 
     torch.set_num_threads(1)

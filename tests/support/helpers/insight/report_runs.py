@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from helpers.record.made_records import made_step
-from trimtab.record import Manifest, Recorder, StepData, Vocabulary
+from trimtab.record import Manifest, RecordWriter, StepData, Vocabulary
 
 PIECES = ["<end>", "1", "2", " and", ".", " so", "\n", " the", " answer", " is", " 42"]
 OBJECTIVE = {"name": "stapo", "tau_p": 0.2}
@@ -54,7 +54,7 @@ def make_run(folder: Path, made: Made | None = None) -> Path:
         (folder / "alarms.jsonl").write_text("".join(json.dumps(alarm) + "\n" for alarm in made.alarms))
     said: list[str] = []
     manifest = Manifest(objective=dict(made.objective), advantage="group_normalized")
-    recorder = Recorder(folder / "tokens", manifest, said.append)
+    recorder = RecordWriter(folder / "tokens", manifest, said.append)
     text = [piece.encode("utf-8", "surrogatepass") for piece in made.pieces]
     recorder.start(Vocabulary(text, [n == 0 for n in range(len(text))]), 0)
     for step in range(1, made.steps + 1):

@@ -10,10 +10,10 @@ import numpy as np
 
 from trimtab.record import (
     Manifest,
-    Recorder,
+    RecordedStep,
     RecordError,
-    Settings,
-    Step,
+    RecordSettings,
+    RecordWriter,
     StepData,
     StepInfo,
     UpdateInfo,
@@ -63,7 +63,7 @@ def made_step(
     }
     bounds = np.linspace(0, count, updates + 1).astype(int)
     spans = list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
-    infos = [UpdateInfo(k, b - a, sum(lengths[a:b]), parts=[b - a]) for k, (a, b) in enumerate(spans)]
+    infos = [UpdateInfo(k, b - a, sum(lengths[a:b]), micro_batches=[b - a]) for k, (a, b) in enumerate(spans)]
     responses: dict[str, Any] = {
         "step": [step] * count,
         "response": list(range(count)),
@@ -91,7 +91,7 @@ def manifest(**changes: Any) -> Manifest:
 def record(run: Path, steps: Sequence[StepData], after: int = 0, **changes: Any) -> list[str]:
     """Record the steps in a run's folder, as if it went on after a step; the warnings come back."""
     said: list[str] = []
-    recorder = Recorder(run / FOLDER, manifest(**changes), said.append)
+    recorder = RecordWriter(run / FOLDER, manifest(**changes), said.append)
     recorder.start(WORDS, after)
     for data in steps:
         recorder.write(data.info.step, lambda data=data: data)  # type: ignore[misc]
@@ -105,7 +105,7 @@ def made_run(run: Path, steps: int = 3, **changes: Any) -> Path:
     return run
 
 
-def same(step: Step, data: StepData) -> bool:
+def same(step: RecordedStep, data: StepData) -> bool:
     """Whether a step that was read is what was recorded, bit by bit."""
     return step.info == data.info and all(
         _bits(table[name]) == _bits(values)
@@ -123,7 +123,7 @@ def _wide(array: np.ndarray[Any, Any]) -> Any:
     return np.int64 if array.dtype.kind in "iub" else array.dtype
 
 
-def readable(run: Path) -> dict[int, Step]:
+def readable(run: Path) -> dict[int, RecordedStep]:
     """The steps that can be read, by number."""
     records, found = open_run(run), {}
     for number in recorded_steps(run / FOLDER):
@@ -134,6 +134,6 @@ def readable(run: Path) -> dict[int, Step]:
     return found
 
 
-def budget(megabytes: float, every: int = 1) -> Settings:
-    """Settings with a size budget."""
-    return Settings(every=every, max_megabytes=megabytes)
+def budget(megabytes: float, every: int = 1) -> RecordSettings:
+    """RecordSettings with a size budget."""
+    return RecordSettings(every=every, max_megabytes=megabytes)

@@ -1,7 +1,7 @@
-"""The tables of a record as parquet bytes, and back.
+"""Encode the tables of a record as parquet, and read them.
 
-Measured floats are split into their bytes, constants become run lengths, everything is zstd: some 25 bytes a token, and
-not a bit is lost. Pages carry checksums for readers that know them; ours checks the whole file before it believes it.
+Byte-stream split for measured floats, dictionaries for constants, zstd for everything: about 25 bytes per token,
+lossless. Pages carry checksums for other readers; ours checks the SHA-256 of the whole file first.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ENCODINGS = {"split": "BYTE_STREAM_SPLIT", "delta": "DELTA_BINARY_PACKED", "plain": "PLAIN"}
-_LEVEL = 3  # zstd's; higher ones cost time and win a per cent
+_ZSTD_LEVEL = 3  # higher levels cost time and save a per cent
 
 
 def encode(table: str, values: Mapping[str, Any]) -> memoryview:
-    """The columns of a table as parquet; a column too many, or a required one too few, is a bug of the caller."""
+    """Return a table as parquet bytes; unknown or missing columns are an error."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = arrow_schema(table, values)
     unknown, missing = set(values) - set(schema.names), set(required(table)) - set(values)
     if unknown or missing:
-        raise ValueError(f"the table {table} has no columns {sorted(unknown)}, and lacks {sorted(missing)}")
+        raise ValueError(f"table {table}: unknown columns {sorted(unknown)}, missing columns {sorted(missing)}")
     arrays = [pa.array(values[field.name], type=field.type) for field in schema]
     sink = pa.BufferOutputStream()
     held = [column for column in TABLES[table] if column.name in values]
@@ -35,7 +35,7 @@ def encode(table: str, values: Mapping[str, Any]) -> memoryview:
         pa.Table.from_arrays(arrays, schema=schema),
         sink,
         compression="zstd",
-        compression_level=_LEVEL,
+        compression_level=_ZSTD_LEVEL,
         use_dictionary=[column.name for column in held if column.encoding == "dictionary"],
         column_encoding={c.name: _ENCODINGS[c.encoding] for c in held if c.encoding != "dictionary"},
         write_statistics=False,
@@ -46,12 +46,12 @@ def encode(table: str, values: Mapping[str, Any]) -> memoryview:
 
 
 def open_table(table: str, data: bytes, name: str) -> pa.parquet.ParquetFile:
-    """A table's file, after a look at its columns; `name` is what errors call it."""
+    """Open a table and check its columns; `name` is the file's name in errors."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        # It is in memory already: reading ahead would only hand it to a thread that lets go of it some time later.
+        # The bytes are in memory already; pre-buffering would give them to a thread that frees them some time later.
         file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
         found = file.schema_arrow
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -67,7 +67,7 @@ def open_table(table: str, data: bytes, name: str) -> pa.parquet.ParquetFile:
 
 
 def read_columns(file: pa.parquet.ParquetFile, names: Iterable[str], name: str) -> pa.Table:
-    """Some columns of a table."""
+    """Read some columns of a table."""
     import pyarrow as pa
 
     try:

@@ -1,0 +1,138 @@
+"""What a trainer hands to the recorder: plain values for each response, columns of tensors for each update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trimtab.record.schema import FROM_BATCH, FROM_PLAN
+
+if TYPE_CHECKING:  # reading records needs no torch, so nothing here imports it before a trainer calls
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RecordedResponse:
+    """One graded response: what the table `responses` says of it. `tokens` are those that are trained on."""
+
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+    group: int
+    sample: int
+    reward: float
+    verdict: str
+    finished: bool
+    extracted: str = ""
+    answer: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class UpdateRecord:
+    """One update: its columns in host memory, and which responses of the step they belong to.
+
+    `first_response` counts over the step's responses. `columns` has `sequence` (which response of the update a token
+    belongs to, from 0) beside the columns of the table `tokens`. `micro_batches` is how many responses each forward
+    pass held.
+    """
+
+    number: int
+    first_response: int
+    responses: int
+    columns: dict[str, Tensor]
+    micro_batches: Sequence[int] = ()
+    taken: bool = True
+
+
+class BatchColumns(Protocol):
+    """The attributes of a `TokenBatch` that are read by name here; its columns are read by the schema's names."""
+
+    @property
+    def responses(self) -> int:
+        """How many responses it holds."""
+
+    @property
+    def sequence(self) -> Tensor:
+        """Which response each token belongs to."""
+
+
+class PlanColumns(Protocol):
+    """The attributes of a `Plan` that are read by name here; its columns are read by the schema's names."""
+
+    @property
+    def replan(self) -> Callable[[int, int], Any] | None:
+        """Set where every micro-batch is planned by itself."""
+
+    def split(self, sequences: Sequence[int]) -> Sequence[Any]:
+        """Return the plans of micro-batches."""
+
+
+def update_record(
+    number: int,
+    first_response: int,
+    batch: BatchColumns,
+    plan: PlanColumns,
+    *,
+    micro_batches: Sequence[int] = (),
+    new_logp: Tensor | None = None,
+    clipped: Tensor | None = None,
+    taken: bool = True,
+) -> UpdateRecord:
+    """Copy the columns of an update to host memory: the mini-batch, its plan, and what the forward passes returned."""
+    import torch
+
+    # With scope = "micro" the weights of the plan as a whole are not those that were used: its micro-batches' are.
+    plans = plan.split(micro_batches) if plan.replan else [plan]
+
+    def planned(name: str) -> Tensor | None:
+        values = [getattr(piece, name) for piece in plans]
+        return values[0] if len(values) == 1 or values[0] is None else torch.cat(values)
+
+    found: dict[str, Tensor | None] = {name: getattr(batch, name) for name in FROM_BATCH}
+    found |= {name: planned(name) for name in FROM_PLAN}
+    found |= {"planned_advantage": planned("advantage"), "new_logp": new_logp, "clipped": clipped}
+    columns = to_host({"sequence": batch.sequence} | {k: value for k, value in found.items() if value is not None})
+    return UpdateRecord(
+        number, first_response, batch.responses, _without_equal_advantage(columns), tuple(micro_batches), taken
+    )
+
+
+def to_host(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy columns to host memory."""
+    import torch
+
+    # All copies are started before the first wait: a synchronous copy of each column would wait for the GPU each time.
+    copies = {name: value.to("cpu", non_blocking=value.is_cuda) for name, value in columns.items()}
+    for device in {value.device for value in columns.values() if value.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+    return copies
+
+
+def join_ranks(ranks: Sequence[UpdateRecord], first_response: int) -> UpdateRecord:
+    """Join the records that the ranks have of one update, in rank order."""
+    import torch
+
+    for rank in ranks:  # dropped on a rank where no rule changed the advantage; another rank may have it
+        rank.columns.setdefault("planned_advantage", rank.columns["advantage"])
+    columns = {name: torch.cat([rank.columns[name] for rank in ranks]) for name in ranks[0].columns}
+    before = torch.tensor([0, *accumulate(rank.responses for rank in ranks)][:-1])
+    columns["sequence"] += before.repeat_interleave(torch.tensor([len(rank.columns["sequence"]) for rank in ranks]))
+    return UpdateRecord(
+        ranks[0].number,
+        first_response,
+        sum(rank.responses for rank in ranks),
+        _without_equal_advantage(columns),
+        [size for rank in ranks for size in rank.micro_batches],
+        ranks[0].taken,
+    )
+
+
+def _without_equal_advantage(columns: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Drop the planned advantage where no rule changed it, which is so for most methods."""
+    import torch
+
+    if torch.equal(columns["advantage"], columns["planned_advantage"]):
+        del columns["planned_advantage"]
+    return columns
