@@ -23,7 +23,7 @@ exec "${PYTHON:-python3}" -m verl.trainer.main_ppo \
   +trimtab.target=0.3 \
   "+trimtab.record=$OUT/record" \
   +trimtab.record_every=10 \
-  +trimtab.record_share=0.05 \
+  +trimtab.record_group_share=0.05 \
   algorithm.adv_estimator=grpo \
   algorithm.norm_adv_by_std_in_grpo=True \
   algorithm.use_kl_in_reward=False \

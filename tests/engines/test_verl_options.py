@@ -75,7 +75,7 @@ def test_what_is_recorded_is_no_option_of_the_objective() -> None:
         (["+trimtab.objective=stapo", "+trimtab.advantage=mine"], "must be method"),
         (["+trimtab.objective=stapo", "+trimtab.record=5"], "record=5 must be a folder"),
         (["+trimtab.objective=stapo", "+trimtab.record_every=0"], "at least 1"),
-        (["+trimtab.objective=stapo", "+trimtab.record_share=1.5"], "at most 1"),
+        (["+trimtab.objective=stapo", "+trimtab.record_group_share=1.5"], "at most 1"),
         (["+trimtab.objective=stapo", "+trimtab.record_max_megabytes=lots"], "a number above 0"),
     ],
 )

@@ -15,7 +15,7 @@ from trimtab.config import build_objective
 from trimtab.objectives import Objective
 from trimtab.text import nearest
 
-ADAPTER_KEYS = ("advantage", "record", "record_every", "record_share", "record_max_megabytes")
+ADAPTER_KEYS = ("advantage", "record", "record_every", "record_group_share", "record_max_megabytes")
 
 ADVANTAGES = {
     "group_normalized": "algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo=True",
@@ -52,7 +52,7 @@ class VerlOptions:
     advantage: str = "method"
     record: str | None = None
     record_every: int = 1
-    record_share: float = 1.0
+    record_group_share: float = 1.0
     record_max_megabytes: float = 2000.0
 
 
@@ -74,12 +74,15 @@ def read_options(section: Mapping[str, Any] | None) -> VerlOptions:
 
 def _check_adapter_keys(options: VerlOptions) -> None:
     """Check the keys that are not options of the objective."""
-    every, share, megabytes = options.record_every, options.record_share, options.record_max_megabytes
+    every, share, megabytes = options.record_every, options.record_group_share, options.record_max_megabytes
     checks = {
         "advantage": (options.advantage in ("method", "verl"), "method (what it is defined with) or verl (any)"),
         "record": (isinstance(options.record, str | None), "a folder"),
         "record_every": (type(every) is int and every >= 1, "a whole number of steps, at least 1"),
-        "record_share": (type(share) in (int, float) and 0 < share <= 1, "a share of the groups, above 0, at most 1"),
+        "record_group_share": (
+            type(share) in (int, float) and 0 < share <= 1,
+            "above 0 and at most 1",
+        ),
         "record_max_megabytes": (type(megabytes) in (int, float) and megabytes > 0, "a number above 0"),
     }
     for key, (valid, wanted) in checks.items():

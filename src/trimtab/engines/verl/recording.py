@@ -28,7 +28,7 @@ def start_recording(options: VerlOptions, objective: Objective, tokenizer: Any, 
     manifest = Manifest(
         objective=dict(options.objective),
         advantage=objective.advantage,
-        settings=RecordSettings(options.record_every, options.record_share, options.record_max_megabytes),
+        settings=RecordSettings(options.record_every, options.record_group_share, options.record_max_megabytes),
         versions=engine_versions("verl"),
     )
     return open_recorder(
