@@ -288,8 +288,8 @@ def _notes(records: Records, variants: Sequence[Variant], steps: Sequence[StepRe
     partial = sum(not step.exact for step in steps)
     if partial:
         yield (
-            f"{partial} of {len(steps)} steps were planned over the recorded share of the mini-batch (record.group_share = "
-            f"{manifest.settings.group_share:g}): quantiles and normalisers are those of that share"
+            f"{partial} of {len(steps)} steps were planned over the recorded share of the mini-batch "
+            f"(record.group_share = {manifest.settings.group_share:g}): quantiles and normalisers are of that share"
         )
     if not all(step.moved for step in steps):
         yield "no new log-probabilities were recorded: ratios are taken as 1, and nothing is clipped"
