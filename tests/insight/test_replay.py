@@ -1,4 +1,4 @@
-"""What a replay says: counted by hand, compared with the theory, swept, and told with its limits."""
+"""Replay results: counted by hand, compared with the theory, swept, and with notes on their limits."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import torch
 from helpers.record.made_records import made_run, made_step, record
 from trimtab.insight.replay import has_option, make_variants, parse_sweep, replay, replay_steps
 from trimtab.insight.replay.batches import to_token_batch
-from trimtab.insight.replay.table import to_json
-from trimtab.insight.replay.values import Overlap, Pull, Treatment, add_overlaps, add_treatments
+from trimtab.insight.replay.stats import GradientMass, ObjectiveStats, TokenOverlap, sum_overlaps, sum_stats
+from trimtab.insight.replay.tables import to_json
 from trimtab.objectives import METHODS, objective, theory
 from trimtab.record import RecordError, RecordSettings, RecordWarning, StepData, open_run
 from trimtab.record.layout import FOLDER, step_folder
@@ -55,9 +55,9 @@ def spurious(tmp_path: Path) -> Path:
 
 def test_what_each_objective_silences_and_clips_is_counted(spurious: Path) -> None:
     result = replay(spurious, ["stapo", "dapo", "grpo"])
-    stapo, dapo, grpo = result.treatments
-    assert {name: pull.tokens for name, pull in stapo.reasons.items()} == {"silenced": 1, "clipped": 2}
-    assert {name: pull.tokens for name, pull in dapo.reasons.items()} == {"clipped": 2}
+    stapo, dapo, grpo = result.stats
+    assert {name: mass.tokens for name, mass in stapo.reasons.items()} == {"silenced": 1, "clipped": 2}
+    assert {name: mass.tokens for name, mass in dapo.reasons.items()} == {"clipped": 2}
     assert (stapo.touched, dapo.touched, grpo.touched) == (3, 2, 2)
     assert stapo.share("silenced") == 1 / 8 and math.isclose(stapo.share("clipped"), 2 / 8)
     assert stapo.share("boosted") == 0.0
@@ -65,7 +65,7 @@ def test_what_each_objective_silences_and_clips_is_counted(spurious: Path) -> No
 
 
 def test_gradient_mass_is_the_exact_norm_of_every_tokens_gradient(spurious: Path) -> None:
-    (stapo,) = replay(spurious, ["stapo"]).treatments
+    (stapo,) = replay(spurious, ["stapo"]).stats
     data = spurious_step().tokens
     p = np.exp(data["old_logp"].astype(float))
     norm = np.sqrt(1 - 2 * p + data["sum_p2"])
@@ -73,7 +73,7 @@ def test_gradient_mass_is_the_exact_norm_of_every_tokens_gradient(spurious: Path
     assert stapo.total.before == pytest.approx(before.sum(), rel=1e-6)
     assert stapo.reasons["silenced"].before == pytest.approx(before[1], rel=1e-6)
     assert stapo.mass("silenced") == pytest.approx(before[1] / before.sum(), rel=1e-6)
-    assert stapo.mass_after("silenced") == 0.0, "a silenced token pulls no more"
+    assert stapo.mass_after("silenced") == 0.0, "a silenced token has no gradient"
     assert stapo.mass("clipped") == pytest.approx(before[[2, 6]].sum() / before.sum(), rel=1e-6)
     kept = np.abs(data["advantage"]) * norm / 7  # the mean is over the seven tokens that count
     kept[[1, 2, 6]] = 0.0
@@ -81,20 +81,20 @@ def test_gradient_mass_is_the_exact_norm_of_every_tokens_gradient(spurious: Path
 
 
 def test_the_predicted_entropy_change_is_that_of_the_theory(spurious: Path) -> None:
-    found = replay(spurious, ["stapo", "sspo + s2t", "gspo"]).treatments
+    found = replay(spurious, ["stapo", "sspo + s2t", "gspo"]).stats
     (update,) = open_run(spurious).step(1).updates
     new = torch.from_numpy(update.column("new_logp").copy())
-    for name, treatment in zip(("stapo", "sspo + s2t", "gspo"), found, strict=True):
+    for name, stats in zip(("stapo", "sspo + s2t", "gspo"), found, strict=True):
         built = objective(name)
         batch = to_token_batch(update, built.needs)
         wanted = theory.entropy_change(built, batch, built.plan(batch), new).sum()
-        assert treatment.entropy_change == pytest.approx(float(wanted), rel=1e-5, abs=1e-8)
-        assert treatment.updates == 1
+        assert stats.entropy_change == pytest.approx(float(wanted), rel=1e-5, abs=1e-8)
+        assert stats.updates == 1
 
 
 def test_overlap_is_counted_by_token_and_by_reason(spurious: Path) -> None:
     (pair,) = replay(spurious, ["stapo", "dapo"]).overlaps
-    assert pair == Overlap(0, 1, both=2, either=3, agreed=2)
+    assert pair == TokenOverlap(0, 1, both=2, either=3, agreed=2)
     assert pair.jaccard == pytest.approx(2 / 3) and pair.agreement == 1.0
 
 
@@ -113,36 +113,36 @@ def test_an_objective_against_itself_overlaps_wholly(tmp_path: Path) -> None:
     assert pair.jaccard == 1.0 and pair.agreement == 1.0
 
 
-def test_where_nothing_is_touched_there_is_no_overlap_to_speak_of() -> None:
-    assert math.isnan(Overlap(0, 1).jaccard) and math.isnan(Overlap(0, 1).agreement)
-    assert math.isnan(Treatment().share("silenced")) and math.isnan(Treatment().entropy_change_per_update)
+def test_without_touched_tokens_the_overlap_is_nan() -> None:
+    assert math.isnan(TokenOverlap(0, 1).jaccard) and math.isnan(TokenOverlap(0, 1).agreement)
+    assert math.isnan(ObjectiveStats().share("silenced")) and math.isnan(ObjectiveStats().entropy_change_per_update)
 
 
 def test_what_happens_in_a_step_is_the_sum_of_its_updates_and_a_run_that_of_its_steps(tmp_path: Path) -> None:
     made_run(tmp_path, 4)
     result = replay(tmp_path, ["stapo(tau_p=0.2)", "gspo", "sspo"])
     assert [step.step for step in result.steps] == [1, 2, 3, 4]
-    assert result.treatments == add_treatments((step.treatments for step in result.steps), 3)
-    assert result.overlaps == add_overlaps((step.overlaps for step in result.steps), 3)
-    assert all(step.treatments[0].updates == 2 and step.treatments[0].tokens == 10 for step in result.steps)
-    assert result.treatments[0].tokens == 40
+    assert result.stats == sum_stats((step.stats for step in result.steps), 3)
+    assert result.overlaps == sum_overlaps((step.overlaps for step in result.steps), 3)
+    assert all(step.stats[0].updates == 2 and step.stats[0].tokens == 10 for step in result.steps)
+    assert result.stats[0].tokens == 40
     assert [(pair.first, pair.second) for pair in result.overlaps] == [(0, 1), (0, 2), (1, 2)]
 
 
-def test_treatments_add_up() -> None:
-    one = Treatment(1, 4, 2, Pull(4, 2.0, 1.0), -0.5, {"silenced": Pull(1, 0.5, 0.0)})
-    other = Treatment(1, 6, 1, Pull(6, 3.0, 3.0), 0.1, {"clipped": Pull(1, 1.0, 0.0)})
+def test_stats_add_up() -> None:
+    one = ObjectiveStats(1, 4, 2, GradientMass(4, 2.0, 1.0), -0.5, {"silenced": GradientMass(1, 0.5, 0.0)})
+    other = ObjectiveStats(1, 6, 1, GradientMass(6, 3.0, 3.0), 0.1, {"clipped": GradientMass(1, 1.0, 0.0)})
     total = one + other
     assert (total.tokens, total.touched, total.updates) == (10, 3, 2)
     assert total.entropy_change_per_update == pytest.approx(-0.2)
-    assert total.reasons == {"silenced": Pull(1, 0.5, 0.0), "clipped": Pull(1, 1.0, 0.0)}
+    assert total.reasons == {"silenced": GradientMass(1, 0.5, 0.0), "clipped": GradientMass(1, 1.0, 0.0)}
     assert total.mass("silenced") == pytest.approx(0.1)
 
 
 def test_the_plan_is_over_the_recorded_mini_batch_not_the_step(tmp_path: Path) -> None:
     data = made_step(1, [40] * 8, updates=2)
     record(tmp_path, [data])
-    (whole,) = replay(tmp_path, ["top_entropy(share=0.1)"]).treatments
+    (whole,) = replay(tmp_path, ["top_entropy(share=0.1)"]).stats
     entropy, kept = data.tokens["entropy"], 0
     for part in np.split(entropy, 2):
         kept += math.ceil(0.1 * len(part))
@@ -155,21 +155,21 @@ def test_the_plan_is_over_the_recorded_mini_batch_not_the_step(tmp_path: Path) -
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_can_be_replayed(name: str, tmp_path: Path) -> None:
     record(tmp_path, [made_step(1, [30] * 8, optional=("ref_logp",))])
-    (treatment,) = replay(tmp_path, [name]).treatments
-    assert treatment.tokens == 240 and math.isfinite(treatment.total.after)
-    assert math.isfinite(treatment.entropy_change)
+    (stats,) = replay(tmp_path, [name]).stats
+    assert stats.tokens == 240 and math.isfinite(stats.total.after)
+    assert math.isfinite(stats.entropy_change)
 
 
 @pytest.mark.parametrize("name", ["s2t", "stare", "top_entropy", "tis", "icepop", "mis", "kl"])
 def test_every_attachment_can_be_replayed(name: str, tmp_path: Path) -> None:
     record(tmp_path, [made_step(1, [30] * 8, optional=("ref_logp",))])
-    assert replay(tmp_path, [f"dapo + {name}"]).treatments[0].tokens == 240
+    assert replay(tmp_path, [f"dapo + {name}"]).stats[0].tokens == 240
 
 
 def test_without_a_name_it_is_the_recorded_one(tmp_path: Path) -> None:
     made_run(tmp_path, 1, objective={"name": "stapo", "tau_p": 0.2})
     assert replay(tmp_path).objectives == ("recorded (stapo)",)
-    assert replay(tmp_path).treatments == replay(tmp_path, ["stapo(tau_p=0.2)"]).treatments
+    assert replay(tmp_path).stats == replay(tmp_path, ["stapo(tau_p=0.2)"]).stats
 
 
 def test_an_objective_named_twice_is_replayed_once(tmp_path: Path) -> None:
@@ -177,14 +177,14 @@ def test_an_objective_named_twice_is_replayed_once(tmp_path: Path) -> None:
     assert replay(tmp_path, ["dapo", "dapo"]).objectives == ("dapo",)
 
 
-def test_a_recorded_objective_that_no_longer_exists_is_told(tmp_path: Path) -> None:
+def test_a_recorded_objective_that_no_longer_exists_is_an_error(tmp_path: Path) -> None:
     made_run(tmp_path, 1, objective={"name": "colour"})
     with pytest.raises(RecordError, match=r"the recorded objective cannot be built .*colour"):
         replay(tmp_path)
-    assert replay(tmp_path, ["dapo"]).treatments[0].tokens == 10
+    assert replay(tmp_path, ["dapo"]).stats[0].tokens == 10
 
 
-def test_an_unknown_objective_is_told_with_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_objective_names_the_nearest(tmp_path: Path) -> None:
     made_run(tmp_path, 1)
     with pytest.raises(ValueError, match="did you mean stapo"):
         replay(tmp_path, ["stapoo"])
@@ -201,7 +201,7 @@ def test_statistics_of_the_current_policy_need_a_record_of_them(tmp_path: Path) 
     with pytest.raises(RecordError, match="reads `current_logp`"):
         replay(tmp_path / "old", ["stapo(token_stats=current)"])
     record(tmp_path / "current", [made_step(1, optional=("current_logp",))])
-    assert replay(tmp_path / "current", ["stapo(token_stats=current)"]).treatments[0].tokens == 10
+    assert replay(tmp_path / "current", ["stapo(token_stats=current)"]).stats[0].tokens == 10
 
 
 # --- sweeps
@@ -217,7 +217,7 @@ def test_a_sweep_replays_every_value_under_each_objective_that_has_the_option(tm
         "sspo + s2t tau_p=0.0",
         "sspo + s2t tau_p=0.5",
     )
-    shares = [treatment.share("silenced") for treatment in result.treatments]
+    shares = [stats.share("silenced") for stats in result.stats]
     assert shares[0] == shares[2] == shares[3] == 0.0 and shares[1] == shares[4] > 0
 
 
@@ -231,7 +231,7 @@ def test_the_recorded_objective_can_be_swept(tmp_path: Path) -> None:
     made_run(tmp_path, 1, objective={"name": "stapo", "tau_p": 0.2, "quantile": 1.0})
     result = replay(tmp_path, ["recorded"], sweep={"tau_p": [0.2, 0.9]})
     assert result.objectives == ("recorded tau_p=0.2 (stapo)", "recorded tau_p=0.9 (stapo)")
-    assert result.treatments[0] == replay(tmp_path).treatments[0]
+    assert result.stats[0] == replay(tmp_path).stats[0]
 
 
 def test_an_option_that_no_objective_has_is_an_error(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_an_option_that_no_objective_has_is_an_error(tmp_path: Path) -> None:
         replay(tmp_path, ["grpo", "gspo"], sweep={"tau_p": [0.1]})
 
 
-def test_a_value_that_makes_no_sense_is_told(tmp_path: Path) -> None:
+def test_a_value_that_makes_no_sense_is_an_error(tmp_path: Path) -> None:
     made_run(tmp_path, 1)
     with pytest.raises(ValueError, match="tau_p=7 must be between 0 and 1"):
         replay(tmp_path, ["stapo"], sweep={"tau_p": [7]})
@@ -258,34 +258,34 @@ def test_a_sweep_is_read_from_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("setting", ["tau_p", "=1", "tau_p=", "tau_p=1,,2", "tau-p=1"])
-def test_a_sweep_that_cannot_be_read_is_told(setting: str) -> None:
+def test_a_sweep_that_cannot_be_read_is_an_error(setting: str) -> None:
     with pytest.raises(ValueError, match=r"write option=value,value"):
         parse_sweep([setting])
 
 
-# --- what holds with a grain of salt
+# --- limits of a record
 
 
-def test_a_share_of_a_step_is_replayed_and_said_to_be_one(tmp_path: Path) -> None:
+def test_a_share_of_a_step_is_replayed_and_noted(tmp_path: Path) -> None:
     record(tmp_path, [made_step(1, sampled=16), made_step(2)], settings=RecordSettings(group_share=0.25))
     result = replay(tmp_path, ["stapo"])
     assert [step.exact for step in result.steps] == [False, True] and not result.exact
     assert any("1 of 2 steps were planned over the recorded share of the mini-batch" in note for note in result.notes)
 
 
-def test_a_whole_record_has_nothing_to_be_said_of(tmp_path: Path) -> None:
+def test_a_whole_record_has_no_notes(tmp_path: Path) -> None:
     made_run(tmp_path, 2)
     result = replay(tmp_path, ["stapo", "stare"])
     assert result.exact and result.notes == ()
 
 
-def test_a_gate_that_did_not_see_every_step_is_told(tmp_path: Path) -> None:
+def test_a_gate_that_did_not_see_every_step_is_noted(tmp_path: Path) -> None:
     record(tmp_path, [made_step(step) for step in range(1, 8)], settings=RecordSettings(every=3))
     assert "one step in 3 is recorded" in replay(tmp_path, ["stare(adaptive=true)"]).notes[0]
     assert replay(tmp_path, ["dapo"]).notes == ()
 
 
-def test_a_record_of_a_gpu_is_told(tmp_path: Path) -> None:
+def test_a_record_of_a_gpu_is_noted(tmp_path: Path) -> None:
     data = made_step(1)
     record(tmp_path, [replace(data, info=replace(data.info, device="cuda", threads=64))])
     result = replay(tmp_path, ["sspo"])
@@ -297,16 +297,16 @@ def test_without_new_log_probabilities_nothing_is_clipped(tmp_path: Path) -> Non
     tokens = {name: values for name, values in data.tokens.items() if name not in {"new_logp", "clipped"}}
     record(tmp_path, [replace(data, tokens=tokens)])
     result = replay(tmp_path, ["dapo"])
-    assert "clipped" not in result.treatments[0].reasons
+    assert "clipped" not in result.stats[0].reasons
     assert any("no new log-probabilities" in note for note in result.notes)
 
 
 def test_without_moments_masses_are_unknown_rather_than_wrong(tmp_path: Path) -> None:
     data = made_step(1)
     record(tmp_path, [replace(data, tokens={n: v for n, v in data.tokens.items() if not n.startswith("sum_")})])
-    (treatment,) = replay(tmp_path, ["stapo"]).treatments
-    assert math.isnan(treatment.total.before) and math.isnan(treatment.entropy_change)
-    assert treatment.tokens == 10
+    (stats,) = replay(tmp_path, ["stapo"]).stats
+    assert math.isnan(stats.total.before) and math.isnan(stats.entropy_change)
+    assert stats.tokens == 10
 
 
 def test_without_segments_they_are_made_from_the_recorded_pieces(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_without_segments_they_are_made_from_the_recorded_pieces(tmp_path: Path)
     (update,) = open_run(tmp_path).step(1).updates
     batch = to_token_batch(update, {"segment"})
     assert batch.segment is not None and batch.segment.tolist() == [0, 0, 1, 1, 1, 1] * 2
-    assert replay(tmp_path, ["sspo"]).treatments[0].tokens == 12
+    assert replay(tmp_path, ["sspo"]).stats[0].tokens == 12
 
 
 def test_an_update_that_was_not_finite_is_judged_by_what_is_known(tmp_path: Path) -> None:
@@ -324,8 +324,8 @@ def test_an_update_that_was_not_finite_is_judged_by_what_is_known(tmp_path: Path
     data.tokens["new_logp"][2] = np.nan
     updates = [replace(data.info.updates[0], taken=False), data.info.updates[1]]
     record(tmp_path, [replace(data, info=replace(data.info, updates=updates))])
-    (treatment,) = replay(tmp_path, ["dapo"]).treatments
-    assert math.isfinite(treatment.total.after)
+    (stats,) = replay(tmp_path, ["dapo"]).stats
+    assert math.isfinite(stats.total.after)
 
 
 def test_a_damaged_step_is_left_out_with_a_warning(tmp_path: Path) -> None:
@@ -368,9 +368,9 @@ def test_steps_can_be_had_one_by_one(tmp_path: Path) -> None:
     records = open_run(tmp_path)
     steps = replay_steps(records, make_variants(records, ["stapo"], {}))
     assert next(steps).step == 1
-    told: list[int] = []
-    replay(tmp_path, ["stapo"], on_step=lambda step: told.append(step.step))
-    assert told == [1, 2, 3]
+    replayed: list[int] = []
+    replay(tmp_path, ["stapo"], on_step=lambda step: replayed.append(step.step))
+    assert replayed == [1, 2, 3]
 
 
 def test_memory_stays_bounded_however_long_the_run(tmp_path: Path) -> None:
@@ -399,6 +399,6 @@ def test_json_has_everything_and_no_nan(tmp_path: Path) -> None:
     assert table["objectives"] == ["stapo(tau_p=0.2)", "reinforce"]
     assert len(table["steps"]) == 2 and table["exact"] is True
     assert table["summary"]["stapo(tau_p=0.2)"]["reasons"]["silenced"]["share"] > 0
-    assert table["treatments"][0]["tokens"] == 20
+    assert table["stats"][0]["tokens"] == 20
     assert table["agreement"][0]["objectives"] == table["objectives"]
     assert table["agreement"][0]["jaccard"] == 0.0 and table["agreement"][0]["agreement"] is None

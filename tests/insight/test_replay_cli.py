@@ -1,4 +1,4 @@
-"""`trimtab replay` as a user meets it."""
+"""`trimtab replay` as a user runs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from helpers.record.made_records import made_run, made_step, record
 from trimtab.cli import app
-from trimtab.insight.replay.table import parse_span
+from trimtab.insight.replay.tables import parse_span
 
 run = CliRunner()
 
@@ -60,7 +60,7 @@ def test_everything_goes_into_a_file_too(folder: Path, tmp_path: Path) -> None:
     replayed(folder, "--objective", "stapo", "--objective", "dapo", "--json", tmp_path / "out.json")
     table = json.loads((tmp_path / "out.json").read_text())
     assert table["objectives"] == ["stapo", "dapo"] and [step["step"] for step in table["steps"]] == [1, 2, 3]
-    assert {"tokens", "touched", "reasons", "entropy_change", "total", "updates"} <= set(table["treatments"][0])
+    assert {"tokens", "touched", "reasons", "entropy_change", "total", "updates"} <= set(table["stats"][0])
 
 
 def test_many_pairs_are_cut_short(folder: Path) -> None:
@@ -68,7 +68,7 @@ def test_many_pairs_are_cut_short(folder: Path) -> None:
     assert "the nearest 12 of 15 pairs" in replayed(folder, *words)
 
 
-def test_a_share_is_said_to_be_one(tmp_path: Path) -> None:
+def test_a_recorded_share_is_noted(tmp_path: Path) -> None:
     record(tmp_path, [made_step(1, sampled=40)])
     assert "planned over the recorded share of the mini-batch" in replayed(tmp_path, width=400)
 
@@ -86,7 +86,7 @@ def test_markup_in_a_name_is_only_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--objective", "stapoo"], "did you mean stapo"),
         (["--objective", "grpo + kl"], "reads `ref_logp`"),
@@ -98,11 +98,11 @@ def test_markup_in_a_name_is_only_text(tmp_path: Path) -> None:
         (["--json", "/nowhere/at/all.json"], "No such file"),
     ],
 )
-def test_what_is_wrong_is_said_in_words(folder: Path, words: list[str], told: str) -> None:
-    assert told in refused(folder, *words)
+def test_errors_say_what_to_do(folder: Path, words: list[str], message: str) -> None:
+    assert message in refused(folder, *words)
 
 
-def test_a_folder_without_records_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
     assert "holds no records" in refused(tmp_path)
     assert "holds no records" in refused(tmp_path / "nowhere")
 

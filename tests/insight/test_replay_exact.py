@@ -12,13 +12,13 @@ import torch
 from helpers.train.short_runs import Order, trained
 from trimtab.insight.replay import make_variants, replay
 from trimtab.insight.replay.batches import (
-    as_advantaged,
     new_log_probs,
-    plan_again,
     recorded_objective,
+    recorded_threads,
+    replan,
     set_controllers,
-    threads_of,
     to_token_batch,
+    with_advantages_of,
 )
 from trimtab.objectives import segment_ids
 from trimtab.record import Records, open_run
@@ -52,7 +52,7 @@ OBJECTIVES = {
 VARIATIONS = {
     "four updates a step": {"objective": '"stapo(tau_p=0.2)"', "update.per_step": "4"},
     "the current policy's statistics": {"objective": '"stapo(tau_p=0.2) + stare"', "update.token_stats": "current"},
-    "quantiles by part": {"objective": '"stapo(tau_p=0.2,scope=micro)"', "update.token_budget": "24"},
+    "quantiles by micro-batch": {"objective": '"stapo(tau_p=0.2,scope=micro)"', "update.token_budget": "24"},
     "no dual clip": {"objective": '"dapo"', "objective.dual_clip": "none"},
     "dynamic sampling": {"objective": '"sspo"', "rollout.dynamic_sampling": "true"},
     "another aggregation": {"objective": '"stapo(tau_p=0.2,aggregation=seq-mean-token-sum)"'},
@@ -61,23 +61,23 @@ VARIATIONS = {
 
 
 def assert_plans_come_again(records: Records) -> dict[int, int]:
-    """Every update of every step, every column of its plan; how many tokens had each reason comes back."""
+    """Compare every column of every update's plan; return how many tokens had each reason."""
     objective = recorded_objective(records.manifest.objective)
     needs, seen = objective.needs | {"segment"}, dict[int, int]()
     for step in records:
         set_controllers(objective, step, recorded=True)
         for update in step.updates:
-            with threads_of(step):
+            with recorded_threads(step):
                 batch = to_token_batch(update, needs)
-                assert as_advantaged(batch, objective, update) is batch
-                plans = plan_again(objective, batch, update)
+                assert with_advantages_of(batch, objective, update) is batch
+                plans = replan(objective, batch, update)
                 new = new_log_probs(update, batch)
                 clipped = [objective.loss(new[plan.slice], plan).clipped for plan in plans]
             for name in PLAN:
-                parts = [getattr(plan, name) for plan in plans]
-                assert (name in step.tokens) == (parts[0] is not None), name
-                if parts[0] is not None:
-                    assert_bits(torch.cat(parts), update.column(name), f"{name} at step {step.number}")
+                values = [getattr(plan, name) for plan in plans]
+                assert (name in step.tokens) == (values[0] is not None), name
+                if values[0] is not None:
+                    assert_bits(torch.cat(values), update.column(name), f"{name} at step {step.number}")
             planned = "planned_advantage" if "planned_advantage" in step.tokens else "advantage"
             assert_bits(torch.cat([plan.advantage for plan in plans]), update.column(planned), planned)
             if clipped[0] is not None:
@@ -87,8 +87,8 @@ def assert_plans_come_again(records: Records) -> dict[int, int]:
     return seen
 
 
-def assert_bits(made: torch.Tensor, recorded: np.ndarray, told: str) -> None:  # type: ignore[type-arg]
-    assert made.numpy().astype(recorded.dtype).tobytes() == recorded.tobytes(), told
+def assert_bits(made: torch.Tensor, recorded: np.ndarray, column: str) -> None:  # type: ignore[type-arg]
+    assert made.numpy().astype(recorded.dtype).tobytes() == recorded.tobytes(), column
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -107,7 +107,7 @@ def test_so_it_is_with(name: str, tmp_path: Path) -> None:
     assert_plans_come_again(records)
     updates = [len(step.updates) for step in records]
     assert updates == ([4] * 3 if name.startswith("four") else updates)
-    if name == "quantiles by part":
+    if name == "quantiles by micro-batch":
         assert all(len(update.info.micro_batches) > 1 for step in records for update in step.updates)
 
 
@@ -161,20 +161,20 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_replay_of_the_recorded_objective_counts_what_was_recorded(recorded: Path) -> None:
     result = replay(recorded)
     for step, found in zip(open_run(recorded), result.steps, strict=True):
-        (treatment,) = found.treatments
+        (stats,) = found.stats
         reason = step.tokens["reason"]
-        counts = {name: pull.tokens for name, pull in treatment.reasons.items()}
+        counts = {name: mass.tokens for name, mass in stats.reasons.items()}
         assert counts.get("boosted", 0) == np.count_nonzero(reason & 4)
         assert counts.get("no_signal", 0) == np.count_nonzero(reason & 1)
         assert counts.get("clipped", 0) == np.count_nonzero(step.tokens["clipped"])
-        assert treatment.tokens == len(reason) and found.exact
+        assert stats.tokens == len(reason) and found.exact
 
 
 def test_the_recorded_objective_by_its_own_name_is_the_recorded_one(recorded: Path) -> None:
-    """Its gate is brought along by what it saw at every step, from the first."""
-    one, other = replay(recorded, ["recorded", "stare(target=2.74)"]).treatments
+    """Its gate observes every step from the first on."""
+    one, other = replay(recorded, ["recorded", "stare(target=2.74)"]).stats
     assert one == other
-    one, other = replay(recorded, ["recorded", "stare(target=2.74)"], first=4, last=5).treatments
+    one, other = replay(recorded, ["recorded", "stare(target=2.74)"], first=4, last=5).stats
     assert one == other
 
 
@@ -196,7 +196,7 @@ def test_another_objective_gets_the_advantages_it_is_defined_with(recorded: Path
     records = open_run(recorded)
     (variant,) = make_variants(records, ["dr_grpo"], {})
     for update in records.step(1).updates:
-        batch = as_advantaged(to_token_batch(update), variant.objective, update)
+        batch = with_advantages_of(to_token_batch(update), variant.objective, update)
         assert batch.reward is not None and batch.group is not None
         wanted = variant.objective.advantages(batch.reward, batch.group)[batch.sequence]
         assert torch.equal(batch.advantage, wanted)

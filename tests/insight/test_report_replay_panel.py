@@ -23,9 +23,9 @@ def test_the_tables_say_what_a_replay_says(tmp_path: Path) -> None:
     assert notes == []
     result = replay(run, ["recorded", *NAMES])
     assert [row["name"] for row in packed["rows"]] == list(result.objectives)
-    for row, treatment in zip(packed["rows"], result.treatments, strict=True):
+    for row, stats in zip(packed["rows"], result.stats, strict=True):
         for reason, words in zip(packed["reasons"], row["cells"], strict=True):
-            assert (words == "-") == (reason not in treatment.reasons)
+            assert (words == "-") == (reason not in stats.reasons)
     assert [pair["names"] for pair in packed["pairs"]] == [["recorded (stapo)", name] for name in NAMES]
     assert (packed["steps"], packed["of"]) == (4, 4)
 

@@ -1,31 +1,40 @@
-"""From a recorded update back to the batch that was planned over, and to the plan itself.
+"""Rebuild the mini-batches of a recorded run, and plan them again under any objective.
 
-On a complete record the objective that was recorded gives its recorded plan again bit for bit: the batch is what it
-was, controllers are put back to where they stood, and with `scope = "micro"` the parts are those of the run.
+On a complete record the recorded objective gives its recorded plan again bit for bit: the batch is the same,
+controllers are set to their recorded state, and with `scope = "micro"` the micro-batches are those of the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trimtab.config import build_objective
 from trimtab.objectives import Objective, Plan, TokenBatch, segment_ids
 from trimtab.record import RecordedStep, RecordedUpdate, RecordError
 
-# What every replay reads, where it is there; other fields are read for the objectives that need them.
+# Read for every replay if recorded; optional fields are read for the objectives that need them.
 COLUMNS = ("old_logp", "current_logp", "proxy_logp", "entropy", "sum_p2", "sum_p2_logp", "advantage")
 OPTIONAL = frozenset({"sampler_logp", "ref_logp", "segment"})
 
 
+@dataclass(frozen=True)
+class RecordedMiniBatch:
+    """A recorded update: its mini-batch, and the log-probabilities of its own forward pass."""
+
+    update: RecordedUpdate
+    batch: TokenBatch
+    new_logp: Tensor
+
+
 def recorded_objective(options: dict[str, Any]) -> Objective:
-    """The objective that a manifest names, as the run had it."""
+    """Build the objective that a manifest names, with the options of the run."""
     try:
         return build_objective(options)
     except (ValueError, LookupError) as error:
@@ -33,52 +42,77 @@ def recorded_objective(options: dict[str, Any]) -> Objective:
 
 
 def load_columns(step: RecordedStep, needs: Iterable[str]) -> None:
-    """Read at one go what `to_token_batch` and a replay will ask for."""
+    """Read all columns that mini-batches and a replay use with one read of the file."""
     wanted = {*COLUMNS, "new_logp", *(OPTIONAL & set(needs))}
     if "segment" in wanted and "segment" not in step.tokens:
         wanted |= {"token"}
     step.tokens.load([name for name in step.tokens if name in wanted])
 
 
+def recorded_mini_batch(update: RecordedUpdate, needs: Iterable[str] = ()) -> RecordedMiniBatch:
+    """Read the mini-batch of a recorded update; `needs` names the optional fields that objectives read."""
+    batch = to_token_batch(update, needs)
+    return RecordedMiniBatch(update, batch, new_log_probs(update, batch))
+
+
 def to_token_batch(update: RecordedUpdate, needs: Iterable[str] = ()) -> TokenBatch:
-    """The mini-batch of a recorded update; `needs` names the optional fields that an objective reads."""
+    """Read the batch alone of a recorded update."""
     step = update.step
     present = [name for name in (*COLUMNS, *sorted(OPTIONAL & set(needs))) if name in step.tokens]
-    fields: dict[str, Any] = {name: tensor(update.column(name)) for name in present}
-    lengths = tensor(step.responses["tokens"][update.responses])
+    fields: dict[str, Any] = {name: as_tensor(update.column(name)) for name in present}
+    lengths = as_tensor(step.responses["tokens"][update.responses])
     sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths.to(torch.int64))
     if "segment" in needs and "segment" not in fields:
         spelling = step.records.vocabulary.text_bytes
-        fields["segment"] = segment_ids(tensor(update.column("token")).long(), spelling, sequence=sequence)
+        fields["segment"] = segment_ids(as_tensor(update.column("token")).long(), spelling, sequence=sequence)
     return TokenBatch(
         **fields,
         sequence=sequence,
-        group=tensor(step.responses["group"][update.responses]),
-        reward=tensor(step.responses["reward"][update.responses]),
+        group=as_tensor(step.responses["group"][update.responses]),
+        reward=as_tensor(step.responses["reward"][update.responses]),
         responses=len(lengths),
     )
 
 
-def as_advantaged(batch: TokenBatch, objective: Objective, update: RecordedUpdate) -> TokenBatch:
-    """The batch with the kind of advantages that the objective is defined with; groups are whole in every record."""
+def new_log_probs(update: RecordedUpdate, batch: TokenBatch) -> Tensor:
+    """Return the log-probabilities of the update's forward pass; if not recorded, those that tokens are judged by."""
+    if "new_logp" not in update.step.tokens:
+        return batch.judged_logp
+    recorded = as_tensor(update.column("new_logp"))
+    return recorded if update.info.taken else torch.where(recorded.isfinite(), recorded, batch.judged_logp)
+
+
+def with_advantages_of(batch: TokenBatch, objective: Objective, update: RecordedUpdate) -> TokenBatch:
+    """Return the batch with the kind of advantages that the objective is defined with."""
     step = update.step
     if objective.advantage == step.records.manifest.advantage:
         return batch
-    values = objective.advantages(tensor(step.responses["reward"]), tensor(step.responses["group"]))
+    # Over the whole step: a record keeps groups whole, so group statistics are exact even if only a share is recorded.
+    values = objective.advantages(as_tensor(step.responses["reward"]), as_tensor(step.responses["group"]))
     return replace(batch, advantage=values[update.responses][batch.sequence])
 
 
-def plan_again(objective: Objective, batch: TokenBatch, update: RecordedUpdate) -> list[Plan]:
-    """The plan of a recorded update; its parts where they were planned one by one, else the one plan."""
+def replan(objective: Objective, batch: TokenBatch, update: RecordedUpdate) -> list[Plan]:
+    """Plan a recorded update again: one plan, or with `scope = "micro"` one for each recorded micro-batch."""
     plan = objective.plan(batch)
     if plan.replan is None:
         return [plan]
-    parts = update.info.micro_batches
-    return plan.split(parts if sum(parts) == batch.responses else [batch.responses])
+    sizes = update.info.micro_batches
+    return plan.split(sizes if sum(sizes) == batch.responses else [batch.responses])
+
+
+def gradient_coefficients(objective: Objective, plans: Sequence[Plan], new_logp: Tensor) -> tuple[Tensor, Tensor]:
+    """Return minus d loss / d log-prob of every token, and whether clipping cut it."""
+    coefficients, clipped = [], []
+    for plan in plans:
+        out, grad_logp = objective.loss_and_grad(new_logp[plan.slice], plan)
+        coefficients.append(-grad_logp)
+        clipped.append(torch.zeros(plan.tokens, dtype=torch.bool) if out.clipped is None else out.clipped)
+    return torch.cat(coefficients), torch.cat(clipped)
 
 
 def set_controllers(objective: Objective, step: RecordedStep, recorded: bool) -> None:
-    """Bring the controllers to where they stand at a step: as recorded, or by a look at the rollout's entropy."""
+    """Set the controllers to their recorded state, or let them observe the rollout's recorded entropy."""
     if recorded:
         objective.load_state_dict(step.info.controllers)
         return
@@ -88,8 +122,8 @@ def set_controllers(objective: Objective, step: RecordedStep, recorded: bool) ->
 
 
 @contextmanager
-def threads_of(step: RecordedStep) -> Iterator[None]:
-    """As many threads as the run had, for sums depend on them in the last bit; one for a run on a GPU."""
+def recorded_threads(step: RecordedStep) -> Iterator[None]:
+    """Use as many threads as the run did, since sums depend on it in the last bit; one for a run on a GPU."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(step.info.threads, 1) if step.info.device == "cpu" else 1)
     try:
@@ -98,14 +132,7 @@ def threads_of(step: RecordedStep) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def new_log_probs(update: RecordedUpdate, batch: TokenBatch) -> Tensor:
-    """The log-probabilities of the update's own pass; where there are none, those that tokens were judged by."""
-    if "new_logp" not in update.step.tokens:
-        return batch.judged_logp
-    recorded = tensor(update.column("new_logp"))
-    return recorded if update.info.taken else torch.where(recorded.isfinite(), recorded, batch.judged_logp)
-
-
-def tensor(values: np.ndarray[Any, Any]) -> Tensor:
-    """A column as a tensor, with memory of its own where the column's is read-only, which torch does not know."""
+def as_tensor(values: NDArray[Any]) -> Tensor:
+    """Return a column as a tensor."""
+    # torch has no read-only tensors and warns about a read-only array, so such an array is copied.
     return torch.from_numpy(values if values.flags.writeable else values.copy())

@@ -1,72 +1,49 @@
 """Replay: what other objectives would have done to the tokens of a recorded run. It needs neither a model nor a GPU.
 
-Every recorded update is planned again under each objective, over the same mini-batch, and its loss taken at the
-recorded new log-probabilities. So what it silences, boosts, masks and clips, how much of the gradient that concerns,
-and which way it drives the entropy are exact at that point of the run; what the policy would have become is not known.
+Every recorded update is planned again under each objective, over the same mini-batch, and its loss is taken at the
+recorded new log-probabilities. So what it silences, boosts, masks and clips, the gradient mass of these tokens, and the
+predicted entropy change are exact at that point of the run; how the policy would have developed is not known.
 """
 
 from __future__ import annotations
 
-import json
-import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trimtab.insight.replay.batches import (
-    as_advantaged,
+    gradient_coefficients,
     load_columns,
-    new_log_probs,
-    plan_again,
-    recorded_objective,
+    recorded_mini_batch,
+    recorded_threads,
+    replan,
     set_controllers,
-    threads_of,
-    to_token_batch,
+    with_advantages_of,
 )
-from trimtab.insight.replay.values import (
+from trimtab.insight.replay.stats import (
     CLIPPED,
-    MARKED,
-    Overlap,
-    Pull,
+    TOUCHING_REASONS,
+    GradientMass,
+    ObjectiveStats,
     Replay,
     StepReplay,
-    Treatment,
-    add_overlaps,
-    add_treatments,
+    TokenOverlap,
+    sum_overlaps,
+    sum_stats,
 )
-from trimtab.objectives import (
-    ATTACHMENTS,
-    COMMON_OPTIONS,
-    METHODS,
-    Objective,
-    Plan,
-    Reason,
-    TokenBatch,
-    objective,
-    theory,
-)
+from trimtab.insight.replay.variants import RECORDED, ReplayVariant, Sweep, make_variants
+from trimtab.objectives import Reason, TokenBatch, theory
 from trimtab.record import RecordedStep, RecordedUpdate, RecordError, Records, RecordWarning, open_run, read_step
 
-RECORDED = "recorded"  # the objective of the run itself, by name
-_CLIPPED_BIT = 2 * max(map(int, Reason))  # behind the bits of Reason
-
-Sweep = Mapping[str, Sequence[Any]]
-
-
-@dataclass(frozen=True)
-class Variant:
-    """An objective to replay, and what it is called; `recorded` is the run's own, with the run's controllers."""
-
-    label: str
-    objective: Objective
-    recorded: bool = False
+_CLIPPED_BIT = 2 * max(map(int, Reason))  # one above the bits of Reason
+_TOUCHED_BITS = np.int16(int(TOUCHING_REASONS) | _CLIPPED_BIT)
+_REASON_BITS = {str(reason.name).lower(): int(reason) for reason in Reason if reason} | {CLIPPED: _CLIPPED_BIT}
 
 
 def replay(
@@ -81,7 +58,7 @@ def replay(
 ) -> Replay:
     """Replay the recorded steps from `first` to `last` under each objective, and with each value that is swept.
 
-    With `every` above 1 only every so many of them: a look at a long run.
+    With `every` above 1 only one in so many recorded steps is replayed.
     """
     records = open_run(run)
     variants = make_variants(records, objectives, sweep or {})
@@ -91,189 +68,119 @@ def replay(
         if on_step is not None:
             on_step(step)
     if not steps:
-        raise RecordError(f"{run}: none of the steps asked for is recorded (it has {_span(records.steps)})")
+        recorded = f"{records.steps[0]} to {records.steps[-1]}" if records.steps else "no steps"
+        raise RecordError(f"{run}: none of the steps asked for is recorded (it has {recorded})")
     return Replay(
         run=str(run),
         recorded=str(records.manifest.objective.get("name", "")),
         objectives=tuple(variant.label for variant in variants),
         steps=tuple(steps),
-        treatments=add_treatments((step.treatments for step in steps), len(variants)),
-        overlaps=add_overlaps((step.overlaps for step in steps), len(variants)),
+        stats=sum_stats((step.stats for step in steps), len(variants)),
+        overlaps=sum_overlaps((step.overlaps for step in steps), len(variants)),
         notes=tuple(_notes(records, variants, steps, every)),
     )
 
 
 def replay_steps(
-    records: Records, variants: Sequence[Variant], first: int | None = None, last: int | None = None, every: int = 1
+    records: Records,
+    variants: Sequence[ReplayVariant],
+    first: int | None = None,
+    last: int | None = None,
+    every: int = 1,
 ) -> Iterator[StepReplay]:
-    """The same, step by step: no more than one step is in memory."""
-    _look_back(records, variants, first)
+    """Replay step by step, with no more than one step in memory."""
+    _warm_up_controllers(records, variants, first)
     needs = frozenset[str]().union(*(variant.objective.needs for variant in variants))
     for step in records.select(first, last, every):
         _check_fields(step, variants)
         load_columns(step, needs)
         for variant in variants:
             set_controllers(variant.objective, step, variant.recorded)
-        with threads_of(step):
+        with recorded_threads(step):
             updates = [_replay_update(update, variants, needs) for update in step.updates]
-        count = len(variants)
         yield StepReplay(
             step.number,
             step.info.tokens,
             step.info.complete,
             "new_logp" in step.tokens,
             step.info.device,
-            add_treatments((treatments for treatments, _ in updates), count),
-            add_overlaps((overlaps for _, overlaps in updates), count),
+            sum_stats((stats for stats, _ in updates), len(variants)),
+            sum_overlaps((overlaps for _, overlaps in updates), len(variants)),
         )
 
 
-def make_variants(records: Records, objectives: Sequence[str], sweep: Sweep) -> list[Variant]:
-    """The objectives by name, `recorded` among them, each with every combination of the swept options it has."""
-    options = records.manifest.objective
-    variants: dict[str, Variant] = {}
-    used: set[str] = set()
-    for name in objectives:
-        written = str(options["name"]) if name == RECORDED else name
-        mine = {key: values for key, values in sweep.items() if has_option(written, key)}
-        used |= set(mine)
-        for values in product(*mine.values()):
-            chosen = dict(zip(mine, values, strict=True))
-            label = " ".join([name, *(f"{key}={value}" for key, value in chosen.items())])
-            if name == RECORDED:
-                built = recorded_objective({**options, **chosen})
-                variants[label] = Variant(f"{label} ({written})", built, not chosen)
-            else:
-                variants[label] = Variant(label, objective(name, **chosen))
-    unused = sorted(set(sweep) - used)
-    if unused:
-        raise ValueError(f"--sweep {unused[0]}: none of {', '.join(objectives)} has an option of that name")
-    return list(variants.values())
-
-
-def has_option(name: str, option: str) -> bool:
-    """Whether an objective, or what is attached to it, has an option."""
-    parts = [re.split(r"\(", term)[0].strip() for term in re.sub(r"\([^)]*\)", "", name).split("+")]
-    known = {**ATTACHMENTS, **METHODS}
-    return option in COMMON_OPTIONS or any(option in known[part].options for part in parts if part in known)
-
-
-def parse_sweep(settings: Sequence[str]) -> dict[str, list[Any]]:
-    """`tau_p=0.0005,0.002` as values: numbers and true or false where they look like it, else words."""
-    sweep: dict[str, list[Any]] = {}
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        words = [word.strip() for word in text.split(",")]
-        if not equals or not key.strip().isidentifier() or not all(words):
-            raise ValueError(f"--sweep {setting!r}: write option=value,value, for example tau_p=0.0005,0.002")
-        sweep[key.strip()] = [_value(word) for word in words]
-    return sweep
-
-
-def _value(word: str) -> Any:
-    try:
-        value = json.loads(word)
-    except json.JSONDecodeError:
-        return word
-    return value if isinstance(value, int | float | bool) else word
-
-
 def _replay_update(
-    update: RecordedUpdate, variants: Sequence[Variant], needs: frozenset[str]
-) -> tuple[tuple[Treatment, ...], tuple[Overlap, ...]]:
-    batch = to_token_batch(update, needs)
-    new_logp = new_log_probs(update, batch)
-    norm, drive = _norms(batch)
-    treatments, codes = [], []
+    update: RecordedUpdate, variants: Sequence[ReplayVariant], needs: frozenset[str]
+) -> tuple[tuple[ObjectiveStats, ...], tuple[TokenOverlap, ...]]:
+    recorded = recorded_mini_batch(update, needs)
+    grad_norm, phi = _gradient_norm_and_phi(recorded.batch)
+    stats, touched = [], []
     for variant in variants:
-        mine = as_advantaged(batch, variant.objective, update)
-        plans = plan_again(variant.objective, mine, update)
-        coefficient, code = _pull(variant.objective, plans, new_logp)
-        before = (mine.advantage.abs() * norm).numpy() / max(batch.tokens, 1)
-        after = (coefficient.abs() * norm).numpy()
-        change = -float((coefficient * drive).sum(dtype=torch.float64))
-        treatments.append(_treatment(code, before, after, change))
-        codes.append(_apart(code))
-    return tuple(treatments), tuple(_overlaps(codes))
+        batch = with_advantages_of(recorded.batch, variant.objective, update)
+        plans = replan(variant.objective, batch, update)
+        coefficient, clipped = gradient_coefficients(variant.objective, plans, recorded.new_logp)
+        code = np.concatenate([plan.reason.numpy() for plan in plans]) | (clipped.numpy() * np.int16(_CLIPPED_BIT))
+        before = (batch.advantage.abs() * grad_norm).numpy() / max(batch.tokens, 1)
+        after = (coefficient.abs() * grad_norm).numpy()
+        change = -float((coefficient * phi).sum(dtype=torch.float64))
+        stats.append(_update_stats(code, before, after, change))
+        touched.append(code & _TOUCHED_BITS)
+    return tuple(stats), tuple(_overlaps(touched))
 
 
-def _norms(batch: TokenBatch) -> tuple[Tensor, Tensor]:
-    """Per token, the norm of the gradient of its log-probability and what it drives the entropy by; NaN if unknown."""
+def _gradient_norm_and_phi(batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    """Return per token the norm of d log-prob / d logits, and STARE's Phi; NaN if the moments are not recorded."""
     if batch.entropy is None or batch.sum_p2 is None or batch.sum_p2_logp is None:
         unknown = torch.full_like(batch.old_logp, torch.nan)
         return unknown, unknown
     return theory.gradient_norm_squared(batch.judged_logp, batch.sum_p2).sqrt(), theory.batch_phi(batch)
 
 
-def _pull(objective: Objective, plans: Sequence[Plan], new_logp: Tensor) -> tuple[Tensor, np.ndarray[Any, Any]]:
-    """Per token, the coefficient of its log-probability, and its reasons with the clip as one more bit."""
-    coefficients, codes = [], []
-    for plan in plans:
-        out, grad_logp = objective.loss_and_grad(new_logp[plan.slice], plan)
-        coefficients.append(-grad_logp)
-        code = plan.reason.numpy()
-        codes.append(code if out.clipped is None else code | (out.clipped.numpy() * np.int16(_CLIPPED_BIT)))
-    return torch.cat(coefficients), np.concatenate(codes)
-
-
-def _treatment(
-    code: np.ndarray[Any, Any], before: np.ndarray[Any, Any], after: np.ndarray[Any, Any], change: float
-) -> Treatment:
-    """Sums by reason: first over each combination of reasons, of which there are few."""
+def _update_stats(code: NDArray[Any], before: NDArray[Any], after: NDArray[Any], change: float) -> ObjectiveStats:
+    # Summed over each combination of reasons first: one bincount instead of a mask for each reason.
     counts = np.bincount(code)
     sums = np.bincount(code, before), np.bincount(code, after)
-    found = {int(n): Pull(int(counts[n]), float(sums[0][n]), float(sums[1][n])) for n in counts.nonzero()[0]}
-    bits = {_name(reason): int(reason) for reason in Reason if reason} | {CLIPPED: _CLIPPED_BIT}
-    by_reason = {name: [pull for n, pull in found.items() if n & bit] for name, bit in bits.items()}
-    return Treatment(
+    masses = {int(n): GradientMass(int(counts[n]), float(sums[0][n]), float(sums[1][n])) for n in counts.nonzero()[0]}
+    by_reason = {name: [mass for n, mass in masses.items() if n & bit] for name, bit in _REASON_BITS.items()}
+    return ObjectiveStats(
         updates=1,
         tokens=len(code),
-        touched=sum(pull.tokens for n, pull in found.items() if n & _SET_APART),
-        total=sum(found.values(), Pull()),
+        touched=sum(mass.tokens for n, mass in masses.items() if n & _TOUCHED_BITS),
+        total=sum(masses.values(), GradientMass()),
         entropy_change=change,
-        reasons={name: sum(pulls, Pull()) for name, pulls in by_reason.items() if pulls},
+        reasons={name: sum(found, GradientMass()) for name, found in by_reason.items() if found},
     )
 
 
-_SET_APART = int(MARKED) | _CLIPPED_BIT
-
-
-def _apart(code: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """What sets each token apart; 0 for those that are treated as they came."""
-    return code & np.int16(_SET_APART)
-
-
-def _overlaps(codes: Sequence[np.ndarray[Any, Any]]) -> Iterator[Overlap]:
+def _overlaps(codes: Sequence[NDArray[Any]]) -> Iterator[TokenOverlap]:
     touched = [code != 0 for code in codes]
     counts = [int(np.count_nonzero(mask)) for mask in touched]
     for second in range(len(codes)):
         for first in range(second):
             both = int(np.count_nonzero(touched[first] & touched[second]))
             agreed = int(np.count_nonzero((codes[first] == codes[second]) & touched[first])) if both else 0
-            yield Overlap(first, second, both, counts[first] + counts[second] - both, agreed)
+            yield TokenOverlap(first, second, both, counts[first] + counts[second] - both, agreed)
 
 
-def _name(reason: Reason) -> str:
-    return str(reason.name).lower()
-
-
-def _look_back(records: Records, variants: Sequence[Variant], first: int | None) -> None:
-    """Let controllers see the steps before the first one replayed, for some remember more than the last."""
-    watching = [variant for variant in variants if variant.objective.controllers and not variant.recorded]
-    for number in records.steps if watching and first is not None else []:
-        if number >= first:  # type: ignore[operator]
+def _warm_up_controllers(records: Records, variants: Sequence[ReplayVariant], first: int | None) -> None:
+    """Let controllers observe the steps before `first`, since some depend on more than the last step."""
+    adaptive = [variant for variant in variants if variant.objective.controllers and not variant.recorded]
+    if not adaptive or first is None:
+        return
+    for number in records.steps:
+        if number >= first:
             return
         try:
             info, files = read_step(records.folder, number)
         except RecordError as error:
             warnings.warn(f"{error}; step {number} is left out", RecordWarning, stacklevel=2)
             continue
-        for variant in watching:
+        for variant in adaptive:
             set_controllers(variant.objective, RecordedStep(records, info, files), False)
 
 
-def _check_fields(step: RecordedStep, variants: Sequence[Variant]) -> None:
-    """Every objective's fields are there; segments can be made."""
+def _check_fields(step: RecordedStep, variants: Sequence[ReplayVariant]) -> None:
+    """Raise if a field that an objective needs is not recorded; segments can be computed from the tokens."""
     for variant in variants:
         missing = sorted(variant.objective.needs - set(step.tokens) - {"segment"})
         if missing:
@@ -283,7 +190,9 @@ def _check_fields(step: RecordedStep, variants: Sequence[Variant]) -> None:
             )
 
 
-def _notes(records: Records, variants: Sequence[Variant], steps: Sequence[StepReplay], every: int) -> Iterator[str]:
+def _notes(
+    records: Records, variants: Sequence[ReplayVariant], steps: Sequence[StepReplay], every: int
+) -> Iterator[str]:
     manifest = records.manifest
     partial = sum(not step.exact for step in steps)
     if partial:
@@ -291,14 +200,10 @@ def _notes(records: Records, variants: Sequence[Variant], steps: Sequence[StepRe
             f"{partial} of {len(steps)} steps were planned over the recorded share of the mini-batch "
             f"(record.group_share = {manifest.settings.group_share:g}): quantiles and normalisers are of that share"
         )
-    if not all(step.moved for step in steps):
+    if not all(step.has_new_logp for step in steps):
         yield "no new log-probabilities were recorded: ratios are taken as 1, and nothing is clipped"
     if any(step.device != "cpu" for step in steps):
         yield "recorded on a GPU: thresholds made from sums may differ here in the last bit"
-    apart = manifest.settings.every * manifest.stride * every
-    if apart > 1 and any(variant.objective.controllers and not variant.recorded for variant in variants):
-        yield f"one step in {apart} is {'replayed' if every > 1 else 'recorded'}: an adaptive gate saw only those"
-
-
-def _span(steps: Sequence[int]) -> str:
-    return f"{steps[0]} to {steps[-1]}" if steps else "no steps"
+    interval = manifest.settings.every * manifest.stride * every
+    if interval > 1 and any(variant.objective.controllers and not variant.recorded for variant in variants):
+        yield f"one step in {interval} is {'replayed' if every > 1 else 'recorded'}: an adaptive gate saw only those"

@@ -17,13 +17,14 @@ import numpy as np
 import torch
 
 from trimtab.insight.replay.batches import (
-    as_advantaged,
+    as_tensor,
+    gradient_coefficients,
     load_columns,
     new_log_probs,
-    plan_again,
+    replan,
     set_controllers,
-    tensor,
     to_token_batch,
+    with_advantages_of,
 )
 from trimtab.insight.report.embed import Array
 from trimtab.objectives import Objective, Plan, TokenBatch, theory
@@ -74,19 +75,19 @@ class Measured:
     @cached_property
     def norm(self) -> Array:
         """sqrt(1 - 2p + sum p^2): the gradient of ln p in the logits."""
-        return _numpy(theory.gradient_norm_squared(tensor(self.logp), tensor(self.sum_p2)).sqrt())
+        return _numpy(theory.gradient_norm_squared(as_tensor(self.logp), as_tensor(self.sum_p2)).sqrt())
 
     @cached_property
     def phi(self) -> Array:
         """STARE's Phi: a push of ln p changes the entropy by minus this."""
         moments = (self.logp, self.entropy, self.sum_p2, self.sum_p2_logp)
-        return _numpy(theory.phi(*(tensor(values) for values in moments)))
+        return _numpy(theory.phi(*(as_tensor(values) for values in moments)))
 
     @cached_property
     def beyond(self) -> Array:
         """Surprisal beyond the critical one, at which the entropy change turns its sign."""
         moments = (self.entropy, self.sum_p2, self.sum_p2_logp)
-        return -self.logp - _numpy(theory.critical_surprisal(*(tensor(values) for values in moments)))
+        return -self.logp - _numpy(theory.critical_surprisal(*(as_tensor(values) for values in moments)))
 
     @cached_property
     def gradient(self) -> Array:
@@ -142,8 +143,8 @@ def treat(step: RecordedStep, objective: Objective, batches: Sequence[Batched]) 
 
 def _treat_update(batched: Batched, objective: Objective) -> dict[str, Array]:
     update, batch, new_logp = batched
-    plans = plan_again(objective, as_advantaged(batch, objective, update), update)
-    coefficient, clipped = _push(objective, plans, new_logp)
+    plans = replan(objective, with_advantages_of(batch, objective, update), update)
+    coefficient, clipped = gradient_coefficients(objective, plans, new_logp)
     joined = {name: torch.cat([getattr(plan, name) for plan in plans]) for name in _OF_PLAN}
     return {
         "coefficient": _numpy(coefficient) * _per_token(update, batch),
@@ -174,8 +175,8 @@ def _coefficients(step: RecordedStep, objective: Objective) -> Array:
     objective.load_state_dict(step.info.controllers)
     parts = [np.empty(0, np.float32)]
     for update, batch, new_logp in batches_of(step, objective.needs):
-        plans = [_written(plan, update) for plan in plan_again(objective, batch, update)]
-        push, _ = _push(objective, plans, new_logp)
+        plans = [_written(plan, update) for plan in replan(objective, batch, update)]
+        push, _ = gradient_coefficients(objective, plans, new_logp)
         parts.append(_numpy(push) * _per_token(update, batch))
     return np.concatenate(parts)
 
@@ -188,19 +189,9 @@ def _written(plan: Plan, update: RecordedUpdate) -> Plan:
         "advantage": "planned_advantage" if "planned_advantage" in columns else "advantage",
     }
     found: dict[str, Any] = {
-        name: tensor(update.column(column)[plan.slice]) for name, column in names.items() if column in columns
+        name: as_tensor(update.column(column)[plan.slice]) for name, column in names.items() if column in columns
     }
     return replace(plan, **found)
-
-
-def _push(objective: Objective, plans: list[Plan], new_logp: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per token: minus the gradient of the loss, and whether a clip cut it."""
-    pushes, cut = [], []
-    for plan in plans:
-        out, grad_logp = objective.loss_and_grad(new_logp[plan.slice], plan)
-        pushes.append(-grad_logp)
-        cut.append(torch.zeros(plan.tokens, dtype=torch.bool) if out.clipped is None else out.clipped)
-    return torch.cat(pushes), torch.cat(cut)
 
 
 def _per_token(update: RecordedUpdate, batch: TokenBatch) -> np.float32:

@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from trimtab.insight.replay.replay import RECORDED, replay
-from trimtab.insight.replay.table import LEGEND, cell, change, number, shown_reasons
+from trimtab.insight.replay import LEGEND, RECORDED, entropy_cell, jaccard_cell, reason_cell, replay, shown_reasons
 from trimtab.record import RecordError, Records, RecordWarning
 from trimtab.text import percent
 
@@ -30,13 +29,13 @@ def pack_replay(records: Records, names: Sequence[str], notes: list[str]) -> dic
         "of": len(steps),
         "reasons": reasons,
         "rows": [
-            {"name": label, "cells": [cell(treatment, reason) for reason in reasons], "entropy": change(treatment)}
-            for label, treatment in zip(result.objectives, result.treatments, strict=True)
+            {"name": label, "cells": [reason_cell(stats, reason) for reason in reasons], "entropy": entropy_cell(stats)}
+            for label, stats in zip(result.objectives, result.stats, strict=True)
         ],
         "pairs": [
             {
                 "names": [result.objectives[overlap.first], result.objectives[overlap.second]],
-                "jaccard": number(overlap.jaccard),
+                "jaccard": jaccard_cell(overlap.jaccard),
                 "agreement": percent(overlap.agreement),
             }
             for overlap in result.overlaps
