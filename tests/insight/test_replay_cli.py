@@ -28,9 +28,15 @@ def refused(*words: object) -> str:
     return result.output
 
 
+@pytest.fixture(autouse=True)
+def in_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths are printed: relative ones keep the length of the temporary folder's name out of the line breaks."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return made_run(tmp_path / "run", 3, objective={"name": "stapo", "tau_p": 0.2, "quantile": 1.0})
+def folder() -> Path:
+    return made_run(Path("run"), 3, objective={"name": "stapo", "tau_p": 0.2, "quantile": 1.0})
 
 
 def test_a_run_is_replayed_under_its_own_objective(folder: Path) -> None:
@@ -68,21 +74,21 @@ def test_many_pairs_are_cut_short(folder: Path) -> None:
     assert "the nearest 12 of 15 pairs" in replayed(folder, *words)
 
 
-def test_a_recorded_share_is_noted(tmp_path: Path) -> None:
-    record(tmp_path, [made_step(1, sampled=40)])
-    assert "planned over the recorded share of the mini-batch" in replayed(tmp_path, width=400)
+def test_a_recorded_share_is_noted() -> None:
+    record(Path("run"), [made_step(1, sampled=40)])
+    assert "planned over the recorded share of the mini-batch" in replayed("run", width=400)
 
 
-def test_what_a_model_or_a_path_holds_cannot_steer_the_terminal(tmp_path: Path) -> None:
+def test_a_path_cannot_control_the_terminal() -> None:
     name = "evil\x1b]0;title\x07"
-    made_run(tmp_path / name, 1)
-    out = replayed(tmp_path / name, width=400)
+    made_run(Path(name), 1)
+    out = replayed(name, width=400)
     assert "\x1b]0" not in out and "\\x1b" in out
 
 
-def test_markup_in_a_name_is_only_text(tmp_path: Path) -> None:
-    made_run(tmp_path / "[red]run[link=x]", 1)
-    assert "[red]run[link=x]" in replayed(tmp_path / "[red]run[link=x]", width=400)
+def test_markup_in_a_name_is_only_text() -> None:
+    made_run(Path("[red]run[link=x]"), 1)
+    assert "[red]run[link=x]" in replayed("[red]run[link=x]", width=400)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +108,9 @@ def test_errors_say_what_to_do(folder: Path, words: list[str], message: str) -> 
     assert message in refused(folder, *words)
 
 
-def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
-    assert "holds no records" in refused(tmp_path)
-    assert "holds no records" in refused(tmp_path / "nowhere")
+def test_a_folder_without_records_is_an_error() -> None:
+    assert "holds no records" in refused(".")
+    assert "holds no records" in refused("nowhere")
 
 
 def test_damaged_steps_are_named_and_the_rest_is_shown(folder: Path) -> None:
