@@ -1,9 +1,9 @@
-"""Peak memory as it was foretold (`trimtab train --dry-run`) and as it was, phase by phase.
+"""Peak memory as estimated by `trimtab train --dry-run` and as measured, phase by phase.
 
-Every setting is a process of its own: a model with random weights trains for two steps, and the second is measured,
-for the first has neither gradients nor an optimizer's state at its start. Random weights hardly ever end a response, so
-all are as long as they may be, which is what a forecast reckons with. On a GPU the measure is torch's own count of
-allocated bytes; with `--small`, on a CPU, the bytes of all tensors that were alive.
+Each setting runs in its own process: a model with random weights trains for two steps, and the second is measured,
+since the first starts without gradients and optimizer state. A model with random weights hardly ever ends a response,
+so all reach their maximal length, as the estimate assumes. On a GPU the measure is torch's count of allocated bytes;
+with `--small`, on a CPU, the bytes of all living tensors.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ import torch
 import trimtab.policy.models
 from stopwatch import about, save
 from trimtab.config import Config, parse
-from trimtab.memory.estimate import forecast
+from trimtab.memory.estimate import estimate_memory
 from trimtab.memory.model_shape import SMOLLM2
-from trimtab.memory.tracker import Ledger
+from trimtab.memory.tracker import MemoryTracker
 from trimtab.policy.demo_model import demo_tokenizer
 from trimtab.train import experience, loop
 from trimtab.train.loop import build_trainer
 from trimtab.train.progress import Progress
 
-PHASES = ("sampling", "scoring", "update", "step")
-AT_ONCE = 3  # processes: bytes are counted for each by itself
+PHASES = ("sampling", "scoring", "update", "optimizer_step")
+AT_ONCE = 3  # processes on one GPU; each counts its own bytes
 PROMPT = 8
 
 LLAMA = {"model_type": "llama", **SMOLLM2}
@@ -59,7 +59,7 @@ TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 
 @dataclass(frozen=True)
 class Setting:
-    """A model's shape and what of the recipe is special about it."""
+    """A model's shape, and what the recipe sets for it."""
 
     name: str
     shape: dict[str, Any]
@@ -76,7 +76,7 @@ FULL = [
     Setting("Llama 135M, half the sampling batch", LLAMA, 64, 16_384, 256),
     Setting("Llama 135M, gradient checkpointing", LLAMA, 64, 32_768, model={"gradient_checkpointing": True}),
     Setting("Qwen3 1.7B", QWEN, 32, 8192),
-    Setting("Qwen3 1.7B, one part", QWEN, 4, 8192),
+    Setting("Qwen3 1.7B, one micro-batch", QWEN, 4, 8192),
     Setting("Qwen3 1.7B, gradient checkpointing", QWEN, 32, 32_768, model={"gradient_checkpointing": True}),
     Setting("Qwen3 1.7B, LoRA", QWEN, 32, 8192, model={"lora_rank": 16}),
 ]
@@ -88,16 +88,16 @@ SMALL = [
 
 @dataclass
 class Meter:
-    """The most bytes that were alive in each phase; a phase within another is no part of the outer one."""
+    """Measures the peak of each phase; a phase inside another does not count for the outer one."""
 
-    alive_at_most: Callable[[], int]
+    peak: Callable[[], int]
     reset: Callable[[], None]
     peaks: dict[str, int] = field(default_factory=dict)
     on: bool = False
     _open: list[str] = field(default_factory=list)
 
     def around(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """The function as a phase."""
+        """Return the function, measured as a phase."""
 
         def metered(*args: Any, **options: Any) -> Any:
             self._count()
@@ -112,12 +112,12 @@ class Meter:
 
     def _count(self) -> None:
         if self._open and self.on:
-            self.peaks[self._open[-1]] = max(self.peaks.get(self._open[-1], 0), self.alive_at_most())
+            self.peaks[self._open[-1]] = max(self.peaks.get(self._open[-1], 0), self.peak())
         self.reset()
 
 
 def config_of(setting: Setting, folder: str, device: str) -> Config:
-    """The recipe of a setting."""
+    """Return the recipe of a setting."""
     return parse(
         {
             "objective": {"name": "grpo"},
@@ -136,14 +136,14 @@ def config_of(setting: Setting, folder: str, device: str) -> Config:
 
 
 def save_shape(setting: Setting, folder: str) -> None:
-    """The model's folder, with its config and no weights."""
+    """Write a model's folder with its config and without weights."""
     from transformers import AutoConfig
 
     AutoConfig.for_model(**setting.shape, eos_token_id=1).save_pretrained(folder)
 
 
 def measure(setting: Setting, device: str) -> dict[str, Any]:
-    """Two steps of real training: the peaks of the second."""
+    """Train for two steps; return the peaks of the second."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         save_shape(setting, folder)
         stack.enter_context(patch.object(trimtab.policy.models, "_pretrained", random_weights(device)))
@@ -165,7 +165,7 @@ def measure(setting: Setting, device: str) -> dict[str, Any]:
 
 
 def random_weights(device: str) -> Callable[..., tuple[Any, Any]]:
-    """In place of a checkpoint: fresh weights made where they will be, a tokenizer that knows some of the tokens."""
+    """Return a loader that makes random weights on the device, with the demo's tokenizer."""
 
     def made(path: str, attention: str | None) -> tuple[Any, Any]:
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -179,77 +179,78 @@ def random_weights(device: str) -> Callable[..., tuple[Any, Any]]:
 
 @contextmanager
 def metering(trainer: Any) -> Iterator[Meter]:
-    """A meter at the four phases of a step."""
+    """Measure the four phases of a step."""
     with ExitStack() as stack:
         if trainer.policy.device.type == "cuda":
             meter = Meter(torch.cuda.max_memory_allocated, torch.cuda.reset_peak_memory_stats)
         else:
-            meter = _counting(stack.enter_context(Ledger(trainer.policy.model.parameters())), trainer)
+            meter = _counting(stack.enter_context(MemoryTracker(trainer.policy.model.parameters())), trainer)
         places: list[tuple[Any, str, str]] = [
             (trainer.sampler, "sample", "sampling"),
             (experience, "score_answers", "scoring"),
             (loop, "update", "update"),
-            (import_module("trimtab.policy.update"), "_step", "step"),
+            (import_module("trimtab.policy.update"), "_step", "optimizer_step"),
         ]
         for owner, name, phase in places:
             stack.enter_context(patch.object(owner, name, meter.around(getattr(owner, name), phase)))
         yield meter
 
 
-def _counting(ledger: Ledger, trainer: Any) -> Meter:
+def _counting(tracker: MemoryTracker, trainer: Any) -> Meter:
     weights = sum(p.numel() * p.element_size() for p in trainer.policy.model.parameters())
 
     def reset() -> None:
-        ledger.peak = ledger.alive.total()
+        tracker.peak = tracker.alive.total()
 
-    return Meter(lambda: ledger.peak + weights, reset)
+    return Meter(lambda: tracker.peak + weights, reset)
 
 
-def foretell(setting: Setting, device: str) -> dict[str, Any]:
-    """The forecast, as the dry run makes it."""
+def estimate(setting: Setting, device: str) -> dict[str, Any]:
+    """Return the estimate, as the dry run makes it."""
     with tempfile.TemporaryDirectory() as folder:
         save_shape(setting, folder)
         memory = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else None
         start = time.perf_counter()
-        made = forecast(config_of(setting, folder, device), "cuda" if device == "cuda" else "cpu", memory)
-        return asdict(made) | {"peak": made.peak, "worst": made.worst, "seconds": time.perf_counter() - start}
+        found = estimate_memory(config_of(setting, folder, device), "cuda" if device == "cuda" else "cpu", memory)
+        seconds = time.perf_counter() - start
+        return asdict(found) | {"peak": found.peak, "worst_phase": found.worst_phase, "seconds": seconds}
 
 
 def in_a_process(name: str, small: bool) -> dict[str, Any]:
-    """A setting measured in a process of its own."""
+    """Measure a setting in a process of its own."""
     command = [sys.executable, __file__, "--one", name, *(["--small"] if small else [])]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     if done.returncode:
         return {"error": done.stderr[-3000:]}
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
-def compared(setting: Setting, foretold: dict[str, Any], seen: dict[str, Any]) -> dict[str, Any]:
-    """Both, and foretold over measured for every phase and for the whole."""
+def compared(setting: Setting, estimated: dict[str, Any], seen: dict[str, Any]) -> dict[str, Any]:
+    """Return both, and the ratio of estimated to measured for every phase and for the peak."""
     if "error" in seen:
-        return {"setting": asdict(setting), "foretold": foretold, "measured": seen}
+        return {"setting": asdict(setting), "estimated": estimated, "measured": seen}
     peaks = seen["peaks"]
-    ratios = {phase: round(foretold[phase] / peaks[phase], 3) for phase in PHASES}
-    ratios["peak"] = round(foretold["peak"] / max(peaks.values()), 3)
-    return {"setting": asdict(setting), "foretold": foretold, "measured": seen, "ratios": ratios}
+    ratios = {phase: round(estimated[phase] / peaks[phase], 3) for phase in PHASES}
+    ratios["peak"] = round(estimated["peak"] / max(peaks.values()), 3)
+    return {"setting": asdict(setting), "estimated": estimated, "measured": seen, "ratios": ratios}
 
 
 def table(row: dict[str, Any]) -> str:
-    """A line for people."""
+    """Return a line to print."""
     name = row["setting"]["name"]
     if "ratios" not in row:
         return f"{name}: failed\n{row['measured']['error']}"
     peaks = row["measured"]["peaks"]
     each = "  ".join(
-        f"{phase} {row['foretold'][phase] / 1e9:.2f}/{peaks[phase] / 1e9:.2f} ({row['ratios'][phase]:.2f})"
+        f"{phase} {row['estimated'][phase] / 1e9:.2f}/{peaks[phase] / 1e9:.2f} ({row['ratios'][phase]:.2f})"
         for phase in PHASES
     )
     return f"{name:<38} {row['ratios']['peak']:.3f}   {each}   [{row['measured']['sampler']}]"
 
 
 def main() -> None:
-    """Foretell and measure, and write what came out."""
+    """Estimate and measure, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--small", action="store_true", help="tiny models on the CPU")
@@ -262,13 +263,13 @@ def main() -> None:
         return
     if given.only is not None:
         settings = [settings[int(place)] for place in given.only]
-    result = about("peak memory, foretold and measured", torch.device(device)) | {"settings": list[Any]()}
-    print("foretold/measured in GB (ratio); first the ratio of the peaks")
+    result = about("peak memory, estimated and measured", torch.device(device)) | {"settings": list[Any]()}
+    print("estimated/measured in GB (ratio); first the ratio of the peaks")
     with ThreadPoolExecutor(AT_ONCE) as pool:
         measured = [pool.submit(in_a_process, setting.name, given.small) for setting in settings]
-        forecasts = [foretell(setting, device) for setting in settings]  # while the others run
-        for setting, foretold, seen in zip(settings, forecasts, measured, strict=True):
-            row = compared(setting, foretold, seen.result())
+        estimates = [estimate(setting, device) for setting in settings]  # while the processes run
+        for setting, estimated, seen in zip(settings, estimates, measured, strict=True):
+            row = compared(setting, estimated, seen.result())
             result["settings"].append(row)
             print(table(row), flush=True)
             if given.out is not None:

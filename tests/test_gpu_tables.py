@@ -171,11 +171,16 @@ def test_arithmetic_shows_shares_and_what_did_not_fit() -> None:
 
 def memory_row(name: str, peak: float, **phases: float) -> dict[str, Any]:
     ratios = dict.fromkeys(gpu_tables.PHASES, 1.0) | phases | {"peak": peak}
-    foretold = {"peak": peak * 10e9, "worst": "update"}
-    return {"setting": {"name": name}, "foretold": foretold, "measured": {"peaks": {"update": 10e9}}, "ratios": ratios}
+    estimated = {"peak": peak * 10e9, "worst_phase": "update"}
+    return {
+        "setting": {"name": name},
+        "estimated": estimated,
+        "measured": {"peaks": {"update": 10e9}},
+        "ratios": ratios,
+    }
 
 
-def test_a_forecast_is_judged_by_its_farthest_peak() -> None:
+def test_an_estimate_is_judged_by_its_farthest_peak() -> None:
     made = gpu_tables.memory({**ABOUT, "settings": [memory_row("small", 1.01), memory_row("large", 0.8, update=0.8)]})
     assert cells(made, "large") == ["8.0", "10.0", "0.80", "1.00", "1.00", "0.80", "1.00"]
     assert prose(made) == "Target: a peak within 15%; missed: the farthest is 20.0% off (large)."
@@ -188,7 +193,7 @@ def test_a_phase_that_is_off_is_named_where_the_peak_is_right() -> None:
 
 
 def test_a_setting_that_failed_is_in_the_table() -> None:
-    failed = {"setting": {"name": "huge"}, "foretold": {}, "measured": {"error": "out of memory"}}
+    failed = {"setting": {"name": "huge"}, "estimated": {}, "measured": {"error": "out of memory"}}
     made = gpu_tables.memory({**ABOUT, "settings": [memory_row("small", 1.0), failed]})
     assert cells(made, "huge")[0] == "failed"
     assert gpu_tables.memory({**ABOUT, "settings": [failed]}) == []

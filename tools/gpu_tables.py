@@ -18,12 +18,12 @@ HEAD = 1.10  # times the floor, at most
 SAMPLER = 300_000  # tokens per second, at least
 STEP = 8  # times as fast as TRL, at least
 OBJECTIVE, RECORDER = 0.01, 0.03  # shares of a step, at most
-FORECAST = 0.15  # of the measured peak, at most
+ESTIMATE_ERROR = 0.15  # of the measured peak, at most
 
 SCORING = "trimtab, scoring"
 AGREEMENT = "log-probabilities, sampler against training forward"
 FORCED = {"free": "responses end by themselves", "fixed": "every response has 256 tokens"}
-PHASES = {"sampling": "sampling", "scoring": "scoring", "update": "update", "step": "optimizer's step"}
+PHASES = {"sampling": "sampling", "scoring": "scoring", "update": "update", "optimizer_step": "optimizer step"}
 NOISE = "GRPO against itself"
 ADDED = {"grpo again": NOISE, "stapo": "STAPO", "stare": "STARE", "sspo": "SSPO"}
 
@@ -265,14 +265,14 @@ def _growth(growth: Any) -> list[str]:
 
 
 def memory(result: Any) -> list[str]:
-    """Peaks as they were foretold and as they were."""
+    """Peaks as estimated and as measured."""
     settings = {row["setting"]["name"]: row for row in result["settings"] if "ratios" in row}
     if not settings:
         return []
     rows = [
         [
             name,
-            f"{row['foretold']['peak'] / 1e9:.1f}",
+            f"{row['estimated']['peak'] / 1e9:.1f}",
             f"{max(row['measured']['peaks'].values()) / 1e9:.1f}",
             *(f"{row['ratios'][key]:.2f}" for key in ("peak", *PHASES)),
         ]
@@ -280,13 +280,13 @@ def memory(result: Any) -> list[str]:
     ]
     failed = [row["setting"]["name"] for row in result["settings"] if "ratios" not in row]
     rows += [[name, "failed", *[""] * (2 + len(PHASES))] for name in failed]
-    columns = ["", "peak foretold, GB", "measured, GB", "ratio", *PHASES.values()]
+    columns = ["", "peak estimated, GB", "measured, GB", "ratio", *PHASES.values()]
     worst = max(settings, key=lambda name: _off(settings[name]["ratios"]["peak"]))
     error = _off(settings[worst]["ratios"]["peak"])
-    aim = outcome([(f"the farthest is {error:.1%} off", worst, error <= FORECAST)])
+    aim = outcome([(f"the farthest is {error:.1%} off", worst, error <= ESTIMATE_ERROR)])
     return [
         *table(columns, rows),
-        *words(f"Target: a peak within {FORECAST:.0%}; {aim}.", *_phases_off(settings)),
+        *words(f"Target: a peak within {ESTIMATE_ERROR:.0%}; {aim}.", *_phases_off(settings)),
     ]
 
 
@@ -295,13 +295,13 @@ def _off(ratio: float) -> float:
 
 
 def _phases_off(settings: Mapping[str, Any]) -> list[str]:
-    """The phases that are foretold worse than a peak may be."""
+    """The phases whose estimate is farther off than a peak's may be."""
     return [
         f"Outside that: {PHASES[phase]} of {name} ({row['ratios'][phase]:.2f}), though its peak, in the "
-        f"{PHASES[row['foretold']['worst']]}, is within ({row['ratios']['peak']:.2f})."
+        f"{PHASES[row['estimated']['worst_phase']]}, is within ({row['ratios']['peak']:.2f})."
         for name, row in settings.items()
         for phase in PHASES
-        if _off(row["ratios"][phase]) > FORECAST >= _off(row["ratios"]["peak"])
+        if _off(row["ratios"][phase]) > ESTIMATE_ERROR >= _off(row["ratios"]["peak"])
     ]
 
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from trimtab.memory.fake_model import (
-    Counted,
-    Part,
-    count_sampling,
-    count_scoring,
-    count_update,
+    MicroBatchShape,
+    PassMemory,
     fake_policy,
     fake_tensors,
+    sampling_memory,
+    scoring_memory,
+    update_memory,
 )
 from trimtab.policy import Policy, Transcript, score
 from trimtab.policy.score import log_probs
@@ -57,7 +57,7 @@ def real_policy(config: Any, precision: Any = "fp32", checkpointing: bool = Fals
     return Policy(model, NoTokenizer(), torch.device("cpu"), precision)
 
 
-def counted(count: Callable[[Policy], Counted], config: Any, precision: Any = "fp32", **options: Any) -> Counted:
+def counted(count: Callable[[Policy], PassMemory], config: Any, precision: Any = "fp32", **options: Any) -> PassMemory:
     with fake_tensors():
         return count(fake_policy(config, precision, **options))
 
@@ -92,12 +92,12 @@ def allocated(work: Callable[[], object]) -> int:
 
 
 def ragged() -> list[Transcript]:
-    """A part with a prompt of every length, whose longest response is as long as it may be."""
+    """A micro-batch with a prompt of every length, whose longest response is of the maximal length."""
     return [Transcript([2] * (10 + row), [3] * (LONGEST - 10 - row - (row == 1))) for row in range(ROWS)]
 
 
-def part(packed: bool = False, rows: int = ROWS, longest: int = LONGEST) -> Part:
-    return Part(rows, longest, CHUNK, packed=packed, fused=packed)
+def micro_batch(packed: bool = False, rows: int = ROWS, longest: int = LONGEST) -> MicroBatchShape:
+    return MicroBatchShape(rows, longest, CHUNK, packed=packed, fused=packed)
 
 
 @pytest.mark.parametrize(("family", "tokens"), [("llama", 300), ("qwen2", 64), ("qwen3", 200), ("gemma", 100)])
@@ -107,24 +107,26 @@ def test_activations_are_what_autograd_keeps_of_a_real_forward_pass(family: str,
     ids = torch.zeros(1, tokens, dtype=torch.int64)
     # One sequence without a mask goes through torch's flash attention here as packed ones do on a GPU.
     kept = saved_bytes(policy, lambda: policy.backbone(input_ids=ids, use_cache=False).last_hidden_state)
-    found = counted(lambda p: count_update(p, part(True, 1, tokens), first=True), config)
+    found = counted(lambda p: update_memory(p, micro_batch(True, 1, tokens), first=True), config)
     rows = tokens * 128 * 4  # those that go to the head are not autograd's
-    assert found.kept - rows == pytest.approx(kept, rel=0.02)
+    assert found.activations - rows == pytest.approx(kept, rel=0.02)
 
 
 def test_weights_kept_for_the_backward_pass_are_not_counted_again() -> None:
     wide = shape(vocab_size=100_000)
-    found = counted(lambda p: count_update(p, part(True, 1, 16), first=True), wide)
-    assert found.kept < 100_000 * 128
+    found = counted(lambda p: update_memory(p, micro_batch(True, 1, 16), first=True), wide)
+    assert found.activations < 100_000 * 128
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_activations_grow_with_tokens_along_a_line(checkpointing: bool) -> None:
     def kept(tokens: int) -> int:
         count = counted(
-            lambda p: count_update(p, part(True, 1, tokens), first=False), shape(), gradient_checkpointing=checkpointing
+            lambda p: update_memory(p, micro_batch(True, 1, tokens), first=False),
+            shape(),
+            gradient_checkpointing=checkpointing,
         )
-        return count.kept
+        return count.activations
 
     small, middle, large = kept(1024), kept(2048), kept(8192)
     assert large == pytest.approx(small + 7 * (middle - small), rel=0.001)
@@ -144,12 +146,12 @@ def test_the_peak_of_an_update_is_what_the_allocator_saw(precision: str, checkpo
             log_probs(policy, ragged(), 1.0, CHUNK).sum().backward()
 
     found = counted(
-        lambda p: count_update(p, part(), first=False), config, precision, gradient_checkpointing=checkpointing
+        lambda p: update_memory(p, micro_batch(), first=False), config, precision, gradient_checkpointing=checkpointing
     )
     assert found.peak - gradients == pytest.approx(allocated(update), rel=error)
 
 
-def test_the_first_part_of_an_update_makes_the_gradients_on_its_way() -> None:
+def test_the_first_micro_batch_of_an_update_makes_the_gradients_on_its_way() -> None:
     config = shape()
     policy = real_policy(config)
 
@@ -157,14 +159,14 @@ def test_the_first_part_of_an_update_makes_the_gradients_on_its_way() -> None:
         log_probs(policy, ragged(), 1.0, CHUNK).sum().backward()
         policy.model.zero_grad(set_to_none=True)
 
-    found = counted(lambda p: count_update(p, part(), first=True), config)
+    found = counted(lambda p: update_memory(p, micro_batch(), first=True), config)
     assert found.peak == pytest.approx(allocated(update), rel=0.03)
 
 
 def test_the_peak_of_scoring_is_what_the_allocator_saw() -> None:
     config = shape()
     policy = real_policy(config, "bf16")
-    found = counted(lambda p: count_scoring(p, part()), config, "bf16")
+    found = counted(lambda p: scoring_memory(p, micro_batch()), config, "bf16")
     seen = allocated(lambda: score(policy, ragged(), 1.0, ROWS * LONGEST, CHUNK))
     assert found.peak == pytest.approx(seen, rel=0.03)
 
@@ -175,61 +177,63 @@ def test_the_peak_of_sampling_is_what_the_allocator_saw() -> None:
     sampler = NativeSampler(policy.model, frozenset({VOCABULARY}), 0, policy.autocast)
     options = SamplingOptions(samples=4, max_new_tokens=9, temperature=1.0)
     prompts = [PromptTokens([2] * (50 + row % 2), row) for row in range(16)]
-    found = counted(lambda p: count_sampling(p, 16, 51, options), config)
+    found = counted(lambda p: sampling_memory(p, 16, 51, options), config)
     assert found.peak == pytest.approx(allocated(lambda: sampler.sample(prompts, 0, options)), rel=0.1)
 
 
 def test_no_matrix_of_tokens_by_tokens_exists_on_a_gpu() -> None:
     tokens = 1 << 20
-    found = counted(lambda p: count_update(p, part(True, 1, tokens), first=True), shape(num_hidden_layers=1))
+    found = counted(lambda p: update_memory(p, micro_batch(True, 1, tokens), first=True), shape(num_hidden_layers=1))
     assert found.peak < tokens * tokens // 8
 
 
-def test_a_padded_part_has_a_mask() -> None:
-    packed = counted(lambda p: count_scoring(p, Part(2, 4096, 64, packed=True, fused=True)), shape())
-    padded = counted(lambda p: count_scoring(p, Part(2, 4096, 64, packed=False, fused=True)), shape())
+def test_a_padded_micro_batch_has_a_mask() -> None:
+    packed = counted(lambda p: scoring_memory(p, MicroBatchShape(2, 4096, 64, packed=True, fused=True)), shape())
+    padded = counted(lambda p: scoring_memory(p, MicroBatchShape(2, 4096, 64, packed=False, fused=True)), shape())
     assert padded.peak > packed.peak + 2 * 4096 * 4096
 
 
 def test_checkpointing_keeps_one_state_per_layer() -> None:
-    plain = counted(lambda p: count_update(p, part(True), first=False), shape())
-    saving = counted(lambda p: count_update(p, part(True), first=False), shape(), gradient_checkpointing=True)
+    plain = counted(lambda p: update_memory(p, micro_batch(True), first=False), shape())
+    saving = counted(lambda p: update_memory(p, micro_batch(True), first=False), shape(), gradient_checkpointing=True)
     states = 3 * ROWS * LONGEST * 128 * 4
-    assert states <= saving.kept <= 2.5 * states
+    assert states <= saving.activations <= 2.5 * states
     assert saving.peak < plain.peak / 2
 
 
 def test_bf16_keeps_copies_of_the_linear_weights() -> None:
-    found = counted(lambda p: count_update(p, part(True), first=False), shape(), "bf16")
+    found = counted(lambda p: update_memory(p, micro_batch(True), first=False), shape(), "bf16")
     linear = 3 * (2 * 128 * 128 + 2 * 64 * 128 + 3 * 256 * 128) + VOCABULARY * 128
-    assert found.accounts["copies"] == 2 * linear
-    assert "copies" not in counted(lambda p: count_update(p, part(True), first=False), shape()).accounts
+    assert found.categories["weight_copies"] == 2 * linear
+    assert (
+        "weight_copies" not in counted(lambda p: update_memory(p, micro_batch(True), first=False), shape()).categories
+    )
 
 
 def test_gradients_are_of_trained_weights_alone() -> None:
     pytest.importorskip("peft")
-    whole = counted(lambda p: count_update(p, part(True), first=False), shape())
-    lora = counted(lambda p: count_update(p, part(True), first=False), shape(), lora_rank=4)
-    assert lora.accounts["gradients"] < 0.2 * whole.accounts["gradients"]
+    whole = counted(lambda p: update_memory(p, micro_batch(True), first=False), shape())
+    lora = counted(lambda p: update_memory(p, micro_batch(True), first=False), shape(), lora_rank=4)
+    assert lora.categories["gradients"] < 0.2 * whole.categories["gradients"]
 
 
 def test_lora_with_checkpointing_gets_its_gradients_too() -> None:
     pytest.importorskip("peft")
     count = counted(
-        lambda p: count_update(p, part(True), first=True), shape(), lora_rank=4, gradient_checkpointing=True
+        lambda p: update_memory(p, micro_batch(True), first=True), shape(), lora_rank=4, gradient_checkpointing=True
     )
-    assert count.accounts["gradients"] + count.accounts["backward"] > 0
+    assert count.categories["gradients"] + count.categories["backward"] > 0
 
 
 def test_the_fused_head_has_one_chunk_of_logits() -> None:
     def head(chunk: int) -> int:
-        made = Part(1, 4096, chunk, packed=True, fused=True)
-        return counted(lambda p: count_scoring(p, made), shape(vocab_size=50_000), "bf16").accounts["head"]
+        made = MicroBatchShape(1, 4096, chunk, packed=True, fused=True)
+        return counted(lambda p: scoring_memory(p, made), shape(vocab_size=50_000), "bf16").categories["head"]
 
     assert head(2048) - head(1024) == 1024 * 50_000 * 2
 
 
-def test_what_is_tied_stays_tied() -> None:
+def test_tied_weights_stay_tied() -> None:
     with fake_tensors():
         tied = fake_policy(shape(), "fp32").model
         apart = fake_policy(shape(tie_word_embeddings=False), "fp32").model
@@ -240,6 +244,6 @@ def test_what_is_tied_stays_tied() -> None:
 def test_a_pass_leaves_nothing_behind() -> None:
     with fake_tensors():
         policy = fake_policy(shape(), "bf16")
-        first = count_update(policy, part(True), first=True)
-        again = count_update(policy, part(True), first=True)
-    assert (first.peak, first.kept) == (again.peak, again.kept)
+        first = update_memory(policy, micro_batch(True), first=True)
+        again = update_memory(policy, micro_batch(True), first=True)
+    assert (first.peak, first.activations) == (again.peak, again.activations)

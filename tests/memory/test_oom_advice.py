@@ -1,4 +1,4 @@
-"""When memory runs out, the run says what it was doing and what to lower; a forecast says the same before."""
+"""When memory runs out, the error names the phase and the settings to lower."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trimtab.config import load
-from trimtab.memory.oom_advice import WHILE, Phase, is_out_of_memory, oom_message, remedy, too_large
+from trimtab.memory.oom_advice import DURING, Phase, is_out_of_memory, oom_message, remedy, too_large
 
 
 def _place() -> None:
@@ -35,23 +35,23 @@ PLACES: dict[Phase, list[tuple[str, str]]] = {
     "sampling": [("trimtab.train.experience", "collect"), ("trimtab.rollout.paged.sampler", "sample")],
     "scoring": [("trimtab.train.experience", "score_answers"), ("trimtab.policy.score", "score")],
     "update": [("trimtab.policy.update", "update"), ("trimtab.policy.training_pass", "training_pass")],
-    "step": [("trimtab.policy.update", "update"), ("trimtab.policy.update", "_step")],
+    "optimizer_step": [("trimtab.policy.update", "update"), ("trimtab.policy.update", "_step")],
 }
 
 
 @pytest.mark.parametrize("phase", PLACES)
-def test_the_phase_is_told_from_where_it_happened(phase: Phase) -> None:
+def test_the_phase_is_known_from_where_it_happened(phase: Phase) -> None:
     config = load(None)
-    told = oom_message(raised_in(*PLACES[phase]), config)
-    assert told.startswith(f"out of memory {WHILE[phase]}")
-    assert told.endswith(f": {remedy(phase, config)}")
+    text = oom_message(raised_in(*PLACES[phase]), config)
+    assert text.startswith(f"out of memory {DURING[phase]}")
+    assert text.endswith(f": {remedy(phase, config)}")
 
 
 def test_outside_of_all_phases_the_model_is_too_large() -> None:
     config = load(None, ["model.path=huge", "run.device=cuda"])
-    told = oom_message(raised_in(("trimtab.train.build", "build_policy")), config)
-    assert told == f"out of memory before the first step: {too_large(config)}"
-    assert "huge is too large for cuda; take a smaller model.path, or set model.lora_rank=16" in told
+    text = oom_message(raised_in(("trimtab.train.build", "build_policy")), config)
+    assert text == f"out of memory before the first step: {too_large(config)}"
+    assert "huge is too large for cuda; take a smaller model.path, or set model.lora_rank=16" in text
 
 
 def test_numbers_are_those_of_the_recipe() -> None:
@@ -60,7 +60,7 @@ def test_numbers_are_those_of_the_recipe() -> None:
     assert remedy("scoring", config) == "lower update.token_budget (now 1234), then update.head_chunk (now 99)"
 
 
-def test_nothing_is_advised_that_is_set_already() -> None:
+def test_a_setting_in_use_is_not_advised() -> None:
     assert "gradient_checkpointing" in remedy("update", load(None))
     assert "gradient_checkpointing" not in remedy("update", load(None, ["model.gradient_checkpointing=true"]))
     assert "lora_rank" in too_large(load(None))

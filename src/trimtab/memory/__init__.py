@@ -1,4 +1,4 @@
-"""How much memory a run will take, before it starts; and what to lower when it runs out."""
+"""Estimate the memory of a run before it starts, and advise what to lower when it runs out."""
 
 from trimtab.memory.estimate import longest_response, minibatches
 from trimtab.memory.estimate_text import describe_estimate

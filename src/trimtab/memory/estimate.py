@@ -1,8 +1,8 @@
-"""The forecast: how much memory a run will take, from its recipe alone, before a weight is loaded.
+"""Estimate the memory of a run from its recipe alone, before a weight is loaded.
 
-What lasts (weights, gradients, AdamW's state, the sampler's copy and cache) is multiplied out; what a pass needs while
-it runs is counted by running it on tensors without data (`trimtab.memory.fake_model`). Four phases follow one another
-in every step, and the run needs what the largest of them needs. Lengths are taken to be the longest that are allowed.
+What stays allocated (weights, gradients, AdamW's state, the sampler's copy of the weights and KV cache) is computed
+from sizes; what a pass needs while it runs is tracked on fake tensors (`trimtab.memory.fake_model`). A step has four
+phases, and the run needs what the largest of them does. Every prompt and response is taken to be as long as allowed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import nn
 
 from trimtab.config import Config
 from trimtab.memory.fake_model import (
-    Part,
-    count_sampling,
-    count_scoring,
-    count_update,
+    MicroBatchShape,
     fake_policy,
     fake_tensors,
+    sampling_memory,
+    scoring_memory,
+    update_memory,
 )
 from trimtab.memory.model_shape import model_shape
 from trimtab.memory.oom_advice import Phase
@@ -31,188 +31,178 @@ from trimtab.rollout.paged import GRAIN, PAGE, PREFILL, bucket, head_size, unsup
 
 Device = Literal["cpu", "cuda"]
 
-WORKSPACE = 100 << 20  # what the GPU's libraries take for themselves through torch
+WORKSPACE = 100 << 20  # what cuBLAS and other GPU libraries allocate through torch
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """Bytes, by what they are for.
+class MemoryEstimate:
+    """Estimated bytes, by what they are for; the last four are the peaks of the phases.
 
-    `copies` (of weights, in bf16), `head` and `backward` are those at the worst moment of an update; `activations` what
-    its forward pass keeps. `sampler` is its copy of the weights and its buffers. The last four are the peaks of phases.
+    `weight_copies` (in bf16), `head` and `backward` are those at the peak of an update, `activations` what its forward
+    pass keeps. `sampler` is the sampler's copy of the weights and its buffers.
     """
 
     device: Device
     weights: int
     gradients: int
-    optimizer: int
+    optimizer_state: int
     reference: int
     activations: int
-    copies: int
+    weight_copies: int
     head: int
     backward: int
     sampler: int
-    cache: int
+    kv_cache: int
     sampling: int
     scoring: int
     update: int
-    step: int
+    optimizer_step: int
 
     @property
     def phases(self) -> dict[Phase, int]:
         """The peak of every phase, in the order of a step."""
-        return {"sampling": self.sampling, "scoring": self.scoring, "update": self.update, "step": self.step}
+        return {
+            "sampling": self.sampling,
+            "scoring": self.scoring,
+            "update": self.update,
+            "optimizer_step": self.optimizer_step,
+        }
 
     @property
     def peak(self) -> int:
-        """The most that is taken at one time."""
+        """The largest peak of all phases."""
         return max(self.phases.values())
 
     @property
-    def worst(self) -> Phase:
-        """The phase that takes it."""
+    def worst_phase(self) -> Phase:
+        """The phase with the largest peak."""
         return max(self.phases, key=lambda phase: self.phases[phase])
 
     @property
-    def lasting(self) -> int:
-        """What is there all the time."""
-        return self.weights + self.optimizer + self.reference + self.sampler + self.cache
+    def persistent(self) -> int:
+        """What is allocated in every phase."""
+        return self.weights + self.optimizer_state + self.reference + self.sampler + self.kv_cache
 
 
-def forecast(config: Config, device: Device, memory: int | None = None) -> Forecast:
-    """What a run will take on a device; with its `memory` the sampler's cache is held to its share of that."""
+def estimate_memory(config: Config, device: Device, memory: int | None = None) -> MemoryEstimate:
+    """Estimate what a run needs on a device; with its `memory` the KV cache is limited to its share of that."""
     model, shape = config.model, model_shape(config.model.path)
     with fake_tensors():
         policy = fake_policy(shape, model.precision, model.lora_rank, model.gradient_checkpointing)
         weights, trained = _bytes(policy.model.parameters()), _bytes(_trained(policy))
-        part = largest_part(config, device)
-        alone = part.tokens >= max(minibatches(config)) * longest_response(config)
-        update = count_update(policy, part, first=alone)
-        scoring = count_scoring(policy, part)
-        sampling = count_rollout(config, device, policy, memory)
+        micro_batch = largest_micro_batch(config, device)
+        only = micro_batch.tokens >= max(minibatches(config)) * longest_response(config)
+        update = update_memory(policy, micro_batch, first=only)
+        scoring = scoring_memory(policy, micro_batch)
+        sampler = sampler_memory(config, device, policy, memory)
         widest = max((_bytes([p]) for p in _trained(policy)), default=0)
         reference = _reference(config, policy)
     on_gpu = device == "cuda"
-    base = weights + 2 * trained + reference + sampling.sampler + sampling.cache + (WORKSPACE if on_gpu else 0)
-    return Forecast(
+    base = weights + 2 * trained + reference + sampler.buffers + sampler.kv_cache + (WORKSPACE if on_gpu else 0)
+    return MemoryEstimate(
         device=device,
         weights=weights,
         gradients=trained,
-        optimizer=2 * trained,
+        optimizer_state=2 * trained,
         reference=reference,
-        activations=update.kept,
-        copies=update.accounts.get("copies", 0),
-        head=update.accounts.get("head", 0),
-        backward=update.accounts.get("backward", 0),
-        sampler=sampling.sampler,
-        cache=sampling.cache,
-        sampling=base + sampling.passing,
+        activations=update.activations,
+        weight_copies=update.categories.get("weight_copies", 0),
+        head=update.categories.get("head", 0),
+        backward=update.categories.get("backward", 0),
+        sampler=sampler.buffers,
+        kv_cache=sampler.kv_cache,
+        sampling=base + sampler.temporary,
         scoring=base + scoring.peak,
         update=base + update.peak,
-        step=base + trained + (0 if on_gpu else 2 * widest),  # the GPU's AdamW is one kernel and needs no room
+        # On a GPU AdamW is one fused kernel without temporaries; on a CPU it makes two the size of a weight.
+        optimizer_step=base + trained + (0 if on_gpu else 2 * widest),
     )
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """The sampler's bytes: what it keeps from step to step, and the most that it takes beyond that in one."""
+class SamplerMemory:
+    """The sampler's bytes: what it keeps from step to step, and the most that it allocates beyond that."""
 
-    sampler: int
-    cache: int
-    passing: int
+    buffers: int
+    kv_cache: int
+    temporary: int
 
 
-def count_rollout(config: Config, device: Device, policy: Policy, memory: int | None) -> Rollout:
-    """What sampling takes: vLLM its share, the paged sampler its cache, the plain one what it makes anew every time."""
+def sampler_memory(config: Config, device: Device, policy: Policy, memory: int | None) -> SamplerMemory:
+    """Estimate what sampling takes with vLLM, the paged sampler or the native one."""
     if config.rollout.engine == "vllm":
-        return Rollout(0, 0, int(config.rollout.vllm_gpu_memory_utilization * memory) if memory else 0)
+        return SamplerMemory(0, 0, int(config.rollout.vllm_gpu_memory_utilization * memory) if memory else 0)
     if device == "cuda" and unsupported_reason(policy.model) is None:
-        return _paged(config, policy, memory)
+        return _paged_sampler_memory(config, policy, memory)
     rollout = config.rollout
     prompts = min(sequences_at_once(config), max(rollout.batch_size, rollout.samples)) // rollout.samples
     options = config.sampling_options(rollout.samples)
-    counted = count_sampling(policy, prompts, rollout.max_prompt_tokens, options)
-    return Rollout(0, 0, counted.peak)
+    return SamplerMemory(0, 0, sampling_memory(policy, prompts, rollout.max_prompt_tokens, options).peak)
 
 
-def _paged(config: Config, policy: Policy, memory: int | None) -> Rollout:
+def _paged_sampler_memory(config: Config, policy: Policy, memory: int | None) -> SamplerMemory:
     rollout, shape = config.rollout, policy.causal.config
     size = 2 if config.model.precision == "bf16" else 4
-    heads, kv, d = shape.num_attention_heads, shape.num_key_value_heads, head_size(shape)
+    heads, kv_heads, head_dim = shape.num_attention_heads, shape.num_key_value_heads, head_size(shape)
     linear = sum(p.numel() for p in _linear_weights(policy.causal))
     rows = bucket(min(rollout.batch_size, max(sequences_at_once(config), _evaluated(config))))
-    cache = pool_bytes(
-        layers=shape.num_hidden_layers,
-        kv_heads=kv,
-        head_dim=d,
-        bytes_per_value=size,
-        sequences=rows,
-        tokens=longest_response(config),
-        share=rollout.kv_cache_memory,
-        memory=memory,
-    )
-    # A row's logits, hidden states on their way through a layer, and its tokens with their log-probabilities.
-    layer = (2 * heads + 2 * kv) * d + 2 * shape.hidden_size + 3 * shape.intermediate_size
+    token = shape.num_hidden_layers * 2 * kv_heads * head_dim * size
+    limit = None if memory is None else int(rollout.kv_cache_memory * memory)
+    # A row's logits, the hidden states inside one layer, and its tokens with their log-probs.
+    layer = (2 * heads + 2 * kv_heads) * head_dim + 2 * shape.hidden_size + 3 * shape.intermediate_size
     row = (shape.vocab_size + layer) * size + 4 * shape.hidden_size + 8 * rollout.max_new_tokens
-    # Prompts are read many tokens at a time: a layer's values, those of the last one's MLP, and queries being turned.
-    prompt = layer * size + (heads + kv) * d * size + 4 * shape.hidden_size + 16 * heads * d
-    reading = min(PREFILL, rollout.prompts * rollout.max_prompt_tokens) * prompt
-    # Weights with an adapter are made and copied one after the other: what is added, and the sum. The head has none.
+    # Prefill works on many tokens at a time: one layer's values, Q and K in RoPE, and their fp32 intermediates.
+    prompt = layer * size + (heads + kv_heads) * head_dim * size + 4 * shape.hidden_size + 16 * heads * head_dim
+    prefill = min(PREFILL, rollout.prompts * rollout.max_prompt_tokens) * prompt
+    # LoRA weights are merged one after the other: the product in fp32 and the sum. The head has no adapter.
     adapted = [p.numel() for p in _linear_weights(policy.causal) if p is not policy.head.weight]
     merged = 8 * max(adapted) if config.model.lora_rank else 0
-    return Rollout(linear * size + rows * row, cache, max(reading, merged))
+    kv_cache = kv_cache_bytes(token, rows, longest_response(config), limit)
+    return SamplerMemory(linear * size + rows * row, kv_cache, max(prefill, merged))
 
 
-def pool_bytes(
-    *,
-    layers: int,
-    kv_heads: int,
-    head_dim: int,
-    bytes_per_value: int,
-    sequences: int,
-    tokens: int,
-    share: float,
-    memory: int | None = None,
-) -> int:
-    """The sampler's cache: pages for so many sequences of so many tokens, or its share of the device's memory."""
-    page = layers * 2 * kv_heads * head_dim * bytes_per_value * PAGE
-    each = ceil(tokens / (PAGE * GRAIN)) * GRAIN
-    pages = sequences * each if memory is None else min(sequences * each, int(share * memory) // page)
-    return page * max(pages, 2 * each + 2)
+def kv_cache_bytes(token_bytes: int, sequences: int, tokens: int, limit: int | None = None) -> int:
+    """Return the size of a KV cache with pages for so many sequences of so many tokens, or up to a limit in bytes."""
+    page = token_bytes * PAGE
+    pages_each = ceil(tokens / (PAGE * GRAIN)) * GRAIN
+    pages = sequences * pages_each if limit is None else min(sequences * pages_each, limit // page)
+    return page * max(pages, 2 * pages_each + 2)  # two sequences always fit
 
 
 def sequences_at_once(config: Config) -> int:
-    """Responses that are wanted at one time: those of a step, or of a round of dynamic sampling."""
+    """Return how many responses are sampled at a time: a step's, or those of a round of dynamic sampling."""
     rollout = config.rollout
     prompts = int(rollout.prompts * rollout.dynamic_oversample) if rollout.dynamic_sampling else rollout.prompts
     return prompts * rollout.samples
 
 
 def _evaluated(config: Config) -> int:
-    """Held-out problems that are answered at one time; none where there is no evaluation."""
+    """Return how many held-out problems an evaluation samples at a time; 0 without one."""
     generated = config.task.name not in {"file", "gsm8k"}
     return config.run.eval_problems if config.run.eval_every and (generated or config.task.eval_path) else 0
 
 
 def minibatches(config: Config) -> list[int]:
-    """Responses in each mini-batch of a step: whole groups, as evenly as they divide."""
+    """Return the number of responses in each mini-batch of a step: whole groups, as evenly as they divide."""
     prompts, updates = config.rollout.prompts, config.update.per_step
     bounds = [round(prompts * k / updates) for k in range(updates + 1)]
     return [(high - low) * config.rollout.samples for low, high in pairwise(bounds) if high > low]
 
 
 def longest_response(config: Config) -> int:
-    """Tokens of a prompt and a response that are both as long as they may be."""
+    """Return the tokens of the longest prompt and response that the recipe allows."""
     return config.rollout.max_prompt_tokens + config.rollout.max_new_tokens
 
 
-def largest_part(config: Config, device: Device) -> Part:
-    """The most that one forward pass holds: packed, the token budget; padded, as many of the longest as go in."""
+def largest_micro_batch(config: Config, device: Device) -> MicroBatchShape:
+    """Return the largest forward pass: packed up to the token budget, or padded to the longest response."""
     update, longest, responses = config.update, longest_response(config), max(minibatches(config))
     chunk, fused = update.head_chunk, device == "cuda"
     if fused and config.model.precision == "bf16" and config.model.attention in {None, "sdpa"}:
-        return Part(1, min(max(update.token_budget, longest), responses * longest), chunk, packed=True, fused=True)
-    return Part(min(responses, max(1, update.token_budget // longest)), longest, chunk, packed=False, fused=fused)
+        tokens = min(max(update.token_budget, longest), responses * longest)
+        return MicroBatchShape(1, tokens, chunk, packed=True, fused=True)
+    rows = min(responses, max(1, update.token_budget // longest))
+    return MicroBatchShape(rows, longest, chunk, packed=False, fused=fused)
 
 
 def _trained(policy: Policy) -> list[nn.Parameter]:
@@ -224,7 +214,7 @@ def _bytes(parameters: Iterable[nn.Parameter]) -> int:
 
 
 def _linear_weights(causal: Any) -> Iterator[nn.Parameter]:
-    """The weights of linear maps, the head's among them."""
+    """Yield the parameters of all linear layers, the head included and LoRA adapters left out."""
     for name, module in causal.named_modules():
         if isinstance(module, nn.Linear) and "lora_" not in name:
             yield from (p for p in module.parameters(recurse=False))

@@ -1,8 +1,7 @@
-"""Models without weights, and their passes: what scoring, an update and sampling would keep in memory.
+"""Run scoring, updates and sampling on a model of fake tensors, and return the memory they would take.
 
-The passes are those of `trimtab.policy`, with what a GPU's kernels do replaced by tensors of the sizes they work with:
-attention keeps its inputs, its output and one number per head and token, never a matrix of tokens by tokens; the head
-works on one chunk of logits.
+The passes are those of `trimtab.policy`. GPU kernels are replaced by functions that allocate what the kernels do:
+flash attention keeps its inputs, its output and one number per head and token; the fused head one chunk of logits.
 """
 
 from __future__ import annotations
@@ -17,19 +16,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trimtab.memory.tracker import Ledger
+from trimtab.memory.tracker import MemoryTracker
 from trimtab.objectives import moments
 from trimtab.policy import Kernels, Policy, Precision, fuse_layers, unfuse_layers
 from trimtab.rollout import SamplingOptions, sample_tokens
 
-ATTENTION = "trimtab_weightless"
+ATTENTION = "trimtab_fake"
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one forward pass holds: responses of a length, and the rows of logits made at one time.
+class MicroBatchShape:
+    """The size of a forward pass: `rows` responses of `longest` tokens, and `chunk` rows of logits at a time.
 
-    `packed`: end to end, through flash attention; else padded, with a mask. `fused`: the head forms its own gradients.
+    `packed`: without padding, through flash attention; else padded, with a mask. `fused`: the head computes gradients
+    itself instead of leaving them to autograd.
     """
 
     rows: int
@@ -40,25 +40,25 @@ class Part:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the part."""
+        """Tokens of the micro-batch, padding included."""
         return self.rows * self.longest
 
 
 @dataclass(frozen=True)
-class Counted:
-    """A pass: the most bytes alive beyond the weights, by account at that moment, and what the forward pass kept."""
+class PassMemory:
+    """Bytes of a pass beyond the weights: the peak, its categories, and the activations kept by the forward pass."""
 
     peak: int
-    accounts: dict[str, int]
-    kept: int = 0
+    categories: dict[str, int]
+    activations: int = 0
 
 
 @contextmanager
 def fake_tensors() -> Iterator[None]:
-    """In here tensors have no data. What cannot be done without raises; torch's log of it is for its developers."""
+    """Make tensors without data inside the block; an operation that needs data raises."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # it logs a traceback before it raises
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
@@ -69,7 +69,7 @@ def fake_tensors() -> Iterator[None]:
 
 
 def fake_policy(shape: Any, precision: Precision, lora_rank: int = 0, gradient_checkpointing: bool = False) -> Policy:
-    """A policy from a model's configuration alone: call it, and everything done with it, under `fake_tensors`."""
+    """Build a policy from a model's configuration alone; call and use it inside `fake_tensors`."""
     from transformers import AttentionInterface, AutoModelForCausalLM
 
     AttentionInterface.register(ATTENTION, _attention)
@@ -85,65 +85,65 @@ def fake_policy(shape: Any, precision: Precision, lora_rank: int = 0, gradient_c
     return Policy(model, None, torch.device("cpu"), precision)
 
 
-def count_update(policy: Policy, part: Part, *, first: bool) -> Counted:
-    """One part forward and backward. The `first` of an update finds no gradients; the others add to them."""
+def update_memory(policy: Policy, micro_batch: MicroBatchShape, *, first: bool) -> PassMemory:
+    """Track one micro-batch forward and backward; all but the `first` of an update add to existing gradients."""
     trained = [p for p in policy.model.parameters() if p.requires_grad]
-    ledger = Ledger(policy.model.parameters())
+    tracker = MemoryTracker(policy.model.parameters())
     policy.model.train()
-    with ledger, policy.unchanging():
+    with tracker, policy.unchanging():
         if not first:
-            with ledger.booking("gradients"):
+            with tracker.category("gradients"):
                 for parameter in trained:
                     parameter.grad = torch.empty_like(parameter)
-        hooks = [p.register_post_accumulate_grad_hook(lambda p: ledger.move(p.grad, "gradients")) for p in trained]
-        head = policy.head_parts(1.0) if part.fused else None
-        with ledger.booking("activations"):
-            hidden = _hidden(policy, part)
+        hooks = [p.register_post_accumulate_grad_hook(lambda p: tracker.move(p.grad, "gradients")) for p in trained]
+        head = policy.head_parts(1.0) if micro_batch.fused else None
+        with tracker.category("activations"):
+            hidden = _hidden(policy, micro_batch)
             hidden = hidden if head is None else hidden.to(head.weight.dtype)
-        kept = ledger.alive["activations"]
-        with ledger.booking("head"):
+        activations = tracker.alive["activations"]
+        with tracker.category("head"):
             if head is None:
-                end, gradient = _plain_head(policy, hidden, part.chunk), None
+                end, gradient = _plain_head(policy, hidden, micro_batch.chunk), None
             else:
-                end, gradient = hidden, _fused_head(policy, head.weight, hidden.detach(), part.chunk, ledger)
-        with ledger.booking("backward"):
+                end, gradient = hidden, _fused_head(policy, head.weight, hidden.detach(), micro_batch.chunk, tracker)
+        with tracker.category("backward"):
             end.backward(gradient)
         for hook in hooks:
             hook.remove()
         policy.model.zero_grad(set_to_none=True)
-    return Counted(ledger.peak, dict(ledger.at_peak), kept)
+    return PassMemory(tracker.peak, dict(tracker.at_peak), activations)
 
 
 @torch.no_grad()
-def count_scoring(policy: Policy, part: Part) -> Counted:
-    """One part through the model without gradients, and its rows through the head."""
-    ledger = Ledger(policy.model.parameters())
+def scoring_memory(policy: Policy, micro_batch: MicroBatchShape) -> PassMemory:
+    """Track one micro-batch through model and head without gradients."""
+    tracker = MemoryTracker(policy.model.parameters())
     policy.model.eval()
-    with ledger, policy.autocast():
-        head = policy.head_parts(1.0) if part.fused else None
-        with ledger.booking("activations"):
-            hidden = _hidden(policy, part)
-        with ledger.booking("head"):
+    with tracker, policy.autocast():
+        head = policy.head_parts(1.0) if micro_batch.fused else None
+        with tracker.category("activations"):
+            hidden = _hidden(policy, micro_batch)
+        with tracker.category("head"):
             if head is None:
-                tokens = torch.zeros(part.tokens, dtype=torch.int64)
-                for h, t in zip(hidden.split(part.chunk), tokens.split(part.chunk), strict=True):
+                tokens = torch.zeros(micro_batch.tokens, dtype=torch.int64)
+                for h, t in zip(hidden.split(micro_batch.chunk), tokens.split(micro_batch.chunk), strict=True):
                     moments(policy.logits(h, 1.0), t)
             else:
                 hidden = hidden.to(head.weight.dtype)
-                head.buffer(min(part.chunk, part.tokens))
-    return Counted(ledger.peak, dict(ledger.at_peak))
+                head.buffer(min(micro_batch.chunk, micro_batch.tokens))
+    return PassMemory(tracker.peak, dict(tracker.at_peak))
 
 
 @torch.no_grad()
-def count_sampling(policy: Policy, prompts: int, prompt_tokens: int, options: SamplingOptions) -> Counted:
-    """The native sampler's prefill, and its last step: a full cache, the model over one token of each, and the draw."""
-    ledger = Ledger(policy.model.parameters())
+def sampling_memory(policy: Policy, prompts: int, prompt_tokens: int, options: SamplingOptions) -> PassMemory:
+    """Track the native sampler's prefill and its last decoding step, when the KV cache is full."""
+    tracker = MemoryTracker(policy.model.parameters())
     policy.model.eval()
     policy.causal.set_attn_implementation("sdpa")
     rows, seen = prompts * options.samples, prompt_tokens + options.max_new_tokens - 1
-    with ledger, policy.autocast(), ledger.booking("sampling"):
+    with tracker, policy.autocast(), tracker.category("sampling"):
         cache = _step(policy, prompts, prompt_tokens, prompt_tokens, None).past_key_values
-        with ledger.booking("cache"):
+        with tracker.category("cache"):
             cache.batch_repeat_interleave(options.samples)
             for layer in cache.layers:
                 layer.keys, layer.values = (
@@ -152,7 +152,7 @@ def count_sampling(policy: Policy, prompts: int, prompt_tokens: int, options: Sa
                 )
             logits = _step(policy, rows, 1, seen, cache).logits[:, -1]
         sample_tokens(logits, torch.zeros(rows, dtype=torch.int64), 0, options)
-    return Counted(ledger.peak, dict(ledger.at_peak))
+    return PassMemory(tracker.peak, dict(tracker.at_peak))
 
 
 def _step(policy: Policy, rows: int, tokens: int, seen: int, cache: Any) -> Any:
@@ -163,29 +163,33 @@ def _step(policy: Policy, rows: int, tokens: int, seen: int, cache: Any) -> Any:
     )
 
 
-def _hidden(policy: Policy, part: Part) -> Tensor:
-    """The hidden states of a part, and of these (as they may all be) the ones that predict a response token."""
-    policy.causal.set_attn_implementation(ATTENTION if part.packed else "sdpa")
-    if part.packed:
-        fuse_layers(policy.causal, NO_KERNELS)
+def _hidden(policy: Policy, micro_batch: MicroBatchShape) -> Tensor:
+    """Return the hidden states that predict a response token; taken to be all of a micro-batch's."""
+    policy.causal.set_attn_implementation(ATTENTION if micro_batch.packed else "sdpa")
+    if micro_batch.packed:
+        fuse_layers(policy.causal, FAKE_KERNELS)
     else:
         unfuse_layers(policy.causal)
-    shape = (1, part.tokens) if part.packed else (part.rows, part.longest)
+    shape = (1, micro_batch.tokens) if micro_batch.packed else (micro_batch.rows, micro_batch.longest)
     ids = torch.zeros(shape, dtype=torch.int64)
-    mask = None if part.packed else torch.ones(part.rows, 1, part.longest, part.longest, dtype=torch.bool)
-    starts = {"cu_seq_lens_q": ids[0], "max_length_q": part.longest} if part.packed else {}
+    mask = (
+        None
+        if micro_batch.packed
+        else torch.ones(micro_batch.rows, 1, micro_batch.longest, micro_batch.longest, dtype=torch.bool)
+    )
+    starts = {"cu_seq_lens_q": ids[0], "max_length_q": micro_batch.longest} if micro_batch.packed else {}
     with policy.autocast():
         out = policy.backbone(input_ids=ids, position_ids=ids, attention_mask=mask, use_cache=False, **starts)
         rows: Tensor = out.last_hidden_state.flatten(0, 1)
-        return rows.index_select(0, torch.zeros(part.tokens, dtype=torch.int64))
+        return rows.index_select(0, torch.zeros(micro_batch.tokens, dtype=torch.int64))
 
 
-def _fused_head(policy: Policy, compute: Tensor, hidden: Tensor, chunk: int, ledger: Ledger) -> Tensor:
-    """What `head_gradients` works with; the gradient of the hidden states."""
+def _fused_head(policy: Policy, compute: Tensor, hidden: Tensor, chunk: int, tracker: MemoryTracker) -> Tensor:
+    """Allocate what `head_gradients` does; return the gradient of the hidden states."""
     weight: Any = policy.head.weight
     if weight.requires_grad and weight.grad is None:
         weight.grad = torch.empty_like(weight)
-        ledger.move(weight.grad, "gradients")
+        tracker.move(weight.grad, "gradients")
     gradient, rows = torch.empty_like(hidden), hidden[:chunk]
     logits = compute.new_empty(len(rows), len(compute))
     product = rows.float() * 1.0  # coefficients are fp32, and so is what they multiply
@@ -194,7 +198,7 @@ def _fused_head(policy: Policy, compute: Tensor, hidden: Tensor, chunk: int, led
 
 
 def _plain_head(policy: Policy, hidden: Tensor, chunk: int) -> Tensor:
-    """The head by autograd, each chunk's logits made twice; a loss."""
+    """Return a loss of the head by autograd; checkpointing computes each chunk's logits twice."""
 
     def head(some: Tensor, tokens: Tensor) -> Tensor:
         logits = policy.logits(some, 1.0)
@@ -207,7 +211,7 @@ def _plain_head(policy: Policy, hidden: Tensor, chunk: int) -> Tensor:
 
 
 class _Flash(torch.autograd.Function):
-    """Attention as flash kernels keep it: inputs, output, one number per head and token; backward has its own room."""
+    """Allocates what flash attention does, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -220,7 +224,7 @@ class _Flash(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, _, sums = ctx.saved_tensors
         made = tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
-        # The kernel adds up d query in fp32, and has d key and d value for every query head before they are summed.
+        # The kernel accumulates dQ in fp32; with grouped queries it has dK and dV per query head before it sums them.
         _wide = torch.empty_like(query, dtype=torch.float32), torch.empty_like(sums)
         _grouped = (torch.empty_like(query), torch.empty_like(query)) if len(key[0]) < len(query[0]) else ()
         return made[0], made[1], made[2]
@@ -229,7 +233,7 @@ class _Flash(torch.autograd.Function):
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attention as transformers asks for it: tensors are (1, heads, tokens, D), the answer (1, tokens, heads, D)."""
+    """Attention with transformers' interface: inputs are (1, heads, tokens, D), the output is (1, tokens, heads, D)."""
     flat = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]
     if torch.is_autocast_enabled("cpu"):
         flat = [tensor.to(torch.get_autocast_dtype("cpu")) for tensor in flat]
@@ -241,11 +245,11 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
     return out
 
 
-def _nothing(*tensors: Any) -> None:
-    """A kernel: it writes into what it is given, and makes nothing."""
+def _in_place(*tensors: Any) -> None:
+    """Stand in for a kernel that writes into its arguments and allocates nothing."""
 
 
-NO_KERNELS = Kernels(_nothing, _nothing, _nothing, _nothing, _nothing, _nothing, _flash)
+FAKE_KERNELS = Kernels(_in_place, _in_place, _in_place, _in_place, _in_place, _in_place, _flash)
 
 
 def _with_lora(model: Any, rank: int) -> Any:
@@ -257,8 +261,8 @@ def _with_lora(model: Any, rank: int) -> Any:
 
 
 def _to_fake(model: nn.Module) -> None:
-    """Parameters and buffers of a model on the meta device become fake ones on the CPU; what was tied stays tied."""
-    made: dict[int, Any] = {}
+    """Replace the meta parameters and buffers of a model by fake ones on the CPU; tied weights stay tied."""
+    made: dict[int, Any] = {}  # by the meta parameter's id, so that a tied one is replaced by one tensor
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:

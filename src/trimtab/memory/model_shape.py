@@ -1,4 +1,4 @@
-"""A model's shape: its configuration without its weights, for what is said about a run before anything is loaded."""
+"""A model's configuration without its weights, for estimates before anything is loaded."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SMOLLM2: dict[str, Any] = {
 }
 
 
-class NoForecastError(Exception):
-    """Why there is no forecast, in words."""
+class NoEstimateError(Exception):
+    """The reason why a model's memory cannot be estimated."""
 
 
 def model_shape(path: str) -> Any:
-    """A model's configuration: `demo`, `smollm2`, a folder, or a name on the hub that is cached or can be reached."""
+    """Return the configuration of `demo`, `smollm2`, a folder, or a model of the hub that is cached or reachable."""
     from transformers import AutoConfig, LlamaConfig
 
     from trimtab.policy import demo_model
@@ -32,30 +32,31 @@ def model_shape(path: str) -> Any:
         return LlamaConfig(**SMOLLM2)
     folder = os.path.expanduser(path)
     if path.startswith(("/", ".", "~")) and not os.path.isdir(folder):
-        raise NoForecastError(f"model.path={path!r}: there is no such folder")
+        raise NoEstimateError(f"model.path={path!r}: there is no such folder")
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         if os.path.isdir(folder):
-            raise NoForecastError(f"model.path={path!r} has no config.json that can be read: {error}") from None
+            raise NoEstimateError(f"model.path={path!r} has no config.json that can be read: {error}") from None
     found = _from_hub(path)
     if found is None:
-        raise NoForecastError(
-            f"the config of {path} is neither cached nor can it be fetched; without it memory cannot be foretold"
+        raise NoEstimateError(
+            f"the config of {path} is neither cached nor can it be fetched; memory cannot be estimated without it"
         )
     return found
 
 
 def _from_hub(name: str) -> Any:
-    """A model's config.json by one short request, where there is a hub; `from_pretrained` would try for a long time."""
+    """Fetch a model's config.json from the hub; None where that fails."""
     import httpx
     from huggingface_hub import constants, hf_hub_url
     from transformers import AutoConfig
 
     if constants.HF_HUB_OFFLINE:
         return None
+    # `from_pretrained` would retry for minutes where there is no network; a dry run should not wait for that.
     try:
-        answer = httpx.get(hf_hub_url(name, "config.json"), timeout=5, follow_redirects=True)
-        return AutoConfig.for_model(**answer.raise_for_status().json())
+        reply = httpx.get(hf_hub_url(name, "config.json"), timeout=5, follow_redirects=True)
+        return AutoConfig.for_model(**reply.raise_for_status().json())
     except (httpx.HTTPError, ValueError, TypeError):
         return None

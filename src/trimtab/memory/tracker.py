@@ -1,8 +1,8 @@
-"""Memory counted before there is any: a model's passes run on tensors without data, and every tensor is booked.
+"""Track the bytes of all living tensors by what they are for, and their peak.
 
-Tensors under `FakeTensorMode` have shapes, types and lifetimes, but no bytes. A pass over them makes and drops the
-tensors that the pass over real ones would, in the same order, so what is alive at the worst moment can be read off,
-for a model of any size, in seconds and on any machine.
+Under `FakeTensorMode` tensors have shapes, dtypes and lifetimes but no data. A forward and backward pass makes and
+frees the same tensors in the same order with them as with real ones, so the peak of a model of any size is found in
+seconds on any machine.
 """
 
 from __future__ import annotations
@@ -18,64 +18,66 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-BLOCK = 512  # the GPU's allocator gives memory in multiples of this
+BLOCK = 512  # torch's CUDA allocator rounds sizes up to a multiple of this
 
 
-class Ledger(TorchDispatchMode):
-    """The bytes alive by account, the most there ever were, and the accounts at that moment.
+class MemoryTracker(TorchDispatchMode):
+    """Counts the bytes alive by category, the peak of their sum, and the categories at the peak.
 
-    What is made is booked to the account that is open; a lower-precision copy of a weight, whoever makes it, to
-    `copies`.
+    A new tensor belongs to the category that is set; a lower-precision copy of a weight to `weight_copies`. The
+    weights themselves are not counted.
     """
 
     def __init__(self, weights: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.account = "other"
         self.alive: Counter[str] = Counter()
         self.peak = 0
         self.at_peak: Counter[str] = Counter()
+        self._category = "other"
         self._weights = {id(weight.untyped_storage()) for weight in weights}
-        self._booked: dict[int, list[Any]] = {id_: ["weights", 0] for id_ in self._weights}
+        self._tracked: dict[int, list[Any]] = {key: ["weights", 0] for key in self._weights}
 
     @contextmanager
-    def booking(self, account: str) -> Iterator[None]:
-        """Book what is made in here to this account."""
-        before, self.account = self.account, account
+    def category(self, name: str) -> Iterator[None]:
+        """Count the tensors made inside the block in this category."""
+        before, self._category = self._category, name
         try:
             yield
         finally:
-            self.account = before
+            self._category = before
 
-    def move(self, tensor: Tensor, account: str) -> None:
-        """Book a tensor to another account: it has become something else."""
-        entry = self._booked[id(tensor.untyped_storage())]
+    def move(self, tensor: Tensor, category: str) -> None:
+        """Count a tensor in another category from now on."""
+        entry = self._tracked[id(tensor.untyped_storage())]
         self.alive[entry[0]] -= entry[1]
-        self.alive[account] += entry[1]
-        entry[0] = account
+        self.alive[category] += entry[1]
+        entry[0] = category
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
+        # Autocast casts weights deep inside the model's code, so its copies are known by their source alone.
         copy = func is torch.ops.aten._to_copy.default and id(args[0].untyped_storage()) in self._weights
         for tensor in tree_iter(out):
             if isinstance(tensor, Tensor):
-                self._book(tensor, "copies" if copy else self.account)
+                self._track(tensor, "weight_copies" if copy else self._category)
         return out
 
-    def _book(self, tensor: Tensor, account: str) -> None:
+    def _track(self, tensor: Tensor, category: str) -> None:
+        # By storage, not by tensor: views and in-place results share one, and it lives as long as any of them.
         storage = tensor.untyped_storage()
         key = id(storage)
-        if key in self._booked:
+        if key in self._tracked:
             return
         size = -(-storage.nbytes() // BLOCK) * BLOCK
-        self._booked[key] = [account, size]
-        weakref.finalize(storage, self._close, key)
-        self.alive[account] += size
+        self._tracked[key] = [category, size]
+        weakref.finalize(storage, self._free, key)
+        self.alive[category] += size
         total = self.alive.total()
         if total > self.peak:
             self.peak, self.at_peak = total, self.alive.copy()
 
-    def _close(self, key: int) -> None:
-        account, size = self._booked.pop(key)
-        self.alive[account] -= size
+    def _free(self, key: int) -> None:
+        category, size = self._tracked.pop(key)
+        self.alive[category] -= size
