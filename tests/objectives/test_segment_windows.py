@@ -1,29 +1,26 @@
-"""Segment ids of whole batches, by tables and from memory, against the plain way: one expression over each text.
+"""Segment ids of whole batches against a plain reference: one regular expression over each response.
 
-The splitter looks at a text through windows and remembers them for good; so every test here meets what the ones before
-it left behind, and nothing may show of that.
+The splitter caches what it finds between stretches of letters, so every test here runs on the cache that the tests
+before it filled, and must not notice.
 """
 
 from __future__ import annotations
 
 import random
 import threading
-import time
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 from helpers.objectives.made_tokenizers import byte_level_bpe
 from helpers.objectives.plain_segments import plain_ids
-from trimtab.objectives.segments import boundaries as clauses
+from trimtab.objectives.segments import splitter
 from trimtab.objectives.segments.segment_ids import DELIMITERS, segment_ids
 from trimtab.objectives.segments.token_bytes import token_bytes
 from trimtab.policy.demo_model import demo_tokenizer
@@ -192,7 +189,7 @@ def test_windows_that_differ_in_their_last_token_alone_are_told_apart() -> None:
         assert batch([[*range(len(pieces))]], from_pieces(pieces), {}) == plain_ids(pieces)
 
 
-def test_a_window_that_is_too_long_to_be_remembered_is_read_each_time() -> None:
+def test_runs_of_closing_marks_of_any_length_are_split_the_plain_way() -> None:
     for size in (*range(1, 20), 500):
         for end in (b"x", b" ", b"\xff", b".5"):
             pieces = [b"so", b",", *[b")", b"."] * size, b"\xe3", b"\x80", end]
@@ -200,33 +197,37 @@ def test_a_window_that_is_too_long_to_be_remembered_is_read_each_time() -> None:
                 assert batch([[*range(len(pieces))]], from_pieces(pieces), {}) == plain_ids(pieces)
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clauses, "_WINDOWS", 20)
-    monkeypatch.setattr(clauses, "_PIECES", 20)
+def test_a_full_cache_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splitter, "_MAX_WINDOWS", 20)
     for number in range(100):
         pieces = [b"x", b";" * (number + 1), b" y", b"z;" + b")" * number, b"end"]
         assert batch([[0, 1, 2, 3, 4]], from_pieces(pieces), {"delimiters": ";"}) == plain_ids(pieces, ";")
-        rule = clauses.rule_of(";", True)
-        assert len(rule.windows) < 30
-        assert len(rule._pieces) < 30
-        assert len(rule._codes) < 60
 
 
-def test_an_interruption_leaves_nothing_half_learnt() -> None:
-    class Stopped(np.ndarray[Any, Any]):
-        def __setitem__(self, *_: Any) -> None:
+class InterruptedTokenizer:
+    """A tokenizer in which Ctrl-C arrives at the given call of `id_to_token`."""
+
+    def __init__(self, inner: Tokenizer, at: int) -> None:
+        self.inner, self.calls, self.at = inner, 0, at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def id_to_token(self, token: int) -> str | None:
+        self.calls += 1
+        if self.calls == self.at:
             raise KeyboardInterrupt
+        piece: str | None = self.inner.id_to_token(token)
+        return piece
 
-    pieces = [b"a", b",", b"b", b"1", b"5"]
-    words = clauses.Words(clauses.Rule(",", True), lambda ids: {n: pieces[n] for n in ids})
-    words._grow(len(pieces) + 1)
-    words.left = words.left.view(Stopped)
+
+@pytest.mark.parametrize("at", [1, 4])
+def test_after_an_interruption_the_next_call_is_right(at: int) -> None:
+    ids = encode(trained(), "so, what? yes: 1,5")
+    tokenizer = InterruptedTokenizer(trained(), at)
     with pytest.raises(KeyboardInterrupt):
-        words.flags(np.arange(len(pieces) + 1))
-    words.left = words.left.view(np.ndarray)
-    clause, number = np.array([0, 1, 2, 3, 0]), np.array([0, 4, 2, 5, 0])
-    assert clauses.find_boundaries(clause, words).tolist() == [False, False, False, True, False]
-    assert not clauses.find_boundaries(number, words).any()
+        segment_ids(ids, tokenizer)
+    assert segment_ids(ids, tokenizer).tolist() == segment_ids(ids, trained()).tolist()
 
 
 # Tokenizers that change, ids that are no place in a table, threads.
@@ -278,27 +279,3 @@ def test_threads_do_not_disturb_each_other() -> None:
     for thread in threads:
         thread.join()
     assert found == {n: [plain(texts[n], spellings[n], options)] * 10 for n in range(4)}
-
-
-def test_a_batch_that_is_like_those_before_takes_a_fraction_of_the_plain_way() -> None:
-    tokenizer = trained()
-    ids = encode(tokenizer, PROSE)
-    spelling = token_bytes(set(ids), tokenizer)
-    texts = [  # as many tokens as a step has, so that what every call costs does not count
-        [ids[n : n + 200] for start in range(first, first + 160, 16) for n in range(start, len(ids), 200)]
-        for first in (3, 7, 11, 15)
-    ]
-    tensors = [
-        (torch.tensor([t for row in text for t in row]), torch.tensor([n for n, row in enumerate(text) for _ in row]))
-        for text in texts
-    ]
-    segment_ids(tensors[0][0], tokenizer, sequence=tensors[0][1])
-    swift, slow = [], []
-    for text, (flat, owner) in zip(texts, tensors, strict=True):
-        begun = time.thread_time()
-        segment_ids(flat, tokenizer, sequence=owner)
-        swift.append(time.thread_time() - begun)
-        begun = time.thread_time()
-        plain(text, spelling, {})
-        slow.append(time.thread_time() - begun)
-    assert min(swift) < min(slow) / 2

@@ -1,9 +1,8 @@
-"""Subsentences for SSPO: from token ids and a tokenizer to segment ids.
+"""Split responses into subsentences for SSPO: from token ids and a tokenizer to segment ids.
 
-A clause ends with a delimiter and what closes behind it: more delimiters, closing quotes and brackets, white space. The
-boundary is the last edge of a token from the end of that delimiter to the start of the next clause; a token that holds
-both leaves none. The work is done on bytes, because byte-level BPE cuts characters into several tokens, and an edge
-inside a character is no boundary. Every byte is read a bounded number of times, so time is linear whatever the text.
+A clause ends with a delimiter and what closes after it: more delimiters, closing quotes and brackets, white space. The
+boundary is the last token edge between the end of that delimiter and the start of the next clause; a token that holds
+both leaves no boundary, and an edge inside a character is none. Time is linear in the text, whatever it is.
 """
 
 from __future__ import annotations
@@ -26,11 +25,12 @@ def segment_ids(
     min_tokens: int = 1,
     keep_numbers: bool = True,
 ) -> Tensor:
-    """Segment ids, from 0 and non-decreasing, for the tokens of one response or, with `sequence`, of a packed batch.
+    """Return the segment id of every token of one response or, with `sequence`, of each response in a packed batch.
 
-    `tokenizer` is a `tokenizers.Tokenizer`, a fast one of transformers, or a table of the bytes of every token that is
-    not special (`token_bytes`). `min_tokens` joins shorter segments to their neighbours; `keep_numbers` leaves `3.14`,
-    `1,000`, `.5`, `12:30`, `1{,}000` and `1,\\!000` whole. A batch numbers its segments anew in every response.
+    Ids count from 0 in every response. `tokenizer` is a `tokenizers.Tokenizer`, a fast tokenizer of transformers, or a
+    mapping from token ids to bytes without the special tokens (`token_bytes`). Segments of fewer than `min_tokens`
+    tokens are joined to their neighbours. `keep_numbers` leaves `3.14`, `1,000`, `.5`, `12:30`, `1{,}000` and
+    `1,\\!000` whole.
     """
     if min_tokens < 1:
         raise ValueError(f"min_tokens={min_tokens} must be at least 1")
@@ -44,8 +44,14 @@ def segment_ids(
     owner = None if sequence is None else torch.as_tensor(sequence)
     if owner is not None and owner.shape != ids.shape:
         raise ValueError(f"sequence has shape {tuple(owner.shape)}, the tokens {tuple(ids.shape)}: one value per token")
-    from trimtab.objectives.segments.numbering import segment_numbers  # numpy, which objectives otherwise do without
+    from trimtab.objectives.segments.splitter import segment_numbers  # numpy, which objectives otherwise do without
 
-    owners = None if owner is None else owner.cpu().numpy()
-    made = segment_numbers(ids.cpu().numpy(), owners, tokenizer, delimiters, min_tokens, keep_numbers)
+    made = segment_numbers(
+        ids.cpu().numpy(),
+        None if owner is None else owner.cpu().numpy(),
+        tokenizer,
+        delimiters=delimiters,
+        min_tokens=min_tokens,
+        keep_numbers=keep_numbers,
+    )
     return torch.from_numpy(made).to(ids.device)
