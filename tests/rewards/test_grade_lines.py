@@ -70,7 +70,7 @@ def test_a_line_cannot_have_code_run(tmp_path: Path) -> None:
         (line({**RIGHT, "rule": "bocksed"}), "there is no rule 'bocksed'"),
         (line({**RIGHT, "extra": [1]}), "`extra` is list"),
         (line({**RIGHT, "rule": "gym:countdown"}), "needs the problem's `extra`"),
-        (line({**RIGHT, "rule": "python:timeit:timeit"}), "a Python function is named by --rule alone"),
+        (line({**RIGHT, "rule": "python:timeit:timeit"}), "a Python function can be named by --rule only"),
     ],
 )
 def test_a_bad_line_is_named_and_keeps_its_place(bad: bytes, fault: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trimtab.rewards import Verdict, grade
-from trimtab.rewards.gym_rule import FENCES
+from trimtab.rewards.gym_rule import ANSWER_FILTERS
 from trimtab.tasks import GymTask
 from trimtab.tasks.gym import UNSUITABLE
 
@@ -46,7 +46,7 @@ def test_an_answer_is_never_run_as_code(kind: str, tmp_path: Path) -> None:
     assert not made.exists()
 
 
-@pytest.mark.parametrize("kind", sorted(FENCES.keys() - {"rush_hour"}))  # which knows no answers
+@pytest.mark.parametrize("kind", sorted(ANSWER_FILTERS.keys() - {"rush_hour"}))  # which knows no answers
 def test_the_fence_lets_right_answers_through(kind: str) -> None:
     task = GymTask(kind, size=10)
     for problem in (task[number] for number in range(10)):
@@ -55,7 +55,7 @@ def test_the_fence_lets_right_answers_through(kind: str) -> None:
 
 
 def test_the_fence_lets_moves_of_one_digit_through() -> None:
-    assert FENCES["rush_hour"].fullmatch("A+1 B-2 C+4")
+    assert ANSWER_FILTERS["rush_hour"].fullmatch("A+1 B-2 C+4")
 
 
 @pytest.mark.parametrize(

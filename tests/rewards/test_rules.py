@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trimtab.rewards import RULES, Verdict, grade, grade_many
-from trimtab.rewards.extract import last_box, last_number, value
-from trimtab.rewards.rules import LONGEST_SHOWN, VerdictKind
+from trimtab.rewards.extract import last_box, last_number, parse_number
+from trimtab.rewards.verdicts import MAX_EXTRACTED_CHARS, VerdictKind
 from trimtab.tasks import Problem, verl_file
 from trimtab.tasks.problems import user
 
@@ -111,16 +111,16 @@ def test_the_last_box_is_the_one_that_a_plain_search_finds(text: str) -> None:
 @given(st.fractions())
 def test_a_fraction_is_read_however_it_is_written(number: Fraction) -> None:
     above, below = number.numerator, number.denominator
-    assert value(f"{above}/{below}") == value(f"\\frac{{{above}}}{{{below}}}") == number
+    assert parse_number(f"{above}/{below}") == parse_number(f"\\frac{{{above}}}{{{below}}}") == number
     sign = "-" if above < 0 else ""
-    assert value(f" ${sign}\\dfrac{{{abs(above):,}}}{{{below:,}}}$ ") == number
+    assert parse_number(f" ${sign}\\dfrac{{{abs(above):,}}}{{{below:,}}}$ ") == number
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=4))
 def test_the_last_number_is_read_from_a_sentence(number: object) -> None:
     found = last_number(f"first 7, then the answer is {number}.")
     assert found is not None
-    assert value(found) == Fraction(str(number))
+    assert parse_number(found) == Fraction(str(number))
 
 
 @given(st.text(), st.text(), st.sampled_from(CHEAP))
@@ -141,7 +141,7 @@ def test_nothing_near_a_number_makes_a_rule_raise(response: str, rule: str) -> N
 def test_a_huge_number_is_wrong_and_not_kept(number: str, rule: str) -> None:
     verdict = grade(f"\\boxed{{{number}}}", "9", rule)
     assert verdict.kind == "wrong"
-    assert len(verdict.extracted or "") <= LONGEST_SHOWN
+    assert len(verdict.extracted or "") <= MAX_EXTRACTED_CHARS
 
 
 @pytest.mark.parametrize("rule", CHEAP)
@@ -203,4 +203,4 @@ def test_the_benchmarks_own_answers_are_correct_in_a_box(name: str, numeric: int
     answers = [last_box(problem.answer) or problem.answer for problem in problems]
     verdicts = [grade(f"So \\boxed{{{a}}}.", p.answer, "boxed") for a, p in zip(answers, problems, strict=True)]
     assert {verdict.kind for verdict in verdicts} == {"correct"}
-    assert sum(value(answer) is not None for answer in answers) == numeric  # the others compare as text alone
+    assert sum(parse_number(answer) is not None for answer in answers) == numeric  # the others compare as text alone

@@ -1,4 +1,8 @@
-"""Workers: limits hold, failures are told apart, nothing outlives its job; they call functions of one's own."""
+"""Workers: limits hold, failures are told apart, nothing outlives its call; they call users' grading functions.
+
+No bound here is tight in wall-clock time: a busy machine may be many times slower. Where time is looked at, a limit is
+compared with another that is far from it.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,15 @@ from pathlib import Path
 import pytest
 
 from trimtab.rewards import Verdict, grade, grade_many, pool
-from trimtab.rewards.pool import Limits, Result, ask, wait, worker
+from trimtab.rewards.pool import WorkerLimits, WorkerResult, client, submit_call, wait
 from trimtab.rewards.python_rule import LIMITS
 from trimtab.tasks import Problem
 from trimtab.tasks.problems import user
 
-OWN = "helpers.rewards.own_rules"
-SHORT = Limits(seconds=1.0, processor=0.3)
-SYMBOLS = "trimtab.rewards.mathematics.sympy_check:judge"
+RULES = "helpers.rewards.python_rules"
+CALL = WorkerLimits(seconds=30.0, cpu_seconds=10.0)
+SYMPY_CHECK = "trimtab.rewards.mathematics.sympy_check:grade_pair"
+HANG = 300.0  # seconds after which a process is taken for hung
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -31,109 +36,111 @@ def no_workers_afterwards() -> Iterator[None]:
     pool.close()
 
 
-def call(name: str, response: str = "x", limits: Limits = SHORT) -> Result:
-    function = f"{OWN}:{name}"
-    return wait(ask(function, (response, "42", {}), limits), function)
+def call(name: str, response: str = "x", limits: WorkerLimits = CALL) -> WorkerResult:
+    function = f"{RULES}:{name}"
+    return wait(submit_call(function, (response, "42", {}), limits), function)
 
 
-def own(name: str, response: str, extra: dict[str, object] | None = None) -> str:
-    return grade(response, "42", f"python:{OWN}:{name}", extra).kind
+def kind_by(name: str, response: str, extra: dict[str, object] | None = None) -> str:
+    return grade(response, "42", f"python:{RULES}:{name}", extra).kind
 
 
-def test_a_function_of_ones_own_says_right_or_wrong() -> None:
-    assert own("last_word", "it is 42") == "correct"
-    assert own("last_word", "it is 41") == "wrong"
+def test_a_grading_function_returns_true_or_false() -> None:
+    assert kind_by("last_word", "it is 42") == "correct"
+    assert kind_by("last_word", "it is 41") == "wrong"
 
 
 @pytest.mark.parametrize(
     ("score", "kind"),
     [("1", "correct"), ("0.99", "correct"), ("0.5", "wrong"), ("0", "wrong"), ("1.5", "crashed"), ("-1", "crashed")],
 )
-def test_a_score_is_right_from_099_on_and_must_be_between_nought_and_one(score: str, kind: str) -> None:
-    assert own("score", score) == kind
+def test_a_score_is_correct_from_099_on_and_must_be_between_zero_and_one(score: str, kind: str) -> None:
+    assert kind_by("score", score) == kind
 
 
 def test_not_a_number_is_no_score() -> None:
-    assert own("score", "nan") == "crashed"
+    assert kind_by("score", "nan") == "crashed"
 
 
 @pytest.mark.parametrize("kind", ["correct", "wrong", "no_answer", "ambiguous", "too_costly", "crashed"])
-def test_a_function_may_say_the_kind_itself(kind: str) -> None:
-    assert own("kind", kind) == kind
+def test_a_function_may_return_the_kind_of_verdict(kind: str) -> None:
+    assert kind_by("kind", kind) == kind
 
 
-def test_what_is_no_verdict_is_the_functions_failure() -> None:
-    assert own("kind", "maybe") == "crashed"
-    assert own("strange", "list") == "crashed"
-    assert own("strange", "object") == "crashed"
-    assert own("raises", "x") == "crashed"
+def test_another_return_value_or_an_exception_is_a_crash() -> None:
+    assert kind_by("kind", "maybe") == "crashed"
+    assert kind_by("strange", "list") == "crashed"
+    assert kind_by("strange", "object") == "crashed"
+    assert kind_by("raises", "x") == "crashed"
 
 
 def test_a_function_sees_the_problems_extra() -> None:
-    assert own("extras", "yes", {"wanted": "yes"}) == "correct"
+    assert kind_by("extras", "yes", {"wanted": "yes"}) == "correct"
 
 
-def test_an_error_is_told_in_words() -> None:
+def test_the_error_of_a_call_is_reported() -> None:
     assert call("raises", "the key").error == "KeyError: 'the key'"
 
 
-def test_a_job_that_sleeps_is_ended_by_the_clock() -> None:
-    start = time.monotonic()
-    assert call("sleeps").outcome == "too_costly"
-    assert 0.9 < time.monotonic() - start < 5
-
-
-def test_a_job_that_computes_is_ended_by_its_processor_time() -> None:
-    result = call("spins", limits=Limits(seconds=30.0, processor=0.3))
+def test_a_call_that_sleeps_is_ended_by_the_clock() -> None:
+    result = call("sleeps", limits=WorkerLimits(seconds=0.5))  # it would sleep for a minute
     assert result.outcome == "too_costly"
-    assert result.seconds < 20
+    assert 0.5 <= result.seconds < 30
 
 
-def test_a_job_that_takes_too_much_memory_is_too_costly() -> None:
+def test_a_call_that_computes_is_ended_by_its_cpu_time() -> None:
+    result = call("spins", limits=WorkerLimits(seconds=60.0, cpu_seconds=0.2))
+    assert result.outcome == "too_costly"
+    assert result.seconds < 55, "it was not the clock"
+
+
+def test_a_call_that_takes_too_much_memory_is_too_costly() -> None:
     assert call("hoards").outcome == "too_costly"
 
 
-def test_a_job_that_ends_its_process_has_crashed() -> None:
+def test_a_call_that_ends_its_process_has_crashed() -> None:
     assert call("leaves").outcome == "crashed"
 
 
-def test_what_a_job_prints_is_not_taken_for_a_result() -> None:
+def test_what_a_call_prints_is_not_taken_for_a_result() -> None:
     assert call("prints").value is False
 
 
-def test_no_job_sees_what_another_left_behind() -> None:
+def test_no_call_sees_what_another_left_behind() -> None:
     assert [call("remembers").value for _ in range(3)] == [False] * 3
 
 
-def test_a_short_job_overtakes_long_ones() -> None:
-    slow = [ask(f"{OWN}:spins", ("x", "42", {}), Limits(seconds=3.0, processor=2.0)) for _ in range(32)]
-    start = time.monotonic()
-    assert grade("it is 42", "42", f"python:{OWN}:last_word").kind == "correct"
-    function = f"{OWN}:spins"
-    assert time.monotonic() - start < 8  # another function's worker starts in this time
-    assert {wait(future, function).outcome for future in slow} == {"too_costly"}
+def test_a_short_call_overtakes_long_ones() -> None:
+    """The long ones would run for a minute; the short one is done while all of them still run."""
+    function = f"{RULES}:spins_if_told"
+    limits = WorkerLimits(seconds=60.0, cpu_seconds=50.0)
+    slow = [submit_call(function, ("spin", "42", {}), limits) for _ in range(32)]
+    assert call("spins_if_told", "x", limits).value is True
+    assert not any(future.done() for future in slow)
+    pool.close()
+    assert {wait(future, function).outcome for future in slow} == {"crashed"}
 
 
 def test_a_worker_that_is_killed_is_replaced() -> None:
-    first = worker(SYMBOLS)
+    first = client(SYMPY_CHECK)
     assert grade(r"\boxed{2\sin x\cos x}", r"\sin 2x").kind == "correct"
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.wait()
     assert grade(r"\boxed{2\sin x\cos x}", r"\sin 2x").kind == "correct"
-    assert worker(SYMBOLS) is not first
+    assert client(SYMPY_CHECK) is not first
 
 
 def test_what_was_under_way_when_a_worker_died_has_crashed() -> None:
-    function = f"{OWN}:sleeps"
-    future = ask(function, ("x", "42", {}), Limits(seconds=60.0))
+    function = f"{RULES}:sleeps"
+    future = submit_call(function, ("x", "42", {}), WorkerLimits(seconds=60.0))
     while not future.done():
-        worker(function).process.kill()
+        client(function).process.kill()
         time.sleep(0.05)
     assert wait(future, function).outcome == "crashed"
 
 
-@pytest.mark.parametrize("path", ["no_such_module:f", f"{OWN}:no_such", f"{OWN}:NOT_A_FUNCTION"])
-def test_a_function_that_is_not_there_is_an_error_and_no_verdict(path: str) -> None:
+@pytest.mark.parametrize("path", ["no_such_module:f", f"{RULES}:no_such", f"{RULES}:NOT_A_FUNCTION"])
+def test_a_function_that_does_not_exist_is_an_error_and_no_verdict(path: str) -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match=f"the grading function {path} cannot be loaded: .*Error"):
             grade("x", "42", f"python:{path}")
@@ -153,12 +160,12 @@ def test_a_worker_outlives_the_thread_that_started_it() -> None:
     thread = threading.Thread(target=lambda: grade(r"\boxed{2\sin x\cos x}", r"\sin 2x"))
     thread.start()
     thread.join()
-    started = worker(SYMBOLS)
+    started = client(SYMPY_CHECK)
     assert grade(r"\boxed{\sin 2x}", r"2\sin x\cos x").kind == "correct"
-    assert worker(SYMBOLS) is started
+    assert client(SYMPY_CHECK) is started
 
 
-def test_verdicts_come_in_order_whoever_gives_them() -> None:
+def test_verdicts_come_in_the_order_of_the_pairs() -> None:
     cases = [("math", r"\boxed{2\sin x\cos x}", r"\sin 2x"), ("math", r"\boxed{1}", "1"), ("exact", "b", "a")] * 4
     verdicts = grade_many([(response, Problem(user("?"), answer, rule, "test")) for rule, response, answer in cases])
     assert [verdict.kind for verdict in verdicts] == ["correct", "correct", "wrong"] * 4
@@ -166,16 +173,16 @@ def test_verdicts_come_in_order_whoever_gives_them() -> None:
 
 def test_workers_do_not_load_torch() -> None:
     code = (
-        "import sys, trimtab.rewards.worker; from trimtab.rewards.mathematics import sympy_check; "
-        "sympy_check.prepare(); print('torch' in sys.modules)"
+        "import sys, trimtab.rewards.fork_server; from trimtab.rewards.mathematics import sympy_check; "
+        "sympy_check.warm_up(); print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANG)
     assert done.stdout.strip() == "False"
 
 
 def test_the_package_still_has_its_objectives() -> None:
     code = "import sys, trimtab as tt; a = 'torch' in sys.modules; print(a, tt.objective('stapo').name, len(dir(tt)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANG)
     loaded, name, names = done.stdout.split()
     assert (loaded, name) == ("False", "stapo")
     assert int(names) > 10
@@ -188,9 +195,9 @@ def test_what_the_package_does_not_have_is_an_attribute_error() -> None:
         _ = trimtab.nonsense
 
 
-def test_one_second_is_the_limit_for_symbols_and_ten_for_ones_own() -> None:
-    assert (pool.LIMITS.processor, pool.LIMITS.seconds) == (1.0, 1.5)
-    assert (LIMITS.processor, LIMITS.seconds) == (5.0, 10.0)
+def test_the_limits_are_those_of_the_documentation() -> None:
+    assert (pool.LIMITS.cpu_seconds, pool.LIMITS.seconds) == (1.0, 1.5)
+    assert (LIMITS.cpu_seconds, LIMITS.seconds) == (5.0, 10.0)
 
 
 def test_grading_leaves_no_files_open(tmp_path: Path) -> None:

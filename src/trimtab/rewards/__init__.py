@@ -1,4 +1,4 @@
-"""Verifiers: a response and an answer -> a verdict, in bounded time, whatever the model wrote."""
+"""Verifiers: grade a response against an answer, in bounded time, whatever the model wrote."""
 
 from trimtab.rewards.grade_lines import grade_lines
 from trimtab.rewards.rules import RULES, check_rule, grade, grade_many, submit

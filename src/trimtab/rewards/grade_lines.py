@@ -1,7 +1,7 @@
-"""Grading a stream: lines of JSON with a response and an answer in, lines with verdicts out, in order.
+"""Grade a stream: JSON lines with a response and an answer in, lines with verdicts out, in order.
 
-A line that cannot be graded is named by its number and gets a line of its own among the verdicts, so that line n of the
-output is always about line n of the input.
+A line that cannot be graded is reported by its number and gets an error line among the verdicts, so that line n of the
+output always belongs to line n of the input.
 """
 
 from __future__ import annotations
@@ -12,69 +12,71 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
-from trimtab.rewards.rules import Pending, check_rule, submit
+from trimtab.rewards.rules import PendingVerdict, check_rule, submit
 from trimtab.rewards.verdicts import Verdict
 
-MOST_AHEAD = 512  # lines read beyond the last verdict written
+MAX_LINES_AHEAD = 512  # read beyond the last verdict written
 
-Item = Pending | dict[str, Any]
+OutputLine = PendingVerdict | dict[str, Any]  # a verdict, or the error line itself
 
 
-def grade_lines(lines: Iterable[bytes], out: TextIO, rule: str, complain: Callable[[str], None]) -> int:
-    """Grade every line as it comes; how many could not be. `rule` is for lines that name none."""
+def grade_lines(lines: Iterable[bytes], out: TextIO, rule: str, on_error: Callable[[str], None]) -> int:
+    """Grade every line as it arrives, by `rule` where it names none; return how many could not be graded."""
     check_rule(rule)
-    ahead: queue.Queue[Item | None] = queue.Queue(MOST_AHEAD)
-    broken: list[OSError | ValueError] = []
-    writer = threading.Thread(target=_write, args=(ahead, out, broken), daemon=True)
+    pending: queue.Queue[OutputLine | None] = queue.Queue(MAX_LINES_AHEAD)
+    write_errors: list[OSError | ValueError] = []
+    writer = threading.Thread(target=_write_verdicts, args=(pending, out, write_errors), daemon=True)
     writer.start()
-    bad = 0
+    ungraded = 0
     for number, line in enumerate(lines, start=1):
-        if broken:
+        if write_errors:
             break
-        item: Item
+        item: OutputLine
         try:
-            item = _graded(line, rule)
+            item = _submit_line(line, rule)
         except ValueError as error:
-            bad += 1
-            complain(f"line {number}: {error}")
+            ungraded += 1
+            on_error(f"line {number}: {error}")
             item = {"line": number, "error": str(error)}
-        ahead.put(item)
-    ahead.put(None)
+        pending.put(item)
+    pending.put(None)
     writer.join()
-    if broken:
-        raise broken[0]
-    return bad
+    if write_errors:
+        raise write_errors[0]
+    return ungraded
 
 
-def _graded(line: bytes, rule: str) -> Pending:
+def _submit_line(line: bytes, rule: str) -> PendingVerdict:
     try:
         row = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON ({str(error)[:200]})") from None
     if not isinstance(row, dict):
         raise ValueError(f"a line must be a JSON object, not {type(row).__name__}")
-    named, extra = row.get("rule", rule), row.get("extra") or {}
-    for key, value in (("response", row.get("response")), ("answer", row.get("answer")), ("rule", named)):
+    line_rule, extra = row.get("rule", rule), row.get("extra") or {}
+    for key, value in (("response", row.get("response")), ("answer", row.get("answer")), ("rule", line_rule)):
         if not isinstance(value, str):
             raise ValueError(f"`{key}` is {'missing' if value is None else type(value).__name__}; it must be text")
-    if named.startswith("python:") and named != rule:  # lines are data, and data must not choose what code runs
-        raise ValueError(f"`rule` is {named[:100]!r}: a Python function is named by --rule alone")
+    if line_rule.startswith("python:") and line_rule != rule:  # lines are data, and data must not choose what code runs
+        raise ValueError(f"`rule` is {line_rule[:100]!r}: a Python function can be named by --rule only")
     if not isinstance(extra, dict):
         raise ValueError(f"`extra` is {type(extra).__name__}; it must be an object")
-    return submit(row["response"], row["answer"], named, extra)
+    return submit(row["response"], row["answer"], line_rule, extra)
 
 
-def _write(ahead: queue.Queue[Item | None], out: TextIO, broken: list[OSError | ValueError]) -> None:
-    """In a thread: wait for each verdict in turn and write it at once."""
-    while (item := ahead.get()) is not None:
-        if broken:
-            continue  # nobody reads on; let the reader find out
+def _write_verdicts(
+    pending: queue.Queue[OutputLine | None], out: TextIO, write_errors: list[OSError | ValueError]
+) -> None:
+    """Wait for each verdict in order and write it at once; runs in a thread."""
+    while (item := pending.get()) is not None:
+        if write_errors:
+            continue  # drain the queue, so that the reading side is not blocked and sees the error
         try:
-            said = item if isinstance(item, dict) else _row(item if isinstance(item, Verdict) else item())
-            out.write(json.dumps(said) + "\n")
+            row = item if isinstance(item, dict) else _row(item if isinstance(item, Verdict) else item())
+            out.write(json.dumps(row) + "\n")
             out.flush()
-        except (OSError, ValueError) as error:  # the reader is gone, or there is no such function to grade by
-            broken.append(error)
+        except (OSError, ValueError) as error:  # the output was closed, or the grading function does not exist
+            write_errors.append(error)
 
 
 def _row(verdict: Verdict) -> dict[str, Any]:

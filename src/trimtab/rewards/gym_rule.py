@@ -1,8 +1,4 @@
-"""reasoning-gym's own checkers, behind a fence.
-
-Some of them run the answer as Python, let it ask for huge work, or take NaN for a right answer. For those only answers
-of the form that a right one has are let through; kinds that cannot be fenced are refused (`UNSUITABLE` in `tasks.gym`).
-"""
+"""reasoning-gym's own checkers, behind a filter on what they get to see."""
 
 from __future__ import annotations
 
@@ -12,11 +8,13 @@ from typing import Any
 
 from trimtab.tasks import gym_dataset
 
-_NUMBERS = re.compile(r"[-0-9\s]*")  # eval would run anything else
+_NUMBERS = re.compile(r"[-0-9\s]*")  # the checker calls eval
 _MOVES = re.compile(r"(?:\D|\d(?!\d)){0,1000}")  # R999999999 is a billion moves
 
-# Found by reading reasoning-gym 0.1.25. An answer that does not match is wrong.
-FENCES: Mapping[str, re.Pattern[str]] = {
+# Some checkers run the answer as Python, can be made to work for hours, or take NaN for correct. For those only answers
+# of the form that a correct one has are passed on; another is wrong. Kinds that no filter makes safe are in
+# `tasks.gym.UNSUITABLE`. Found by reading reasoning-gym 0.1.25.
+ANSWER_FILTERS: Mapping[str, re.Pattern[str]] = {
     "binary_matrix": _NUMBERS,
     "coin_flip": re.compile(r"[0-9./, ]+(?:[eE]-[0-9]{1,2})?"),  # 1e999999999
     "complex_arithmetic": re.compile(r"[-+0-9.ij\s()]*"),  # nan
@@ -31,12 +29,12 @@ FENCES: Mapping[str, re.Pattern[str]] = {
 
 
 def gym_score(answer: str, kind: str, entry: Mapping[str, Any], options: Mapping[str, Any]) -> float | None:
-    """The checker's score between 0 and 1; None where the checker failed."""
+    """Return the checker's score between 0 and 1; None where the checker failed."""
     checker = gym_dataset(kind, options)
-    fence = FENCES.get(kind)
-    if fence and not fence.fullmatch(answer):
+    allowed = ANSWER_FILTERS.get(kind)
+    if allowed and not allowed.fullmatch(answer):
         return 0.0
     try:
         return float(checker.score_answer(answer, entry))
-    except Exception:  # whatever a checker of someone else's raises
+    except Exception:  # a third-party checker may raise anything
         return None

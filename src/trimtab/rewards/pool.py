@@ -1,7 +1,6 @@
-"""Asking a worker process, from any thread of any process: jobs go out, results come back, and nothing can hang.
+"""The client side of the grading workers: send calls to a fork server from any thread of any process.
 
-There is one worker process per function and per process that asks, started when it is first needed (by `subprocess`, so
-that daemonic processes may, and nothing of this process, its threads and CUDA state, is copied) and stopped at exit.
+There is one server process per function and per calling process. It is started at the first call and stopped at exit.
 """
 
 from __future__ import annotations
@@ -17,88 +16,103 @@ from dataclasses import asdict, dataclass
 from typing import IO, Any, Literal
 
 START_SECONDS = 60.0  # to load the function
-PATIENCE = 10.0  # beyond all limits, before a worker is given up
+GRACE_SECONDS = 10.0  # beyond all limits, before a server is killed
 
-Outcome = Literal["done", "too_costly", "crashed", "not_loaded"]
+WorkerOutcome = Literal["done", "too_costly", "crashed", "not_loaded"]
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a job may take: seconds from its start, seconds of processor time, and bytes beyond what the worker has."""
+class WorkerLimits:
+    """What a call may take: wall-clock seconds from its start, CPU seconds, and bytes beyond what the server has."""
 
     seconds: float = 1.5
-    processor: float = 1.0
+    cpu_seconds: float = 1.0
     memory: int = 256 << 20
 
 
+LIMITS = WorkerLimits()
+
+
 @dataclass(frozen=True)
-class Result:
-    """What became of a job: its value, or why there is none, and how long it was worked on.
+class WorkerCall:
+    """A call `function(*arguments)` for a worker; `extracted` is the answer that it grades."""
+
+    function: str
+    arguments: tuple[Any, ...]
+    extracted: str | None = None
+    limits: WorkerLimits = LIMITS
+
+
+@dataclass(frozen=True)
+class WorkerResult:
+    """The outcome of a call: its value, or an error, and the wall-clock seconds it ran.
 
     `not_loaded`: there is no such function, or its module cannot be imported.
     """
 
-    outcome: Outcome
+    outcome: WorkerOutcome
     value: Any = None
     error: str = ""
     seconds: float = 0.0
 
 
-class Worker:
-    """The process for one function, and the thread that listens to it."""
+class ForkServerClient:
+    """The server process of one function, and the thread that reads its results."""
 
     def __init__(self, function: str) -> None:
         self.function = function
         self.lock = threading.Lock()
-        self.futures: dict[int, Future[Result]] = {}
+        self.futures: dict[int, Future[WorkerResult]] = {}
         self.count = 0
         self.error = ""
-        self.outcome: Outcome = "crashed"  # of all jobs, once there is an error
-        self.writing = threading.Lock()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_own_path()), "OMP_NUM_THREADS": "1"}
+        self.outcome: WorkerOutcome = "crashed"  # of every call, once there is an error
+        self.write_lock = threading.Lock()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_package_path()), "OMP_NUM_THREADS": "1"}
+        # `subprocess` and not `multiprocessing`: daemonic processes may use it, and it copies none of this process's
+        # memory, threads and CUDA state.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trimtab.rewards.worker", function],
+            [sys.executable, "-m", "trimtab.rewards.fork_server", function],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
         )
         # Plain descriptors, because a forked child must be able to close them: a file object may be locked there.
-        self.pipes = [_plain(self.process.stdin), _plain(self.process.stdout)]
+        self.pipes = [_plain_descriptor(self.process.stdin), _plain_descriptor(self.process.stdout)]
         self.write(sys.path)
-        self.thread = threading.Thread(target=self.listen, name="trimtab-rewards", daemon=True)
+        self.thread = threading.Thread(target=self.read_results, name="trimtab-rewards", daemon=True)
         self.thread.start()
 
     @property
     def alive(self) -> bool:
-        """Whether it can take jobs."""
+        """Whether it can take calls."""
         return self.process.poll() is None and not self.error
 
-    def submit(self, arguments: tuple[Any, ...], limits: Limits) -> Future[Result]:
-        """Send a job."""
-        future: Future[Result] = Future()
+    def submit(self, arguments: tuple[Any, ...], limits: WorkerLimits) -> Future[WorkerResult]:
+        """Send a call."""
+        future: Future[WorkerResult] = Future()
         with self.lock:
             self.count += 1
-            job = {"id": self.count, "arguments": arguments, **asdict(limits)}
-            if self.error:  # nobody would ever answer
-                future.set_result(Result(self.outcome, error=self.error))
+            message = {"id": self.count, "arguments": arguments, **asdict(limits)}
+            if self.error:  # the reading thread has ended
+                future.set_result(WorkerResult(self.outcome, error=self.error))
                 return future
             self.futures[self.count] = future
         try:
-            self.write(job)
+            self.write(message)
         except OSError:
             self.fail("the worker is gone")
         return future
 
     def write(self, message: object) -> None:
-        """A line to the worker; several threads may call this."""
+        """Write a line to the server; several threads may call this."""
         line = json.dumps(message).encode() + b"\n"
-        with self.writing:
+        with self.write_lock:
             while line:
                 line = line[os.write(self.pipes[0], line) :]
 
-    def listen(self) -> None:
-        """In a thread: hand out results until the worker ends."""
+    def read_results(self) -> None:
+        """Resolve futures until the server ends; runs in a thread."""
         unread = b""
         while chunk := os.read(self.pipes[1], 1 << 16):
             *lines, unread = (unread + chunk).split(b"\n")
@@ -111,16 +125,16 @@ class Worker:
                 with self.lock:
                     future = self.futures.pop(message.pop("id"), None)
                 if future is not None:
-                    future.set_result(Result(**message))
+                    future.set_result(WorkerResult(**message))
         self.fail(self.error or "the worker ended")
 
     def fail(self, error: str) -> None:
-        """All that is under way has crashed."""
+        """Resolve every pending call with the error."""
         with self.lock:
             self.error = error
             futures, self.futures = self.futures, {}
         for future in futures.values():
-            future.set_result(Result(self.outcome, error=error))
+            future.set_result(WorkerResult(self.outcome, error=error))
 
     def close(self) -> None:
         """Stop the process and wait for it."""
@@ -134,68 +148,65 @@ class Worker:
         os.close(self.pipes[1])
 
 
-LIMITS = Limits()
-_workers: dict[str, Worker] = {}
+_clients: dict[str, ForkServerClient] = {}
 _lock = threading.Lock()
 
 
-def ask(function: str, arguments: tuple[Any, ...], limits: Limits = LIMITS) -> Future[Result]:
+def submit_call(function: str, arguments: tuple[Any, ...], limits: WorkerLimits = LIMITS) -> Future[WorkerResult]:
     """Have a worker call `package.module:function`. The future always gets a result, and never an exception."""
-    return worker(function).submit(arguments, limits)
+    return client(function).submit(arguments, limits)
 
 
-def worker(function: str) -> Worker:
-    """This process's worker for a function; a new one where the last has ended."""
+def client(function: str) -> ForkServerClient:
+    """Return this process's client for a function; a new one where the last has ended."""
     with _lock:
-        known = _workers.get(function)
+        known = _clients.get(function)
         if known is None or not known.alive:
             if known is not None:
                 known.close()
-            known = _workers[function] = Worker(function)
+            known = _clients[function] = ForkServerClient(function)
         return known
 
 
-def wait(future: Future[Result], function: str) -> Result:
-    """The result of a job. A worker that says nothing far beyond its limits is ended, and the job has crashed."""
+def wait(future: Future[WorkerResult], function: str) -> WorkerResult:
+    """Return the result of a call; a server that does not answer far beyond its limits is killed."""
     try:
-        return future.result(START_SECONDS + PATIENCE)
+        return future.result(START_SECONDS + GRACE_SECONDS)
     except TimeoutError:
-        broken = worker(function)
-        broken.process.kill()
-        return Result("crashed", error="the worker did not answer")
+        client(function).process.kill()
+        return WorkerResult("crashed", error="the worker did not answer")
 
 
 def close() -> None:
-    """Stop this process's workers; new ones are started when they are needed."""
+    """Stop this process's servers; new ones are started when they are needed."""
     with _lock:
-        for known in _workers.values():
+        for known in _clients.values():
             known.close()
-        _workers.clear()
+        _clients.clear()
 
 
-def _forget() -> None:
-    """In a forked child: the workers are the parent's, and so are the threads that listen to them."""
+def _reset_after_fork() -> None:
+    """Drop the clients in a forked child: the servers, and the threads that read from them, are the parent's."""
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
-    for known in _workers.values():
+    for known in _clients.values():
         for pipe in known.pipes:
             os.close(pipe)
-        known.process.returncode = 0  # not ours to wait for
-    _workers.clear()
+        known.process.returncode = 0  # so that Popen does not wait for a process that is not ours
+    _clients.clear()
 
 
-def _plain(pipe: IO[bytes] | None) -> int:
-    """A descriptor of our own for a pipe, instead of the file object."""
+def _plain_descriptor(pipe: IO[bytes] | None) -> int:
     assert pipe is not None
     with pipe:
         return os.dup(pipe.fileno())
 
 
-def _own_path() -> list[str]:
-    """Where the worker finds trimtab, installed or not."""
+def _package_path() -> list[str]:
+    """Return the path on which the server finds trimtab, installed or not."""
     here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return [here, *filter(None, [os.environ.get("PYTHONPATH")])]
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_reset_after_fork)
 atexit.register(close)

@@ -1,45 +1,35 @@
-"""A grading function of one's own: `python:package.module:function`, called in a worker within limits.
+"""Grade by a user's function: `python:package.module:function`, called in a worker within limits.
 
-The function gets the response, the answer and the problem's `extra`, and says whether the response is right: True or
-False, a score from 0 to 1 (right from 0.99 on), or the kind of the verdict in words. Anything else, or an exception, is
-the grader's failure: `crashed`. A function that cannot be imported is an error.
+The function gets the response, the answer and the problem's `extra`. It returns True or False, a score from 0 to 1
+(correct from 0.99 on), or a kind of verdict. Any other value, or an exception, is `crashed`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from trimtab.rewards.math_rule import Question
-from trimtab.rewards.pool import Limits, Result
-from trimtab.rewards.verdicts import VERDICT_KINDS, Verdict, VerdictKind, verdict
+from trimtab.rewards.pool import WorkerCall, WorkerLimits
+from trimtab.rewards.verdicts import VERDICT_KINDS, VerdictKind
 
-LIMITS = Limits(seconds=10.0, processor=5.0, memory=1 << 30)
-RIGHT = 0.99  # scores of at least this are right
+LIMITS = WorkerLimits(seconds=10.0, cpu_seconds=5.0, memory=1 << 30)
+CORRECT_SCORE = 0.99  # a score of at least this is correct
 
 
-def own_question(path: str, response: str, answer: str, extra: Mapping[str, Any]) -> Question:
-    """The question whether the function at `package.module:function` finds the response right."""
+def python_call(path: str, response: str, answer: str, extra: Mapping[str, Any]) -> WorkerCall:
+    """Return the worker call that grades a response by the function at `package.module:function`."""
     try:
-        carried = json.loads(json.dumps(dict(extra), default=str))
+        plain = json.loads(json.dumps(dict(extra), default=str))  # the call crosses a pipe as JSON
     except (TypeError, ValueError):
-        carried = {}
-    return Question(path, (response, answer, carried), None, LIMITS)
+        plain = {}
+    return WorkerCall(path, (response, answer, plain), None, LIMITS)
 
 
-def own_verdict(result: Result, function: str, found: str | None) -> Verdict:
-    """The verdict that a worker's result stands for. A function that cannot be loaded is an error, not a verdict."""
-    if result.outcome == "not_loaded":
-        raise ValueError(f"the grading function {function} cannot be loaded: {result.error}")
-    kind = result.outcome if result.outcome != "done" else _kind(result.value)
-    return replace(verdict(kind, found), seconds=result.seconds)
-
-
-def _kind(value: object) -> VerdictKind:
+def kind_of(value: object) -> VerdictKind:
+    """Return the kind of verdict that a grading function's return value stands for."""
     if isinstance(value, bool):
         return "correct" if value else "wrong"
     if isinstance(value, int | float):
-        return ("correct" if value >= RIGHT else "wrong") if 0 <= value <= 1 else "crashed"
+        return ("correct" if value >= CORRECT_SCORE else "wrong") if 0 <= value <= 1 else "crashed"
     return next((kind for kind in VERDICT_KINDS if kind == value), "crashed")

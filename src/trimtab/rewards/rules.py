@@ -1,6 +1,6 @@
-"""The rules by which a response is graded. A verdict says what was found and how it compares; it is not yet a reward.
+"""The rules by which a response is graded.
 
-No rule runs model output as code, extraction takes time linear in the response, and what could take long is done by a
+No rule runs model output as code, extraction takes time linear in the response, and what could take long runs in a
 worker within limits. No response makes a rule raise.
 """
 
@@ -9,66 +9,51 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
 from trimtab.rewards import pool
-from trimtab.rewards.extract import answer_box, answer_line, last_box, last_number, tidy, value
+from trimtab.rewards.extract import answer_box, answer_line, last_box, last_number, parse_number, tidy
 from trimtab.rewards.gym_rule import gym_score
-from trimtab.rewards.math_rule import Question, judge, unboxed
-from trimtab.rewards.mathematics.latex import tokens
-from trimtab.rewards.python_rule import own_question, own_verdict
-from trimtab.rewards.verdicts import LONGEST_SHOWN, VERDICT_KINDS, Verdict, VerdictKind, verdict
+from trimtab.rewards.mathematics import grade_extracted, tokenize, unbox
+from trimtab.rewards.pool import WorkerCall, WorkerResult
+from trimtab.rewards.python_rule import CORRECT_SCORE, kind_of, python_call
+from trimtab.rewards.verdicts import Verdict, make_verdict
 from trimtab.tasks import Problem
 
-__all__ = [
-    "LONGEST_SHOWN",
-    "RULES",
-    "VERDICT_KINDS",
-    "Verdict",
-    "VerdictKind",
-    "check_rule",
-    "grade",
-    "grade_many",
-    "submit",
-]
+MAX_ANSWER_CHARS = 10_000  # by `boxed` and `gym:KIND` a longer answer is wrong without a look
+STRICT_BOX_CHARS = 100  # the end of a response that `strict-box` looks at
 
-LONGEST_ANSWER = 10_000  # characters; by `boxed` and `gym:KIND` a longer one is wrong unread
-LAST_CHARACTERS = 100  # where `strict-box` looks
-
-Pending = Verdict | Callable[[], Verdict]
+PendingVerdict = Verdict | Callable[[], Verdict]
 
 
 def grade(response: str, answer: str, rule: str = "math", extra: Mapping[str, Any] | None = None) -> Verdict:
-    """The verdict on a response: is it the answer, by this rule? `docs/rewards.md` says what each rule accepts.
+    """Grade a response against an answer by a rule; `docs/rewards.md` describes what each rule accepts.
 
-    `extra` is the problem's: `gym:KIND` reads `entry` and `options` from it, `python:...` hands it to the function.
+    `extra` is the problem's: `gym:KIND` reads `entry` and `options` from it, `python:...` passes it to the function.
     """
     pending = submit(response, answer, rule, extra)
     return pending if isinstance(pending, Verdict) else pending()
 
 
 def grade_many(pairs: Iterable[tuple[str, Problem]]) -> list[Verdict]:
-    """The verdict on each (response, problem), by the problem's own rule, in order.
+    """Grade each (response, problem) by the problem's rule; verdicts come in the order of the pairs.
 
-    What is easy is decided at once. The rest is worked on side by side, short ones first, and each question once.
+    Easy ones are decided at once. The rest run in workers side by side, short ones first, and equal ones once.
     """
-    begun = [_timed(response, p.answer, p.rule, p.extra) for response, p in pairs]
-    asked: dict[str, Callable[[], Verdict]] = {}
-    questions = sorted(
-        (item for item in begun if isinstance(item, Question)), key=lambda item: len(repr(item.arguments))
-    )
-    for question in questions:
-        if repr(question) not in asked:
-            asked[repr(question)] = _ask(question)
-    return [item if isinstance(item, Verdict) else asked[repr(item)]() for item in begun]
+    results = [_grade_or_defer(response, p.answer, p.rule, p.extra) for response, p in pairs]
+    calls = [item for item in results if isinstance(item, WorkerCall)]
+    pending: dict[str, Callable[[], Verdict]] = {}  # by repr: a call's arguments may hold dicts, which do not hash
+    for call in sorted(calls, key=lambda call: len(repr(call.arguments))):
+        if repr(call) not in pending:
+            pending[repr(call)] = _start(call)
+    return [item if isinstance(item, Verdict) else pending[repr(item)]() for item in results]
 
 
-def submit(response: str, answer: str, rule: str = "math", extra: Mapping[str, Any] | None = None) -> Pending:
-    """The verdict where it is known at once, or a function that waits for it."""
-    item = _timed(response, answer, rule, extra)
-    return item if isinstance(item, Verdict) else _ask(item)
+def submit(response: str, answer: str, rule: str = "math", extra: Mapping[str, Any] | None = None) -> PendingVerdict:
+    """Return the verdict where it is decided at once, or a function that waits for it."""
+    item = _grade_or_defer(response, answer, rule, extra)
+    return item if isinstance(item, Verdict) else _start(item)
 
 
 def check_rule(rule: str) -> None:
@@ -77,126 +62,128 @@ def check_rule(rule: str) -> None:
         raise ValueError(f"there is no rule {rule!r}; the rules are {', '.join(RULES)}")
 
 
-def begin(response: str, answer: str, rule: str, extra: Mapping[str, Any] | None = None) -> Verdict | Question:
-    """The verdict, or the question that a worker has to answer for it."""
+def _grade_or_defer(response: str, answer: str, rule: str, extra: Mapping[str, Any] | None) -> Verdict | WorkerCall:
+    """Return the verdict with its seconds, or the worker call that decides it."""
+    start = time.perf_counter()
     check_rule(rule)
     kind, _, name = rule.partition(":")
-    if kind == "gym":
-        return _gym(response, name, extra or {})
     if kind == "python":
-        return own_question(name, response, answer, extra or {})
-    return _GRADERS[rule](response, answer)
-
-
-def _timed(response: str, answer: str, rule: str, extra: Mapping[str, Any] | None) -> Verdict | Question:
-    start = time.perf_counter()
-    item = begin(response, answer, rule, extra)
+        return python_call(name, response, answer, extra or {})
+    item = _grade_gym(response, name, extra or {}) if kind == "gym" else _GRADERS[rule](response, answer)
     return replace(item, seconds=time.perf_counter() - start) if isinstance(item, Verdict) else item
 
 
-def _ask(question: Question) -> Callable[[], Verdict]:
-    future: Future[pool.Result] = pool.ask(question.function, question.arguments, question.limits)
-    return lambda: own_verdict(pool.wait(future, question.function), question.function, question.found)
+def _start(call: WorkerCall) -> Callable[[], Verdict]:
+    future = pool.submit_call(call.function, call.arguments, call.limits)
+    return lambda: _worker_verdict(call, pool.wait(future, call.function))
 
 
-def _exact(response: str, answer: str) -> Verdict:
-    found = response.strip()
-    return _verdict(found, found == answer.strip()) if found else Verdict("no_answer")
+def _worker_verdict(call: WorkerCall, result: WorkerResult) -> Verdict:
+    """Return the verdict of a worker's result. A function that cannot be loaded is an error, not a verdict."""
+    if result.outcome == "not_loaded":
+        raise ValueError(f"the grading function {call.function} cannot be loaded: {result.error}")
+    kind = result.outcome if result.outcome != "done" else kind_of(result.value)
+    return replace(make_verdict(kind, call.extracted), seconds=result.seconds)
 
 
-def _number(response: str, answer: str) -> Verdict:
-    wanted = value(answer)
-    if wanted is None:
+def _grade_exact(response: str, answer: str) -> Verdict:
+    extracted = response.strip()
+    return _right_or_wrong(extracted, extracted == answer.strip()) if extracted else Verdict("no_answer")
+
+
+def _grade_number(response: str, answer: str) -> Verdict:
+    truth = parse_number(answer)
+    if truth is None:
         return Verdict("crashed")
-    found = last_number(response)
-    return _verdict(found, value(found) == wanted) if found else Verdict("no_answer")
+    extracted = last_number(response)
+    return _right_or_wrong(extracted, parse_number(extracted) == truth) if extracted else Verdict("no_answer")
 
 
-def _boxed(response: str, answer: str) -> Verdict:
-    found = _stripped(last_box(response))
-    if not found:
+def _grade_boxed(response: str, answer: str) -> Verdict:
+    extracted = _stripped(last_box(response))
+    if not extracted:
         return Verdict("no_answer")
-    if len(found) > LONGEST_ANSWER:
-        return _verdict(found, False)
-    wanted = unboxed(answer)
-    if tidy(found) == tidy(wanted):
-        return _verdict(found, True)
-    number = value(found)
-    return _verdict(found, number is not None and number == value(wanted))
+    if len(extracted) > MAX_ANSWER_CHARS:
+        return _right_or_wrong(extracted, False)
+    truth = unbox(answer)
+    if tidy(extracted) == tidy(truth):
+        return _right_or_wrong(extracted, True)
+    number = parse_number(extracted)
+    return _right_or_wrong(extracted, number is not None and number == parse_number(truth))
 
 
-def _strict_box(response: str, answer: str) -> Verdict:
-    """JustRL's: the last box within the last 100 characters holds the answer, character by character."""
-    found = last_box(response[-LAST_CHARACTERS:])
-    return _verdict(found, found.strip() == unboxed(answer).strip()) if found else Verdict("no_answer")
+def _grade_strict_box(response: str, answer: str) -> Verdict:
+    """Grade as JustRL does: a box within the last 100 characters holds the answer, character by character."""
+    extracted = last_box(response[-STRICT_BOX_CHARS:])
+    same = extracted is not None and extracted.strip() == unbox(answer).strip()
+    return _right_or_wrong(extracted, same) if extracted else Verdict("no_answer")
 
 
-def _math(response: str, answer: str) -> Verdict | Question:
-    found = _stripped(answer_box(response))
-    return judge(found, answer) if found else Verdict("no_answer")
+def _grade_math(response: str, answer: str) -> Verdict | WorkerCall:
+    extracted = _stripped(answer_box(response))
+    return grade_extracted(extracted, answer) if extracted else Verdict("no_answer")
 
 
-def _dapo(response: str, answer: str) -> Verdict | Question:
-    """What stands behind the last `Answer:`, compared as `math` does; a box on that line is looked into."""
+def _grade_dapo(response: str, answer: str) -> Verdict | WorkerCall:
+    """Compare what follows the last `Answer:` as `math` does; of a box on that line, its content."""
     line = answer_line(response)
-    box = _stripped(answer_box(line)) if line and "boxed" in line else line
-    return judge(box, answer) if box else Verdict("no_answer")
+    extracted = _stripped(answer_box(line)) if line and "boxed" in line else line
+    return grade_extracted(extracted, answer) if extracted else Verdict("no_answer")
 
 
-def _choice(response: str, answer: str) -> Verdict:
-    """The letter in the last box, or without a box behind the last `Answer:`, and nothing beside it."""
+def _grade_choice(response: str, answer: str) -> Verdict:
+    """Compare the letter in the last box, or without a box after the last `Answer:`; nothing else may be beside it."""
     box = answer_box(response)
-    found = _stripped(answer_line(response) if box is None else box)
-    if not found:
+    extracted = _stripped(answer_line(response) if box is None else box)
+    if not extracted:
         return Verdict("no_answer")
-    letter, wanted = _letter(found), _letter(unboxed(answer))
-    if wanted is None:
-        return Verdict("crashed", found[:LONGEST_SHOWN])
+    letter, truth = _letter(extracted), _letter(unbox(answer))
+    if truth is None:
+        return make_verdict("crashed", extracted)
     if letter is None:
-        return verdict(
-            "ambiguous" if len(set(re.findall(r"\b[A-J]\b", found[:LONGEST_ANSWER]))) > 1 else "wrong", found
-        )
-    return _verdict(found, letter == wanted)
+        letters = set(re.findall(r"\b[A-J]\b", extracted[:MAX_ANSWER_CHARS]))
+        return make_verdict("ambiguous" if len(letters) > 1 else "wrong", extracted)
+    return _right_or_wrong(extracted, letter == truth)
 
 
 def _letter(text: str) -> str | None:
-    r"""The letter that `A`, `(A)`, `A.` or `\text{(A)}` is."""
+    r"""Return the letter of `A`, `(A)`, `A.` or `\text{(A)}`, else None."""
     if len(text) > 100:
         return None
-    written = "".join(token.text for token in tokens(text)).strip()
+    written = "".join(token.text for token in tokenize(text)).strip()
     match = re.fullmatch(r"\{*\(?([A-Za-z])\)?\}*[.):]?", written)
     return match[1].upper() if match else None
 
 
-def _gym(response: str, kind: str, extra: Mapping[str, Any]) -> Verdict:
+def _grade_gym(response: str, kind: str, extra: Mapping[str, Any]) -> Verdict:
     if "entry" not in extra:
         raise ValueError(
             f"the rule gym:{kind} needs the problem's `extra` with `entry`: grade GymTask's problems by it"
         )
-    found = _stripped(last_box(response))
-    if not found:
+    extracted = _stripped(last_box(response))
+    if not extracted:
         return Verdict("no_answer")
-    if len(found) > LONGEST_ANSWER:
-        return _verdict(found, False)
-    score = gym_score(found, kind, extra["entry"], extra.get("options", {}))
-    return verdict("crashed", found) if score is None else _verdict(found, score >= 0.99)
+    if len(extracted) > MAX_ANSWER_CHARS:
+        return _right_or_wrong(extracted, False)
+    score = gym_score(extracted, kind, extra["entry"], extra.get("options", {}))
+    return make_verdict("crashed", extracted) if score is None else _right_or_wrong(extracted, score >= CORRECT_SCORE)
 
 
-def _stripped(found: str | None) -> str | None:
-    return None if found is None else found.strip()
+def _stripped(text: str | None) -> str | None:
+    return None if text is None else text.strip()
 
 
-def _verdict(found: str, correct: bool) -> Verdict:
-    return verdict("correct" if correct else "wrong", found)
+def _right_or_wrong(extracted: str, correct: bool) -> Verdict:
+    return make_verdict("correct" if correct else "wrong", extracted)
 
 
-_GRADERS: dict[str, Callable[[str, str], Verdict | Question]] = {
-    "math": _math,
-    "strict-box": _strict_box,
-    "dapo": _dapo,
-    "choice": _choice,
-    "number": _number,
-    "boxed": _boxed,
-    "exact": _exact,
+_GRADERS: dict[str, Callable[[str, str], Verdict | WorkerCall]] = {
+    "math": _grade_math,
+    "strict-box": _grade_strict_box,
+    "dapo": _grade_dapo,
+    "choice": _grade_choice,
+    "number": _grade_number,
+    "boxed": _grade_boxed,
+    "exact": _grade_exact,
 }
 RULES = (*_GRADERS, "gym:KIND", "python:MODULE:FUNCTION")

@@ -1,23 +1,22 @@
-"""What a grader says of a response: a verdict of one kind. It is not yet a reward; a recipe makes it one."""
+"""The verdict of a grader. It is not yet a reward: a recipe maps each kind of verdict to one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
-LONGEST_SHOWN = 1000  # characters of an answer that a verdict keeps
+MAX_EXTRACTED_CHARS = 1000  # of an answer that a verdict keeps
 
 VerdictKind = Literal["correct", "wrong", "no_answer", "ambiguous", "too_costly", "crashed"]
-VERDICT_KINDS: tuple[VerdictKind, ...] = ("correct", "wrong", "no_answer", "ambiguous", "too_costly", "crashed")
+VERDICT_KINDS: tuple[VerdictKind, ...] = get_args(VerdictKind)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a response was graded, the answer found in it (its first `LONGEST_SHOWN` characters), and in how long.
+    """How a response was graded, the answer extracted from it (shortened), and the seconds it took.
 
-    `no_answer`: nothing stands where the rule looks. `ambiguous`: several answers where one is asked. `too_costly`: to
-    understand the answer takes more than the limits allow. `crashed`: the grader failed, which says nothing about the
-    response.
+    `no_answer`: the rule found no answer. `ambiguous`: several answers where one was wanted. `too_costly`: comparing
+    the answer exceeds the limits. `crashed`: the grader failed, which says nothing about the response.
     """
 
     kind: VerdictKind
@@ -25,6 +24,6 @@ class Verdict:
     seconds: float = field(default=0.0, compare=False)
 
 
-def verdict(kind: VerdictKind, found: str | None = None) -> Verdict:
-    """A verdict that keeps no more of the answer than it may."""
-    return Verdict(kind, None if found is None else found[:LONGEST_SHOWN])
+def make_verdict(kind: VerdictKind, extracted: str | None = None) -> Verdict:
+    """Return a verdict that keeps the first `MAX_EXTRACTED_CHARS` characters of the answer."""
+    return Verdict(kind, None if extracted is None else extracted[:MAX_EXTRACTED_CHARS])

@@ -1,1 +1,6 @@
-"""The grammar and the algebra behind the `math` rule: LaTeX to expressions, expressions compared exactly."""
+"""Compare mathematical answers: LaTeX to tokens, tokens to expression trees, trees to normal forms compared exactly."""
+
+from trimtab.rewards.mathematics.math_rule import grade_extracted, unbox
+from trimtab.rewards.mathematics.tokenizer import tokenize
+
+__all__ = ["grade_extracted", "tokenize", "unbox"]

@@ -1,7 +1,7 @@
-"""What an answer would cost to evaluate, told from how it is written, before anything is evaluated.
+"""Estimate what an answer would cost to evaluate from how it is written, without evaluating it.
 
-Towers of powers, factorials, huge binomials, sums and products over long ranges, and deep nesting are turned away.
-The limits of the worker stand behind this: what is missed here costs a second, not the run.
+Towers of powers, factorials, huge binomials, sums and products over long ranges, and deep nesting are refused. What is
+missed here runs into the worker's limits: it costs a second, not the run.
 """
 
 from __future__ import annotations
@@ -9,42 +9,44 @@ from __future__ import annotations
 import math
 import re
 
-from trimtab.rewards.mathematics.algebra import TooHardError, evaluate
-from trimtab.rewards.mathematics.nodes import Node, TooCostlyError
+from trimtab.rewards.mathematics.nodes import Node, TooCostlyError, symbols
+from trimtab.rewards.mathematics.normal_form import NormalizeError
+from trimtab.rewards.mathematics.numeric import evaluate
 
-MOST_BITS = 20_000  # of a number that would be computed
-LARGEST_FACTORIAL = 2_000
-DEEPEST_BRACES = 20
-HIGHEST_TOWER = 2
-LARGEST_EXPONENT = 400  # of something with variables in it: (x+1)^{400}
-LONGEST_OPAQUE = 500  # characters of what only a worker can read
+MAX_BITS = 20_000  # of a number that would be computed
+MAX_FACTORIAL = 2_000
+MAX_BRACE_DEPTH = 20
+MAX_TOWER = 2
+MAX_EXPONENT = 400  # of something with variables in it: (x+1)^{400}
+MAX_OPAQUE_CHARS = 500  # characters of what only a worker can read
 
-_GROWING = frozenset(("factorial", "binom", "exp", "sinh", "cosh", "tanh"))
-_BIG = re.compile(r"\d{5,}")
-_RAISED = re.compile(r"(?:\^|\*\*)\s*\{?\s*[-+(]*\s*(\d+)")
-_ENDLESS = re.compile(r"\\(?:sum|prod|int|iint|oint|lim|bigcup|binom|uparrow)(?![a-zA-Z])")
-_STEPS = re.compile(r"!|\\[dt]?binom|\\choose|\*\*")
+_FAST_GROWING = frozenset(("factorial", "binom", "exp", "sinh", "cosh", "tanh"))
+_LARGE_NUMBER = re.compile(r"\d{5,}")
+_EXPONENT = re.compile(r"(?:\^|\*\*)\s*\{?\s*[-+(]*\s*(\d+)")
+_BIG_OPERATOR = re.compile(r"\\(?:sum|prod|int|iint|oint|lim|bigcup|binom|uparrow)(?![a-zA-Z])")
+_GROWING_OPERATOR = re.compile(r"!|\\[dt]?binom|\\choose|\*\*")
 
 
-def bits(node: Node) -> float:
-    """About how many bits the largest or smallest number in an expression takes; `TooCostlyError` where too many."""
+def estimate_bits(node: Node) -> float:
+    """Estimate the bits of the largest or smallest number in an expression; raise `TooCostlyError` where too many."""
     return _bits(node, 0)
 
 
-def check_text(text: str) -> None:
-    """The same for a text that is no expression of ours, by what stands in it."""
-    if len(text) > LONGEST_OPAQUE:
+def check_text_cost(text: str) -> None:
+    """Raise `TooCostlyError` for a text that our parser does not know and that looks costly to evaluate."""
+    if len(text) > MAX_OPAQUE_CHARS:
         raise TooCostlyError("a long text")
-    if _tower(text) > HIGHEST_TOWER or text.count("**") > 1 or any(len(n) > 3 for n in _RAISED.findall(text)):
+    if _tower(text) > MAX_TOWER or text.count("**") > 1 or any(len(n) > 3 for n in _EXPONENT.findall(text)):
         raise TooCostlyError("a tower of powers")
-    if (_STEPS.search(text) or len(_ENDLESS.findall(text)) > 1 or "^" in text) and _BIG.search(text):
-        raise TooCostlyError("large numbers where work is asked for")
-    if len(_ENDLESS.findall(text)) > 3 or text.count("!") > 3:
-        raise TooCostlyError("sums of sums")
+    growing = _GROWING_OPERATOR.search(text) or len(_BIG_OPERATOR.findall(text)) > 1 or "^" in text
+    if growing and _LARGE_NUMBER.search(text):
+        raise TooCostlyError("large numbers beside growing operators")
+    if len(_BIG_OPERATOR.findall(text)) > 3 or text.count("!") > 3:
+        raise TooCostlyError("nested sums or factorials")
 
 
 def _tower(text: str) -> int:
-    """How many powers stand in each other's exponents, and whether braces are nested beyond all use."""
+    """Return how many powers are nested in each other's exponents; raise where braces are nested too deep."""
     highest = depth = 0
     raised: list[int] = []
     for place, char in enumerate(text):
@@ -59,51 +61,47 @@ def _tower(text: str) -> int:
             depth -= 1
         elif char == "^" or text.startswith("**", place):
             highest = max(highest, len(raised) + 1)
-        if depth > DEEPEST_BRACES:
+        if depth > MAX_BRACE_DEPTH:
             raise TooCostlyError("nested too deep")
     return max(highest, text.count("^") if re.search(r"\^[^{}\s]\s*\^[^{}\s]\s*\^", text) else 0)
 
 
 def _bits(node: Node, tower: int) -> float:
-    """About how many bits the value's integers have; variables count as one."""
-    if tower > HIGHEST_TOWER:
+    """Estimate the bits of a value's integers; variables count as one."""
+    if tower > MAX_TOWER:
         raise TooCostlyError("a tower of powers")
     if node.kind == "number":
         return float(max(abs(node.value.numerator), node.value.denominator).bit_length())
     if node.kind == "symbol":
         return 1.0
-    raised = node.kind == "power" and not node.parts[1].literal
-    parts = [_bits(part, tower + (raised and place == 1)) for place, part in enumerate(node.parts)]
+    raised = node.kind == "power" and not node.children[1].literal
+    child_bits = [_bits(child, tower + (raised and place == 1)) for place, child in enumerate(node.children)]
     if node.kind == "power":
-        size = parts[0] * _size(node.parts[1], parts[1])
-        if node.parts[0].kind in ("sum", "product") and _size(node.parts[1], parts[1]) > LARGEST_EXPONENT:
+        size = child_bits[0] * _size(node.children[1], child_bits[1])
+        if node.children[0].kind in ("sum", "product") and _size(node.children[1], child_bits[1]) > MAX_EXPONENT:
             raise TooCostlyError("a high power of a sum")
-    elif node.kind == "function" and node.name in _GROWING:
-        n = _size(node.parts[0], parts[0])
-        if n > LARGEST_FACTORIAL:
+    elif node.kind == "function" and node.name in _FAST_GROWING:
+        n = _size(node.children[0], child_bits[0])
+        if n > MAX_FACTORIAL:
             raise TooCostlyError(node.name)
         size = n * math.log2(n + 2)
     else:
-        size = sum(parts)
-    if size > MOST_BITS:
+        size = sum(child_bits)
+    if size > MAX_BITS:
         raise TooCostlyError("a large number")
     return size
 
 
 def _size(node: Node, bits: float) -> float:
-    """At most how large a value is that has so many bits; variables are small."""
+    """Return an upper bound of a value that has so many bits; variables count as small."""
     if node.kind == "number":
         return float(abs(node.value)) if abs(node.value) < 10**9 else 1e9
     if node.kind == "symbol":
         return 1.0
-    if _variable(node):
+    if symbols(node) - {"pi", "e"}:
         return max(bits, 1.0)
     try:
         size = abs(complex(evaluate(node, (1.0,))))
-    except (ArithmeticError, ValueError, TypeError, TooHardError):
+    except (ArithmeticError, ValueError, TypeError, NormalizeError):
         return 1e9
     return size if size < 1e9 else 1e9
-
-
-def _variable(node: Node) -> bool:
-    return (node.kind == "symbol" and node.name not in ("pi", "e")) or any(_variable(part) for part in node.parts)

@@ -1,4 +1,4 @@
-"""What an expression is: numbers, symbols, and what is made of them; and the two ways in which a text is none."""
+"""Expression trees, and the two errors of the parser."""
 
 from __future__ import annotations
 
@@ -9,53 +9,54 @@ from typing import Literal
 NodeKind = Literal["number", "symbol", "sum", "product", "power", "function", "pm"]
 
 
-class NotReadError(Exception):
+class ParseError(Exception):
     """The text is not an expression of this grammar."""
 
 
 class TooCostlyError(Exception):
-    """The text asks for more work than an answer is worth."""
+    """Evaluating the text would exceed the limits on work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An expression. `value` of a number, `name` of a symbol or function; `places` of a number written as a decimal.
+    """A node of an expression tree: `value` of a number, `name` of a symbol or function, `children` of the rest.
 
-    `literal` marks what is written as one number (`-3`, `2/3`, `1\\frac45`, `4.5\\times10^{33}`): no work left.
+    `decimals` is how many digits follow the point of a number written as a decimal. `literal` marks what is written as
+    one number (`-3`, `2/3`, `1\\frac45`, `4.5\\times10^{33}`), so that no arithmetic is left to do.
     """
 
     kind: NodeKind
-    parts: tuple[Node, ...] = ()
+    children: tuple[Node, ...] = ()
     name: str = ""
     value: Fraction = Fraction(0)
-    places: int | None = None
+    decimals: int | None = None
     literal: bool = False
 
 
-def number(value: Fraction | int, places: int | None = None) -> Node:
-    """A number as an expression."""
-    return Node("number", value=Fraction(value), places=places, literal=True)
+def number(value: Fraction | int, decimals: int | None = None) -> Node:
+    """Return the node of a number."""
+    return Node("number", value=Fraction(value), decimals=decimals, literal=True)
 
 
-def negative(node: Node) -> Node:
-    """Minus the expression."""
+def negate(node: Node) -> Node:
+    """Return minus the expression."""
     if node.kind == "number":
-        return Node("number", value=-node.value, places=node.places, literal=True)
+        return Node("number", value=-node.value, decimals=node.decimals, literal=True)
     return Node("product", (number(-1), node), literal=node.literal)
 
 
 def reciprocal(node: Node) -> Node:
-    """One over the expression."""
+    """Return one over the expression."""
     return Node("power", (node, number(-1)), literal=node.literal)
 
 
 def literal_value(node: Node) -> Fraction | None:
-    """The value of what is written as one number; None for anything else, and for a division by nothing."""
+    """Return the value of a literal number; None for anything else, and for a division by zero."""
     if node.kind == "number":
         return node.value
     if not node.literal:
         return None
-    values = [literal_value(part) for part in node.parts]
+    values = [literal_value(child) for child in node.children]
     if any(value is None for value in values):
         return None
     if node.kind == "power":
@@ -65,3 +66,9 @@ def literal_value(node: Node) -> Fraction | None:
     for value in values:
         result *= value or Fraction(0)
     return result
+
+
+def symbols(node: Node) -> set[str]:
+    """Return the names in an expression, constants included."""
+    own = {node.name} if node.kind == "symbol" else set()
+    return own.union(*(symbols(child) for child in node.children))

@@ -1,7 +1,7 @@
-"""What only a computer algebra system can tell. Runs in a worker: sympy and math-verify are never loaded by a trainer.
+"""The comparisons that need mpmath or math-verify (sympy). Runs in a worker; a trainer never loads either.
 
-Expressions that we can read are compared at points, with so many digits that only equal ones agree. What we cannot read
-(derivatives, sums, other notation) is left to math-verify.
+Expressions that we can parse are compared at points, with so many digits that only equal ones agree. Other notation
+(derivatives, sums) is left to math-verify.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
-from trimtab.rewards.mathematics.algebra import evaluate
-from trimtab.rewards.mathematics.answers import Shape, read
+from trimtab.rewards.mathematics.answer import ParsedAnswer, parse_answer
 from trimtab.rewards.mathematics.compare import compare
-from trimtab.rewards.mathematics.cost import bits
+from trimtab.rewards.mathematics.cost import estimate_bits
 from trimtab.rewards.mathematics.nodes import Node
+from trimtab.rewards.mathematics.numeric import evaluate
 
-DIGITS = 50  # tell most apart, quickly; then more of them, so that the smallest numbers are told from nothing
+DIGITS = 50  # of the first pass; the second has more than the smallest number in the expressions needs
 POINTS = (
     (0.7137, 1.3771, 0.5393),
     (-0.8353, -1.1917, -0.4751),
@@ -26,8 +26,8 @@ POINTS = (
 )
 
 
-def prepare() -> None:
-    """Load what every comparison needs, once, before workers are made from this process."""
+def warm_up() -> None:
+    """Load mpmath and math-verify once, before worker processes are forked from this one."""
     import math_verify  # noqa: F401
     import mpmath  # noqa: F401
 
@@ -40,56 +40,58 @@ def prepare() -> None:
         r"\{1,2\} \cup [3,4)",
         "y=2x",
     ):
-        by_math_verify(text, text.replace("2", "3"))  # its grammar is learnt by use
+        # ANTLR fills its prediction tables by use; these texts fill most of them, and forked workers share them.
+        math_verify_equal(text, text.replace("2", "3"))
 
 
-def judge(found: str, answer: str) -> str:
-    """The kind of verdict on an answer, where the parent could not tell."""
-    return compare(read(answer), read(found), equal)
+def grade_pair(extracted: str, truth: str) -> str:
+    """Return the kind of verdict on an answer that the caller's exact algebra could not decide."""
+    return compare(parse_answer(truth), parse_answer(extracted), equal)
 
 
-def equal(truth: Shape, found: Shape) -> bool:
-    """Whether two answers are equal: values by their digits, other things by math-verify."""
-    if truth.node is not None and found.node is not None:
-        return agree(truth.node, found.node)
-    return by_math_verify(truth.text, found.text)
+def equal(truth: ParsedAnswer, extracted: ParsedAnswer) -> bool:
+    """Return whether two answers are equal: values numerically, everything else by math-verify."""
+    if truth.node is not None and extracted.node is not None:
+        return equal_at_points(truth.node, extracted.node)
+    return math_verify_equal(truth.text, extracted.text)
 
 
-def agree(a: Node, b: Node) -> bool:
-    """Whether two expressions have the same value at every point, to many digits."""
+def equal_at_points(a: Node, b: Node) -> bool:
+    """Return whether two expressions have the same value at every point, to many digits."""
     import mpmath
 
-    for digits in (DIGITS, 4 * DIGITS + int(max(bits(a), bits(b)) / 2)):
+    for digits in (DIGITS, 4 * DIGITS + int(max(estimate_bits(a), estimate_bits(b)) / 2)):
         with mpmath.workdps(digits):
-            kit = _kit(mpmath)  # its constants have the digits of now
+            backend = _mpmath_backend(mpmath)  # per precision: mpmath's constants are rounded when they are read
             for point in POINTS:
-                x, y = evaluate(a, point, kit), evaluate(b, point, kit)
+                x, y = evaluate(a, point, backend), evaluate(b, point, backend)
                 size = max(abs(x), abs(y), 1)
                 if not mpmath.isfinite(size) or not abs(x - y) <= size * mpmath.mpf(10) ** (10 - digits):
                     return False
     return True
 
 
-def by_math_verify(truth: str, found: str) -> bool:
-    """Whether math-verify holds two LaTeX texts for equal. Its own time limits are off: the worker has some."""
+def math_verify_equal(truth: str, extracted: str) -> bool:
+    """Return whether math-verify takes two LaTeX texts for equal."""
     from math_verify import LatexExtractionConfig, parse, verify
 
     def parsed(text: str) -> Any:
+        # Its time limits use SIGALRM and are off: the worker's own limits hold.
         return parse(f"${text}$", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=None)
 
     try:
-        gold, guess = parsed(truth), parsed(found)
-        if not gold or not guess:
+        gold, target = parsed(truth), parsed(extracted)
+        if not gold or not target:
             return False
-        return bool(verify(gold, guess, float_rounding=15, numeric_precision=30, timeout_seconds=None))
+        return bool(verify(gold, target, float_rounding=15, numeric_precision=30, timeout_seconds=None))
     except (MemoryError, RecursionError):
         raise
-    except Exception:  # whatever a text makes of its parsers: it is not the truth
+    except Exception:  # a text that breaks its parsers is not the truth
         return False
 
 
-def _kit(mpmath: Any) -> SimpleNamespace:
-    """mpmath's numbers and functions, by the names that `evaluate` asks for."""
+def _mpmath_backend(mpmath: Any) -> SimpleNamespace:
+    """Return mpmath's numbers and functions by the names that `evaluate` uses."""
     return SimpleNamespace(
         cancels=0,
         number=lambda value: mpmath.mpf(value.numerator) / value.denominator,

@@ -1,7 +1,7 @@
-"""Units behind a number: which words are one, and which two are the same.
+"""Units after a number: which words are one, and which are the same.
 
-A unit may be left away or added, never exchanged. A single word that is no unit (`42 apples`) counts as what is
-counted; words that change a number's meaning (`42 hundred`, `42 or so`) do not.
+An answer may leave out or add a unit, but not exchange it. A single word that is not a unit (`42 apples`) names what is
+counted; words that change a number's meaning (`42 hundred`, `42 or so`) are not accepted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ kcal|people person persons|gallon gallons gal|quart quarts|pint pints|cup cups|a
 way ways|time times|piece pieces
 """
 _CANONICAL = {word: group.split()[0] for group in re.split(r"[|\n]", _SPELLINGS) for word in group.split()}
-_MEANING = frozenset(
+_NOT_COUNTABLE = frozenset(
     """
     ones tens hundred hundreds thousand thousands million millions billion billions trillion dozen dozens percent permil
     pi half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths tenth tenths hundredth
@@ -30,30 +30,30 @@ _MEANING = frozenset(
     infinity undefined choose
     """.split()
 )
-_SHAPE = re.compile(r"[a-zA-Z.]+(?:(?: |/| per |-)[a-zA-Z.]+){0,3}")
-_AREA = {"square": "^2", "sq": "^2", "sq.": "^2", "cubic": "^3", "cu": "^3"}
-_RAISED = {"squared": "^2", "cubed": "^3"}
+_PATTERN = re.compile(r"[a-zA-Z.]+(?:(?: |/| per |-)[a-zA-Z.]+){0,3}")
+_POWER_PREFIX = {"square": "^2", "sq": "^2", "sq.": "^2", "cubic": "^3", "cu": "^3"}
+_POWER_SUFFIX = {"squared": "^2", "cubed": "^3"}
 
 
-def unit(words: str, power: str = "") -> str | None:
-    """The unit that words after a number name, in one spelling; None where they are no unit.
+def parse_unit(words: str, power: str = "") -> str | None:
+    """Return the unit that the words after a number name, in one spelling; None where they are not a unit.
 
-    `power` is the exponent that stands after them: `cm` and `2` are square centimeters.
+    `power` is the exponent that follows them: `cm` and `2` are square centimeters.
     """
     words = " ".join(words.replace("~", " ").replace("\\", " ").split()).strip(" .,")
-    if not words or len(words) > 40 or not _SHAPE.fullmatch(words):
+    if not words or len(words) > 40 or not _PATTERN.fullmatch(words):
         return None
     suffix = "^" + power if power else ""
     parts = words.lower().replace("/", " per ").split()
-    if len(parts) > 1 and parts[0] in _AREA and not suffix:
-        suffix, parts = _AREA[parts[0]], parts[1:]
-    elif len(parts) > 1 and parts[-1] in _RAISED and not suffix:
-        suffix, parts = _RAISED[parts[-1]], parts[:-1]
+    if len(parts) > 1 and parts[0] in _POWER_PREFIX and not suffix:
+        suffix, parts = _POWER_PREFIX[parts[0]], parts[1:]
+    elif len(parts) > 1 and parts[-1] in _POWER_SUFFIX and not suffix:
+        suffix, parts = _POWER_SUFFIX[parts[-1]], parts[:-1]
     if len(parts) == 1:
         name = _CANONICAL.get(parts[0].rstrip("."))
         if name:
             return name + suffix
-        countable = len(parts[0]) > 2 and parts[0].isalpha() and parts[0] not in _MEANING
+        countable = len(parts[0]) > 2 and parts[0].isalpha() and parts[0] not in _NOT_COUNTABLE
         return "#" + parts[0].removesuffix("s") if countable else None
     known = [_CANONICAL.get(part) for part in parts if part != "per"]
     if "per" in parts and all(known):
@@ -61,8 +61,8 @@ def unit(words: str, power: str = "") -> str | None:
     return None
 
 
-def agree(truth: str | None, found: str | None) -> bool:
-    """Whether two units can stand for the same: one may be missing, two must be equal (things counted may differ)."""
-    if truth is None or found is None or truth == found:
+def compatible_units(truth: str | None, extracted: str | None) -> bool:
+    """Return whether two units may mean the same: one may be missing, two must be equal (things counted may differ)."""
+    if truth is None or extracted is None or truth == extracted:
         return True
-    return truth.startswith("#") and found.startswith("#")
+    return truth.startswith("#") and extracted.startswith("#")

@@ -113,7 +113,7 @@ def alive(pids: dict[int, str]) -> list[int]:
     return [pid for pid, began in pids.items() if (fields := stat(pid)) and fields[19] == began]
 
 
-def gone(pids: dict[int, str], within: float = 10.0) -> bool:
+def gone(pids: dict[int, str], within: float = 120.0) -> bool:
     """Whether all of them end within so many seconds."""
     ends = time.monotonic() + within
     while alive(pids):

@@ -1,4 +1,4 @@
-"""Grading functions of one's own, good and bad, for the tests of `python:MODULE:FUNCTION`; workers import them."""
+"""Grading functions, good and bad, for the tests of `python:MODULE:FUNCTION`; workers import them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,18 @@ def kind(response: str, answer: str, extra: dict[str, Any]) -> str:
 
 def extras(response: str, answer: str, extra: dict[str, Any]) -> bool:
     return bool(extra["wanted"] == response)
+
+
+def logs_its_call(response: str, answer: str, extra: dict[str, Any]) -> bool:
+    with open(extra["log"], "a", encoding="utf-8") as log:
+        log.write(f"{response}\n")
+    return response.endswith(answer)
+
+
+def spins_if_told(response: str, answer: str, extra: dict[str, Any]) -> bool:
+    while response == "spin":
+        pass
+    return True
 
 
 def raises(response: str, answer: str, extra: dict[str, Any]) -> bool:
@@ -54,8 +66,8 @@ def prints(response: str, answer: str, extra: dict[str, Any]) -> bool:
 
 def remembers(response: str, answer: str, extra: dict[str, Any]) -> bool:
     """True if a call before this one is still to be seen."""
-    seen = "OWN_RULES_SEEN" in os.environ
-    os.environ["OWN_RULES_SEEN"] = "yes"
+    seen = "PYTHON_RULES_SEEN" in os.environ
+    os.environ["PYTHON_RULES_SEEN"] = "yes"
     return seen
 
 

@@ -1,7 +1,6 @@
-"""LaTeX as models write it, brought to one spelling and cut into tokens, in linear time.
+"""Tokenize LaTeX as models write it, in linear time.
 
-Nothing here knows what an expression is worth: `\\dfrac`, `\\left(`, `$`, thin spaces and Unicode signs are spelling;
-everything else is left to the parser.
+Variants of spelling (`\\dfrac`, `\\left(`, `$`, thin spaces, Unicode signs) become one; the rest is left to the parser.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-LONGEST_ANSWER = 2_000  # characters; what is longer is compared as text alone
+MAX_ANSWER_CHARS = 2_000  # a longer answer is compared as text only
 
-_SIGNS = {
+_UNICODE = {
     "−": "-", "–": "-", "﹣": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/",
     "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "∪": r"\cup ", "∩": r"\cap ", "≤": r"\le ", "≥": r"\ge ",
     "≠": r"\ne ", "°": r"^\circ ", "±": r"\pm ", "∓": r"\mp ", "∈": r"\in ", "∅": r"\emptyset ", "θ": r"\theta ",
@@ -21,8 +20,8 @@ _SIGNS = {
     "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "…": r"\ldots ", "\u00a0": " ", "\u2009": " ",
     "’": "'", "′": "'", "€": r"\euro ", "£": r"\pounds ",
 }  # fmt: skip
-_TRANSLATION = str.maketrans(_SIGNS)
-_SAME = {
+_TRANSLATION = str.maketrans(_UNICODE)
+_ALIASES = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom", "leq": "le", "geq": "ge",
     "leqslant": "le", "geqslant": "ge", "lt": "<", "gt": ">", "neq": "ne", "mbox": "text", "hbox": "text",
     "textbf": "text", "textit": "text", "textrm": "text", "textsf": "text", "texttt": "text", "textnormal": "text",
@@ -31,14 +30,14 @@ _SAME = {
     "varnothing": "emptyset", "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]", "lvert": "|",
     "rvert": "|", "vert": "|", "mid": "|", "ast": "cdot", "degree": "circ", "degrees": "circ", "dots": "ldots",
     "cdots": "ldots", "varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi", "to": "rightarrow",
-    "langle": "langle", "rangle": "rangle", "colon": ":", "slash": "/", "div": "/", "bmatrix": "pmatrix",
-    "dollar": "$", "percent": "%", "euro": "euro",
+    "colon": ":", "slash": "/", "div": "/", "bmatrix": "pmatrix",
+    "dollar": "$", "percent": "%",
 }  # fmt: skip
-_DROPPED = frozenset(
+_IGNORED = frozenset(
     "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr bigm displaystyle textstyle scriptstyle "
     "limits nolimits quad qquad thinspace medspace enspace rm bf it cal mathstrut strut nobreak allowbreak".split()
 )
-_GROUPED = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\\[,!;: ]|\{,\}|,\\!)\s?\d{3})+(?!\d)")
+_SPACED_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\\[,!;: ]|\{,\}|,\\!)\s?\d{3})+(?!\d)")
 _TOKEN = re.compile(
     r"(?P<space>(?:\s|~|\\[,!;:> ]|\\(?=\s))+)"
     r"|\\(?P<command>[a-zA-Z]+)"
@@ -59,9 +58,9 @@ TokenKind = Literal["command", "number", "word", "letter", "mark", "text"]
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token: a command (`\\frac` as `frac`), a number, a word, a letter, a mark, or the content of `\\text{}`.
+    """A token: a command (`\\frac` as `frac`), a number, a word, a letter, a mark, or the content of `\\text{}`.
 
-    `spaced` says that white space stands before it.
+    `spaced`: white space stands before it.
     """
 
     kind: TokenKind
@@ -69,22 +68,22 @@ class Token:
     spaced: bool = False
 
 
-def tokens(source: str) -> list[Token]:
-    """The tokens of an answer, in one spelling. `\\$`, `\\%` and `\\{` are the marks `\\$`, `%` and `\\{`.
+def tokenize(source: str) -> list[Token]:
+    """Return the tokens of an answer, in one spelling. `\\$`, `\\%` and `\\{` are the marks `\\$`, `%` and `\\{`.
 
-    `1,234` is one number, except inside brackets, where a comma parts the members of a tuple or a set.
+    `1,234` is one number, except inside brackets, where a comma separates the members of a tuple or a set.
     """
-    source = _GROUPED.sub(lambda match: re.sub(r"\D", "", match[0]), source.translate(_TRANSLATION))
-    found: list[Token] = []
-    spaced, at, depth = False, 0, 0
-    while match := _TOKEN.match(source, at):
+    source = _SPACED_THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), source.translate(_TRANSLATION))
+    result: list[Token] = []
+    spaced, position, depth = False, 0, 0
+    while match := _TOKEN.match(source, position):
         token: Token | None
-        at, kind, text = match.end(), match.lastgroup, match[0]
+        position, kind, text = match.end(), match.lastgroup, match[0]
         if kind == "space":
             spaced = True
             continue
         if kind == "command":
-            token, at = _command(match["command"], source, at, spaced)
+            token, position = _command(match["command"], source, position, spaced)
         elif kind == "escaped":
             token = Token("mark", _ESCAPED.get(match["escaped"], match["escaped"]), spaced)
         elif kind == "mark":
@@ -95,48 +94,49 @@ def tokens(source: str) -> list[Token]:
             token = Token("word", text, spaced)
         else:
             if depth <= 0 and (grouped := _THOUSANDS.match(source, match.start())):
-                at, text = grouped.end(), grouped[0].replace(",", "")
+                position, text = grouped.end(), grouped[0].replace(",", "")
             token = Token("number", text, spaced)
         if token is not None and token.text:
             depth += (token.text in _OPENING) - (token.text in _CLOSING)
-            found.append(token)
+            result.append(token)
             spaced = False
         else:
-            spaced = True  # what is dropped still parts what stands around it
-    return found
+            spaced = True  # an ignored command still separates its neighbours
+    return result
 
 
-def _command(name: str, source: str, at: int, spaced: bool) -> tuple[Token | None, int]:
-    if name in _DROPPED:
-        # `\left.` and `\right.` are brackets that are not there
-        return None, at + 1 if name in ("left", "right") and source.startswith(".", at) else at
-    spelt, name = name, _SAME.get(name, name)
+def _command(name: str, source: str, position: int, spaced: bool) -> tuple[Token | None, int]:
+    """Return the token of a command (None for one that is ignored) and the position after it."""
+    if name in _IGNORED:
+        # `\left.` and `\right.` are invisible brackets
+        return None, position + 1 if name in ("left", "right") and source.startswith(".", position) else position
+    written, name = name, _ALIASES.get(name, name)
     if name == "text":
-        start = at
+        start = position
         while start < len(source) and source[start].isspace():
             start += 1
         close = source.find("}", start)
         inner = source[start + 1 : close] if source.startswith("{", start) and close > 0 else None
-        if inner is not None and len(inner) == 1 and inner.isalpha() and spelt.startswith(("math", "bm", "bold")):
+        if inner is not None and len(inner) == 1 and inner.isalpha() and written.startswith(("math", "bm", "bold")):
             return Token("letter", inner, spaced), close + 1
         if inner is not None and "{" not in inner and "\\" not in inner:
             return Token("text", inner.replace("$", "") or " ", spaced), close + 1
-        return None, at  # `\mathbf{x_{1}}`: a style and nothing more
+        return None, position  # `\mathbf{x_{1}}` is a style only
     if name in ("hspace", "vspace", "phantom", "color"):
-        close = source.find("}", at)
-        return None, close + 1 if source.startswith("{", at) and close > 0 else at
-    if name == "circ" and spelt != "circ":  # `30\\degree` has its own place above the line
-        return Token("command", "degree", spaced), at
+        close = source.find("}", position)
+        return None, close + 1 if source.startswith("{", position) and close > 0 else position
+    if name == "circ" and written != "circ":  # `30\\degree` needs no ^
+        return Token("command", "degree", spaced), position
     braces = {"{": "\\{", "}": "\\}"}
     if len(name) == 1 and not name.isalpha():
-        return Token("mark", braces.get(name, "\\$" if name == "$" else name), spaced), at
-    return Token("command", name, spaced), at
+        return Token("mark", braces.get(name, "\\$" if name == "$" else name), spaced), position
+    return Token("command", name, spaced), position
 
 
-def plain(source: str) -> str:
-    """An answer as text: one spelling, no LaTeX styles, no spaces that mean nothing. Equal ones are the same answer."""
+def normalize_latex(source: str) -> str:
+    """Return an answer in one spelling, without styles and meaningless spaces; equal texts are the same answer."""
     parts: list[str] = []
-    for token in tokens(source):
+    for token in tokenize(source):
         text = "\\" + token.text if token.kind == "command" else token.text
         if token.kind == "text":
             text = " ".join(text.split())
