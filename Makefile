@@ -51,8 +51,11 @@ thorough: setup
 	TRIMTAB_THOROUGH=1 $(BIN)/python -m pytest tests/train/test_kill.py tests/train/test_checkpoints.py \
 		tests/rewards/test_hostile.py tests/rewards/test_equivalents.py
 
-test-gpu: setup
-	$(BIN)/python -m pytest -m gpu
+# In $(PYTHON) where its torch sees a GPU (images bring their own), else in .venv.
+test-gpu:
+	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || $(MAKE) setup
+	PYTHONPATH=src:$$PYTHONPATH "$$($(PYTHON) -c 'import torch; print(torch.cuda.is_available())' 2>/dev/null \
+		| grep -q True && echo $(PYTHON) || echo $(BIN)/python)" -m pytest -m gpu
 
 check: setup
 	$(BIN)/ruff check .
