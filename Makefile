@@ -1,4 +1,4 @@
-# Few words: setup, demo, test, test-vllm, thorough, test-gpu, check, docs, bench. Everything runs in .venv with the pinned versions.
+# Targets: setup, demo, test, test-vllm, thorough, test-gpu, check, docs, bench. They run in .venv with the pinned versions.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -51,11 +51,12 @@ thorough: setup
 	TRIMTAB_THOROUGH=1 $(BIN)/python -m pytest tests/train/test_kill.py tests/train/test_checkpoints.py \
 		tests/rewards/test_hostile.py tests/rewards/test_equivalents.py
 
-# In $(PYTHON) where its torch sees a GPU (images bring their own), else in .venv.
+# In $(PYTHON) if its torch sees a GPU (GPU images bring their own torch), else in .venv.
+GPU_PYTHON = $(shell $(PYTHON) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null && echo $(PYTHON) || echo $(BIN)/python)
+
 test-gpu:
-	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || $(MAKE) setup
-	PYTHONPATH=src:$$PYTHONPATH "$$($(PYTHON) -c 'import torch; print(torch.cuda.is_available())' 2>/dev/null \
-		| grep -q True && echo $(PYTHON) || echo $(BIN)/python)" -m pytest -m gpu
+	@test $(GPU_PYTHON) = $(PYTHON) || $(MAKE) setup
+	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest -m gpu
 
 check: setup
 	$(BIN)/ruff check .
