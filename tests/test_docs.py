@@ -58,6 +58,15 @@ def test_every_linked_file_is_there() -> None:
             assert (ROOT / target).exists(), f"{name} links {target}"
 
 
+def test_every_path_on_the_map_exists() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    tables = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    paths = re.findall(r"`([\w/]+(?:/|\.py|\.html))`", tables) + re.findall(r"`(tests/\w+)`", tables)
+    assert len(paths) > 50
+    for path in paths:
+        assert (ROOT / path).exists() or (ROOT / "src/trimtab" / path).exists(), f"docs/architecture.md names {path}"
+
+
 def test_the_readmes_recipe_is_one(tmp_path: Path) -> None:
     (recipe,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     (tmp_path / "mine.toml").write_text(recipe)
