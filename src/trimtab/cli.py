@@ -14,6 +14,9 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
+# Packages are imported inside the commands: torch and transformers take seconds, and `--help` should not.
+
+# Typer's own tracebacks print local variables, which here may be whole tensors.
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 
 Settings = Annotated[
@@ -41,7 +44,14 @@ def print_error(text: str) -> None:
     """Print a line to stderr, with control characters escaped."""
     from trimtab.text import printable
 
-    typer.echo(printable(text), err=True)
+    typer.echo(printable(text), err=True)  # a message may quote a model's response
+
+
+def write_run_report(runs: list[Path], out: Path | None = None) -> Path | None:
+    """Write the report of runs that have just ended; return its path, or None after printing why there is none."""
+    from trimtab.insight.report import try_report
+
+    return try_report(runs, print_error, out)
 
 
 @app.command()
@@ -66,7 +76,7 @@ def methods(
     if sys.stdout.isatty():
         console.print(Markdown(text))
     else:
-        typer.echo(text)
+        typer.echo(text)  # a pipe gets the Markdown itself
 
 
 @app.command()
@@ -101,7 +111,6 @@ def train(
             typer.echo(describe_dry_run(request.config))
             return
         from trimtab.insight.alarms import alarm_monitor
-        from trimtab.insight.report import try_report
 
         code = launch_run(
             request,
@@ -109,7 +118,7 @@ def train(
             print_line=typer.echo,
             print_error=print_error,
             watcher=alarm_monitor(request.config, print_error),
-            write_report=lambda run: try_report([run], print_error),
+            write_report=lambda run: write_run_report([run]),
         )
     raise typer.Exit(code)
 
@@ -147,11 +156,8 @@ def compare(
         runs = plan_runs(comparison)
         code = show_comparison(comparison, runs, Console())
     started = [run.folder.path for run in runs if run.folder.records()]
-    if started:
-        from trimtab.insight.report import try_report
-
-        if try_report(started, print_error, where / "report.html"):
-            typer.echo(f"written: {where / 'report.html'}")
+    if started and (path := write_run_report(started, where / "report.html")):
+        typer.echo(f"written: {path}")
     raise typer.Exit(code)
 
 

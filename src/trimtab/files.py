@@ -23,12 +23,14 @@ WRITING = ".writing-"  # the prefix of unfinished files and folders
 
 def write_atomically(path: Path, data: str | bytes | memoryview | Iterable[str]) -> None:
     """Write a file so that a reader finds all of the data or what was there before, even after a power cut."""
+    # In the same folder, because a rename is atomic only within one file system.
     temporary = path.with_name(f"{WRITING}{path.name}")
     pieces = [data] if isinstance(data, str | bytes | memoryview) else data
     try:
         with temporary.open("wb") as file:
             for piece in pieces:
                 file.write(piece.encode() if isinstance(piece, str) else piece)
+            # Without fsync the rename may reach the disk before the data does, and a power cut leaves an empty file.
             file.flush()
             os.fsync(file.fileno())
         failpoints.failpoint("file.written")
@@ -56,7 +58,7 @@ def new_folder(final: Path, *, durable: bool = False) -> Iterator[Path]:
             for path in (*temporary.iterdir(), temporary):
                 sync(path)
         if final.exists():
-            remove_folder(final)
+            remove_folder(final)  # rename replaces a file, but not a folder that has something in it
         failpoints.failpoint("folder.rename")
         temporary.rename(final)
         if durable:
@@ -67,6 +69,7 @@ def new_folder(final: Path, *, durable: bool = False) -> Iterator[Path]:
 
 def remove_folder(path: Path) -> None:
     """Remove a folder so that a reader finds all of it or nothing."""
+    # Renamed first: while rmtree works, a reader would see a folder with some of its files.
     gone = path.with_name(f"{WRITING}gone-{path.name}-{os.getpid()}")
     shutil.rmtree(gone, ignore_errors=True)
     path.rename(gone)
@@ -77,6 +80,7 @@ def remove_unfinished(folder: Path) -> None:
     """Remove the folders that killed processes left half-written; those of processes still alive stay."""
     for path in folder.glob(f"{WRITING}*-*"):
         process = path.name.rpartition("-")[2]
+        # A process number may be in use again by a stranger: then the folder stays until a later call.
         if process.isdecimal() and (int(process) == os.getpid() or not _alive(int(process))):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -98,6 +102,7 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def append_json_lines(path: Path, *rows: Mapping[str, Any], durable: bool = False) -> None:
     """Append lines of JSON; on a full disk the file stays as it was. With `durable` wait until they are on the disk."""
     data = "".join(map(_json_line, rows)).encode()
+    # A full disk may take half a line. Cut off, the file ends with a whole line and can be appended to later.
     end = path.stat().st_size if path.exists() else 0
     try:
         with path.open("ab") as file:
@@ -119,6 +124,7 @@ def cut_torn_line(path: Path) -> None:
     if not path.exists() or not path.stat().st_size:
         return
     with path.open("r+b") as file:
+        # A mapped file is searched from its end without reading the rest, which may be gigabytes.
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             size, end = len(data), data.rfind(b"\n") + 1
         if end < size:
@@ -136,7 +142,7 @@ def last_json_line(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
+        file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))  # a line of metrics has a few thousand bytes
         for line in reversed(file.read().splitlines()):
             try:
                 return parse_json_line(line)
@@ -153,7 +159,7 @@ def iter_json_lines(
     A line that is no JSON object raises ValueError with its place; with `on_error` it is skipped, and `on_error` gets
     the message. `longest` limits the bytes read at once: a longer line counts as several, none of them JSON.
     """
-    with path.open("rb") as file:
+    with path.open("rb") as file:  # as bytes, so that a byte that is not UTF-8 spoils its own line alone
         for number, line in enumerate(iter(lambda: file.readline(longest), b""), start=1):
             if not line.strip():
                 continue
@@ -175,7 +181,7 @@ def parse_json_line(line: bytes) -> dict[str, Any]:
         row = json.loads(line.decode("utf-8-sig"))  # some editors put a byte-order mark before the first line
     except UnicodeDecodeError as error:
         raise ValueError(f"not JSON (byte {error.start + 1} is not UTF-8)") from None
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a damaged file may hold thousands of opening brackets
         raise ValueError(f"not JSON ({str(error)[:200]})") from None
     if not isinstance(row, dict):
         raise ValueError(f"must be a JSON object, not {type(row).__name__} {str(row)[:50]}")
@@ -186,6 +192,7 @@ def parse_json_line(line: bytes) -> dict[str, Any]:
 def locked(folder: Path) -> Iterator[None]:
     """Lock a folder against other processes; the kernel releases the lock however this process ends."""
     folder.mkdir(parents=True, exist_ok=True)
+    # The folder itself is locked, not a file in it: a killed process leaves no lock file behind.
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -198,6 +205,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _json_line(row: Mapping[str, Any]) -> str:
+    # NaN is not JSON: other readers refuse a file that has it.
     return json.dumps(row, sort_keys=True, allow_nan=False) + "\n"
 
 

@@ -10,6 +10,7 @@ from statistics import fmean
 
 PrintLine = Callable[[str], object]  # prints a line, or puts it wherever messages go
 
+# The second for terminals whose encoding lacks block characters.
 BARS = "▁▂▃▄▅▆▇█"
 ASCII_BARS = "_.:-=+*#"
 NOTHING = "-"
@@ -39,12 +40,13 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Format a share as a percentage; small ones keep two significant digits, since one token in 10,000 matters."""
+    """Format a share as a percentage."""
     if share is None or not math.isfinite(share):
         return NOTHING
     value = 100 * share
     if value == 0:
         return "0%"
+    # 0.012% silenced must not become 0.0%: below 1% there are two significant digits, at most six decimals.
     digits = max(1, 1 - math.floor(math.log10(abs(value)))) if abs(value) < 1 else 1
     return f"{value:.{min(digits, 6)}f}%"
 
@@ -60,6 +62,7 @@ def clock(seconds: float) -> str:
 
 def printable(text: str) -> str:
     """Escape every character that could control a terminal; the text may contain what a model wrote."""
+    # isprintable is False for escape sequences and for characters that reverse the direction of text.
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
@@ -83,5 +86,5 @@ def _bucket_means(values: Sequence[float], width: int) -> list[float]:
 def _bar(value: float, low: float, high: float, bars: str) -> str:
     if not math.isfinite(value):
         return " "
-    height = (value - low) / (high - low) if high > low else 0.5
+    height = (value - low) / (high - low) if high > low else 0.5  # a constant curve is drawn in the middle
     return bars[min(max(int(height * len(bars)), 0), len(bars) - 1)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from pathlib import Path
@@ -149,7 +148,7 @@ def test_ctrl_c_ends_the_run_after_its_step_with_exit_code_3(here: Path, monkeyp
 
     def interrupt(self: run_module.Run, metrics: dict[str, float]) -> None:
         whole(self, metrics)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(run_module.Run, "finish_step", interrupt)
     result = train("tiny.toml", "--out", "a")

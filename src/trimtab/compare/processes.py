@@ -24,11 +24,12 @@ Watch = Callable[[list[CompareRun], list[RunOutcome]], object]
 
 @dataclass
 class ProcessPool:
-    """Runs `at_once` runs at a time, each in its own process; `watch` gets those running and the outcomes so far.
+    """Runs `at_once` runs at a time, each in its own process; `watch` gets those running and the outcomes so far."""
 
-    One thread polls all processes. A thread pool around `subprocess.run` is no shorter: Ctrl-C would have to reach
-    processes that other threads are about to start, and a run that waits for a warm start would hold a thread.
-    """
+    # One thread polls all processes. A thread pool around `subprocess.run` is no shorter: Ctrl-C would have to reach
+    # processes that other threads are about to start, and a run that waits for a warm start would hold a thread.
+    # A process per run, not a worker pool: a run that crashes or is killed must not take others with it, and CUDA does
+    # not give all memory back while its process lives.
 
     runs: list[CompareRun]
     at_once: int
@@ -59,7 +60,7 @@ class ProcessPool:
                     if self._running:
                         time.sleep(POLL)
             finally:
-                self._kill_runs()
+                self._kill_runs()  # after an error here, no process may be left behind
         self.outcomes += [RunOutcome(run, "unfinished", "not run: interrupted") for run in waiting]
         order = {run.name: number for number, run in enumerate(self.runs)}
         return sorted(self.outcomes, key=lambda outcome: order[outcome.run.name])
@@ -82,7 +83,7 @@ class ProcessPool:
         environment = dict(os.environ)
         if self.at_once > 1 and not run.config.run.threads:  # else each run would take all cores
             environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.at_once))
-        with run.log.open("ab") as log:
+        with run.log.open("ab") as log:  # appended to, so that the log of a resumed run keeps its beginning
             process = subprocess.Popen(
                 run.command(),
                 stdin=subprocess.DEVNULL,
@@ -169,12 +170,13 @@ def _outcome(run: CompareRun, code: int) -> RunOutcome:
         return RunOutcome(run, "finished")
     if code < 0:
         return RunOutcome(run, "failed", f"killed by {signal.Signals(-code).name}")
-    stopped = code == STOPPED and run.folder.records()
+    stopped = code == STOPPED and run.folder.records()  # without metrics there is nothing to put into the means
     return RunOutcome(run, "stopped" if stopped else "failed", _error_in(run.log) or f"exit code {code}")
 
 
 def _error_in(log: Path) -> str:
     """Return the last error of a log on one line: the paragraph after `trimtab: `, else the last line."""
+    # Below the error there may be warnings of libraries, set apart by an empty line.
     text = printable(log.read_text(encoding="utf-8", errors="replace")).strip()
     _, found, error = f"\n{text}".rpartition("\ntrimtab: ")
     lines = error.partition("\n\n")[0].splitlines() if found else text.splitlines()[-1:]

@@ -75,6 +75,7 @@ def _row(objective: str, outcomes: list[RunOutcome]) -> ObjectiveRow:
     mean: dict[str, float | None] = {}
     spread: dict[str, float | None] = {}
     for _, name, _ in COLUMNS:
+        # Some objectives silence or clip nothing, and a run without evaluation has no accuracy.
         values = [summary[name] for summary in summaries if summary[name] is not None]
         mean[name] = fmean(values) if values else None
         spread[name] = stdev(values) if len(values) > 1 else None
@@ -96,6 +97,7 @@ def sparklines(rows: Sequence[ObjectiveRow], curve: str, bars: str) -> list[str]
     seen = [value for line in values for value in line]
     if not seen:
         return ["" for _ in rows]
+    # One scale for all rows: otherwise every objective would seem to go from bottom to top.
     drawn = [sparkline(line, CURVE_WIDTH, min(seen), max(seen), bars) for line in values]
     return [
         f"{number(line[0], 2)} {spark} {number(line[-1], 2)}" if line else ""
@@ -112,7 +114,7 @@ def as_table(rows: Sequence[ObjectiveRow], bars: str) -> RenderableType:
     """Return the tables for a terminal."""
     table = Table("objective", "runs", *(column for column, _, _ in COLUMNS), title="Comparison", title_justify="left")
     for row in rows:
-        table.add_row(*map(Text, row.cells()))
+        table.add_row(*map(Text, row.cells()))  # Text, since rich would read [..] in a name as markup
     curves = Table("objective", *CURVES, title="Curves (one scale per column)", title_justify="left")
     for cells in _curve_cells(rows, bars):
         curves.add_row(*map(Text, cells))
@@ -164,6 +166,7 @@ def show_comparison(comparison: Comparison, runs: list[CompareRun], console: Con
     with _progress_bars(runs, console) as watch:
         pool = ProcessPool(runs, comparison.jobs, print_line, watch)
         rows = make_rows(pool.run())
+    # Before they are printed: after a closed terminal the files are all there is.
     comparison.out.mkdir(parents=True, exist_ok=True)
     write_atomically(comparison.out / "compare.json", as_json(comparison, rows))
     write_atomically(comparison.out / "compare.md", as_markdown(comparison, rows))
@@ -194,6 +197,7 @@ def _progress_bars(runs: list[CompareRun], console: Console) -> Iterator[Watch]:
                 if run.name not in tasks:
                     tasks[run.name] = progress.add_task(f"  {run.name}", total=run.config.run.steps)
                 progress.update(tasks[run.name], completed=run.last_step())
+            # Bars of runs that have ended go, or dozens of them would push the others off the screen.
             for name in tasks.keys() - {run.name for run in running}:
                 progress.remove_task(tasks.pop(name))
 
@@ -211,4 +215,5 @@ def _until_closed(console: Console) -> Iterator[None]:
 
 def _markdown_table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *body]
+    # A bar in a cell, as in an error message, would end it.
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

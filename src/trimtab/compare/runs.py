@@ -77,6 +77,7 @@ class CompareRun:
         """Return how far the run has come, judged by its folder."""
         if not (self.folder.path / "config.toml").exists():
             return "new"
+        # The model is written after the last step, so a run killed in between still has that to do.
         done = self.last_step() >= self.config.run.steps and (self.folder.path / "model").is_dir()
         return "finished" if done else "unfinished"
 
@@ -108,6 +109,7 @@ def plan_runs(comparison: Comparison) -> list[CompareRun]:
     """Return every run of a comparison, each checked before the first one starts."""
     if comparison.seeds < 1 or comparison.jobs < 1:
         raise ValueError("--seeds and --jobs are at least 1")
+    # Compared as slugs: "sspo+s2t" and "sspo + s2t" would share a folder.
     names = [slug(name) for name in comparison.objectives]
     for name in names:
         if names.count(name) > 1:
@@ -128,6 +130,7 @@ def _check_folder(run: CompareRun) -> None:
     if run.state() == "new":
         return
     changes = config_changes(load(run.folder.path / "config.toml"), run.config)
+    # The number of steps may grow on resuming, but a longer run cannot be shortened.
     if run.last_step() > run.config.run.steps:
         changes.append(f"run.steps: {run.last_step()} are done already, {run.config.run.steps} are asked for")
     if changes:

@@ -25,12 +25,14 @@ from trimtab.console.reporters import PlainReporter
 from trimtab.text import bars_for, clock, number, percent, printable, sparkline
 
 FRAME_HEIGHT, FRAME_WIDTH = 12, 50  # a smaller terminal gets no frame
-MAX_WIDTH = 110
+MAX_WIDTH = 110  # lines that are longer are hard to read
 MESSAGES = 4  # the last ones that are shown
 LABEL = 10  # width of the first column
 CURVES = ("reward/mean", "policy/entropy", "eval/accuracy")
 
 
+# There is no lock between the two threads: a frame that is drawn while fields change is redrawn a quarter of a second
+# later.
 @dataclass
 class DisplayState:
     """What is displayed. Histories are by step, so steps that a resumed run repeats are overwritten."""
@@ -62,6 +64,7 @@ class DisplayState:
 
     def seconds_left(self) -> float:
         """Extrapolate this phase's speed so far; NaN while there is none."""
+        # From the first step that was seen, not from step 0: a resumed run did not spend time on those before.
         if self.first is None or self.done <= self.first[1]:
             return math.nan
         since, at = self.first
@@ -77,13 +80,14 @@ class RunDisplay:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         try:
             yield self._fitted(console, options)
-        except Exception as error:
+        except Exception as error:  # the state may change while it is drawn; the next frame is whole again
             yield Text(f"step {self.state.done}/{self.state.steps} (display: {type(error).__name__})", no_wrap=True)
 
     def _fitted(self, console: Console, options: ConsoleOptions) -> RenderableType:
         width, height = min(options.max_width, MAX_WIDTH), console.size.height
         framed = width >= FRAME_WIDTH and height >= FRAME_HEIGHT
         inside = width - 4 if framed else width
+        # The frame takes two lines, and the cursor stays on the one below.
         lines = self._lines(inside, bars_for(console.encoding))[: max(1, height - (3 if framed else 1))]
         body = Group(*lines)
         if not framed:
@@ -108,7 +112,7 @@ def _progress(state: DisplayState, width: int) -> RenderableType:
     position = f"{state.phase} {state.done}/{state.steps}" if state.steps else f"{state.phase} ..."
     times = f"{elapsed} elapsed, {left} left" if state.steps else f"{elapsed} elapsed"
     room = width - len(position) - len(times) - 4
-    if room < 5:
+    if room < 5:  # no bar
         return Text(f"{position}  {left} left", no_wrap=True, overflow="ellipsis")
     grid = Table.grid(padding=(0, 2))
     bar = ProgressBar(total=max(state.steps, 1), completed=state.done, width=room, pulse=not state.steps)
@@ -178,6 +182,7 @@ class LiveReporter:
         self._plain = PlainReporter(self._write)
         self._live: Live | None = Live(RunDisplay(self.state), console=self.console, auto_refresh=False)
         self._over = threading.Event()
+        # A daemon, so that a terminal that blocks cannot keep the process from ending.
         self._thread = threading.Thread(target=self._draw, args=(every,), name="display", daemon=True)
         self._guard(self._live.start)
         self._thread.start()
@@ -208,7 +213,7 @@ class LiveReporter:
         if self._over.is_set():
             return
         self._over.set()
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=5)  # it may be blocked in a write, as after Ctrl-S
         live = self._live
         if live is not None:
             self._guard(lambda: live.update(RunDisplay(self.state), refresh=True))
@@ -231,5 +236,5 @@ class LiveReporter:
         try:
             self.console.file.write(text + "\n")
             self.console.file.flush()
-        except (OSError, ValueError):
+        except (OSError, ValueError):  # closed
             return

@@ -24,12 +24,14 @@ def describe_dry_run(config: Config) -> str:
         *_memory(config),
         *describe_estimate(config),
     ]
+    # Comments, so that the whole output is a recipe again: `--dry-run > mine.toml`.
     return resolved_toml(config) + "\n" + "\n".join(f"# {line}".rstrip() for line in lines)
 
 
 def task_size(config: Config) -> int | None:
     """Return how many problems an epoch has; None for a data set that would have to be downloaded first."""
     path = config.task.path
+    # Without a file, gsm8k would be downloaded from the hub just to be counted.
     if config.task.name == "gsm8k" and (path is None or not Path(path).exists()):
         return None
     task = build_task(config, "train")
@@ -66,15 +68,16 @@ def _run(config: Config) -> list[str]:
     prompts = steps * config.rollout.prompts
     size = task_size(config)
     if size is None:
-        epochs = f"  {prompts:,} prompts; how many epochs that is shows once the data set is loaded"
+        epochs = "prompts; how many epochs that is shows once the data set is loaded"
     else:
-        epochs = f"  {prompts:,} prompts of a task with {size:,} problems = {prompts / size:.2f} epochs"
+        epochs = f"prompts of a task with {size:,} problems = {prompts / size:.2f} epochs"
+    # Dynamic sampling takes further prompts for groups without reward spread.
     at_least = "at least " if config.rollout.dynamic_sampling else ""
     return [
         f"  {steps:,} steps x {_count(updates, 'update')} = {steps * updates:,} updates in all",
         f"  {steps:,} steps x {config.rollout.prompts * config.rollout.samples:,} responses = "
         f"{prompts * config.rollout.samples:,} responses",
-        epochs.replace("  ", f"  {at_least}", 1),
+        f"  {at_least}{prompts:,} {epochs}",
     ]
 
 
@@ -98,9 +101,10 @@ def _memory(config: Config) -> list[str]:
             f"  update.token_budget = {update.token_budget:,} is less than one response of that length: such a "
             f"response is a micro-batch of its own, of up to {longest:,} tokens"
         )
-    at_once = max(1, rollout.batch_size // rollout.samples) * rollout.samples
+    at_once = max(1, rollout.batch_size // rollout.samples) * rollout.samples  # whole groups
     lines.append(f"  sampling: at most {at_once:,} responses at once (rollout.batch_size)")
     lines.append(f"  logits of at most {update.head_chunk:,} tokens exist at one time (update.head_chunk)")
+    # An objective that plans per micro-batch depends on how responses are packed, as other trainers do.
     if config.build_objective().scope == "minibatch":
         lines.append("  none of these changes the update beyond rounding: they only trade memory for speed")
     return lines

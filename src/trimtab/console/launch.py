@@ -19,7 +19,8 @@ from trimtab.text import PrintLine
 from trimtab.train import Reporter, Run, RunFolder, RunStoppedError, Stop, Watcher, train
 
 DEFAULT_RECIPE = "demo"
-INVALID, STOPPED, INTERRUPTED = 2, 3, 130  # exit codes
+# Exit codes: 2 as for a wrong command line, 130 as shells report Ctrl-C; 3 is a run that ended early with a checkpoint.
+INVALID, STOPPED, INTERRUPTED = 2, 3, 130
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def launch_run(
     seconds = time.monotonic() - began
     if error:
         print_error(f"trimtab: {error}")
-    if new and not folder.checkpoints.exists():
+    if new and not folder.checkpoints.exists():  # the first checkpoint is written before the first step
         _remove_unused(folder)
         return code
     if folder.records() and code in (0, STOPPED, INTERRUPTED):
@@ -93,11 +94,11 @@ def _train(run: Run, reporter: Reporter) -> tuple[int, str]:
     except (ValueError, OSError) as error:
         return INVALID, str(error)
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+        if not is_out_of_memory(error):  # a bug, which needs its traceback
             raise
         return INVALID, oom_message(error, run.config)
     finally:
-        reporter.close()
+        reporter.close()  # before anything is printed, or the live display would draw over it
     return (STOPPED if run.stopped is Stop.INTERRUPTED else 0), ""
 
 
@@ -139,6 +140,7 @@ def slug(objective: str) -> str:
 
 def _remove_unused(folder: RunFolder) -> None:
     """Remove the folder of a run that failed before its first step, so that the same command can be used again."""
+    # File by file, not rmtree: --out may name a folder that holds somebody's files.
     (folder.path / "config.toml").unlink(missing_ok=True)
     folder.metrics.unlink(missing_ok=True)
     if folder.path.is_dir() and not any(folder.path.iterdir()):

@@ -36,10 +36,11 @@ class PlainReporter:
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
         """Print a step's main metrics if its turn has come."""
+        # A log of thousands of steps stays readable with `lines` lines.
         if step != steps and step % max(1, steps // self.lines) and "eval/accuracy" not in metrics:
             return
         shown = [f"{name} {metrics[key]:.4g}" for key, name in COLUMNS.items() if key in metrics]
         self.print_line(f"step {step}/{steps}  " + "  ".join(shown))
 
     def close(self) -> None:
-        """Do nothing: lines need no end."""
+        """Do nothing: there is nothing to close."""

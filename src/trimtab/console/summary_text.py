@@ -38,7 +38,9 @@ class RunSummary:
 def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
     """Return the numbers of a run from its metrics; None where a run has no such number."""
     steps = [record for record in records if record["step"] > 0]
+    # A quarter at most, so that start and end of a short run do not overlap.
     window = max(1, min(LONGEST_WINDOW, len(steps) // 4))
+    # Step 0 is the evaluation before training: a run that has no other has no accuracy at its end.
     accuracy = {record["step"]: record["eval/accuracy"] for record in records if "eval/accuracy" in record}
     return RunSummary(
         steps=int(records[-1]["step"]) if records else 0,
@@ -109,10 +111,11 @@ def _number_lines(config: Config, result: RunSummary) -> list[str]:
             f"{number(result.entropy_start)} -> {number(result.entropy_end)}",
             "near 0 the model no longer explores",
         ),
-        ("silenced", percent(result.silenced), "of tokens: rare ones, kept from teaching"),
+        ("silenced", percent(result.silenced), "of tokens: their gradient was set to zero"),
         ("boosted", percent(result.boosted), "of tokens: their weight was raised"),
         ("clipped", percent(result.clipped), "of tokens: the policy had moved too far"),
     ]
+    # A run whose objective silences nothing, or without evaluation, has no such line.
     optional = {"silenced": result.silenced, "boosted": result.boosted, "held-out accuracy": result.accuracy_start}
     shown = [row for row in rows if optional.get(row[0], 0.0) is not None]
     return [f"  {name:<18} {values:<16}  {note}" for name, values, note in shown]

@@ -91,6 +91,7 @@ def estimate_memory(config: Config, device: Device, memory: int | None = None) -
         policy = fake_policy(shape, model.precision, model.lora_rank, model.gradient_checkpointing)
         weights, trained = _bytes(policy.model.parameters()), _bytes(_trained(policy))
         micro_batch = largest_micro_batch(config, device)
+        # With several micro-batches the gradients of the first are already there in the backward pass of the others.
         only = micro_batch.tokens >= max(minibatches(config)) * longest_response(config)
         update = update_memory(policy, micro_batch, first=only)
         scoring = scoring_memory(policy, micro_batch)
@@ -135,6 +136,7 @@ def sampler_memory(config: Config, device: Device, policy: Policy, memory: int |
     if device == "cuda" and unsupported_reason(policy.model) is None:
         return _paged_sampler_memory(config, policy, memory)
     rollout = config.rollout
+    # The native sampler takes whole groups, at least one, even where that is more than the batch size.
     prompts = min(sequences_at_once(config), max(rollout.batch_size, rollout.samples)) // rollout.samples
     options = config.sampling_options(rollout.samples)
     return SamplerMemory(0, 0, sampling_memory(policy, prompts, rollout.max_prompt_tokens, options).peak)
@@ -144,7 +146,9 @@ def _paged_sampler_memory(config: Config, policy: Policy, memory: int | None) ->
     rollout, shape = config.rollout, policy.causal.config
     size = 2 if config.model.precision == "bf16" else 4
     heads, kv_heads, head_dim = shape.num_attention_heads, shape.num_key_value_heads, head_size(shape)
+    # The sampler keeps a copy of the linear weights in its own precision and layout.
     linear = sum(p.numel() for p in _linear_weights(policy.causal))
+    # CUDA graphs are captured for a few batch sizes, so buffers have the next larger one.
     rows = bucket(min(rollout.batch_size, max(sequences_at_once(config), _evaluated(config))))
     token = shape.num_hidden_layers * 2 * kv_heads * head_dim * size
     limit = None if memory is None else int(rollout.kv_cache_memory * memory)
@@ -178,6 +182,7 @@ def sequences_at_once(config: Config) -> int:
 
 def _evaluated(config: Config) -> int:
     """Return how many held-out problems an evaluation samples at a time; 0 without one."""
+    # Tasks from files have held-out problems only if a second file is given; the others generate their own.
     generated = config.task.name not in {"file", "gsm8k"}
     return config.run.eval_problems if config.run.eval_every and (generated or config.task.eval_path) else 0
 
@@ -198,9 +203,11 @@ def largest_micro_batch(config: Config, device: Device) -> MicroBatchShape:
     """Return the largest forward pass: packed up to the token budget, or padded to the longest response."""
     update, longest, responses = config.update, longest_response(config), max(minibatches(config))
     chunk, fused = update.head_chunk, device == "cuda"
+    # Packing needs flash attention, which is there in bf16 on a GPU only.
     if fused and config.model.precision == "bf16" and config.model.attention in {None, "sdpa"}:
         tokens = min(max(update.token_budget, longest), responses * longest)
         return MicroBatchShape(1, tokens, chunk, packed=True, fused=True)
+    # Padded: a response longer than the budget still goes through, alone.
     rows = min(responses, max(1, update.token_budget // longest))
     return MicroBatchShape(rows, longest, chunk, packed=False, fused=fused)
 
@@ -224,6 +231,6 @@ def _reference(config: Config, policy: Policy) -> int:
     path = config.model.reference
     if path is None:
         return 0
-    if path == "start":
+    if path == "start":  # a frozen copy of the policy as it was before training
         return _bytes(policy.model.parameters())
     return _bytes(fake_policy(model_shape(path), config.model.precision).model.parameters())

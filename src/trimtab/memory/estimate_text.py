@@ -58,6 +58,7 @@ def describe_estimate(config: Config, available: DeviceMemory | None = None) -> 
 
 def describe_fit(estimate: MemoryEstimate, config: Config, available: DeviceMemory) -> str:
     """Return whether a run fits into a device, and if not what to lower."""
+    # Gradients are freed before sampling, but weights, gradients and state are there together in every optimizer step.
     needed, there = estimate.peak * SLACK, f"{available.name} has {_gb(available.free)} GB free"
     if needed <= available.free:
         return f"{there}: it fits"
@@ -104,6 +105,7 @@ def _on_cpu(config: Config, estimate: MemoryEstimate) -> list[str]:
         f"  estimated: {_gb(estimate.peak)} GB of main memory beside torch's own, {DURING[estimate.worst_phase]}, "
         "with every prompt and response at its maximal length",
     ]
+    # Main memory is shared and can be swapped: only what clearly does not fit is worth a line.
     free = _main_memory()
     if free is not None and estimate.peak > free:
         lines.append(f"  {describe_fit(estimate, config, DeviceMemory('this machine', free, free))}")
@@ -119,4 +121,5 @@ def _main_memory() -> int | None:
 
 
 def _gb(size: float) -> str:
+    # Of small models two digits are shown, for 0.0 GB says nothing.
     return f"{size / 1e9:.1f}" if size >= 5e7 else f"{size / 1e9:.2g}"

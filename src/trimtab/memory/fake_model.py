@@ -95,6 +95,7 @@ def update_memory(policy: Policy, micro_batch: MicroBatchShape, *, first: bool) 
             with tracker.category("gradients"):
                 for parameter in trained:
                     parameter.grad = torch.empty_like(parameter)
+        # Autograd makes gradients inside the backward pass; from then on they are gradients, not its temporaries.
         hooks = [p.register_post_accumulate_grad_hook(lambda p: tracker.move(p.grad, "gradients")) for p in trained]
         head = policy.head_parts(1.0) if micro_batch.fused else None
         with tracker.category("activations"):
@@ -108,6 +109,7 @@ def update_memory(policy: Policy, micro_batch: MicroBatchShape, *, first: bool) 
                 end, gradient = hidden, _fused_head(policy, head.weight, hidden.detach(), micro_batch.chunk, tracker)
         with tracker.category("backward"):
             end.backward(gradient)
+        # The policy is used for further passes, which must start without gradients and hooks.
         for hook in hooks:
             hook.remove()
         policy.model.zero_grad(set_to_none=True)
@@ -139,12 +141,13 @@ def sampling_memory(policy: Policy, prompts: int, prompt_tokens: int, options: S
     """Track the native sampler's prefill and its last decoding step, when the KV cache is full."""
     tracker = MemoryTracker(policy.model.parameters())
     policy.model.eval()
-    policy.causal.set_attn_implementation("sdpa")
+    policy.causal.set_attn_implementation("sdpa")  # the native sampler pads, which flash attention does not take
     rows, seen = prompts * options.samples, prompt_tokens + options.max_new_tokens - 1
     with tracker, policy.autocast(), tracker.category("sampling"):
         cache = _step(policy, prompts, prompt_tokens, prompt_tokens, None).past_key_values
         with tracker.category("cache"):
             cache.batch_repeat_interleave(options.samples)
+            # Grown to its last length at once: the steps in between need less.
             for layer in cache.layers:
                 layer.keys, layer.values = (
                     torch.cat([t, t.new_empty(rows, t.shape[1], seen - prompt_tokens - 1, t.shape[3])], 2)
@@ -190,6 +193,7 @@ def _fused_head(policy: Policy, compute: Tensor, hidden: Tensor, chunk: int, tra
     if weight.requires_grad and weight.grad is None:
         weight.grad = torch.empty_like(weight)
         tracker.move(weight.grad, "gradients")
+    # Chunk after chunk reuses the same buffers, so one chunk has the peak of all.
     gradient, rows = torch.empty_like(hidden), hidden[:chunk]
     logits = compute.new_empty(len(rows), len(compute))
     product = rows.float() * 1.0  # coefficients are fp32, and so is what they multiply

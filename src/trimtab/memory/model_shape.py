@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+# Written out, since the packaged GGUF file has no config.json and reading it takes seconds.
 SMOLLM2: dict[str, Any] = {
     "vocab_size": 49_152,
     "hidden_size": 576,
@@ -31,6 +32,7 @@ def model_shape(path: str) -> Any:
     if path == "smollm2":
         return LlamaConfig(**SMOLLM2)
     folder = os.path.expanduser(path)
+    # A path must not be looked up on the hub as a name.
     if path.startswith(("/", ".", "~")) and not os.path.isdir(folder):
         raise NoEstimateError(f"model.path={path!r}: there is no such folder")
     try:

@@ -22,11 +22,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that the GPU or the machine has no memory left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
+    # torch's CPU allocator raises a plain RuntimeError.
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def oom_message(error: BaseException, config: Config) -> str:
     """Return one sentence on what the run was doing when memory ran out, and which settings to lower."""
+    # By the call stack, since an error of torch does not say what the memory was for.
     phase = _phase(_call_stack(error.__traceback__))
     if phase is None:
         return f"out of memory before the first step: {too_large(config)}"
@@ -45,6 +47,7 @@ def remedy(phase: Phase, config: Config) -> str:
         return f"lower {budget}, then {head}"
     if phase == "optimizer_step":
         return "set model.lora_rank=16"
+    # Gradient checkpointing comes before the head: activations are far larger than a chunk of logits.
     more = "" if config.model.gradient_checkpointing else ", set model.gradient_checkpointing=true"
     return f"lower {budget}{more}, then lower {head}"
 
@@ -61,7 +64,7 @@ def _phase(stack: list[tuple[str, str]]) -> Phase | None:
         return "sampling"
     if ("trimtab.policy.score", "score") in stack:
         return "scoring"
-    if ("trimtab.policy.update", "_step") in stack:
+    if ("trimtab.policy.update", "_step") in stack:  # inside `update`, so before it
         return "optimizer_step"
     if ("trimtab.policy.update", "update") in stack or ("trimtab.policy.score", "log_probs") in stack:
         return "update"
