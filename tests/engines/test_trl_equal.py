@@ -46,7 +46,7 @@ def walk(trainer: Any, made: Rollout, model: KnownModel, steps: int) -> list[tup
 
 
 def core(objective: tt.Objective, made: Rollout, model: KnownModel, order: list[list[int]]) -> Any:
-    """One update on those micro-batches by the core alone: the parts' losses, the gradient by response, metrics."""
+    """One update on those micro-batches by the core alone: the losses, the gradient by response, metrics."""
     rows = [row for part in order for row in part]
     batch = made.batch(objective, rows)
     plan = objective.plan(batch)
@@ -114,15 +114,15 @@ def test_the_metrics_in_trls_log_are_those_of_the_update(trainer: Any, walked: A
     assert "tokens/silenced_share" in logged
 
 
-def test_the_old_policy_is_asked_once_for_a_rollout(trainer: Any, walked: Any) -> None:
+def test_the_old_policy_scores_a_rollout_once(trainer: Any, walked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made, model = walked
-    trainer.args.per_device_train_batch_size = 8
+    monkeypatch.setattr(trainer.args, "per_device_train_batch_size", 8)
     walk(trainer, made, model, 4)
     assert model.passes.count("old") == 2  # 16 responses in chunks of 8
     assert model.passes.count("new") == 4
 
 
-def test_what_a_tool_said_has_no_gradient(trainer: Any, walked: Any) -> None:
+def test_the_output_of_a_tool_has_no_gradient(trainer: Any, walked: Any) -> None:
     made, model = walked
     assert made.tool_mask is not None and bool((made.completion_mask & ~made.tool_mask).any())
     walk(trainer, made, model, 4)
@@ -131,7 +131,7 @@ def test_what_a_tool_said_has_no_gradient(trainer: Any, walked: Any) -> None:
     assert model.new.grad[made.padded["mask"]].any()
 
 
-def test_tokens_are_judged_by_the_current_policy_where_that_is_asked_for(trainer: Any, walked: Any) -> None:
+def test_rules_read_the_current_policy_where_that_is_configured(trainer: Any, walked: Any) -> None:
     made, model = walked
     trainer.objective = tt.objective("stapo", tau_p=0.2, token_stats="current")
     walk(trainer, made, model, 2)
@@ -139,17 +139,17 @@ def test_tokens_are_judged_by_the_current_policy_where_that_is_asked_for(trainer
     drifted = model.old - 0.5
     model.old = drifted  # as if the first update had moved the policy
     seen = walk(trainer, made, model, 2)
-    assert model.passes.count("old") > first, "the second update must look again"
+    assert model.passes.count("old") > first, "the second update must score its tokens again"
     rows = [row for part, _ in seen for row in part]
     batch = made.batch(trainer.objective, rows)
-    now = tt.TokenBatch.from_padded(
+    current = tt.TokenBatch.from_padded(
         made.padded["mask"][rows],
         old_logp=made.padded["old_logp"][rows],
         current_logp=drifted[rows],
         entropy=made.padded["entropy"][rows],
         advantage=batch.unpack(batch.advantage),
     )
-    plan = trainer.objective.plan(now)
+    plan = trainer.objective.plan(current)
     silenced = trainer._metrics["train"]["tokens/silenced_share"][-1]
     assert silenced == pytest.approx(float(plan.metrics["tokens/silenced_share"]))
 

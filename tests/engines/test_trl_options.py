@@ -143,7 +143,7 @@ def test_an_update_must_lie_within_one_rollout_batch(tmp_path: Path) -> None:
 
 def test_trls_plain_configuration_is_not_taken(tmp_path: Path) -> None:
     plain = trl.GRPOConfig(output_dir=str(tmp_path), bf16=False, use_cpu=True, report_to="none")
-    with pytest.raises(TypeError, match=r"args is GRPOConfig: give a trimtab\.engines\.trl\.TrimtabConfig"):
+    with pytest.raises(TypeError, match=r"args is GRPOConfig: pass a trimtab\.engines\.trl\.TrimtabConfig"):
         TrimtabTrainer(trl_runs.demo_model(0), trl_runs.is_right, plain)
 
 

@@ -42,11 +42,11 @@ def short(warm: Any, tmp_path: Path) -> Any:
     return make
 
 
-def test_the_objective_is_announced_and_its_loss_is_used(
+def test_the_objective_is_printed_at_the_start_and_its_loss_is_used(
     short: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def never(*_: Any) -> None:
-        raise AssertionError("TRL's own loss was asked for")
+        raise AssertionError("TRL's own loss was used")
 
     monkeypatch.setattr(trl.GRPOTrainer, "_compute_loss", never)
     trainer = short(objective="stapo")
@@ -74,7 +74,7 @@ def test_other_objectives_give_other_weights(short: Any) -> None:
     assert torch.equal(ends[0], ends[2])
 
 
-def test_several_updates_on_a_rollout_each_have_their_plan_and_share_one_look_at_the_old_policy(
+def test_each_update_on_a_rollout_has_its_plan_and_the_rollout_is_scored_once(
     short: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: list[bool] = []
@@ -101,7 +101,10 @@ def test_several_updates_on_a_rollout_each_have_their_plan_and_share_one_look_at
     )
     trainer.train()
     assert plans == [16] * 8  # two rollouts, two mini-batches of 16 responses, two passes
-    assert (passes.count(False), passes.count(True)) == (2, 16)  # TRL's own look at each rollout, and the micro-batches
+    assert (passes.count(False), passes.count(True)) == (
+        2,
+        16,
+    )  # scoring of each rollout, and the micro-batches
     ratios = trl_runs.logged(trainer, "update/ratio_max")
     assert ratios[0] == 1.0
     assert min(ratios[1:4]) > 1.0
@@ -110,7 +113,7 @@ def test_several_updates_on_a_rollout_each_have_their_plan_and_share_one_look_at
     assert {"policy/entropy", "reward/mean", "update/clip_share", "tokens/count"} <= set(lines[0])
 
 
-def test_the_record_of_a_run_is_read_by_replay_and_shows_what_was_said(short: Any, tmp_path: Path) -> None:
+def test_the_record_of_a_run_can_be_replayed_and_has_its_responses(short: Any, tmp_path: Path) -> None:
     from trimtab.insight.replay import replay
     from trimtab.record import open_run
 
@@ -177,14 +180,14 @@ def test_adapters_and_a_reference_model_work_as_in_trl(short: Any) -> None:
     assert kl[-1] > 0
 
 
-def test_the_advantages_are_the_objectives_unless_trls_are_asked_for(short: Any) -> None:
+def test_the_advantages_are_the_objectives_unless_configured_otherwise(short: Any) -> None:
     ends: dict[str, list[float]] = {}
-    for whose in ("objective", "trl"):
+    for source in ("objective", "trl"):
         trainer = short(
-            objective="dr_grpo(length=4)", advantages=whose, max_steps=1, trainer={"rollout_func": known_rollout}
+            objective="dr_grpo(length=4)", advantages=source, max_steps=1, trainer={"rollout_func": known_rollout}
         )
         trainer.train()
-        ends[whose] = list(trainer._logs["advantages"])
+        ends[source] = list(trainer._logs["advantages"])
     assert len(ends["objective"]) == 16
     reward = torch.tensor([a > 0 for a in ends["trl"]]).float()
     centered = (reward.view(-1, 4) - reward.view(-1, 4).mean(1, keepdim=True)).flatten()

@@ -94,7 +94,7 @@ def test_mini_batches_are_those_that_verl_cuts(rows: int, minibatch: int, ranks:
 
 
 def test_a_batch_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot be cut into mini-batches of 6"):
+    with pytest.raises(ValueError, match="cannot be split into mini-batches of 6"):
         minibatch_rows(16, 6, 1)
     with pytest.raises(ValueError, match="on 3 ranks"):
         minibatch_rows(16, 8, 3)

@@ -158,7 +158,7 @@ def test_a_micro_batch_without_a_sampled_token_has_no_loss_and_all_metrics() -> 
 
 def test_data_without_a_plan_stop_the_run() -> None:
     part = as_minibatch(random_batch(1), range(8))
-    with pytest.raises(RuntimeError, match=r"carry no plan.*trainer_mode=trimtab"):
+    with pytest.raises(RuntimeError, match=r"hold no plan.*trainer_mode=trimtab"):
         engine_loss(PlannedLoss({"name": "stapo"}), part, new_log_probs(part, 1))
 
 

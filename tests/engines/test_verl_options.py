@@ -67,7 +67,7 @@ def test_what_is_recorded_is_no_option_of_the_objective() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["+trimtab.tau_p=0.1"], "which objective"),
+        (["+trimtab.tau_p=0.1"], "no objective is set"),
         (["+trimtab.objective=stapoo"], "did you mean stapo"),
         (["+trimtab.objective=stapo", "+trimtab.tau_q=0.1"], "did you mean tau_p"),
         (["+trimtab.objective=stapo", "+trimtab.recrod=x"], "did you mean record"),
@@ -124,11 +124,11 @@ def test_another_loss_of_verl_is_refused_with_our_name_for_it(mode: str) -> None
         (["critic.enable=True"], "stapo", "a critic"),
         (["trainer.use_v1=False"], "stapo", "verl's old trainer"),
         ([f"{ACTOR}.shuffle=True"], "stapo", "other mini-batches"),
-        (["algorithm.rollout_correction.bypass_mode=True"], "stapo", "measures the entropy, which stapo reads"),
+        (["algorithm.rollout_correction.bypass_mode=True"], "stapo", "computes the entropy, which stapo reads"),
         (["algorithm.rollout_correction.rollout_is=token"], "grpo", "METHOD + tis"),
         (["algorithm.rollout_correction.rollout_rs=token_k1"], "grpo", "METHOD + mis"),
         (["actor_rollout_ref.rollout.calculate_log_probs=False"], "grpo + tis", "calculate_log_probs=True"),
-        ([], "stapo(token_stats=current)", "for the first update of a step both are the same"),
+        ([], "stapo(token_stats=current)", "for the first update of a step it makes no difference"),
         ([], "stapo(scope=micro)", "per micro-batch"),
         ([], "dr_grpo", "norm_adv_by_std_in_grpo=False"),
         (["algorithm.norm_adv_by_std_in_grpo=False"], "stapo", "norm_adv_by_std_in_grpo=True"),
@@ -168,7 +168,7 @@ def test_a_command_with_options_but_without_the_trainer_is_stopped() -> None:
 
 
 def test_an_update_with_another_loss_stops_the_run() -> None:
-    with pytest.raises(RuntimeError, match="made with another loss than trimtab's"):
+    with pytest.raises(RuntimeError, match="used another loss than trimtab's"):
         _rename_loss_metrics({"actor/pg_loss": 1.0})
     metrics = {"actor/trimtab/update/clip_share": 0.5, "actor/lr": 1.0}
     _rename_loss_metrics(metrics)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.engines.verl_runs import command, environment, run, write_inputs
+from helpers.engines.verl_runs import TIMEOUT, command, environment, run, write_inputs
 from trimtab.record import open_run
 
 MODE = "trainer.v1.trainer_mode=trimtab"
@@ -43,7 +43,7 @@ def latest(folder: Path) -> int:
 
 
 def killed_after(folder: Path, step: int, *options: str) -> int:
-    """Run until a checkpoint of `step` is there, then kill everything without a word; the last checkpoint's step."""
+    """Run until there is a checkpoint of `step`, then kill all processes; return the last checkpoint's step."""
     log = (folder / "killed.txt").open("w")
     driver = subprocess.Popen(
         command(folder, 99, *options),
@@ -53,7 +53,7 @@ def killed_after(folder: Path, step: int, *options: str) -> int:
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 400
+    deadline = time.monotonic() + TIMEOUT
     try:
         while latest(folder) < step and driver.poll() is None and time.monotonic() < deadline:
             time.sleep(0.2)

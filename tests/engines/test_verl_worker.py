@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import helpers.engines.verl_quiet  # noqa: F401  # isort: skip
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -23,10 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("worker")
     write_inputs(made)
     for ranks in (1, 2):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        launch(made, ranks, port, environment(made))
+        launch(made, ranks, environment(made))
     return made
 
 

@@ -1,4 +1,4 @@
-"""Reading: three lines in a notebook, one step at a time, one column at a time, while the run goes on."""
+"""Reading: three lines in a notebook, one step at a time, one column at a time, while the run still writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_three_lines_are_enough(tmp_path: Path) -> None:
     assert values.tobytes() == made_step(2).tokens["old_logp"].tobytes()
 
 
-def test_the_steps_are_listed_in_order_and_gone_through(tmp_path: Path) -> None:
+def test_the_steps_are_listed_and_iterated_in_order(tmp_path: Path) -> None:
     records = open_run(made_run(tmp_path, 12))
     assert records.steps == list(range(1, 13)) and len(records) == 12
     assert [step.number for step in records] == records.steps
@@ -41,7 +41,7 @@ def test_a_range_of_steps_includes_both_ends(tmp_path: Path) -> None:
     assert list(records.select(7)) == []
 
 
-def test_columns_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
+def test_columns_are_read_when_first_used(tmp_path: Path) -> None:
     step = open_run(made_run(tmp_path, 1)).step(1)
     _ = step.tokens["entropy"]
     assert set(step.tokens._read) == {"entropy"}
@@ -56,7 +56,7 @@ def test_columns_cannot_be_changed_by_mistake(tmp_path: Path) -> None:
         values[0] = 0.0
 
 
-def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_column_names_those_that_are_there(tmp_path: Path) -> None:
     step = open_run(made_run(tmp_path, 1)).step(1)
     with pytest.raises(KeyError, match=r"no column 'ref_logp'; it has response, token"):
         _ = step.tokens["ref_logp"]
@@ -77,7 +77,7 @@ def test_responses_have_their_texts_and_numbers(tmp_path: Path) -> None:
     assert step.offsets == [0, 3, 4, 8, 10]
 
 
-def test_updates_have_their_share_of_the_tables(tmp_path: Path) -> None:
+def test_updates_have_their_rows_of_the_tables(tmp_path: Path) -> None:
     step = open_run(made_run(tmp_path, 1)).step(1)
     first, second = step.updates
     assert (first.responses, first.tokens) == (slice(0, 2), slice(0, 4))
@@ -86,13 +86,13 @@ def test_updates_have_their_share_of_the_tables(tmp_path: Path) -> None:
     assert joined.tobytes() == step.tokens["old_logp"].tobytes()
 
 
-def test_a_step_that_is_not_recorded_is_told_with_the_nearest(tmp_path: Path) -> None:
+def test_the_error_for_a_step_that_is_not_recorded_names_the_nearest(tmp_path: Path) -> None:
     record(tmp_path, [made_step(step) for step in range(1, 12)], settings=RecordSettings(every=5))
     with pytest.raises(RecordError, match=r"step 8 is not recorded .*the nearest is 6"):
         open_run(tmp_path).step(8)
 
 
-def test_a_folder_without_records_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"holds no records.*record\.enabled"):
         open_run(tmp_path)
     (tmp_path / FOLDER).mkdir()
@@ -130,7 +130,7 @@ def test_ids_beyond_the_vocabulary_are_special_and_have_a_name(token: int) -> No
     assert WORDS.pieces([1, token]) == ["1", f"<{token}>"]
 
 
-def test_the_spelling_leaves_special_tokens_out() -> None:
+def test_the_bytes_of_text_leave_special_tokens_out() -> None:
     words = Vocabulary([b"<s>", b"a", b""], [True, False, False])
     assert words.text_bytes == {1: b"a", 2: b""} and len(words) == 3
 
@@ -138,7 +138,7 @@ def test_the_spelling_leaves_special_tokens_out() -> None:
 # --- one step at a time
 
 
-def test_going_through_a_run_holds_one_step_at_a_time(tmp_path: Path) -> None:
+def test_iterating_over_a_run_holds_one_step_at_a_time(tmp_path: Path) -> None:
     records = open_run(made_run(tmp_path, 5))
     seen = []
     for step in records:
@@ -169,16 +169,16 @@ def test_records_are_read_while_the_run_writes_them(tmp_path: Path) -> None:
     made_run(tmp_path, 1)
     records, done = open_run(tmp_path), threading.Event()
 
-    def go_on() -> None:
-        record(tmp_path, [made_step(step) for step in range(2, 60)], after=1)
-        done.set()
+    def write() -> None:
+        try:
+            record(tmp_path, [made_step(step) for step in range(2, 60)], after=1)
+        finally:
+            done.set()
 
-    writer = threading.Thread(target=go_on)
+    writer = threading.Thread(target=write)
     writer.start()
-    looks = 0
-    while not done.is_set() or looks == 0:
+    while not done.is_set():
         assert all(same(step, made_step(step.number)) for step in records)  # a warning would be an error here
-        looks += 1
     writer.join()
     assert records.steps == list(range(1, 60))
 

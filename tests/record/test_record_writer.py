@@ -1,10 +1,9 @@
-"""The recorder: every so many steps, within its budget, beside the run and never in its way."""
+"""The writer: which steps it writes, within which size, and that no error of it stops a run."""
 
 from __future__ import annotations
 
 import errno
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -34,36 +33,36 @@ def test_every_so_many_steps_are_recorded_the_first_among_them(tmp_path: Path, e
 
 
 def test_a_step_that_is_not_wanted_is_not_even_built(tmp_path: Path) -> None:
-    recorder = RecordWriter(tmp_path / FOLDER, manifest(settings=RecordSettings(every=2)), pytest.fail)
-    recorder.start(WORDS, 0)
-    recorder.write(2, lambda: pytest.fail("step 2 is not wanted"))
-    recorder.close()
-    assert not recorder.wants(2) and recorder.wants(3)
+    writer = RecordWriter(tmp_path / FOLDER, manifest(settings=RecordSettings(every=2)), pytest.fail)
+    writer.start(WORDS, 0)
+    writer.write(2, lambda: pytest.fail("step 2 is not wanted"))
+    writer.close()
+    assert not writer.wants(2) and writer.wants(3)
 
 
-def test_a_step_that_is_written_again_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+def test_a_step_that_is_written_again_replaces_the_old_one(tmp_path: Path) -> None:
     made_run(tmp_path, 2)
     write_step(tmp_path / FOLDER, made_step(2, seed=99))
     assert same(open_run(tmp_path).step(2), made_step(2, seed=99))
     assert sorted(path.name for path in (tmp_path / FOLDER).glob("*step*")) == ["step-00000001", "step-00000002"]
 
 
-# --- going on
+# --- resumed runs
 
 
-def test_what_was_recorded_after_the_checkpoint_is_forgotten_and_written_anew(tmp_path: Path) -> None:
+def test_what_was_recorded_after_the_checkpoint_is_deleted_and_written_again(tmp_path: Path) -> None:
     made_run(tmp_path / "whole", 6)
     made_run(tmp_path / "cut", 5)
     record(tmp_path / "cut", [made_step(step) for step in range(3, 7)], after=2)
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
 
 
-def test_rewinding_takes_away_what_a_kill_left_half_written(tmp_path: Path) -> None:
+def test_rewinding_deletes_what_a_kill_left_half_written(tmp_path: Path) -> None:
     made_run(tmp_path, 3)
     folder = tmp_path / FOLDER
     (folder / ".writing-00000004").mkdir()
     (folder / ".writing-00000004" / "tokens.parquet").write_bytes(b"PAR1")
-    (folder / ".writing-manifest.json").write_text("{")
+    (folder / ".manifest.json.writing").write_text("{")
     (folder / ".writing-gone-step-00000001").mkdir()
     rewind(folder, 2)
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -74,7 +73,7 @@ def test_rewinding_takes_away_what_a_kill_left_half_written(tmp_path: Path) -> N
     ]
 
 
-def test_starting_from_the_beginning_forgets_everything(tmp_path: Path) -> None:
+def test_starting_from_the_beginning_deletes_everything(tmp_path: Path) -> None:
     record(tmp_path, [made_step(step, BIG) for step in range(1, 9)], settings=budget(0.06))
     assert read_manifest(tmp_path / FOLDER).stride > 1
     made_run(tmp_path, 4)
@@ -106,7 +105,7 @@ def test_thinning_goes_with_recording_every_so_many_steps(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("cut", [3, 6, 9, 17])
-def test_a_run_that_is_thinned_and_goes_on_ends_as_the_one_that_was_not_stopped(tmp_path: Path, cut: int) -> None:
+def test_a_resumed_run_is_thinned_like_one_that_was_not_stopped(tmp_path: Path, cut: int) -> None:
     steps = [made_step(step, BIG) for step in range(1, 25)]
     record(tmp_path / "whole", steps, settings=budget(0.15))
     record(tmp_path / "cut", steps[: cut + 4], settings=budget(0.15))
@@ -115,22 +114,20 @@ def test_a_run_that_is_thinned_and_goes_on_ends_as_the_one_that_was_not_stopped(
 
 
 @pytest.mark.parametrize("kept", [(), (42, 43), tuple(range(40, 60))])
-def test_a_record_that_begins_late_is_thinned_too_and_steps_worth_keeping_go_last(
-    tmp_path: Path, kept: tuple[int, ...]
-) -> None:
+def test_a_record_that_begins_late_is_thinned_too_and_kept_steps_go_last(tmp_path: Path, kept: tuple[int, ...]) -> None:
     said: list[str] = []
-    recorder = RecordWriter(tmp_path / FOLDER, manifest(settings=budget(0.15)), said.append)
-    recorder.keep(kept)
-    recorder.start(WORDS, 39)
+    writer = RecordWriter(tmp_path / FOLDER, manifest(settings=budget(0.15)), said.append)
+    writer.keep(kept)
+    writer.start(WORDS, 39)
     for step in range(40, 60):
-        recorder.write(step, lambda step=step: made_step(step, BIG))  # type: ignore[misc]
-    recorder.close()
+        writer.write(step, lambda step=step: made_step(step, BIG))  # type: ignore[misc]
+    writer.close()
     found = steps_of(tmp_path)
     assert said == [] and size_of([step_folder(tmp_path / FOLDER, step) for step in found]) <= 0.15e6
     assert len(kept) > 2 or set(kept) <= set(found)
 
 
-def test_a_kill_between_the_manifest_and_the_thinning_is_made_good(tmp_path: Path) -> None:
+def test_a_kill_between_the_manifest_and_the_thinning_is_repaired_at_the_next_start(tmp_path: Path) -> None:
     from trimtab.record.layout import manifest_text
 
     made_run(tmp_path, 6)
@@ -147,7 +144,7 @@ def test_a_step_that_is_too_large_by_itself_ends_the_recording_with_advice(tmp_p
     assert steps_of(tmp_path) == []
 
 
-# --- nothing that happens here stops a run
+# --- no error here stops a run
 
 
 def test_a_full_disk_ends_the_recording_with_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,84 +162,82 @@ def test_a_full_disk_ends_the_recording_with_one_warning(tmp_path: Path, monkeyp
     assert sorted(readable(tmp_path)) == steps_of(tmp_path) == [1, 2]
 
 
-def test_a_place_that_cannot_be_written_to_ends_it_too(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_ends_the_recording_too(tmp_path: Path) -> None:
     (tmp_path / FOLDER).write_text("a file where a folder should be")
     said = record(tmp_path, [made_step(step) for step in (1, 2, 3)])
     assert len(said) == 1 and str(tmp_path / FOLDER) in said[0]
 
 
-def test_a_fault_in_what_is_recorded_ends_it_too(tmp_path: Path) -> None:
+def test_an_error_while_a_step_is_built_ends_the_recording_too(tmp_path: Path) -> None:
     def broken() -> StepData:
         raise ZeroDivisionError("a bug")
 
     said: list[str] = []
-    recorder = RecordWriter(tmp_path / FOLDER, manifest(), said.append)
-    recorder.start(WORDS, 0)
-    recorder.write(1, lambda: made_step(1))
-    recorder.write(2, broken)
-    recorder.flush()
+    writer = RecordWriter(tmp_path / FOLDER, manifest(), said.append)
+    writer.start(WORDS, 0)
+    writer.write(1, lambda: made_step(1))
+    writer.write(2, broken)
+    writer.flush()
     assert len(said) == 1 and "a bug" in said[0]
-    recorder.write(3, lambda: pytest.fail("nothing is recorded any more"))
-    recorder.close()
+    writer.write(3, lambda: pytest.fail("nothing is recorded any more"))
+    writer.close()
     assert len(said) == 1 and sorted(readable(tmp_path)) == [1]
 
 
 # --- the thread
 
 
-def test_the_run_does_not_wait_for_the_disk(tmp_path: Path) -> None:
-    gate = threading.Event()
+def test_training_does_not_wait_for_the_disk(tmp_path: Path) -> None:
+    written = threading.Event()
 
     def slow() -> StepData:
-        gate.wait(10)
+        written.wait()
         return made_step(1)
 
-    recorder = RecordWriter(tmp_path / FOLDER, manifest(), pytest.fail)
-    recorder.start(WORDS, 0)
-    began = time.perf_counter()
-    recorder.write(1, slow)
-    assert time.perf_counter() - began < 5
-    gate.set()
-    recorder.flush()
-    assert steps_of(tmp_path) == [1], "after flush it is on the disk"
-    recorder.close()
+    writer = RecordWriter(tmp_path / FOLDER, manifest(), pytest.fail)
+    writer.start(WORDS, 0)
+    writer.write(1, slow)  # returns although the step cannot be built yet
+    assert steps_of(tmp_path) == []
+    written.set()
+    writer.flush()
+    assert steps_of(tmp_path) == [1], "after flush it is on disk"
+    writer.close()
 
 
-def test_only_a_few_steps_wait(tmp_path: Path) -> None:
-    gate, built = threading.Event(), []
+def test_training_waits_when_the_queue_is_full(tmp_path: Path) -> None:
+    released, built = threading.Event(), []
 
     def slow(step: int) -> StepData:
         built.append(step)
-        gate.wait(10)
+        released.wait()
         return made_step(step)
 
-    recorder = RecordWriter(tmp_path / FOLDER, manifest(), pytest.fail)
-    recorder.start(WORDS, 0)
-    writer = threading.Thread(target=lambda: [recorder.write(n, lambda n=n: slow(n)) for n in range(1, 9)])  # type: ignore[misc]
-    writer.start()
-    writer.join(0.3)
-    assert writer.is_alive() and len(built) <= 1, "the run waits rather than hold the steps of a whole run"
-    gate.set()
-    writer.join(10)
-    recorder.close()
+    writer = RecordWriter(tmp_path / FOLDER, manifest(), pytest.fail)
+    writer.start(WORDS, 0)
+    training = threading.Thread(target=lambda: [writer.write(n, lambda n=n: slow(n)) for n in range(1, 9)])  # type: ignore[misc]
+    training.start()
+    training.join(0.3)
+    assert training.is_alive() and len(built) <= 1, "a few steps may wait in memory, not those of a whole run"
+    released.set()
+    training.join()
+    writer.close()
     assert steps_of(tmp_path) == list(range(1, 9))
 
 
 def test_closing_ends_the_thread_and_may_be_done_twice(tmp_path: Path) -> None:
-    before = threading.active_count()
-    recorder = RecordWriter(tmp_path / FOLDER, manifest(), pytest.fail)
-    recorder.start(WORDS, 0)
-    recorder.write(1, lambda: made_step(1))
-    recorder.close()
-    recorder.close()
-    recorder.flush()
-    assert threading.active_count() == before and steps_of(tmp_path) == [1]
+    writer = RecordWriter(tmp_path / FOLDER, manifest(), pytest.fail)
+    writer.start(WORDS, 0)
+    writer.write(1, lambda: made_step(1))
+    writer.close()
+    writer.close()
+    writer.flush()
+    assert writer._thread is None and steps_of(tmp_path) == [1]
 
 
 def test_a_recorder_that_was_never_used_leaves_nothing(tmp_path: Path) -> None:
-    recorder = RecordWriter(tmp_path / FOLDER, manifest(), pytest.fail)
-    recorder.flush()
-    recorder.close()
+    writer = RecordWriter(tmp_path / FOLDER, manifest(), pytest.fail)
+    writer.flush()
+    writer.close()
     assert not (tmp_path / FOLDER).exists()
 
 

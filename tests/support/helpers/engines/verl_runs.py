@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 SUPPORT = Path(__file__).parents[2]
+TIMEOUT = 1200  # seconds until a run is given up; on two idle cores one takes about a minute
 CHARACTERS = "0123456789+-*= .,"
 SPECIAL = ("<|endoftext|>", "<|im_end|>", "<|im_start|>")  # the names that verl looks for in a Qwen's tokenizer
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -133,7 +134,7 @@ def environment(folder: Path) -> dict[str, str]:
     """What makes verl use the CPU, in every process of the run."""
     return {
         **os.environ,
-        "PYTHONPATH": str(SUPPORT),
+        "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
         "PYTHONWARNINGS": "ignore",
         "VERL_PLATFORM": "cpu",
         "VERL_USE_EXTERNAL_MODULES": "helpers.engines.verl_cpu",
@@ -152,8 +153,8 @@ def command(folder: Path, steps: int, *more: str) -> list[str]:
     return [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(folder, steps), *more]
 
 
-def run(folder: Path, steps: int, *more: str, timeout: float = 400) -> tuple[int, str]:
-    """Run verl to its end: the exit code and all it said."""
+def run(folder: Path, steps: int, *more: str) -> tuple[int, str]:
+    """Run verl to its end; return the exit code and the output."""
     done = subprocess.run(
         command(folder, steps, *more),
         cwd=folder,
@@ -161,7 +162,7 @@ def run(folder: Path, steps: int, *more: str, timeout: float = 400) -> tuple[int
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=timeout,
+        timeout=TIMEOUT,
         check=False,
     )
     return done.returncode, done.stdout

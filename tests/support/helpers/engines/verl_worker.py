@@ -1,7 +1,7 @@
 """verl's training worker by itself, without Ray: one update under several losses, and trimtab's own beside it.
 
-Run as a script, once per rank (`RANK`, `WORLD_SIZE`, ...), with a folder that has the model; rank 0 writes there the
-gradients and weights of every update.
+Run as a script by torchrun, with a folder that has the model; rank 0 writes the gradients and weights of every update
+there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from helpers.engines.verl_runs import TIMEOUT
+
 ROWS = 16
 SEED = 50
 TABLES: dict[str, dict[str, Any]] = {
@@ -29,26 +31,21 @@ TABLES: dict[str, dict[str, Any]] = {
 LR, BETAS, DECAY = 1e-3, (0.9, 0.999), 0.01
 
 
-def launch(folder: Path, ranks: int, port: int, environment: dict[str, str]) -> None:
+def launch(folder: Path, ranks: int, environment: dict[str, str]) -> None:
     """Run the script on several ranks, and wait for all of them."""
-    shared = {**environment, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    said = folder / f"said-{ranks}.txt"
-    with said.open("w") as log:
-        workers = [
-            subprocess.Popen(
-                [sys.executable, __file__, str(folder)],
-                env={**shared, "RANK": str(rank)},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-            for rank in range(ranks)
-        ]
-        try:
-            codes = [worker.wait(timeout=300) for worker in workers]
-        finally:
-            for worker in workers:
-                worker.kill()
-    assert codes == [0] * ranks, said.read_text()[-3000:]
+    # torchrun chooses the port itself: one that a test looks for beforehand may be taken when the workers want it.
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [sys.executable, *torchrun, __file__, str(folder)]
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 def batch_of(model: Any) -> Any:
