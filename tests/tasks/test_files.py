@@ -91,7 +91,7 @@ def test_blank_lines_and_a_byte_order_mark_are_no_rows(tmp_path: Path) -> None:
         ({**GOOD, "extra_info": "x"}, "`extra_info` is str 'x'"),
         ('{"prompt": ', "not JSON"),
         ("[" * 100_000, "not JSON"),
-        ("[1, 2]", "a row must be a JSON object, this is list [1, 2]"),
+        ("[1, 2]", "must be a JSON object, not list [1, 2]"),
     ],
 )
 def test_a_bad_row_is_named_by_file_and_number(tmp_path: Path, bad: Any, message: str) -> None:
@@ -109,7 +109,7 @@ def test_a_long_value_is_cut_in_the_error(tmp_path: Path) -> None:
 def test_bytes_that_are_not_utf8_are_named_by_row(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_bytes(json.dumps(GOOD).encode() + b'\n{"prompt": "\xff"}\n')
-    with pytest.raises(ValueError, match=r"row 2: not UTF-8 \(byte 13 of the row\)"):
+    with pytest.raises(ValueError, match=r"row 2: not JSON \(byte 13 is not UTF-8\)"):
         verl_file(str(path))
 
 

@@ -14,14 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trimtab.files import write_atomically
+from trimtab.files import WRITING, new_folder, remove_folder, write_atomically
 from trimtab.record import layout
 from trimtab.record.layout import Manifest, RecordError, StepInfo
 from trimtab.record.parquet import encode
 from trimtab.record.vocabulary import Vocabulary
 
 QUEUE_SIZE = 2  # steps that may wait to be written; each holds its columns in memory
-_TEMPORARY = ".writing-"
 
 
 @dataclass(frozen=True)
@@ -37,16 +36,11 @@ def write_step(folder: Path, data: StepData) -> int:
     """Publish a step's record atomically and return its size in bytes."""
     tables = {"tokens.parquet": encode("tokens", data.tokens), "responses.parquet": encode("responses", data.responses)}
     text = layout.step_text(data.info, {name: layout.digest(table) for name, table in tables.items()}).encode()
-    final, temporary = layout.step_folder(folder, data.info.step), folder / f"{_TEMPORARY}{data.info.step:08d}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    # No fsync: records are not worth waiting for the disk, and the digests tell of a file that a power cut damaged.
-    for name, table in tables.items():
-        (temporary / name).write_bytes(table)
-    (temporary / layout.STEP).write_bytes(text)
-    if final.exists():
-        _remove(final)
-    temporary.rename(final)
+    # Not durable: records are not worth waiting for the disk, and the digests tell of a file that a power cut damaged.
+    with new_folder(layout.step_folder(folder, data.info.step)) as temporary:
+        for name, table in tables.items():
+            (temporary / name).write_bytes(table)
+        (temporary / layout.STEP).write_bytes(text)
     return sum(len(table) for table in tables.values()) + len(text)
 
 
@@ -57,19 +51,11 @@ def rewind(folder: Path, step: int) -> None:
     if step <= 0:
         shutil.rmtree(folder)
         return
-    for path in (*folder.glob(f"{_TEMPORARY}*"), *folder.glob(".*.writing")):
+    for path in folder.glob(f"{WRITING}*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     for later in layout.recorded_steps(folder):
         if later > step:
-            _remove(layout.step_folder(folder, later))
-
-
-def _remove(path: Path) -> None:
-    """Delete a step's folder; readers see all of it or nothing."""
-    doomed = path.with_name(f"{_TEMPORARY}gone-{path.name}")
-    shutil.rmtree(doomed, ignore_errors=True)
-    path.rename(doomed)
-    shutil.rmtree(doomed)
+            remove_folder(layout.step_folder(folder, later))
 
 
 @dataclass
@@ -176,7 +162,7 @@ class RecordWriter:
         while sum(self._sizes.values()) > limit:
             if len(self._sizes) == 1:
                 (step,), (size,) = self._sizes.keys(), self._sizes.values()
-                _remove(layout.step_folder(self.folder, step))
+                remove_folder(layout.step_folder(self.folder, step))
                 self._sizes = {}
                 raise RecordError(
                     f"step {step} alone takes {size / 1e6:.1f} MB, more than record.max_megabytes = {limit / 1e6:g}: "
@@ -192,7 +178,7 @@ class RecordWriter:
 
     def _drop_unwanted(self) -> None:
         for step in [step for step in self._sizes if not self.wants(step)]:
-            _remove(layout.step_folder(self.folder, step))
+            remove_folder(layout.step_folder(self.folder, step))
             del self._sizes[step]
 
     def _write_manifest(self) -> None:

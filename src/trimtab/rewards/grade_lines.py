@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
+from trimtab.files import parse_json_line
 from trimtab.rewards.rules import PendingVerdict, check_rule, submit
 from trimtab.rewards.verdicts import Verdict
 
@@ -47,12 +48,7 @@ def grade_lines(lines: Iterable[bytes], out: TextIO, rule: str, on_error: Callab
 
 
 def _submit_line(line: bytes, rule: str) -> PendingVerdict:
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON ({str(error)[:200]})") from None
-    if not isinstance(row, dict):
-        raise ValueError(f"a line must be a JSON object, not {type(row).__name__}")
+    row = parse_json_line(line)
     line_rule, extra = row.get("rule", rule), row.get("extra") or {}
     for key, value in (("response", row.get("response")), ("answer", row.get("answer")), ("rule", line_rule)):
         if not isinstance(value, str):

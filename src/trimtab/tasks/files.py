@@ -6,13 +6,13 @@ row is an error that names its file and row; no row is dropped or repaired silen
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trimtab.files import iter_json_lines
 from trimtab.tasks.problems import FixedTask, Message, Problem, optional_module, user
 
 BOXED_SUFFIX = "\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -82,34 +82,14 @@ def read_rows(source: str, split: str = "train", config: str | None = None) -> I
     """
     path = Path(source).expanduser()
     if path.is_file():
-        readers = {".jsonl": _jsonl, ".parquet": _parquet}
-        if path.suffix not in readers:
+        if path.suffix == ".jsonl":
+            return iter_json_lines(path)
+        if path.suffix != ".parquet":
             raise ValueError(f"task file {source!r} ends in {path.suffix!r}: write it as .jsonl or .parquet")
-        return readers[path.suffix](path)
+        return _parquet(path)
     if path.suffix in (".jsonl", ".json", ".parquet") or not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source):
         raise ValueError(f"task file {source!r} does not exist: give the path of a .jsonl or .parquet file")
     return _hub(source, split, config)
-
-
-def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            location = f"{path}, row {number}"
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{location}: not UTF-8 (byte {error.start + 1} of the row); save the file as UTF-8"
-                ) from None
-            if not text.strip():
-                continue
-            try:
-                row = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{location}: not JSON ({error}); fix or remove the row") from None
-            if not isinstance(row, dict):
-                raise ValueError(f"{location}: a row must be a JSON object, this is {_shown(row)}")
-            yield location, row
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
