@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 import torch
 
-import trimtab.policy.models
+import trimtab.policy.loading
 from stopwatch import about, save
 from trimtab.config import Config, parse
 from trimtab.memory.estimate import estimate_memory
@@ -146,7 +146,7 @@ def measure(setting: Setting, device: str) -> dict[str, Any]:
     """Train for two steps; return the peaks of the second."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         save_shape(setting, folder)
-        stack.enter_context(patch.object(trimtab.policy.models, "_pretrained", random_weights(device)))
+        stack.enter_context(patch.object(trimtab.policy.loading, "_pretrained", random_weights(device)))
         trainer = build_trainer(config_of(setting, folder, device))
         meter, progress = stack.enter_context(metering(trainer)), Progress()
         start = time.perf_counter()

@@ -24,9 +24,8 @@ import torch
 
 from stopwatch import about, forget, save, seconds_of
 from trimtab.config import Config, load
-from trimtab.policy import Policy, load_policy, make_optimizer, models, score
+from trimtab.policy import Policy, Precision, load_policy, loading, make_optimizer, pick_device, score
 from trimtab.policy.demo_model import demo_tokenizer
-from trimtab.policy.models import Precision, pick_device
 from trimtab.rewards import Verdict
 from trimtab.rollout import Response
 from trimtab.tasks import Problem
@@ -123,7 +122,7 @@ def made_policy(shape: Shape, device: torch.device, precision: Precision) -> Pol
     with device:
         model = Qwen3ForCausalLM(config)
     assert sum(p.numel() for name, p in model.named_parameters() if "proj" in name) == shape.weights
-    with patch.object(models, "_pretrained", return_value=(model, demo_tokenizer())):
+    with patch.object(loading, "_pretrained", return_value=(model, demo_tokenizer())):
         return load_policy("made", device=device.type, precision=precision)
 
 

@@ -23,7 +23,7 @@ import torch
 
 from stopwatch import about, save, seconds_of, settle, spread
 from trimtab.config import Config, build_objective, load
-from trimtab.policy.models import pick_device
+from trimtab.policy import pick_device
 from trimtab.record import Recorder
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.train.build import set_threads

@@ -215,7 +215,7 @@ def agreements(device: torch.device, small: bool) -> dict[str, Any]:
     sizes = (16, 16) if small else (256, 128)
     for precision in ("bf16", "fp32"):
         policy = load_policy("demo" if small else "smollm2", precision=precision, device=device.type)
-        general = NativeSampler(policy.model, policy.end_tokens, policy.pad_token, policy.autocast)
+        general = NativeSampler(policy.model, policy.eos_token_ids, policy.pad_token_id, policy.autocast)
         for name, sampler in (("trimtab", build_sampler(policy)), ("transformers forward", general)):
             result[f"{precision}, {name}"] = agreement(policy, sampler, *sizes)
             print(precision, name, result[f"{precision}, {name}"], flush=True)

@@ -26,8 +26,8 @@ import torch
 from stopwatch import REST, Stopwatch, about, forget, per_step, save, settle, shares, times_faster
 from trimtab.config import Config, load
 from trimtab.objectives import Objective
+from trimtab.policy import pick_device
 from trimtab.policy.demo_model import demo_model, demo_tokenizer
-from trimtab.policy.models import pick_device
 from trimtab.policy.smollm2 import smollm2_folder
 from trimtab.rewards import grade_many
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
@@ -119,7 +119,9 @@ def never_end(trainer: Trainer) -> None:
     policy = trainer.policy
     if policy.tokenizer.pad_token_id is None:
         policy.tokenizer.pad_token = policy.tokenizer.eos_token
-    vars(policy)["end_tokens"] = frozenset({int(policy.causal.config.vocab_size)})  # where a cached property keeps it
+    vars(policy)["eos_token_ids"] = frozenset(
+        {int(policy.causal_lm.config.vocab_size)}
+    )  # where a cached property keeps it
     trainer.sampler = build_sampler(policy, trainer.config.rollout)
 
 

@@ -1,7 +1,7 @@
-"""Causal attention over sequences that lie end to end, without padding and without a mask.
+"""Causal attention over packed (variable-length) sequences, without padding and without a mask.
 
-On a GPU in half precision this is torch's variable-length flash attention; elsewhere, and for shapes that kernel does
-not take, each sequence goes through `scaled_dot_product_attention` by itself.
+On a GPU in half precision this is torch's variable-length flash attention; elsewhere, and for head sizes that kernel
+does not support, each sequence goes through `scaled_dot_product_attention` by itself.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-WIDEST = 256  # the widest head the flash kernel takes; it must be a multiple of 8 too
+MAX_HEAD_DIM = 256  # of the flash kernel, which also needs a multiple of 8
 
 
 def causal_attention(
-    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scale: float | None = None
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, max_seqlen: int, scale: float | None = None
 ) -> Tensor:
-    """What every token sees of its own sequence up to itself, (tokens, heads, D); differentiable.
+    """Return causal attention within each packed sequence, (tokens, heads, head_dim); differentiable.
 
-    `query` is (tokens, heads, D); `key` and `value` are (tokens, kv_heads, D), where `kv_heads` divides `heads`.
-    `starts` (sequences + 1, int32, on the tokens' device) says where each sequence starts, and ends with the number of
-    tokens, or with fewer: what is given for those after the last sequence may be anything. `longest` is the length of
-    the longest sequence. Under autocast it runs in autocast's precision.
+    `query` is (tokens, heads, head_dim); `key` and `value` are (tokens, kv_heads, head_dim), where `kv_heads` divides
+    `heads`. `cu_seqlens`, (sequences + 1) int32 on the same device, holds the cumulative sequence lengths from 0 on; its
+    last entry may be less than `tokens`, and the output of the tokens after it is then undefined. `max_seqlen` is the
+    length of the longest sequence. Under autocast it runs in autocast's dtype.
     """
-    query, key, value = _in_autocast(query, key, value)
+    query, key, value = _to_autocast_dtype(query, key, value)
     if not len(query):
         return torch.zeros_like(query)
-    attend = _flash if _takes(query, key, value) else _one_by_one
-    return attend(query, key, value, starts, longest, scale)
+    attend = _flash_attention if _flash_supports(query, key, value) else _sdpa_per_sequence
+    return attend(query, key, value, cu_seqlens, max_seqlen, scale)
 
 
-def _in_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """In autocast's precision: it knows `scaled_dot_product_attention`, but not the variable-length kind."""
+def _to_autocast_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
+    # Autocast casts the arguments of scaled_dot_product_attention, but not those of the variable-length kernel.
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return tensors
@@ -39,28 +39,33 @@ def _in_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.to(dtype) for tensor in tensors)
 
 
-def _takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether the flash kernel takes these."""
+def _flash_supports(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return whether the flash kernel supports the device, dtypes and head sizes."""
     width = query.shape[-1]
     half = query.dtype in {torch.bfloat16, torch.float16} and query.dtype == key.dtype == value.dtype
-    return query.is_cuda and half and width % 8 == 0 and width <= WIDEST and value.shape[-1] == width
+    return query.is_cuda and half and width % 8 == 0 and width <= MAX_HEAD_DIM and value.shape[-1] == width
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scale: float | None) -> Tensor:
-    """The kernel as `torch.nn.attention.varlen` calls it; what is wrapped around it there costs the host too much."""
+def _flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, max_seqlen: int, scale: float | None
+) -> Tensor:
+    # The operation that torch.nn.attention.varlen wraps: called directly, because the wrapper's host time counts for
+    # small models.
     out: Tensor = torch.ops.aten._flash_attention_forward(
-        query, key, value, starts, starts, longest, longest, 0.0, True, False, scale=scale
+        query, key, value, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, 0.0, True, False, scale=scale
     )[0]
     return out
 
 
-def _one_by_one(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scale: float | None) -> Tensor:
-    lengths = starts.diff().tolist()
+def _sdpa_per_sequence(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, max_seqlen: int, scale: float | None
+) -> Tensor:
+    lengths = cu_seqlens.diff().tolist()
     covered, grouped = sum(lengths), query.shape[1] != key.shape[1]
     split = (tensor[:covered].transpose(0, 1).split(lengths, 1) for tensor in (query, key, value))
-    seen = [
+    outputs = [
         scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped).transpose(0, 1)
         for q, k, v in zip(*split, strict=True)
         if q.shape[1]
     ]
-    return torch.cat([*seen, query.new_zeros(len(query) - covered, query.shape[1], value.shape[2])])
+    return torch.cat([*outputs, query.new_zeros(len(query) - covered, query.shape[1], value.shape[2])])

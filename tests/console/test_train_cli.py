@@ -16,7 +16,7 @@ from trimtab.cli import app
 from trimtab.config import load
 from trimtab.console.launch import TrainRequest, claim_folder, slug
 from trimtab.console.summary_text import summarize_metrics
-from trimtab.policy.models import Policy
+from trimtab.policy import Policy
 from trimtab.rollout import NativeSampler
 from trimtab.train import run as run_module
 from trimtab.train.run_folder import RunFolder
@@ -169,7 +169,7 @@ def no_memory(*_: Any, **__: Any) -> Any:
         (NativeSampler, "_decode", "while sampling: lower rollout.batch_size (now 1024)"),
         (torch.Tensor, "backward", "in an update: lower update.token_budget (now 16384)"),
         (torch.optim.AdamW, "step", "in the optimizer step"),
-        (Policy, "hidden", "before the first step"),
+        (Policy, "hidden_states", "before the first step"),
     ],
 )
 def test_running_out_of_memory_names_the_setting_to_lower(

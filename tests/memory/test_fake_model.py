@@ -142,7 +142,7 @@ def test_the_peak_of_an_update_is_what_the_allocator_saw(precision: str, checkpo
         gradients += parameter.numel() * 4
 
     def update() -> None:
-        with policy.unchanging():
+        with policy.keep_autocast_cache():
             log_probs(policy, ragged(), 1.0, CHUNK).sum().backward()
 
     found = counted(

@@ -34,7 +34,7 @@ def raised_in(*places: tuple[str, str]) -> BaseException:
 PLACES: dict[Phase, list[tuple[str, str]]] = {
     "sampling": [("trimtab.train.experience", "collect"), ("trimtab.rollout.paged.sampler", "sample")],
     "scoring": [("trimtab.train.experience", "score_answers"), ("trimtab.policy.score", "score")],
-    "update": [("trimtab.policy.update", "update"), ("trimtab.policy.training_pass", "training_pass")],
+    "update": [("trimtab.policy.update", "update"), ("trimtab.policy.forward_backward", "forward_backward")],
     "optimizer_step": [("trimtab.policy.update", "update"), ("trimtab.policy.update", "_step")],
 }
 

@@ -119,7 +119,7 @@ def test_responses_are_decoded_together_as_one_by_one(name: str, data: st.DataOb
     """Special tokens, bytes that are no UTF-8 and empty responses among them."""
     token = st.integers(0, size(name) - 1)
     responses = data.draw(st.lists(st.lists(token, max_size=12), max_size=6))
-    assert policy(name).decode_many(responses) == [policy(name).decode(tokens) for tokens in responses]
+    assert policy(name).decode_batch(responses) == [policy(name).decode(tokens) for tokens in responses]
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -127,15 +127,15 @@ def test_what_was_encoded_is_decoded_in_any_kind_of_sequence(name: str) -> None:
     ours = policy(name)
     responses = [ours.tokenizer.encode(text, add_special_tokens=False) for text in TEXTS]
     one_by_one = [ours.decode(tokens) for tokens in responses]
-    assert ours.decode_many(responses) == one_by_one
-    assert ours.decode_many(tuple(map(tuple, responses))) == one_by_one
-    assert ours.decode_many([]) == []
+    assert ours.decode_batch(responses) == one_by_one
+    assert ours.decode_batch(tuple(map(tuple, responses))) == one_by_one
+    assert ours.decode_batch([]) == []
 
 
 def test_bytes_that_are_no_text_are_shown_as_such() -> None:
     tokenizer = policy("byte level").tokenizer
     robot = tokenizer.encode("🤖", add_special_tokens=False)
-    texts = policy("byte level").decode_many([robot[:-1], [tokenizer.eos_token_id], [*robot, tokenizer.eos_token_id]])
+    texts = policy("byte level").decode_batch([robot[:-1], [tokenizer.eos_token_id], [*robot, tokenizer.eos_token_id]])
     assert texts[0].startswith("\ufffd")
     assert texts[1:] == ["", "🤖"]
 
@@ -145,7 +145,7 @@ def test_a_plain_tokenizer_is_asked_once(name: str, monkeypatch: pytest.MonkeyPa
     ours = policy(name)
     expected = ours.decode([3, 4])
     monkeypatch.setattr(PreTrainedTokenizerFast, "_decode", lambda *_, **__: pytest.fail("one response by itself"))
-    assert ours.decode_many([[3, 4]] * 3) == [expected] * 3
+    assert ours.decode_batch([[3, 4]] * 3) == [expected] * 3
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -154,13 +154,13 @@ def test_what_a_tokenizer_does_of_its_own_is_done(name: str) -> None:
     ours = policy(name)
     tokens = ours.tokenizer.backend_tokenizer.encode("so , it 's right", add_special_tokens=False).ids
     core = ours.tokenizer.backend_tokenizer.decode(tokens)
-    assert ours.decode_many([tokens]) == [ours.decode(tokens)] != [core]
+    assert ours.decode_batch([tokens]) == [ours.decode(tokens)] != [core]
 
 
 def test_a_method_put_on_one_tokenizer_is_its_own_too() -> None:
     tokenizer = byte_level()
     tokenizer.decode = lambda tokens, skip_special_tokens: f"{len(tokens)} tokens"
-    assert Policy(None, tokenizer, torch.device("cpu")).decode_many([[5, 6, 7], []]) == ["3 tokens", "0 tokens"]
+    assert Policy(None, tokenizer, torch.device("cpu")).decode_batch([[5, 6, 7], []]) == ["3 tokens", "0 tokens"]
 
 
 def test_a_later_transformers_that_no_longer_spares_bpe_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_a_later_transformers_that_no_longer_spares_bpe_is_asked_itself(monkeypa
 
     monkeypatch.setattr(PreTrainedTokenizerFast, "_decode", decode)
     tokens = tokenizer.encode("So , it 's 1 .", add_special_tokens=False)
-    assert Policy(None, tokenizer, torch.device("cpu")).decode_many([tokens]) == ["So, it's 1."]
+    assert Policy(None, tokenizer, torch.device("cpu")).decode_batch([tokens]) == ["So, it's 1."]
 
 
 # From texts to tokens.
@@ -183,8 +183,8 @@ def test_a_later_transformers_that_no_longer_spares_bpe_is_asked_itself(monkeypa
 def test_prompts_are_encoded_together_as_one_by_one(name: str, chat: bool) -> None:
     ours = policy(name, chat)
     prompts = [[{"role": "user", "content": text}, {"role": "user", "content": text[:3]}] for text in TEXTS]
-    assert ours.encode_many(prompts) == [ours.encode(messages) for messages in prompts]
-    assert ours.encode_many([]) == []
+    assert ours.encode_batch(prompts) == [ours.encode(messages) for messages in prompts]
+    assert ours.encode_batch([]) == []
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -192,7 +192,7 @@ def test_a_chat_template_is_filled_in_for_every_prompt(chat: bool) -> None:
     tokenizer = byte_level(chat_template=TEMPLATE)
     ours = Policy(None, tokenizer, torch.device("cpu"), chat=chat)
     prompts = [[{"role": "user", "content": text}] for text in TEXTS]
-    encoded = ours.encode_many(prompts)
+    encoded = ours.encode_batch(prompts)
     assert encoded == [ours.encode(messages) for messages in prompts]
     marks = [2 if chat else 1] * len(TEXTS)
     assert [ids.count(tokenizer.bos_token_id) for ids in encoded] == marks
@@ -205,7 +205,7 @@ def test_a_plain_tokenizer_encodes_a_batch(name: str, monkeypatch: pytest.Monkey
     prompts = [[{"role": "user", "content": text}] for text in ("1+2=", "3")]
     expected = [ours.encode(messages) for messages in prompts]
     monkeypatch.setattr(PreTrainedTokenizerFast, "encode", lambda *_, **__: pytest.fail("one prompt by itself"))
-    assert ours.encode_many(prompts) == expected
+    assert ours.encode_batch(prompts) == expected
 
 
 # Side by side with others.
@@ -214,7 +214,7 @@ def test_a_plain_tokenizer_encodes_a_batch(name: str, monkeypatch: pytest.Monkey
 def test_a_grader_that_starts_after_parallel_work_starts_quietly(capfd: pytest.CaptureFixture[str]) -> None:
     """It is a process of its own: nothing of the threads that decode is copied into it."""
     pool.close()
-    assert len(policy("byte level").decode_many([[5, 6, 7]] * 2000)) == 2000
+    assert len(policy("byte level").decode_batch([[5, 6, 7]] * 2000)) == 2000
     assert grade(r"so \boxed{\sin^2 x + \cos^2 x}", "1", "math").kind == "correct"
     pool.close()
     assert capfd.readouterr().err == ""

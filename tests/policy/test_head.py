@@ -13,7 +13,7 @@ from torch import Tensor
 
 from helpers.triton_interpreter import interpret
 from trimtab.objectives.theory import moments
-from trimtab.policy.head import (
+from trimtab.policy.lm_head import (
     CHUNK,
     Head,
     LossOf,
@@ -231,8 +231,8 @@ def test_a_word_that_cannot_come_has_no_gradient() -> None:
 
 KERNEL = """
 import torch
-from trimtab.policy import head as heads
-from trimtab.policy.head import Head, _softmax_part, head_gradients, head_scores
+from trimtab.policy import lm_head as heads
+from trimtab.policy.lm_head import Head, _softmax_part, head_gradients, head_scores
 from trimtab.policy.kernels import softmax
 
 softmax.BLOCK = 64
@@ -321,7 +321,7 @@ def test_on_a_gpu_the_kernel_gives_what_its_plain_twin_gives(
     head = replace(head, weight=head.weight.cuda(), bias=None if head.bias is None else head.bias.cuda())
     loss_of = loss_with(torch.linspace(-1, 2, rows).cuda())
     made = head_gradients(hidden, head, token, loss_of)
-    monkeypatch.setattr("trimtab.policy.head.fused", lambda: None)
+    monkeypatch.setattr("trimtab.policy.lm_head.fused", lambda: None)
     plain = head_gradients(hidden, head, token, loss_of)
     torch.testing.assert_close(made.logp, plain.logp, rtol=1e-4, atol=1e-5)
     for mine, theirs in ((made.hidden, plain.hidden), (made.weight, plain.weight), (made.bias, plain.bias)):

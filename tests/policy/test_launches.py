@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import trimtab as tt
 from trimtab.policy import Policy, Transcript, UpdateOptions, load_policy, update
-from trimtab.policy.training_pass import training_pass
+from trimtab.policy.forward_backward import forward_backward
 
 RESPONSES, LENGTH, CHUNK = 16, 8, 32
 CHUNKS = RESPONSES * LENGTH // CHUNK
@@ -66,7 +66,7 @@ def launched(policy: Policy, objective: tt.Objective, chunk: int = CHUNK) -> Cou
     plan = objective.plan(tokens())
     policy.model.zero_grad()
     with Launches() as launches:
-        training_pass(policy, objective, plan, lines(), 1.0, chunk, policy.fused_head(1.0, True))
+        forward_backward(policy, objective, plan, lines(), 1.0, chunk, policy.fused_head(1.0, True))
     return launches.seen
 
 
@@ -116,7 +116,7 @@ def test_the_metrics_of_chunks_are_those_of_the_part(policy: Policy, name: str) 
     plan = objective.plan(tokens())
     found = []
     for chunk in (CHUNK, 10_000):
-        out, logp = training_pass(policy, objective, plan, lines(), 1.0, chunk, policy.fused_head(1.0, True))
+        out, logp = forward_backward(policy, objective, plan, lines(), 1.0, chunk, policy.fused_head(1.0, True))
         right = objective.loss(logp, plan)
         assert (out.clipped is None) == (right.clipped is None)
         assert out.clipped is None or torch.equal(out.clipped, right.clipped)
@@ -143,6 +143,6 @@ def test_an_update_reports_the_metrics_of_all_its_parts(policy: Policy) -> None:
     objective, optimizer = tt.objective("sspo"), torch.optim.SGD(policy.model.parameters(), lr=0.0)
     plan = objective.plan(tokens())
     result = update(policy, optimizer, objective, plan, lines(), UpdateOptions(50, 20, 1.0, 1e9, fused_head=True))
-    assert result.new_logp is not None and len(result.parts) > 2
+    assert result.new_logp is not None and len(result.micro_batch_sizes) > 2
     for key, value in objective.loss(result.new_logp, plan).metrics.items():
         assert result.metrics[key] == pytest.approx(value.item(), rel=1e-5), key

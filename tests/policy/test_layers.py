@@ -17,9 +17,18 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from helpers.policy import layer_kernel_cases
 from helpers.policy.layer_kernel_cases import CONFIGS, INTERPRETED, SIZE, cases, model_of, packed
 from helpers.triton_interpreter import faults
-from trimtab.policy import models
-from trimtab.policy.layers import AddNorm, Gate, Kernels, Turn, fuse_layers, gpu_kernels, unfuse_layers, why_not_fused
-from trimtab.policy.packed import packed_hidden
+from trimtab.policy import loading
+from trimtab.policy.layers import (
+    AddNorm,
+    Gate,
+    Kernels,
+    Turn,
+    fuse_layers,
+    fusion_unsupported_reason,
+    gpu_kernels,
+    unfuse_layers,
+)
+from trimtab.policy.packed import packed_hidden_states
 
 ON_GPU = cases([40, 576, 2048, 5120], [(9, 3, 64), (16, 8, 128), (5, 1, 80)], 3000)
 
@@ -66,7 +75,9 @@ def test_calls_that_do_not_fit_go_through_transformers_layers_to_the_bit(name: s
         right, found = (some.generate(ids, max_new_tokens=4, do_sample=False) for some in (model, fused))
     assert torch.equal(right, found), "a cache"
     sequences = packed(torch.device("cpu"), 4, 2)
-    assert torch.equal(packed_hidden(model.model, sequences), packed_hidden(fused.model, sequences)), "packed in fp32"
+    assert torch.equal(packed_hidden_states(model.model, sequences), packed_hidden_states(fused.model, sequences)), (
+        "packed in fp32"
+    )
 
 
 def test_fusing_twice_and_undoing_it() -> None:
@@ -85,7 +96,7 @@ def test_what_is_not_written_here_is_left_alone(config: Any) -> None:
     model = model_of(config)
     fuse_layers(model, NOTHING)
     assert not any("forward" in vars(module) for module in model.modules())
-    assert why_not_fused(model) == ""
+    assert fusion_unsupported_reason(model) == ""
 
 
 class OwnLayer(LlamaDecoderLayer):
@@ -143,10 +154,10 @@ def test_a_model_with_a_part_of_somebodys_own_is_left_alone(change: Callable[[An
     change(model.model)
     fused = copy.deepcopy(model)
     fuse_layers(fused, NOTHING)
-    assert why_not_fused(fused) == ""
+    assert fusion_unsupported_reason(fused) == ""
     sequences = packed(torch.device("cpu"), 4, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(packed_hidden(model.model, sequences), packed_hidden(fused.model, sequences))
+        assert torch.equal(packed_hidden_states(model.model, sequences), packed_hidden_states(fused.model, sequences))
 
 
 def test_a_cache_that_is_given_with_packed_sequences_is_filled() -> None:
@@ -195,27 +206,27 @@ def test_a_copy_of_a_fused_model_runs_its_own_layers() -> None:
 def test_the_probe_finds_wrong_values_and_missing_kernels() -> None:
     model = model_of(CONFIGS["qwen3"])
     fuse_layers(model, NOTHING)
-    assert "off" in why_not_fused(model)
+    assert "off" in fusion_unsupported_reason(model)
 
     def missing(*_: Any) -> None:
         raise NotImplementedError("no such kernel")
 
     fuse_layers(model, Kernels(*[missing] * 6))
-    assert "no such kernel" in why_not_fused(model)
+    assert "no such kernel" in fusion_unsupported_reason(model)
 
 
 def test_layers_that_fail_their_trial_are_left_as_they_were_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(CONFIGS["llama"])
-    monkeypatch.setattr(models, "gpu_kernels", lambda: NOTHING)
+    monkeypatch.setattr(loading, "gpu_kernels", lambda: NOTHING)
     with pytest.warns(UserWarning, match=r"the layers of LlamaForCausalLM are not fused, which is slower .* off\)"):
-        models._fuse(model)
+        loading._fuse_if_supported(model)
     assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_without_triton_layers_are_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(CONFIGS["llama"])
     monkeypatch.setitem(sys.modules, "trimtab.policy.kernels.layers", None)
-    models._fuse(model)
+    loading._fuse_if_supported(model)
     assert not any("forward" in vars(module) for module in model.modules())
 
 
@@ -233,7 +244,7 @@ def test_fewer_and_smaller_tensors_are_kept_for_the_backward_pass() -> None:
             torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
             torch.autocast("cpu", dtype=torch.bfloat16),
         ):
-            hidden = packed_hidden(model.model, packed(torch.device("cpu"), *[4] * 50))
+            hidden = packed_hidden_states(model.model, packed(torch.device("cpu"), *[4] * 50))
         del hidden
         return sum(found.values())
 
@@ -247,4 +258,4 @@ def test_fewer_and_smaller_tensors_are_kept_for_the_backward_pass() -> None:
 def test_on_a_gpu_the_probe_is_content(name: str) -> None:
     model = model_of(CONFIGS[name], torch.device("cuda"))
     fuse_layers(model, gpu_kernels())
-    assert why_not_fused(model) == ""
+    assert fusion_unsupported_reason(model) == ""

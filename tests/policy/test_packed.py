@@ -20,9 +20,9 @@ import trimtab as tt
 from helpers.gpu import no_host_sync
 from trimtab.policy import Policy, Transcript, UpdateOptions, load_policy, score, update
 from trimtab.policy import packed as packing
-from trimtab.policy.models import with_packing
-from trimtab.policy.score import cut, log_probs, parts_by_budget, response_hidden
-from trimtab.policy.training_pass import training_pass
+from trimtab.policy.forward_backward import forward_backward
+from trimtab.policy.loading import with_packing
+from trimtab.policy.score import log_probs, micro_batch_sizes, response_hidden_states, split_by_token_budget
 from trimtab.policy.update import UpdateResult
 from trimtab.rollout import NativeSampler, PromptTokens, SamplingOptions
 
@@ -33,13 +33,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Mistral": {"sliding_window": None},
 }
 OTHERS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "a sliding window": ("Mistral", {"sliding_window": 4}, "sees everything before a token"),
+    "a sliding window": ("Mistral", {"sliding_window": 4}, "no sliding window"),
     "some layers with a window": (
         "Qwen2",
         {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
-        "sees everything before a token",
+        "no sliding window",
     ),
-    "attention dropout": ("Llama", {"attention_dropout": 0.1}, "no dropout"),
+    "attention dropout": ("Llama", {"attention_dropout": 0.1}, "no dropout, mask or bias"),
 }
 
 
@@ -87,7 +87,7 @@ def both(policy: Policy) -> tuple[Policy, Policy]:
 
 def gradients(policy: Policy, sequences: list[Transcript]) -> dict[str, Tensor]:
     policy.model.zero_grad()
-    hidden, _ = response_hidden(policy, sequences)
+    hidden, _ = response_hidden_states(policy, sequences)
     (hidden * torch.linspace(-1, 1, hidden.numel(), device=hidden.device).view_as(hidden)).sum().backward()
     return {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
 
@@ -106,7 +106,7 @@ def assert_same_gradients(padded: Policy, packed: Policy, sequences: list[Transc
 def test_hidden_states_and_gradients_are_those_of_padded_rows(family: str, count: int) -> None:
     padded, packed = both(tiny(family, **FAMILIES[family]))
     sequences = lines()[:count]
-    (right, tokens), (found, same) = (response_hidden(policy, sequences) for policy in (padded, packed))
+    (right, tokens), (found, same) = (response_hidden_states(policy, sequences) for policy in (padded, packed))
     torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5)
     assert torch.equal(tokens, same)
     assert tokens.tolist() == [token for line in sequences for token in line.response]
@@ -133,7 +133,7 @@ def test_lora_trains_on_packed_sequences() -> None:
 
 def test_scores_are_the_same_whatever_the_parts() -> None:
     padded, packed = both(tiny("Qwen3", head_dim=16))
-    right = score(padded, lines(), 0.7, budget=10_000, chunk=10_000)
+    right = score(padded, lines(), 0.7, token_budget=10_000, head_chunk=10_000)
     for budget in (1, 30, 10_000):
         for fused in (False, True):
             for mine, theirs in zip(score(packed, lines(), 0.7, budget, 5, fused), right, strict=True):
@@ -141,22 +141,22 @@ def test_scores_are_the_same_whatever_the_parts() -> None:
 
 
 def test_a_packed_budget_counts_no_padding() -> None:
-    assert parts_by_budget([1, 9, 1, 9], 20) == [2, 2]
-    assert parts_by_budget([1, 9, 1, 9], 20, packed=True) == [4]
-    assert parts_by_budget([1, 9, 1, 9], 11, packed=True) == [3, 1]
-    assert parts_by_budget([2] * 9, 16, packed=True) == [5, 4]
-    assert parts_by_budget([30, 30, 1], 11, packed=True) == [1, 1, 1]
-    assert parts_by_budget([100, 5, 5, 5], 10, packed=True) == [1, 2, 1]
-    assert parts_by_budget([], 10, packed=True) == []
-    assert parts_by_budget([0, 0], 10, packed=True) == [2]
-    assert [len(part) for part in cut(lines(), 1000, packed=True)] == [7]
+    assert micro_batch_sizes([1, 9, 1, 9], 20) == [2, 2]
+    assert micro_batch_sizes([1, 9, 1, 9], 20, packed=True) == [4]
+    assert micro_batch_sizes([1, 9, 1, 9], 11, packed=True) == [3, 1]
+    assert micro_batch_sizes([2] * 9, 16, packed=True) == [5, 4]
+    assert micro_batch_sizes([30, 30, 1], 11, packed=True) == [1, 1, 1]
+    assert micro_batch_sizes([100, 5, 5, 5], 10, packed=True) == [1, 2, 1]
+    assert micro_batch_sizes([], 10, packed=True) == []
+    assert micro_batch_sizes([0, 0], 10, packed=True) == [2]
+    assert [len(part) for part in split_by_token_budget(lines(), 1000, packed=True)] == [7]
 
 
 def test_packed_parts_are_few_and_even() -> None:
     rng = torch.Generator().manual_seed(2)
     for count, budget in ((1, 50), (40, 50), (40, 333), (40, 1000)):
         lengths = torch.randint(1, 50, (count,), generator=rng).tolist()
-        sizes = parts_by_budget(lengths, budget, packed=True)
+        sizes = micro_batch_sizes(lengths, budget, packed=True)
         assert sum(sizes) == count
         tokens = [sum(part) for part in torch.tensor(lengths).split(sizes)]
         assert max(tokens) <= budget
@@ -183,7 +183,7 @@ def updated(policy: Policy, name: str, options: UpdateOptions) -> tuple[dict[str
     objective, plan = planned(policy, name)
     optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
     result = update(policy, optimizer, objective, plan, lines(), options)
-    assert result.taken and sum(result.parts) == len(lines())
+    assert result.taken and sum(result.micro_batch_sizes) == len(lines())
     return dict(policy.model.named_parameters()), result
 
 
@@ -205,11 +205,11 @@ def test_an_update_through_packed_sequences_and_the_fused_head_is_the_plain_one(
 def test_a_model_that_does_more_than_causal_attention_stays_padded_and_says_so(kind: str) -> None:
     family, options, why = OTHERS[kind]
     policy = tiny(family, **options)
-    right = response_hidden(policy, lines())[0]
-    with pytest.warns(UserWarning, match=rf"padded.*{family}ForCausalLM cannot take them end to end \(.*{why}"):
+    right = response_hidden_states(policy, lines())[0]
+    with pytest.warns(UserWarning, match=rf"padded.*{family}ForCausalLM does not support packed sequences \(.*{why}"):
         same = with_packing(policy)
-    assert same is policy and policy.causal.config._attn_implementation == "sdpa"
-    assert torch.equal(response_hidden(same, lines())[0], right)
+    assert same is policy and policy.causal_lm.config._attn_implementation == "sdpa"
+    assert torch.equal(response_hidden_states(same, lines())[0], right)
 
 
 def test_a_model_that_mixes_sequences_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,9 +225,9 @@ def test_a_model_that_mixes_sequences_is_found_out(monkeypatch: pytest.MonkeyPat
 
 def test_a_chosen_attention_is_left_alone() -> None:
     policy = tiny("Llama")
-    policy.causal.set_attn_implementation("eager")
+    policy.causal_lm.set_attn_implementation("eager")
     assert with_packing(policy) is policy
-    assert policy.causal.config._attn_implementation == "eager"
+    assert policy.causal_lm.config._attn_implementation == "eager"
 
 
 def test_padding_stays_where_nobody_asked() -> None:
@@ -236,11 +236,11 @@ def test_padding_stays_where_nobody_asked() -> None:
 
 def test_other_calls_of_a_packing_model_are_sdpas_to_the_bit() -> None:
     padded, packed = both(tiny("Qwen3", head_dim=16))
-    right, found = (response_hidden(replace(policy, packed=False), lines())[0] for policy in (padded, packed))
+    right, found = (response_hidden_states(replace(policy, packed=False), lines())[0] for policy in (padded, packed))
     assert torch.equal(right, found)
     prompts = [PromptTokens([2, 3, 4], 0), PromptTokens([5], 1)]
     drawn = [
-        NativeSampler(policy.model, policy.end_tokens, 0, policy.autocast).sample(prompts, 0, SamplingOptions(3, 8))
+        NativeSampler(policy.model, policy.eos_token_ids, 0, policy.autocast).sample(prompts, 0, SamplingOptions(3, 8))
         for policy in (padded, packed)
     ]
     assert [[r.tokens for r in group] for group in drawn[0]] == [[r.tokens for r in group] for group in drawn[1]]
@@ -323,12 +323,12 @@ def test_bf16_copies_of_weights_are_made_once_an_update_and_change_nothing(monke
                 casts.append(1)
 
         if policy is fresh:
-            monkeypatch.setattr(Policy, "unchanging", lambda self: nullcontext())
+            monkeypatch.setattr(Policy, "keep_autocast_cache", lambda self: nullcontext())
         with Watch(see):
             weights, result = updated(policy, "stapo", UpdateOptions(25, 1000, 1.0, 1e9, fused_head=True))
         counts.append(len(casts))
         made.append(weights)
-        assert len(result.parts) > 2
+        assert len(result.micro_batch_sizes) > 2
     assert counts[0] < counts[1]
     assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
 
@@ -343,13 +343,13 @@ def test_on_a_gpu_bf16_packs_and_fp32_does_not() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_on_a_gpu_packed_bf16_is_as_near_the_truth_as_padded(family: str) -> None:
     exact = tiny(family, **FAMILIES[family])
-    right, slope = response_hidden(exact, lines(40, 25))[0].detach(), gradients(exact, lines(40, 25))
+    right, slope = response_hidden_states(exact, lines(40, 25))[0].detach(), gradients(exact, lines(40, 25))
     model = copy.deepcopy(exact.model).to("cuda")
     padded = Policy(model, exact.tokenizer, torch.device("cuda"), "bf16")
     off: list[float] = []
     for policy in (padded, both(padded)[1]):
         with policy.autocast():
-            hidden = response_hidden(policy, lines(40, 25))[0].detach().float().cpu()
+            hidden = response_hidden_states(policy, lines(40, 25))[0].detach().float().cpu()
             found = gradients(policy, lines(40, 25))
         off.append(float((hidden - right).norm() / right.norm()))
         apart = sum(float((found[n].cpu() - g).norm() ** 2) for n, g in slope.items())
@@ -377,10 +377,10 @@ def test_on_a_gpu_a_part_never_waits_for_the_device() -> None:
     packed = load_policy("demo", device="cuda", seed=3, precision="bf16")
     objective, plan = planned(packed, "stapo")
     head = packed.fused_head(1.0, None)
-    training_pass(packed, objective, plan, lines(), 1.0, 1000, head)  # kernels are compiled
+    forward_backward(packed, objective, plan, lines(), 1.0, 1000, head)  # kernels are compiled
     torch.cuda.synchronize()
     with no_host_sync():
-        training_pass(packed, objective, plan, lines(), 1.0, 1000, head)
+        forward_backward(packed, objective, plan, lines(), 1.0, 1000, head)
 
 
 @pytest.mark.gpu

@@ -11,9 +11,8 @@ import torch
 
 import trimtab as tt
 from trimtab.objectives.theory import moments
-from trimtab.policy import Policy, Transcript, UpdateOptions, load_policy, make_optimizer, score, update
-from trimtab.policy.models import pick_device
-from trimtab.policy.score import cut, log_probs, parts_by_budget
+from trimtab.policy import Policy, Transcript, UpdateOptions, load_policy, make_optimizer, pick_device, score, update
+from trimtab.policy.score import log_probs, micro_batch_sizes, split_by_token_budget
 
 METHODS = ("grpo", "stapo", "stare", "sspo", "gspo", "cispo", "sspo + s2t(tau_p=0.3)")
 
@@ -34,7 +33,7 @@ def transcripts(count: int = 12) -> list[Transcript]:
 
 
 def batch_of(policy: Policy, lines: list[Transcript]) -> tt.TokenBatch:
-    measured = score(policy, lines, 1.0, budget=4096, chunk=4096)
+    measured = score(policy, lines, 1.0, token_budget=4096, head_chunk=4096)
     lengths = torch.tensor([len(line.response) for line in lines])
     sequence = torch.repeat_interleave(torch.arange(len(lines)), lengths)
     advantage = torch.linspace(-1, 1, len(lines))[sequence]
@@ -46,7 +45,7 @@ def batch_of(policy: Policy, lines: list[Transcript]) -> tt.TokenBatch:
 
 def test_scores_are_those_of_full_logits(policy: Policy) -> None:
     lines = transcripts()
-    scored = score(policy, lines, 0.8, budget=50, chunk=5)
+    scored = score(policy, lines, 0.8, token_budget=50, head_chunk=5)
     expected = []
     with torch.no_grad():
         for line in lines:
@@ -60,7 +59,7 @@ def test_scores_are_those_of_full_logits(policy: Policy) -> None:
 @pytest.mark.parametrize("budget", [1, 30, 77, 10_000])
 @pytest.mark.parametrize("chunk", [1, 6, 10_000])
 def test_budget_and_chunk_change_scores_by_rounding_alone(policy: Policy, budget: int, chunk: int) -> None:
-    base = score(policy, transcripts(), 1.0, budget=10_000, chunk=10_000)
+    base = score(policy, transcripts(), 1.0, token_budget=10_000, head_chunk=10_000)
     for mine, theirs in zip(score(policy, transcripts(), 1.0, budget, chunk), base, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=2e-6)
 
@@ -70,12 +69,12 @@ def test_budget_and_chunk_change_scores_by_rounding_alone(policy: Policy, budget
     [([], 10, []), ([5], 1, [1]), ([5, 5, 5], 10, [2, 1]), ([1, 1, 8, 8], 16, [2, 2]), ([3, 3, 3, 3], 100, [4])],
 )
 def test_parts_stay_within_the_budget(lengths: list[int], budget: int, sizes: list[int]) -> None:
-    assert parts_by_budget(lengths, budget) == sizes
+    assert micro_batch_sizes(lengths, budget) == sizes
 
 
 def test_cutting_loses_nothing() -> None:
     lines = transcripts()
-    parts = list(cut(lines, 40))
+    parts = list(split_by_token_budget(lines, 40))
     assert [line for part in parts for line in part] == lines
     assert all(len(part) == 1 or len(part) * max(map(len, part)) <= 40 for part in parts)
 
@@ -132,8 +131,8 @@ def test_an_update_tells_its_parts(policy: Policy) -> None:
     plan = objective.plan(batch_of(policy, lines))
     optimizer = make_optimizer(policy, 1e-3, (0.9, 0.999), 0.0)
     result = update(policy, optimizer, objective, plan, lines, UpdateOptions(40, 1000, 1.0, 1.0))
-    assert result.parts == [len(part) for part in cut(lines, 40)]
-    assert len(result.parts) > 1
+    assert result.micro_batch_sizes == [len(part) for part in split_by_token_budget(lines, 40)]
+    assert len(result.micro_batch_sizes) > 1
 
 
 def test_a_transcript_is_one_array_made_once() -> None:
@@ -161,8 +160,8 @@ def test_a_head_that_is_no_linear_map_is_left_to_autograd(policy: Policy) -> Non
     class Odd(torch.nn.Linear):
         pass
 
-    policy.causal.get_output_embeddings().__class__ = Odd
-    assert policy.head_parts(1.0) is None
+    policy.causal_lm.get_output_embeddings().__class__ = Odd
+    assert policy.head_tensors(1.0) is None
     other, _ = updated(policy, tt.objective("stapo"), 1000, 1000, fused=True)
     assert all(torch.equal(other[n], base[n]) for n in base)
 
@@ -235,7 +234,7 @@ def test_the_gpu_that_is_named_must_be_there_and_is_where_kernels_run(monkeypatc
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, where: self)
-    monkeypatch.setattr("trimtab.policy.models._check_head", lambda policy: None)
+    monkeypatch.setattr("trimtab.policy.loading._check_logits", lambda policy: None)
     with pytest.raises(ValueError, match=r"run\.device='cuda:2', but torch sees 2 GPUs"):
         pick_device("cuda:2")
     assert load_policy("demo", device="cuda:1").device == torch.device("cuda:1")
@@ -252,16 +251,16 @@ def test_a_saved_policy_loads_by_its_folder(policy: Policy, tmp_path: Path) -> N
     assert again.encode([{"role": "user", "content": "12+3="}]) == policy.encode([{"role": "user", "content": "12+3="}])
     mine, yours = (score(p, transcripts(), 1.0, 1000, 1000).logp for p in (policy, again))
     assert torch.equal(mine, yours)
-    assert again.end_tokens == policy.end_tokens
+    assert again.eos_token_ids == policy.eos_token_ids
 
 
 def test_a_family_that_changes_its_logits_is_refused(policy: Policy) -> None:
-    from trimtab.policy.models import _check_head
+    from trimtab.policy.loading import _check_logits
 
-    _check_head(policy)
-    policy.causal.config.final_logit_softcapping = 0.01  # the model itself does not know of it
+    _check_logits(policy)
+    policy.causal_lm.config.final_logit_softcapping = 0.01  # the model itself does not know of it
     with pytest.raises(ValueError, match="does more to its logits"):
-        _check_head(policy)
+        _check_logits(policy)
 
 
 def test_lora_trains_its_adapters_alone() -> None:

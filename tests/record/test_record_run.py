@@ -75,7 +75,7 @@ def test_a_response_is_its_tokens_its_text_and_its_grade(records: Records) -> No
         ):
             ids = step.tokens["token"][step.offsets[n] : step.offsets[n + 1]].tolist()
             assert step.text(n) == policy.decode(ids) == "".join(p for p in step.pieces(n) if not p.startswith("<"))
-            assert step.responses["finished"][n] == (ids[-1] in policy.end_tokens)
+            assert step.responses["finished"][n] == (ids[-1] in policy.eos_token_ids)
             assert verdict in {"correct", "wrong", "no_answer"} and (extracted == "") == (verdict == "no_answer")
             prompt, answer = step.responses["prompt"][n], step.responses["answer"][n]
             first, second = prompt.removesuffix("=").split("+")
@@ -93,13 +93,13 @@ def test_the_new_log_probabilities_are_those_of_the_updates_own_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: dict[str, int] = {}
-    forward = Policy.hidden
+    forward = Policy.hidden_states
 
     def counted(policy: Policy, *args: Any) -> Any:
         passes[where] = passes.get(where, 0) + 1
         return forward(policy, *args)
 
-    monkeypatch.setattr(Policy, "hidden", counted)
+    monkeypatch.setattr(Policy, "hidden_states", counted)
     for where in ("true", "false"):
         trained(tmp_path / where, {**QUICK, "record.enabled": where})
     assert passes["true"] == passes["false"] > 0

@@ -24,7 +24,7 @@ def policy() -> Policy:
 
 @pytest.fixture(scope="module")
 def sampler(policy: Policy) -> NativeSampler:
-    return NativeSampler(policy.model, policy.end_tokens, policy.pad_token, policy.autocast)
+    return NativeSampler(policy.model, policy.eos_token_ids, policy.pad_token_id, policy.autocast)
 
 
 def prompts(policy: Policy, texts: Sequence[str] = PROMPTS) -> list[PromptTokens]:
@@ -42,9 +42,9 @@ def test_all_samples_of_a_prompt_come_back_in_order(policy: Policy, sampler: Nat
         assert [response.sample for response in group] == list(range(6))
         for response in group:
             assert 1 <= len(response.tokens) == len(response.logp) <= 9
-            ended = response.tokens[-1] in policy.end_tokens
+            ended = response.tokens[-1] in policy.eos_token_ids
             assert response.finished == ended
-            assert not any(token in policy.end_tokens for token in response.tokens[:-1])
+            assert not any(token in policy.eos_token_ids for token in response.tokens[:-1])
 
 
 @pytest.mark.parametrize("batch", [1, 6, 13, 1000])
@@ -73,7 +73,7 @@ def test_log_probabilities_are_the_trainers_to_rounding(
     asked = prompts(policy)
     groups = sampler.sample(asked, 0, replace(OPTIONS, temperature=temperature))
     transcripts = [Transcript(p.ids, r.tokens) for p, group in zip(asked, groups, strict=True) for r in group]
-    measured = score(policy, transcripts, temperature, budget=64, chunk=7)
+    measured = score(policy, transcripts, temperature, token_budget=64, head_chunk=7)
     drawn = torch.tensor([lp for group in groups for r in group for lp in r.logp])
     assert (measured.logp - drawn).abs().max() < 5e-6
 
@@ -150,7 +150,7 @@ def test_options_that_mean_nothing_are_named(wrong: dict[str, float]) -> None:
 def test_a_token_that_the_model_does_not_know_is_named(
     policy: Policy, sampler: NativeSampler, paged: bool, token: int
 ) -> None:
-    mine = PagedSampler(policy.model, policy.end_tokens, torch.float32) if paged else sampler
+    mine = PagedSampler(policy.model, policy.eos_token_ids, torch.float32) if paged else sampler
     with pytest.raises(ValueError, match=rf"prompt 1 holds token {token}, but the model's vocabulary is 0 to \d+"):
         mine.sample([PromptTokens([3], 0), PromptTokens([3, token, 4], 1)], 0, OPTIONS)
     with pytest.raises(ValueError, match="prompt 0 has no tokens"):

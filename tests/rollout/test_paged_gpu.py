@@ -34,7 +34,7 @@ def policy_of(model: Any, precision: Any) -> Policy:
 def off(policy: Policy, asked: Sequence[PromptTokens], groups: list[list[Response]], temperature: float) -> Any:
     """How far log-probabilities are from those that the trainer measures."""
     transcripts = [Transcript(p.ids, r.tokens) for p, group in zip(asked, groups, strict=True) for r in group]
-    measured = score(policy, transcripts, temperature, budget=4096, chunk=512)
+    measured = score(policy, transcripts, temperature, token_budget=4096, head_chunk=512)
     drawn = torch.tensor([logp for group in groups for response in group for logp in response.logp])
     return (measured.logp.cpu() - drawn).abs()
 

@@ -263,9 +263,9 @@ def test_in_bf16_log_probabilities_are_the_trainers_to_rounding(temperature: flo
     policy = load_policy("demo", device="cpu", precision="bf16", seed=3)
     asked = [PromptTokens(policy.tokenizer.encode(text), n) for n, text in enumerate(["1+1=", "12+34=", "99*9="])]
     options = SamplingOptions(samples=16, max_new_tokens=30, temperature=temperature)
-    groups = PagedSampler(policy.model, policy.end_tokens, torch.bfloat16).sample(asked, 0, options)
+    groups = PagedSampler(policy.model, policy.eos_token_ids, torch.bfloat16).sample(asked, 0, options)
     transcripts = [Transcript(p.ids, r.tokens) for p, group in zip(asked, groups, strict=True) for r in group]
-    measured = score(policy, transcripts, temperature, budget=512, chunk=64)
+    measured = score(policy, transcripts, temperature, token_budget=512, head_chunk=64)
     drawn = torch.tensor([logp for group in groups for response in group for logp in response.logp])
     off = (measured.logp - drawn).abs()
     assert off.mean() < 2e-3

@@ -57,7 +57,7 @@ Place = Callable[[pytest.MonkeyPatch, Injection], None]
 
 
 def in_the_new_log_probs(patch: pytest.MonkeyPatch, inject: Injection) -> None:
-    module = importlib.import_module("trimtab.policy.training_pass")
+    module = importlib.import_module("trimtab.policy.forward_backward")
     whole = module.log_probs
     patch.setattr(module, "log_probs", lambda *args: inject(whole(*args)))
 
@@ -74,7 +74,7 @@ def in_the_logits_of_the_update(patch: pytest.MonkeyPatch, inject: Injection) ->
 
 def in_the_hidden_states_of_the_update(patch: pytest.MonkeyPatch, inject: Injection) -> None:
     inject.place = 3 * 64  # the first token of the response is predicted from the fourth of the prompt
-    whole = Policy.hidden
+    whole = Policy.hidden_states
     patch.setattr(
         Policy,
         "hidden",

@@ -33,8 +33,8 @@ def test_all_samples_of_a_prompt_come_back_in_order(policy: Policy, sampler: Sam
         assert [response.sample for response in group] == list(range(6))
         for response in group:
             assert 1 <= len(response.tokens) == len(response.logp) <= 9
-            assert response.finished == (response.tokens[-1] in policy.end_tokens)
-            assert not any(token in policy.end_tokens for token in response.tokens[:-1])
+            assert response.finished == (response.tokens[-1] in policy.eos_token_ids)
+            assert not any(token in policy.eos_token_ids for token in response.tokens[:-1])
     ends = [response.finished for group in groups for response in group]
     assert any(ends) and not all(ends)
 

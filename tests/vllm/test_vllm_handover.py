@@ -58,7 +58,7 @@ def test_a_change_of_one_number_in_the_head_takes_effect(policy: Policy, sampler
     asked = small.prompts(policy)
     sampler.sample(asked, 0, small.OPTIONS)
     with torch.no_grad():
-        policy.head.weight[5] += 1.0
+        policy.lm_head.weight[5] += 1.0
     assert small.mismatch(policy, asked, sampler.sample(asked, 0, small.OPTIONS)) < ROUNDING
 
 

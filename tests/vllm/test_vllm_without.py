@@ -132,7 +132,7 @@ def test_weights_come_by_the_names_of_a_checkpoint_and_a_tied_head_under_both(po
     weights = dict(checkpoint_weights(policy.model))
     assert weights.keys() == policy.model.state_dict().keys()
     head, embedding = weights["lm_head.weight"], weights["model.embed_tokens.weight"]
-    assert head.data_ptr() == embedding.data_ptr() == policy.head.weight.data_ptr()  # nothing is copied
+    assert head.data_ptr() == embedding.data_ptr() == policy.lm_head.weight.data_ptr()  # nothing is copied
     assert not any(weight.requires_grad for weight in weights.values())
 
 

@@ -66,7 +66,7 @@ class NativeSource:
 
     def check_lengths(self, jobs: Sequence[Job]) -> None:
         """Refuse responses that would run past what the model was made for."""
-        context = getattr(self.policy.causal.config, "max_position_embeddings", None)
+        context = getattr(self.policy.causal_lm.config, "max_position_embeddings", None)
         longest = max(len(self._prompt(job)) for job in jobs)
         room = math.inf if context is None else context - longest
         if room < 1:

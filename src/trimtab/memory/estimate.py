@@ -143,12 +143,16 @@ def sampler_memory(config: Config, device: Device, policy: Policy, memory: int |
 
 
 def _paged_sampler_memory(config: Config, policy: Policy, memory: int | None) -> SamplerMemory:
-    rollout, shape = config.rollout, policy.causal.config
+    rollout, shape = config.rollout, policy.causal_lm.config
     size = 2 if config.model.precision == "bf16" else 4
     heads, kv_heads, head_dim = shape.num_attention_heads, shape.num_key_value_heads, head_size(shape)
+<<<<<<< HEAD
     # The sampler keeps a copy of the linear weights in its own precision and layout.
-    linear = sum(p.numel() for p in _linear_weights(policy.causal))
+    linear = sum(p.numel() for p in _linear_weights(policy.causal_lm))
     # CUDA graphs are captured for a few batch sizes, so buffers have the next larger one.
+=======
+    linear = sum(p.numel() for p in _linear_weights(policy.causal_lm))
+>>>>>>> 6cbe959 (policy: loading, Policy and LoRA are modules of their own; micro-batches, cu_seqlens, lm_head, eos_token_ids in the field's words)
     rows = bucket(min(rollout.batch_size, max(sequences_at_once(config), _evaluated(config))))
     token = shape.num_hidden_layers * 2 * kv_heads * head_dim * size
     limit = None if memory is None else int(rollout.kv_cache_memory * memory)
@@ -159,7 +163,7 @@ def _paged_sampler_memory(config: Config, policy: Policy, memory: int | None) ->
     prompt = layer * size + (heads + kv_heads) * head_dim * size + 4 * shape.hidden_size + 16 * heads * head_dim
     prefill = min(PREFILL, rollout.prompts * rollout.max_prompt_tokens) * prompt
     # LoRA weights are merged one after the other: the product in fp32 and the sum. The head has no adapter.
-    adapted = [p.numel() for p in _linear_weights(policy.causal) if p is not policy.head.weight]
+    adapted = [p.numel() for p in _linear_weights(policy.causal_lm) if p is not policy.lm_head.weight]
     merged = 8 * max(adapted) if config.model.lora_rank else 0
     kv_cache = kv_cache_bytes(token, rows, longest_response(config), limit)
     return SamplerMemory(linear * size + rows * row, kv_cache, max(prefill, merged))

@@ -18,7 +18,15 @@ from torch.utils.checkpoint import checkpoint
 
 from trimtab.memory.tracker import MemoryTracker
 from trimtab.objectives import moments
-from trimtab.policy import Kernels, Policy, Precision, fuse_layers, unfuse_layers
+from trimtab.policy import (
+    Kernels,
+    Policy,
+    Precision,
+    add_lora,
+    enable_gradient_checkpointing,
+    fuse_layers,
+    unfuse_layers,
+)
 from trimtab.rollout import SamplingOptions, sample_tokens
 
 ATTENTION = "trimtab_fake"
@@ -76,12 +84,10 @@ def fake_policy(shape: Any, precision: Precision, lora_rank: int = 0, gradient_c
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
         if lora_rank:
-            model = _with_lora(model, lora_rank)
+            model = add_lora(model, lora_rank, alpha=1, seed=0)
     _to_fake(model)
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if lora_rank:
-            model.enable_input_require_grads()
+        enable_gradient_checkpointing(model)
     return Policy(model, None, torch.device("cpu"), precision)
 
 
@@ -90,14 +96,14 @@ def update_memory(policy: Policy, micro_batch: MicroBatchShape, *, first: bool) 
     trained = [p for p in policy.model.parameters() if p.requires_grad]
     tracker = MemoryTracker(policy.model.parameters())
     policy.model.train()
-    with tracker, policy.unchanging():
+    with tracker, policy.keep_autocast_cache():
         if not first:
             with tracker.category("gradients"):
                 for parameter in trained:
                     parameter.grad = torch.empty_like(parameter)
         # Autograd makes gradients inside the backward pass; from then on they are gradients, not its temporaries.
         hooks = [p.register_post_accumulate_grad_hook(lambda p: tracker.move(p.grad, "gradients")) for p in trained]
-        head = policy.head_parts(1.0) if micro_batch.fused else None
+        head = policy.head_tensors(1.0) if micro_batch.fused else None
         with tracker.category("activations"):
             hidden = _hidden(policy, micro_batch)
             hidden = hidden if head is None else hidden.to(head.weight.dtype)
@@ -122,7 +128,7 @@ def scoring_memory(policy: Policy, micro_batch: MicroBatchShape) -> PassMemory:
     tracker = MemoryTracker(policy.model.parameters())
     policy.model.eval()
     with tracker, policy.autocast():
-        head = policy.head_parts(1.0) if micro_batch.fused else None
+        head = policy.head_tensors(1.0) if micro_batch.fused else None
         with tracker.category("activations"):
             hidden = _hidden(policy, micro_batch)
         with tracker.category("head"):
@@ -141,7 +147,11 @@ def sampling_memory(policy: Policy, prompts: int, prompt_tokens: int, options: S
     """Track the native sampler's prefill and its last decoding step, when the KV cache is full."""
     tracker = MemoryTracker(policy.model.parameters())
     policy.model.eval()
-    policy.causal.set_attn_implementation("sdpa")  # the native sampler pads, which flash attention does not take
+<<<<<<< HEAD
+    policy.causal_lm.set_attn_implementation("sdpa")  # the native sampler pads, which flash attention does not take
+=======
+    policy.causal_lm.set_attn_implementation("sdpa")
+>>>>>>> 6cbe959 (policy: loading, Policy and LoRA are modules of their own; micro-batches, cu_seqlens, lm_head, eos_token_ids in the field's words)
     rows, seen = prompts * options.samples, prompt_tokens + options.max_new_tokens - 1
     with tracker, policy.autocast(), tracker.category("sampling"):
         cache = _step(policy, prompts, prompt_tokens, prompt_tokens, None).past_key_values
@@ -168,11 +178,11 @@ def _step(policy: Policy, rows: int, tokens: int, seen: int, cache: Any) -> Any:
 
 def _hidden(policy: Policy, micro_batch: MicroBatchShape) -> Tensor:
     """Return the hidden states that predict a response token; taken to be all of a micro-batch's."""
-    policy.causal.set_attn_implementation(ATTENTION if micro_batch.packed else "sdpa")
+    policy.causal_lm.set_attn_implementation(ATTENTION if micro_batch.packed else "sdpa")
     if micro_batch.packed:
-        fuse_layers(policy.causal, FAKE_KERNELS)
+        fuse_layers(policy.causal_lm, FAKE_KERNELS)
     else:
-        unfuse_layers(policy.causal)
+        unfuse_layers(policy.causal_lm)
     shape = (1, micro_batch.tokens) if micro_batch.packed else (micro_batch.rows, micro_batch.longest)
     ids = torch.zeros(shape, dtype=torch.int64)
     mask = (
@@ -189,7 +199,7 @@ def _hidden(policy: Policy, micro_batch: MicroBatchShape) -> Tensor:
 
 def _fused_head(policy: Policy, compute: Tensor, hidden: Tensor, chunk: int, tracker: MemoryTracker) -> Tensor:
     """Allocate what `head_gradients` does; return the gradient of the hidden states."""
-    weight: Any = policy.head.weight
+    weight: Any = policy.lm_head.weight
     if weight.requires_grad and weight.grad is None:
         weight.grad = torch.empty_like(weight)
         tracker.move(weight.grad, "gradients")
@@ -254,14 +264,6 @@ def _in_place(*tensors: Any) -> None:
 
 
 FAKE_KERNELS = Kernels(_in_place, _in_place, _in_place, _in_place, _in_place, _in_place, _flash)
-
-
-def _with_lora(model: Any, rank: int) -> Any:
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError:
-        raise ValueError("model.lora_rank needs peft: pip install 'trimtab[lora]'") from None
-    return get_peft_model(model, LoraConfig(r=rank, target_modules="all-linear"))
 
 
 def _to_fake(model: nn.Module) -> None:

@@ -1,9 +1,11 @@
-"""The model: loading, scoring tokens, the optimizer step."""
+"""The model: loading it, scoring tokens, the optimizer step."""
 
-from trimtab.policy.demo_model import demo_model
+from trimtab.policy.demo_model import demo_model, demo_tokenizer
 from trimtab.policy.layers import Kernels, fuse_layers, unfuse_layers
-from trimtab.policy.models import Policy, Precision, load_policy, pick_device
-from trimtab.policy.score import Transcript, cut, log_probs, score, to_device
+from trimtab.policy.loading import load_policy, pick_device
+from trimtab.policy.lora import add_lora, enable_gradient_checkpointing
+from trimtab.policy.policy import Policy, Precision
+from trimtab.policy.score import Transcript, log_probs, score, split_by_token_budget, to_device
 from trimtab.policy.update import UpdateOptions, UpdateResult, make_optimizer, update
 
 __all__ = [
@@ -13,14 +15,17 @@ __all__ = [
     "Transcript",
     "UpdateOptions",
     "UpdateResult",
-    "cut",
+    "add_lora",
     "demo_model",
+    "demo_tokenizer",
+    "enable_gradient_checkpointing",
     "fuse_layers",
     "load_policy",
     "log_probs",
     "make_optimizer",
     "pick_device",
     "score",
+    "split_by_token_budget",
     "to_device",
     "unfuse_layers",
     "update",

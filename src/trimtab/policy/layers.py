@@ -72,7 +72,7 @@ def unfuse_layers(causal: Any) -> None:
             del module.forward
 
 
-def why_not_fused(causal: Any) -> str:
+def fusion_unsupported_reason(causal: Any) -> str:
     """Try a model whose layers were fused: why they must not be; nothing where they do what transformers' do."""
     layer = next((module for module in causal.modules() if _is_fused(module)), None)
     if layer is None:

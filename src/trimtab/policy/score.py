@@ -1,7 +1,7 @@
 """Scoring: log-probability, entropy and two moments of every response token, in fp32.
 
-The head is applied to response positions alone and in chunks, so the logits of a batch never exist at one time; with
-gradients each chunk's logits are made again in the backward pass. On a GPU scoring is the fused head's.
+The head runs on response positions only and in chunks, so the logits of a batch never exist at once; with gradients
+each chunk's logits are recomputed in the backward pass. On a GPU scoring uses the fused head.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from trimtab.objectives import Moments, moments
-from trimtab.policy.head import Head, head_scores
-from trimtab.policy.models import Policy
-from trimtab.policy.packed import Packed
+from trimtab.policy.lm_head import Head, head_scores
+from trimtab.policy.packed import PackedBatch
+from trimtab.policy.policy import Policy
 
-_TYPES = {"int64": torch.int64, "float32": torch.float32}
+_TORCH_DTYPES = {"int64": torch.int64, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -41,126 +41,139 @@ class Transcript:
 
     @cached_property
     def ids(self) -> np.ndarray:
-        """Prompt and response in one array, made once: lists of ints are slow to go through."""
+        """Prompt and response in one array."""
+        # Cached: going through lists of ints is slow, and every pass of a step needs them.
         return np.array([*self.prompt, *self.response], dtype=np.int64)
 
 
-def parts_by_budget(lengths: Sequence[int], budget: int, packed: bool = False) -> list[int]:
-    """Sizes of consecutive parts whose tokens stay within the budget, padding included unless they are packed.
+def micro_batch_sizes(lengths: Sequence[int], token_budget: int, packed: bool = False) -> list[int]:
+    """Return the sizes of consecutive micro-batches within the token budget, counting padding unless packed.
 
-    A part holds one row at least. Packed parts are as few as the budget allows and, of as many, as even as eighths of
-    the budget make them: a small one takes the host as long as a large one, and memory wants sizes that come again.
+    Every micro-batch has one sequence at least, even if that exceeds the budget. Packed micro-batches are as few as the
+    budget allows, and as even as eighths of the budget make them.
     """
     if not packed:
-        return _padded_parts(lengths, budget)
+        return _padded_sizes(lengths, token_budget)
     ends = list(accumulate(lengths, initial=0))
-    fewest = len(_packed_parts(ends, budget))
-    choices = (_packed_parts(ends, budget * eighths // 8) for eighths in range(1, 9))
+    # Few, since a small micro-batch takes the host as long as a large one; even, since the allocator reuses blocks of
+    # the same size.
+    fewest = len(_packed_sizes(ends, token_budget))
+    choices = (_packed_sizes(ends, token_budget * eighths // 8) for eighths in range(1, 9))
     return next(sizes for sizes in choices if len(sizes) == fewest)
 
 
-def _padded_parts(lengths: Sequence[int], budget: int) -> list[int]:
+def _padded_sizes(lengths: Sequence[int], token_budget: int) -> list[int]:
     sizes, rows, longest = [], 0, 0
     for length in lengths:
         longest = max(longest, length)
-        if rows and (rows + 1) * longest > budget:
+        if rows and (rows + 1) * longest > token_budget:
             sizes.append(rows)
             rows, longest = 0, length
         rows += 1
     return [*sizes, rows] if rows else sizes
 
 
-def _packed_parts(ends: Sequence[int], budget: int) -> list[int]:
-    """By where rows end, 0 first."""
+def _packed_sizes(ends: Sequence[int], token_budget: int) -> list[int]:
+    """Fill micro-batches greedily; `ends` are the cumulative lengths from 0 on."""
     sizes, first = [], 0
     while first < len(ends) - 1:
-        last = max(bisect_right(ends, ends[first] + budget) - 1, first + 1)
+        last = max(bisect_right(ends, ends[first] + token_budget) - 1, first + 1)
         sizes.append(last - first)
         first = last
     return sizes
 
 
-def response_hidden(policy: Policy, sequences: Sequence[Transcript]) -> tuple[Tensor, Tensor]:
-    """The hidden states that predict each response token, and those tokens, concatenated."""
-    ids = np.concatenate([s.ids for s in sequences])
-    lengths = np.array([len(s) for s in sequences])
-    responses = np.array([len(s.response) for s in sequences])
-    starts = np.concatenate([[0], lengths.cumsum()])
-    drawn = np.repeat(starts[1:] - responses.cumsum(), responses) + np.arange(responses.sum())  # the response tokens
+def split_by_token_budget(
+    transcripts: Sequence[Transcript], token_budget: int, packed: bool = False
+) -> Iterable[Sequence[Transcript]]:
+    """Yield the micro-batches of `micro_batch_sizes`."""
+    first = 0
+    for size in micro_batch_sizes([len(t) for t in transcripts], token_budget, packed):
+        yield transcripts[first : first + size]
+        first += size
+
+
+def response_hidden_states(policy: Policy, transcripts: Sequence[Transcript]) -> tuple[Tensor, Tensor]:
+    """Return the hidden states that predict each response token, and those tokens, both concatenated."""
+    ids = np.concatenate([t.ids for t in transcripts])
+    lengths = np.array([len(t) for t in transcripts])
+    response_lengths = np.array([len(t.response) for t in transcripts])
+    cu_seqlens = np.concatenate([[0], lengths.cumsum()])
+    # Indices of the response tokens in `ids`; the hidden state one position before predicts each.
+    targets = np.repeat(cu_seqlens[1:] - response_lengths.cumsum(), response_lengths)
+    targets += np.arange(response_lengths.sum())
     if policy.packed:
-        positions = np.arange(len(ids)) - np.repeat(starts[:-1], lengths)
-        flat, at, bounds, before, tokens = to_device(policy.device, ids, positions, starts, drawn - 1, ids[drawn])
-        hidden = policy.hidden_packed(Packed(flat, at, bounds.to(torch.int32), int(lengths.max())))
+        positions = np.arange(len(ids)) - np.repeat(cu_seqlens[:-1], lengths)
+        arrays = (ids, positions, cu_seqlens, targets - 1, ids[targets])
+        flat, position_ids, bounds, before, tokens = to_device(policy.device, *arrays)
+        batch = PackedBatch(flat, position_ids, bounds.to(torch.int32), int(lengths.max()))
+        hidden = policy.packed_hidden_states(batch)
     else:
         real = np.arange(lengths.max()) < lengths[:, None]
-        table = np.full(real.shape, policy.pad_token)
+        table = np.full(real.shape, policy.pad_token_id)
         table[real] = ids
-        padding = np.repeat(np.arange(len(lengths)) * real.shape[1] - starts[:-1], responses)  # before each of them
-        rows, mask, before, tokens = to_device(
-            policy.device, table, real.astype(np.int64), drawn - 1 + padding, ids[drawn]
-        )
-        hidden = policy.hidden(rows, mask).flatten(0, 1)
+        # How far padding of the rows before shifts each response token.
+        shift = np.repeat(np.arange(len(lengths)) * real.shape[1] - cu_seqlens[:-1], response_lengths)
+        arrays = (table, real.astype(np.int64), targets - 1 + shift, ids[targets])
+        rows, mask, before, tokens = to_device(policy.device, *arrays)
+        hidden = policy.hidden_states(rows, mask).flatten(0, 1)
     return hidden.index_select(0, before), tokens
 
 
 def to_device(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
-    """Arrays of one type as tensors, to a GPU in one copy that nobody waits for."""
+    """Return arrays of one dtype as tensors; to a GPU in one asynchronous copy from pinned memory."""
     if device.type != "cuda":
         return [torch.from_numpy(array).to(device) for array in arrays]
-    host = torch.empty(sum(array.size for array in arrays), dtype=_TYPES[arrays[0].dtype.name], pin_memory=True)
+    host = torch.empty(sum(array.size for array in arrays), dtype=_TORCH_DTYPES[arrays[0].dtype.name], pin_memory=True)
     np.concatenate([array.ravel() for array in arrays], out=host.numpy())
-    pieces = host.to(device, non_blocking=True).split([array.size for array in arrays])
-    return [piece.view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
+    copied = host.to(device, non_blocking=True).split([array.size for array in arrays])
+    return [flat.view(array.shape) for flat, array in zip(copied, arrays, strict=True)]
 
 
-def log_probs(policy: Policy, sequences: Sequence[Transcript], temperature: float, chunk: int) -> Tensor:
-    """Differentiable log-probabilities of the response tokens of one part."""
+def log_probs(policy: Policy, transcripts: Sequence[Transcript], temperature: float, head_chunk: int) -> Tensor:
+    """Return differentiable log-probabilities of the response tokens of one micro-batch."""
 
-    def head(hidden: Tensor, tokens: Tensor) -> Tensor:
+    def log_probs_of(hidden: Tensor, tokens: Tensor) -> Tensor:
         logits = policy.logits(hidden, temperature)
         return logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(-1)
 
     with policy.autocast():
-        hidden, tokens = response_hidden(policy, sequences)
-        pieces = zip(hidden.split(chunk), tokens.split(chunk), strict=True)
-        return torch.cat([checkpoint(head, h, t, use_reentrant=False) for h, t in pieces])
+        hidden, tokens = response_hidden_states(policy, transcripts)
+        chunks = zip(hidden.split(head_chunk), tokens.split(head_chunk), strict=True)
+        return torch.cat([checkpoint(log_probs_of, h, t, use_reentrant=False) for h, t in chunks])
 
 
 @torch.no_grad()
 def score(
     policy: Policy,
-    sequences: Sequence[Transcript],
+    transcripts: Sequence[Transcript],
     temperature: float,
-    budget: int,
-    chunk: int,
+    token_budget: int,
+    head_chunk: int,
     fused: bool | None = None,
 ) -> Moments:
-    """The four numbers of every response token, part by part; by default the head is fused on a GPU."""
+    """Return log-probability, entropy and moments of every response token; `fused=None` fuses the head on a GPU."""
     was_training = policy.model.training
     policy.model.eval()
     head = policy.fused_head(temperature, fused)
     with policy.autocast():
-        scored = [_score_part(policy, part, temperature, chunk, head) for part in cut(sequences, budget, policy.packed)]
+        scored = [
+            _score_micro_batch(policy, micro, temperature, head_chunk, head)
+            for micro in split_by_token_budget(transcripts, token_budget, policy.packed)
+        ]
     policy.model.train(was_training)
     return Moments(*(torch.cat(values) for values in zip(*scored, strict=True)))
 
 
-def cut(sequences: Sequence[Transcript], budget: int, packed: bool = False) -> Iterable[Sequence[Transcript]]:
-    """The sequences in parts of a token budget."""
-    first = 0
-    for size in parts_by_budget([len(s) for s in sequences], budget, packed):
-        yield sequences[first : first + size]
-        first += size
-
-
-def _score_part(
-    policy: Policy, part: Sequence[Transcript], temperature: float, chunk: int, head: Head | None
+def _score_micro_batch(
+    policy: Policy, transcripts: Sequence[Transcript], temperature: float, head_chunk: int, head: Head | None
 ) -> Moments:
-    hidden, tokens = response_hidden(policy, part)
+    hidden, tokens = response_hidden_states(policy, transcripts)
     if head is not None:
-        hidden = hidden.to(head.weight.dtype)  # the wider ones are not kept
-        return head_scores(hidden, head, tokens, chunk)
-    pieces = [
-        moments(policy.logits(h, temperature), t) for h, t in zip(hidden.split(chunk), tokens.split(chunk), strict=True)
+        hidden = hidden.to(head.weight.dtype)  # frees the fp32 hidden states
+        return head_scores(hidden, head, tokens, head_chunk)
+    chunks = [
+        moments(policy.logits(h, temperature), t)
+        for h, t in zip(hidden.split(head_chunk), tokens.split(head_chunk), strict=True)
     ]
-    return Moments(*(torch.cat(values) for values in zip(*pieces, strict=True)))
+    return Moments(*(torch.cat(values) for values in zip(*chunks, strict=True)))

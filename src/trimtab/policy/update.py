@@ -1,6 +1,7 @@
-"""The optimizer step: parts by token budget, gradients summed, one step.
+"""The optimizer step: forward and backward by micro-batches of a token budget, then one step.
 
-Nothing that is not finite reaches the weights or the optimizer's state.
+A step with a non-finite loss, gradient or log-probability is skipped: neither the weights nor the optimizer's state
+change.
 """
 
 from __future__ import annotations
@@ -13,32 +14,32 @@ import torch
 from torch import Tensor
 
 from trimtab.objectives import Objective, Plan, merge_metrics
-from trimtab.policy.models import Policy
-from trimtab.policy.score import Transcript, parts_by_budget
-from trimtab.policy.training_pass import training_pass
+from trimtab.policy.forward_backward import forward_backward
+from trimtab.policy.policy import Policy
+from trimtab.policy.score import Transcript, micro_batch_sizes
 
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What an update did: its metrics, or why it was not taken and which responses were to blame.
+    """What an update did: its metrics, and if it was not taken, what was not finite and in which responses.
 
-    `parts` is how many responses each forward pass held.
+    `micro_batch_sizes` is how many responses each forward pass held.
     """
 
     metrics: dict[str, float]
     taken: bool = True
-    fault: str = ""
-    responses: list[int] = field(default_factory=list)
+    nonfinite: str = ""
+    nonfinite_responses: list[int] = field(default_factory=list)
     new_logp: Tensor | None = None
     clipped: Tensor | None = None
-    parts: Sequence[int] = ()
+    micro_batch_sizes: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
 class UpdateOptions:
-    """How parts are cut and gradients clipped; `fused_head`: its gradients are formed in the forward pass.
+    """Size of micro-batches and of the head's chunks, temperature and gradient clipping.
 
-    None: on a GPU.
+    `fused_head`: the head forms its gradients in the forward pass; None: on a GPU only.
     """
 
     token_budget: int
@@ -49,7 +50,7 @@ class UpdateOptions:
 
 
 def make_optimizer(policy: Policy, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
-    """AdamW over what is trained; fused on a GPU."""
+    """Return AdamW over the trained parameters, fused on a GPU."""
     trained = [p for p in policy.model.parameters() if p.requires_grad]
     fused = policy.device.type == "cuda"
     return torch.optim.AdamW(trained, lr=lr, betas=betas, weight_decay=weight_decay, fused=fused)
@@ -63,60 +64,61 @@ def update(
     transcripts: Sequence[Transcript],
     options: UpdateOptions,
 ) -> UpdateResult:
-    """One update on one mini-batch."""
+    """Take one optimizer step on one mini-batch."""
     policy.model.train()
     optimizer.zero_grad(set_to_none=True)
-    sizes = parts_by_budget([len(t) for t in transcripts], options.token_budget, policy.packed)
-    losses, metrics, seen, clipped = [], [], [], []
+    sizes = micro_batch_sizes([len(t) for t in transcripts], options.token_budget, policy.packed)
+    losses, metrics, new_logps, clipped = [], [], [], []
     head = policy.fused_head(options.temperature, options.fused_head)
     first = 0
-    with policy.unchanging():
-        for part in plan.split(sizes):
-            mine = transcripts[first : first + part.responses]
-            first += part.responses
-            out, new_logp = training_pass(policy, objective, part, mine, options.temperature, options.head_chunk, head)
+    with policy.keep_autocast_cache():
+        for micro in plan.split(sizes):
+            mine = transcripts[first : first + micro.responses]
+            first += micro.responses
+            out, new_logp = forward_backward(
+                policy, objective, micro, mine, options.temperature, options.head_chunk, head
+            )
             losses.append(out.loss.detach())
             metrics.append(out.metrics)
-            seen.append(new_logp)
+            new_logps.append(new_logp)
             clipped += [] if out.clipped is None else [out.clipped]
-    result = _step(policy, optimizer, plan, losses, metrics, torch.cat(seen), options.max_grad_norm)
-    return replace(result, clipped=torch.cat(clipped) if clipped else None, parts=sizes)
+    numbers = {"update/loss": torch.stack(losses).sum(), **plan.metrics, **merge_metrics(metrics)}
+    result = _step(policy, optimizer, plan, numbers, torch.cat(new_logps), options.max_grad_norm)
+    return replace(result, clipped=torch.cat(clipped) if clipped else None, micro_batch_sizes=sizes)
 
 
 def _step(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
     plan: Plan,
-    losses: list[Tensor],
-    metrics: list[dict[str, Tensor]],
+    metrics: dict[str, Tensor],
     new_logp: Tensor,
     max_grad_norm: float,
 ) -> UpdateResult:
-    """Step if all is finite; else leave the weights alone and say what was not."""
-    norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), max_grad_norm)
-    loss = torch.stack(losses).sum()
-    numbers = {"update/loss": loss, "update/grad_norm": norm, **plan.metrics, **merge_metrics(metrics)}
-    # All that the host must know in one copy: each would wait for the GPU by itself.
+    """Clip gradients and step if everything is finite; else leave the weights alone and name what is not."""
+    grad_norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), max_grad_norm)
+    numbers = {"update/loss": metrics["update/loss"], "update/grad_norm": grad_norm, **metrics}
+    # All that the host must know in one copy: each copy by itself would wait for the GPU.
     fetched = (*numbers.values(), torch.isfinite(new_logp).all())
-    *values, fine = torch.stack([value.to(torch.float64) for value in fetched]).tolist()
+    *values, logp_finite = torch.stack([value.to(torch.float64) for value in fetched]).tolist()
     result = dict(zip(numbers, values, strict=True))
-    checks = {
-        "log-probability": bool(fine),
+    finite = {
+        "log-probability": bool(logp_finite),
         "loss": isfinite(result["update/loss"]),
         "gradient": isfinite(result["update/grad_norm"]),
     }
-    faults = [name for name, good in checks.items() if not good]
-    if faults:
+    nonfinite = [name for name, good in finite.items() if not good]
+    if nonfinite:
         optimizer.zero_grad(set_to_none=True)
-        return UpdateResult(result, False, " and ".join(faults), _to_blame(plan, new_logp), new_logp)
+        return UpdateResult(result, False, " and ".join(nonfinite), _nonfinite_responses(plan, new_logp), new_logp)
     optimizer.step()
-    optimizer.zero_grad(set_to_none=True)  # nothing reads gradients until the next update: sampling can have the memory
+    optimizer.zero_grad(set_to_none=True)  # frees the gradients' memory for sampling
     return UpdateResult(result, new_logp=new_logp)
 
 
-def _to_blame(plan: Plan, new_logp: Tensor) -> list[int]:
-    """The responses with a token whose log-probability, or whose part in the plan, is not finite."""
+def _nonfinite_responses(plan: Plan, new_logp: Tensor) -> list[int]:
+    """Return the responses with a token whose log-probability, or whose numbers in the plan, are not finite."""
     bad = ~torch.isfinite(new_logp + plan.advantage + plan.weight + plan.scale)
-    starts = torch.tensor(plan.offsets[1:], device=bad.device)
-    rows: list[int] = torch.searchsorted(starts, bad.nonzero().squeeze(1), right=True).unique().tolist()
+    ends = torch.tensor(plan.offsets[1:], device=bad.device)
+    rows: list[int] = torch.searchsorted(ends, bad.nonzero().squeeze(1), right=True).unique().tolist()
     return rows

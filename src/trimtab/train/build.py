@@ -71,12 +71,12 @@ def build_sampler(policy: Policy, rollout: RolloutConfig | None = None) -> Sampl
     wanted = rollout.max_prompt_tokens + rollout.max_new_tokens
     settings = VllmSettings(
         dtype=torch.bfloat16 if policy.precision == "bf16" else torch.float32,
-        context=min(wanted, getattr(policy.causal.config, "max_position_embeddings", None) or wanted),
+        context=min(wanted, getattr(policy.causal_lm.config, "max_position_embeddings", None) or wanted),
         batch=rollout.batch_size,
         memory=rollout.vllm_gpu_memory_utilization,
         options=rollout.vllm_options,
     )
-    return VllmSampler(policy.model, policy.end_tokens, policy.autocast, settings)
+    return VllmSampler(policy.model, policy.eos_token_ids, policy.autocast, settings)
 
 
 def _native(policy: Policy, rollout: RolloutConfig | None) -> Sampler:
@@ -84,5 +84,5 @@ def _native(policy: Policy, rollout: RolloutConfig | None) -> Sampler:
     if policy.device.type == "cuda" and unsupported_reason(policy.model) is None:
         dtype = torch.bfloat16 if policy.precision == "bf16" else torch.float32
         memory = RolloutConfig().kv_cache_memory if rollout is None else rollout.kv_cache_memory
-        return PagedSampler(policy.model, policy.end_tokens, dtype, memory)
-    return NativeSampler(policy.model, policy.end_tokens, policy.pad_token, policy.autocast)
+        return PagedSampler(policy.model, policy.eos_token_ids, dtype, memory)
+    return NativeSampler(policy.model, policy.eos_token_ids, policy.pad_token_id, policy.autocast)

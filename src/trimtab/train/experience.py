@@ -61,7 +61,7 @@ class Experience:
 
 def encode_prompts(policy: Policy, problems: Sequence[tuple[int, Problem]], limit: int) -> list[PromptTokens]:
     """Prompts as tokens; `number` is where the prompt stands in the run's stream."""
-    encoded = policy.encode_many([problem.prompt for _, problem in problems])
+    encoded = policy.encode_batch([problem.prompt for _, problem in problems])
     prompts = [PromptTokens(ids, number) for ids, (number, _) in zip(encoded, problems, strict=True)]
     for (_, problem), prompt in zip(problems, prompts, strict=True):
         if not 0 < len(prompt.ids) <= limit:
@@ -83,7 +83,7 @@ def answer_problems(
     """Sample and grade: for every problem its group of answers."""
     prompts = encode_prompts(policy, problems, config.rollout.max_prompt_tokens)
     sampled = sampler.sample(prompts, step, options)
-    said = policy.decode_many([response.tokens for responses in sampled for response in responses])
+    said = policy.decode_batch([response.tokens for responses in sampled for response in responses])
     asked = [problem for (_, problem), responses in zip(problems, sampled, strict=True) for _ in responses]
     graded = iter(zip(said, grade_many(list(zip(said, asked, strict=True))), strict=True))
     groups = []

@@ -143,7 +143,7 @@ def train(run: Run) -> None:
 
 def _refused(error: NotFiniteError) -> UpdateResult:
     """The result of an update that could not even be planned."""
-    return UpdateResult({}, taken=False, fault=error.field, responses=error.responses)
+    return UpdateResult({}, taken=False, nonfinite=error.field, nonfinite_responses=error.responses)
 
 
 def _spans(sizes: list[int]) -> list[tuple[int, int]]:

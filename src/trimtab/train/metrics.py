@@ -90,10 +90,16 @@ def fault_records(step: int, experience: Experience, results: Sequence[UpdateRes
     """For every update that was not taken: what was not finite, and in which responses (the first few of them)."""
     records, first = [], 0
     for update, result in enumerate(results):
-        blamed = [experience.answers[first + row] for row in result.responses]
+        blamed = [experience.answers[first + row] for row in result.nonfinite_responses]
         if not result.taken:
             named = [{"prompt": a.group, "sample": a.response.sample, "text": a.text[:200]} for a in blamed[:NAMED]]
-            record = {"step": step, "update": update, "fault": result.fault, "count": len(blamed), "responses": named}
+            record = {
+                "step": step,
+                "update": update,
+                "fault": result.nonfinite,
+                "count": len(blamed),
+                "responses": named,
+            }
             records.append(record)
         first += experience.sizes[update] if experience.sizes else 0
     return records

@@ -62,7 +62,7 @@ def start_recording(
         settings=RecordSettings(config.record.every, config.record.group_share, config.record.max_megabytes),
         versions=versions,
     )
-    size = int(policy.head.weight.shape[0])  # type: ignore[index]
+    size = int(policy.lm_head.weight.shape[0])  # type: ignore[index]
     vocabulary = tokenizer_vocabulary(policy.tokenizer, size)
     return open_recorder(folder, manifest, vocabulary, step=step, device=policy.device.type, warn=warn, kept=kept)
 
@@ -109,7 +109,7 @@ def record_step(
             update.first_response,
             update.batch,
             update.plan,
-            micro_batches=update.result.parts,
+            micro_batches=update.result.micro_batch_sizes,
             new_logp=update.result.new_logp,
             clipped=update.result.clipped,
             taken=update.result.taken,

@@ -16,7 +16,7 @@ import torch
 
 from trimtab import failpoints
 from trimtab.config import Config
-from trimtab.policy import Policy, Transcript, cut, log_probs, make_optimizer
+from trimtab.policy import Policy, Transcript, log_probs, make_optimizer, split_by_token_budget
 from trimtab.tasks import Task, derive_seed, read_rows
 from trimtab.train import checkpoints
 
@@ -160,7 +160,7 @@ def _supervised_step(
     optimizer.zero_grad(set_to_none=True)
     tokens = sum(len(t.response) for t in batch)
     total = torch.zeros((), device=policy.device)
-    for part in cut(batch, config.update.token_budget, policy.packed):
+    for part in split_by_token_budget(batch, config.update.token_budget, policy.packed):
         loss = -log_probs(policy, part, 1.0, config.update.head_chunk).sum() / tokens
         loss.backward()
         total += loss.detach()

@@ -54,7 +54,7 @@ def batch_of(model: Any) -> Any:
     from trimtab.policy.score import score
 
     data = random_batch(SEED, ROWS, tools=False)
-    moments = score(native_policy(model), transcripts(data), temperature=1.0, budget=4096, chunk=512)
+    moments = score(native_policy(model), transcripts(data), temperature=1.0, token_budget=4096, head_chunk=512)
     sizes = data["responses"].offsets().diff().tolist()
     draw = torch.Generator().manual_seed(SEED)
     moved = moments.logp + 0.3 * torch.randn(len(moments.logp), generator=draw)

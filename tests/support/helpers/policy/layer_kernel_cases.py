@@ -17,8 +17,8 @@ from torch.nn.functional import silu
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from helpers.triton_interpreter import try_all
-from trimtab.policy.layers import AddNorm, Gate, Turn, fuse_layers, gpu_kernels, why_not_fused
-from trimtab.policy.packed import Packed, packed_hidden, use_packed_attention
+from trimtab.policy.layers import AddNorm, Gate, Turn, fuse_layers, fusion_unsupported_reason, gpu_kernels
+from trimtab.policy.packed import PackedBatch, packed_hidden_states, use_packed_attention
 
 Case = Callable[[torch.device, torch.dtype], None]
 HOST = torch.device("cpu")
@@ -52,12 +52,12 @@ def model_of(config: Any, device: torch.device = HOST) -> Any:
     return model.to(device)
 
 
-def packed(device: torch.device, *lengths: int) -> Packed:
+def packed(device: torch.device, *lengths: int) -> PackedBatch:
     """Sequences of some lengths."""
     positions = torch.cat([torch.arange(length) for length in lengths])
     starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
     ids = (positions * 7 + 3) % SIZE["vocab_size"]
-    return Packed(ids.to(device), positions.to(device), starts.to(device), max(lengths))
+    return PackedBatch(ids.to(device), positions.to(device), starts.to(device), max(lengths))
 
 
 def normal(seed: int, *shape: int) -> Tensor:
@@ -207,7 +207,7 @@ def adapted(name: str, device: torch.device, dtype: torch.dtype) -> None:
 def near(plain: Any, device: torch.device, checkpoints: str = "") -> None:
     fused = copy.deepcopy(plain)
     fuse_layers(fused, gpu_kernels())
-    assert why_not_fused(fused) == ""
+    assert fusion_unsupported_reason(fused) == ""
     fused = copy.deepcopy(fused)  # a copy's layers are its own
     if checkpoints:
         fused.train()
@@ -224,7 +224,7 @@ def near(plain: Any, device: torch.device, checkpoints: str = "") -> None:
 def passed(model: Any, device: torch.device, dtype: torch.dtype | None) -> list[Tensor]:
     """The hidden states, and the gradients of a sum of theirs, of all parameters in a row."""
     with torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-        hidden = packed_hidden(model.model, packed(device, 5, 1, 3))
+        hidden = packed_hidden_states(model.model, packed(device, 5, 1, 3))
     slope = normal(10, *hidden.shape).to(device, hidden.dtype)
     parameters = [parameter for parameter in model.model.parameters() if parameter.requires_grad]
     hidden.backward(slope)

@@ -75,5 +75,5 @@ def mismatch(
 ) -> float:
     """The largest difference between the sampler's log-probabilities and the trainer's."""
     transcripts = [Transcript(p.ids, r.tokens) for p, group in zip(asked, groups, strict=True) for r in group]
-    measured = score(policy, transcripts, temperature, budget=4096, chunk=256)
+    measured = score(policy, transcripts, temperature, token_budget=4096, head_chunk=256)
     return float((measured.logp - drawn_with(groups)).abs().max())

@@ -1,0 +1,142 @@
+"""Load a policy: choose the device, read or build the model, attach LoRA, switch on packing and fused layers."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trimtab.policy.demo_model import demo_model, demo_tokenizer
+from trimtab.policy.layers import fuse_layers, fusion_unsupported_reason, gpu_kernels, unfuse_layers
+from trimtab.policy.lora import add_lora, enable_gradient_checkpointing
+from trimtab.policy.packed import packing_unsupported_reason, use_packed_attention
+from trimtab.policy.policy import Policy, Precision
+from trimtab.policy.smollm2 import smollm2_folder
+
+
+def load_policy(
+    path: str,
+    *,
+    device: str = "auto",
+    precision: Precision = "fp32",
+    attention: str | None = None,
+    gradient_checkpointing: bool = False,
+    lora_rank: int = 0,
+    lora_alpha: int = 32,
+    chat: bool = True,
+    seed: int = 0,
+) -> Policy:
+    """Load a policy by path: a folder or hub name, `demo`, or `smollm2`."""
+    where = pick_device(device)
+    model, tokenizer = _demo(seed) if path == "demo" else _pretrained(path, attention)
+    if lora_rank:
+        model = add_lora(model, lora_rank, lora_alpha, seed)
+    if where.type == "cuda" and where.index is not None:
+        torch.cuda.set_device(where)  # Triton launches on the current device, whatever its arguments' device
+    model.to(where)
+    if gradient_checkpointing:
+        enable_gradient_checkpointing(model)
+    policy = Policy(model, tokenizer, where, precision, chat)
+    _check_logits(policy)
+    # Flash attention needs half precision: in fp32 packed sequences would go through attention one by one, which is
+    # slower than padding.
+    return with_packing(policy) if where.type == "cuda" and precision == "bf16" else policy
+
+
+def with_packing(policy: Policy) -> Policy:
+    """Return the policy with packed forward passes; the same policy, with a warning, if its model does not support it.
+
+    On a GPU the layers are fused too.
+    """
+    before = policy.causal_lm.config._attn_implementation
+    if before != "sdpa":  # the user has chosen another attention
+        return policy
+    use_packed_attention(policy.causal_lm)
+    reason = packing_unsupported_reason(policy.backbone, policy.device, policy.autocast)
+    name = type(policy.causal_lm).__name__
+    if reason:
+        policy.causal_lm.set_attn_implementation(before)
+        warnings.warn(
+            f"sequences are padded, which is slower: {name} does not support packed sequences ({reason})", stacklevel=2
+        )
+        return policy
+    if policy.device.type == "cuda":
+        _fuse_if_supported(policy.causal_lm)
+    return replace(policy, packed=True)
+
+
+def _fuse_if_supported(causal_lm: Any) -> None:
+    """Fuse the layers; undo it, with a warning, if they do not compute what transformers' layers do."""
+    try:
+        fuse_layers(causal_lm, gpu_kernels())
+    except ModuleNotFoundError:  # no Triton
+        return
+    reason = fusion_unsupported_reason(causal_lm)
+    if reason:
+        unfuse_layers(causal_lm)
+        warnings.warn(
+            f"the layers of {type(causal_lm).__name__} are not fused, which is slower ({reason})", stacklevel=3
+        )
+
+
+def pick_device(name: str) -> torch.device:
+    """Return a device by name; `auto` is a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"run.device={name!r} is no device: say auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"run.device={name!r}, but torch sees no GPU here: say cpu or auto")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"run.device={name!r}, but torch sees {torch.cuda.device_count()} GPUs here, the first is cuda:0"
+        )
+    if device.type not in ("cpu", "cuda") and not _is_usable(device):
+        raise ValueError(f"run.device={name!r}, which torch cannot use here: say auto, cpu or cuda")
+    return device
+
+
+def _is_usable(device: torch.device) -> bool:
+    try:
+        return torch.ones((), device=device).item() == 1
+    except Exception:  # every backend that is missing, or holds no data (meta), raises its own type
+        return False
+
+
+def _demo(seed: int) -> tuple[Any, Any]:
+    return demo_model(seed), demo_tokenizer()
+
+
+def _pretrained(path: str, attention: str | None) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = str(smollm2_folder()) if path == "smollm2" else str(Path(path).expanduser())
+    if path.startswith(("/", ".", "~")) and not Path(folder).is_dir():
+        raise ValueError(f"model.path={path!r}: there is no such folder")
+    options = {"attn_implementation": attention} if attention else {}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+        return model, AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.path={path!r} cannot be loaded: {error}") from None
+
+
+@torch.no_grad()
+def _check_logits(policy: Policy) -> None:
+    """Raise if the model's logits are not those of its output embedding."""
+    # Some families scale or shift logits in their own forward: training would go on with wrong log-probabilities.
+    ids = torch.tensor([[min(policy.eos_token_ids), policy.pad_token_id, 0]], device=policy.device)
+    mask = torch.ones_like(ids)
+    policy.model.eval()
+    ours = policy.logits(policy.hidden_states(ids, mask), 1.0)
+    theirs = policy.model(input_ids=ids, attention_mask=mask).logits.float()
+    if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
+        raise ValueError(
+            f"{type(policy.causal_lm).__name__} does more to its logits than its output embedding: this family is not "
+            "supported yet"
+        )
