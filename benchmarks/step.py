@@ -119,9 +119,8 @@ def never_end(trainer: Trainer) -> None:
     policy = trainer.policy
     if policy.tokenizer.pad_token_id is None:
         policy.tokenizer.pad_token = policy.tokenizer.eos_token
-    vars(policy)["eos_token_ids"] = frozenset(
-        {int(policy.causal_lm.config.vocab_size)}
-    )  # where a cached property keeps it
+    # A cached property keeps its value in vars().
+    vars(policy)["eos_token_ids"] = frozenset({int(policy.causal_lm.config.vocab_size)})
     trainer.sampler = build_sampler(policy, trainer.config.rollout)
 
 

@@ -19,9 +19,9 @@ def causal_attention(
     """Return causal attention within each packed sequence, (tokens, heads, head_dim); differentiable.
 
     `query` is (tokens, heads, head_dim); `key` and `value` are (tokens, kv_heads, head_dim), where `kv_heads` divides
-    `heads`. `cu_seqlens`, (sequences + 1) int32 on the same device, holds the cumulative sequence lengths from 0 on; its
-    last entry may be less than `tokens`, and the output of the tokens after it is then undefined. `max_seqlen` is the
-    length of the longest sequence. Under autocast it runs in autocast's dtype.
+    `heads`. `cu_seqlens`, (sequences + 1) int32 on the same device, holds the cumulative sequence lengths from 0 on;
+    its last entry may be less than `tokens`, and the output of the tokens after it is then undefined. `max_seqlen` is
+    the length of the longest sequence. Under autocast it runs in autocast's dtype.
     """
     query, key, value = _to_autocast_dtype(query, key, value)
     if not len(query):

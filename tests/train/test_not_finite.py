@@ -77,7 +77,7 @@ def in_the_hidden_states_of_the_update(patch: pytest.MonkeyPatch, inject: Inject
     whole = Policy.hidden_states
     patch.setattr(
         Policy,
-        "hidden",
+        "hidden_states",
         lambda self, *args: inject(whole(self, *args)) if self.model.training else whole(self, *args),
     )
 

@@ -104,8 +104,9 @@ def response_hidden_states(policy: Policy, transcripts: Sequence[Transcript]) ->
     targets += np.arange(response_lengths.sum())
     if policy.packed:
         positions = np.arange(len(ids)) - np.repeat(cu_seqlens[:-1], lengths)
-        arrays = (ids, positions, cu_seqlens, targets - 1, ids[targets])
-        flat, position_ids, bounds, before, tokens = to_device(policy.device, *arrays)
+        flat, position_ids, bounds, before, tokens = to_device(
+            policy.device, ids, positions, cu_seqlens, targets - 1, ids[targets]
+        )
         batch = PackedBatch(flat, position_ids, bounds.to(torch.int32), int(lengths.max()))
         hidden = policy.packed_hidden_states(batch)
     else:
@@ -114,8 +115,9 @@ def response_hidden_states(policy: Policy, transcripts: Sequence[Transcript]) ->
         table[real] = ids
         # How far padding of the rows before shifts each response token.
         shift = np.repeat(np.arange(len(lengths)) * real.shape[1] - cu_seqlens[:-1], response_lengths)
-        arrays = (table, real.astype(np.int64), targets - 1 + shift, ids[targets])
-        rows, mask, before, tokens = to_device(policy.device, *arrays)
+        rows, mask, before, tokens = to_device(
+            policy.device, table, real.astype(np.int64), targets - 1 + shift, ids[targets]
+        )
         hidden = policy.hidden_states(rows, mask).flatten(0, 1)
     return hidden.index_select(0, before), tokens
 
