@@ -146,13 +146,9 @@ def _paged_sampler_memory(config: Config, policy: Policy, memory: int | None) ->
     rollout, shape = config.rollout, policy.causal_lm.config
     size = 2 if config.model.precision == "bf16" else 4
     heads, kv_heads, head_dim = shape.num_attention_heads, shape.num_key_value_heads, head_size(shape)
-<<<<<<< HEAD
     # The sampler keeps a copy of the linear weights in its own precision and layout.
     linear = sum(p.numel() for p in _linear_weights(policy.causal_lm))
     # CUDA graphs are captured for a few batch sizes, so buffers have the next larger one.
-=======
-    linear = sum(p.numel() for p in _linear_weights(policy.causal_lm))
->>>>>>> 6cbe959 (policy: loading, Policy and LoRA are modules of their own; micro-batches, cu_seqlens, lm_head, eos_token_ids in the field's words)
     rows = bucket(min(rollout.batch_size, max(sequences_at_once(config), _evaluated(config))))
     token = shape.num_hidden_layers * 2 * kv_heads * head_dim * size
     limit = None if memory is None else int(rollout.kv_cache_memory * memory)

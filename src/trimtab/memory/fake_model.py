@@ -147,11 +147,7 @@ def sampling_memory(policy: Policy, prompts: int, prompt_tokens: int, options: S
     """Track the native sampler's prefill and its last decoding step, when the KV cache is full."""
     tracker = MemoryTracker(policy.model.parameters())
     policy.model.eval()
-<<<<<<< HEAD
     policy.causal_lm.set_attn_implementation("sdpa")  # the native sampler pads, which flash attention does not take
-=======
-    policy.causal_lm.set_attn_implementation("sdpa")
->>>>>>> 6cbe959 (policy: loading, Policy and LoRA are modules of their own; micro-batches, cu_seqlens, lm_head, eos_token_ids in the field's words)
     rows, seen = prompts * options.samples, prompt_tokens + options.max_new_tokens - 1
     with tracker, policy.autocast(), tracker.category("sampling"):
         cache = _step(policy, prompts, prompt_tokens, prompt_tokens, None).past_key_values
