@@ -20,9 +20,9 @@ from trimtab.config import Config, load
 from trimtab.objectives.rules import weights
 from trimtab.rewards import Verdict
 from trimtab.rollout import PromptTokens, Response, SamplingOptions
-from trimtab.train import experience, loop
+from trimtab.train import rollouts, trainer
 from trimtab.train.build import build_sampler
-from trimtab.train.experience import GradedResponse
+from trimtab.train.rollouts import GradedResponse
 
 Settings = dict[str, Any]
 
@@ -79,12 +79,12 @@ def graded_by(reward: Reward) -> Sabotage:
     """Grade training responses by another verifier; held-out ones keep the true one."""
 
     def context() -> AbstractContextManager[Any]:
-        original = experience.answer_problems
+        original = rollouts.sample_and_grade
 
         def regrade(*given: Any) -> list[list[GradedResponse]]:
             return [[_regraded(response, reward(response)) for response in group] for group in original(*given)]
 
-        return patch.object(experience, "answer_problems", regrade)
+        return patch.object(rollouts, "sample_and_grade", regrade)
 
     return context
 
@@ -174,7 +174,7 @@ def sampled_by(wrap: Callable[[Any], Any]) -> Sabotage:
     """Wrap the run's sampler."""
 
     def context() -> AbstractContextManager[Any]:
-        return patch.object(loop, "build_sampler", lambda policy: wrap(build_sampler(policy)))
+        return patch.object(trainer, "build_sampler", lambda policy, rollout: wrap(build_sampler(policy, rollout)))
 
     return context
 

@@ -33,9 +33,9 @@ from trimtab.memory.estimate import estimate_memory
 from trimtab.memory.model_shape import SMOLLM2
 from trimtab.memory.tracker import MemoryTracker
 from trimtab.policy.demo_model import demo_tokenizer
-from trimtab.train import experience, loop
-from trimtab.train.loop import build_trainer
-from trimtab.train.progress import Progress
+from trimtab.train import loop, scoring
+from trimtab.train.loop import train_step
+from trimtab.train.trainer import RunProgress, build_trainer
 
 PHASES = ("sampling", "scoring", "update", "optimizer_step")
 AT_ONCE = 3  # processes on one GPU; each counts its own bytes
@@ -148,11 +148,11 @@ def measure(setting: Setting, device: str) -> dict[str, Any]:
         save_shape(setting, folder)
         stack.enter_context(patch.object(trimtab.policy.loading, "_pretrained", random_weights(device)))
         trainer = build_trainer(config_of(setting, folder, device))
-        meter, progress = stack.enter_context(metering(trainer)), Progress()
+        meter, progress = stack.enter_context(metering(trainer)), RunProgress()
         start = time.perf_counter()
         for number in range(2):
             meter.on = number == 1
-            metrics = trainer.step(progress)
+            metrics = train_step(trainer, progress).metrics
         length = metrics["tokens/count"] / (setting.prompts * 8)
         seconds = time.perf_counter() - start
     return {
@@ -187,7 +187,7 @@ def metering(trainer: Any) -> Iterator[Meter]:
             meter = _counting(stack.enter_context(MemoryTracker(trainer.policy.model.parameters())), trainer)
         places: list[tuple[Any, str, str]] = [
             (trainer.sampler, "sample", "sampling"),
-            (experience, "score_answers", "scoring"),
+            (scoring, "score_responses", "scoring"),
             (loop, "update", "update"),
             (import_module("trimtab.policy.update"), "_step", "optimizer_step"),
         ]

@@ -30,8 +30,10 @@ from trimtab.rewards import Verdict
 from trimtab.rollout import Response
 from trimtab.tasks import Problem
 from trimtab.train.build import build_sampler
-from trimtab.train.experience import Experience, GradedResponse, score_answers
-from trimtab.train.loop import Trainer
+from trimtab.train.loop import update_policy
+from trimtab.train.rollouts import GradedResponse, Rollouts
+from trimtab.train.scoring import Experience, score_responses
+from trimtab.train.trainer import Trainer
 
 PEAK = 989e12  # bf16 without sparsity, H200 data sheet
 PROMPT = 64  # tokens
@@ -134,10 +136,9 @@ def made_trainer(policy: Policy, config: Config) -> Trainer:
         policy=policy,
         sampler=build_sampler(policy),
         task=[],  # type: ignore[arg-type]
-        test=None,
+        test_task=None,
         objective=config.build_objective(),
         optimizer=make_optimizer(policy, update.lr, update.betas, update.weight_decay),
-        reference=None,
     )
 
 
@@ -176,12 +177,12 @@ class Case:
         settings = config.update.model_copy(update={"token_budget": self.budget})
         trainer.config = config.model_copy(update={"update": settings})
         answers = made_answers(self.shape, responses, self.length)
-        batch = score_answers(trainer.policy, answers, trainer.objective, None, trainer.config)
-        seen = Experience(answers, [responses], batch, 0, 0)
+        experience = Experience(Rollouts(answers, [responses]), score_responses(trainer, answers))
+        (minibatch,) = experience.minibatches()
         passes = (config.rollout.temperature, self.budget, config.update.head_chunk)
         work = sum(flops(self.shape, [PROMPT] * responses, [self.length] * responses).values())
-        update = self._seconds(lambda: trainer.update(seen, 0, 0, responses), rounds)
-        scoring = self._seconds(lambda: score(trainer.policy, seen.transcripts, *passes), rounds)
+        update = self._seconds(lambda: update_policy(trainer, minibatch, []), rounds)
+        scoring = self._seconds(lambda: score(trainer.policy, minibatch.transcripts, *passes), rounds)
         return {
             "response": self.length,
             "responses": responses,

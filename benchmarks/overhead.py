@@ -26,12 +26,10 @@ from trimtab.config import Config, build_objective, load
 from trimtab.policy import pick_device
 from trimtab.record import Recorder
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
-from trimtab.train.build import set_threads
-from trimtab.train.gc_pause import gc_pause
-from trimtab.train.loop import Trainer, build_trainer
-from trimtab.train.progress import Progress
+from trimtab.train.loop import train_step
+from trimtab.train.process import gc_pause, set_threads, versions
 from trimtab.train.recording import start_recording
-from trimtab.train.run import versions
+from trimtab.train.trainer import RunProgress, Trainer, build_trainer
 
 BASE, AGAIN = "grpo", "grpo again"
 RECIPES = {"stapo": "stapo-qwen3-1.7b", "stare": "stare-short-7b", "sspo": "sspo-qwen2.5-math-1.5b"}
@@ -87,7 +85,7 @@ def objectives(trainer: Trainer, rounds: int, settle: Callable[[], None]) -> dic
     """What every objective adds, over rounds that each sample anew."""
     tables = objective_tables()
     built = {name: build_objective(table) for name, table in tables.items()}
-    names, device, progress = list(built), trainer.policy.device, Progress()
+    names, device, progress = list(built), trainer.policy.device, RunProgress()
     keeping = Keeping(trainer.sampler, device)
     spent: dict[str, list[float]] = {name: [] for name in names}
     whole, sampling, mixed, tokens = list[float](), list[float](), list[float](), list[float]()
@@ -139,28 +137,19 @@ def rotated(names: Sequence[str], by: int) -> list[str]:
     return [*names[by:], *names[:by]]
 
 
-def timed_step(trainer: Trainer, progress: Progress) -> tuple[float, dict[str, float]]:
+def timed_step(trainer: Trainer, progress: RunProgress) -> tuple[float, dict[str, float]]:
     """One step: its seconds and metrics."""
     metrics: dict[str, float] = {}
-    seconds = seconds_of(lambda: metrics.update(trainer.step(progress)), trainer.policy.device)
+    seconds = seconds_of(lambda: metrics.update(train_step(trainer, progress).metrics), trainer.policy.device)
     return seconds, metrics
 
 
 def recorder(trainer: Trainer, blocks: int, length: int) -> dict[str, Any]:
     """What recording adds to a whole step."""
     with tempfile.TemporaryDirectory() as folder:
-        recording = start_recording(
-            trainer.config,
-            Path(folder),
-            trainer.policy,
-            trainer.objective,
-            step=0,
-            versions=versions(),
-            warn=print,
-            kept=(),
-        )
+        recording = start_recording(trainer, Path(folder), step=0, versions=versions(), warn=print, kept=())
         assert recording is not None
-        progress, on, off, flushed = Progress(), list[float](), list[float](), list[float]()
+        progress, on, off, flushed = RunProgress(), list[float](), list[float](), list[float]()
         for number in range(blocks + 1):  # the first does not count
             before = copy(progress)
             for now in (recording, None) if number % 2 else (None, recording):
@@ -196,7 +185,9 @@ def recorded(on: Sequence[float], off: Sequence[float], flushed: Sequence[float]
     }
 
 
-def block(trainer: Trainer, recording: Recorder | None, progress: Progress, length: int) -> tuple[list[float], float]:
+def block(
+    trainer: Trainer, recording: Recorder | None, progress: RunProgress, length: int
+) -> tuple[list[float], float]:
     """Some steps in a row: the seconds of each, and those until all is written after the last."""
     trainer.recorder = recording
     seconds = [timed_step(trainer, progress)[0] for _ in range(length)]

@@ -30,6 +30,7 @@ from trimtab.config import load
 from trimtab.insight.replay import replay
 from trimtab.record import Manifest, RecordSettings, RecordWriter, StepData, StepInfo, UpdateInfo, Vocabulary, open_run
 from trimtab.record.layout import size_of, step_folder
+from trimtab.train.loop import train_step
 from trimtab.train.run import Run
 from trimtab.train.run_folder import RunFolder
 
@@ -77,10 +78,10 @@ def demo(folder: Path) -> dict[str, Any]:
         trainer.recorder = recording if on else None
         trainer.set_learning_rate(step)
         before = time.perf_counter(), time.thread_time(), time.process_time()
-        metrics = trainer.step(run.progress)
+        result = train_step(trainer, run.progress)
         after = time.perf_counter(), time.thread_time(), time.process_time()
         spent[on].append(Spent(*(b - a for a, b in zip(before, after, strict=True))))
-        run.finish_step(metrics)
+        run.finish_step(result)
     recording.close()
     records = open_run(folder)
     size = size_of([step_folder(records.folder, n) for n in records.steps])

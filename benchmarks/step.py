@@ -32,11 +32,11 @@ from trimtab.policy.smollm2 import smollm2_folder
 from trimtab.rewards import grade_many
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.tasks import Problem, problem_index
-from trimtab.train import experience, loop
-from trimtab.train.build import build_sampler, build_task, set_threads
-from trimtab.train.gc_pause import gc_pause
-from trimtab.train.loop import Trainer, build_trainer
-from trimtab.train.progress import Progress
+from trimtab.train import loop, rollouts, scoring
+from trimtab.train.build import build_sampler, build_task
+from trimtab.train.loop import train_step
+from trimtab.train.process import gc_pause, set_threads
+from trimtab.train.trainer import RunProgress, Trainer, build_trainer
 
 PHASES = ("sample", "grade", "score", "plan", "forward and backward", "optimizer", "metrics", REST)
 COMMON = ["objective.name=grpo", "update.per_step=1", "record.enabled=false"]
@@ -95,7 +95,7 @@ def ours(config: Config, steps: Steps) -> dict[str, Any]:
     """trimtab's steps, as `trimtab train` makes them."""
     forget(pick_device(config.run.device))
     set_threads(config)
-    trainer, progress, course = build_trainer(config), Progress(), Course(steps)
+    trainer, progress, course = build_trainer(config), RunProgress(), Course(steps)
     if steps.fixed:
         never_end(trainer)
     watch = Stopwatch(trainer.policy.device)
@@ -105,7 +105,7 @@ def ours(config: Config, steps: Steps) -> dict[str, Any]:
             with watching(trainer, watch) if number >= steps.warmup + steps.timed else ExitStack():
                 settle(trainer.policy.device)
                 start = time.perf_counter()
-                metrics = trainer.step(progress)
+                metrics = train_step(trainer, progress).metrics
                 settle(trainer.policy.device)
             course.seconds.append(time.perf_counter() - start)
             course.tokens.append(int(metrics["tokens/count"]))
@@ -128,8 +128,8 @@ def never_end(trainer: Trainer) -> None:
 def watching(trainer: Trainer, watch: Stopwatch) -> Iterator[None]:
     """A stopwatch at every phase of a step of ours."""
     places: list[tuple[Any, str, str]] = [
-        (experience, "grade_many", "grade"),
-        (experience, "score_answers", "score"),
+        (rollouts, "grade_many", "grade"),
+        (scoring, "score_responses", "score"),
         (Objective, "plan", "plan"),
         (loop, "update", "forward and backward"),
         (torch.nn.utils, "clip_grad_norm_", "optimizer"),

@@ -117,7 +117,7 @@ def train(
             quiet=quiet,
             print_line=typer.echo,
             print_error=print_error,
-            watcher=alarm_monitor(request.config, print_error),
+            monitor=alarm_monitor(request.config, print_error),
             write_report=lambda run: write_run_report([run]),
         )
     raise typer.Exit(code)

@@ -1,6 +1,6 @@
 """Named points in the code at which a test can kill the process.
 
-`TRIMTAB_FAILPOINT="checkpoint.rename:2"` kills the process (as `kill -9` would) the second time it reaches that point.
+`TRIMTAB_FAILPOINT="folder.rename:2"` kills the process (as `kill -9` would) the second time it reaches that point.
 Without the variable a failpoint costs one look-up in the environment.
 """
 

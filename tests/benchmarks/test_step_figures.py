@@ -17,9 +17,9 @@ import stopwatch
 from stopwatch import REST, Stopwatch
 from trimtab.config import load
 from trimtab.rollout import NativeSampler, PromptTokens, SamplingOptions
-from trimtab.train import experience
-from trimtab.train.loop import Trainer, build_trainer
-from trimtab.train.progress import Progress
+from trimtab.train import rollouts
+from trimtab.train.loop import train_step
+from trimtab.train.trainer import RunProgress, Trainer, build_trainer
 
 CPU = torch.device("cpu")
 SHAPE = mfu.Shape(
@@ -208,7 +208,7 @@ def test_what_was_drawn_is_drawn_again() -> None:
 def test_a_still_trainer_changes_no_weight() -> None:
     trainer = overhead.still(load("demo", overhead.SMALL))
     before = [p.clone() for p in trainer.policy.model.parameters()]
-    metrics = trainer.step(Progress())
+    metrics = train_step(trainer, RunProgress()).metrics
     assert metrics["update/grad_norm"] > 0
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.policy.model.parameters(), strict=True))
 
@@ -225,26 +225,26 @@ def test_only_timed_steps_count() -> None:
 
 def test_no_response_ends_before_its_limit_when_it_must_not() -> None:
     trainer = small_trainer("rollout.max_new_tokens=20")
-    assert trainer.step(Progress())["response/length_mean"] < 20
+    assert train_step(trainer, RunProgress()).metrics["response/length_mean"] < 20
     step.never_end(trainer)
     assert isinstance(trainer.sampler, NativeSampler)
-    metrics = trainer.step(Progress())
+    metrics = train_step(trainer, RunProgress()).metrics
     assert (metrics["response/length_mean"], metrics["response/truncated_share"]) == (20, 1)
 
 
 def test_the_stopwatch_sees_every_phase_and_leaves_nothing_behind() -> None:
     trainer, watch = small_trainer(), Stopwatch(CPU)
-    before = experience.grade_many, trainer.sampler
+    before = rollouts.grade_many, trainer.sampler
     with step.watching(trainer, watch):
-        trainer.step(Progress())
+        train_step(trainer, RunProgress())
     assert set(watch.seconds) == set(step.PHASES)
     assert all(seconds > 0 for seconds in watch.seconds.values())
-    assert (experience.grade_many, trainer.sampler) == before
+    assert (rollouts.grade_many, trainer.sampler) == before
 
 
 def test_the_peer_gets_the_problems_that_our_steps_meet() -> None:
     trainer = small_trainer()
-    answers = experience.collect(trainer.policy, trainer.sampler, trainer.task, 0, 0, trainer.config)[0]
+    answers = rollouts.sample_groups(trainer, RunProgress())[0]
     ours = [group[0].problem for group in answers]
     assert step.problems_of(trainer.config, steps=2)[: len(ours)] == ours
 

@@ -122,7 +122,7 @@ def test_a_run_that_was_cut_off_is_resumed(recipe: str, tmp_path: Path) -> None:
     assert (run.state(), run.command()[-2:]) == ("new", ["--out", str(run.folder.path)])
     ended(run, [0.1, 0.4], [1.0])
     assert (run.state(), run.command()[-2:]) == ("unfinished", ["--resume", str(run.folder.path)])
-    run.folder.append({"step": 3})
+    run.folder.append_metrics({"step": 3})
     assert run.state() == "unfinished"  # its model is not there yet
     (run.folder.path / "model").mkdir()
     assert run.state() == "finished"
@@ -366,9 +366,9 @@ def ended(run: CompareRun, accuracy: list[float], entropy: list[float], state: A
     """Make a run's folder with these numbers in it."""
     run.folder.path.mkdir(parents=True)
     (run.folder.path / "config.toml").write_text(resolved_toml(run.config))
-    run.folder.append({"step": 0, "eval/accuracy": accuracy[0]})
+    run.folder.append_metrics({"step": 0, "eval/accuracy": accuracy[0]})
     for step, (right, open_) in enumerate(zip(accuracy[1:], entropy, strict=True), start=1):
-        run.folder.append(
+        run.folder.append_metrics(
             {"step": step, "eval/accuracy": right, "policy/entropy": open_, "s2t/entropy_threshold": float("nan")}
         )
     return RunOutcome(run, state)

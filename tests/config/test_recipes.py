@@ -13,7 +13,7 @@ from trimtab.config import Config, load, packaged_recipes
 from trimtab.config.reference_docs import recipe_title, recipes_page
 from trimtab.console.reporters import PlainReporter
 from trimtab.train.loop import train
-from trimtab.train.run import Run, Stop
+from trimtab.train.run import Run, StopReason
 from trimtab.train.run_folder import RunFolder
 
 ROOT = Path(__file__).parent.parent.parent
@@ -196,7 +196,7 @@ def test_the_demo_trains(tmp_path: Path) -> None:
     quick = ["run.steps=2", "warm_start.steps=3", "run.threads=1", "run.eval_problems=20", "run.device=cpu"]
     run = Run(load("demo", quick), RunFolder(tmp_path / "run"), PlainReporter(lambda text: None))
     train(run)
-    assert run.stopped is Stop.FINISHED
+    assert run.stopped is StopReason.FINISHED
     records = run.folder.records()
     assert [record["step"] for record in records] == [0, 1, 2]
     assert all(record["update/skipped"] == 0 and record["tokens/count"] >= 256 for record in records[1:])

@@ -9,7 +9,7 @@ import pytest
 
 from trimtab.config import PACKAGED, Config, find_recipe, load
 from trimtab.console.dry_run import describe_dry_run, minibatches
-from trimtab.train.experience import arrange
+from trimtab.train.rollouts import split_into_minibatches
 
 
 def recipe(*settings: str) -> Config:
@@ -64,7 +64,7 @@ def test_mini_batches_are_those_the_trainer_makes(prompts: int, updates: int) ->
         update=recipe().update.model_copy(update={"per_step": updates}),
     )
     groups = [[Length()] * 4 for _ in range(prompts)]
-    assert minibatches(config) == arrange(groups, updates)[1]  # type: ignore[arg-type]
+    assert minibatches(config) == split_into_minibatches(groups, updates)[1]  # type: ignore[arg-type]
 
 
 def test_dynamic_sampling_says_that_its_numbers_are_the_least() -> None:

@@ -18,7 +18,8 @@ from trimtab.console.launch import TrainRequest, claim_folder, slug
 from trimtab.console.summary_text import summarize_metrics
 from trimtab.policy import Policy
 from trimtab.rollout import NativeSampler
-from trimtab.train import run as run_module
+from trimtab.train.metrics import StepResult
+from trimtab.train.run import Run
 from trimtab.train.run_folder import RunFolder
 
 # Rewards fall with length, so that a model that knows nothing has something to learn from.
@@ -144,13 +145,13 @@ def test_a_run_without_learning_signal_stops_with_a_diagnosis(here: Path) -> Non
 
 
 def test_ctrl_c_ends_the_run_after_its_step_with_exit_code_3(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run_module.Run.finish_step
+    whole = Run.finish_step
 
-    def interrupt(self: run_module.Run, metrics: dict[str, float]) -> None:
-        whole(self, metrics)
+    def interrupt(self: Run, result: StepResult) -> None:
+        whole(self, result)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(run_module.Run, "finish_step", interrupt)
+    monkeypatch.setattr(Run, "finish_step", interrupt)
     result = train("tiny.toml", "--out", "a")
     assert result.exit_code == 3
     assert "1 of 3 steps" in result.output

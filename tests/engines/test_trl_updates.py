@@ -21,9 +21,9 @@ import trimtab as tt
 from helpers.engines import trl_runs
 from helpers.engines.trl_worker import known_rollout, run, save_start
 from trimtab.engines.common import STATE_FILE
+from trimtab.objectives import segment_ids
 from trimtab.policy import Policy, Transcript, UpdateOptions, update
 from trimtab.policy.demo_model import demo_tokenizer
-from trimtab.train.experience import segment_ids
 
 SUPPORT = Path(__file__).parents[1] / "support"
 OBJECTIVES = ("stapo(tau_p=0.2)", "stare(adaptive=true, target=2)", "sspo + s2t(tau_p=0.2) + tis")

@@ -54,7 +54,7 @@ def test_a_replay_rings_what_rang_while_the_run_went_on(tmp_path: Path, monkeypa
 
     monkeypatch.setattr("trimtab.insight.alarms.monitor.ALARM_KINDS", {"clip": AlarmKind(third, (), (), "Try nothing")})
     run, listener = short_run(tmp_path / "run", {"warm_start.steps": "0", "record.enabled": "false"})
-    run.watcher = alarm_monitor(run.config)
+    run.monitor = alarm_monitor(run.config)
     train(run)
     written_alarms = RunFolder(tmp_path / "run").alarm_records()
     again = replay_run(tmp_path / "run")

@@ -32,8 +32,8 @@ def raised_in(*places: tuple[str, str]) -> BaseException:
 
 
 PLACES: dict[Phase, list[tuple[str, str]]] = {
-    "sampling": [("trimtab.train.experience", "collect"), ("trimtab.rollout.paged.sampler", "sample")],
-    "scoring": [("trimtab.train.experience", "score_answers"), ("trimtab.policy.score", "score")],
+    "sampling": [("trimtab.train.rollouts", "sample_groups"), ("trimtab.rollout.paged.sampler", "sample")],
+    "scoring": [("trimtab.train.scoring", "score_responses"), ("trimtab.policy.score", "score")],
     "update": [("trimtab.policy.update", "update"), ("trimtab.policy.forward_backward", "forward_backward")],
     "optimizer_step": [("trimtab.policy.update", "update"), ("trimtab.policy.update", "_step")],
 }

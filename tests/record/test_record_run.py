@@ -205,11 +205,11 @@ def test_a_run_that_goes_on_has_the_records_of_one_that_was_not_stopped(whole: P
     assert {name: now.get(name) for name in recorded} == {name: then[name] for name in recorded}
 
 
-@pytest.mark.parametrize("moment", ["update.done:7", "step.done:4", "checkpoint.published:5", "checkpoint.rename:5"])
+@pytest.mark.parametrize("moment", ["update.done:7", "step.done:4", "checkpoint.published:5", "folder.rename:5"])
 def test_what_a_killed_run_has_recorded_can_be_read(whole: Path, tmp_path: Path, moment: str) -> None:
     order = Order(tmp_path / "run", fault=moment)
     assert order.run() == -signal.SIGKILL
-    saved = int(checkpoints.found(order.folder / "checkpoints")[-1].name.removeprefix("step-"))
+    saved = int(checkpoints.list_checkpoints(order.folder / "checkpoints")[-1].name.removeprefix("step-"))
     assert saved in (2, 4)
     then = {step.number: step for step in open_run(whole)}
     found = list(open_run(order.folder))  # a warning would be an error

@@ -14,9 +14,9 @@ from trimtab.config import load
 from trimtab.record import RecordWriter
 from trimtab.record.layout import FOLDER, recorded_steps
 from trimtab.train import checkpoints
-from trimtab.train.alarm_actions import Alarm, Watch, around
-from trimtab.train.loop import train
-from trimtab.train.run import Run, RunStoppedError, Stop
+from trimtab.train.alarm_actions import Alarm, AlarmHandler, steps_around
+from trimtab.train.loop import train, train_step
+from trimtab.train.run import Run, RunStoppedError, StopReason
 from trimtab.train.run_folder import RunFolder
 
 Shown = Callable[[Mapping[str, float]], list[Alarm]]
@@ -40,7 +40,7 @@ def run_watched(
     folder: Path, watcher: Shown, changes: Mapping[str, str] | None = None, resume: bool = False
 ) -> tuple[Run, list[str]]:
     run, listener = short_run(folder, {"warm_start.steps": "0", "record.enabled": "false", **(changes or {})}, resume)
-    run.watcher = watcher
+    run.monitor = watcher
     train(run)
     return run, listener.said
 
@@ -77,19 +77,19 @@ def test_save_keeps_a_checkpoint_that_the_run_does_not_clear_away(tmp_path: Path
     changes = {"alarms.ratio": "save", "run.keep_checkpoints": "1"}
     run, _ = run_watched(tmp_path / "run", RingsAt(1, 3), changes)
     assert run.progress.step == 6
-    kept = checkpoints.found(tmp_path / "run/alarms")
+    kept = checkpoints.list_checkpoints(tmp_path / "run/alarms")
     assert [path.name for path in kept] == ["step-00000001", "step-00000003"]
     assert checkpoints.read(kept[1]).state["progress"]["step"] == 3
-    assert [path.name for path in checkpoints.found(tmp_path / "run/checkpoints")] == ["step-00000006"]
+    assert [path.name for path in checkpoints.list_checkpoints(tmp_path / "run/checkpoints")] == ["step-00000006"]
 
 
 def test_stop_ends_the_run_with_the_alarm_as_its_reason(tmp_path: Path) -> None:
     with pytest.raises(RunStoppedError, match=r"the ship leans.*--resume") as stopped:
         run_watched(tmp_path / "run", RingsAt(3), {"alarms.default": "stop"})
-    assert stopped.value.why is Stop.ALARM
+    assert stopped.value.reason is StopReason.ALARM
     assert RunFolder(tmp_path / "run").records()[-1]["step"] == 3
-    assert checkpoints.found(tmp_path / "run/checkpoints")[-1].name == "step-00000003"
-    assert checkpoints.found(tmp_path / "run/alarms")[-1].name == "step-00000003"
+    assert checkpoints.list_checkpoints(tmp_path / "run/checkpoints")[-1].name == "step-00000003"
+    assert checkpoints.list_checkpoints(tmp_path / "run/alarms")[-1].name == "step-00000003"
 
 
 def test_a_run_that_an_alarm_stopped_goes_on_and_does_not_ring_for_the_same_again(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_run_that_an_alarm_stopped_goes_on_and_does_not_ring_for_the_same_agai
 
 def test_an_alarm_in_the_last_step_cannot_stop_what_is_over(tmp_path: Path) -> None:
     run, said = run_watched(tmp_path / "run", RingsAt(6), {"alarms.default": "stop"})
-    assert run.stopped is Stop.FINISHED
+    assert run.stopped is StopReason.FINISHED
     assert (tmp_path / "run/model").is_dir()
     assert "alarm: step 6: the ship leans. Trim the sails" in said
 
@@ -145,14 +145,14 @@ def test_a_watcher_that_fails_is_said_to_have_once_and_the_run_goes_on(tmp_path:
     run, said = run_watched(tmp_path / "run", breaks, {"alarms.default": "stop"})
     assert run.progress.step == 6
     assert shown == [0, 1, 2]
-    assert len([text for text in said if "a fault of their own" in text and "a bug" in text]) == 1
+    assert len([text for text in said if "the alarms failed" in text and "a bug" in text]) == 1
 
 
 def test_an_alarm_that_cannot_be_written_is_said_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "run/alarms.jsonl").mkdir(parents=True)
     said: list[str] = []
-    watch = Watch(RingsAt(1), recipe().alarms, RunFolder(tmp_path / "run"), said.append)
-    watch.look({"step": 1})
+    handler = AlarmHandler(RingsAt(1), recipe().alarms, RunFolder(tmp_path / "run"), said.append)
+    handler.handle({"step": 1})
     assert "leans" in said[0]
     assert "could not be written" in said[1]
 
@@ -171,11 +171,11 @@ def test_a_resumed_run_shows_its_watcher_what_was_before(tmp_path: Path) -> None
 def test_alarms_after_the_checkpoint_are_forgotten_and_ring_again(tmp_path: Path) -> None:
     """A run cut off after step 5, whose last checkpoint is of step 4."""
     run, _ = short_run(tmp_path / "run", {"warm_start.steps": "0", "record.enabled": "false"})
-    run.watcher = RingsAt(2, 5)
+    run.monitor = RingsAt(2, 5)
     trainer = run.prepare()
     for step in run.steps():
         trainer.set_learning_rate(step)
-        run.finish_step(trainer.step(run.progress))
+        run.finish_step(train_step(trainer, run.progress))
         if run.progress.step == 5:
             break
     folder = RunFolder(tmp_path / "run")
@@ -191,7 +191,7 @@ def test_what_alarms_do_may_change_when_a_run_goes_on(tmp_path: Path) -> None:
     run_watched(tmp_path / "run", RingsAt(), {"run.steps": "3"})
     run, _ = run_watched(tmp_path / "run", RingsAt(5), {"alarms.default": "save"}, resume=True)
     assert run.progress.step == 6
-    assert checkpoints.found(tmp_path / "run/alarms")
+    assert checkpoints.list_checkpoints(tmp_path / "run/alarms")
 
 
 # --- records around an alarm
@@ -201,9 +201,9 @@ def test_the_steps_around_saved_alarms_are_known_from_the_folder(tmp_path: Path)
     folder = RunFolder(tmp_path)
     for step, action in ((2, "save"), (20, "warn"), (30, "stop")):
         folder.append_alarm({"step": step, "alarm": "ratio", "action": action})
-    watch = Watch(None, recipe().alarms, folder, print)
-    assert watch.kept_steps() == [*around(2), *around(30)]
-    assert list(around(2)) == [1, 2, 3, 4, 5]
+    handler = AlarmHandler(None, recipe().alarms, folder, print)
+    assert handler.steps_to_keep() == [*steps_around(2), *steps_around(30)]
+    assert list(steps_around(2)) == [1, 2, 3, 4, 5]
 
 
 def record_with_keeping(run: Path, keep: list[int], megabytes: float, steps: int = 40) -> list[int]:

@@ -1,31 +1,46 @@
-"""From a recipe to the parts of a run: how many CPU threads it uses."""
+"""From a recipe to the objects of a run."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 from trimtab.config import load
-from trimtab.train import build
+from trimtab.rollout import NativeSampler
+from trimtab.train.build import build_reference, build_task
+from trimtab.train.trainer import build_trainer
 
 
-@pytest.fixture(autouse=True)
-def _threads_as_before() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+def test_a_trainer_has_the_parts_of_its_recipe() -> None:
+    trainer = build_trainer(load("demo", ["run.device=cpu", "update.lr=1e-4"]))
+    assert isinstance(trainer.sampler, NativeSampler)
+    assert (trainer.task.name, trainer.objective.name, trainer.reference) == ("arithmetic/addition-2", "stapo", None)
+    assert trainer.test_task is not None and len(trainer.test_task) == trainer.config.run.eval_problems
+    assert trainer.optimizer.param_groups[0]["lr"] == 1e-4
 
 
-@pytest.mark.parametrize(
-    ("device", "asked", "used"), [("cpu", 0, 2), ("cpu", 1, 1), ("cuda", 0, 1), ("cuda", 3, 3), ("cuda:1", 0, 1)]
-)
-def test_threads_are_the_recipes_and_one_beside_a_gpu(
-    device: str, asked: int, used: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    torch.set_num_threads(2)
-    build.set_threads(load("demo", [f"run.device={device}", f"run.threads={asked}"]))
-    assert torch.get_num_threads() == used
+def test_the_learning_rate_is_constant_after_a_linear_warm_up() -> None:
+    trainer = build_trainer(load("demo", ["run.device=cpu", "update.lr=1e-3", "update.warmup_steps=4"]))
+    rates = []
+    for step in range(6):
+        trainer.set_learning_rate(step)
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
+
+
+def test_a_reference_called_start_is_the_policys_model() -> None:
+    config = load("demo", ["run.device=cpu", "objective=grpo + kl", "model.reference=start"])
+    reference, policy = build_reference(config), build_trainer(config).policy
+    assert reference is not None and reference is not policy
+    pairs = zip(reference.model.parameters(), policy.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_a_file_task_without_held_out_problems_is_not_evaluated() -> None:
+    config = load(None, ["task.name=file", "task.path=problems.jsonl"])
+    assert build_task(config, "test") is None
+
+
+def test_a_file_task_needs_a_path() -> None:
+    with pytest.raises(ValueError, match=r"needs task\.path"):
+        build_task(load(None, ["task.name=file"]), "train")

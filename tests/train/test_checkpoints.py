@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
 
 def assert_step_4_is_not_loaded(folder: Path) -> None:
     listener = Listener()
-    saved = checkpoints.newest(folder, accept, listener.message)
+    saved = checkpoints.load_newest(folder, accept, listener.message)
     assert saved is not None and saved.step == 2
     assert all(torch.equal(saved.tensors["model"][name], value) for name, value in tensors(2)["model"].items())
     assert listener.heard("step-00000004", "not used")
@@ -64,7 +64,7 @@ def assert_step_4_is_not_loaded(folder: Path) -> None:
 
 
 def test_a_checkpoint_comes_back_bit_by_bit(folder: Path) -> None:
-    saved = checkpoints.newest(folder, accept)
+    saved = checkpoints.load_newest(folder, accept)
     assert saved is not None and saved.step == 4 and saved.state == {"step": 4, **STATE}
     for name, group in tensors(4).items():
         if name == "model":
@@ -93,7 +93,7 @@ def rewrite(path: Path, content: bytes) -> None:
     """Put other content into a file and its right sum into the manifest."""
     path.write_bytes(content)
     (path.parent / "manifest.json").unlink()
-    checkpoints._write_manifest(path.parent)
+    checkpoints.write_manifest(path.parent)
 
 
 def replace_by(kind: Callable[[Path], Any]) -> Callable[[Path], None]:
@@ -144,7 +144,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "a file is a folder": replace_by(Path.mkdir),
     "a file is a pipe": replace_by(os.mkfifo),
     "a file is a link in a circle": replace_by(lambda path: path.symlink_to(path.name)),
-    "a file is too large": replace_by(lambda path: path.write_bytes(b" " * (checkpoints.LARGEST_JSON + 1))),
+    "a file is too large": replace_by(lambda path: path.write_bytes(b" " * (checkpoints.MAX_JSON_BYTES + 1))),
     "the manifest is not JSON": manifest_with("{"),
     "the manifest is a list": manifest_with("[]"),
     "the manifest is a number": manifest_with("1" * 9999),
@@ -184,7 +184,7 @@ def test_a_checkpoint_that_is_not_what_was_saved_is_never_loaded(folder: Path, w
 )
 def test_what_only_resembles_a_checkpoint_is_passed_over(folder: Path, name: str) -> None:
     shutil.copytree(folder / "step-00000004", folder / name)
-    saved = checkpoints.newest(folder, accept, pytest.fail)
+    saved = checkpoints.load_newest(folder, accept, pytest.fail)
     assert saved is not None and saved.step == 4
 
 
@@ -193,7 +193,7 @@ def test_a_whole_checkpoint_that_is_refused_makes_way_for_the_one_before_it(fold
         if saved.step == 4:
             raise CheckpointError("of another model")
 
-    saved = checkpoints.newest(folder, refuse)
+    saved = checkpoints.load_newest(folder, refuse)
     assert saved is not None and saved.step == 2
 
 
@@ -216,7 +216,7 @@ def test_a_good_checkpoint_is_not_touched_when_its_step_is_saved_again(folder: P
 def test_the_newest_checkpoints_are_kept(tmp_path: Path, keep: int) -> None:
     for step in range(6):
         save(tmp_path, step, keep)
-    steps = [checkpoints.read(path).step for path in checkpoints.found(tmp_path)]
+    steps = [checkpoints.read(path).step for path in checkpoints.list_checkpoints(tmp_path)]
     assert steps == list(range(6))[-keep:]
 
 
@@ -224,7 +224,7 @@ def test_the_newest_checkpoints_are_kept(tmp_path: Path, keep: int) -> None:
 def test_a_damaged_later_checkpoint_does_not_push_a_good_one_out(folder: Path, keep: int) -> None:
     (folder / "step-00000004" / "state.json").write_text("{}")
     save(folder, 3, keep)
-    saved = checkpoints.newest(folder, accept)
+    saved = checkpoints.load_newest(folder, accept)
     assert saved is not None and saved.step == 3
 
 
@@ -241,7 +241,7 @@ def test_what_another_living_process_is_writing_is_left_alone(tmp_path: Path) ->
 def test_weights_that_are_not_finite_are_never_saved(folder: Path, name: str, value: float) -> None:
     spoilt = tensors(6)
     next(iter(spoilt[name].values())).view(-1)[0] = value
-    with pytest.raises(checkpoints.RuinedError, match="not finite"):
+    with pytest.raises(checkpoints.NonFiniteStateError, match="not finite"):
         checkpoints.save(folder, 6, spoilt, STATE, keep=2)
     assert [path.name for path in sorted(folder.iterdir())] == ["step-00000002", "step-00000004"]
 
@@ -357,7 +357,7 @@ def test_the_warm_start_is_made_again_where_its_cache_is_damaged(run_folder: Pat
     _, listener = trained(tmp_path / "run")
     assert listener.heard(".warm_start", "not used")
     assert not differences(contents(tmp_path / "run"), contents(run_folder))
-    assert checkpoints.read(cached).state == {"good_enough": False, "step": 4}
+    assert checkpoints.read(cached).state == {"target_reached": False, "step": 4}
 
 
 # --- full disks
@@ -367,7 +367,7 @@ def full(*args: Any, **options: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("call", ["save_file", "_sync", "_write_manifest"])
+@pytest.mark.parametrize("call", ["save_file", "write_manifest"])
 def test_a_full_disk_costs_the_checkpoint_and_nothing_else(
     folder: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -375,7 +375,7 @@ def test_a_full_disk_costs_the_checkpoint_and_nothing_else(
     with pytest.raises(CheckpointError, match=r"step 6 could not be written to .*No space left"):
         save(folder, 6)
     assert [path.name for path in sorted(folder.iterdir())] == ["step-00000002", "step-00000004"]
-    saved = checkpoints.newest(folder, accept, pytest.fail)
+    saved = checkpoints.load_newest(folder, accept, pytest.fail)
     assert saved is not None and saved.step == 4
 
 
@@ -385,7 +385,7 @@ def test_a_full_disk_is_met_at_any_call(folder: Path, monkeypatch: pytest.Monkey
         patch.setattr(call, full)
         with pytest.raises(CheckpointError, match="could not be written"):
             save(folder, 6)
-    saved = checkpoints.newest(folder, accept, pytest.fail)
+    saved = checkpoints.load_newest(folder, accept, pytest.fail)
     assert saved is not None and saved.step == 4
 
 
@@ -419,7 +419,7 @@ def test_a_full_disk_in_the_middle_of_a_run_leaves_the_checkpoint_before_it(
     monkeypatch.setattr(checkpoints, "save_file", full)
     _, listener = trained(tmp_path / "run", resume=True)
     assert listener.heard("warning", "step 4 could not be written") and listener.heard("step 6 could not be written")
-    assert [path.name for path in checkpoints.found(tmp_path / "run" / "checkpoints")][-1] == "step-00000002"
+    assert [path.name for path in checkpoints.list_checkpoints(tmp_path / "run" / "checkpoints")][-1] == "step-00000002"
 
 
 def test_metrics_that_found_no_room_are_written_with_the_next(
@@ -443,12 +443,12 @@ def test_metrics_that_found_no_room_are_written_with_the_next(
 
 def test_half_a_line_of_metrics_is_taken_back(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.append({"step": 1})
+    folder.append_metrics({"step": 1})
     whole, limits = folder.metrics.read_text(), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 5, limits[1]))
     try:
         with pytest.raises(OSError, match="too large"):
-            folder.append({"step": 2})
+            folder.append_metrics({"step": 2})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert folder.metrics.read_text() == whole

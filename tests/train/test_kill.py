@@ -26,7 +26,7 @@ MOMENTS = (
     "checkpoint.tensors",
     "checkpoint.state",
     "checkpoint.manifest",
-    "checkpoint.rename",
+    "folder.rename",
     "checkpoint.published",
     "checkpoint.pruned",
     "warm_start.done",
@@ -36,7 +36,7 @@ MOMENTS = (
     "update.done",
     "step.done",
     "step.finished",
-    "fault.written",
+    "nonfinite.written",
     "model.written",
 )
 BY_THE_CLOCK = 90 if THOROUGH else 4
@@ -87,9 +87,8 @@ def test_the_run_that_is_killed_here_does_everything_a_run_can_do(whole: Whole, 
     assert [record["step"] for record in records] == list(range(7))
     assert all(record["update/grad_norm"] > 0.01 for record in records[1:]), "every step teaches"
     assert [record["update/skipped"] for record in records[1:]] == [0, 0, 1, 0, 0, 0]
-    gates = [
-        checkpoints.read(path).state["objective"] for path in checkpoints.found(RunFolder(order.folder).checkpoints)
-    ]
+    paths = checkpoints.list_checkpoints(RunFolder(order.folder).checkpoints)
+    gates = [checkpoints.read(path).state["objective"] for path in paths]
     assert len(gates) == 2 and gates[0] != gates[1], "the controller has something to remember"
     assert not differences(contents(order.folder), whole.contents), "two runs of one recipe are the same run"
 
@@ -115,7 +114,7 @@ def test_a_run_killed_again_after_it_was_resumed_goes_on_all_the_same(
 ) -> None:
     draw = random.Random(number)
     order = killed(tmp_path / "run", f"step.done:{draw.randint(2, 4)}")
-    moments = ("file.written:1", "run.rewound:1", "checkpoint.rename:1", "update.done:1", "line.torn:1")
+    moments = ("file.written:1", "run.rewound:1", "folder.rename:1", "update.done:1", "line.torn:1")
     again = order.resumed(fault=moments[number % len(moments)])
     assert again.run() == -signal.SIGKILL, again.said
     assert_ends_as(whole, again.resumed(), f"killed at {order.fault}, then at {again.fault}")

@@ -14,7 +14,8 @@ from helpers.train.short_runs import STOPPED, Order, contents, differences, shor
 from trimtab.objectives import TokenBatch
 from trimtab.train import checkpoints, loop
 from trimtab.train.loop import train
-from trimtab.train.run import RunStoppedError, Stop
+from trimtab.train.metrics import StepResult
+from trimtab.train.run import RunStoppedError, StopReason
 from trimtab.train.run_folder import RunFolder
 from trimtab.train.warm_start import cache_key
 
@@ -36,7 +37,7 @@ def copy(whole: Path, tmp_path: Path) -> Path:
 
 def cut_back(folder: Path, step: int) -> None:
     """As if the run had ended right after it saved a step."""
-    for path in checkpoints.found(folder / "checkpoints"):
+    for path in checkpoints.list_checkpoints(folder / "checkpoints"):
         if int(path.name.removeprefix("step-")) > step:
             shutil.rmtree(path)
 
@@ -63,7 +64,7 @@ def test_a_run_goes_on_at_its_last_step_and_at_the_end_of_an_epoch(whole: Path, 
     """Ten problems and four prompts a step: an epoch ends inside the third step and, with every = 5, at the fifth."""
     changes = {"run.checkpoint_every": every, "run.keep_checkpoints": "9"}
     trained(tmp_path / "run", changes)
-    for path in checkpoints.found(tmp_path / "run" / "checkpoints")[:-1][::-1]:
+    for path in checkpoints.list_checkpoints(tmp_path / "run" / "checkpoints")[:-1][::-1]:
         step = int(path.name.removeprefix("step-"))
         cut_back(tmp_path / "run", step)
         _, listener = trained(tmp_path / "run", changes, resume=True)
@@ -74,14 +75,14 @@ def test_a_run_goes_on_at_its_last_step_and_at_the_end_of_an_epoch(whole: Path, 
 
 def test_prompts_of_an_epoch_are_met_once_each_across_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     met: list[str] = []
-    gather = loop.gather_experience
+    collect = loop.collect_rollouts
 
     def noted(*args: object) -> object:
-        experience = gather(*args)  # type: ignore[arg-type]
-        met.extend(dict.fromkeys(answer.problem.prompt[0]["content"] for answer in experience.answers))
-        return experience
+        rollouts = collect(*args)  # type: ignore[arg-type]
+        met.extend(dict.fromkeys(response.problem.prompt[0]["content"] for response in rollouts.responses))
+        return rollouts
 
-    monkeypatch.setattr(loop, "gather_experience", noted)
+    monkeypatch.setattr(loop, "collect_rollouts", noted)
     changes = {"task.size": "12", "run.checkpoint_every": "1"}
     trained(tmp_path / "run", {**changes, "run.steps": "1"})
     trained(tmp_path / "run", {**changes, "run.steps": "2"}, resume=True)
@@ -252,16 +253,18 @@ NOTHING_TO_LEARN = {"reward.overlong_buffer": "0", "run.eval_every": "0", "task.
 def test_steps_without_spread_in_reward_are_counted_and_warned_of(tmp_path: Path) -> None:
     run, listener = trained(tmp_path / "run", {**NOTHING_TO_LEARN, "run.steps": "3"})
     assert run.progress.steps_without_signal == 3
-    assert listener.heard("warning: step 1: no group has any spread in reward")
-    assert len([text for text in listener.said if "spread" in text]) == 1, "said once, not at every step"
+    assert listener.heard("warning: step 1: rewards do not differ within any group")
+    assert len([text for text in listener.said if "rewards do not differ" in text]) == 1, "said once, not at every step"
 
 
 def test_a_run_without_any_signal_stops_with_a_diagnosis(tmp_path: Path) -> None:
     run, _ = short_run(tmp_path / "run", {**NOTHING_TO_LEARN, "run.patience": "4"})
     with pytest.raises(RunStoppedError, match=r"4 steps in a row without learning signal \(accuracy 0.00.*easier task"):
         train(run)
-    assert run.stopped is Stop.NO_SIGNAL and run.progress.step == 4
-    assert checkpoints.found(run.folder.checkpoints)[-1].name == "step-00000004", "with patience it can be gone on with"
+    assert run.stopped is StopReason.NO_SIGNAL and run.progress.step == 4
+    assert checkpoints.list_checkpoints(run.folder.checkpoints)[-1].name == "step-00000004", (
+        "with patience it can be gone on with"
+    )
     again, listener = short_run(tmp_path / "run", {**NOTHING_TO_LEARN, "run.patience": "0"}, resume=True)
     train(again)
     assert listener.heard("resumed from step 4") and again.progress.step == 9
@@ -272,16 +275,18 @@ def test_a_run_that_has_nothing_left_to_learn_is_told_so(tmp_path: Path) -> None
     run.prepare()
     run.progress.step = 5
     flat = {"update/skipped": 0, "reward/accuracy": 1.0, "groups/mixed_share": 0.0, "update/loss": 0.0}
-    run.finish_step({**flat, "tokens/count": 1})
+    run.finish_step(StepResult({**flat, "tokens/count": 1}))
     with pytest.raises(RunStoppedError, match="every response is right: use a harder task"):
-        run.finish_step({**flat, "tokens/count": 1})
+        run.finish_step(StepResult({**flat, "tokens/count": 1}))
 
 
 def test_one_step_with_signal_starts_the_count_anew(tmp_path: Path) -> None:
     run, _ = short_run(tmp_path / "run", {"run.patience": "2", "run.eval_every": "0", "run.checkpoint_every": "0"})
     run.prepare()
     for mixed in (0.0, 0.5, 0.0, 0.5, 0.0):
-        run.finish_step({"update/skipped": 0, "groups/mixed_share": mixed, "update/loss": 0.0, "tokens/count": 1})
+        run.finish_step(
+            StepResult({"update/skipped": 0, "groups/mixed_share": mixed, "update/loss": 0.0, "tokens/count": 1})
+        )
     assert run.progress.steps_without_signal == 1
 
 
@@ -307,7 +312,7 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(whole: Path, tmp_p
     assert order.run() == 0
     assert "finishing this step; press Ctrl-C again" in order.said
     assert f"stopped after step 3; go on with: trimtab train --resume {order.folder}" in order.said
-    assert checkpoints.found(order.folder / "checkpoints")[-1].name == "step-00000003"
+    assert checkpoints.list_checkpoints(order.folder / "checkpoints")[-1].name == "step-00000003"
     assert not (order.folder / "model").exists()
     assert order.resumed(interrupts={}).run() == 0
     now, then = contents(order.folder), contents(whole)
@@ -319,7 +324,7 @@ def test_a_second_ctrl_c_stops_at_once_and_the_run_can_still_be_gone_on_with(who
     order = Order(tmp_path / "run", interrupts={3: 2})
     assert order.run() not in (0, STOPPED)
     assert "stopped after" not in order.said
-    assert checkpoints.found(order.folder / "checkpoints")[-1].name == "step-00000002"
+    assert checkpoints.list_checkpoints(order.folder / "checkpoints")[-1].name == "step-00000002"
     assert order.resumed(interrupts={}).run() == 0
     assert not differences(contents(order.folder), contents(whole))
 

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers.train.scripted import FixedTexts, scripted_trainer
 from trimtab.config import Config, RewardConfig, load, parse
 from trimtab.policy import Policy, load_policy
 from trimtab.rewards import VERDICT_KINDS, Verdict, VerdictKind
-from trimtab.rollout import PromptTokens, Response, SamplingOptions
+from trimtab.rollout import Response
 from trimtab.tasks import FixedTask, Problem
 from trimtab.tasks.problems import user
-from trimtab.train.experience import (
-    Experience,
-    GradedResponse,
-    collect,
-    gather_experience,
-    has_spread,
-    reward_of,
-    set_apart,
-)
 from trimtab.train.metrics import METRICS, step_metrics
+from trimtab.train.rollouts import (
+    GradedResponse,
+    collect_rollouts,
+    has_reward_spread,
+    remove_excluded,
+    reward_of,
+    sample_groups,
+)
+from trimtab.train.scoring import Experience, score_rollouts
+from trimtab.train.trainer import RunProgress
 
 RESPONSE = Response([2, 3], [-1.0, -1.0], True)
 
@@ -44,7 +46,7 @@ def answer(kind: VerdictKind, group: int = 0, **options: Any) -> GradedResponse:
     return GradedResponse(problem, [5], RESPONSE, "2", Verdict(kind), paid or 0.0, group, paid is None)
 
 
-def test_by_default_all_but_a_right_answer_get_what_a_wrong_one_gets_and_a_crash_is_left_out() -> None:
+def test_by_default_all_but_a_right_answer_get_what_a_wrong_one_gets_and_a_crash_is_excluded() -> None:
     assert [reward(kind, wrong=-1.0) for kind in VERDICT_KINDS] == [1.0, -1.0, -1.0, -1.0, -1.0, None]
 
 
@@ -57,7 +59,7 @@ def test_each_kind_has_its_own_reward(kind: VerdictKind) -> None:
     assert {reward(other, **{kind: -0.25}) for other in others} == {0.0}
 
 
-def test_the_overlong_penalty_is_for_every_reward_and_for_none_that_is_left_out() -> None:
+def test_the_overlong_penalty_is_for_every_reward_and_for_none_that_is_excluded() -> None:
     shaped = {"overlong_buffer": 9, "no_answer": 0.5}
     assert reward("no_answer", **shaped) == pytest.approx(0.5 - 1 / 9)
     assert reward("crashed", **shaped) is None
@@ -88,37 +90,25 @@ def test_a_rule_that_does_not_exist_is_named_with_its_nearest(rule: str, hint: s
         load(None, [f"task.rule={rule}"])
 
 
-def test_what_is_left_out_has_no_part_in_its_groups_spread() -> None:
+def test_what_is_excluded_has_no_part_in_its_groups_spread() -> None:
     group = [answer("wrong"), answer("wrong"), replace(answer("crashed"), reward=7.0)]
-    assert not has_spread(group)
-    assert has_spread([*group, answer("correct")])
+    assert not has_reward_spread(group)
+    assert has_reward_spread([*group, answer("correct")])
 
 
-def test_a_group_that_is_left_with_one_answer_is_left_out_whole() -> None:
+def test_a_group_that_is_left_with_one_answer_is_excluded_whole() -> None:
     whole = [answer("correct", 0), answer("wrong", 0), answer("crashed", 0)]
     lonely = [answer("correct", 1), answer("crashed", 1), answer("crashed", 1)]
     gone = [answer("crashed", 2)] * 3
     single = [answer("correct", 3)]  # one response per prompt was asked for
-    kept, left_out = set_apart([whole, lonely, gone, single])
+    kept, excluded = remove_excluded([whole, lonely, gone, single])
     assert [[a.verdict.kind for a in group] for group in kept] == [["correct", "wrong"], ["correct"]]
-    assert [a.group for a in left_out] == [0, 1, 1, 1, 2, 2, 2]
+    assert [a.group for a in excluded] == [0, 1, 1, 1, 2, 2, 2]
 
 
-def test_nothing_left_out_leaves_the_groups_as_they_are() -> None:
+def test_nothing_excluded_leaves_the_groups_as_they_are() -> None:
     groups = [[answer("correct", 0), answer("no_answer", 0)], [answer("wrong", 1), answer("ambiguous", 1)]]
-    assert set_apart(groups) == (groups, [])
-
-
-@dataclass
-class Scripted:
-    """A sampler that says given texts, one per sample."""
-
-    policy: Policy
-    texts: Sequence[str]
-
-    def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
-        tokens = [self.policy.encode_solution(text) for text in self.texts]
-        return [[Response(t, [-1.0] * len(t), True, sample=n) for n, t in enumerate(tokens)] for _ in prompts]
+    assert remove_excluded(groups) == (groups, [])
 
 
 def four(**sections: dict[str, Any]) -> Config:
@@ -131,32 +121,32 @@ def sums(rule: str, answers: Sequence[str]) -> FixedTask:
 
 
 def experience(policy: Policy, task: FixedTask, texts: Sequence[str], config: Config) -> Experience:
-    objective = config.build_objective()
-    return gather_experience(policy, Scripted(policy, texts), task, objective, None, 0, 0, config)
+    trainer = scripted_trainer(policy, FixedTexts(policy, texts), config, task)
+    return score_rollouts(trainer, collect_rollouts(trainer, RunProgress()))
 
 
 def test_a_batch_holds_only_what_is_trained_on(policy: Policy) -> None:
     quiet = four(reward={"no_answer": "exclude"})
     gathered = experience(policy, sums("number", ["46", "46"]), ["46", "45", "=", "="], quiet)
-    assert gathered.batch.responses == len(gathered.answers) == sum(gathered.sizes) == 4
-    assert {a.verdict.kind for a in gathered.answers} == {"correct", "wrong"}
-    assert [a.verdict.kind for a in gathered.left_out] == ["no_answer"] * 4
+    assert gathered.batch.responses == len(gathered.responses) == sum(gathered.rollouts.minibatch_sizes) == 4
+    assert {a.verdict.kind for a in gathered.responses} == {"correct", "wrong"}
+    assert [a.verdict.kind for a in gathered.rollouts.excluded] == ["no_answer"] * 4
     signs = sorted(gathered.batch.advantage.tolist())
     assert signs[0] == pytest.approx(-signs[-1])  # of two, not of four
 
 
-def test_a_step_of_which_all_is_left_out_trains_nothing(policy: Policy) -> None:
+def test_a_step_of_which_all_is_excluded_trains_nothing(policy: Policy) -> None:
     gathered = experience(policy, sums("number", ["forty-six"]), ["46", "45", "1", "2"], four())
-    assert (gathered.answers, gathered.sizes, gathered.batch.tokens) == ([], [], 0)
-    assert len(gathered.left_out) == 8
-    metrics = step_metrics(gathered, [], four().build_objective())
+    assert (gathered.responses, gathered.rollouts.minibatch_sizes, gathered.batch.tokens) == ([], [], 0)
+    assert len(gathered.rollouts.excluded) == 8
+    metrics = step_metrics(gathered, [])
     assert metrics["reward/crashed_share"] == 1.0
-    assert metrics["reward/left_out"] == 8
+    assert metrics["reward/excluded"] == 8
 
 
 def test_the_kinds_are_counted(policy: Policy) -> None:
     gathered = experience(policy, sums("number", ["46", "46"]), ["46", "45", "=", "="], four())
-    metrics = step_metrics(gathered, [], four().build_objective())
+    metrics = step_metrics(gathered, [])
     counted = {name: value for name, value in metrics.items() if name.startswith("reward/")}
     assert counted == {
         "reward/mean": 0.25,
@@ -165,17 +155,19 @@ def test_the_kinds_are_counted(policy: Policy) -> None:
         "reward/ambiguous_share": 0.0,
         "reward/too_costly_share": 0.0,
         "reward/crashed_share": 0.0,
-        "reward/left_out": 0,
+        "reward/excluded": 0,
     }
     assert counted.keys() <= METRICS.keys()
 
 
-def test_dynamic_sampling_looks_past_what_is_left_out(policy: Policy) -> None:
+def test_dynamic_sampling_looks_past_what_is_excluded(policy: Policy) -> None:
     dynamic = four(
         rollout={"dynamic_sampling": True, "dynamic_max_rounds": 1}, reward={"no_answer": "exclude", "wrong": -1.0}
     )
     task = sums("number", ["46", "45"])
-    groups, dropped, _ = collect(policy, Scripted(policy, ["46", "46", "=", "="]), task, 0, 0, dynamic)
+    groups, dropped, _ = sample_groups(
+        scripted_trainer(policy, FixedTexts(policy, ["46", "46", "=", "="]), dynamic, task), RunProgress()
+    )
     assert (groups, dropped) == ([], 6)  # 46 twice and nothing else is no spread
 
 
@@ -183,5 +175,5 @@ def test_ones_own_function_grades_a_step(policy: Policy, tmp_path: Path, monkeyp
     (tmp_path / "my_rule.py").write_text("def ends(response, answer, extra):\n    return response.endswith(answer)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     gathered = experience(policy, sums("python:my_rule:ends", ["6"]), ["46", "45", "6", "7"], four())
-    kinds = {a.text: a.verdict.kind for a in gathered.answers}
+    kinds = {a.text: a.verdict.kind for a in gathered.responses}
     assert kinds == {"46": "correct", "45": "wrong", "6": "correct", "7": "wrong"}

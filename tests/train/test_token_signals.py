@@ -13,9 +13,16 @@ from hypothesis import strategies as st
 from helpers.train.short_runs import trained
 from trimtab.objectives import TokenBatch
 from trimtab.objectives.theory import moments
-from trimtab.train.metrics import METRICS
+from trimtab.train.metrics import (
+    METRICS,
+    NGRAM,
+    TOP_GRADIENT_TOKENS,
+    repetition_share,
+    spurious,
+    token_signals,
+    top_gradient_share,
+)
 from trimtab.train.run_folder import RunFolder
-from trimtab.train.token_signals import FEW, GRAM, repetition_share, spurious, token_signs, top_gradient_share
 
 
 def batch(logp: list[float], advantage: list[float], entropy: float = 0.5, sum_p2: float = 0.5) -> TokenBatch:
@@ -31,7 +38,7 @@ def batch(logp: list[float], advantage: list[float], entropy: float = 0.5, sum_p
 
 
 def share_by_hand(responses: list[list[int]]) -> float:
-    grams = [[tuple(r[n : n + GRAM]) for n in range(len(r) - GRAM + 1)] for r in responses]
+    grams = [[tuple(r[n : n + NGRAM]) for n in range(len(r) - NGRAM + 1)] for r in responses]
     total = sum(map(len, grams))
     return sum(len(each) - len(set(each)) for each in grams) / total if total else 0.0
 
@@ -71,7 +78,7 @@ def test_what_is_spurious_does_not_depend_on_the_objective_or_the_vocabulary() -
 
 def test_equal_gradients_are_held_in_equal_shares() -> None:
     even = batch([-1.0] * 200, [1.0, -1.0] * 100)
-    assert float(top_gradient_share(even)) == pytest.approx(FEW / 200)
+    assert float(top_gradient_share(even)) == pytest.approx(TOP_GRADIENT_TOKENS / 200)
 
 
 def test_a_token_with_all_of_the_gradient_holds_all_of_it() -> None:
@@ -84,7 +91,7 @@ def test_the_share_is_that_of_exact_norms() -> None:
     logits, token, advantage = torch.randn(500, 30) * 3, torch.randint(0, 30, (500,)), torch.randn(500)
     found = moments(logits, token)
     norms = (advantage[:, None] * (torch.nn.functional.one_hot(token, 30) - logits.softmax(-1))).norm(dim=1)
-    top = norms.sort(descending=True).values[:FEW].sum() / norms.sum()
+    top = norms.sort(descending=True).values[:TOP_GRADIENT_TOKENS].sum() / norms.sum()
     given = TokenBatch(
         old_logp=found.logp, advantage=advantage, sequence=torch.arange(500), entropy=found.entropy, sum_p2=found.sum_p2
     )
@@ -92,7 +99,7 @@ def test_the_share_is_that_of_exact_norms() -> None:
 
 
 def test_a_step_without_signal_has_no_such_share() -> None:
-    assert "tokens/top_gradient_share" not in token_signs(batch([-1.0] * 20, [0.0] * 20))
+    assert "tokens/top_gradient_share" not in token_signals(batch([-1.0] * 20, [0.0] * 20))
 
 
 def test_fewer_tokens_than_the_few_hold_everything() -> None:
@@ -135,13 +142,13 @@ def test_different_grams_of_a_large_vocabulary_do_not_collide() -> None:
 
 
 def test_no_tokens_have_no_signs() -> None:
-    assert token_signs(batch([], [])) == {}
+    assert token_signals(batch([], [])) == {}
 
 
 def test_entropy_quantiles_are_over_the_tokens() -> None:
     given = batch([-1.0] * 11, [1.0] * 11)
     spread = torch.linspace(0, 1, 11)
-    signs = token_signs(
+    signs = token_signals(
         TokenBatch(old_logp=given.old_logp, advantage=given.advantage, sequence=given.sequence, entropy=spread)
     )
     assert float(signs["policy/entropy_median"]) == pytest.approx(0.5)
@@ -151,9 +158,7 @@ def test_entropy_quantiles_are_over_the_tokens() -> None:
 
 def test_a_run_writes_every_sign_and_the_table_has_its_meaning(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("signs") / "run"
-    threads = torch.get_num_threads()
     trained(folder, {"warm_start.steps": "0", "run.steps": "2", "record.enabled": "false"})
-    torch.set_num_threads(threads)
     last = RunFolder(folder).records()[-1]
     for name in ("policy/entropy_p90", "tokens/spurious_share", "tokens/top_gradient_share"):
         assert 0 <= last[name] <= 3

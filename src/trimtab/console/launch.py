@@ -16,7 +16,7 @@ from trimtab.console.summary_text import closing_summary, describe_model, descri
 from trimtab.memory import is_out_of_memory, oom_message
 from trimtab.objectives import EntropyGate
 from trimtab.text import PrintLine
-from trimtab.train import Reporter, Run, RunFolder, RunStoppedError, Stop, Watcher, train
+from trimtab.train import Monitor, Reporter, Run, RunFolder, RunStoppedError, StopReason, train
 
 DEFAULT_RECIPE = "demo"
 # Exit codes: 2 as for a wrong command line, 130 as shells report Ctrl-C; 3 is a run that ended early with a checkpoint.
@@ -54,7 +54,7 @@ def launch_run(
     quiet: bool,
     print_line: PrintLine,
     print_error: PrintLine,
-    watcher: Watcher | None = None,
+    monitor: Monitor | None = None,
     write_report: Callable[[Path], object] | None = None,
 ) -> int:
     """Train, print a summary, and return the exit code; errors a user can act on are printed without a traceback.
@@ -65,7 +65,7 @@ def launch_run(
     new = request.resume is None and not (folder.path / "config.toml").exists()
     _disable_progress_bars()
     reporter = make_reporter(request, folder, quiet, print_line)
-    run = Run(request.config, folder, reporter, request.resume is not None, watcher)
+    run = Run(request.config, folder, reporter, request.resume is not None, monitor)
     began = time.monotonic()
     code, error = _train(run, reporter)
     seconds = time.monotonic() - began
@@ -99,7 +99,7 @@ def _train(run: Run, reporter: Reporter) -> tuple[int, str]:
         return INVALID, oom_message(error, run.config)
     finally:
         reporter.close()  # before anything is printed, or the live display would draw over it
-    return (STOPPED if run.stopped is Stop.INTERRUPTED else 0), ""
+    return (STOPPED if run.stopped is StopReason.INTERRUPTED else 0), ""
 
 
 def make_reporter(request: TrainRequest, folder: RunFolder, quiet: bool, print_line: PrintLine) -> Reporter:

@@ -19,7 +19,7 @@ from trimtab.evaluate.settings import Settings, digest
 from trimtab.policy import Policy, Transcript, load_policy, score
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.tasks import derive_seed
-from trimtab.train import build_policy, build_sampler, checkpoints, load_parameters
+from trimtab.train import build_policy, build_sampler, list_checkpoints, load_weights
 
 SCORE_BUDGET, SCORE_CHUNK = 32_768, 4_096  # tokens in a forward pass; rows of logits at a time
 ENDS = 1 << 16  # bytes at either end of a file that tell it from others
@@ -158,7 +158,7 @@ def open_model(model: str, device: str, precision: str, chat: bool) -> Policy:
             chat=chat and config.model.chat,
         )
     policy = build_policy(config)
-    load_parameters(policy, checkpoints.read(checkpoint).tensors["model"])
+    load_weights(policy, checkpoint)
     return policy
 
 
@@ -181,7 +181,7 @@ def _run_of(path: Path) -> tuple[Path | None, Path | None]:
         return None, None
     if (path / "model").is_dir():
         return path, None
-    found = checkpoints.found(path / "checkpoints")
+    found = list_checkpoints(path / "checkpoints")
     if not found:
         raise ValueError(f"the run {path} has neither a finished model nor a checkpoint yet")
     return path, found[-1]

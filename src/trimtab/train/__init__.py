@@ -1,36 +1,35 @@
-"""A run: the loop, sampling, grading, scoring, recording, checkpoints, warm start."""
+"""A training run: the loop, rollouts, scoring, recording, checkpoints, warm start."""
 
-from trimtab.train.alarm_actions import Alarm, Watcher
+from trimtab.train.alarm_actions import Alarm, Monitor
 from trimtab.train.build import build_policy, build_sampler, build_task
-from trimtab.train.checkpoints import newest
-from trimtab.train.experience import GradedResponse
+from trimtab.train.checkpoints import list_checkpoints, load_weights
 from trimtab.train.loop import train
-from trimtab.train.metrics import METRICS
+from trimtab.train.metrics import METRICS, TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS
+from trimtab.train.process import versions
 from trimtab.train.recording import observed_entropy, open_recorder, tokenizer_vocabulary
-from trimtab.train.reporter import Reporter
-from trimtab.train.run import Run, RunStoppedError, Stop, versions
+from trimtab.train.reporting import Reporter
+from trimtab.train.rollouts import GradedResponse
+from trimtab.train.run import Run, RunStoppedError, StopReason
 from trimtab.train.run_folder import RunFolder, config_changes, resolved_toml
-from trimtab.train.token_signals import FEW, FEW_SHARE
-from trimtab.train.warm_start import load_parameters
 
 __all__ = [
-    "FEW",
-    "FEW_SHARE",
     "METRICS",
+    "TOP_GRADIENT_SHARE",
+    "TOP_GRADIENT_TOKENS",
     "Alarm",
     "GradedResponse",
+    "Monitor",
     "Reporter",
     "Run",
     "RunFolder",
     "RunStoppedError",
-    "Stop",
-    "Watcher",
+    "StopReason",
     "build_policy",
     "build_sampler",
     "build_task",
     "config_changes",
-    "load_parameters",
-    "newest",
+    "list_checkpoints",
+    "load_weights",
     "observed_entropy",
     "open_recorder",
     "resolved_toml",

@@ -1,7 +1,7 @@
-"""Who watches a run: the protocol of a watcher, and what a run does when it raises an alarm.
+"""What a run does when an alarm is raised: print it, write it to `alarms.jsonl`, save a checkpoint, stop.
 
-The trainer knows no alarm. It shows every record of its metrics to a `Watcher` that the caller gives it; the answer is
-written to `alarms.jsonl` and said, and may cost a checkpoint or end the run, as the recipe's `[alarms]` has it.
+The trainer implements no alarm. It passes the metrics of every step to a `Monitor` from the caller, and the recipe's
+`[alarms]` section maps the alarms that the monitor returns to actions.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from trimtab.config import AlarmsConfig
 from trimtab.train.run_folder import RunFolder
 
-AROUND = 3  # recorded steps before and after an alarm that the size budget does not take
+STEPS_AROUND = 3  # recorded steps before and after an alarm that the size limit of records deletes last
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """What rang at a step: in words, with the numbers behind it, and what to try."""
+    """An alarm at a step: a message, the numbers behind it, and what to try."""
 
     step: int
     alarm: str
@@ -27,59 +27,59 @@ class Alarm:
     suggestion: str = ""
 
 
-# Called with every record of metrics (`step` among them) in order. What it answers depends on those records alone, so
-# that one who is shown the records of a run again goes on as if the run had never ended.
-Watcher = Callable[[Mapping[str, float]], Sequence[Alarm]]
+# Called with the metrics of every step (and `step`) in order. The alarms it returns must depend on these records alone:
+# a resumed run passes the earlier ones to a new monitor, which then continues as if the run had never stopped.
+Monitor = Callable[[Mapping[str, float]], Sequence[Alarm]]
 
 
 @dataclass
-class Watch:
-    """A run's watcher and what its recipe wants done. A watcher that fails is said to have, and not asked again."""
+class AlarmHandler:
+    """Passes records to a monitor and carries out the alarms; a monitor that raises is dropped with a warning."""
 
-    watcher: Watcher | None
+    monitor: Monitor | None
     config: AlarmsConfig
     folder: RunFolder
-    say: Callable[[str], None]
+    message: Callable[[str], None]
 
-    def catch_up(self, records: Iterable[Mapping[str, float]]) -> None:
-        """Show the watcher what was before; what it says about that was said then."""
+    def replay(self, records: Iterable[Mapping[str, float]]) -> None:
+        """Pass the records of earlier steps to the monitor; their alarms were handled then."""
         for record in records:
-            self._ask(record)
+            self._alarms(record)
 
-    def look(self, record: Mapping[str, float]) -> dict[str, list[Alarm]]:
-        """Show the watcher a step; its alarms, written and said, by what is to be done about them."""
-        wanted: dict[str, list[Alarm]] = {"save": [], "stop": []}
-        for alarm in self._ask(record):
+    def handle(self, record: Mapping[str, float]) -> dict[str, list[Alarm]]:
+        """Print and write the alarms of a step; return them by the action that the recipe asks for."""
+        by_action: dict[str, list[Alarm]] = {"save": [], "stop": []}
+        for alarm in self._alarms(record):
             action = self.config.action(alarm.alarm)
             if action == "off":
                 continue
-            self.say(f"alarm: step {alarm.step}: {alarm.message}. {alarm.suggestion}".rstrip())
+            self.message(f"alarm: step {alarm.step}: {alarm.message}. {alarm.suggestion}".rstrip())
             self._write({**asdict(alarm), "action": action})
-            wanted.setdefault(action, []).append(alarm)
-        return wanted
+            by_action.setdefault(action, []).append(alarm)
+        return by_action
 
-    def kept_steps(self) -> list[int]:
-        """The steps around the alarms that were to be saved, of this run so far."""
-        rung = [record["step"] for record in self.folder.alarm_records() if record.get("action") in ("save", "stop")]
-        return [step for centre in rung for step in around(centre)]
+    def steps_to_keep(self) -> list[int]:
+        """Return the steps around the run's earlier alarms with a checkpoint, whose records are to be kept."""
+        records = [record for record in self.folder.alarm_records() if record.get("action") in ("save", "stop")]
+        return [step for record in records for step in steps_around(record["step"])]
 
-    def _ask(self, record: Mapping[str, float]) -> Sequence[Alarm]:
-        if self.watcher is None or not self.config.enabled:
+    def _alarms(self, record: Mapping[str, float]) -> Sequence[Alarm]:
+        if self.monitor is None or not self.config.enabled:
             return []
         try:
-            return self.watcher(record)
-        except Exception as error:  # an alarm that is broken must not end what it watches over
-            self.watcher = None
-            self.say(f"warning: the alarms have a fault of their own and are off from here: {error!r:.300}")
+            return self.monitor(record)
+        except Exception as error:  # a bug in an alarm must not end the run that it monitors
+            self.monitor = None
+            self.message(f"warning: the alarms failed and are off from here: {error!r:.300}")
             return []
 
     def _write(self, record: dict[str, Any]) -> None:
         try:
             self.folder.append_alarm(record)
         except (OSError, ValueError) as error:
-            self.say(f"warning: {self.folder.alarms} could not be written: {error}")
+            self.message(f"warning: {self.folder.alarms} could not be written: {error}")
 
 
-def around(step: int) -> range:
-    """The steps whose records show how an alarm came about, and what came of it."""
-    return range(max(1, step - AROUND), step + AROUND + 1)
+def steps_around(step: int) -> range:
+    """Return the steps whose records show how an alarm came about, and what followed."""
+    return range(max(1, step - STEPS_AROUND), step + STEPS_AROUND + 1)

@@ -1,4 +1,4 @@
-"""From a recipe to the parts of a run: task, policy, sampler."""
+"""Build task, policy, reference model and sampler from a recipe."""
 
 from __future__ import annotations
 
@@ -7,21 +7,14 @@ from typing import Literal
 import torch
 
 from trimtab.config import Config, RolloutConfig
-from trimtab.policy import Policy, load_policy, pick_device
+from trimtab.policy import Policy, load_policy
 from trimtab.rollout import NativeSampler, PagedSampler, Sampler, VllmSampler, VllmSettings
 from trimtab.rollout.paged import unsupported_reason
 from trimtab.tasks import Arithmetic, GymTask, Task, gsm8k, verl_file
 
 
-def set_threads(config: Config) -> None:
-    """CPU threads as the recipe says; where it leaves that open and a GPU does the work, one: more would only spin."""
-    threads = config.run.threads or (1 if pick_device(config.run.device).type == "cuda" else 0)
-    if threads:
-        torch.set_num_threads(threads)
-
-
 def build_task(config: Config, split: Literal["train", "test"]) -> Task | None:
-    """The training or held-out problems; None where a file task has no held-out ones."""
+    """Build the task with the training or the held-out problems; None if a file task has no held-out ones."""
     task = config.task
     if task.name == "arithmetic":
         size = task.size if split == "train" else config.run.eval_problems
@@ -42,16 +35,16 @@ def build_task(config: Config, split: Literal["train", "test"]) -> Task | None:
 
 
 def build_policy(config: Config, path: str | None = None) -> Policy:
-    """The policy, or with a path the reference model in the same precision."""
+    """Load the policy or, given a path, a reference model in the same precision."""
     model = config.model
-    own = path is None
+    trained = path is None
     return load_policy(
         model.path if path is None else path,
         device=config.run.device,
         precision=model.precision,
         attention=model.attention,
-        gradient_checkpointing=model.gradient_checkpointing and own,
-        lora_rank=model.lora_rank if own else 0,
+        gradient_checkpointing=model.gradient_checkpointing and trained,
+        lora_rank=model.lora_rank if trained else 0,
         lora_alpha=model.lora_alpha,
         chat=model.chat,
         seed=config.run.seed,
@@ -59,13 +52,13 @@ def build_policy(config: Config, path: str | None = None) -> Policy:
 
 
 def build_reference(config: Config) -> Policy | None:
-    """The model that a KL penalty compares with; that of `start` gets its weights when the warm start is over."""
+    """Load the reference model of a KL penalty; that of `start` gets its weights after the warm start."""
     reference = config.model.reference
     return None if reference is None else build_policy(config, None if reference == "start" else reference)
 
 
 def build_sampler(policy: Policy, rollout: RolloutConfig | None = None) -> Sampler:
-    """The sampler of the policy's own weights; the native one where nothing else is asked for."""
+    """Build the sampler of a policy; without a configuration the native one."""
     if rollout is None or rollout.engine == "native":
         return _native(policy, rollout)
     wanted = rollout.max_prompt_tokens + rollout.max_new_tokens
@@ -80,7 +73,7 @@ def build_sampler(policy: Policy, rollout: RolloutConfig | None = None) -> Sampl
 
 
 def _native(policy: Policy, rollout: RolloutConfig | None) -> Sampler:
-    """The fast sampler on a GPU where it knows the model's family, else the general one."""
+    """Return the paged sampler on a GPU if it supports the model's architecture, else the general one."""
     if policy.device.type == "cuda" and unsupported_reason(policy.model) is None:
         dtype = torch.bfloat16 if policy.precision == "bf16" else torch.float32
         memory = RolloutConfig().kv_cache_memory if rollout is None else rollout.kv_cache_memory

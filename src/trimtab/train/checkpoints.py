@@ -1,14 +1,13 @@
-"""Checkpoints: published whole or not at all, found by looking, believed only if every hash is right.
+"""Checkpoints: written completely or not at all, and loaded only if every checksum matches.
 
-A checkpoint is a folder `step-N` with safetensors, JSON and a manifest of SHA-256 sums. It is written under a temporary
-name, synced, and renamed. There is no pointer file that could be wrong, and no pickle that could run code.
+A checkpoint is a folder `step-N` of safetensors and JSON files with a manifest of SHA-256 sums. It is written under a
+temporary name, synced, and renamed. No pointer file can be out of date, and no pickle can run code.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -23,14 +22,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trimtab import failpoints
+from trimtab.files import new_folder
+from trimtab.policy import Policy
 
 FORMAT = 1
-LARGEST_JSON = 1 << 20  # bytes; ours are a few thousand
+MAX_JSON_BYTES = 1 << 20  # ours have a few thousand; anything larger is not ours and could fill the memory
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved: named tensors by file, and the state as JSON."""
+    """A loaded checkpoint: named tensors by file, and the state as JSON."""
 
     step: int
     tensors: dict[str, dict[str, Tensor]]
@@ -39,51 +40,42 @@ class Checkpoint:
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that could not be written, or that is torn, corrupt or foreign."""
+    """A checkpoint could not be written, is damaged, or belongs to something else."""
 
 
-class RuinedError(ValueError):
-    """Weights or optimizer state that are not finite: they are never saved."""
+class NonFiniteStateError(ValueError):
+    """Weights or optimizer state are not finite; they are never saved."""
 
 
 def save(
     folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], keep: int
 ) -> Path:
-    """Publish a checkpoint, then let the oldest beyond `keep` go."""
-    final, temporary = folder / f"step-{step:08d}", folder / f".writing-{step:08d}-{os.getpid()}"
+    """Write a checkpoint, then delete the oldest ones beyond `keep`."""
+    final = folder / f"step-{step:08d}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
-        _write(temporary, {"step": step, **state}, tensors)
-        if _same(final, temporary):
-            shutil.rmtree(temporary)  # put in its place, it would leave a moment without either
-        else:
-            shutil.rmtree(final, ignore_errors=True)
-            failpoints.failpoint("checkpoint.rename")
-            temporary.rename(final)
-            _sync(folder)
+        with new_folder(final, durable=True) as temporary:
+            _write(temporary, {"step": step, **state}, tensors)
+            if _is_intact_copy(final, temporary):
+                shutil.rmtree(temporary)  # replacing it would leave a moment without either
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(f"the checkpoint of step {step} could not be written to {folder}: {error}") from error
-    except RuinedError:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     failpoints.failpoint("checkpoint.published")
-    older = [path for path in found(folder) if _step(path) < step]  # a later one is damaged, and no reason to lose this
+    # Checkpoints of later steps are not counted: they are damaged, or this step would not be saved again.
+    older = [path for path in list_checkpoints(folder) if _step(path) < step]
     for old in older[: max(len(older) + 1 - keep, 0)]:
         shutil.rmtree(old, ignore_errors=True)
         failpoints.failpoint("checkpoint.pruned")
     return final
 
 
-def newest(
-    folder: Path, use: Callable[[Checkpoint], None], warn: Callable[[str], None] | None = None
+def load_newest(
+    folder: Path, restore: Callable[[Checkpoint], None], warn: Callable[[str], None] | None = None
 ) -> Checkpoint | None:
-    """Put the newest valid checkpoint to `use`, which may refuse it as well; the one before it is tried then."""
-    for path in reversed(found(folder)):
+    """Pass the newest intact checkpoint to `restore`; if that raises CheckpointError, the one before it, and so on."""
+    for path in reversed(list_checkpoints(folder)):
         try:
             saved = read(path)
-            use(saved)
+            restore(saved)
         except CheckpointError as error:
             if warn is not None:
                 warn(f"warning: {error}; it is not used")
@@ -92,17 +84,17 @@ def newest(
     return None
 
 
-def found(folder: Path) -> list[Path]:
-    """What looks like a checkpoint, the oldest first."""
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the folders that are named like checkpoints, the oldest first."""
     paths = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8,12}", path.name)]
     return sorted(paths, key=_step)
 
 
 def read(path: Path) -> Checkpoint:
-    """A checkpoint, after every file has been checked against the manifest."""
+    """Load a checkpoint after checking every file against the manifest."""
     try:
         files = _check(path)
-        state = _json(path / "state.json")
+        state = _read_json(path / "state.json")
         if state["step"] != _step(path):
             raise CheckpointError(f"checkpoint {path} is of step {state['step']}")
         tensors = {Path(name).stem: load_file(path / name) for name in files if name.endswith(".safetensors")}
@@ -114,8 +106,8 @@ def read(path: Path) -> Checkpoint:
 
 
 @contextmanager
-def fitting(saved: Checkpoint) -> Iterator[None]:
-    """What goes wrong in here goes wrong because the checkpoint, though whole, is of something else."""
+def errors_as_mismatch(saved: Checkpoint) -> Iterator[None]:
+    """Turn errors of the block into CheckpointError: the checkpoint is intact but belongs to something else."""
     try:
         yield
     except CheckpointError as error:
@@ -124,8 +116,35 @@ def fitting(saved: Checkpoint) -> Iterator[None]:
         raise CheckpointError(f"checkpoint {saved.path} does not fit: {error!r:.200}") from None
 
 
+def trained_parameters(policy: Policy) -> dict[str, Tensor]:
+    """Return the trainable weights by name."""
+    return {name: p.detach() for name, p in policy.model.named_parameters() if p.requires_grad}
+
+
+@torch.no_grad()
+def load_parameters(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
+    """Load saved weights: all of them, or none if any does not fit."""
+    own = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
+    wrong = [
+        name
+        for name in own.keys() | tensors.keys()
+        if name not in own or name not in tensors or own[name].shape != tensors[name].shape
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"the checkpoint is of another model: {wrong[0]} does not fit (and {len(wrong) - 1} more)"
+        )
+    for name, p in own.items():
+        p.copy_(tensors[name])
+
+
+def load_weights(policy: Policy, path: Path) -> None:
+    """Load the weights of a checkpoint, and nothing else of it."""
+    load_parameters(policy, read(path).tensors["model"])
+
+
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """An optimizer's state as named tensors, by parameter number."""
+    """Return an optimizer's state as tensors named `NUMBER OF THE PARAMETER/NAME`."""
     state = optimizer.state_dict()["state"]
     return {
         f"{number}/{name}": torch.as_tensor(value) for number, slots in state.items() for name, value in slots.items()
@@ -133,7 +152,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Restore what `optimizer_tensors` gave."""
+    """Restore what `optimizer_tensors` returned."""
     shapes = {
         str(number): p.shape for number, p in enumerate(p for group in optimizer.param_groups for p in group["params"])
     }
@@ -146,32 +165,46 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
+def training_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of a checkpoint to go on training from."""
+    return {"model": trained_parameters(policy), "optimizer": optimizer_tensors(optimizer)}
+
+
+def load_training_tensors(policy: Policy, optimizer: torch.optim.Optimizer, saved: Checkpoint) -> None:
+    """Restore what `training_tensors` returned."""
+    load_parameters(policy, saved.tensors["model"])
+    load_optimizer(optimizer, saved.tensors["optimizer"])
+
+
 def _write(folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """All files of a checkpoint, on the disk for good."""
-    folder.mkdir()
     for name, group in tensors.items():
-        save_file(_plain(group), folder / f"{name}.safetensors")
+        save_file(_finite_on_cpu(group), folder / f"{name}.safetensors")
         failpoints.failpoint("checkpoint.tensors")
     (folder / "state.json").write_text(json.dumps(state, sort_keys=True))
     failpoints.failpoint("checkpoint.state")
-    _write_manifest(folder)
+    write_manifest(folder)
     failpoints.failpoint("checkpoint.manifest")
-    for file in folder.iterdir():
-        _sync(file)
-    _sync(folder)
 
 
-def _plain(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    plain = {name: value.detach().to("cpu").contiguous() for name, value in group.items()}
-    ruined = [name for name, value in plain.items() if not bool(torch.isfinite(value).all())]
-    if ruined:
-        raise RuinedError(f"{ruined[0]} is not finite (and {len(ruined) - 1} more): not saved. Lower the learning rate")
-    return plain
+def _finite_on_cpu(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    copies = {name: value.detach().to("cpu").contiguous() for name, value in group.items()}
+    bad = [name for name, value in copies.items() if not bool(torch.isfinite(value).all())]
+    if bad:
+        raise NonFiniteStateError(
+            f"{bad[0]} is not finite (and {len(bad) - 1} more): not saved. Lower the learning rate"
+        )
+    return copies
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the checksums of all files of a checkpoint."""
+    files = {file.name: _digest(file) for file in sorted(folder.iterdir())}
+    (folder / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}, sort_keys=True))
 
 
 def _check(path: Path) -> list[str]:
-    """The names of a checkpoint's files, once each is what was saved."""
-    manifest = _json(path / "manifest.json")
+    """Return the names of a checkpoint's files after checking each against the manifest."""
+    manifest = _read_json(path / "manifest.json")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"checkpoint {path} has a manifest of another format")
     files = dict(manifest["files"])
@@ -184,8 +217,8 @@ def _check(path: Path) -> list[str]:
     return list(files)
 
 
-def _same(one: Path, other: Path) -> bool:
-    """Whether two checkpoints are the same and the first is whole."""
+def _is_intact_copy(one: Path, other: Path) -> bool:
+    """Return whether the first checkpoint is intact and equal to the second."""
     try:
         read(one)
         return _digest(one / "manifest.json") == _digest(other / "manifest.json")
@@ -193,37 +226,14 @@ def _same(one: Path, other: Path) -> bool:
         return False
 
 
-def _sweep(folder: Path) -> None:
-    """Take away what a killed process left half-written; another run may be writing into a shared folder right now."""
-    for path in folder.glob(".writing-*-*"):
-        process = path.name.rpartition("-")[2]
-        if process == str(os.getpid()) or not _alive(int(process)):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
 def _step(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _write_manifest(folder: Path) -> None:
-    files = {file.name: _digest(file) for file in sorted(folder.iterdir())}
-    (folder / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}, sort_keys=True))
-
-
-def _json(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     with _open(path) as file:
-        text = file.read(LARGEST_JSON + 1)
-    if len(text) > LARGEST_JSON:
+        text = file.read(MAX_JSON_BYTES + 1)
+    if len(text) > MAX_JSON_BYTES:
         raise CheckpointError(f"checkpoint file {path} is too large to be ours")
     return json.loads(text)
 
@@ -234,14 +244,6 @@ def _digest(path: Path) -> str:
 
 
 def _open(path: Path) -> Any:
-    if not path.is_file():  # opening a pipe would wait for ever
+    if not path.is_file():  # opening a named pipe would block for ever
         raise CheckpointError(f"checkpoint file {path} is missing")
     return path.open("rb")
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

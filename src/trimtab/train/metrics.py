@@ -1,113 +1,198 @@
-"""The metrics of a step, each `area/name`, and the table that says what they mean."""
+"""The metrics of a step, each named `area/name`, and the table of their meanings.
+
+Some are warning signs that alarms look for, the same for every objective: `token_signals`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trimtab.objectives import METRICS as OBJECTIVE_METRICS
-from trimtab.objectives import Objective
+from trimtab.objectives import TokenBatch, gradient_norm_squared, largest, quantile, share_count
 from trimtab.policy import UpdateResult
 from trimtab.rewards import VERDICT_KINDS
-from trimtab.train.experience import Experience, GradedResponse, has_spread, mismatch
-from trimtab.train.token_signals import token_signs
+from trimtab.train.rollouts import GradedResponse, has_reward_spread
+from trimtab.train.scoring import Experience, sampler_mismatch
 
-NAMED = 20  # responses named in the record of a fault
+MAX_NAMED = 20  # responses named in the record of a non-finite update
+# A token is spurious if its surprisal is this many nats above the entropy, the surprisal's expectation: it is 20 times
+# less probable than what this distribution usually gives. Unlike a threshold on p, that fits any vocabulary.
+SPURIOUS_NATS = 3.0
+TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS = 0.001, 10  # the top tokens by gradient norm: this share, at least so many
+NGRAM = 4  # tokens per n-gram of the repetition metric
+_ODD = 0x5851F42D4C957F2D  # the multiplier of Knuth's 64-bit LCG: hashes n-grams well modulo 2^64
 
 METRICS: dict[str, str] = {
-    "eval/accuracy": "share of held-out problems answered right, greedily",
-    "groups/dropped": "groups that dynamic sampling left out for want of reward spread",
-    "groups/mixed_share": "share of groups whose rewards differ: only they teach",
+    "eval/accuracy": "share of held-out problems answered correctly with greedy decoding",
+    "groups/dropped": "groups that dynamic sampling dropped because their rewards are all equal",
+    "groups/mixed_share": "share of groups whose rewards differ; the others have zero advantages",
     "policy/entropy": "token-mean entropy of the old policy over the step's responses (nats)",
-    "policy/entropy_median": "median of that entropy over the tokens",
-    "policy/entropy_p90": "the entropy that one token in ten exceeds",
+    "policy/entropy_median": "median entropy over the tokens",
+    "policy/entropy_p90": "90th percentile of the entropy over the tokens",
     "response/length_mean": "tokens per response",
-    "response/repetition_share": "share of 4-grams that were in the same response before",
-    "response/truncated_share": "share of responses cut off at max_new_tokens",
-    "reward/accuracy": "share of the responses trained on that are right",
-    "reward/ambiguous_share": "share of sampled responses with several answers where one is asked",
+    "response/repetition_share": "share of 4-grams that occurred earlier in the same response",
+    "response/truncated_share": "share of responses truncated at max_new_tokens",
+    "reward/accuracy": "share of the responses trained on that are correct",
+    "reward/ambiguous_share": "share of sampled responses with several answers where one is asked for",
     "reward/crashed_share": "share of sampled responses on which the grader failed",
-    "reward/left_out": "responses left out of training, and those that were left alone in their group",
+    "reward/excluded": "responses excluded from training, and the single remaining ones of their groups",
     "reward/mean": "mean reward",
-    "reward/no_answer_share": "share of sampled responses without an answer where the rule looks for it",
-    "reward/too_costly_share": "share of sampled responses whose answer took too long to understand",
-    "sampler/mismatch_max": "largest difference between the sampler's and the trainer's log-probability",
-    "sampler/mismatch_mean": "mean of that difference",
+    "reward/no_answer_share": "share of sampled responses without an answer",
+    "reward/too_costly_share": "share of sampled responses whose answer takes too long to check",
+    "sampler/mismatch_max": "maximum over tokens of |log-prob of the sampler - log-prob of the trainer|",
+    "sampler/mismatch_mean": "mean over tokens of |log-prob of the sampler - log-prob of the trainer|",
     "time/rollout": "seconds of sampling, grading and scoring",
     "time/update": "seconds of planning and updating",
     "time/tokens_per_second": "response tokens per second of the whole step",
     "tokens/count": "response tokens of the step",
-    "tokens/spurious_share": "share of tokens that are rewarded though 3 nats more surprising than they should be",
-    "tokens/top_gradient_share": "share of all gradient norms that the top 0.1 % of tokens hold (at least 10 tokens)",
+    "tokens/spurious_share": "share of tokens with a positive advantage whose surprisal is 3 nats above the entropy",
+    "tokens/top_gradient_share": "share of all gradient norms held by the top 0.1 % of tokens (at least 10 tokens)",
     "update/grad_norm": "gradient norm before clipping",
-    "update/loss": "the objective",
-    "update/skipped": "updates of the step that were not taken because something was not finite",
+    "update/loss": "loss of the objective",
+    "update/skipped": "updates of the step that were skipped because of a NaN or infinity",
     **OBJECTIVE_METRICS,
 }
 
 
-def step_metrics(experience: Experience, results: Sequence[UpdateResult], objective: Objective) -> dict[str, float]:
-    """What happened in a step, averaged over its updates."""
-    answers, batch = experience.answers, experience.batch
-    metrics: dict[str, float] = {"groups/dropped": experience.dropped_groups, "tokens/count": batch.tokens}
-    if batch.tokens:
-        off = mismatch(batch)
-        assert batch.entropy is not None
-        numbers = {"policy/entropy": batch.entropy.mean(), "sampler/mismatch_mean": off.mean()}
-        numbers |= {"sampler/mismatch_max": off.max(), **token_signs(batch)}
-        metrics |= dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True))
-    if answers:
-        metrics |= {
-            "reward/mean": fmean(a.reward for a in answers),
-            "reward/accuracy": fmean(a.verdict.kind == "correct" for a in answers),
-            "response/length_mean": fmean(len(a.response.tokens) for a in answers),
-            "response/truncated_share": fmean(not a.response.finished for a in answers),
-            "groups/mixed_share": fmean(has_spread(group) for group in by_group(answers)),
-        }
-    metrics |= _verdict_shares([*answers, *experience.left_out])
-    metrics["reward/left_out"] = len(experience.left_out)
+@dataclass(frozen=True)
+class StepResult:
+    """The metrics of a step, and a record for each of its updates that was not finite."""
+
+    metrics: dict[str, float]
+    nonfinite: list[dict[str, Any]] = field(default_factory=list)
+
+
+def step_metrics(experience: Experience, results: Sequence[UpdateResult]) -> dict[str, float]:
+    """Return the metrics of a step; those of its updates are averaged (`_max`, `_min`: the extreme)."""
+    rollouts, batch = experience.rollouts, experience.batch
+    metrics: dict[str, float] = {"groups/dropped": rollouts.dropped_groups, "tokens/count": batch.tokens}
+    metrics |= _token_metrics(experience) | _response_metrics(rollouts.responses)
+    metrics |= _verdict_shares([*rollouts.responses, *rollouts.excluded])
+    metrics["reward/excluded"] = len(rollouts.excluded)
     metrics["update/skipped"] = sum(not result.taken for result in results)
-    names = {name: None for result in results if result.taken for name in result.metrics}
-    for name in names:
-        values = [result.metrics[name] for result in results if result.taken and name in result.metrics]
-        metrics[name] = (
-            max(values) if name.endswith("_max") else min(values) if name.endswith("_min") else fmean(values)
-        )
+    taken = [result.metrics for result in results if result.taken]
+    for name in {name: None for update in taken for name in update}:
+        values = [update[name] for update in taken if name in update]
+        combine = max if name.endswith("_max") else min if name.endswith("_min") else fmean
+        metrics[name] = combine(values)
     return metrics
 
 
-def _verdict_shares(answers: Sequence[GradedResponse]) -> dict[str, float]:
-    """How often each kind of verdict was given that is neither right nor wrong."""
-    kinds = [answer.verdict.kind for answer in answers]
+def _token_metrics(experience: Experience) -> dict[str, float]:
+    batch = experience.batch
+    if not batch.tokens:
+        return {}
+    mismatch = sampler_mismatch(batch)
+    assert batch.entropy is not None
+    values = {"policy/entropy": batch.entropy.mean(), "sampler/mismatch_mean": mismatch.mean()}
+    values |= {"sampler/mismatch_max": mismatch.max(), **token_signals(batch)}
+    # One copy for all of them: each copy from a GPU waits for it.
+    return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
+
+
+def _response_metrics(responses: Sequence[GradedResponse]) -> dict[str, float]:
+    if not responses:
+        return {}
+    groups: dict[int, list[GradedResponse]] = {}
+    for response in responses:
+        groups.setdefault(response.group, []).append(response)
+    return {
+        "reward/mean": fmean(r.reward for r in responses),
+        "reward/accuracy": fmean(r.verdict.kind == "correct" for r in responses),
+        "response/length_mean": fmean(len(r.response.tokens) for r in responses),
+        "response/truncated_share": fmean(not r.response.finished for r in responses),
+        "groups/mixed_share": fmean(map(has_reward_spread, groups.values())),
+    }
+
+
+def _verdict_shares(responses: Sequence[GradedResponse]) -> dict[str, float]:
+    """Return the share of each kind of verdict that is neither correct nor wrong."""
+    kinds = [response.verdict.kind for response in responses]
     others = [kind for kind in VERDICT_KINDS if kind not in ("correct", "wrong")]
     return {f"reward/{kind}_share": kinds.count(kind) / len(kinds) for kind in others} if kinds else {}
 
 
-def fault_records(step: int, experience: Experience, results: Sequence[UpdateResult]) -> list[dict[str, Any]]:
-    """For every update that was not taken: what was not finite, and in which responses (the first few of them)."""
+def nonfinite_records(step: int, experience: Experience, results: Sequence[UpdateResult]) -> list[dict[str, Any]]:
+    """Return a record for every skipped update: which value was not finite, and in which responses."""
     records, first = [], 0
-    for update, result in enumerate(results):
-        blamed = [experience.answers[first + row] for row in result.nonfinite_responses]
+    sizes = experience.rollouts.minibatch_sizes if experience.nonfinite is None else [0]
+    for update, (result, size) in enumerate(zip(results, sizes, strict=True)):
         if not result.taken:
-            named = [{"prompt": a.group, "sample": a.response.sample, "text": a.text[:200]} for a in blamed[:NAMED]]
-            record = {
-                "step": step,
-                "update": update,
-                "fault": result.nonfinite,
-                "count": len(blamed),
-                "responses": named,
-            }
-            records.append(record)
-        first += experience.sizes[update] if experience.sizes else 0
+            found = [experience.responses[first + row] for row in result.nonfinite_responses]
+            named = [{"prompt": r.group, "sample": r.response.sample, "text": r.text[:200]} for r in found[:MAX_NAMED]]
+            records.append(
+                {"step": step, "update": update, "value": result.nonfinite, "count": len(found), "responses": named}
+            )
+        first += size
     return records
 
 
-def by_group(answers: Sequence[GradedResponse]) -> list[list[GradedResponse]]:
-    """The answers to each prompt."""
-    groups: dict[int, list[GradedResponse]] = {}
-    for answer in answers:
-        groups.setdefault(answer.group, []).append(answer)
-    return list(groups.values())
+def token_signals(batch: TokenBatch) -> dict[str, Tensor]:
+    """Return the warning signs of a scored step as 0-d tensors, by metric name; without tokens there are none."""
+    if not batch.tokens:
+        return {}
+    assert batch.entropy is not None
+    signals = {
+        "policy/entropy_median": quantile(batch.entropy, 0.5),
+        "policy/entropy_p90": quantile(batch.entropy, 0.9),
+        "tokens/spurious_share": spurious(batch).float().mean(),
+    }
+    if batch.sum_p2 is not None and bool((batch.advantage != 0).any()):
+        signals["tokens/top_gradient_share"] = top_gradient_share(batch)
+    if batch.token is not None:
+        signals["response/repetition_share"] = repetition_share(batch.token, batch.sequence)
+    return signals
+
+
+def spurious(batch: TokenBatch) -> Tensor:
+    """Return a mask of the rare, confident and rewarded tokens: surprising by `SPURIOUS_NATS`, advantage > 0."""
+    assert batch.entropy is not None
+    return (batch.advantage > 0) & (-batch.old_logp - batch.entropy > SPURIOUS_NATS)
+
+
+def top_gradient_share(batch: TokenBatch) -> Tensor:
+    """Return the share of all gradient norms that the largest ones hold; exact for unclipped on-policy tokens."""
+    assert batch.sum_p2 is not None
+    norm = gradient_norm_squared(batch.old_logp, batch.sum_p2, batch.advantage).sqrt()
+    count = min(batch.tokens, max(TOP_GRADIENT_TOKENS, share_count(batch.tokens, TOP_GRADIENT_SHARE)))
+    return norm[largest(norm, count)].sum() / norm.sum().clamp(min=torch.finfo(norm.dtype).tiny)
+
+
+def repetition_share(token: Tensor, sequence: Tensor) -> Tensor:
+    """Return the share of n-grams that occurred earlier in the same response; 0 if all responses are shorter."""
+    count = len(token) - NGRAM + 1
+    if count < 1:
+        return torch.zeros((), device=token.device)
+    # Hash every n-gram together with its response, and count equal neighbours after sorting.
+    code = sequence[:count].to(torch.int64) * _ODD
+    for offset in range(NGRAM):
+        code = (code + token[offset : offset + count]) * _ODD
+    code = code[sequence[:count] == sequence[NGRAM - 1 :]].sort().values
+    repeats = (code[1:] == code[:-1]).sum(dtype=torch.float32)
+    return repeats / max(len(code), 1)
+
+
+def has_learning_signal(metrics: Mapping[str, float]) -> bool:
+    """Return whether a step could teach anything: rewards differ within some group, and an update was taken."""
+    return metrics.get("groups/mixed_share", 0.0) > 0 and "update/loss" in metrics
+
+
+def no_signal_diagnosis(steps: int, metrics: Mapping[str, float], nonfinite: Path) -> str:
+    """Explain why the last `steps` steps taught nothing, from the metrics of the last one."""
+    accuracy, truncated = metrics.get("reward/accuracy", 0.0), metrics.get("response/truncated_share", 0.0)
+    if metrics["update/skipped"]:
+        advice = f"no update was finite, see {nonfinite}: lower update.lr"
+    elif accuracy < 0.5:
+        advice = "no response is right: check the task's rule and prompt, use a warm start or an easier task"
+    else:
+        advice = "every response is right: use a harder task, or stop here"
+    return (
+        f"{steps} steps in a row without learning signal (accuracy {accuracy:.2f}, truncated {truncated:.2f}): {advice}"
+    )

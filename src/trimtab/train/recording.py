@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from trimtab.config import Config
 from trimtab.objectives import Objective, Plan, TokenBatch, segment_ids, token_bytes
-from trimtab.policy import Policy, UpdateResult
+from trimtab.policy import UpdateResult
 from trimtab.record import (
     FOLDER,
     Manifest,
@@ -23,25 +22,23 @@ from trimtab.record import (
     rewind,
     update_record,
 )
-from trimtab.train.experience import Experience, GradedResponse
+from trimtab.train.rollouts import GradedResponse
+from trimtab.train.scoring import Experience, Minibatch
+from trimtab.train.trainer import Trainer
 
 
 @dataclass(frozen=True)
 class FinishedUpdate:
-    """An update of the present step: its number, first response, mini-batch, plan and result."""
+    """An update of the present step: its mini-batch, plan and result."""
 
-    number: int
-    first_response: int
-    batch: TokenBatch
+    minibatch: Minibatch
     plan: Plan
     result: UpdateResult
 
 
 def start_recording(
-    config: Config,
+    trainer: Trainer,
     folder: Path,
-    policy: Policy,
-    objective: Objective,
     *,
     step: int,
     versions: dict[str, str],
@@ -49,6 +46,7 @@ def start_recording(
     kept: Iterable[int],
 ) -> Recorder | None:
     """Open the recorder of a run that continues after `step`; None if the recipe does not record."""
+    config, policy = trainer.config, trainer.policy
     if not config.record.enabled:
         try:
             rewind(folder / FOLDER, step)
@@ -58,7 +56,7 @@ def start_recording(
     current = {"token_stats": "current"} if config.update.token_stats == "current" else {}
     manifest = Manifest(
         objective={**current, **config.objective},
-        advantage=objective.advantage,
+        advantage=trainer.objective.advantage,
         settings=RecordSettings(config.record.every, config.record.group_share, config.record.max_megabytes),
         versions=versions,
     )
@@ -105,9 +103,9 @@ def record_step(
         return
     records = [
         update_record(
-            update.number,
-            update.first_response,
-            update.batch,
+            update.minibatch.number,
+            update.minibatch.first,
+            update.minibatch.batch,
             update.plan,
             micro_batches=update.result.micro_batch_sizes,
             new_logp=update.result.new_logp,
@@ -118,7 +116,7 @@ def record_step(
     ]
     recorder.record_step(
         step,
-        [recorded_response(response) for response in experience.answers],
+        [recorded_response(response) for response in experience.responses],
         records,
         observed_entropy=observed_entropy(experience.batch),
         controllers=objective.state_dict(),

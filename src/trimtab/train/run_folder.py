@@ -1,15 +1,12 @@
-"""A run is a folder: `config.toml` (resolved), `metrics.jsonl` (the truth), `tokens/` (records), `checkpoints/`, the
-trained `model/`.
+"""The folder of a run: `config.toml` (resolved), `metrics.jsonl`, `tokens/` (records), `checkpoints/`, `model/`.
 
-`faults.jsonl` is there only if something was not finite: at which step, what, and which responses; `alarms.jsonl` only
-if an alarm rang, and `alarms/` only if one asked for a checkpoint.
+There are also `nonfinite.jsonl` if an update was not finite (which value, in which responses), `alarms.jsonl` if an
+alarm was raised, and `alarms/` if one asked for a checkpoint.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +16,11 @@ import tomli_w
 
 from trimtab import failpoints
 from trimtab.config import AlarmsConfig, Config, load
-from trimtab.files import append_json_lines, locked, read_json_lines, write_atomically
+from trimtab.files import append_json_lines, locked, read_json_lines, sync, write_atomically, write_json_lines
 
-# What may differ between a run and its continuation: how long it goes on, what ends it, what is kept of it, and (with a
-# warning) the threads and the device it runs on.
-FREE = {
+# Keys that may change when a run is resumed: how long it lasts, what stops it, what it saves, and (with a warning) the
+# threads and the device it runs on.
+CHANGEABLE_ON_RESUME = {
     "run.steps",
     "run.checkpoint_every",
     "run.keep_checkpoints",
@@ -52,12 +49,17 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints are published."""
+        """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
+    def alarm_checkpoints(self) -> Path:
+        """The folder of the checkpoints that alarms asked for."""
+        return self.path / "alarms"
+
+    @property
     def reference(self) -> Path:
-        """The weights that the run started from, where a KL penalty compares with them."""
+        """The weights that the run started from, for a KL penalty."""
         return self.path / "reference"
 
     @property
@@ -66,33 +68,28 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
-    def faults(self) -> Path:
-        """One JSON line per update that was not taken."""
-        return self.path / "faults.jsonl"
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Hold the folder: no other process can run in it meanwhile."""
-        return locked(self.path)
+    def nonfinite(self) -> Path:
+        """One JSON line per update that was skipped because it was not finite."""
+        return self.path / "nonfinite.jsonl"
 
     @property
     def alarms(self) -> Path:
-        """One JSON line per alarm that rang."""
+        """One JSON line per alarm."""
         return self.path / "alarms.jsonl"
 
-    @property
-    def alarm_checkpoints(self) -> Path:
-        """The checkpoints that alarms asked for."""
-        return self.path / "alarms"
+    def locked(self) -> AbstractContextManager[None]:
+        """Lock the folder against other processes."""
+        return locked(self.path)
 
     def create(self, config: Config) -> None:
-        """Start a run; a folder that holds one already is left alone."""
+        """Start a run; a folder that already holds one is an error."""
         if (self.path / "config.toml").exists():
             raise ValueError(f"{self.path} already holds a run: add --resume to go on with it, or choose another --out")
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / "config.toml", resolved_toml(config))
 
     def reopen(self, config: Config) -> None:
-        """Go on with a run; a recipe that would change its course is refused."""
+        """Resume a run; a recipe that would change its results is an error."""
         if not (self.path / "config.toml").exists():
             raise ValueError(f"{self.path} holds no run to resume")
         changes = config_changes(load(self.path / "config.toml"), config)
@@ -101,64 +98,62 @@ class RunFolder:
             raise ValueError(f"{self.path} was run with another recipe; these keys differ:{lines}")
         write_atomically(self.path / "config.toml", resolved_toml(config))
 
-    def append(self, record: dict[str, Any]) -> None:
-        """Add a step's metrics; a number that does not exist (NaN) is left out."""
+    def append_metrics(self, record: dict[str, Any]) -> None:
+        """Append the metrics of a step, without those that are NaN or infinite."""
         append_json_lines(self.metrics, {name: value for name, value in record.items() if math.isfinite(value)})
         failpoints.failpoint("metrics.written")
 
-    def append_fault(self, record: dict[str, Any]) -> None:
-        """Add what was not finite."""
-        append_json_lines(self.faults, record)
-        failpoints.failpoint("fault.written")
+    def append_nonfinite(self, record: dict[str, Any]) -> None:
+        """Append the record of a skipped update."""
+        append_json_lines(self.nonfinite, record)
+        failpoints.failpoint("nonfinite.written")
 
     def append_alarm(self, record: dict[str, Any]) -> None:
-        """Add an alarm."""
+        """Append an alarm."""
         append_json_lines(self.alarms, record)
         failpoints.failpoint("alarm.written")
 
-    def settle(self) -> None:
-        """Bring what was written to the disk for good: a checkpoint that is there after a power cut has its metrics."""
-        for path in (self.metrics, self.faults, self.alarms):
+    def sync(self) -> None:
+        """Wait until the JSON lines are on the disk: a checkpoint that survives a power cut must have its metrics."""
+        for path in (self.metrics, self.nonfinite, self.alarms):
             if path.exists():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
+                sync(path)
 
     def rewind(self, step: int) -> None:
-        """Forget what was written after a checkpoint, and a line that was cut off."""
-        for path in (self.metrics, self.faults, self.alarms):
+        """Remove the JSON lines of later steps, and a last line that was cut off."""
+        for path in (self.metrics, self.nonfinite, self.alarms):
             if path.exists():
-                kept = [
-                    json.dumps(record, sort_keys=True) for record in read_json_lines(path) if record["step"] <= step
-                ]
+                kept = [record for record in read_json_lines(path) if record["step"] <= step]
                 if kept:
-                    write_atomically(path, "".join(f"{line}\n" for line in kept))
+                    write_json_lines(path, kept)
                 else:
                     path.unlink()
         failpoints.failpoint("run.rewound")
 
     def records(self) -> list[dict[str, Any]]:
-        """Every whole line of the metrics."""
+        """Return the metrics of every step."""
         return read_json_lines(self.metrics)
 
-    def fault_records(self) -> list[dict[str, Any]]:
-        """Every update that was not taken, and why."""
-        return read_json_lines(self.faults)
+    def nonfinite_records(self) -> list[dict[str, Any]]:
+        """Return the record of every skipped update."""
+        return read_json_lines(self.nonfinite)
 
     def alarm_records(self) -> list[dict[str, Any]]:
-        """Every alarm that rang."""
+        """Return every alarm."""
         return read_json_lines(self.alarms)
 
 
 def resolved_toml(config: Config) -> str:
-    """The whole configuration as TOML; keys that are not set are left out."""
+    """Return the whole configuration as TOML, without the keys that are not set."""
     return tomli_w.dumps(config.model_dump(exclude_none=True))
 
 
 def config_fingerprint(config: Config) -> dict[str, Any]:
-    """What shapes the course of a run, key by key; two runs that agree in it are the same run."""
+    """Return the keys that determine a run's results; two runs with equal fingerprints are the same run."""
     table: dict[str, Any] = {}
     for section, values in config.model_dump(mode="json").items():
-        table |= {f"{section}.{key}": value for key, value in values.items() if f"{section}.{key}" not in FREE}
+        keys = {f"{section}.{key}": value for key, value in values.items()}
+        table |= {key: value for key, value in keys.items() if key not in CHANGEABLE_ON_RESUME}
     return table
 
 

@@ -1,7 +1,7 @@
-"""Warm start: a short supervised phase on worked solutions, before RL.
+"""Warm start: a short supervised phase (SFT) on worked solutions before RL.
 
-It is cached by everything that shapes it, so runs that differ only in their objective share it, and it keeps its own
-checkpoints, so a killed one goes on where it was.
+Its weights are cached under a hash of everything they depend on, so runs that differ only in their objective share one
+warm start. The cache holds checkpoints, so a killed warm start is resumed.
 """
 
 from __future__ import annotations
@@ -19,58 +19,55 @@ from trimtab.config import Config
 from trimtab.policy import Policy, Transcript, log_probs, make_optimizer, split_by_token_budget
 from trimtab.tasks import Task, derive_seed, read_rows
 from trimtab.train import checkpoints
-
-Progress = Callable[[int, int, float], None]
-Evaluate = Callable[[], dict[str, float]]
+from trimtab.train.reporting import Reporter
+from trimtab.train.rollouts import evaluate
+from trimtab.train.trainer import Trainer
 
 
 def warm_start(
-    policy: Policy,
-    task: Task,
-    config: Config,
+    trainer: Trainer,
     cache: Path,
-    progress: Progress,
-    evaluate: Evaluate,
-    warn: Callable[[str], None],
+    reporter: Reporter,
+    evaluate: Callable[[Trainer], dict[str, float]] = evaluate,
 ) -> None:
-    """Bring the policy to where RL starts; from the cache where it was there before."""
-    warm = config.warm_start
+    """Train the policy on worked solutions, or load the weights of the same warm start from the cache."""
+    policy, config, warm = trainer.policy, trainer.config, trainer.config.warm_start
     if not warm.steps:
         return
     folder = cache / cache_key(config)
     optimizer = make_optimizer(policy, warm.lr, config.update.betas, 0.0)
-    done = 0
+    first = 0
 
-    def go_on_from(saved: checkpoints.Checkpoint) -> None:
-        nonlocal done
-        with checkpoints.fitting(saved):
-            load_parameters(policy, saved.tensors["model"])
-            checkpoints.load_optimizer(optimizer, saved.tensors["optimizer"])
-            done = warm.steps if saved.state["good_enough"] else saved.step
+    def restore(saved: checkpoints.Checkpoint) -> None:
+        nonlocal first
+        with checkpoints.errors_as_mismatch(saved):
+            checkpoints.load_training_tensors(policy, optimizer, saved)
+            first = warm.steps if saved.state["target_reached"] else saved.step
 
     if warm.cache:
-        checkpoints.newest(folder, go_on_from, warn)
-    examples = _examples(policy, task, config)
-    for step in range(done, warm.steps):
-        loss = _supervised_step(policy, optimizer, _draw(examples, step, config), config, step)
-        progress(step + 1, warm.steps, loss)
+        checkpoints.load_newest(folder, restore, reporter.message)
+    examples = _examples(policy, trainer.task, config)
+    for step in range(first, warm.steps):
+        loss = _supervised_step(policy, optimizer, _sample_batch(examples, step, config), config, step)
+        reporter.warm(step + 1, warm.steps, loss)
         failpoints.failpoint("warm_start.step")
         if (step + 1) % warm.eval_every and step + 1 < warm.steps:
             continue
-        good_enough = warm.target_accuracy < 1 and evaluate().get("eval/accuracy", 0.0) >= warm.target_accuracy
+        reached = warm.target_accuracy < 1 and evaluate(trainer).get("eval/accuracy", 0.0) >= warm.target_accuracy
         if warm.cache:
-            tensors = {"model": parameters(policy), "optimizer": checkpoints.optimizer_tensors(optimizer)}
+            tensors = checkpoints.training_tensors(policy, optimizer)
             try:
-                checkpoints.save(folder, step + 1, tensors, {"good_enough": good_enough}, keep=1)
+                checkpoints.save(folder, step + 1, tensors, {"target_reached": reached}, keep=1)
             except checkpoints.CheckpointError as error:
-                warn(f"warning: {error}")  # the cache saves time, no more
-        if good_enough:
+                reporter.message(f"warning: {error}")  # without the cache the run only takes longer
+        if reached:
             break
 
 
 def cache_key(config: Config) -> str:
-    """A name for everything that shapes a warm start."""
-    shaping = {
+    """Return a hash of everything that the weights after a warm start depend on."""
+    evaluated = config.warm_start.target_accuracy < 1
+    inputs = {
         "model": config.model.model_dump(exclude={"reference"}),
         "task": config.task.model_dump(),
         "warm": config.warm_start.model_dump(exclude={"cache"}),
@@ -79,45 +76,21 @@ def cache_key(config: Config) -> str:
         "device": config.run.device,
         "torch": torch.__version__,
         "update": config.update.model_dump(include={"token_budget", "head_chunk", "betas", "max_grad_norm"}),
-        "evaluation": [config.run.eval_problems, config.rollout.max_new_tokens]
-        if config.warm_start.target_accuracy < 1
-        else [],
+        "evaluation": [config.run.eval_problems, config.rollout.max_new_tokens] if evaluated else [],
         "files": [_stamp(path) for path in (config.model.path, config.task.path, config.warm_start.path) if path],
     }
-    return hashlib.sha256(json.dumps(shaping, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _stamp(path: str) -> list[tuple[str, int, int]]:
-    """What tells that a local file or folder has changed; nothing for a name on the hub."""
+    """Return sizes and times by which a change of a local file or folder is noticed; nothing for a hub name."""
     where = Path(path).expanduser()
     files = sorted(where.iterdir()) if where.is_dir() else [where]
     return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
 
 
-def parameters(policy: Policy) -> dict[str, torch.Tensor]:
-    """The trained weights by name."""
-    return {name: p.detach() for name, p in policy.model.named_parameters() if p.requires_grad}
-
-
-@torch.no_grad()
-def load_parameters(policy: Policy, tensors: dict[str, torch.Tensor]) -> None:
-    """Put saved weights back, all of them or none."""
-    mine = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
-    wrong = [
-        n
-        for n in mine.keys() | tensors.keys()
-        if n not in mine or n not in tensors or mine[n].shape != tensors[n].shape
-    ]
-    if wrong:
-        raise checkpoints.CheckpointError(
-            f"the checkpoint is of another model: {wrong[0]} does not fit (and {len(wrong) - 1} more)"
-        )
-    for name, p in mine.items():
-        p.copy_(tensors[name])
-
-
 def _examples(policy: Policy, task: Task, config: Config) -> Callable[[int], Transcript]:
-    """Worked solutions by number, endless."""
+    """Return a function from any number to a worked solution; numbers beyond the last one start over."""
     warm = config.warm_start
     if warm.path is not None:
         pairs = [(where, row.get("prompt"), row.get("solution")) for where, row in read_rows(warm.path)]
@@ -144,24 +117,24 @@ def _transcript(policy: Policy, prompt: object, solution: str) -> Transcript:
     return Transcript(policy.encode(prompt), policy.encode_solution(solution))  # type: ignore[arg-type]
 
 
-def _draw(examples: Callable[[int], Transcript], step: int, config: Config) -> list[Transcript]:
+def _sample_batch(examples: Callable[[int], Transcript], step: int, config: Config) -> list[Transcript]:
     rng = random.Random(derive_seed("warm", config.run.seed, step))
-    chosen = [examples(rng.randrange(1 << 30)) for _ in range(config.warm_start.batch_size)]
-    return sorted(chosen, key=len)
+    batch = [examples(rng.randrange(1 << 30)) for _ in range(config.warm_start.batch_size)]
+    return sorted(batch, key=len)  # neighbours share a micro-batch: similar lengths leave little padding
 
 
 def _supervised_step(
     policy: Policy, optimizer: torch.optim.Optimizer, batch: list[Transcript], config: Config, step: int
 ) -> float:
-    """One step of token-mean cross-entropy on solutions; the learning rate falls linearly to nothing."""
+    """Take one optimizer step on the token-mean cross-entropy of solutions, and return the loss."""
     policy.model.train()
     for group in optimizer.param_groups:
         group["lr"] = config.warm_start.lr * (1 - step / config.warm_start.steps)
     optimizer.zero_grad(set_to_none=True)
     tokens = sum(len(t.response) for t in batch)
     total = torch.zeros((), device=policy.device)
-    for part in split_by_token_budget(batch, config.update.token_budget, policy.packed):
-        loss = -log_probs(policy, part, 1.0, config.update.head_chunk).sum() / tokens
+    for micro_batch in split_by_token_budget(batch, config.update.token_budget, policy.packed):
+        loss = -log_probs(policy, micro_batch, 1.0, config.update.head_chunk).sum() / tokens
         loss.backward()
         total += loss.detach()
     norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), config.update.max_grad_norm)

@@ -104,7 +104,7 @@ class TrlRecording:
         """Wait until everything is on disk."""
         if self.recorder is not None and self.folder is not None:
             self.recorder.flush()
-            self.folder.settle()
+            self.folder.sync()
 
     def close(self) -> None:
         """Write what is queued and end the recorder."""
@@ -119,7 +119,7 @@ class TrlRecording:
         names = {name: None for metrics in self._metrics for name in metrics}
         means = {name: _mean([m[name] for m in self._metrics if name in m]) for name in names}
         facts = {"tokens/count": float(tokens)} | ({} if observed is None else {"policy/entropy": observed})
-        self.folder.append({"step": step, **means, **facts})
+        self.folder.append_metrics({"step": step, **means, **facts})
         if self._wanted:
             controllers = self.objective.state_dict()
             self.recorder.record_step(

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from trimtab.insight.alarms.detector_input import DetectorInput, Finding, percent
 from trimtab.insight.alarms.history import slope
-from trimtab.train import FEW, FEW_SHARE
+from trimtab.train import TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS
 
 ENTROPY = "policy/entropy"
 
@@ -125,7 +125,7 @@ def gradient_concentration(run: DetectorInput) -> Finding | None:
 
 def even_share(tokens: float) -> float:
     """Return the share that the few tokens would hold if all tokens with signal had the same gradient."""
-    return min(1.0, max(FEW, FEW_SHARE * tokens) / max(tokens, 1.0))
+    return min(1.0, max(TOP_GRADIENT_TOKENS, TOP_GRADIENT_SHARE * tokens) / max(tokens, 1.0))
 
 
 def ratio(run: DetectorInput) -> Finding | None:

@@ -93,7 +93,7 @@ def read_run(path: Path) -> RunFiles:
     config, text = _read_config(path / "config.toml", notes)
     curves = _read_metrics(path / "metrics.jsonl", notes)
     alarms = _read_alarms(path / "alarms.jsonl", notes)
-    skipped = sum(1 for _ in _lines(path / "faults.jsonl", notes))
+    skipped = sum(1 for _ in _lines(path / "nonfinite.jsonl", notes))
     records = None
     try:
         records = open_run(path)

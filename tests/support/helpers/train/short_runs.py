@@ -60,7 +60,7 @@ _PRELOAD = [
     "transformers.tokenization_utils_tokenizers",
     "transformers.models.auto.modeling_auto",
     "transformers.models.qwen3.modeling_qwen3",
-    "trimtab.train.run",
+    "trimtab.train.loop",
 ]
 
 

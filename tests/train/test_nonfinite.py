@@ -19,11 +19,11 @@ from helpers.train.short_runs import Listener, contents, differences, short_run,
 from trimtab.objectives import Objective
 from trimtab.policy import Policy
 from trimtab.rollout import Response
-from trimtab.train import checkpoints, experience, loop
+from trimtab.train import checkpoints, loop, rollouts, scoring
+from trimtab.train.checkpoints import trained_parameters
 from trimtab.train.loop import train
-from trimtab.train.run import Run, RunStoppedError, Stop
+from trimtab.train.run import Run, RunStoppedError, StopReason
 from trimtab.train.run_folder import RunFolder
-from trimtab.train.warm_start import parameters
 
 STEP, STEPS = 2, 3  # things go wrong in the second of three steps
 CHANGES = {"run.steps": str(STEPS), "run.checkpoint_every": "1", "run.keep_checkpoints": "9", "run.eval_every": "0"}
@@ -123,17 +123,17 @@ def in_the_score(field: str) -> Place:
     """In what the policy measures of the responses before any update."""
 
     def place(patch: pytest.MonkeyPatch, inject: Injection) -> None:
-        whole = experience.score
+        whole = scoring.score
         patch.setattr(
-            experience, "score", lambda *args: (made := whole(*args))._replace(**{field: inject(getattr(made, field))})
+            scoring, "score", lambda *args: (made := whole(*args))._replace(**{field: inject(getattr(made, field))})
         )
 
     return place
 
 
 def in_the_reward(patch: pytest.MonkeyPatch, inject: Injection) -> None:
-    whole = experience.reward_of
-    patch.setattr(experience, "reward_of", lambda *args: float(inject(torch.tensor([whole(*args)]))))
+    whole = rollouts.reward_of
+    patch.setattr(rollouts, "reward_of", lambda *args: float(inject(torch.tensor([whole(*args)]))))
 
 
 def in_the_advantages(patch: pytest.MonkeyPatch, inject: Injection) -> None:
@@ -176,9 +176,9 @@ SCORES: dict[str, tuple[Place, int, str]] = {
 def assert_all_finite(run: Run) -> None:
     """Weights, optimizer and controllers now, and in every checkpoint."""
     trainer = run.trainer
-    held = [*parameters(trainer.policy).values(), *checkpoints.optimizer_tensors(trainer.optimizer).values()]
+    held = [*trained_parameters(trainer.policy).values(), *checkpoints.optimizer_tensors(trainer.optimizer).values()]
     assert len(held) > 50 and all(bool(value.isfinite().all()) for value in held)
-    paths = checkpoints.found(run.folder.checkpoints)
+    paths = checkpoints.list_checkpoints(run.folder.checkpoints)
     assert len(paths) > 1
     for path in paths:
         saved = checkpoints.read(path)
@@ -216,8 +216,8 @@ def test_an_update_that_is_not_finite_is_not_taken(
     place, _, fault = UPDATES[where]
     run, listener = injected(tmp_path, monkeypatch, place, count, VALUES[value])
     assert_all_finite(run)
-    (record,) = run.folder.fault_records()
-    assert record["step"] == STEP and fault in record["fault"]
+    (record,) = run.folder.nonfinite_records()
+    assert record["step"] == STEP and fault in record["value"]
     assert record["count"] == len(record["responses"])
     assert [r["update/skipped"] for r in run.folder.records()] == [0, 1, 0]
     assert listener.heard(f"warning: step {STEP}", "not finite", fault)
@@ -232,8 +232,8 @@ def test_a_step_whose_scores_are_not_finite_teaches_nothing_and_does_no_harm(
     place, count, fault = SCORES[where]
     run, listener = injected(tmp_path, monkeypatch, place, count, VALUES[value])
     assert_all_finite(run)
-    (record,) = run.folder.fault_records()
-    assert (record["step"], record["fault"]) == (STEP, fault) and 1 <= record["count"] <= 4
+    (record,) = run.folder.nonfinite_records()
+    assert (record["step"], record["value"]) == (STEP, fault) and 1 <= record["count"] <= 4
     after = checkpoints.read(run.folder.checkpoints / f"step-{STEP:08d}")
     assert all(torch.equal(after.tensors["model"][name], weight) for name, weight in before_the_step(run).items())
     assert listener.heard(f"warning: step {STEP}", fault)
@@ -245,12 +245,12 @@ def test_a_log_probability_of_minus_infinity_is_a_token_that_cannot_be_and_no_fa
 ) -> None:
     run, _ = injected(tmp_path, monkeypatch, in_the_score("logp"), 1, -math.inf)
     assert_all_finite(run)
-    assert not run.folder.fault_records()
+    assert not run.folder.nonfinite_records()
 
 
 def test_the_record_names_the_response_that_was_to_blame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = injected(tmp_path, monkeypatch, in_the_new_log_probs, 1, math.nan)
-    (record,) = run.folder.fault_records()
+    (record,) = run.folder.nonfinite_records()
     (response,) = record["responses"]
     assert record["update"] == 0 and record["count"] == 1
     assert response["prompt"] in range(4, 8), "the second step has the prompts 4 to 7 of the stream"
@@ -260,7 +260,7 @@ def test_the_record_names_the_response_that_was_to_blame(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("where", ["logits", "loss", "gradient", "plan's scale"])
 def test_the_other_update_of_the_step_is_taken(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = injected(tmp_path, monkeypatch, UPDATES[where][0], 1, math.nan)
-    (record,) = run.folder.fault_records()
+    (record,) = run.folder.nonfinite_records()
     assert record["update"] == 0
     after = checkpoints.read(run.folder.checkpoints / f"step-{STEP:08d}").tensors
     assert not all(torch.equal(after["model"][name], weight) for name, weight in before_the_step(run).items())
@@ -274,11 +274,11 @@ def test_a_run_that_is_to_stop_does_so_with_a_diagnosis_and_nothing_of_the_step_
     place, count = (UPDATES[where][0], 1) if where in UPDATES else SCORES[where][:2]
     with pytest.raises(RunStoppedError, match=r"step 2 was not finite .*--set update.on_nonfinite=skip") as caught:
         injected(tmp_path, monkeypatch, place, count, math.nan, **{"update.on_nonfinite": "stop"})
-    assert caught.value.why is Stop.NOT_FINITE
+    assert caught.value.reason is StopReason.NONFINITE
     folder = short_run(tmp_path / "run", CHANGES)[0].folder
-    assert checkpoints.found(folder.checkpoints)[-1].name == f"step-{STEP - 1:08d}"
+    assert checkpoints.list_checkpoints(folder.checkpoints)[-1].name == f"step-{STEP - 1:08d}"
     assert [record["step"] for record in folder.records()] == [1]
-    assert len(folder.fault_records()) == 1
+    assert len(folder.nonfinite_records()) == 1
 
 
 def test_a_stopped_run_can_be_told_to_pass_over_the_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,8 +305,8 @@ def test_weights_that_went_bad_end_the_run_before_they_are_saved(
     listener.at_step = spoil
     with pytest.raises(RunStoppedError, match=r"not finite.*[Ll]ower") as caught:
         train(run)
-    assert caught.value.why is run.stopped is Stop.NOT_FINITE and run.progress.step == ends
-    for path in checkpoints.found(run.folder.checkpoints):
+    assert caught.value.reason is run.stopped is StopReason.NONFINITE and run.progress.step == ends
+    for path in checkpoints.list_checkpoints(run.folder.checkpoints):
         assert all(bool(w.isfinite().all()) for w in checkpoints.read(path).tensors["model"].values())
 
 
@@ -314,7 +314,7 @@ def test_a_learning_rate_beyond_all_measure_never_leaves_a_bad_checkpoint(tmp_pa
     run, _ = short_run(tmp_path / "run", {**CHANGES, "update.lr": "1e19", "update.weight_decay": "1e19"})
     with pytest.raises(RunStoppedError, match="not finite"):
         train(run)
-    for path in checkpoints.found(run.folder.checkpoints):
+    for path in checkpoints.list_checkpoints(run.folder.checkpoints):
         assert all(bool(w.isfinite().all()) for w in checkpoints.read(path).tensors["model"].values())
 
 
@@ -328,20 +328,20 @@ def test_a_run_in_which_no_update_is_finite_stops_with_that_diagnosis(
     run, _ = short_run(tmp_path / "run", {**CHANGES, "run.steps": "9", "run.patience": "3"})
     with pytest.raises(RunStoppedError, match=r"3 steps in a row .*no update was finite.*lower update.lr"):
         train(run)
-    assert run.progress.step == 3 and len(run.folder.fault_records()) == 6
+    assert run.progress.step == 3 and len(run.folder.nonfinite_records()) == 6
 
 
 def test_a_record_that_finds_no_room_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: RunFolder, record: dict[str, Any]) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(RunFolder, "append_fault", full)
+    monkeypatch.setattr(RunFolder, "append_nonfinite", full)
     run, listener = injected(tmp_path, monkeypatch, in_the_loss, 1, math.nan)
-    assert run.progress.step == STEPS and listener.heard("warning", "faults.jsonl", "No space left")
+    assert run.progress.step == STEPS and listener.heard("warning", "nonfinite.jsonl", "No space left")
 
 
 def test_the_record_of_a_fault_is_plain_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = injected(tmp_path, monkeypatch, in_the_score("entropy"), 1, math.nan)
-    (line,) = run.folder.faults.read_text().splitlines()
+    (line,) = run.folder.nonfinite.read_text().splitlines()
     record = json.loads(line, parse_constant=pytest.fail)
-    assert set(record) == {"step", "update", "fault", "count", "responses"}
+    assert set(record) == {"step", "update", "value", "count", "responses"}

@@ -1,0 +1,96 @@
+"""Where a run reports to: a `Reporter`, which shows it to a person, and external loggers of metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from trimtab.config import Config
+from trimtab.train.run_folder import RunFolder
+
+Log = Callable[[int, Mapping[str, float]], object]
+Close = Callable[[], object]
+
+
+class Reporter(Protocol):
+    """Shows the progress of a run."""
+
+    def message(self, text: str) -> None:
+        """Show a message."""
+        ...
+
+    def warm(self, step: int, steps: int, loss: float) -> None:
+        """Show a step of the warm start."""
+        ...
+
+    def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        """Show an RL step."""
+        ...
+
+    def close(self) -> None:
+        """End the display."""
+        ...
+
+
+class Loggers:
+    """The loggers of `run.loggers`. One that fails is dropped with a warning: `metrics.jsonl` has everything."""
+
+    def __init__(self, config: Config, folder: RunFolder, warn: Callable[[str], None]) -> None:
+        self.warn = warn
+        self.active: dict[str, tuple[Log, Close]] = {}
+        for name in config.run.loggers:
+            try:
+                self.active[name] = _OPENERS[name](config, folder)
+            except Exception as error:
+                warn(f"warning: the {name} logger could not be opened and is not used: {error!r:.200}")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Send the metrics of a step to every logger."""
+        for name, (log, _) in list(self.active.items()):
+            try:
+                log(step, metrics)
+            except Exception as error:
+                del self.active[name]
+                self.warn(f"warning: the {name} logger failed and is not used any more: {error!r:.200}")
+
+    def close(self) -> None:
+        """Close every logger."""
+        for name, (_, close) in self.active.items():
+            try:
+                close()
+            except Exception as error:
+                self.warn(f"warning: the {name} logger did not close: {error!r:.200}")
+        self.active = {}
+
+
+def _wandb(config: Config, folder: RunFolder) -> tuple[Log, Close]:
+    import wandb
+
+    run: Any = wandb.init(project="trimtab", name=folder.path.name, config=config.model_dump(), dir=folder.path)
+    return (lambda step, metrics: run.log(dict(metrics), step=step)), run.finish
+
+
+def _trackio(config: Config, folder: RunFolder) -> tuple[Log, Close]:
+    import trackio
+
+    trackio.init(project="trimtab", name=folder.path.name, config=config.model_dump())
+    return (lambda step, metrics: trackio.log(dict(metrics), step=step)), trackio.finish
+
+
+def _tensorboard(config: Config, folder: RunFolder) -> tuple[Log, Close]:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(folder.path / "tensorboard")
+
+    def log(step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            writer.add_scalar(name, value, step)
+
+    return log, writer.close
+
+
+_OPENERS: dict[str, Callable[[Config, RunFolder], tuple[Log, Close]]] = {
+    "wandb": _wandb,
+    "trackio": _trackio,
+    "tensorboard": _tensorboard,
+}

@@ -1,0 +1,172 @@
+"""Sample responses and grade them: the rollouts of a training step, and greedy evaluation on held-out problems."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from statistics import fmean
+
+from trimtab.config import RewardConfig
+from trimtab.policy import Policy, Transcript
+from trimtab.rewards import Verdict, grade_many
+from trimtab.rollout import PromptTokens, Response, SamplingOptions
+from trimtab.tasks import Problem, problem_index
+from trimtab.train.trainer import RunProgress, Trainer
+
+
+@dataclass(frozen=True)
+class GradedResponse:
+    """A sampled response with its verdict and reward; `group` is its prompt's number in the stream of prompts.
+
+    An `excluded` response is not trained on, and its reward means nothing.
+    """
+
+    problem: Problem
+    prompt: Sequence[int]
+    response: Response
+    text: str
+    verdict: Verdict
+    reward: float
+    group: int
+    excluded: bool = False
+
+    @cached_property
+    def transcript(self) -> Transcript:
+        """The token ids of prompt and response."""
+        return Transcript(self.prompt, self.response.tokens)
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The graded responses of a step, in the order of training and split into mini-batches.
+
+    `position` is where the next step starts in the stream of prompts.
+    """
+
+    responses: list[GradedResponse]
+    minibatch_sizes: list[int]
+    position: int = 0
+    dropped_groups: int = 0
+    excluded: Sequence[GradedResponse] = ()
+
+
+def collect_rollouts(trainer: Trainer, progress: RunProgress) -> Rollouts:
+    """Sample and grade the responses of the next step, and split them into mini-batches."""
+    groups, dropped, position = sample_groups(trainer, progress)
+    groups, excluded = remove_excluded(groups)
+    responses, sizes = split_into_minibatches(groups, trainer.config.update.per_step)
+    return Rollouts(responses, sizes, position, dropped, excluded)
+
+
+def sample_groups(trainer: Trainer, progress: RunProgress) -> tuple[list[list[GradedResponse]], int, int]:
+    """Sample the groups of a step; return them, the number of groups dropped, and the next position in the stream.
+
+    With dynamic sampling only groups whose rewards differ are kept, and further prompts are sampled in their place.
+    """
+    config, rollout, position = trainer.config, trainer.config.rollout, progress.position
+    options = config.sampling_options(rollout.samples)
+    groups: list[list[GradedResponse]] = []
+    dropped = 0
+    for _ in range(rollout.dynamic_max_rounds if rollout.dynamic_sampling else 1):
+        missing = rollout.prompts - len(groups)
+        count = int(missing * rollout.dynamic_oversample) if rollout.dynamic_sampling else missing
+        numbers = range(position, position + count)
+        problems = [(n, trainer.task[problem_index(len(trainer.task), config.run.seed, n)]) for n in numbers]
+        sampled = sample_and_grade(trainer, problems, progress.step, options)
+        useful = [group for group in sampled if has_reward_spread(group)] if rollout.dynamic_sampling else sampled
+        dropped += len(sampled) - len(useful)
+        used = useful[:missing]
+        groups += used
+        # Prompts after the last group that is used are sampled again by the next step: none is skipped.
+        position = used[-1][0].group + 1 if len(used) == missing else position + count
+        if len(groups) == rollout.prompts:
+            break
+    return groups, dropped, position
+
+
+def sample_and_grade(
+    trainer: Trainer, problems: Sequence[tuple[int, Problem]], step: int, options: SamplingOptions
+) -> list[list[GradedResponse]]:
+    """Sample responses to numbered problems and grade them; return one group per problem."""
+    config, policy = trainer.config, trainer.policy
+    prompts = encode_prompts(policy, problems, config.rollout.max_prompt_tokens)
+    sampled = trainer.sampler.sample(prompts, step, options)
+    texts = policy.decode_batch([response.tokens for responses in sampled for response in responses])
+    asked = [problem for (_, problem), responses in zip(problems, sampled, strict=True) for _ in responses]
+    graded = iter(zip(texts, grade_many(list(zip(texts, asked, strict=True))), strict=True))
+    groups = []
+    for (number, problem), prompt, responses in zip(problems, prompts, sampled, strict=True):
+        group = []
+        for response in responses:
+            text, verdict = next(graded)
+            reward = reward_of(verdict, response, config.reward, config.rollout.max_new_tokens)
+            excluded = reward is None
+            group.append(GradedResponse(problem, prompt.ids, response, text, verdict, reward or 0.0, number, excluded))
+        groups.append(group)
+    return groups
+
+
+def encode_prompts(policy: Policy, problems: Sequence[tuple[int, Problem]], limit: int) -> list[PromptTokens]:
+    """Tokenize the prompts of numbered problems; one of more than `limit` tokens is an error."""
+    encoded = policy.encode_batch([problem.prompt for _, problem in problems])
+    prompts = [PromptTokens(ids, number) for ids, (number, _) in zip(encoded, problems, strict=True)]
+    for (_, problem), prompt in zip(problems, prompts, strict=True):
+        if not 0 < len(prompt.ids) <= limit:
+            raise ValueError(
+                f"a prompt of {problem.source} has {len(prompt.ids)} tokens; rollout.max_prompt_tokens={limit} "
+                "(raise it, or remove such problems)"
+            )
+    return prompts
+
+
+def reward_of(verdict: Verdict, response: Response, config: RewardConfig, limit: int) -> float | None:
+    """Return the reward of a response with DAPO's soft overlong penalty; None if it is excluded from training."""
+    reward = config.of(verdict.kind)
+    if reward is not None and config.overlong_buffer:
+        over = len(response.tokens) - (limit - config.overlong_buffer)
+        reward += min(-over / config.overlong_buffer, 0.0) * config.overlong_factor
+    return reward
+
+
+def has_reward_spread(group: Sequence[GradedResponse]) -> bool:
+    """Return whether the rewards of a group differ; if they do not, all its advantages are zero."""
+    return len({response.reward for response in group if not response.excluded}) > 1
+
+
+def remove_excluded(groups: list[list[GradedResponse]]) -> tuple[list[list[GradedResponse]], list[GradedResponse]]:
+    """Split off the responses that are not trained on: return the remaining groups, and the excluded responses."""
+    kept, excluded = [], []
+    for group in groups:
+        remaining = [response for response in group if not response.excluded]
+        # A single remaining response has nothing to be compared with: its advantage would be zero.
+        if len(remaining) < len(group) and len(remaining) < 2:
+            remaining = []
+        excluded += [response for response in group if response.excluded or not remaining]
+        kept += [remaining] if remaining else []
+    return kept, excluded
+
+
+def split_into_minibatches(
+    groups: list[list[GradedResponse]], minibatches: int
+) -> tuple[list[GradedResponse], list[int]]:
+    """Split groups into mini-batches of whole groups; return all responses in order, and the mini-batches' sizes."""
+    responses, sizes = [], []
+    bounds = [round(len(groups) * k / minibatches) for k in range(minibatches + 1)]
+    for low, high in pairwise(bounds):
+        minibatch = [response for group in groups[low:high] for response in group]
+        # Micro-batches are cut in this order: neighbours of similar length leave little padding.
+        responses += sorted(minibatch, key=lambda response: len(response.transcript))
+        sizes.append(len(minibatch))
+    return responses, [size for size in sizes if size]
+
+
+def evaluate(trainer: Trainer) -> dict[str, float]:
+    """Measure the greedy accuracy on held-out problems; without any, return no metric."""
+    test, config = trainer.test_task, trainer.config
+    if test is None:
+        return {}
+    problems = [(n, test[n]) for n in range(min(len(test), config.run.eval_problems))]
+    groups = sample_and_grade(trainer, problems, -1, config.sampling_options(samples=1, temperature=0.0))
+    return {"eval/accuracy": fmean(group[0].verdict.kind == "correct" for group in groups)}

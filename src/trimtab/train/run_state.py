@@ -1,0 +1,72 @@
+"""What a run saves and restores: its checkpoints, the weights of the KL reference, and the trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trimtab import failpoints
+from trimtab.files import new_folder
+from trimtab.policy import Policy
+from trimtab.train import checkpoints
+from trimtab.train.process import environment
+from trimtab.train.run_folder import RunFolder, config_fingerprint
+from trimtab.train.trainer import RunProgress, Trainer
+
+
+def save_checkpoint(folder: Path, trainer: Trainer, progress: RunProgress, keep: int) -> None:
+    """Write a checkpoint that the run can resume from."""
+    state = {
+        "progress": progress.state_dict(),
+        "objective": trainer.objective.state_dict(),
+        "config_fingerprint": config_fingerprint(trainer.config),
+        "environment": environment(trainer.policy.device),
+    }
+    tensors = checkpoints.training_tensors(trainer.policy, trainer.optimizer)
+    checkpoints.save(folder, progress.step, tensors, state, keep)
+
+
+def restore_checkpoint(saved: checkpoints.Checkpoint, trainer: Trainer, progress: RunProgress) -> None:
+    """Bring trainer and progress to the state of a checkpoint; one of another run raises CheckpointError."""
+    with checkpoints.errors_as_mismatch(saved):
+        now = config_fingerprint(trainer.config)
+        other = [key for key, value in saved.state["config_fingerprint"].items() if now.get(key, value) != value]
+        if other:
+            raise ValueError(f"it is of a run with another {', '.join(other)}")
+        checkpoints.load_training_tensors(trainer.policy, trainer.optimizer, saved)
+        trainer.objective.load_state_dict(saved.state["objective"])
+        progress.load_state_dict(saved.state["progress"])
+        valid = progress.step == saved.step and min(progress.state_dict().values()) >= 0
+        if not valid or not isinstance(saved.state["environment"], dict):
+            raise ValueError("its state is not valid")
+
+
+def environment_warnings(before: dict[str, Any], trainer: Trainer) -> list[str]:
+    """Return a warning for everything that differs from the environment of a checkpoint."""
+    return [
+        f"warning: {name} was {before.get(name)} and is {now}: results may differ in the last bits"
+        for name, now in environment(trainer.policy.device).items()
+        if before.get(name) != now
+    ]
+
+
+def save_reference(trainer: Trainer, folder: RunFolder) -> None:
+    """Keep the policy's present weights as the KL reference, for the whole run and for its resumes."""
+    if trainer.config.model.reference == "start":
+        start = {"model": checkpoints.trained_parameters(trainer.policy)}
+        checkpoints.save(folder.reference, 0, start, {}, keep=1)
+        load_reference(trainer, folder)
+
+
+def load_reference(trainer: Trainer, folder: RunFolder) -> None:
+    """Load the KL reference that `save_reference` kept."""
+    if trainer.config.model.reference == "start" and trainer.reference is not None:
+        checkpoints.load_weights(trainer.reference, folder.reference / "step-00000000")
+
+
+def publish_model(policy: Policy, folder: Path) -> None:
+    """Write the trained model and its tokenizer in the format of transformers, completely or not at all."""
+    with new_folder(folder) as temporary:
+        policy.model.save_pretrained(temporary)
+        policy.tokenizer.save_pretrained(temporary)
+        failpoints.failpoint("model.written")

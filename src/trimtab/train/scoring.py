@@ -1,0 +1,125 @@
+"""Score rollouts with the policy: the token batch of a step, with old log-probs, entropies, moments and advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trimtab.config import Config
+from trimtab.objectives import NotFiniteError, Objective, TokenBatch, segment_ids
+from trimtab.policy import Policy, Transcript, score, to_device
+from trimtab.train.rollouts import GradedResponse, Rollouts
+from trimtab.train.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """The responses of one update: its number in the step, the index of its first response, tokens and transcripts."""
+
+    number: int
+    first: int
+    batch: TokenBatch
+    transcripts: list[Transcript]
+
+
+@dataclass(frozen=True)
+class Experience:
+    """The scored rollouts of a step. With a score that is not finite (`nonfinite`) there are no tokens to train on."""
+
+    rollouts: Rollouts
+    batch: TokenBatch
+    nonfinite: NotFiniteError | None = None
+
+    @property
+    def responses(self) -> list[GradedResponse]:
+        """The responses in the order of training."""
+        return self.rollouts.responses
+
+    def minibatches(self) -> Iterator[Minibatch]:
+        """Yield the mini-batches of the step's updates."""
+        sizes = self.rollouts.minibatch_sizes if self.nonfinite is None else []
+        for number, (first, last) in enumerate(pairwise(accumulate(sizes, initial=0))):
+            transcripts = [response.transcript for response in self.responses[first:last]]
+            yield Minibatch(number, first, self.batch.select(first, last), transcripts)
+
+
+def score_rollouts(trainer: Trainer, rollouts: Rollouts) -> Experience:
+    """Score the rollouts of a step; a value that is not finite makes the step an empty one."""
+    try:
+        return Experience(rollouts, score_responses(trainer, rollouts.responses))
+    except NotFiniteError as error:
+        return Experience(rollouts, empty_batch(trainer.policy, trainer.objective), error)
+
+
+def score_responses(trainer: Trainer, responses: Sequence[GradedResponse]) -> TokenBatch:
+    """Return the token batch of graded responses, with every field that the objective needs."""
+    policy, objective = trainer.policy, trainer.objective
+    if not responses:
+        return empty_batch(policy, objective)
+    transcripts = [response.transcript for response in responses]
+    scores = score(policy, transcripts, *_score_options(trainer.config))
+    # A GPU is still computing the scores: whatever the host prepares before `TokenBatch` checks them costs no time.
+    ids = np.concatenate([transcript.ids[len(transcript.prompt) :] for transcript in transcripts])
+    owner = np.repeat(np.arange(len(responses)), [len(response.response.tokens) for response in responses])
+    integers = [ids, owner, np.array([response.group for response in responses])]
+    if "segment" in objective.needs:
+        segments = segment_ids(torch.from_numpy(ids), policy.tokenizer, sequence=torch.from_numpy(owner))
+        integers.append(segments.numpy())
+    logps = np.fromiter(chain.from_iterable(response.response.logp for response in responses), np.float32)
+    rewards = np.array([response.reward for response in responses], np.float32)
+    advantages = objective.advantages(torch.from_numpy(rewards), torch.from_numpy(integers[2])).numpy()
+    # One copy to the GPU per dtype instead of one per column.
+    token, sequence, group, *segment = to_device(policy.device, *integers)
+    sampler_logp, reward, advantage = to_device(policy.device, logps, rewards, advantages)
+    reference = trainer.reference
+    return TokenBatch(
+        old_logp=scores.logp,
+        current_logp=scores.logp if "current_logp" in objective.needs else None,  # before the first update: the same
+        entropy=scores.entropy,
+        sum_p2=scores.sum_p2,
+        sum_p2_logp=scores.sum_p2_logp,
+        advantage=advantage[sequence],
+        sequence=sequence,
+        token=token,
+        segment=segment[0] if segment else None,
+        sampler_logp=sampler_logp,
+        ref_logp=None if reference is None else score(reference, transcripts, *_score_options(trainer.config)).logp,
+        group=group,
+        reward=reward,
+        responses=len(responses),
+    )
+
+
+def rescore(policy: Policy, minibatch: Minibatch, config: Config) -> Minibatch:
+    """Return the mini-batch with statistics of the policy as it is now, for `update.token_stats = "current"`."""
+    scores = score(policy, minibatch.transcripts, *_score_options(config))
+    batch = replace(
+        minibatch.batch,
+        current_logp=scores.logp,
+        entropy=scores.entropy,
+        sum_p2=scores.sum_p2,
+        sum_p2_logp=scores.sum_p2_logp,
+    )
+    return replace(minibatch, batch=batch)
+
+
+def empty_batch(policy: Policy, objective: Objective) -> TokenBatch:
+    """Return the batch of a step that has nothing to train on."""
+    none = torch.zeros(0, device=policy.device)
+    fields = dict.fromkeys(("entropy", "sampler_logp", *objective.needs), none)
+    return TokenBatch(old_logp=none, advantage=none, sequence=none, **fields)  # type: ignore[arg-type]
+
+
+def sampler_mismatch(batch: TokenBatch) -> Tensor:
+    """Return the absolute difference between the sampler's and the trainer's log-probability of each token."""
+    assert batch.sampler_logp is not None
+    return (batch.sampler_logp - batch.old_logp).abs()
+
+
+def _score_options(config: Config) -> tuple[float, int, int]:
+    return config.rollout.temperature, config.update.token_budget, config.update.head_chunk

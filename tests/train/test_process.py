@@ -1,0 +1,116 @@
+"""What a run changes in its process: threads, frozen objects, Ctrl-C; and all of it is undone afterwards."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from trimtab.config import load
+from trimtab.train.process import deferred_interrupt, gc_pause, set_threads
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_frozen() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+class Node:
+    """Something that can refer to itself."""
+
+    itself: Node | None = None
+
+
+def cyclic_garbage() -> weakref.ref[Node]:
+    node = Node()
+    node.itself = node
+    return weakref.ref(node)
+
+
+def test_objects_are_frozen_by_the_first_call_and_only_by_it() -> None:
+    with gc_pause() as freeze_once:
+        assert gc.get_freeze_count() == 0
+        freeze_once()
+        frozen = gc.get_freeze_count()
+        assert frozen > 0
+        later = [Node() for _ in range(1000)]
+        freeze_once()
+        assert gc.get_freeze_count() < frozen + len(later)
+    assert gc.get_freeze_count() == 0
+
+
+def test_garbage_of_a_run_is_still_collected() -> None:
+    early = cyclic_garbage()
+    with gc_pause() as freeze_once:
+        freeze_once()
+        assert early() is None, "what is garbage already is not frozen"
+        late = cyclic_garbage()
+        gc.collect()
+        assert late() is None
+
+
+def test_what_others_froze_stays_frozen() -> None:
+    gc.freeze()
+    with gc_pause() as freeze_once:
+        freeze_once()
+    assert gc.get_freeze_count() > 0
+
+
+def test_after_an_error_nothing_is_frozen() -> None:
+    def fail() -> None:
+        with gc_pause() as freeze_once:
+            freeze_once()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert gc.get_freeze_count() == 0
+
+
+def press_ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_the_first_ctrl_c_is_a_request_and_the_second_an_exception() -> None:
+    before, messages = signal.getsignal(signal.SIGINT), list[str]()
+    with deferred_interrupt(messages.append) as interrupt:
+        assert not interrupt.requested
+        press_ctrl_c()
+        assert interrupt.requested
+        assert messages == ["finishing this step; press Ctrl-C again to stop at once"]
+        with pytest.raises(KeyboardInterrupt):
+            press_ctrl_c()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_run_outside_of_the_main_thread_leaves_ctrl_c_alone() -> None:
+    before, seen = signal.getsignal(signal.SIGINT), []
+
+    def run() -> None:
+        with deferred_interrupt(pytest.fail) as interrupt:
+            seen.append((interrupt.requested, signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [(False, before)]
+
+
+@pytest.mark.parametrize(
+    ("device", "setting", "used"), [("cpu", 0, 2), ("cpu", 1, 1), ("cuda", 0, 1), ("cuda", 3, 3), ("cuda:1", 0, 1)]
+)
+def test_threads_are_the_recipes_or_one_beside_a_gpu(
+    device: str, setting: int, used: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    torch.set_num_threads(2)
+    set_threads(load("demo", [f"run.device={device}", f"run.threads={setting}"]))
+    assert torch.get_num_threads() == used

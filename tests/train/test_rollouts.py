@@ -1,0 +1,90 @@
+"""Rollouts: the order of prompts, dynamic sampling, the overlong penalty, mini-batches."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.train.scripted import MixedGroups, scripted_trainer, small_config
+from trimtab.config import RewardConfig
+from trimtab.policy import Policy, load_policy
+from trimtab.rewards import Verdict
+from trimtab.rollout import Response
+from trimtab.tasks import Arithmetic
+from trimtab.train.rollouts import (
+    collect_rollouts,
+    encode_prompts,
+    has_reward_spread,
+    reward_of,
+    sample_groups,
+    split_into_minibatches,
+)
+from trimtab.train.trainer import RunProgress
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return load_policy("demo", device="cpu", seed=0)
+
+
+def test_prompts_come_in_order_and_the_position_advances(policy: Policy) -> None:
+    sampler = MixedGroups(policy, 1)
+    groups, dropped, position = sample_groups(
+        scripted_trainer(policy, sampler, small_config()), RunProgress(position=10)
+    )
+    assert (sampler.sampled, dropped, position) == ([10, 11, 12, 13], 0, 14)
+    assert [group[0].group for group in groups] == [10, 11, 12, 13]
+
+
+def test_dynamic_sampling_keeps_groups_with_reward_spread_and_samples_others(policy: Policy) -> None:
+    sampler = MixedGroups(policy, 2)
+    trainer = scripted_trainer(policy, sampler, small_config(rollout={"dynamic_sampling": True}))
+    groups, dropped, position = sample_groups(trainer, RunProgress())
+    assert sampler.sampled == list(range(12))  # three times as many as needed
+    assert [group[0].group for group in groups] == [0, 2, 4, 6]
+    assert all(has_reward_spread(group) for group in groups)
+    assert (dropped, position) == (6, 7)  # prompts 7 to 11 are sampled again
+
+
+def test_dynamic_sampling_goes_on_with_fewer_groups_after_its_last_round(policy: Policy) -> None:
+    sampler = MixedGroups(policy, 10)
+    two_rounds = small_config(rollout={"dynamic_sampling": True, "dynamic_max_rounds": 2})
+    groups, _, position = sample_groups(scripted_trainer(policy, sampler, two_rounds), RunProgress())
+    assert [group[0].group for group in groups] == [0, 10]
+    assert position == len(sampler.sampled) == 12 + 6  # the first round found two
+
+
+def test_a_step_in_which_no_group_has_reward_spread_has_no_responses(policy: Policy) -> None:
+    one_round = small_config(rollout={"dynamic_sampling": True, "dynamic_max_rounds": 1})
+    rollouts = collect_rollouts(
+        scripted_trainer(policy, MixedGroups(policy, 10**9), one_round), RunProgress(position=1)
+    )
+    assert (rollouts.responses, rollouts.minibatch_sizes) == ([], [])
+
+
+@pytest.mark.parametrize(("length", "penalty"), [(1, 0.0), (6, 0.0), (7, -0.25), (8, -0.5), (10, -1.0)])
+def test_the_overlong_penalty_grows_linearly_over_the_buffer(length: int, penalty: float) -> None:
+    response = Response([2] * length, [-1.0] * length, True)
+    shaped = RewardConfig(correct=1.0, wrong=-1.0, overlong_buffer=4)
+    assert reward_of(Verdict("correct", None), response, shaped, limit=10) == pytest.approx(1.0 + penalty)
+    assert reward_of(Verdict("wrong", None), response, shaped, limit=10) == pytest.approx(-1.0 + penalty)
+
+
+def test_minibatches_hold_whole_groups_sorted_by_length(policy: Policy) -> None:
+    groups, _, _ = sample_groups(scripted_trainer(policy, MixedGroups(policy, 2), small_config()), RunProgress())
+    responses, sizes = split_into_minibatches(groups, 2)
+    assert sizes == [4, 4]
+    for minibatch in (responses[:4], responses[4:]):
+        lengths = [len(response.transcript) for response in minibatch]
+        assert lengths == sorted(lengths)
+    assert {response.group for response in responses[:4]} == {0, 1}
+
+
+def test_prompts_are_numbered_and_encoded_as_one_by_one(policy: Policy) -> None:
+    problems = [(number, Arithmetic()[number]) for number in (7, 3, 5)]
+    expected = [(number, policy.encode(problem.prompt)) for number, problem in problems]
+    assert [(prompt.number, prompt.ids) for prompt in encode_prompts(policy, problems, limit=20)] == expected
+
+
+def test_a_prompt_that_is_too_long_is_an_error(policy: Policy) -> None:
+    with pytest.raises(ValueError, match="max_prompt_tokens=2"):
+        encode_prompts(policy, [(0, Arithmetic()[0])], limit=2)
