@@ -1,4 +1,4 @@
-"""The command line as a user meets it."""
+"""The command line: the methods and their pages, the worked example, light imports."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_one_method_shows_formula_options_defaults_and_paper(name: str) -> None:
 
 def test_stapos_page_has_its_numbers() -> None:
     page = describe("stapo")
-    for part in ("2602.15620", "p < 0.002", "| `tau_p` | 0.002 |", "| `quantile` | 0.75 |", "clip(r, 0.8, 1.28)"):
-        assert part in page
+    for text in ("2602.15620", "p < 0.002", "| `tau_p` | 0.002 |", "| `quantile` | 0.75 |", "clip(r, 0.8, 1.28)"):
+        assert text in page
 
 
 def test_a_combination_is_explained() -> None:
@@ -63,7 +63,7 @@ def test_the_worked_example_silences_the_banana() -> None:
     assert "+0.0000" in row
 
 
-def test_the_heart_needs_torch_alone() -> None:
+def test_the_objectives_import_torch_alone() -> None:
     code = (
         "import sys, torch; before = set(sys.modules); import trimtab.objectives; "
         "print(sorted({m.split('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names)))"

@@ -85,8 +85,10 @@ def test_a_process_that_fails_is_reported() -> None:
 def test_a_small_run_takes_what_was_estimated(setting: memory.Setting) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    seen = memory.measure(setting, "cpu")
-    torch.set_num_threads(before)
+    try:
+        seen = memory.measure(setting, "cpu")
+    finally:
+        torch.set_num_threads(before)
     ratios = memory.compared(setting, memory.estimate(setting, "cpu"), seen)["ratios"]
     # Here all prompts are of one length, and so no mask is made: of models this small it is the larger part.
     assert 0.95 < ratios["peak"] < 1.2

@@ -1,10 +1,11 @@
-"""`trimtab compare`: every objective and seed once, side by side, whatever becomes of single runs."""
+"""`trimtab compare` runs every objective with every seed once, whatever happens to single runs."""
 
 from __future__ import annotations
 
 import errno
 import io
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -84,7 +85,7 @@ def test_a_failing_run_is_reported_and_does_not_stop_the_others(compared: tuple[
     assert table["sspo + s2t"]["mean"]["accuracy_end"] is None
 
 
-def test_table_files_and_command_say_what_was_compared(compared: tuple[Path, Any], recipe: str) -> None:
+def test_tables_and_files_have_the_numbers_and_the_command(compared: tuple[Path, Any], recipe: str) -> None:
     out, result = compared
     markdown = (out / "compare.md").read_text()
     assert f"trimtab compare stapo 'sspo + s2t' --seeds 1 --recipe {recipe} --out {out}\n" in markdown
@@ -97,9 +98,10 @@ def test_table_files_and_command_say_what_was_compared(compared: tuple[Path, Any
 
 
 def test_a_second_time_only_what_is_missing_is_run_and_shares_the_warm_start(
-    compared: tuple[Path, Any], recipe: str
+    compared: tuple[Path, Any], recipe: str, tmp_path: Path
 ) -> None:
-    out, _ = compared
+    out = tmp_path / "again"
+    shutil.copytree(compared[0], out)
     (out / "sspo+s2t-seed0").unlink()
     before = (out / "stapo-seed0/metrics.jsonl").stat().st_mtime_ns
     result = compare("stapo", "sspo + s2t", "--recipe", recipe, "--seeds", "1", "--out", str(out))
@@ -117,7 +119,7 @@ def test_a_second_time_only_what_is_missing_is_run_and_shares_the_warm_start(
     assert "sspo+s2t-seed0" in page
 
 
-def test_a_run_that_was_cut_off_is_resumed(recipe: str, tmp_path: Path) -> None:
+def test_an_unfinished_run_is_resumed(recipe: str, tmp_path: Path) -> None:
     (run,) = plan_runs(comparison(recipe, tmp_path, "stapo", seeds=1))
     assert (run.state(), run.command()[-2:]) == ("new", ["--out", str(run.folder.path)])
     ended(run, [0.1, 0.4], [1.0])
@@ -145,7 +147,7 @@ def test_a_folder_of_another_recipe_is_refused(compared: tuple[Path, Any], recip
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["stapo", "grpoo"], "did you mean grpo"),
         (["sspo+s2t", "sspo + s2t"], "given twice"),
@@ -154,10 +156,10 @@ def test_a_folder_of_another_recipe_is_refused(compared: tuple[Path, Any], recip
         (["stapo", "--recipe", "nowhere"], "unknown recipe"),
     ],
 )
-def test_mistakes_are_found_before_the_first_run(tmp_path: Path, words: list[str], said: str) -> None:
-    result = compare(*words, "--out", str(tmp_path / "out"))
+def test_mistakes_are_found_before_the_first_run(tmp_path: Path, arguments: list[str], message: str) -> None:
+    result = compare(*arguments, "--out", str(tmp_path / "out"))
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -206,7 +208,7 @@ def most_at_once(processes: ProcessPool) -> int:
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 4])
-def test_so_many_run_at_a_time_as_were_asked_for(
+def test_as_many_run_at_a_time_as_jobs_says(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
     code = UNTIL_STARTED.replace("COUNT", str(jobs))
@@ -225,7 +227,7 @@ def test_it_waits_no_longer_than_the_warm_start(recipe: str, tmp_path: Path, mon
     assert most_at_once(pool(recipe, tmp_path, monkeypatch, code, jobs=4)) == 4
 
 
-def test_a_failure_says_why(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_has_the_error_of_its_log(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "os.kill(os.getpid(), 9) if OBJECTIVE == 'grpo' else "
         "sys.exit(sys.stderr.write('noise\\ntrimtab: no \\x1b[31mgood\\n  at all\\n\\nmore') and 2)"
@@ -294,7 +296,7 @@ class ClosedTerminal(io.StringIO):
 
 
 @pytest.mark.usefixtures("handlers")
-def test_a_closed_terminal_costs_no_run_its_checkpoint(
+def test_runs_get_to_their_checkpoint_after_the_terminal_was_closed(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = pool(recipe, tmp_path, monkeypatch, LONG, jobs=2).runs

@@ -1,4 +1,4 @@
-"""The live display: shows the numbers that matter in any terminal, and never harms the run."""
+"""The live display shows the main metrics in any terminal, and an error of the terminal never stops the run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def terminal(file: io.StringIO) -> Console:
     return Console(file=file, width=100, height=30, force_terminal=True, color_system=None)
 
 
-def test_the_screen_has_every_number_that_matters() -> None:
+def test_the_display_shows_the_main_metrics() -> None:
     text = shown(state_after(20))
     for words in (
         "step 20/40",
@@ -75,7 +75,7 @@ def test_a_rising_reward_is_a_rising_curve() -> None:
 
 @pytest.mark.parametrize("width", [1, 2, 5, 20, 49, 50, 80, 400])
 @pytest.mark.parametrize("height", [1, 2, 5, 11, 12, 24, 200])
-def test_every_terminal_gets_a_picture_that_fits(width: int, height: int) -> None:
+def test_the_display_fits_into_every_terminal(width: int, height: int) -> None:
     state = state_after(30)
     state.messages.append("a long message " * 30)
     lines = shown(state, width, height).splitlines()
@@ -94,7 +94,7 @@ def test_numbers_that_are_not_finite_are_dashes() -> None:
     assert "entropy   - " in text
 
 
-def test_a_gate_that_closes_no_longer_shows_what_it_boosted() -> None:
+def test_no_boosted_share_is_shown_once_the_gate_is_closed() -> None:
     state = state_after(5)
     state.set_metrics(6, {"reward/mean": 0.5, "stare/gate_open": 0.0})
     text = shown(state)
@@ -102,7 +102,7 @@ def test_a_gate_that_closes_no_longer_shows_what_it_boosted() -> None:
     assert "boosted" not in text
 
 
-def test_time_left_is_that_of_the_steps_still_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_left_is_extrapolated_from_the_steps_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     state = DisplayState("a run")
@@ -113,7 +113,7 @@ def test_time_left_is_that_of_the_steps_still_to_do(monkeypatch: pytest.MonkeyPa
     assert state.seconds_left() == pytest.approx(120.0)
 
 
-def test_what_a_model_wrote_cannot_steer_the_terminal() -> None:
+def test_text_of_a_model_cannot_control_the_terminal() -> None:
     evil = "answer \x1b[2J\x1b]0;owned\x07 \u202egnp.exe [bold]markup[/bold]"
     file = io.StringIO()
     reporter = LiveReporter("run \x1b[31m", console=terminal(file), every=0.01)
@@ -129,7 +129,7 @@ def test_what_a_model_wrote_cannot_steer_the_terminal() -> None:
     assert lines[0].isprintable()
 
 
-def test_closing_leaves_the_last_step_on_the_screen_and_gives_the_cursor_back() -> None:
+def test_closing_leaves_the_last_step_on_the_screen_and_shows_the_cursor_again() -> None:
     file = io.StringIO()
     reporter = LiveReporter("a run", console=terminal(file), every=60)
     reporter.warm(3, 3, 1.5)
@@ -178,13 +178,13 @@ def test_a_display_that_fails_becomes_plain_lines(monkeypatch: pytest.MonkeyPatc
     assert file.getvalue().endswith("hello\n")
 
 
-def test_a_screen_that_cannot_be_drawn_still_tells_the_step() -> None:
+def test_a_display_that_cannot_be_drawn_still_shows_the_step() -> None:
     state = state_after(5)
     state.history = {}
     assert "step 5/10" in shown(state)
 
 
-def test_a_resumed_run_goes_on_with_its_curves() -> None:
+def test_a_resumed_run_continues_its_curves() -> None:
     earlier = [{"step": n, **METRICS} for n in range(1, 6)]
     reporter = LiveReporter("a run", console=terminal(io.StringIO()), earlier=earlier)
     reporter.step(4, 10, METRICS)  # done again after the checkpoint of step 3
@@ -200,7 +200,7 @@ def test_a_sparkline_has_the_shape_of_its_values() -> None:
     assert sparkline([0.5], 1, low=0.0, high=1.0) == BARS[4]
 
 
-def test_small_shares_keep_digits_that_say_something() -> None:
+def test_small_shares_keep_two_significant_digits() -> None:
     assert [percent(x) for x in (0.0, 0.5, 0.031, 0.00012, None, math.nan)] == [
         "0%",
         "50.0%",

@@ -1,4 +1,4 @@
-"""The dry run answers in words what every recipe comes to."""
+"""The dry run prints a recipe with its objective, batch sizes and memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_objective_is_explained_with_its_numbers() -> None:
     assert "p < 0.005" in describe_dry_run(recipe("objective.name=stapo", "objective.tau_p=0.005"))
 
 
-def test_the_batch_arithmetic_is_in_words() -> None:
+def test_batch_sizes_and_counts_are_printed() -> None:
     text = describe_dry_run(
         recipe("rollout.prompts=16", "rollout.samples=8", "update.per_step=4", "run.steps=100", "task.size=400")
     )
@@ -49,7 +49,7 @@ def test_the_token_budget_says_how_many_of_the_longest_responses_fit() -> None:
     assert "is less than one response of that length" in describe_dry_run(recipe(*settings, "update.token_budget=127"))
 
 
-def test_one_update_per_step_is_told_to_be_on_policy() -> None:
+def test_one_update_per_step_is_explained_to_be_on_policy() -> None:
     assert "nothing is clipped" in describe_dry_run(recipe("update.per_step=1"))
     assert "nothing is clipped" not in describe_dry_run(recipe("update.per_step=2"))
 
@@ -67,7 +67,7 @@ def test_mini_batches_are_those_the_trainer_makes(prompts: int, updates: int) ->
     assert minibatches(config) == split_into_minibatches(groups, updates)[1]  # type: ignore[arg-type]
 
 
-def test_dynamic_sampling_says_that_its_numbers_are_the_least() -> None:
+def test_with_dynamic_sampling_the_counts_are_lower_bounds() -> None:
     text = describe_dry_run(recipe("rollout.dynamic_sampling=true", "run.steps=10", "rollout.prompts=4"))
     assert "at least 40 prompts" in text
 
@@ -81,6 +81,6 @@ def test_a_missing_file_is_found_before_anything_is_loaded(tmp_path: Path) -> No
         describe_dry_run(recipe("task.name=file", f"task.path={tmp_path / 'nowhere.jsonl'}"))
 
 
-def test_the_demo_can_be_looked_at() -> None:
+def test_the_demo_has_a_dry_run() -> None:
     assert "stapo" in describe_dry_run(load(find_recipe("demo")))
     assert PACKAGED.is_dir()

@@ -1,4 +1,4 @@
-"""`trimtab train` as a user meets it: real runs of a few steps, and what is said when something is wrong."""
+"""`trimtab train` from the command line: real runs of a few steps, and the messages of errors."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def train(*words: str) -> Result:
     return trimtab("train", *words)
 
 
-def test_a_run_ends_with_a_summary_a_newcomer_understands(here: Path) -> None:
+def test_a_run_ends_with_a_summary_and_the_next_commands(here: Path) -> None:
     result = train("tiny.toml")
     assert result.exit_code == 0
     for words in (
@@ -101,7 +101,7 @@ def test_a_key_that_shapes_the_run_cannot_change_on_resuming(here: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["nowhere"], "unknown recipe 'nowhere'"),
         (["nowhere.toml"], "nowhere.toml"),
@@ -113,11 +113,11 @@ def test_a_key_that_shapes_the_run_cannot_change_on_resuming(here: Path) -> None
         (["tiny.toml", "--out", "tiny.toml"], "tiny.toml is a file"),
     ],
 )
-def test_what_is_wrong_is_said_in_words(here: Path, words: list[str], said: str) -> None:
-    result = train(*words)
+def test_an_invalid_command_line_is_an_error_message(here: Path, arguments: list[str], message: str) -> None:
+    result = train(*arguments)
     assert result.exit_code == 2
     assert result.stderr.startswith("trimtab: ")
-    assert said in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.output
 
 
@@ -165,7 +165,7 @@ def no_memory(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "said"),
+    ("owner", "name", "message"),
     [
         (NativeSampler, "_decode", "while sampling: lower rollout.batch_size (now 1024)"),
         (torch.Tensor, "backward", "in an update: lower update.token_budget (now 16384)"),
@@ -174,12 +174,12 @@ def no_memory(*_: Any, **__: Any) -> Any:
     ],
 )
 def test_running_out_of_memory_names_the_setting_to_lower(
-    here: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, said: str
+    here: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, message: str
 ) -> None:
     monkeypatch.setattr(owner, name, no_memory)
     result = train("tiny.toml", "--set", "run.eval_every=0")
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.output
 
 
@@ -189,7 +189,7 @@ def test_scoring_without_memory_names_the_token_budget(here: Path, monkeypatch: 
     assert "while scoring responses: lower update.token_budget (now 16384), then update.head_chunk" in result.stderr
 
 
-def test_an_update_that_checkpoints_already_is_not_told_to(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_checkpointing_in_use_is_not_advised(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "backward", no_memory)
     without = train("tiny.toml", "--set", "run.eval_every=0").stderr
     having = train("tiny.toml", "--set", "run.eval_every=0", "--set", "model.gradient_checkpointing=true").stderr
@@ -207,7 +207,7 @@ def test_a_programming_error_is_not_hidden(here: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("moment", ["trimtab.train.run.warm_start", "trimtab.train.loop.update"])
-def test_an_interruption_says_how_to_go_on_and_that_works(
+def test_an_interruption_prints_how_to_resume_and_that_works(
     here: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     def interrupt(*_: Any, **__: Any) -> None:
@@ -280,14 +280,14 @@ def test_the_schema_is_json_and_knows_the_keys() -> None:
     assert {"objective", "task", "model", "rollout", "update", "run"} <= set(schema["properties"])
 
 
-def test_the_outcome_of_a_run_is_told_from_its_metrics() -> None:
+def test_a_run_is_summarized_from_its_metrics() -> None:
     records: list[dict[str, Any]] = [{"step": 0, "eval/accuracy": 0.1}]
     records += [{"step": n, "reward/mean": n / 8, "time/rollout": 1.0, "time/update": 0.5} for n in range(1, 9)]
     records[8] |= {"eval/accuracy": 0.6, "tokens/silenced_share": float("nan")}
-    told = summarize_metrics(records)
-    assert (told.accuracy_start, told.accuracy_end) == (0.1, 0.6)
-    assert (told.reward_start, told.reward_end) == (1.5 / 8, 7.5 / 8)  # windows of two steps
-    assert told.seconds == 12.0
-    assert told.silenced is None
+    summary = summarize_metrics(records)
+    assert (summary.accuracy_start, summary.accuracy_end) == (0.1, 0.6)
+    assert (summary.reward_start, summary.reward_end) == (1.5 / 8, 7.5 / 8)  # windows of two steps
+    assert summary.seconds == 12.0
+    assert summary.silenced is None
     assert summarize_metrics(records[:1]).accuracy_end is None
     assert summarize_metrics([]).steps == 0

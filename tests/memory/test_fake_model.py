@@ -1,4 +1,4 @@
-"""Passes over models without weights keep what the passes over real ones keep."""
+"""Passes on fake tensors take the memory that the same passes take on real ones."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def counted(count: Callable[[Policy], PassMemory], config: Any, precision: Any =
 
 
 def saved_bytes(policy: Policy, forward: Callable[[], object]) -> int:
-    """What autograd keeps of a forward pass: every storage once, and no weight."""
+    """Return the bytes that autograd saves in a forward pass: every storage once, and no weight."""
     weights = {p.untyped_storage().data_ptr() for p in policy.model.parameters()}
     kept: dict[int, int] = {}
 
@@ -79,7 +79,7 @@ def saved_bytes(policy: Policy, forward: Callable[[], object]) -> int:
 
 
 def allocated(work: Callable[[], object]) -> int:
-    """The most bytes that the CPU's allocator had given at one time, kernels' own room included."""
+    """Return the peak of the CPU allocator, workspaces of kernels included."""
     work()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
