@@ -37,7 +37,7 @@ def shoot(report: Path, folder: Path, full: bool = False) -> list[Path]:
         page.wait_for_selector("#microscope, #configuration")
         if page.locator("#microscope .tok").count():
             page.get_by_label("Colour by").select_option("surprisal")
-            page.get_by_label("Beside it").select_option(label="sspo")
+            page.get_by_label("Compare with").select_option(label="sspo")
             page.get_by_label("mark segments").check()
             page.evaluate("document.getElementById('microscope').scrollIntoView()")
             made.append(_picture(page, folder / "report-microscope.png", False))

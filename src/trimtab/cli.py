@@ -289,7 +289,9 @@ def report(
 ) -> None:
     """Write one HTML file on one or more runs: curves, alarms, all tokens at once, a microscope for single tokens."""
     with print_user_errors():
-        from trimtab.insight.report import BESIDE, write_report
+        from trimtab.insight.report import COMPARED_OBJECTIVES, write_report
 
-        path = write_report(runs, out, beside=objectives or BESIDE, steps=steps or (), say=print_error)
+        path = write_report(
+            runs, out, compared=objectives or COMPARED_OBJECTIVES, steps=steps or (), progress=print_error
+        )
     typer.echo(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB)")

@@ -85,7 +85,7 @@ def test_hostile_texts_are_shown_as_text_wherever_they_stand(hostile: Any) -> No
     name = look(opened, "h1")
     assert " ".join(visible(run.name).split()) == name
     config, alarms = look(opened, "#configuration pre"), look(opened, ".alarm")
-    metrics = " ".join(" ".join(opened.texts(".any option")).split())
+    metrics = " ".join(" ".join(opened.texts(".any-metric option")).split())
     for text in texts:
         if text.strip():
             assert shown(text)[:100] in alarms, text[:80]
@@ -119,9 +119,9 @@ def test_walking_over_hostile_tokens_runs_nothing(hostile: Any) -> None:
     opened.page.locator(".tok").nth(1).hover()
     for name in ("Silenced tokens", "100 largest gradients", "Clipped tokens", "All responses"):
         opened.page.get_by_role("button", name=name).click()
-    opened.page.get_by_label("Beside it").select_option(index=1)
-    opened.page.get_by_label("Beside it").select_option("")
-    picker = opened.page.locator(".any select")
+    opened.page.get_by_label("Compare with").select_option(index=1)
+    opened.page.get_by_label("Compare with").select_option("")
+    picker = opened.page.locator(".any-metric select")
     for n in range(min(picker.locator("option").count(), 12)):
         picker.select_option(index=n)
     alone(opened)
@@ -143,6 +143,6 @@ def test_halves_of_characters_are_replaced_and_shown(chromium: Any, tmp_path: Pa
         opened.open(write_report([run]))
         assert "\ufffd high" in look(opened, ".alarm h3")
         assert "low \ufffd" in look(opened, ".alarm p")
-        assert {"\ufffd high", "low \ufffd", "\ufffd\ufffd swapped"} <= set(opened.texts(".any option"))
+        assert {"\ufffd high", "low \ufffd", "\ufffd\ufffd swapped"} <= set(opened.texts(".any-metric option"))
         assert "high" in look(opened, ".tok") and "\ufffd" in look(opened, ".tok")
         alone(opened)

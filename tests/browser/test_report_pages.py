@@ -11,9 +11,9 @@ import pytest
 
 from helpers.browser.browsing import Tab, expect, tab
 from helpers.insight.report_runs import Made, make_run
-from trimtab.insight.replay.batches import recorded_objective
+from trimtab.insight.replay import recorded_objective
 from trimtab.insight.report import write_report
-from trimtab.insight.report.measured import Measured, batches_of, measure, open_step, treat
+from trimtab.insight.report.token_table import TokenTable, mini_batches, read_checked_step, token_effects, token_table
 from trimtab.objectives import objective
 from trimtab.objectives.reasons import reason_words
 from trimtab.record import open_run
@@ -30,10 +30,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(run: Path) -> list[Measured]:
+def tables(run: Path) -> list[TokenTable]:
     records = open_run(run)
     mine = recorded_objective(dict(records.manifest.objective))
-    return [measure(open_step(records, step), mine) for step in records.steps]
+    return [token_table(read_checked_step(records, step), mine) for step in records.steps]
 
 
 @pytest.fixture(scope="module")
@@ -62,17 +62,25 @@ def number(text: str) -> float:
     return float(text.replace("−", "-").replace(",", "").removesuffix(" nats"))
 
 
-def test_the_summary_says_in_words_what_came_of_the_run(opened: Tab) -> None:
+def test_the_summary_tells_the_results_in_sentences(opened: Tab) -> None:
     assert opened.texts("h1") == ["first-run"]
-    (words,) = opened.texts(".words")
-    assert "Held-out accuracy rose from 25.0% to 50.0%." in words
-    assert "One alarm was raised, the first at step 3: entropy collapse." in words
+    (text,) = opened.texts(".summary-text")
+    assert "Held-out accuracy rose from 25.0% to 50.0%." in text
+    assert "One alarm was raised, the first at step 3: entropy collapse." in text
     assert any("50.0%" in tile and "from 25.0%" in tile for tile in opened.texts(".tile"))
 
 
 def test_all_curves_are_drawn_with_axes_and_alarms(opened: Tab) -> None:
     titles = opened.texts("#curves h3")
-    for title in ("Reward", "Accuracy", "Entropy", "Set apart", "Clipped", "Gradient norm", "Response length"):
+    for title in (
+        "Reward",
+        "Accuracy",
+        "Entropy",
+        "Reweighted tokens",
+        "Clipped tokens",
+        "Gradient norm",
+        "Response length",
+    ):
         assert any(text.startswith(title) for text in titles), title
     charts = opened.page.locator("#curves svg.chart")
     for n in range(charts.count()):
@@ -90,8 +98,8 @@ def test_any_metric_can_be_looked_at(opened: Tab) -> None:
     picker = opened.page.get_by_label("Any metric")
     assert {"tokens/count", "s2t/entropy_threshold"} <= set(picker.locator("option").all_inner_texts())
     picker.select_option("tokens/count")
-    assert opened.texts(".any h3")[0].startswith("tokens/count")
-    assert opened.texts(".any .value") == ["33"]
+    assert opened.texts(".any-metric h3")[0].startswith("tokens/count")
+    assert opened.texts(".any-metric .value") == ["33"]
 
 
 OBSERVED = """window.observed = new Set();
@@ -107,7 +115,7 @@ def test_charts_that_were_replaced_are_no_longer_observed(chromium: Any, report:
         before = opened.page.evaluate("observed.size")
         for name in ("tokens/count", "reward/mean", "policy/entropy"):
             opened.page.get_by_label("Any metric").select_option(name)
-        opened.page.locator(".plane-slot select").select_option("silenced")
+        opened.page.locator(".token-set-slot select").select_option("silenced")
         assert opened.page.evaluate("observed.size") == before > 5
         assert opened.page.evaluate("[...observed].every((node) => node.isConnected)")
 
@@ -124,57 +132,57 @@ def test_pointing_at_one_chart_reads_all_of_them(opened: Tab) -> None:
     assert set(opened.texts("#curves h3 .at")) == {""}
 
 
-def test_an_alarm_is_told_in_full_and_leads_to_its_tokens(opened: Tab) -> None:
+def test_an_alarm_is_shown_in_full_and_leads_to_its_tokens(opened: Tab) -> None:
     (card,) = opened.texts(".alarm")
-    for words in ("entropy collapse", "step 3", "Entropy fell by half.", "entropy 0.1", "lower update.lr"):
-        assert words in card
-    opened.page.get_by_role("button", name="Look at this step's tokens").click()
+    for text in ("entropy collapse", "step 3", "Entropy fell by half.", "entropy 0.1", "lower update.lr"):
+        assert text in card
+    opened.page.get_by_role("button", name="Show this step's tokens").click()
     assert opened.page.get_by_label("Step", exact=True).input_value() == "3"
     assert {text.split()[1] for text in opened.texts(".row b")} == {"3"}
 
 
-def test_the_planes_hold_all_tokens_and_mark_where_tokens_are_silenced(opened: Tab, measured: list[Measured]) -> None:
-    total = sum(len(step.logp) for step in measured)
-    plane = opened.page.locator("svg.plane").first
-    assert f"{total} tokens" in plane.get_attribute("aria-label")
-    assert plane.locator("rect.region").count() == 1 and plane.locator("image").count() == 1
-    opened.page.locator(".plane-slot select").select_option("silenced")
-    silenced = sum(int((step.treated.reason == 2).sum()) for step in measured)
-    assert f"{silenced} tokens" in opened.page.locator("svg.plane").first.get_attribute("aria-label")
+def test_the_heat_map_holds_all_tokens_and_marks_where_they_are_silenced(opened: Tab, tables: list[TokenTable]) -> None:
+    total = sum(len(step.logp) for step in tables)
+    heat_map = opened.page.locator("svg.heat-map").first
+    assert f"{total} tokens" in heat_map.get_attribute("aria-label")
+    assert heat_map.locator("rect.region").count() == 1 and heat_map.locator("image").count() == 1
+    opened.page.locator(".token-set-slot select").select_option("silenced")
+    silenced = sum(int((step.effects.reason == 2).sum()) for step in tables)
+    assert f"{silenced} tokens" in opened.page.locator("svg.heat-map").first.get_attribute("aria-label")
 
 
 def test_other_objectives_stand_in_a_table(opened: Tab) -> None:
-    rows = opened.page.locator("#replay tbody tr")
+    rows = opened.page.locator("#replay-effects tbody tr")
     assert rows.first.locator("th").inner_text().startswith("recorded")
-    assert rows.count() == 1 + opened.page.locator("#overlaps tbody tr").count() > 3
+    assert rows.count() == 1 + opened.page.locator("#replay-overlaps tbody tr").count() > 3
     assert "%" in rows.first.inner_text()
 
 
 def test_quadrants_add_up(opened: Tab) -> None:
-    cells = opened.page.locator("#planes .numbers tbody td:nth-child(2)").all_inner_texts()
+    cells = opened.page.locator("#heat-maps .numbers tbody td:nth-child(2)").all_inner_texts()
     assert sum(float(cell.removesuffix("%")) for cell in cells) == pytest.approx(100, abs=2)
 
 
-def test_a_tokens_numbers_are_those_of_the_record(opened: Tab, measured: list[Measured]) -> None:
+def test_a_tokens_numbers_are_those_of_the_record(opened: Tab, tables: list[TokenTable]) -> None:
     opened.page.locator(".row").first.click()
     row = opened.texts(".row")[0]
     step, response = int(row.split("step ")[1].split("response")[0]), int(row.split("response ")[1][0])
-    held = measured[step - 1]
-    first = held.step.offsets[response]
+    table = tables[step - 1]
+    first = table.step.offsets[response]
     for n in (0, 3):
         opened.page.locator(".tok").nth(n).click()
         shown, at = facts(opened), first + n
-        assert number(shown["probability"][0]) == pytest.approx(math.exp(held.logp[at]), rel=0.01)
-        assert number(shown["surprisal"][0]) == pytest.approx(-held.logp[at], rel=0.01)
-        assert number(shown["entropy"][0]) == pytest.approx(held.entropy[at], rel=0.01)
-        assert number(shown["advantage"][0]) == pytest.approx(held.treated.advantage[at], rel=0.01)
-        assert number(shown["weight"][0]) == held.treated.weight[at]
-        assert number(shown["gradient norm"][0]) == pytest.approx(held.gradient[at], rel=0.06, abs=1e-9)
+        assert number(shown["probability"][0]) == pytest.approx(math.exp(table.logp[at]), rel=0.01)
+        assert number(shown["surprisal"][0]) == pytest.approx(-table.logp[at], rel=0.01)
+        assert number(shown["entropy"][0]) == pytest.approx(table.entropy[at], rel=0.01)
+        assert number(shown["advantage"][0]) == pytest.approx(table.effects.advantage[at], rel=0.01)
+        assert number(shown["weight"][0]) == table.effects.weight[at]
+        assert number(shown["gradient norm"][0]) == pytest.approx(table.grad_norm[at], rel=0.06, abs=1e-9)
         assert number(shown["predicted entropy change"][0]) == pytest.approx(
-            held.entropy_change[at], rel=0.06, abs=1e-9
+            table.entropy_change[at], rel=0.06, abs=1e-9
         )
-        assert shown["why"] == [reason_words(int(held.treated.reason[at]))]
-        assert shown["clipped"][0].startswith("yes" if held.treated.clipped[at] else "no")
+        assert shown["reason"] == [reason_words(int(table.effects.reason[at]))]
+        assert shown["clipped"][0].startswith("yes" if table.effects.clipped[at] else "no")
 
 
 def test_tokens_are_coloured_by_what_the_reader_chooses(opened: Tab) -> None:
@@ -205,24 +213,24 @@ def test_colours_grow_with_the_value(opened: Tab) -> None:
     assert [lightness[n] for n in order] == sorted(lightness, reverse=True)  # on white, more is darker
 
 
-def test_silenced_tokens_of_a_step_are_found(opened: Tab, measured: list[Measured]) -> None:
+def test_silenced_tokens_of_a_step_are_found(opened: Tab, tables: list[TokenTable]) -> None:
     page = opened.page
     page.get_by_role("button", name="Silenced tokens").click()
     page.get_by_label("Step", exact=True).fill("4")
     page.get_by_label("Step", exact=True).press("Enter")
-    expected = int((measured[3].treated.reason == 2).sum())
+    expected = int((tables[3].effects.reason == 2).sum())
     assert page.locator(".row").count() == expected > 3
     assert opened.texts("[role=status]")[0].startswith(f"{expected} tokens")
     assert all("step 4" in row for row in opened.texts(".row"))
     page.locator(".row").nth(2).click()
-    assert facts(opened)["why"] == ["silenced: rare, confident and rewarded"]
+    assert facts(opened)["reason"] == ["silenced: rare, confident and rewarded"]
 
 
-def test_the_largest_gradients_are_found_in_order(opened: Tab, measured: list[Measured]) -> None:
+def test_the_largest_gradients_are_found_in_order(opened: Tab, tables: list[TokenTable]) -> None:
     opened.page.get_by_role("button", name="100 largest gradients").click()
     heads = opened.page.locator(".row .row-head span:last-child").all_inner_texts()
     shown = [number(text.removeprefix("gradient ")) for text in heads]
-    everything = sorted((float(v) for step in measured for v in step.gradient), reverse=True)
+    everything = sorted((float(v) for step in tables for v in step.grad_norm), reverse=True)
     assert len(shown) == 100
     assert shown == pytest.approx(everything[:100], rel=0.06)
 
@@ -233,28 +241,28 @@ def test_verdicts_filter_responses(opened: Tab) -> None:
     assert all("wrong" in row for row in opened.texts(".row"))
 
 
-def test_a_step_that_is_not_there_is_said_with_its_neighbours(opened: Tab) -> None:
+def test_for_a_step_that_is_not_there_the_nearest_are_named(opened: Tab) -> None:
     opened.page.get_by_label("Step", exact=True).fill("400")
     opened.page.get_by_label("Step", exact=True).press("Enter")
-    (said,) = opened.texts("[role=status]")
-    assert "Step 400 is not among those of this report" in said and "5" in said and "--step 400" in said
+    (text,) = opened.texts("[role=status]")
+    assert "Step 400 is not in this report" in text and "5" in text and "--step 400" in text
 
 
-def test_another_objective_stands_beside_the_recorded_one(opened: Tab, measured: list[Measured]) -> None:
+def test_another_objective_is_shown_beside_the_recorded_one(opened: Tab, tables: list[TokenTable]) -> None:
     page = opened.page
-    page.get_by_label("Beside it").select_option(label="sspo")
+    page.get_by_label("Compare with").select_option(label="sspo")
     assert page.locator(".pane").count() == 2
     assert "sspo, planned over the same mini-batch" in opened.texts(".panes h4")
     row = opened.texts(".row")[0]
     step, response = int(row.split("step ")[1].split("response")[0]), int(row.split("response ")[1][0])
-    held, other = measured[step - 1].step, objective("sspo")
-    treated = treat(held, other, batches_of(held, other.needs))
-    at = held.offsets[response] + 2
+    table, other = tables[step - 1].step, objective("sspo")
+    effects = token_effects(table, other, mini_batches(table, other.needs))
+    at = table.offsets[response] + 2
     page.locator(".pane").nth(1).locator(".tok").nth(2).click()
     shown = facts(opened)
     assert len(shown["weight"]) == 2 and len(shown["probability"]) == 1
-    assert shown["why"][1] == reason_words(int(treated.reason[at]))
-    assert shown["ratio may be"][1] == f"1 − {treated.clip_low[at]:.3g} to 1 + {treated.clip_high[at]:.3g}"
+    assert shown["reason"][1] == reason_words(int(effects.reason[at]))
+    assert shown["clip range of the ratio"][1] == f"1 − {effects.clip_low[at]:.3g} to 1 + {effects.clip_high[at]:.3g}"
 
 
 def test_segments_can_be_marked(opened: Tab) -> None:

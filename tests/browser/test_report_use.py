@@ -81,10 +81,10 @@ def test_arrow_keys_read_a_chart_and_enter_opens_the_step(opened: Tab) -> None:
     assert opened.page.get_by_label("Step", exact=True).input_value() == "2"
 
 
-def test_arrow_keys_read_a_plane(opened: Tab) -> None:
-    opened.page.locator("svg.plane").first.focus()
+def test_arrow_keys_read_a_heat_map(opened: Tab) -> None:
+    opened.page.locator("svg.heat-map").first.focus()
     opened.page.keyboard.press("ArrowLeft")
-    assert "probability" in opened.texts(".reading")[0] and "token" in opened.texts(".reading")[0]
+    assert "probability" in opened.texts(".readout")[0] and "token" in opened.texts(".readout")[0]
 
 
 def test_everything_that_can_be_used_has_a_name(opened: Tab) -> None:
@@ -141,7 +141,7 @@ def test_the_theme_can_be_switched(opened: Tab) -> None:
 def test_a_narrow_screen_is_never_scrolled_sideways(chromium: Any, page: Path, width: int) -> None:
     with tab(chromium, width=width, height=780) as opened:
         opened.open(page)
-        opened.page.get_by_label("Beside it").select_option(index=1)
+        opened.page.get_by_label("Compare with").select_option(index=1)
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
         sizes = opened.page.evaluate(
             "[...document.querySelectorAll('main text, main p, main td')]"
@@ -223,12 +223,12 @@ def test_several_runs_are_compared_with_seeds_as_a_band(chromium: Any, tmp_path:
 def test_a_run_without_anything_still_gives_a_page(chromium: Any, tmp_path: Path) -> None:
     with tab(chromium) as opened:
         opened.open(write_report([tmp_path]))
-        said = " ".join(opened.texts("main"))
-        for words in (
+        shown = " ".join(opened.texts("main"))
+        for text in (
             "metrics.jsonl is missing",
             "There are no curves",
             "There are no responses",
             "No alarm was raised",
         ):
-            assert words in said
+            assert text in shown
         assert opened.quiet()

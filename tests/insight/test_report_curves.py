@@ -1,4 +1,4 @@
-"""Curves are thinned without losing a peak, and runs of one objective make a band."""
+"""Curves are downsampled without losing a peak, and runs of one objective are averaged."""
 
 from __future__ import annotations
 
@@ -9,16 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.insight.report_runs import Made, make_run, unpack
-from trimtab.insight.report.curves import FEWEST_POINTS, POINTS, band, ends, pack_groups, points_for, thinned
-from trimtab.insight.report.run_files import Curve, read_run
+from helpers.insight.report_runs import Made, decode_array, make_run
+from trimtab.insight.report.curves import (
+    FEWEST_POINTS,
+    POINTS,
+    downsample,
+    final_value,
+    groups_json,
+    mean_and_std,
+    points_per_curve,
+)
+from trimtab.insight.report.run_files import MetricCurve, read_run
 
 values = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=400).map(lambda v: np.array(v, np.float32))
 
 
 @given(values, st.integers(4, 60))
 def test_the_highest_and_the_lowest_point_and_both_ends_stay(curve: np.ndarray, points: int) -> None:
-    kept = thinned(curve, points)
+    kept = downsample(curve, points)
     assert len(kept) <= points or len(curve) <= points
     assert sorted(set(kept.tolist())) == kept.tolist()
     assert {0, len(curve) - 1} <= set(kept.tolist())
@@ -26,21 +34,21 @@ def test_the_highest_and_the_lowest_point_and_both_ends_stay(curve: np.ndarray, 
 
 
 def test_a_short_curve_stays_as_it_is() -> None:
-    assert thinned(np.arange(10.0), 2_000).tolist() == list(range(10))
+    assert downsample(np.arange(10.0), 2_000).tolist() == list(range(10))
 
 
 def test_a_single_spike_in_a_million_steps_is_seen() -> None:
     curve = np.zeros(1_000_000, np.float32)
     curve[123_456] = 1.0
-    kept = thinned(curve)
+    kept = downsample(curve)
     assert 123_456 in kept and len(kept) <= POINTS
 
 
 @given(st.lists(st.lists(st.floats(-100, 100), min_size=3, max_size=3), min_size=1, max_size=6))
 def test_a_band_is_the_mean_and_the_standard_deviation_over_seeds(runs: list[list[float]]) -> None:
     steps = np.array([1, 2, 3], np.int32)
-    curves = [Curve(steps, np.array(run)) for run in runs]
-    where, mean, spread = band(curves)
+    curves = [MetricCurve(steps, np.array(run)) for run in runs]
+    where, mean, spread = mean_and_std(curves)
     assert where.tolist() == [1, 2, 3]
     assert mean == pytest.approx(np.mean(runs, 0))
     expected = np.std(runs, 0, ddof=1) if len(runs) > 1 else np.zeros(3)
@@ -48,9 +56,9 @@ def test_a_band_is_the_mean_and_the_standard_deviation_over_seeds(runs: list[lis
 
 
 def test_a_run_that_stopped_early_counts_as_far_as_it_went() -> None:
-    long = Curve(np.array([1, 2, 3]), np.array([1.0, 2.0, 3.0]))
-    short = Curve(np.array([1]), np.array([3.0]))
-    steps, mean, spread = band([long, short])
+    long = MetricCurve(np.array([1, 2, 3]), np.array([1.0, 2.0, 3.0]))
+    short = MetricCurve(np.array([1]), np.array([3.0]))
+    steps, mean, spread = mean_and_std([long, short])
     assert steps.tolist() == [1, 2, 3]
     assert mean.tolist() == [2.0, 2.0, 3.0]
     assert spread[0] == pytest.approx(np.sqrt(2)) and spread[1:].tolist() == [0.0, 0.0]
@@ -63,24 +71,24 @@ def test_seeds_of_one_objective_are_one_group_and_other_options_another(tmp_path
         read_run(make_run(tmp_path / "b", Made(steps=2))),
         read_run(make_run(tmp_path / "c", Made(steps=2, config=other))),
     ]
-    groups = pack_groups(runs, 100)
+    groups = groups_json(runs, 100)
     assert [(group["label"], group["runs"]) for group in groups] == [("stapo (tau_p=0.2)", [0, 1]), ("grpo", [2])]
     reward = groups[0]["curves"]["reward/mean"]
-    assert unpack(reward["steps"]).tolist() == [1, 2]
-    assert unpack(reward["values"]) == pytest.approx([1 / 3, 2 / 3])
-    assert unpack(reward["spread"]) == pytest.approx([0, 0], abs=1e-6)
-    assert groups[0]["ends"]["eval/accuracy"] == [0.5, 0.0]
+    assert decode_array(reward["steps"]).tolist() == [1, 2]
+    assert decode_array(reward["values"]) == pytest.approx([1 / 3, 2 / 3])
+    assert decode_array(reward["std"]) == pytest.approx([0, 0], abs=1e-6)
+    assert groups[0]["final_values"]["eval/accuracy"] == [0.5, 0.0]
 
 
 def test_runs_are_compared_by_where_they_ended_and_shares_over_the_whole_run() -> None:
     runs = [np.array([9.0, *[level] * 10]) for level in (1.0, 3.0)]
-    curves = [Curve(np.arange(11), values) for values in runs]
-    assert ends("reward/mean", curves) == pytest.approx([2.0, np.sqrt(2)])
-    assert ends("eval/accuracy", curves) == pytest.approx([2.0, np.sqrt(2)])
-    assert ends("tokens/silenced_share", curves)[0] == pytest.approx((2 * 9 + 10 + 30) / 22)
-    assert ends("reward/mean", curves[:1]) == [1.0, 0.0]
+    curves = [MetricCurve(np.arange(11), values) for values in runs]
+    assert final_value("reward/mean", curves) == pytest.approx([2.0, np.sqrt(2)])
+    assert final_value("eval/accuracy", curves) == pytest.approx([2.0, np.sqrt(2)])
+    assert final_value("tokens/silenced_share", curves)[0] == pytest.approx((2 * 9 + 10 + 30) / 22)
+    assert final_value("reward/mean", curves[:1]) == [1.0, 0.0]
 
 
 def test_many_runs_share_the_room_for_points() -> None:
-    assert points_for(1) == points_for(3) == POINTS
-    assert FEWEST_POINTS == points_for(1_000) < points_for(6) < POINTS
+    assert points_per_curve(1) == points_per_curve(3) == POINTS
+    assert FEWEST_POINTS == points_per_curve(1_000) < points_per_curve(6) < POINTS

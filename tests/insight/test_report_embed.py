@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.insight.report_runs import unpack
-from trimtab.insight.report.embed import pack, safe_json, shortened, visible
+from helpers.insight.report_runs import decode_array
+from trimtab.insight.report.embed import encode_array, safe_json, truncated, visible
 
 texts = st.text(st.characters(exclude_categories=[]) | st.sampled_from("<>&/\\\"'\u2028\u2029\0\ud800\udfff\u202e-!"))
 
@@ -79,38 +79,38 @@ floats = st.lists(st.floats(width=32, allow_subnormal=True), max_size=60)
 @given(floats)
 def test_floats_come_back_as_they_were(values: list[float]) -> None:
     array = np.array(values, np.float32)
-    back = unpack(json.loads(safe_json(pack(array))))
+    back = decode_array(json.loads(safe_json(encode_array(array))))
     assert np.array_equal(array, back, equal_nan=True)
 
 
 @given(st.lists(st.sampled_from([0, 0, 0, 0, 0, 0, 0, 0, 7, -1]), max_size=200), st.sampled_from(["i4", "i2"]))
 def test_integers_come_back_however_they_are_spread(values: list[int], kind: str) -> None:
-    assert unpack(json.loads(safe_json(pack(values, kind)))).tolist() == values
+    assert decode_array(json.loads(safe_json(encode_array(values, kind)))).tolist() == values
 
 
 def test_an_array_of_one_value_takes_no_room() -> None:
-    packed = pack(np.full(15_000, 0.2, np.float32))
+    packed = encode_array(np.full(15_000, 0.2, np.float32))
     assert len(safe_json(packed)) < 60
-    assert (unpack(packed) == np.float32(0.2)).all()
+    assert (decode_array(packed) == np.float32(0.2)).all()
 
 
 def test_a_few_silenced_tokens_among_many_take_little_room() -> None:
     weight = np.ones(15_000, np.float32)
     weight[[5, 400, 9_999]] = 0
-    packed = pack(weight)
+    packed = encode_array(weight)
     assert len(safe_json(packed)) < 150
-    assert np.array_equal(unpack(packed), weight)
+    assert np.array_equal(decode_array(packed), weight)
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan, -0.0])
 def test_constants_that_json_does_not_know_come_back_too(value: float) -> None:
-    packed = json.loads(safe_json(pack(np.full(9, value, np.float32))))
-    assert np.array_equal(unpack(packed), np.full(9, value, np.float32), equal_nan=True)
+    packed = json.loads(safe_json(encode_array(np.full(9, value, np.float32))))
+    assert np.array_equal(decode_array(packed), np.full(9, value, np.float32), equal_nan=True)
 
 
 def test_texts_are_cut_and_the_rest_is_counted() -> None:
-    assert shortened("abc", 3) == "abc"
-    assert shortened("x" * 5_000, 10) == "xxxxxxxxxx… (4,990 more characters)"
+    assert truncated("abc", 3) == "abc"
+    assert truncated("x" * 5_000, 10) == "xxxxxxxxxx… (4,990 more characters)"
 
 
 @pytest.mark.parametrize(

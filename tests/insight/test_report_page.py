@@ -49,7 +49,7 @@ def test_all_data_is_in_blocks_that_are_no_scripts(page: str) -> None:
     assert len(kinds) == 2 + len(data_of(page)["runs"][0]["responses"])
 
 
-def test_the_microscopes_data_stands_last(page: str) -> None:
+def test_the_microscopes_data_comes_last(page: str) -> None:
     assert page.index('id="data"') < page.index("<script>") < page.index('id="response-0"')
 
 
@@ -59,7 +59,7 @@ def test_every_script_is_joined_and_strict() -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_scripts_make_no_markup_of_text_and_ask_for_nothing(name: str) -> None:
+def test_scripts_insert_no_markup_and_request_nothing(name: str) -> None:
     forbidden = (
         r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new Function|fetch\(|XMLHttp|import\(|WebSocket"
     )
@@ -69,7 +69,7 @@ def test_scripts_make_no_markup_of_text_and_ask_for_nothing(name: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node")
-def test_node_finds_no_fault_in_the_script(tmp_path: Path) -> None:
+def test_node_can_parse_the_script(tmp_path: Path) -> None:
     path = tmp_path / "joined.js"
     path.write_text(joined_script())
     done = subprocess.run(["node", "--check", str(path)], capture_output=True, text=True, check=False)
@@ -83,7 +83,7 @@ def test_a_title_cannot_close_its_element(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["{{scripts}}", "{{style}}{{title}}", "\\1 \\g<0>"])
-def test_a_name_like_the_skeletons_own_marks_is_a_name(tmp_path: Path, name: str) -> None:
+def test_a_name_like_a_template_placeholder_is_only_a_name(tmp_path: Path, name: str) -> None:
     page = write_report([make_run(tmp_path / name, Made(steps=1))]).read_text(encoding="utf-8")
     assert f"<title>{html.escape(name)} · trimtab report</title>" in page
     assert page.count("<style>") == 1 and data_of(page)["title"] == name
@@ -99,18 +99,18 @@ def test_a_report_can_be_made_again_and_is_the_same(tmp_path: Path) -> None:
 def test_the_configuration_and_the_meaning_of_reasons_and_metrics_are_in_the_data(page: str) -> None:
     data = data_of(page)
     assert "tau_p = 0.2" in data["runs"][0]["config"]
-    assert {"bit": 2, "name": "silenced", "words": "silenced: rare, confident and rewarded"} in data["reasons"]
-    assert data["meanings"]["reward/mean"] == "mean reward"
-    assert data["runs"][0]["others"] == ["grpo", "dapo", "gspo", "stapo", "stare", "sspo"]
+    assert {"bit": 2, "name": "silenced", "text": "silenced: rare, confident and rewarded"} in data["reasons"]
+    assert data["metric_descriptions"]["reward/mean"] == "mean reward"
+    assert data["runs"][0]["compared_objectives"] == ["grpo", "dapo", "gspo", "stapo", "stare", "sspo"]
 
 
 def test_a_gate_gives_the_entropy_its_target(tmp_path: Path) -> None:
     made = Made(steps=1, objective={"name": "stare"}, config="[objective]\nname = 'stare'\n")
     run = data_of(write_report([make_run(tmp_path / "run", made)]).read_text(encoding="utf-8"))["runs"][0]
-    assert run["target"] == pytest.approx({"value": 0.3, "low": 0.22, "high": 0.42})
-    assert run["spurious"] is None and "stare" not in run["others"]
+    assert run["entropy_target"] == pytest.approx({"value": 0.3, "low": 0.22, "high": 0.42})
+    assert run["spurious_region"] is None and "stare" not in run["compared_objectives"]
 
 
-def test_silencing_gives_the_plane_its_corner(page: str) -> None:
-    spurious = data_of(page)["runs"][0]["spurious"]
+def test_silencing_gives_the_heat_map_its_region(page: str) -> None:
+    spurious = data_of(page)["runs"][0]["spurious_region"]
     assert spurious["tau_p"] == 0.2 and spurious["tau_h"] == pytest.approx(1.2)

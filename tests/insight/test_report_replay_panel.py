@@ -8,34 +8,34 @@ import pytest
 
 from helpers.insight.report_runs import Made, make_run
 from trimtab.insight.replay import replay
-from trimtab.insight.report import replay_panel as others
-from trimtab.insight.report.replay_panel import pack_replay
+from trimtab.insight.report import replay_panel
+from trimtab.insight.report.replay_panel import replay_json
 from trimtab.record import open_run
 
 NAMES = ["grpo", "gspo", "top_entropy"]
 
 
-def test_the_tables_say_what_a_replay_says(tmp_path: Path) -> None:
+def test_the_tables_are_those_of_a_replay(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     notes: list[str] = []
-    packed = pack_replay(open_run(run), NAMES, notes)
-    assert packed is not None
+    panel = replay_json(open_run(run), NAMES, notes)
+    assert panel is not None
     assert notes == []
     result = replay(run, ["recorded", *NAMES])
-    assert [row["name"] for row in packed["rows"]] == list(result.objectives)
-    for row, stats in zip(packed["rows"], result.stats, strict=True):
-        for reason, words in zip(packed["reasons"], row["cells"], strict=True):
-            assert (words == "-") == (reason not in stats.reasons)
-    assert [pair["names"] for pair in packed["pairs"]] == [["recorded (stapo)", name] for name in NAMES]
-    assert (packed["steps"], packed["of"]) == (4, 4)
+    assert [row["name"] for row in panel["rows"]] == list(result.objectives)
+    for row, stats in zip(panel["rows"], result.stats, strict=True):
+        for reason, cell in zip(panel["reasons"], row["cells"], strict=True):
+            assert (cell == "-") == (reason not in stats.reasons)
+    assert [pair["names"] for pair in panel["pairs"]] == [["recorded (stapo)", name] for name in NAMES]
+    assert (panel["steps"], panel["recorded_steps"]) == (4, 4)
 
 
 def test_of_a_long_run_evenly_spaced_steps_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(others, "MOST_STEPS", 3)
-    packed = pack_replay(open_run(make_run(tmp_path / "run", Made(steps=8))), ["gspo", "stare"], [])
-    assert packed is not None
-    assert (packed["steps"], packed["of"]) == (3, 8)
-    assert packed["notes"] == ["one step in 3 is replayed: an adaptive gate saw only those"]
+    monkeypatch.setattr(replay_panel, "MOST_STEPS", 3)
+    panel = replay_json(open_run(make_run(tmp_path / "run", Made(steps=8))), ["gspo", "stare"], [])
+    assert panel is not None
+    assert (panel["steps"], panel["recorded_steps"]) == (3, 8)
+    assert panel["notes"] == ["one step in 3 is replayed: an adaptive gate saw only those"]
 
 
 def test_every_so_many_steps_are_those_that_a_replay_takes(tmp_path: Path) -> None:
@@ -48,6 +48,6 @@ def test_every_so_many_steps_are_those_that_a_replay_takes(tmp_path: Path) -> No
 def test_an_objective_that_cannot_be_built_again_is_a_note(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(objective={"name": "nobody knows it"}))
     notes: list[str] = []
-    assert pack_replay(open_run(run), NAMES, notes) is None
+    assert replay_json(open_run(run), NAMES, notes) is None
     assert len(notes) == 1
     assert notes[0].startswith("no replay: ")

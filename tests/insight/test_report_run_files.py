@@ -112,7 +112,7 @@ def test_an_objective_that_this_trimtab_does_not_know_costs_only_its_gradients(t
     page = write_report([run]).read_text(encoding="utf-8")
     shown = data_of(page)["runs"][0]
     assert any("ppo3" in note and "gradient norms" in note for note in shown["notes"])
-    assert shown["responses"] and shown["survey"]["tokens"] > 0
+    assert shown["responses"] and shown["token_statistics"]["tokens"] > 0
 
 
 @pytest.mark.parametrize("missing", ["entropy", "sum_p2", "sum_p2_logp", "new_logp", "clipped"])
@@ -121,8 +121,8 @@ def test_a_record_without_an_optional_column_is_shown_without_it(tmp_path: Path,
     page = write_report([run]).read_text(encoding="utf-8")
     shown = data_of(page)["runs"][0]
     assert shown["responses"]
-    said = any("stapo cannot be planned" in note for note in shown["notes"])
-    assert said == (missing == "entropy")  # the only one of them that an objective asks for
+    noted = any("stapo cannot be planned" in note for note in shown["notes"])
+    assert noted == (missing == "entropy")  # the only one of them that an objective needs
 
 
 def test_records_of_the_current_policy_are_judged_by_it(tmp_path: Path) -> None:

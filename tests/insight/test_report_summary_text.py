@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from helpers.insight.report_runs import Made, make_run
-from trimtab.insight.report.run_files import Alarm, Curve, RunFiles, read_run
+from trimtab.insight.report.run_files import AlarmRecord, MetricCurve, RunFiles, read_run
 from trimtab.insight.report.summary_text import facts, summary, tiles, title_of
 
 
-def files(curves: dict[str, list[float]], alarms: list[Alarm] | None = None, skipped: int = 0) -> RunFiles:
-    made = {name: Curve(np.arange(1, len(v) + 1), np.array(v, np.float32)) for name, v in curves.items()}
+def files(curves: dict[str, list[float]], alarms: list[AlarmRecord] | None = None, skipped: int = 0) -> RunFiles:
+    made = {name: MetricCurve(np.arange(1, len(v) + 1), np.array(v, np.float32)) for name, v in curves.items()}
     return RunFiles("run", {}, "", made, alarms or [], skipped, None)
 
 
@@ -54,7 +54,7 @@ def test_shares_are_told_as_one_in_so_many() -> None:
 
 
 def test_alarms_and_updates_that_were_not_taken_are_told() -> None:
-    words = said({"reward/mean": [1.0]}, alarms=[Alarm(7, "collapse"), Alarm(9, "other")], skipped=3)
+    words = said({"reward/mean": [1.0]}, alarms=[AlarmRecord(7, "collapse"), AlarmRecord(9, "other")], skipped=3)
     assert "2 alarms were raised, the first at step 7: collapse." in words
     assert "3 updates were not taken because something was not finite." in words
 

@@ -1,5 +1,5 @@
-// Colours that do not rest on red against green: one ramp in lightness, one from blue to orange, and Okabe and Ito's
-// eight. "Nothing to see" is the colour of the paper, so what stands out is what is worth a look.
+// Colours for colour-blind readers: a ramp in lightness, one from blue to orange, and Okabe and Ito's eight. A neutral
+// value has the colour of the background, so that only unusual tokens stand out.
 
 const PALETTE = Array.from({ length: 8 }, (_, n) => `var(--line-${n})`); // in the style, light and dark
 const DASHES = ["", "7 4", "2 3", "9 3 2 3", "4 2", "1 3", "12 4", "3 6"];
@@ -7,7 +7,7 @@ const RAMPS = {
   light: ["#ffffff", "#dbe9f4", "#a9cde3", "#5ea3cb", "#2870a8", "#123f75"],
   dark: ["#151a21", "#1d3750", "#27618c", "#4596bd", "#8fcbd8", "#f2f6c9"],
 };
-const TWO_WAY = {
+const DIVERGING = {
   light: ["#1f5fa8", "#7fb0d8", "#ffffff", "#f2b06b", "#b35806"],
   dark: ["#7cc0ff", "#2b66a0", "#151a21", "#a5601c", "#ffb35c"],
 };
@@ -21,26 +21,26 @@ function theme() {
 
 const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 
-function along(ramp, share) {
-  const place = Math.min(Math.max(share, 0), 1) * (ramp.length - 1);
-  const at = Math.min(Math.floor(place), ramp.length - 2);
+function interpolate(ramp, share) {
+  const position = Math.min(Math.max(share, 0), 1) * (ramp.length - 1);
+  const at = Math.min(Math.floor(position), ramp.length - 2);
   const [low, high] = [channels(ramp[at]), channels(ramp[at + 1])];
-  return low.map((value, n) => Math.round(value + (high[n] - value) * (place - at)));
+  return low.map((value, n) => Math.round(value + (high[n] - value) * (position - at)));
 }
 
 const css = ([r, g, b]) => `rgb(${r} ${g} ${b})`;
 
-// Black or white, whichever is easier to read on a colour.
-function ink([r, g, b]) {
+// Black or white, whichever has more contrast on a colour.
+function textColor([r, g, b]) {
   const [x, y, z] = [r, g, b].map((c) => (c / 255 <= 0.04045 ? c / 3294.6 : ((c / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * x + 0.7152 * y + 0.0722 * z > 0.179 ? "#000000" : "#ffffff";
 }
 
-const ramp = (share) => along(RAMPS[theme()], share);
-const twoWay = (share) => along(TWO_WAY[theme()], (share + 1) / 2);
-const heat = (share) => along(HEAT, share);
+const ramp = (share) => interpolate(RAMPS[theme()], share);
+const diverging = (share) => interpolate(DIVERGING[theme()], (share + 1) / 2);
+const heat = (share) => interpolate(HEAT, share);
 
-// Reasons: a colour, a letter and a look each; the letter stands before the token, so colour is never all there is.
+// Every reason has a colour and a letter before the token, so that colour alone never carries the information.
 const REASONS = {
   kept: { color: null, mark: "" },
   no_signal: { color: "#9aa0a6", mark: "0" },

@@ -1,4 +1,4 @@
-"""Curves of a size that a page can hold: thinned so that no peak is lost, and runs of one objective as a band."""
+"""Metric curves for the page: downsampled without losing peaks, and averaged over the runs of an objective."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 
 from trimtab.console import LONGEST_WINDOW
-from trimtab.insight.report.embed import Array, pack
-from trimtab.insight.report.run_files import Curve, RunFiles
+from trimtab.insight.report.embed import NumpyArray, encode_array
+from trimtab.insight.report.run_files import MetricCurve, RunFiles
 
 POINTS = 2_000  # of one curve; more than a screen has columns
 FEWEST_POINTS = 300
 
 
-def points_for(runs: int) -> int:
-    """How many points a curve has when so many runs share the page."""
+def points_per_curve(runs: int) -> int:
+    """Return how many points a curve may have if so many runs share the page."""
     return max(FEWEST_POINTS, min(POINTS, 3 * POINTS // max(runs, 1)))
 
 
-def thinned(values: Array, points: int = POINTS) -> Array:
-    """Which of the values to keep: the first, the last, and the least and greatest of every stretch, in order."""
+def downsample(values: NumpyArray, points: int = POINTS) -> NumpyArray:
+    """Return the indices to keep: first, last, and the minimum and maximum of every bucket, in order."""
     count = len(values)
     if count <= points:
         return np.arange(count)
@@ -30,47 +30,49 @@ def thinned(values: Array, points: int = POINTS) -> Array:
     edges = np.linspace(0, count, buckets + 1).astype(np.int64)
     kept = {0, count - 1}
     for first, last in pairwise(edges.tolist()):
-        part = values[first:last]
-        kept |= {first + int(part.argmin()), first + int(part.argmax())}
+        bucket = values[first:last]
+        kept |= {first + int(bucket.argmin()), first + int(bucket.argmax())}
     return np.array(sorted(kept))
 
 
-def pack_curves(curves: dict[str, Curve], points: int) -> dict[str, Any]:
-    """A run's metrics for the page."""
-    return {name: _pack_curve(curve, points) for name, curve in sorted(curves.items())}
+def curves_json(curves: dict[str, MetricCurve], points: int) -> dict[str, Any]:
+    """Return a run's metrics for the page."""
+    return {name: _curve_json(curve, points) for name, curve in sorted(curves.items())}
 
 
-def _pack_curve(curve: Curve, points: int) -> dict[str, Any]:
-    kept = thinned(curve.values, points)
-    return {"steps": pack(curve.steps[kept], "i4"), "values": pack(curve.values[kept])}
+def _curve_json(curve: MetricCurve, points: int) -> dict[str, Any]:
+    kept = downsample(curve.values, points)
+    return {"steps": encode_array(curve.steps[kept], "i4"), "values": encode_array(curve.values[kept])}
 
 
-def pack_groups(runs: Sequence[RunFiles], points: int) -> list[dict[str, Any]]:
-    """The runs by objective: each metric's mean over seeds, and one standard deviation to either side."""
+def groups_json(runs: Sequence[RunFiles], points: int) -> list[dict[str, Any]]:
+    """Return the runs by objective: each metric's mean and standard deviation over seeds."""
     members: dict[str, list[int]] = {}
     for number, run in enumerate(runs):
         members.setdefault(run.label, []).append(number)
     groups = []
     for label, numbers in members.items():
         names = sorted({name for number in numbers for name in runs[number].curves})
-        bands = {name: [runs[n].curves[name] for n in numbers if name in runs[n].curves] for name in names}
-        curves = {name: _pack_band(*band(held), points) for name, held in bands.items()}
-        groups.append(
-            {"label": label, "runs": numbers, "curves": curves, "ends": {n: ends(n, c) for n, c in bands.items()}}
-        )
+        seeds = {name: [runs[n].curves[name] for n in numbers if name in runs[n].curves] for name in names}
+        groups.append({
+            "label": label,
+            "runs": numbers,
+            "curves": {name: _mean_json(curves, points) for name, curves in seeds.items()},
+            "final_values": {name: final_value(name, curves) for name, curves in seeds.items()},
+        })  # fmt: skip
     return groups
 
 
-def ends(name: str, curves: Sequence[Curve]) -> list[float]:
-    """Mean and standard deviation over runs of where a metric ended: shares of tokens are of the whole run."""
+def final_value(name: str, curves: Sequence[MetricCurve]) -> list[float]:
+    """Return mean and standard deviation over runs of a metric's last values; shares are means over the whole run."""
     window = 1 if name.startswith("eval/") else LONGEST_WINDOW
     whole = name.endswith("_share")
     values = [float((curve.values if whole else curve.values[-window:]).mean()) for curve in curves]
     return [float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0]
 
 
-def band(curves: Sequence[Curve]) -> tuple[Array, Array, Array]:
-    """Steps, mean and standard deviation over the runs that have the step; the latter 0 where only one has."""
+def mean_and_std(curves: Sequence[MetricCurve]) -> tuple[NumpyArray, NumpyArray, NumpyArray]:
+    """Return steps, mean and standard deviation over the runs that have a step; the latter is 0 if only one has."""
     steps = np.unique(np.concatenate([curve.steps for curve in curves]))
     sums = np.zeros((3, len(steps)))
     for curve in curves:
@@ -82,6 +84,11 @@ def band(curves: Sequence[Curve]) -> tuple[Array, Array, Array]:
     return steps, mean, np.sqrt(np.maximum(variance, 0) * (count > 1))
 
 
-def _pack_band(steps: Array, mean: Array, spread: Array, points: int) -> dict[str, Any]:
-    kept = thinned(mean, points)
-    return {"steps": pack(steps[kept], "i4"), "values": pack(mean[kept]), "spread": pack(spread[kept])}
+def _mean_json(curves: Sequence[MetricCurve], points: int) -> dict[str, Any]:
+    steps, mean, std = mean_and_std(curves)
+    kept = downsample(mean, points)
+    return {
+        "steps": encode_array(steps[kept], "i4"),
+        "values": encode_array(mean[kept]),
+        "std": encode_array(std[kept]),
+    }

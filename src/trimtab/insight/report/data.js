@@ -1,53 +1,53 @@
-// The data of the page: parsed when it is asked for, arrays as typed arrays.
+// The data of the page: JSON blocks, parsed on demand, and numeric arrays as typed arrays.
 
-const KINDS = { f4: Float32Array, i4: Int32Array, i2: Int16Array, u1: Uint8Array };
+const ARRAY_TYPES = { f4: Float32Array, i4: Int32Array, i2: Int16Array, u1: Uint8Array };
 
-function block(id) {
+function parseBlock(id) {
   return JSON.parse(document.getElementById(id).textContent);
 }
 
-function bytes(base64) {
+function decodeBase64(base64) {
   const text = atob(base64);
-  const out = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i += 1) out[i] = text.charCodeAt(i);
-  return out.buffer;
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i += 1) bytes[i] = text.charCodeAt(i);
+  return bytes.buffer;
 }
 
-// What `pack` wrote: all values, or the commonest and those that differ.
-function unpack(packed) {
-  const Kind = KINDS[packed.t];
-  if ("b" in packed) return new Kind(bytes(packed.b));
-  const values = new Kind(packed.n).fill(packed.c === null ? NaN : Number(packed.c));
-  if ("i" in packed) {
-    const rest = new Kind(bytes(packed.v));
-    new Int32Array(bytes(packed.i)).forEach((where, n) => { values[where] = rest[n]; });
+// The inverse of Python's `encode_array`: all values, or the most common one and the exceptions.
+function decodeArray(encoded) {
+  const ArrayType = ARRAY_TYPES[encoded.t];
+  if ("b" in encoded) return new ArrayType(decodeBase64(encoded.b));
+  const values = new ArrayType(encoded.n).fill(encoded.c === null ? NaN : Number(encoded.c));
+  if ("i" in encoded) {
+    const exceptions = new ArrayType(decodeBase64(encoded.v));
+    new Int32Array(decodeBase64(encoded.i)).forEach((index, n) => { values[index] = exceptions[n]; });
   }
   return values;
 }
 
-const unpackAll = (table) => Object.fromEntries(Object.entries(table).map(([k, v]) => [k, unpack(v)]));
+const decodeAll = (table) => Object.fromEntries(Object.entries(table).map(([k, v]) => [k, decodeArray(v)]));
 
-function once(make) {
-  const made = new Map();
+function memoize(compute) {
+  const results = new Map();
   return (key) => {
-    if (!made.has(key)) made.set(key, make(key));
-    return made.get(key);
+    if (!results.has(key)) results.set(key, compute(key));
+    return results.get(key);
   };
 }
 
-// A response with its numbers, by the number of its block.
-const response = once((number) => {
-  const raw = block(`response-${number}`);
+// A response with its arrays, by the number of its block.
+const readResponse = memoize((number) => {
+  const raw = parseBlock(`response-${number}`);
   return {
     ...raw,
-    arrays: unpackAll(raw.arrays),
-    recorded: unpackAll(raw.recorded),
-    others: raw.others.map((other) => (other ? unpackAll(other) : null)),
+    arrays: decodeAll(raw.arrays),
+    recorded: decodeAll(raw.recorded),
+    compared: raw.compared.map((effects) => (effects ? decodeAll(effects) : null)),
   };
 });
 
-// The curve of a metric: steps and values, and for several seeds the spread.
-function curve(holder, name) {
-  const packed = holder.curves[name];
-  return packed ? unpackAll(packed) : null;
+// The curve of a metric: steps and values, and for several seeds their standard deviation.
+function readCurve(source, name) {
+  const encoded = source.curves[name];
+  return encoded ? decodeAll(encoded) : null;
 }

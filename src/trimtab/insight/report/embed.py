@@ -1,7 +1,7 @@
-"""Data on its way into a page: numbers as packed arrays, everything else as JSON that no text can break out of.
+"""Encode data for the page: numbers as base64 arrays, everything else as JSON that no text can break out of.
 
-Whatever a model, a task or a user wrote is hostile here. It only ever travels inside JSON in which every character that
-HTML or JavaScript could take for its own is escaped, and the page puts it on the screen as text and never as markup.
+Whatever a model, a task or a user wrote is untrusted. It is only embedded as JSON in which every character with a
+meaning in HTML or JavaScript is escaped, and the page inserts it as text nodes, never as markup.
 """
 
 from __future__ import annotations
@@ -18,65 +18,65 @@ import numpy as np
 LONGEST_TEXT = 20_000  # characters of a prompt, a message, a configuration
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029\x7f"}
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_UNSEEN = re.compile(
+_INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _NOT_FINITE = {"inf": "Infinity", "-inf": "-Infinity", "nan": None}  # as JavaScript's Number takes them
-_SPARSE = 0.2  # an array with fewer values than this share away from its commonest is written as those alone
+_SPARSE = 0.2  # an array with at most this share of exceptions from its most common value is encoded as exceptions
 
-Array = np.ndarray[Any, Any]
+NumpyArray = np.ndarray[Any, Any]
 
 
 def safe_json(value: Any) -> str:
-    """JSON that may stand inside a script element; numbers that are not finite become null."""
+    """Return JSON that is safe inside a script element; numbers that are not finite become null."""
     text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return _SURROGATES.sub("\ufffd", text).translate(_ESCAPES)
 
 
-def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
-    """A text that is not endless; what was cut off is counted."""
+def truncated(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Truncate a text and say how many characters were cut."""
     return text if len(text) <= longest else f"{text[:longest]}… ({len(text) - longest:,} more characters)"
 
 
 def visible(text: str) -> str:
-    """A text in which characters that are not seen, or turn others around, are shown as what they are."""
-    return _UNSEEN.sub(lambda found: f"\\u{{{ord(found[0]):x}}}", text)
+    """Return the text with invisible and bidirectional control characters written out as escapes."""
+    return _INVISIBLE.sub(lambda found: f"\\u{{{ord(found[0]):x}}}", text)
 
 
-def pack(values: Sequence[float] | Array, kind: str = "f4") -> dict[str, Any]:
-    """An array for the page: its little-endian bytes in base64, or less where most values are the same.
+def encode_array(values: Sequence[float] | NumpyArray, dtype: str = "f4") -> dict[str, Any]:
+    """Encode an array for the page: its little-endian bytes in base64, or the exceptions if most values are the same.
 
-    `kind` is a NumPy type: f4, i4, i2, u1. The page's `unpack` gives a typed array back, value for value.
+    `dtype` is f4, i4, i2 or u1. The page's `decodeArray` returns a typed array with exactly these values.
     """
-    array = np.ascontiguousarray(values, dtype=f"<{kind}")
-    packed: dict[str, Any] = {"t": kind, "n": len(array)}
+    array = np.ascontiguousarray(values, dtype=f"<{dtype}")
+    encoded: dict[str, Any] = {"t": dtype, "n": len(array)}
     if not len(array):
-        return packed | {"c": 0}
-    common = array[0] if (array == array[0]).all() else _commonest(array)
+        return encoded | {"c": 0}
+    common = array[0] if (array == array[0]).all() else _most_common(array)
     rest = np.flatnonzero(~_same(array, common))
     if len(rest) > _SPARSE * len(array):
-        return packed | {"b": _base64(array)}
-    packed["c"] = common.item() if np.abs(common) < np.inf else _NOT_FINITE[str(common)]
+        return encoded | {"b": _base64(array)}
+    encoded["c"] = common.item() if np.abs(common) < np.inf else _NOT_FINITE[str(common)]
     if len(rest):
-        packed |= {"i": _base64(rest.astype("<i4")), "v": _base64(array[rest])}
-    return packed
+        encoded |= {"i": _base64(rest.astype("<i4")), "v": _base64(array[rest])}
+    return encoded
 
 
-def _same(array: Array, value: Any) -> Array:
+def _same(array: NumpyArray, value: Any) -> NumpyArray:
     return np.isnan(array) if np.isnan(value) else array == value
 
 
-def _commonest(array: Array) -> Any:
+def _most_common(array: NumpyArray) -> Any:
     values, counts = np.unique(array, return_counts=True)
     return values[counts.argmax()]
 
 
-def _base64(array: Array) -> str:
+def _base64(array: NumpyArray) -> str:
     return base64.b64encode(array.tobytes()).decode()
 
 
 def _plain(value: Any) -> Any:
-    """Only what JSON knows: keys become text, numbers finite or null, anything foreign its text."""
+    """Convert to JSON types: keys become text, numbers finite or null, any other value its text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

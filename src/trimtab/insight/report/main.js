@@ -1,20 +1,20 @@
-// Puts the page together, and again when another run is chosen.
+// Builds the page, and again when another run is chosen.
 
-function section(id, title, words, ...children) {
+function section(id, title, lead, ...children) {
   return el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title),
-    words ? el("p", { class: "lead" }, words) : null, children);
+    lead ? el("p", { class: "lead" }, lead) : null, children);
 }
 
-function summarySection(data, run, choose) {
+function summarySection(data, run, showRun) {
   const picker = data.runs.length > 1 ? select("Run", data.runs.map((one, n) => [String(n), visible(one.name)]),
-    String(data.runs.indexOf(run)), (value) => choose(Number(value))).node : null;
+    String(data.runs.indexOf(run)), (value) => showRun(Number(value))).node : null;
   const tiles = run.tiles.map((tile) => el("div", { class: "tile" }, el("span", { class: "tile-name" }, tile.name),
     el("span", { class: "tile-value" }, tile.value), el("span", { class: "tile-from" }, tile.from)));
-  const notes = run.notes.length ? el("div", { class: "note", role: "note" }, el("b", {}, "What is missing or was left out"),
+  const notes = run.notes.length ? el("div", { class: "note", role: "note" }, el("b", {}, "Missing or left out"),
     el("ul", {}, run.notes.map((note) => el("li", {}, note)))) : null;
   return el("section", { id: "summary", "aria-labelledby": "summary-title" }, picker,
     el("h1", { id: "summary-title" }, run.name), el("p", { class: "lead" }, run.title),
-    el("div", { class: "tiles" }, tiles), el("p", { class: "words" }, run.summary.join(" ")), notes);
+    el("div", { class: "tiles" }, tiles), el("p", { class: "summary-text" }, run.summary.join(" ")), notes);
 }
 
 function configSection(run) {
@@ -25,55 +25,56 @@ function configSection(run) {
 }
 
 function start() {
-  const data = block("data");
+  const data = parseBlock("data");
   reasonTable = data.reasons;
   const main = document.getElementById("main");
-  const sections = document.getElementById("sections");
+  const nav = document.getElementById("sections");
   const button = document.getElementById("theme");
   let repaint = () => {};
 
-  function show(number) {
+  function showRun(number) {
     const run = data.runs[number];
     cursor.step = null;
-    const scope = { pick: () => {} };
-    const pick = (step) => scope.pick(step);
+    const microscope = { openStep: () => {} };
+    const openStep = (step) => microscope.openStep(step);
     const slot = el("div", { class: "slot", id: "microscope-slot" });
-    replaceContent(main, summarySection(data, run, show), data.groups.length ? compareSection(data) : "",
-      curvesSection(data, run, pick), alarmsSection(run, pick), planesSection(run), othersSection(run), slot, configSection(run),
-      el("footer", {}, "Made by trimtab. This file holds everything it shows, and asks nothing of the network."));
-    const titles = [...main.querySelectorAll("section")].filter((node) => node.id !== "summary");
-    const links = titles.map((node) => [node.id, node.querySelector("h2").textContent]);
+    replaceContent(main, summarySection(data, run, showRun), data.groups.length ? compareSection(data) : "",
+      curvesSection(data, run, openStep), alarmsSection(run, openStep), heatMapsSection(run), replaySection(run), slot,
+      configSection(run), el("footer", {}, "Made by trimtab. This file is complete: it loads nothing from the network."));
+    const titled = [...main.querySelectorAll("section")].filter((node) => node.id !== "summary");
+    const links = titled.map((node) => [node.id, node.querySelector("h2").textContent]);
     links.splice(-1, 0, ["microscope-slot", "Microscope"]);
-    sections.replaceChildren(...links.map(([id, title]) => el("a", { href: `#${id}` }, title)));
-    // The responses stand last in the file: they are looked at once all of it is there.
-    whenWhole(() => {
-      Object.assign(scope, microscopeSection(data, run));
-      slot.replaceChildren(scope.node);
-      repaint = scope.repaint || repaint;
+    nav.replaceChildren(...links.map(([id, title]) => el("a", { href: `#${id}` }, title)));
+    // The blocks of the responses come after this script in the file, so they are not parsed yet.
+    whenLoaded(() => {
+      Object.assign(microscope, microscopeSection(data, run));
+      slot.replaceChildren(microscope.node);
+      repaint = microscope.repaint || repaint;
     });
   }
 
-  function name() {
+  function labelThemeButton() {
     button.textContent = theme() === "dark" ? "Light" : "Dark";
     button.setAttribute("aria-label", `Switch to the ${theme() === "dark" ? "light" : "dark"} theme`);
   }
 
   button.addEventListener("click", () => {
     document.documentElement.dataset.theme = theme() === "dark" ? "light" : "dark";
-    name();
+    labelThemeButton();
     repaint();
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { name(); repaint(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { labelThemeButton(); repaint(); });
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") document.getElementById("tip").hidden = true;
   });
-  name();
-  show(0);
+  labelThemeButton();
+  showRun(0);
 }
 
-function whenWhole(act) {
-  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", () => setTimeout(act));
-  else act();
+function whenLoaded(action) {
+  // After a timeout, so that the browser paints the curves first.
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", () => setTimeout(action));
+  else action();
 }
 
 start();

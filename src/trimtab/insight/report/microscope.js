@@ -1,88 +1,89 @@
-// The token microscope: a list on the left, a response on the right, and beside it what another objective would have
-// done. Long responses are laid out in chunks that hold elements only while they are near the window.
+// The token microscope: a list on the left, and a response on the right, optionally beside what another objective would
+// have done. Long responses are rendered in chunks, which hold elements only while they are near the viewport.
 
-const CHUNK = 250;
+const CHUNK = 250; // tokens
 
-// One pane of tokens. `focus(n, quietly)` shows a token; `repaint()` colours again.
-function tokenPane(held, start, label, colorOf, hooks) {
+// One pane of tokens. `style(n)` is {color, mark, off} of a token; `hooks` are what the microscope does on hover, leave,
+// click or arrow keys (`go`), and the current token.
+function tokenPane(held, start, label, style, hooks) {
   const box = el("div", { class: "pane", tabindex: "-1", role: "group", "aria-label": label });
   const chunks = [];
-  const count = held.pieces.length;
-  for (let first = 0; first < count; first += CHUNK) {
-    chunks.push({ first, last: Math.min(first + CHUNK, count), node: el("div", { class: "chunk" }), full: false });
+  const length = held.pieces.length;
+  for (let first = 0; first < length; first += CHUNK) {
+    chunks.push({ first, last: Math.min(first + CHUNK, length), node: el("div", { class: "chunk" }), rendered: false });
   }
-  // A chunk that is not laid out stands in with about the height it will have.
-  const rough = (chunk) => `${Math.ceil((held.pieces.slice(chunk.first, chunk.last).join("").length * 8.6) / 560 + 1) * 26}px`;
-  chunks.forEach((chunk) => { chunk.node.style.minHeight = chunks.length > 1 ? rough(chunk) : ""; });
+  // An empty chunk reserves about the height it will have, so that the scroll bar does not jump.
+  const estimatedHeight = (chunk) => `${Math.ceil((held.pieces.slice(chunk.first, chunk.last).join("").length * 8.6) / 560 + 1) * 26}px`;
+  chunks.forEach((chunk) => { chunk.node.style.minHeight = chunks.length > 1 ? estimatedHeight(chunk) : ""; });
 
-  function colored(node, n) {
-    const { color, marks, off } = colorOf(n);
+  function paint(node, n) {
+    const { color, mark, off } = style(n);
     node.style.background = color ? css(color) : "";
-    node.style.color = color ? ink(color) : "";
-    if (marks) node.dataset.mark = marks; else delete node.dataset.mark;
+    node.style.color = color ? textColor(color) : "";
+    if (mark) node.dataset.mark = mark; else delete node.dataset.mark;
     node.classList.toggle("off", off);
   }
 
-  function lay(chunk) {
-    if (chunk.full) return;
-    chunk.full = true;
+  function render(chunk) {
+    if (chunk.rendered) return;
+    chunk.rendered = true;
     const nodes = [];
     for (let n = chunk.first; n < chunk.last; n += 1) {
       const cut = n > 0 && held.arrays.segment && held.arrays.segment[n] !== held.arrays.segment[n - 1];
       const node = el("span", { class: `tok${cut ? " cut" : ""}${held.arrays.special[n] ? " special" : ""}`, "data-n": n,
         tabindex: n === hooks.current() ? "0" : "-1", role: "button", "aria-label": `token ${start + n}: ${tokenText(held.pieces[n])}` },
       tokenText(held.pieces[n]));
-      colored(node, n);
+      paint(node, n);
       nodes.push(node);
     }
     chunk.node.replaceChildren(...nodes);
     chunk.node.style.minHeight = "";
   }
 
-  function drop(chunk) {
-    if (!chunk.full || chunk.node.contains(document.activeElement)) return;
+  function clear(chunk) {
+    if (!chunk.rendered || chunk.node.contains(document.activeElement)) return;
     chunk.node.style.minHeight = `${chunk.node.offsetHeight}px`;
     chunk.node.replaceChildren();
-    chunk.full = false;
+    chunk.rendered = false;
   }
 
-  const watch = new IntersectionObserver((seen) => seen.forEach((entry) => {
+  const observer = new IntersectionObserver((entries) => entries.forEach((entry) => {
     const chunk = chunks.find((one) => one.node === entry.target);
-    if (entry.isIntersecting) lay(chunk); else drop(chunk);
+    if (entry.isIntersecting) render(chunk); else clear(chunk);
   }), { root: box, rootMargin: "800px 0px" });
   box.append(...chunks.map((chunk) => chunk.node));
-  if (chunks.length === 1) lay(chunks[0]); else chunks.forEach((chunk) => watch.observe(chunk.node));
+  if (chunks.length === 1) render(chunks[0]); else chunks.forEach((chunk) => observer.observe(chunk.node));
 
   const nodeOf = (n) => {
     const chunk = chunks[Math.floor(n / CHUNK)];
-    lay(chunk);
+    render(chunk);
     return chunk.node.children[n - chunk.first];
   };
-  const at = (event) => {
+  const tokenAt = (event) => {
     const node = event.target.closest(".tok");
     return node ? Number(node.dataset.n) : null;
   };
-  box.addEventListener("pointerover", (event) => { if (at(event) !== null) hooks.hover(at(event), event.target.closest(".tok")); });
+  box.addEventListener("pointerover", (event) => { if (tokenAt(event) !== null) hooks.hover(tokenAt(event), event.target.closest(".tok")); });
   box.addEventListener("pointerleave", () => hooks.leave());
-  box.addEventListener("click", (event) => { if (at(event) !== null) hooks.go(at(event)); });
-  box.addEventListener("focusin", (event) => { if (at(event) !== null && at(event) !== hooks.current()) hooks.go(at(event)); });
+  box.addEventListener("click", (event) => { if (tokenAt(event) !== null) hooks.go(tokenAt(event)); });
+  box.addEventListener("focusin", (event) => { if (tokenAt(event) !== null && tokenAt(event) !== hooks.current()) hooks.go(tokenAt(event)); });
   box.addEventListener("keydown", (event) => {
     const n = hooks.current();
     const goal = { ArrowRight: n + 1, ArrowLeft: n - 1, ArrowDown: n + 10, ArrowUp: n - 10, PageDown: n + CHUNK,
-      PageUp: n - CHUNK, Home: 0, End: count - 1 }[event.key];
+      PageUp: n - CHUNK, Home: 0, End: length - 1 }[event.key];
     if (goal === undefined) return;
-    hooks.go(Math.min(Math.max(goal, 0), count - 1));
+    hooks.go(Math.min(Math.max(goal, 0), length - 1));
     event.preventDefault();
   });
 
   return {
     box,
     repaint() {
-      chunks.filter((chunk) => chunk.full).forEach((chunk) => [...chunk.node.children].forEach((node, n) => colored(node, chunk.first + n)));
+      chunks.filter((chunk) => chunk.rendered).forEach((chunk) => [...chunk.node.children].forEach((node, n) => paint(node, chunk.first + n)));
     },
     mark(n, before) {
       const old = chunks[Math.floor(before / CHUNK)];
-      if (old && old.full) {
+      if (old && old.rendered) {
         old.node.children[before - old.first].classList.remove("here");
         old.node.children[before - old.first].tabIndex = -1;
       }
@@ -91,16 +92,16 @@ function tokenPane(held, start, label, colorOf, hooks) {
       node.tabIndex = 0;
       return node;
     },
-    close() { watch.disconnect(); },
+    close() { observer.disconnect(); },
   };
 }
 
-// What an objective did in a response, counted.
-function tally(name, side) {
-  if (!side) return `${name} cannot be planned over these records.`;
+// How many tokens of a response an objective silenced, boosted, clipped, ...
+function countReasons(name, effects) {
+  if (!effects) return `${name} cannot be planned over these records.`;
   const counts = new Map();
-  side.reason.forEach((reason) => reasonsOf(reason).forEach((entry) => counts.set(entry.name, (counts.get(entry.name) || 0) + 1)));
-  const clipped = side.clipped.reduce((a, b) => a + b, 0);
+  effects.reason.forEach((code) => reasonsOf(code).forEach(({ name: reason }) => counts.set(reason, (counts.get(reason) || 0) + 1)));
+  const clipped = effects.clipped.reduce((a, b) => a + b, 0);
   const parts = [...counts].map(([reason, n]) => `${count(n)} ${reason.replace("_", " ")}`);
   if (clipped) parts.push(`${count(clipped)} clipped`);
   return `${name}: ${parts.length ? parts.join(", ") : "every token kept"}.`;
@@ -108,21 +109,22 @@ function tally(name, side) {
 
 function microscopeSection(data, run) {
   if (!run.responses.length) {
-    return { node: section("microscope", "Token microscope", "There are no responses to look at: none is recorded."), pick: () => {} };
+    return { node: section("microscope", "Token microscope", "There are no responses to show: none is recorded."), openStep: () => {} };
   }
-  const state = { filter: cleanFilter(), color: "probability", other: "", entry: null, token: 0, panes: [], rows: [] };
+  const state = { filter: cleanFilter(), color: "probability", compared: "", entry: null, token: 0, panes: [], rows: [] };
   const list = el("div", { class: "list", role: "listbox", "aria-label": "Responses", tabindex: "-1" });
   const status = el("p", { class: "meaning", role: "status" });
   const view = el("div", { class: "view" });
   const card = el("div", { class: "card token-card", "aria-live": "polite" });
   const tip = document.getElementById("tip");
 
-  const sidesOf = (held) => (state.other === "" ? [held.recorded] : [held.recorded, held.others[Number(state.other)]]);
-  const namesOf = () => (state.other === "" ? [run.label] : [run.label, run.others[Number(state.other)]]);
+  // The recorded objective and, if one is chosen, the compared one.
+  const shownEffects = (held) => (state.compared === "" ? [held.recorded] : [held.recorded, held.compared[Number(state.compared)]]);
+  const shownNames = () => (state.compared === "" ? [run.label] : [run.label, run.compared_objectives[Number(state.compared)]]);
 
   function showCard() {
-    const held = response(state.entry.block);
-    card.replaceChildren(...tokenCard(held, sidesOf(held), namesOf(), state.token, state.entry.start));
+    const held = readResponse(state.entry.block);
+    card.replaceChildren(...tokenCard(held, shownEffects(held), shownNames(), state.token, state.entry.start));
   }
 
   function go(n, focus = true) {
@@ -139,8 +141,8 @@ function microscopeSection(data, run) {
   }
 
   function hover(n, node) {
-    const held = response(state.entry.block);
-    tip.replaceChildren(...tokenCard(held, sidesOf(held), namesOf(), n, state.entry.start));
+    const held = readResponse(state.entry.block);
+    tip.replaceChildren(...tokenCard(held, shownEffects(held), shownNames(), n, state.entry.start));
     tip.hidden = false;
     const [at, size] = [node.getBoundingClientRect(), tip.getBoundingClientRect()];
     tip.style.left = `${Math.max(8, Math.min(at.left, innerWidth - size.width - 12))}px`;
@@ -153,26 +155,26 @@ function microscopeSection(data, run) {
     Object.assign(state, { entry, token });
     state.panes.forEach((pane) => pane.close());
     leave();
-    const held = response(entry.block);
-    const way = COLORS[state.color];
-    const sides = sidesOf(held);
-    const scale = scaleOf(way, held, sides.filter(Boolean));
-    const names = namesOf();
-    const pane = (side, name) => tokenPane(held, entry.start, `Tokens as ${visible(name)} treats them`, (n) => ({
-      color: side ? paint(way, scale, way.value(held, side, n)) : null,
-      marks: side ? marksOf(way, way.value(held, side, n)) : "",
-      off: Boolean(side) && side.weight[n] === 0,
+    const held = readResponse(entry.block);
+    const coloring = COLORS[state.color];
+    const allEffects = shownEffects(held);
+    const scale = colorScale(coloring, held, allEffects.filter(Boolean));
+    const names = shownNames();
+    const pane = (effects, name) => tokenPane(held, entry.start, `Tokens under ${visible(name)}`, (n) => ({
+      color: effects ? colorOf(coloring, scale, coloring.value(held, effects, n)) : null,
+      mark: effects ? markOf(coloring, coloring.value(held, effects, n)) : "",
+      off: Boolean(effects) && effects.weight[n] === 0,
     }), { hover, leave, go, current: () => state.token });
-    state.panes = sides.map((side, n) => pane(side, names[n]));
+    state.panes = allEffects.map((effects, n) => pane(effects, names[n]));
     const first = state.panes[0].box;
     if (state.panes.length > 1) {
       first.addEventListener("scroll", () => { state.panes[1].box.scrollTop = first.scrollTop; });
     }
     view.replaceChildren(promptBox(held, entry),
-      el("div", { class: "legend-line" }, el("span", { class: "legend-title" }, way.title), legendOf(way, scale)),
-      el("div", { class: `panes n${sides.length}` }, state.panes.map((one, n) => el("div", { class: "pane-slot" },
+      el("div", { class: "legend-line" }, el("span", { class: "legend-title" }, coloring.title), colorLegend(coloring, scale)),
+      el("div", { class: `panes n${allEffects.length}` }, state.panes.map((one, n) => el("div", { class: "pane-slot" },
         el("h4", {}, n === 0 ? names[0] : `${names[1]}, planned over the same mini-batch`), one.box,
-        el("p", { class: "meaning" }, tally(n === 0 ? "Recorded" : names[1], sides[n]))))));
+        el("p", { class: "meaning" }, countReasons(n === 0 ? "Recorded" : names[1], allEffects[n]))))));
     go(token, false);
     list.querySelectorAll("[aria-selected=true]").forEach((row) => row.setAttribute("aria-selected", "false"));
     const row = state.rows.findIndex((one) => one.entry === entry && (one.n === undefined || one.n === token));
@@ -182,12 +184,12 @@ function microscopeSection(data, run) {
   function showList(openFirst) {
     const tokens = state.filter.show === "tokens";
     const found = tokens ? tokensFor(run, state.filter) : responsesFor(run, state.filter).map((entry) => ({ entry }));
-    state.rows = found.slice(0, MOST_TOKENS);
-    status.textContent = !found.length ? emptyWords(run, state.filter) : `${found.length === run.responses.length && !tokens
-      ? "All " : ""}${plural(found.length, tokens ? "token" : "response")}${found.length > state.rows.length ? `, the first ${MOST_TOKENS} listed` : ""}`;
+    state.rows = found.slice(0, MOST_ROWS);
+    status.textContent = !found.length ? emptyListText(run, state.filter) : `${found.length === run.responses.length && !tokens
+      ? "All " : ""}${plural(found.length, tokens ? "token" : "response")}${found.length > state.rows.length ? `, the first ${MOST_ROWS} listed` : ""}`;
     list.replaceChildren(...state.rows.map((row, n) => el("button", { type: "button", class: "row", role: "option",
       "aria-selected": "false", tabindex: n === 0 ? "0" : "-1", on: { click: () => open(row.entry, row.n || 0) } },
-    tokens ? tokenRow(row) : responseRow(row.entry, data.kinds))));
+    tokens ? tokenRow(row) : responseRow(row.entry, data.selection_reasons))));
     if (openFirst && found.length) open(found[0].entry, found[0].n || 0);
   }
 
@@ -205,15 +207,15 @@ function microscopeSection(data, run) {
 
   const controls = microscopeControls(data, run, state, { showList, reopen: () => open(state.entry, state.token) });
   const node = section("microscope", "Token microscope", `${plural(run.responses.length, "response")} of ` +
-    `${plural(new Set(run.responses.map((entry) => entry.step)).size, "step")}: the most telling ones and some at random. ` +
-    "Every token carries its numbers; arrow keys walk through them.",
+    `${plural(new Set(run.responses.map((entry) => entry.step)).size, "step")}: the most unusual ones and a random sample. ` +
+    "Point at a token, or move through them with the arrow keys, to see its numbers.",
   controls.node, el("div", { class: "scope" }, el("div", { class: "side" }, status, list), el("div", {}, view, card)));
   showList(true);
 
   return {
     node,
     repaint: () => open(state.entry, state.token),
-    pick(step) {
+    openStep(step) {
       const steps = [...new Set(run.responses.map((entry) => entry.step))];
       const near = steps.reduce((a, b) => (Math.abs(b - step) < Math.abs(a - step) ? b : a));
       controls.set({ ...cleanFilter(), step: String(near) });
@@ -224,15 +226,15 @@ function microscopeSection(data, run) {
 
 function promptBox(held, entry) {
   return el("div", { class: "prompt" },
-    el("p", { class: "meaning" }, `step ${count(entry.step)}, response ${entry.response}: ${verdictMark(entry.verdict)}, reward ${write(entry.reward)}` +
-      `${held.finished ? "" : ", cut off"}${held.answer ? `. Right answer: ${held.answer}` : ""}${held.extracted ? `, found: ${held.extracted}` : ""}` +
+    el("p", { class: "meaning" }, `step ${count(entry.step)}, response ${entry.response}: ${verdictMark(entry.verdict)}, reward ${formatNumber(entry.reward)}` +
+      `${held.finished ? "" : ", truncated"}${held.answer ? `. Right answer: ${held.answer}` : ""}${held.extracted ? `, extracted: ${held.extracted}` : ""}` +
       `${held.source ? ` (${held.source})` : ""}`),
     el("details", { open: held.prompt.length < 400 }, el("summary", {}, "Prompt"), el("pre", { class: "text" }, held.prompt)));
 }
 
 function microscopeControls(data, run, state, act) {
   const verdicts = [...new Set(run.responses.map((entry) => entry.verdict))].sort();
-  const kinds = [...new Set(run.responses.flatMap((entry) => entry.kinds))];
+  const selected = [...new Set(run.responses.flatMap((entry) => entry.selected_for))];
   const reasons = reasonTable.filter((entry) => entry.bit).map((entry) => [entry.name, entry.name.replace("_", " ")]);
   const change = (key) => (value) => { state.filter[key] = value; act.showList(true); };
   const step = el("input", { type: "number", min: "0", inputmode: "numeric", placeholder: "any",
@@ -240,9 +242,9 @@ function microscopeControls(data, run, state, act) {
   const fields = {
     show: select("List", [["responses", "responses"], ["tokens", "tokens"]], "responses", change("show")),
     verdict: select("Verdict", [["", "any"], ...verdicts.map((v) => [v, v.replace("_", " ")])], "", change("verdict")),
-    reason: select("Tokens that are", [["", "of any kind"], ...reasons, ["clipped", "clipped"]], "", change("reason")),
-    kind: select("In the report as", [["", "anything"], ...kinds.map((kind) => [kind, data.kinds[kind]])], "", change("kind")),
-    sort: select("Order", Object.entries(SORTS).map(([key, [title]]) => [key, title]), "step", change("sort")),
+    reason: select("Reason", [["", "any"], ...reasons, ["clipped", "clipped"]], "", change("reason")),
+    selected: select("Selected for", [["", "any"], ...selected.map((key) => [key, data.selection_reasons[key]])], "", change("selected")),
+    sort: select("Sort by", Object.entries(SORTS).map(([key, [title]]) => [key, title]), "step", change("sort")),
   };
   const set = (filter) => {
     Object.assign(state.filter, filter);
@@ -250,20 +252,20 @@ function microscopeControls(data, run, state, act) {
     for (const [key, field] of Object.entries(fields)) field.box.value = state.filter[key];
     act.showList(true);
   };
-  const color = select("Colour by", Object.entries(COLORS).map(([key, way]) => [key, way.title]), state.color,
+  const color = select("Colour by", Object.entries(COLORS).map(([key, coloring]) => [key, coloring.title]), state.color,
     (value) => { state.color = value; act.reopen(); });
-  const other = select("Beside it", [["", "nothing"], ...run.others.map((name, n) => [String(n), name])], "",
-    (value) => { state.other = value; act.reopen(); });
+  const compared = select("Compare with", [["", "nothing"], ...run.compared_objectives.map((name, n) => [String(n), name])], "",
+    (value) => { state.compared = value; act.reopen(); });
   const segments = el("input", { type: "checkbox", on: { change: () => document.body.classList.toggle("segments", segments.checked) } });
   const presets = PRESETS.map(([name, title, filter]) => el("button", { type: "button", class: "quiet", "data-preset": name,
     on: { click: () => set({ ...filter }) } }, title));
   return {
     set,
     node: el("div", { class: "controls" },
-      el("div", { class: "presets", role: "group", "aria-label": "Ready-made filters" }, presets),
+      el("div", { class: "presets", role: "group", "aria-label": "Preset filters" }, presets),
       el("div", { class: "fields" }, el("label", { class: "field narrow" }, el("span", {}, "Step"), step),
         Object.values(fields).map((field) => field.node)),
-      el("div", { class: "fields look" }, color.node, other.node,
+      el("div", { class: "fields look" }, color.node, compared.node,
         el("label", { class: "field check" }, segments, el("span", {}, "mark segments")))),
   };
 }

@@ -1,7 +1,7 @@
-"""The page itself: one HTML file made of a skeleton, a style, a few scripts and the data, with nothing to fetch.
+"""The HTML file: template, style, scripts and data in one, with nothing to fetch.
 
-The content security policy lets exactly the joined script run, by its hash. A reader sees the curves first: the data of
-the microscope stands last in the file, one block per response, and is parsed when it is asked for.
+The content security policy allows exactly the joined script, by its hash. The data of the microscope comes last in the
+file, one block per response, and is parsed on demand, so that the curves are painted first.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from typing import Any
 
 from trimtab.insight.report.embed import safe_json, visible
 
-# In this order; each is a few functions, and the last one calls them.
+# Joined in this order; the last one starts the page.
 SCRIPTS = (
-    "text.js", "data.js", "colors.js", "chart.js", "curves.js", "planes.js", "others.js", "tokens.js", "filters.js",
-    "microscope.js", "main.js",
+    "text.js", "data.js", "colors.js", "chart.js", "curves.js", "heat_maps.js", "replay_panel.js", "tokens.js",
+    "filters.js", "microscope.js", "main.js",
 )  # fmt: skip
 
 
 def page(title: str, data: Mapping[str, Any], blocks: Iterable[str]) -> Iterator[str]:
-    """The page in pieces; `blocks` are the responses of the microscope as `safe_json`, in the order of `data`."""
+    """Yield the page in pieces; `blocks` are the responses of the microscope as `safe_json`, in the order of `data`."""
     script = joined_script()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    marks = {
+    values = {
         "title": html.escape(visible(title)),
         "policy": f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
         "base-uri 'none'; form-action 'none'",
         "style": asset("page.css"),
     }
-    skeleton, after = asset("page.html").split("{{scripts}}")
-    before = re.sub(r"\{\{(\w+)\}\}", lambda mark: marks[mark[1]], skeleton)  # once: what is put in may hold marks
+    template, after = asset("page.html").split("{{scripts}}")
+    # In one pass, since a value may contain {{...}} itself.
+    before = re.sub(r"\{\{(\w+)\}\}", lambda mark: values[mark[1]], template)
     yield before
     yield _block("data", safe_json(data))
     yield f"<script>{script}</script>\n"
@@ -46,14 +47,14 @@ def page(title: str, data: Mapping[str, Any], blocks: Iterable[str]) -> Iterator
 
 @cache
 def joined_script() -> str:
-    """All scripts as one, in a function of their own."""
-    parts = "\n".join(asset(name) for name in SCRIPTS)
-    return f'(function () {{\n"use strict";\n{parts}}})();\n'
+    """Return all scripts as one, inside a function so that nothing is global."""
+    scripts = "\n".join(asset(name) for name in SCRIPTS)
+    return f'(function () {{\n"use strict";\n{scripts}}})();\n'
 
 
 @cache
 def asset(name: str) -> str:
-    """A file of the page."""
+    """Return the text of one of the page's source files."""
     return (resources.files("trimtab.insight.report") / name).read_text(encoding="utf-8")
 
 

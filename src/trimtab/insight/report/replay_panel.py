@@ -1,4 +1,4 @@
-"""What other objectives would have done to the run, for the page: a replay of some of its steps."""
+"""The replay panel of the page: what other objectives would have done, over some of the run's steps."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from trimtab.text import percent
 MOST_STEPS = 60  # evenly spaced; `trimtab replay` goes through all of them
 
 
-def pack_replay(records: Records, names: Sequence[str], notes: list[str]) -> dict[str, Any] | None:
-    """The tables of `trimtab replay`, in words; None, and a note, where the records do not allow it."""
+def replay_json(records: Records, names: Sequence[str], notes: list[str]) -> dict[str, Any] | None:
+    """Return the tables of `trimtab replay` as text; None and a note if the records cannot be replayed."""
     steps = records.steps
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RecordWarning)  # damaged steps are named elsewhere on the page
+        warnings.simplefilter("ignore", RecordWarning)  # damaged steps are already among the notes of the page
         try:
             result = replay(records.folder.parent, [RECORDED, *names], every=-(-len(steps) // MOST_STEPS))
         except (RecordError, ValueError, LookupError, TypeError) as error:
@@ -26,7 +26,7 @@ def pack_replay(records: Records, names: Sequence[str], notes: list[str]) -> dic
     reasons = shown_reasons(result)
     return {
         "steps": len(result.steps),
-        "of": len(steps),
+        "recorded_steps": len(steps),
         "reasons": reasons,
         "rows": [
             {"name": label, "cells": [reason_cell(stats, reason) for reason in reasons], "entropy": entropy_cell(stats)}
@@ -39,7 +39,7 @@ def pack_replay(records: Records, names: Sequence[str], notes: list[str]) -> dic
                 "agreement": percent(overlap.agreement),
             }
             for overlap in result.overlaps
-            if overlap.first == 0  # beside the run's own; `trimtab replay` has all pairs
+            if overlap.first == 0  # pairs with the run's own objective; `trimtab replay` prints all
         ],
         "legend": LEGEND,
         "notes": list(result.notes),

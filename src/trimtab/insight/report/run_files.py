@@ -1,8 +1,7 @@
-"""A run's folder as a report reads it: whatever is missing, damaged or foreign is named, and the rest is shown."""
+"""Read a run's folder for the report; whatever is missing or damaged becomes a note, and the rest is shown."""
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from array import array
@@ -13,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from trimtab.insight.report.embed import Array, shortened
+from trimtab.files import iter_json_lines
+from trimtab.insight.report.embed import NumpyArray, truncated
 from trimtab.record import RecordError, Records, open_run
 
-MOST_METRICS = 400  # names; a run of ours has some thirty
+MOST_METRICS = 400  # names; a run of trimtab has some thirty
 MOST_ALARMS = 1_000
 LONGEST_LINE = 1 << 20
 LONGEST_CONFIG = 1 << 20
@@ -24,16 +24,16 @@ LAST_STEP = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Curve:
+class MetricCurve:
     """One metric over the steps at which it was measured."""
 
-    steps: Array
-    values: Array
+    steps: NumpyArray
+    values: NumpyArray
 
 
 @dataclass(frozen=True)
-class Alarm:
-    """One alarm as it was raised; everything but the step is text."""
+class AlarmRecord:
+    """A line of alarms.jsonl; everything but the step is text."""
 
     step: int
     alarm: str
@@ -45,20 +45,20 @@ class Alarm:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What a folder holds. `notes` say what it does not, or what could not be read."""
+    """The contents of a run's folder; `notes` name what is missing or could not be read."""
 
     name: str
     config: dict[str, Any]
     config_text: str
-    curves: dict[str, Curve]
-    alarms: list[Alarm]
-    skipped: int
+    curves: dict[str, MetricCurve]
+    alarms: list[AlarmRecord]
+    skipped_updates: int
     records: Records | None
     notes: list[str] = field(default_factory=list)
 
     @property
     def objective(self) -> dict[str, Any]:
-        """The table that names the objective: of the configuration, else of the records; empty where neither is."""
+        """Return the objective's name and options from the configuration, else from the records, else nothing."""
         table = self.config.get("objective")
         if isinstance(table, dict) and "name" in table:
             return table
@@ -66,43 +66,43 @@ class RunFiles:
 
     @property
     def label(self) -> str:
-        """The objective with its options, in one line."""
+        """Return the objective with its options in one line."""
         options = [f"{key}={value}" for key, value in self.objective.items() if key != "name"]
         name = str(self.objective.get("name", "unknown objective"))
-        return shortened(f"{name} ({', '.join(options)})" if options else name, 200)
+        return truncated(f"{name} ({', '.join(options)})" if options else name, 200)
 
     @property
     def seed(self) -> int | None:
-        """The run's seed."""
+        """Return the run's seed."""
         run = self.config.get("run")
         seed = run.get("seed") if isinstance(run, dict) else None
         return seed if isinstance(seed, int) else None
 
     @property
     def last_step(self) -> int:
-        """The last step that anything is known of."""
+        """Return the last step in the metrics or the records."""
         ends = [int(curve.steps[-1]) for curve in self.curves.values() if len(curve.steps)]
         return max([*ends, *(self.records.steps[-1:] if self.records else [])], default=0)
 
 
 def read_run(path: Path) -> RunFiles:
-    """Everything of a run but its tokens, which are read later and step by step."""
+    """Read all of a run but its tokens, which are read later, step by step."""
     if not path.is_dir():
         raise ValueError(f"{path} is no run: {'a run is a folder' if path.exists() else 'there is no such folder'}")
     notes: list[str] = []
     config, text = _read_config(path / "config.toml", notes)
     curves = _read_metrics(path / "metrics.jsonl", notes)
     alarms = _read_alarms(path / "alarms.jsonl", notes)
-    skipped = sum(1 for _ in _lines(path / "nonfinite.jsonl", notes))
+    skipped = sum(1 for _ in _step_lines(path / "nonfinite.jsonl", notes))
     records = None
     try:
         records = open_run(path)
         if not records.steps:
-            notes.append("tokens: no step is recorded, so there are no planes and no microscope")
+            notes.append("tokens: no step is recorded, so there are no heat maps and no microscope")
     except RecordError as error:
-        notes.append(f"tokens: {error}. Without records there are no planes and no microscope.")
+        notes.append(f"tokens: {error}. Without records there are no heat maps and no microscope.")
     name = path.resolve().name or str(path.resolve())
-    return RunFiles(name, config, text, curves, alarms, skipped, records, [shortened(note, 500) for note in notes])
+    return RunFiles(name, config, text, curves, alarms, skipped, records, [truncated(note, 500) for note in notes])
 
 
 def _read_config(path: Path, notes: list[str]) -> tuple[dict[str, Any], str]:
@@ -111,7 +111,7 @@ def _read_config(path: Path, notes: list[str]) -> tuple[dict[str, Any], str]:
             raise ValueError("it is too large to be a configuration")
         text = path.read_bytes().decode("utf-8", "replace")
     except (OSError, ValueError) as error:
-        notes.append(f"config.toml is missing or cannot be read: {_why(error)}")
+        notes.append(f"config.toml is missing or cannot be read: {_reason(error)}")
         return {}, ""
     try:
         return tomllib.loads(text), text
@@ -120,13 +120,13 @@ def _read_config(path: Path, notes: list[str]) -> tuple[dict[str, Any], str]:
         return {}, text
 
 
-def _read_metrics(path: Path, notes: list[str]) -> dict[str, Curve]:
+def _read_metrics(path: Path, notes: list[str]) -> dict[str, MetricCurve]:
     if not path.is_file():
         notes.append("metrics.jsonl is missing: there are no curves")
         return {}
     found: dict[str, tuple[array[int], array[float]]] = {}
     left_out: set[str] = set()
-    for record in _lines(path, notes):
+    for record in _step_lines(path, notes):
         for name, value in record.items():
             if name == "step" or not _is_number(value):
                 continue
@@ -140,55 +140,45 @@ def _read_metrics(path: Path, notes: list[str]) -> dict[str, Curve]:
         notes.append(f"metrics.jsonl has more than {MOST_METRICS} metrics: {len(left_out)} or more are left out")
     if not found:
         notes.append("metrics.jsonl holds no metrics: there are no curves")
-    return {name: _in_order(*pair) for name, pair in found.items()}
+    return {name: _sorted_curve(*pair) for name, pair in found.items()}
 
 
-def _in_order(steps: array[int], values: array[float]) -> Curve:
-    """By step; of several values for one step the last counts, as in a run that was resumed."""
+def _sorted_curve(steps: array[int], values: array[float]) -> MetricCurve:
+    # A resumed run logs some steps again: the last value of a step counts.
     numbers = np.frombuffer(steps, dtype=np.int32)
     _, last = np.unique(numbers[::-1], return_index=True)
     kept = len(numbers) - 1 - last
-    return Curve(numbers[kept], np.frombuffer(values, dtype=np.float64)[kept].astype(np.float32))
+    return MetricCurve(numbers[kept], np.frombuffer(values, dtype=np.float64)[kept].astype(np.float32))
 
 
-def _read_alarms(path: Path, notes: list[str]) -> list[Alarm]:
-    alarms: list[Alarm] = []
-    for record in _lines(path, notes):
+def _read_alarms(path: Path, notes: list[str]) -> list[AlarmRecord]:
+    alarms: list[AlarmRecord] = []
+    for record in _step_lines(path, notes):
         if len(alarms) == MOST_ALARMS:
             notes.append(f"alarms.jsonl: only the first {MOST_ALARMS} alarms are shown")
             break
-        words = {key: _words(record.get(key)) for key in ("message", "evidence", "suggestion", "action")}
-        alarms.append(Alarm(record["step"], shortened(_words(record.get("alarm")) or "unnamed", 200), **words))
+        texts = {key: _as_text(record.get(key)) for key in ("message", "evidence", "suggestion", "action")}
+        alarms.append(AlarmRecord(record["step"], truncated(_as_text(record.get("alarm")) or "unnamed", 200), **texts))
     return alarms
 
 
-def _lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
-    """The whole lines of a JSON-lines file that are objects with a step; a file that is not there has none."""
+def _step_lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of a file that have a step; a missing file has none."""
     if not path.is_file():
         return
-    bad = 0
+    bad: list[str] = []
     try:
-        with path.open("rb") as file:
-            while line := file.readline(LONGEST_LINE):
-                record = _record(line)
-                if record is None:
-                    bad += bool(line.strip())
-                else:
-                    yield record
+        for place, row in iter_json_lines(path, on_error=bad.append, longest=LONGEST_LINE):
+            step = row.get("step")
+            if isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= LAST_STEP:
+                yield row
+            else:
+                bad.append(place)
     except OSError as error:
-        notes.append(f"{path.name} cannot be read to its end: {_why(error)}")
+        notes.append(f"{path.name} cannot be read to its end: {_reason(error)}")
     if bad:
-        notes.append(f"{path.name}: {bad} {'line is' if bad == 1 else 'lines are'} damaged or foreign and left out")
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    step = record.get("step") if isinstance(record, dict) else None
-    good = isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= LAST_STEP
-    return record if good else None
+        lines = "line is" if len(bad) == 1 else "lines are"
+        notes.append(f"{path.name}: {len(bad)} {lines} damaged or without a step and left out")
 
 
 def _is_number(value: Any) -> bool:
@@ -196,20 +186,20 @@ def _is_number(value: Any) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:
+    except OverflowError:  # an integer that no float can hold
         return False
 
 
-def _words(value: Any) -> str:
-    """A field of an alarm as text: `name value` pairs of a table, else as it is."""
+def _as_text(value: Any) -> str:
+    """Return a field of an alarm as text; a table becomes `name value` pairs."""
     if value is None:
         return ""
     if isinstance(value, Mapping):
-        value = ", ".join(f"{key} {_words(item)}" for key, item in value.items())
+        value = ", ".join(f"{key} {_as_text(item)}" for key, item in value.items())
     if isinstance(value, float):
         value = f"{value:.4g}"
-    return shortened(str(value), 2_000)
+    return truncated(str(value), 2_000)
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error)

@@ -1,4 +1,4 @@
-"""A run in a few plain sentences, and what the page calls its numbers."""
+"""A run in a few sentences, and the headline numbers of the page."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 
 from trimtab.config import Config, parse
 from trimtab.console import LONGEST_WINDOW, describe_model, describe_task
-from trimtab.insight.report.embed import shortened
-from trimtab.insight.report.run_files import Curve, RunFiles
+from trimtab.insight.report.embed import truncated
+from trimtab.insight.report.run_files import MetricCurve, RunFiles
 from trimtab.text import clock, number, percent
 
-_STILL = 0.02  # a change smaller than this share of where it began is none
+_UNCHANGED = 0.02  # a smaller relative change counts as none
 
 
 def title_of(run: RunFiles) -> str:
-    """What was trained on what, with what."""
+    """Return model, task and objective in one line."""
     config = config_of(run)
     if config is None:
         return run.label
-    return shortened(f"{describe_model(config)} on {describe_task(config)} with {run.label}", 300)
+    return truncated(f"{describe_model(config)} on {describe_task(config)} with {run.label}", 300)
 
 
 def config_of(run: RunFiles) -> Config | None:
-    """The configuration, where it is one of ours."""
+    """Return the parsed configuration; None if it is not one of trimtab."""
     try:
         return parse(run.config) if run.config else None
     except (ValueError, LookupError, TypeError):
@@ -31,14 +31,16 @@ def config_of(run: RunFiles) -> Config | None:
 
 
 def summary(run: RunFiles) -> list[str]:
-    """What came of the run, for someone who sees trimtab for the first time."""
+    """Return the result of the run in sentences, for someone new to trimtab."""
     if not run.curves:
         return ["Nothing was measured in this run, so there is nothing to say about how it went."]
-    return [sentence for part in (_length, _accuracy, _reward, _entropy, _tokens, _trouble) for sentence in part(run)]
+    topics = (_length, _accuracy, _reward, _entropy, _tokens, _problems)
+    return [sentence for topic in topics for sentence in topic(run)]
 
 
 def tiles(run: RunFiles) -> list[dict[str, str]]:
-    """The numbers that people ask for first: a name, a value, and where it came from."""
+    """Return the headline numbers: a name, a value, and the value it started from."""
+    # The last column is the window of `_start_and_end`; -1 takes the mean over the run.
     rows: list[tuple[str, str, Callable[[float], str], int]] = [
         ("held-out accuracy", "eval/accuracy", percent, 1),
         ("reward", "reward/mean", number, 0),
@@ -49,14 +51,14 @@ def tiles(run: RunFiles) -> list[dict[str, str]]:
         ("response length", "response/length_mean", lambda value: number(value, 1), 0),
     ]
     shown = []
-    for name, metric, write, single in rows:
+    for name, metric, write, window in rows:
         curve = run.curves.get(metric)
         if curve is None:
             continue
-        if single == -1:
+        if window == -1:
             shown.append({"name": name, "value": write(float(curve.values.mean())), "from": "of all tokens"})
         else:
-            first, last = _ends(curve, single)
+            first, last = _start_and_end(curve, window)
             shown.append({"name": name, "value": write(last), "from": f"from {write(first)}"})
     return shown
 
@@ -81,14 +83,14 @@ def _accuracy(run: RunFiles) -> Iterator[str]:
     elif len(curve.values) == 1:
         yield f"Held-out accuracy was {percent(float(curve.values[0]))}; it was measured only once."
     else:
-        first, last = _ends(curve, 1)
+        first, last = _start_and_end(curve, 1)
         yield f"Held-out accuracy {_moved(first, last)} from {percent(first)} to {percent(last)}."
 
 
 def _reward(run: RunFiles) -> Iterator[str]:
     curve = run.curves.get("reward/mean")
     if curve is not None:
-        first, last = _ends(curve)
+        first, last = _start_and_end(curve)
         yield f"The mean reward {_moved(first, last)} from {number(first)} to {number(last)}."
 
 
@@ -96,45 +98,42 @@ def _entropy(run: RunFiles) -> Iterator[str]:
     curve = run.curves.get("policy/entropy")
     if curve is None:
         return
-    first, last = _ends(curve)
+    first, last = _start_and_end(curve)
     low = " Near zero, the model hardly explores any more." if last < 0.05 else ""
     yield f"The policy's entropy {_moved(first, last)} from {number(first)} to {number(last)} nats per token.{low}"
 
 
 def _tokens(run: RunFiles) -> Iterator[str]:
-    words = {"silenced": "silenced", "boosted": "boosted", "damped": "damped", "masked": "masked", "dropped": "dropped"}
-    parts = []
-    for name, word in words.items():
-        curve = run.curves.get(f"tokens/{name}_share")
+    metrics = {name: f"tokens/{name}_share" for name in ("silenced", "boosted", "damped", "masked", "dropped")}
+    metrics["clipped"] = "update/clip_share"
+    clauses = []
+    for name, metric in metrics.items():
+        curve = run.curves.get(metric)
         if curve is not None:
             share = float(curve.values.mean())
-            parts.append(f"{_one_in(share)} was {word}" if share else f"none was {word}")
-    clip = run.curves.get("update/clip_share")
-    if clip is not None:
-        share = float(clip.values.mean())
-        parts.append(f"{_one_in(share)} was clipped" if share else "none was clipped")
-    if parts:
-        yield f"Of the tokens, {', '.join(parts)}."
+            clauses.append(f"{_one_in(share)} was {name}" if share else f"none was {name}")
+    if clauses:
+        yield f"Of the tokens, {', '.join(clauses)}."
 
 
-def _trouble(run: RunFiles) -> Iterator[str]:
+def _problems(run: RunFiles) -> Iterator[str]:
     if run.alarms:
         first = run.alarms[0]
         count = "One alarm was" if len(run.alarms) == 1 else f"{len(run.alarms)} alarms were"
         yield f"{count} raised, the first at step {first.step}: {first.alarm}."
-    if run.skipped:
-        times = "Once an update was" if run.skipped == 1 else f"{run.skipped} updates were"
+    if run.skipped_updates:
+        times = "Once an update was" if run.skipped_updates == 1 else f"{run.skipped_updates} updates were"
         yield f"{times} not taken because something was not finite."
 
 
-def _ends(curve: Curve, window: int = 0) -> tuple[float, float]:
-    """The means over the first and last few steps, or so many."""
+def _start_and_end(curve: MetricCurve, window: int = 0) -> tuple[float, float]:
+    """Return the means over the first and the last `window` values; 0 stands for a quarter of the run at most."""
     count = window or max(1, min(LONGEST_WINDOW, len(curve.values) // 4))
     return float(curve.values[:count].mean()), float(curve.values[-count:].mean())
 
 
 def _moved(first: float, last: float) -> str:
-    if abs(last - first) <= _STILL * max(abs(first), 1e-9):
+    if abs(last - first) <= _UNCHANGED * max(abs(first), 1e-9):
         return "hardly moved,"
     return "rose" if last > first else "fell"
 
@@ -146,7 +145,7 @@ def _one_in(share: float) -> str:
 
 
 def facts(run: RunFiles) -> list[dict[str, Any]]:
-    """Name and value of what describes a run in one line each."""
+    """Return names and values that describe a run, one per line."""
     steps = len(run.records.steps) if run.records else 0
     rows = [
         ("objective", run.label),
@@ -155,4 +154,4 @@ def facts(run: RunFiles) -> list[dict[str, Any]]:
         ("recorded steps", steps or None),
         ("versions", ", ".join(f"{k} {v}" for k, v in run.records.manifest.versions.items()) if run.records else None),
     ]
-    return [{"name": name, "value": shortened(str(value), 300)} for name, value in rows if value not in (None, "")]
+    return [{"name": name, "value": truncated(str(value), 300)} for name, value in rows if value not in (None, "")]

@@ -1,15 +1,15 @@
-// Words and numbers for people, and elements that only ever hold text. Nothing here takes markup.
+// Number formats, and elements whose children are text or nodes: nothing here takes markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-// Characters that would not be seen, or would turn the text around them: shown as what they are.
-const UNSEEN = new RegExp(
+// Invisible and bidirectional control characters are written out as escapes.
+const INVISIBLE = new RegExp(
   "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e" +
     "\\u2060-\\u206f\\ufeff\\ufff9-\\ufffb]|[\\ud800-\\udbff](?![\\udc00-\\udfff])|(?<![\\ud800-\\udbff])[\\udc00-\\udfff]" +
     "|\\udb40[\\udc00-\\udc7f]", "g");
 
 function visible(text) {
-  return String(text).replace(UNSEEN, (c) => "\\u{" + c.codePointAt(0).toString(16) + "}");
+  return String(text).replace(INVISIBLE, (c) => "\\u{" + c.codePointAt(0).toString(16) + "}");
 }
 
 function fill(node, props, children) {
@@ -28,7 +28,7 @@ function fill(node, props, children) {
 const el = (tag, props, ...children) => fill(document.createElement(tag), props, children);
 const svg = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
 
-function write(value) {
+function formatNumber(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
@@ -38,13 +38,13 @@ function write(value) {
   return minus(String(Number(value.toPrecision(3))));
 }
 
-// A spread needs no more than two digits.
+// A standard deviation with two digits.
 const rounded = (value, format) => format(Number(value.toPrecision(2)));
 
 const minus = (text) => text.replace("-", "−");
 const count = (value) => Math.round(value).toLocaleString("en");
 
-// A share of tokens: small ones keep two digits, for one token in ten thousand counts.
+// A share as a percentage; small ones keep two digits, since they may be one token in ten thousand.
 function percent(share) {
   if (share === null || share === undefined || Number.isNaN(share)) return "–";
   const value = 100 * share;

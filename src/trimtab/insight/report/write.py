@@ -1,12 +1,13 @@
-"""From run folders to a file on the disk."""
+"""Write the report of run folders to a file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trimtab.insight.report.assemble import BESIDE, ReportRequest, Say, assemble
+from trimtab.files import write_atomically
 from trimtab.insight.report.page import page
+from trimtab.insight.report.page_data import COMPARED_OBJECTIVES, ReportRequest, page_data
 
 NAME = "report.html"
 
@@ -15,14 +16,14 @@ def write_report(
     runs: Sequence[str | Path],
     out: str | Path | None = None,
     *,
-    beside: Sequence[str] = BESIDE,
+    compared: Sequence[str] = COMPARED_OBJECTIVES,
     steps: Sequence[int] = (),
-    say: Say = lambda text: None,
+    progress: Callable[[str], object] = lambda text: None,
 ) -> Path:
-    """Write the report of one run or several; without `out` into the folder of the only one.
+    """Write the report of one run or several; without `out` into the folder of the only run.
 
-    `beside` names the objectives whose treatment of the tokens is shown next to the recorded one; `steps` must be among
-    those of the microscope. Whatever is missing in a run is named on the page.
+    `compared` names the objectives that are planned over the recorded mini-batches besides the run's own; `steps`
+    must be in the microscope. Whatever is missing in a run is named on the page.
     """
     if not runs:
         raise ValueError("a report needs a run: trimtab report RUN")
@@ -31,23 +32,17 @@ def write_report(
     path = Path(runs[0]) / NAME if out is None else Path(out)
     if path.is_dir():
         raise ValueError(f"--out {path} is a folder; name a file, for example {path / NAME}")
-    wanted = ReportRequest(tuple(Path(run) for run in runs), tuple(beside), tuple(steps))
-    title, data, blocks = assemble(wanted, say)
+    request = ReportRequest(tuple(Path(run) for run in runs), tuple(compared), tuple(steps))
+    title, data, blocks = page_data(request, progress)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(page(title, data, blocks))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomically(path, page(title, data, blocks))
     return path
 
 
-def try_report(runs: Sequence[Path], complain: Say, out: Path | None = None) -> Path | None:
-    """The report of runs that have just ended; what goes wrong is said, for a report must never spoil a run."""
+def try_report(runs: Sequence[Path], warn: Callable[[str], object], out: Path | None = None) -> Path | None:
+    """Write the report of runs that have just ended; an error becomes a warning, since the runs are fine."""
     try:
         return write_report(runs, out)
-    except Exception as error:  # whatever it is, a run is worth more than its report
-        complain(f"warning: no report of {runs[0]} could be written: {error!r:.300}")
+    except Exception as error:  # whatever it is, it must not fail the run
+        warn(f"warning: no report of {runs[0]} could be written: {error!r:.300}")
         return None

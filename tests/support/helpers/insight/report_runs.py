@@ -99,8 +99,8 @@ def metrics_lines(steps: int, more: Sequence[str] = ()) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def unpack(packed: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-    """What the page's own `unpack` does."""
+def decode_array(packed: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    """Decode an array as the page's `decodeArray` does."""
     kind = KINDS[packed["t"]]
     if "b" in packed:
         return np.frombuffer(base64.b64decode(packed["b"]), kind)

@@ -1,0 +1,155 @@
+"""The microscope's responses as JSON: the text of every token, all its numbers, and the effects of other objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from trimtab.insight.report.embed import encode_array, safe_json, truncated
+from trimtab.insight.report.response_selection import ResponseExcerpt
+from trimtab.insight.report.token_table import (
+    TokenEffects,
+    TokenTable,
+    mini_batches,
+    read_checked_step,
+    token_effects,
+    token_table,
+)
+from trimtab.objectives import Objective, Reason
+from trimtab.record import RecordedStep, RecordError, Records, Vocabulary
+
+LONGEST_TOKEN = 200  # characters
+LONGEST_PROMPT = 4_000
+PREVIEW_TOKENS, LONGEST_PREVIEW = 24, 80  # tokens and characters in the list of responses
+BYTES_PER_TOKEN = 64  # estimated; without what compared objectives add
+BYTES_PER_COMPARED_OBJECTIVE = 8
+
+
+@dataclass
+class MicroscopeData:
+    """Responses for the page: entries of its list, a JSON block each, and notes on what was left out."""
+
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    blocks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def affordable_tokens(byte_budget: int, compared: int) -> int:
+    """Return how many tokens fit into a number of bytes."""
+    return byte_budget // (BYTES_PER_TOKEN + BYTES_PER_COMPARED_OBJECTIVE * compared)
+
+
+def microscope_data(
+    records: Records,
+    excerpts: Sequence[ResponseExcerpt],
+    recorded: Objective | None,
+    compared: Mapping[str, Objective],
+    *,
+    byte_budget: int,
+    first_block: int = 0,
+) -> MicroscopeData:
+    """Read the excerpts' steps again, and encode the excerpts that fit into the budget."""
+    data = MicroscopeData()
+    vocabulary = _vocabulary(records, data.notes)
+    left, skipped = byte_budget, 0
+    for number, group in groupby(excerpts, key=lambda excerpt: excerpt.step):
+        try:
+            table = token_table(read_checked_step(records, number), recorded)
+        except RecordError as error:  # a run that is still training may delete records meanwhile
+            data.notes.append(f"step {number} is left out: {error}")
+            continue
+        effects = dict(_compared_effects(table.step, compared, data.notes))
+        for excerpt in group:
+            block = safe_json(response_json(table, {name: effects.get(name) for name in compared}, excerpt, vocabulary))
+            size = len(block.encode())
+            if size > left:
+                skipped += 1
+                continue
+            left -= size
+            data.entries.append(list_entry(table, excerpt, first_block + len(data.blocks), vocabulary))
+            data.blocks.append(block)
+    if skipped:
+        data.notes.append(f"{skipped} responses were left out to keep the report small")
+    return data
+
+
+def _vocabulary(records: Records, notes: list[str]) -> Vocabulary:
+    """Return the run's vocabulary; if it is damaged, an empty one, which shows every token by its id."""
+    try:
+        return records.vocabulary
+    except RecordError as error:
+        notes.append(f"{error}: tokens are shown by their numbers")
+        return Vocabulary([], [])
+
+
+def _compared_effects(
+    step: RecordedStep, compared: Mapping[str, Objective], notes: list[str]
+) -> Iterator[tuple[str, TokenEffects]]:
+    """Yield the effects of every compared objective whose fields are recorded."""
+    batches = mini_batches(step, frozenset[str]().union(*(objective.needs for objective in compared.values())))
+    for name, objective in compared.items():
+        try:
+            yield name, token_effects(step, objective, batches)
+        except (ValueError, RecordError) as error:
+            note = f"{name} cannot be planned over these records: {truncated(str(error), 200)}"
+            if not any(known.startswith(f"{name} cannot") for known in notes):
+                notes.append(note)
+
+
+def list_entry(table: TokenTable, excerpt: ResponseExcerpt, block: int, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return what the page needs to list, filter and sort a response before its block is parsed."""
+    step, tokens = table.step, _token_slice(table.step, excerpt)
+    return {
+        "block": block,
+        "step": excerpt.step,
+        "response": excerpt.response,
+        "start": excerpt.start,
+        "tokens": excerpt.stop - excerpt.start,
+        "length": int(step.responses["tokens"][excerpt.response]),
+        "reward": float(step.responses["reward"][excerpt.response]),
+        "verdict": truncated(str(step.responses["verdict"][excerpt.response]), 60),
+        "selected_for": excerpt.selected_for,
+        "text": vocabulary.decode(step.tokens["token"][tokens][:PREVIEW_TOKENS].tolist())[:LONGEST_PREVIEW],
+        "silenced": int(((table.effects.reason[tokens] & int(Reason.SILENCED)) != 0).sum()),
+        "clipped": int(table.effects.clipped[tokens].sum()),
+        "gradient": float(table.grad_norm[tokens].max(initial=0.0)),
+    }
+
+
+def response_json(
+    table: TokenTable, compared: Mapping[str, TokenEffects | None], excerpt: ResponseExcerpt, vocabulary: Vocabulary
+) -> dict[str, Any]:
+    """Return a response with all its numbers; `compared` is None for an objective that could not be planned."""
+    step, tokens = table.step, _token_slice(table.step, excerpt)
+    ids = step.tokens["token"][tokens].tolist()
+    texts = {name: step.responses[name][excerpt.response] for name in ("prompt", "answer", "extracted", "source")}
+    arrays = {
+        "logp": encode_array(table.logp[tokens]),
+        "entropy": encode_array(table.entropy[tokens]),
+        "logp_grad_norm": encode_array(table.logp_grad_norm[tokens]),
+        "phi": encode_array(table.phi[tokens]),
+        "log_ratio": encode_array(table.log_ratio[tokens]),
+        "special": encode_array([vocabulary.is_special(token) for token in ids], "u1"),
+    }
+    if "segment" in step.tokens:
+        arrays["segment"] = encode_array(step.tokens["segment"][tokens], "i4")
+    return {
+        **{name: truncated(str(text), LONGEST_PROMPT) for name, text in texts.items()},
+        "finished": bool(step.responses["finished"][excerpt.response]),
+        "pieces": [truncated(piece, LONGEST_TOKEN) for piece in vocabulary.pieces(ids)],
+        "arrays": arrays,
+        "recorded": _effects_json(table.effects, tokens),
+        "compared": [effects and _effects_json(effects, tokens) for effects in compared.values()],
+    }
+
+
+def _effects_json(effects: TokenEffects, tokens: slice) -> dict[str, Any]:
+    types = {"reason": "i2", "clipped": "u1"}
+    return {name: encode_array(values[tokens], types.get(name, "f4")) for name, values in vars(effects).items()}
+
+
+def _token_slice(step: RecordedStep, excerpt: ResponseExcerpt) -> slice:
+    first = step.offsets[excerpt.response]
+    return slice(first + excerpt.start, first + excerpt.stop)

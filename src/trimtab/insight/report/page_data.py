@@ -1,0 +1,186 @@
+"""All data of the page: curves, token statistics, responses, summary. At most one step's tokens are in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trimtab.insight.replay import recorded_objective
+from trimtab.insight.report import summary_text
+from trimtab.insight.report.curves import curves_json, groups_json, points_per_curve
+from trimtab.insight.report.embed import truncated
+from trimtab.insight.report.microscope import MicroscopeData, affordable_tokens, microscope_data
+from trimtab.insight.report.replay_panel import replay_json
+from trimtab.insight.report.response_selection import (
+    MOST_RESPONSES,
+    SELECTION_REASONS,
+    CandidatePool,
+    select_responses,
+)
+from trimtab.insight.report.run_files import RunFiles, read_run
+from trimtab.insight.report.step_selection import select_steps
+from trimtab.insight.report.token_statistics import H_MAX, TokenStatistics
+from trimtab.insight.report.token_table import read_checked_step, token_table
+from trimtab.objectives import REASON_WORDS, EntropyGate, Objective, objective
+from trimtab.record import RecordError
+from trimtab.train import METRICS
+
+COMPARED_OBJECTIVES = ("grpo", "dapo", "gspo", "stapo", "stare", "sspo")
+MICROSCOPE_BYTES = 8_000_000  # of all runs together
+STARE_BAND = (0.22 / 0.3, 0.42 / 0.3)  # the entropy range that STARE's paper reports, relative to its target
+
+
+@dataclass(frozen=True)
+class ReportRequest:
+    """The runs of a report, the objectives to compare with, and steps that must be in the microscope."""
+
+    runs: tuple[Path, ...]
+    compared: tuple[str, ...] = COMPARED_OBJECTIVES
+    steps: tuple[int, ...] = ()
+
+
+def page_data(
+    request: ReportRequest, progress: Callable[[str], object] = lambda text: None
+) -> tuple[str, dict[str, Any], list[str]]:
+    """Return the page's title, its data, and the JSON blocks of its responses."""
+    runs = [read_run(path) for path in request.runs]
+    points, blocks = points_per_curve(len(runs)), list[str]()
+    runs_data = []
+    with one_thread():
+        for run in runs:
+            progress(f"reading {run.name}")
+            data, responses = run_json(run, request, MICROSCOPE_BYTES // len(runs), len(blocks))
+            runs_data.append(data | {"curves": curves_json(run.curves, points)})
+            blocks += responses
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    data = {
+        "title": title,
+        "runs": runs_data,
+        "groups": groups_json(runs, points) if len(runs) > 1 else [],
+        "metric_descriptions": METRICS,
+        "reasons": [{"bit": int(r), "name": str(r.name).lower(), "text": text} for r, text in REASON_WORDS.items()],
+        "selection_reasons": SELECTION_REASONS,
+    }
+    return title, data, blocks
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread: mini-batches are so small here that threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def run_json(
+    run: RunFiles, request: ReportRequest, byte_budget: int, first_block: int
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the data of one run without its curves, and the JSON blocks of its responses."""
+    notes = list(run.notes)
+    recorded = _recorded_objective(run, notes)
+    compared = _compared_objectives(run, request.compared)
+    microscope, statistics, replayed = MicroscopeData(), None, None
+    if run.records is not None and run.records.steps:
+        statistics, pool = read_tokens(run, recorded, request.steps, notes)
+        tokens, most = affordable_tokens(byte_budget, len(compared)), max(MOST_RESPONSES // len(request.runs), 1)
+        excerpts = select_responses(pool.candidates, tokens, most)
+        microscope = microscope_data(
+            run.records, excerpts, recorded, compared, byte_budget=byte_budget, first_block=first_block
+        )
+        replayed = replay_json(run.records, list(compared), notes)
+    steps = run.records.steps if run.records else []
+    data = {
+        "name": run.name,
+        "label": run.label,
+        "title": summary_text.title_of(run),
+        "seed": run.seed,
+        "summary": summary_text.summary(run),
+        "tiles": summary_text.tiles(run),
+        "facts": summary_text.facts(run),
+        "alarms": [asdict(alarm) for alarm in run.alarms],
+        "notes": [*notes, *microscope.notes],
+        "config": truncated(run.config_text),
+        "entropy_target": _entropy_target(recorded),
+        "spurious_region": _spurious_region(run, recorded),
+        "compared_objectives": list(compared),
+        "token_statistics": statistics.to_json() if statistics else None,
+        "replay": replayed,
+        "responses": microscope.entries,
+        "recorded_steps": len(steps),
+        "last_recorded_step": steps[-1] if steps else 0,
+    }
+    return data, microscope.blocks
+
+
+def read_tokens(
+    run: RunFiles, recorded: Objective | None, requested: Sequence[int], notes: list[str]
+) -> tuple[TokenStatistics, CandidatePool]:
+    """Read the selected steps one at a time; return their statistics and the candidates for the microscope."""
+    assert run.records is not None
+    steps = run.records.steps
+    selection = select_steps(run, requested)
+    statistics = TokenStatistics(h_max=min(H_MAX, math.log(max(run.records.manifest.vocabulary, 2))))
+    pool = CandidatePool(
+        alarm_steps=frozenset(alarm.step for alarm in run.alarms),
+        end_steps=frozenset({steps[0], steps[-1]}),
+        requested_steps=frozenset(requested),
+    )
+    evenly_spaced, damaged = set(selection.evenly_spaced), list[str]()
+    for number in sorted({*selection.evenly_spaced, *selection.highlighted}):
+        try:
+            table = token_table(read_checked_step(run.records, number), recorded)
+            # Highlighted steps would bias the statistics towards unusual ones.
+            if number in evenly_spaced:
+                statistics.add(table)
+            pool.add(table, sample=number in evenly_spaced)
+        except (RecordError, ValueError, LookupError) as error:
+            damaged.append(f"step {number} is left out: {truncated(str(error), 300)}")
+    notes += damaged[:5] + ([f"{len(damaged) - 5} more steps are damaged and left out"] if len(damaged) > 5 else [])
+    notes += [f"step {number} is not recorded" for number in sorted(set(requested) - set(steps))[:5]]
+    return statistics, pool
+
+
+def _recorded_objective(run: RunFiles, notes: list[str]) -> Objective | None:
+    if run.records is None:
+        return None
+    try:
+        return recorded_objective(dict(run.records.manifest.objective))
+    except (RecordError, ValueError, LookupError, TypeError) as error:
+        notes.append(f"{error}: gradient norms and entropy changes are not known")
+        return None
+
+
+def _compared_objectives(run: RunFiles, names: Sequence[str]) -> dict[str, Objective]:
+    """Build the objectives to compare with, without the recorded one if it has its default options."""
+    own = str(run.objective.get("name", ""))
+    has_defaults = len(run.objective) == 1
+    return {name: objective(name) for name in names if not (has_defaults and name == own)}
+
+
+def _entropy_target(recorded: Objective | None) -> dict[str, float] | None:
+    """Return the target of an entropy gate, and the range that STARE's paper reports around it."""
+    gates = [gate for gate in recorded.controllers.values() if isinstance(gate, EntropyGate)] if recorded else []
+    if not gates:
+        return None
+    return {"value": gates[0].target, "low": gates[0].target * STARE_BAND[0], "high": gates[0].target * STARE_BAND[1]}
+
+
+def _spurious_region(run: RunFiles, recorded: Objective | None) -> dict[str, float] | None:
+    """Return the probability and the median entropy below which S2T silences rewarded tokens."""
+    curve = run.curves.get("s2t/entropy_threshold")
+    tau_p = run.objective.get("tau_p", 0.002)
+    if recorded is None or not any(rule.name == "s2t" for rule in recorded.rules):
+        return None
+    if not isinstance(tau_p, int | float) or not tau_p > 0:
+        return None
+    values = sorted(curve.values.tolist()) if curve is not None and len(curve.values) else [math.nan]
+    return {"tau_p": float(tau_p), "tau_h": values[len(values) // 2], "low": values[0], "high": values[-1]}

@@ -1,0 +1,182 @@
+"""The tokens of a recorded step with every number that a report shows, for the recorded objective or any other.
+
+A token's part in an update is its `coefficient`, minus d loss / d log-prob times the number of tokens of the mini-batch
+(for a plain token-mean: advantage x ratio), times two numbers of its distribution: the norm of d log-prob / d logits,
+and STARE's `phi`, by which the token changes the entropy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from trimtab.insight.replay import (
+    RecordedMiniBatch,
+    as_tensor,
+    gradient_coefficients,
+    load_columns,
+    recorded_mini_batch,
+    replan,
+    set_controllers,
+    with_advantages_of,
+)
+from trimtab.insight.report.embed import NumpyArray
+from trimtab.objectives import Objective, Plan, theory
+from trimtab.record import RecordedStep, RecordedUpdate, Records, read_step
+
+
+@dataclass(frozen=True)
+class TokenEffects:
+    """What an objective did, or would have done, with each token of a step; arrays over the step's tokens."""
+
+    coefficient: NumpyArray
+    advantage: NumpyArray
+    weight: NumpyArray
+    reason: NumpyArray
+    clipped: NumpyArray
+    clip_low: NumpyArray
+    clip_high: NumpyArray
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """A recorded step's tokens and the effects of its own objective; NaN where a column is not recorded."""
+
+    step: RecordedStep
+    logp: NumpyArray
+    entropy: NumpyArray
+    sum_p2: NumpyArray
+    sum_p2_logp: NumpyArray
+    log_ratio: NumpyArray
+    effects: TokenEffects
+
+    @cached_property
+    def logp_grad_norm(self) -> NumpyArray:
+        """Return sqrt(1 - 2p + sum p^2), the norm of d log-prob / d logits."""
+        return theory.gradient_norm_squared(as_tensor(self.logp), as_tensor(self.sum_p2)).sqrt().numpy()
+
+    @cached_property
+    def phi(self) -> NumpyArray:
+        """Return STARE's Phi: raising the log-prob changes the entropy by minus this."""
+        moments = (self.logp, self.entropy, self.sum_p2, self.sum_p2_logp)
+        return theory.phi(*map(as_tensor, moments)).numpy()
+
+    @cached_property
+    def excess_surprisal(self) -> NumpyArray:
+        """Return surprisal minus the critical surprisal, at which the entropy change changes its sign."""
+        moments = (self.entropy, self.sum_p2, self.sum_p2_logp)
+        critical: NumpyArray = theory.critical_surprisal(*map(as_tensor, moments)).numpy()
+        return -self.logp - critical
+
+    @cached_property
+    def grad_norm(self) -> NumpyArray:
+        """Return the norm of each token's gradient in the logits, under the recorded objective."""
+        return np.abs(self.effects.coefficient) * self.logp_grad_norm
+
+    @cached_property
+    def entropy_change(self) -> NumpyArray:
+        """Return the predicted first-order change of each token's entropy, per unit of step size."""
+        return -self.effects.coefficient * self.phi
+
+
+def read_checked_step(records: Records, number: int) -> RecordedStep:
+    """Read a recorded step and check both of its tables."""
+    info, files = read_step(records.folder, number)
+    return RecordedStep(records, info, files).checked()
+
+
+def token_table(step: RecordedStep, objective: Objective | None) -> TokenTable:
+    """Return a step's tokens under the recorded objective; without it coefficients are NaN."""
+    load_columns(step, objective.needs if objective else ())
+    judged = "current_logp" if "current_logp" in step.tokens else "old_logp"
+    log_ratio = _column(step, "new_logp") - step.tokens["old_logp"]
+    return TokenTable(
+        step=step,
+        logp=np.maximum(step.tokens[judged], np.float32(-1e4)),  # -inf would make NaN of every product with 0
+        entropy=_column(step, "entropy"),
+        sum_p2=_column(step, "sum_p2"),
+        sum_p2_logp=_column(step, "sum_p2_logp"),
+        log_ratio=np.where(np.isfinite(log_ratio), log_ratio, np.float32(np.nan)),
+        effects=_recorded_effects(step, objective),
+    )
+
+
+def mini_batches(step: RecordedStep, needs: Iterable[str]) -> list[RecordedMiniBatch]:
+    """Return the step's mini-batches that have tokens, with the fields that objectives need."""
+    return [recorded_mini_batch(update, needs) for update in step.updates if update.info.tokens]
+
+
+def token_effects(step: RecordedStep, objective: Objective, batches: Sequence[RecordedMiniBatch]) -> TokenEffects:
+    """Return what another objective would have done with the step's mini-batches."""
+    set_controllers(objective, step, recorded=False)
+    effects = [_update_effects(recorded, objective) for recorded in batches]
+    names = [each.name for each in fields(TokenEffects)]
+    return TokenEffects(**{name: np.concatenate([getattr(one, name) for one in effects]) for name in names})
+
+
+def _update_effects(recorded: RecordedMiniBatch, objective: Objective) -> TokenEffects:
+    plans = replan(objective, with_advantages_of(recorded.batch, objective, recorded.update), recorded.update)
+    coefficient, clipped = gradient_coefficients(objective, plans, recorded.new_logp)
+    planned = ("advantage", "weight", "reason", "clip_low", "clip_high")
+    return TokenEffects(
+        coefficient=coefficient.numpy() * _tokens_in_mini_batch(recorded),
+        clipped=clipped.numpy(),
+        **{name: torch.cat([getattr(plan, name) for plan in plans]).numpy() for name in planned},
+    )
+
+
+def _recorded_effects(step: RecordedStep, objective: Objective | None) -> TokenEffects:
+    """Return the recorded plan, and its coefficients at the recorded log-probabilities."""
+    columns = step.tokens
+    count = step.info.tokens
+    return TokenEffects(
+        coefficient=np.full(count, np.nan, np.float32) if objective is None else _coefficients(step, objective),
+        advantage=columns[_advantage_column(step)],
+        weight=columns["weight"],
+        reason=columns["reason"],
+        clipped=columns["clipped"] if "clipped" in columns else np.zeros(count, bool),
+        clip_low=columns["clip_low"],
+        clip_high=columns["clip_high"],
+    )
+
+
+def _coefficients(step: RecordedStep, objective: Objective) -> NumpyArray:
+    set_controllers(objective, step, recorded=True)
+    coefficients = [np.empty(0, np.float32)]
+    for recorded in mini_batches(step, objective.needs):
+        plans = replan(objective, recorded.batch, recorded.update)
+        plans = [_with_recorded_values(plan, recorded.update) for plan in plans]
+        coefficient, _ = gradient_coefficients(objective, plans, recorded.new_logp)
+        coefficients.append(coefficient.numpy() * _tokens_in_mini_batch(recorded))
+    return np.concatenate(coefficients)
+
+
+def _with_recorded_values(plan: Plan, update: RecordedUpdate) -> Plan:
+    """Return the plan with its recorded values, which a record of a share of the groups cannot reproduce."""
+    columns = {name: name for name in ("weight", "scale", "clip_low", "clip_high", "penalty")}
+    columns["advantage"] = _advantage_column(update.step)
+    values: dict[str, Any] = {
+        name: as_tensor(update.column(column)[plan.slice])
+        for name, column in columns.items()
+        if column in update.step.tokens
+    }
+    return replace(plan, **values)
+
+
+def _advantage_column(step: RecordedStep) -> str:
+    return "planned_advantage" if "planned_advantage" in step.tokens else "advantage"
+
+
+def _tokens_in_mini_batch(recorded: RecordedMiniBatch) -> np.float32:
+    # A record of a share of the groups holds fewer responses than the mini-batch had: tokens are scaled up.
+    responses = sum(recorded.update.info.micro_batches)
+    return np.float32(recorded.batch.tokens * max(responses / max(recorded.batch.responses, 1), 1.0))
+
+
+def _column(step: RecordedStep, name: str) -> NumpyArray:
+    return step.tokens[name] if name in step.tokens else np.full(step.info.tokens, np.nan, np.float32)
