@@ -151,13 +151,13 @@ def test_corrections_need_a_sampler_that_gives_its_log_probabilities(tmp_path: P
     args = trl_runs.config(tmp_path, objective="dapo + tis")
     with pytest.raises(ValueError, match=r"dapo \+ tis reads the sampler's log-probabilities"):
         trl_runs.trainer(trl_runs.demo_model(0), args)
-    check_sampler(tt.objective("dapo + tis"), use_vllm=True, own_rollout=False)
-    check_sampler(tt.objective("dapo + tis"), use_vllm=False, own_rollout=True)
+    check_sampler(tt.objective("dapo + tis"), use_vllm=True, rollout_func=False)
+    check_sampler(tt.objective("dapo + tis"), use_vllm=False, rollout_func=True)
 
 
 def test_vllm_without_a_correction_is_remarked_on() -> None:
     with pytest.warns(UserWarning, match=r"write 'stapo \+ tis'"):
-        check_sampler(tt.objective("stapo"), use_vllm=True, own_rollout=False)
+        check_sampler(tt.objective("stapo"), use_vllm=True, rollout_func=False)
 
 
 def test_a_penalty_makes_trl_keep_a_reference_and_leaves_the_users_configuration_alone(tmp_path: Path) -> None:

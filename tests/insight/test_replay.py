@@ -20,7 +20,7 @@ from trimtab.insight.replay.stats import GradientMass, ObjectiveStats, TokenOver
 from trimtab.insight.replay.tables import to_json
 from trimtab.objectives import METHODS, objective, theory
 from trimtab.record import RecordError, RecordSettings, RecordWarning, StepData, open_run
-from trimtab.record.layout import FOLDER, step_folder
+from trimtab.record.layout import RECORDS_FOLDER, step_folder
 
 
 def with_tokens(data: StepData, **columns: Any) -> StepData:
@@ -330,7 +330,7 @@ def test_an_update_that_was_not_finite_is_judged_by_what_is_known(tmp_path: Path
 
 def test_a_damaged_step_is_left_out_with_a_warning(tmp_path: Path) -> None:
     made_run(tmp_path, 3)
-    (step_folder(tmp_path / FOLDER, 2) / "tokens.parquet").write_bytes(b"PAR1")
+    (step_folder(tmp_path / RECORDS_FOLDER, 2) / "tokens.parquet").write_bytes(b"PAR1")
     with pytest.warns(RecordWarning, match="step 2 is left out"):
         result = replay(tmp_path, ["stapo"])
     assert [step.step for step in result.steps] == [1, 3]
@@ -338,7 +338,7 @@ def test_a_damaged_step_is_left_out_with_a_warning(tmp_path: Path) -> None:
 
 def test_a_damaged_step_before_the_first_is_warned_of_where_a_gate_needs_it(tmp_path: Path) -> None:
     made_run(tmp_path, 3)
-    (step_folder(tmp_path / FOLDER, 1) / "step.json").write_text("{}")
+    (step_folder(tmp_path / RECORDS_FOLDER, 1) / "step.json").write_text("{}")
     with pytest.warns(RecordWarning, match="step 1 is left out"):
         replay(tmp_path, ["stare"], first=3)
     with warnings.catch_warnings():

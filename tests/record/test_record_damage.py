@@ -16,7 +16,7 @@ import pytest
 
 from helpers.record.made_records import made_run, made_step, readable, same
 from trimtab.record import SCHEMA, RecordError, RecordWarning, open_run
-from trimtab.record.layout import FOLDER, LARGEST_JSON, sealed, step_folder, unsealed
+from trimtab.record.layout import LARGEST_JSON, RECORDS_FOLDER, json_with_digest, read_json, step_folder
 
 FLIPS = 400 if os.environ.get("TRIMTAB_THOROUGH") else 60
 STEP_FILES = ("tokens.parquet", "responses.parquet", "step.json")
@@ -28,13 +28,13 @@ def run(tmp_path: Path) -> Path:
 
 
 def of_step_two(run: Path, name: str) -> Path:
-    return step_folder(run / FOLDER, 2) / name
+    return step_folder(run / RECORDS_FOLDER, 2) / name
 
 
 def assert_only_step_two_is_lost(run: Path, told: str = "") -> None:
     with pytest.warns(RecordWarning) as caught:
         found = {step.number: step for step in open_run(run)}
-    assert len(caught) == 1 and str(step_folder(run / FOLDER, 2)) in str(caught[0].message), told
+    assert len(caught) == 1 and str(step_folder(run / RECORDS_FOLDER, 2)) in str(caught[0].message), told
     assert sorted(found) == [1, 3], told
     assert all(same(step, made_step(number)) for number, step in found.items()), told
 
@@ -84,7 +84,7 @@ def test_something_that_is_no_file_is_not_waited_for(run: Path, name: str) -> No
 
 @pytest.mark.parametrize("name", ["tokens.parquet", "responses.parquet"])
 def test_the_table_of_another_step_is_noticed(run: Path, name: str) -> None:
-    shutil.copy(step_folder(run / FOLDER, 3) / name, of_step_two(run, name))
+    shutil.copy(step_folder(run / RECORDS_FOLDER, 3) / name, of_step_two(run, name))
     assert_only_step_two_is_lost(run)
 
 
@@ -97,7 +97,7 @@ def test_a_foreign_table_with_the_right_sum_is_noticed_by_its_columns_and_rows(r
     from trimtab.record.layout import digest, read_step, step_text
     from trimtab.record.parquet import encode
 
-    info, files = read_step(run / FOLDER, 2)
+    info, files = read_step(run / RECORDS_FOLDER, 2)
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"colour": [1, 2, 3]}), sink)
     for data, words in (
@@ -118,13 +118,13 @@ def test_a_foreign_table_with_the_right_sum_is_noticed_by_its_columns_and_rows(r
         lambda path: path.write_text("[]"),
         lambda path: path.write_text("null"),
         lambda path: path.write_text("[" * 100_000),
-        lambda path: path.write_text(sealed({"schema": SCHEMA, "step": 2})),
-        lambda path: path.write_text(sealed({"schema": SCHEMA, "colour": "red"})),
-        lambda path: path.write_text(sealed({**unsealed(path), "updates": 3})),
-        lambda path: path.write_text(sealed({**unsealed(path), "updates": [{"colour": 1}]})),
-        lambda path: path.write_text(sealed({**unsealed(path), "files": []})),
-        lambda path: path.write_text(sealed({**unsealed(path), "files": {}})),
-        lambda path: path.write_text(sealed({**unsealed(path), "schema": "one"})),
+        lambda path: path.write_text(json_with_digest({"schema": SCHEMA, "step": 2})),
+        lambda path: path.write_text(json_with_digest({"schema": SCHEMA, "colour": "red"})),
+        lambda path: path.write_text(json_with_digest({**read_json(path), "updates": 3})),
+        lambda path: path.write_text(json_with_digest({**read_json(path), "updates": [{"colour": 1}]})),
+        lambda path: path.write_text(json_with_digest({**read_json(path), "files": []})),
+        lambda path: path.write_text(json_with_digest({**read_json(path), "files": {}})),
+        lambda path: path.write_text(json_with_digest({**read_json(path), "schema": "one"})),
         lambda path: path.write_bytes(b"\xff\xfe\x00"),
         lambda path: os.truncate(path, LARGEST_JSON + 1),
     ],
@@ -145,23 +145,23 @@ def test_a_number_changed_by_hand_is_noticed(run: Path) -> None:
 
 @pytest.mark.parametrize("where", ["manifest.json", "step.json"])
 def test_a_later_schema_is_refused_in_words(run: Path, where: str) -> None:
-    path = run / FOLDER / where if where == "manifest.json" else of_step_two(run, where)
-    path.write_text(sealed({**unsealed(path), "schema": SCHEMA + 1}))
+    path = run / RECORDS_FOLDER / where if where == "manifest.json" else of_step_two(run, where)
+    path.write_text(json_with_digest({**read_json(path), "schema": SCHEMA + 1}))
     with pytest.raises(RecordError, match=f"schema {SCHEMA + 1}; this trimtab reads up to {SCHEMA}: use a newer one"):
         open_run(run).step(2)
 
 
 def test_a_manifest_that_is_damaged_or_foreign_is_named(run: Path) -> None:
-    path = run / FOLDER / "manifest.json"
+    path = run / RECORDS_FOLDER / "manifest.json"
     whole = path.read_text()
-    for text in ("", "{", "[]", whole[:-40], whole.replace("dapo", "grpo"), sealed({"schema": 1}), "\x00"):
+    for text in ("", "{", "[]", whole[:-40], whole.replace("dapo", "grpo"), json_with_digest({"schema": 1}), "\x00"):
         path.write_text(text)
         with pytest.raises(RecordError, match=r"manifest\.json"):
             open_run(run)
 
 
 def test_a_damaged_vocabulary_gives_no_text_but_leaves_the_numbers(run: Path) -> None:
-    path = run / FOLDER / "vocabulary.parquet"
+    path = run / RECORDS_FOLDER / "vocabulary.parquet"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(bytes(data))
@@ -172,7 +172,7 @@ def test_a_damaged_vocabulary_gives_no_text_but_leaves_the_numbers(run: Path) ->
 
 
 def test_other_files_among_the_records_are_none_of_ours(run: Path) -> None:
-    folder = run / FOLDER
+    folder = run / RECORDS_FOLDER
     for name in ("step-1", "step-abc", "step-00000001x", ".writing-00000009", "notes", "step-99999999999999"):
         (folder / name).mkdir()
     (folder / "readme.txt").write_text("hello")
@@ -182,9 +182,9 @@ def test_other_files_among_the_records_are_none_of_ours(run: Path) -> None:
 
 
 def test_an_empty_or_strange_folder_of_a_step_is_named(run: Path) -> None:
-    shutil.rmtree(step_folder(run / FOLDER, 2))
-    step_folder(run / FOLDER, 2).mkdir()
+    shutil.rmtree(step_folder(run / RECORDS_FOLDER, 2))
+    step_folder(run / RECORDS_FOLDER, 2).mkdir()
     assert_only_step_two_is_lost(run)
-    step_folder(run / FOLDER, 2).rmdir()
-    step_folder(run / FOLDER, 2).write_text("a file")
+    step_folder(run / RECORDS_FOLDER, 2).rmdir()
+    step_folder(run / RECORDS_FOLDER, 2).write_text("a file")
     assert_only_step_two_is_lost(run)

@@ -14,7 +14,7 @@ import pytest
 import trimtab.record
 from helpers.record.made_records import WORDS, made_run, made_step, record, same
 from trimtab.record import RecordError, RecordSettings, Vocabulary, open_run
-from trimtab.record.layout import FOLDER
+from trimtab.record.layout import RECORDS_FOLDER
 
 
 def test_three_lines_are_enough(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_the_error_for_a_step_that_is_not_recorded_names_the_nearest(tmp_path: P
 def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"holds no records.*record\.enabled"):
         open_run(tmp_path)
-    (tmp_path / FOLDER).mkdir()
+    (tmp_path / RECORDS_FOLDER).mkdir()
     with pytest.raises(RecordError, match=r"manifest\.json is missing"):
         open_run(tmp_path)
 

@@ -15,7 +15,7 @@ from helpers.train.short_runs import Order, contents, recipe, trained
 from trimtab.policy import Policy
 from trimtab.record import Records, open_run
 from trimtab.record import writer as writer_module
-from trimtab.record.layout import FOLDER
+from trimtab.record.layout import RECORDS_FOLDER
 from trimtab.record.step_tables import encodable
 from trimtab.train import checkpoints, tokenizer_vocabulary
 from trimtab.train.build import build_policy
@@ -115,7 +115,7 @@ def test_recording_changes_nothing_but_the_records(tmp_path: Path) -> None:
         trained(tmp_path / enabled, {**QUICK, "record.enabled": enabled})
         files = contents(tmp_path / enabled)
         found.append({n: d for n, d in files.items() if not n.startswith("tokens/") and n != "config.toml"})
-    assert not (tmp_path / "false" / FOLDER).exists()
+    assert not (tmp_path / "false" / RECORDS_FOLDER).exists()
     states = [{n for n in files if n.endswith("state.json") or n.endswith("manifest.json")} for files in found]
     for files, state in zip(found, states, strict=True):
         for name in state:
@@ -240,11 +240,11 @@ def test_a_full_disk_costs_the_records_and_nothing_else(
 
 def test_a_folder_that_cannot_be_written_costs_no_run(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / FOLDER).write_text("in the way")
+    (tmp_path / "run" / RECORDS_FOLDER).write_text("in the way")
     run, listener = trained(tmp_path / "run", QUICK)
     assert run.progress.step == 3 and listener.heard("warning: nothing more is recorded")
     _, listener = trained(tmp_path / "run", {**QUICK, "record.enabled": "false"}, resume=True)
-    assert (tmp_path / "run" / FOLDER).read_text() == "in the way"
+    assert (tmp_path / "run" / RECORDS_FOLDER).read_text() == "in the way"
 
 
 def test_a_step_without_anything_to_plan_is_not_recorded(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ import pytest
 
 from helpers.record.made_records import WORDS, budget, made_run, made_step, manifest, readable, record, same
 from trimtab.record import RecordError, RecordSettings, RecordWriter, StepData, open_run, rewind, write_step
-from trimtab.record.layout import FOLDER, read_manifest, recorded_steps, size_of, step_folder
+from trimtab.record.layout import RECORDS_FOLDER, read_manifest, recorded_steps, size_of, step_folder
 
 BIG = [60] * 16  # tokens of a step that takes some 25 kB
 
 
 def steps_of(run: Path) -> list[int]:
-    return recorded_steps(run / FOLDER)
+    return recorded_steps(run / RECORDS_FOLDER)
 
 
 def files(run: Path) -> dict[str, bytes]:
@@ -33,7 +33,7 @@ def test_every_so_many_steps_are_recorded_the_first_among_them(tmp_path: Path, e
 
 
 def test_a_step_that_is_not_wanted_is_not_even_built(tmp_path: Path) -> None:
-    writer = RecordWriter(tmp_path / FOLDER, manifest(settings=RecordSettings(every=2)), pytest.fail)
+    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(settings=RecordSettings(every=2)), pytest.fail)
     writer.start(WORDS, 0)
     writer.write(2, lambda: pytest.fail("step 2 is not wanted"))
     writer.close()
@@ -42,9 +42,12 @@ def test_a_step_that_is_not_wanted_is_not_even_built(tmp_path: Path) -> None:
 
 def test_a_step_that_is_written_again_replaces_the_old_one(tmp_path: Path) -> None:
     made_run(tmp_path, 2)
-    write_step(tmp_path / FOLDER, made_step(2, seed=99))
+    write_step(tmp_path / RECORDS_FOLDER, made_step(2, seed=99))
     assert same(open_run(tmp_path).step(2), made_step(2, seed=99))
-    assert sorted(path.name for path in (tmp_path / FOLDER).glob("*step*")) == ["step-00000001", "step-00000002"]
+    assert sorted(path.name for path in (tmp_path / RECORDS_FOLDER).glob("*step*")) == [
+        "step-00000001",
+        "step-00000002",
+    ]
 
 
 # --- resumed runs
@@ -59,7 +62,7 @@ def test_what_was_recorded_after_the_checkpoint_is_deleted_and_written_again(tmp
 
 def test_rewinding_deletes_what_a_kill_left_half_written(tmp_path: Path) -> None:
     made_run(tmp_path, 3)
-    folder = tmp_path / FOLDER
+    folder = tmp_path / RECORDS_FOLDER
     (folder / ".writing-00000004").mkdir()
     (folder / ".writing-00000004" / "tokens.parquet").write_bytes(b"PAR1")
     (folder / ".manifest.json.writing").write_text("{")
@@ -75,12 +78,12 @@ def test_rewinding_deletes_what_a_kill_left_half_written(tmp_path: Path) -> None
 
 def test_starting_from_the_beginning_deletes_everything(tmp_path: Path) -> None:
     record(tmp_path, [made_step(step, BIG) for step in range(1, 9)], settings=budget(0.06))
-    assert read_manifest(tmp_path / FOLDER).stride > 1
+    assert read_manifest(tmp_path / RECORDS_FOLDER).stride > 1
     made_run(tmp_path, 4)
-    assert steps_of(tmp_path) == [1, 2, 3, 4] and read_manifest(tmp_path / FOLDER).stride == 1
+    assert steps_of(tmp_path) == [1, 2, 3, 4] and read_manifest(tmp_path / RECORDS_FOLDER).stride == 1
     for _ in range(2):
-        rewind(tmp_path / FOLDER, 0)
-        assert not (tmp_path / FOLDER).exists()
+        rewind(tmp_path / RECORDS_FOLDER, 0)
+        assert not (tmp_path / RECORDS_FOLDER).exists()
 
 
 # --- the size budget
@@ -91,8 +94,8 @@ def test_the_budget_is_kept_by_thinning_evenly(tmp_path: Path) -> None:
     said = record(tmp_path, [made_step(step, BIG) for step in range(1, 41)], settings=budget(limit))
     kept = steps_of(tmp_path)
     assert said == []
-    assert size_of([step_folder(tmp_path / FOLDER, step) for step in kept]) <= limit * 1e6
-    stride = read_manifest(tmp_path / FOLDER).stride
+    assert size_of([step_folder(tmp_path / RECORDS_FOLDER, step) for step in kept]) <= limit * 1e6
+    stride = read_manifest(tmp_path / RECORDS_FOLDER).stride
     assert stride > 1 and kept == list(range(1, 41, stride))
     assert len(kept) >= 4, "as much is kept as fits"
     assert all(same(step, made_step(number, BIG)) for number, step in readable(tmp_path).items())
@@ -100,7 +103,7 @@ def test_the_budget_is_kept_by_thinning_evenly(tmp_path: Path) -> None:
 
 def test_thinning_goes_with_recording_every_so_many_steps(tmp_path: Path) -> None:
     record(tmp_path, [made_step(step, BIG) for step in range(1, 41)], settings=budget(0.1, every=3))
-    stride = read_manifest(tmp_path / FOLDER).stride
+    stride = read_manifest(tmp_path / RECORDS_FOLDER).stride
     assert stride > 1 and steps_of(tmp_path) == list(range(1, 41, 3 * stride))
 
 
@@ -116,14 +119,14 @@ def test_a_resumed_run_is_thinned_like_one_that_was_not_stopped(tmp_path: Path, 
 @pytest.mark.parametrize("kept", [(), (42, 43), tuple(range(40, 60))])
 def test_a_record_that_begins_late_is_thinned_too_and_kept_steps_go_last(tmp_path: Path, kept: tuple[int, ...]) -> None:
     said: list[str] = []
-    writer = RecordWriter(tmp_path / FOLDER, manifest(settings=budget(0.15)), said.append)
+    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(settings=budget(0.15)), said.append)
     writer.keep(kept)
     writer.start(WORDS, 39)
     for step in range(40, 60):
         writer.write(step, lambda step=step: made_step(step, BIG))  # type: ignore[misc]
     writer.close()
     found = steps_of(tmp_path)
-    assert said == [] and size_of([step_folder(tmp_path / FOLDER, step) for step in found]) <= 0.15e6
+    assert said == [] and size_of([step_folder(tmp_path / RECORDS_FOLDER, step) for step in found]) <= 0.15e6
     assert len(kept) > 2 or set(kept) <= set(found)
 
 
@@ -132,9 +135,9 @@ def test_a_kill_between_the_manifest_and_the_thinning_is_repaired_at_the_next_st
 
     made_run(tmp_path, 6)
     halved = manifest_text(manifest(stride=2, vocabulary_sha256="x"))
-    (tmp_path / FOLDER / "manifest.json").write_text(halved)
+    (tmp_path / RECORDS_FOLDER / "manifest.json").write_text(halved)
     record(tmp_path, [], after=6)
-    assert steps_of(tmp_path) == [1, 3, 5] and read_manifest(tmp_path / FOLDER).stride == 2
+    assert steps_of(tmp_path) == [1, 3, 5] and read_manifest(tmp_path / RECORDS_FOLDER).stride == 2
 
 
 def test_a_step_that_is_too_large_by_itself_ends_the_recording_with_advice(tmp_path: Path) -> None:
@@ -163,9 +166,9 @@ def test_a_full_disk_ends_the_recording_with_one_warning(tmp_path: Path, monkeyp
 
 
 def test_a_folder_that_cannot_be_written_ends_the_recording_too(tmp_path: Path) -> None:
-    (tmp_path / FOLDER).write_text("a file where a folder should be")
+    (tmp_path / RECORDS_FOLDER).write_text("a file where a folder should be")
     said = record(tmp_path, [made_step(step) for step in (1, 2, 3)])
-    assert len(said) == 1 and str(tmp_path / FOLDER) in said[0]
+    assert len(said) == 1 and str(tmp_path / RECORDS_FOLDER) in said[0]
 
 
 def test_an_error_while_a_step_is_built_ends_the_recording_too(tmp_path: Path) -> None:
@@ -173,7 +176,7 @@ def test_an_error_while_a_step_is_built_ends_the_recording_too(tmp_path: Path) -
         raise ZeroDivisionError("a bug")
 
     said: list[str] = []
-    writer = RecordWriter(tmp_path / FOLDER, manifest(), said.append)
+    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), said.append)
     writer.start(WORDS, 0)
     writer.write(1, lambda: made_step(1))
     writer.write(2, broken)
@@ -194,7 +197,7 @@ def test_training_does_not_wait_for_the_disk(tmp_path: Path) -> None:
         written.wait()
         return made_step(1)
 
-    writer = RecordWriter(tmp_path / FOLDER, manifest(), pytest.fail)
+    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), pytest.fail)
     writer.start(WORDS, 0)
     writer.write(1, slow)  # returns although the step cannot be built yet
     assert steps_of(tmp_path) == []
@@ -212,7 +215,7 @@ def test_training_waits_when_the_queue_is_full(tmp_path: Path) -> None:
         released.wait()
         return made_step(step)
 
-    writer = RecordWriter(tmp_path / FOLDER, manifest(), pytest.fail)
+    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), pytest.fail)
     writer.start(WORDS, 0)
     training = threading.Thread(target=lambda: [writer.write(n, lambda n=n: slow(n)) for n in range(1, 9)])  # type: ignore[misc]
     training.start()
@@ -225,7 +228,7 @@ def test_training_waits_when_the_queue_is_full(tmp_path: Path) -> None:
 
 
 def test_closing_ends_the_thread_and_may_be_done_twice(tmp_path: Path) -> None:
-    writer = RecordWriter(tmp_path / FOLDER, manifest(), pytest.fail)
+    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), pytest.fail)
     writer.start(WORDS, 0)
     writer.write(1, lambda: made_step(1))
     writer.close()
@@ -235,14 +238,14 @@ def test_closing_ends_the_thread_and_may_be_done_twice(tmp_path: Path) -> None:
 
 
 def test_a_recorder_that_was_never_used_leaves_nothing(tmp_path: Path) -> None:
-    writer = RecordWriter(tmp_path / FOLDER, manifest(), pytest.fail)
+    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), pytest.fail)
     writer.flush()
     writer.close()
-    assert not (tmp_path / FOLDER).exists()
+    assert not (tmp_path / RECORDS_FOLDER).exists()
 
 
 def test_a_step_of_another_number_is_refused_when_it_is_read(tmp_path: Path) -> None:
     made_run(tmp_path, 2)
-    step_folder(tmp_path / FOLDER, 2).rename(step_folder(tmp_path / FOLDER, 5))
+    step_folder(tmp_path / RECORDS_FOLDER, 2).rename(step_folder(tmp_path / RECORDS_FOLDER, 5))
     with pytest.raises(RecordError, match="is of step 2"):
         open_run(tmp_path).step(5)

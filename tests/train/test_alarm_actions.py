@@ -12,7 +12,7 @@ from helpers.record.made_records import WORDS, budget, made_step, manifest
 from helpers.train.short_runs import recipe, short_run
 from trimtab.config import load
 from trimtab.record import RecordWriter
-from trimtab.record.layout import FOLDER, recorded_steps
+from trimtab.record.layout import RECORDS_FOLDER, recorded_steps
 from trimtab.train import checkpoints
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, steps_around
 from trimtab.train.loop import train, train_step
@@ -209,14 +209,14 @@ def test_the_steps_around_saved_alarms_are_known_from_the_folder(tmp_path: Path)
 def record_with_keeping(run: Path, keep: list[int], megabytes: float, steps: int = 40) -> list[int]:
     """The steps that are on the disk when a recorder under a size budget was told to keep some of them."""
     said: list[str] = []
-    recorder = RecordWriter(run / FOLDER, manifest(settings=budget(megabytes)), said.append)
+    recorder = RecordWriter(run / RECORDS_FOLDER, manifest(settings=budget(megabytes)), said.append)
     recorder.keep(keep)
     recorder.start(WORDS, 0)
     for step in range(1, steps + 1):
         recorder.write(step, lambda step=step: made_step(step, [60] * 16))  # type: ignore[misc]
     recorder.close()
     assert said == []
-    return recorded_steps(run / FOLDER)
+    return recorded_steps(run / RECORDS_FOLDER)
 
 
 def test_the_size_budget_takes_other_steps_first(tmp_path: Path) -> None:
@@ -234,11 +234,11 @@ def test_steps_that_are_kept_cannot_break_the_budget(tmp_path: Path) -> None:
 def test_a_run_records_the_steps_around_an_alarm_whatever_its_stride(tmp_path: Path) -> None:
     changes = {"record.enabled": "true", "record.every": "4", "alarms.default": "save"}
     run_watched(tmp_path / "run", RingsAt(2), changes)
-    assert recorded_steps(tmp_path / "run" / FOLDER) == [1, 3, 4, 5]
+    assert recorded_steps(tmp_path / "run" / RECORDS_FOLDER) == [1, 3, 4, 5]
 
 
 def test_a_resumed_run_still_keeps_the_steps_around_its_alarms(tmp_path: Path) -> None:
     changes = {"record.enabled": "true", "record.every": "4", "alarms.default": "save"}
     run_watched(tmp_path / "run", RingsAt(2), {**changes, "run.steps": "4"})
     run_watched(tmp_path / "run", RingsAt(2), changes, resume=True)
-    assert recorded_steps(tmp_path / "run" / FOLDER) == [1, 3, 4, 5]
+    assert recorded_steps(tmp_path / "run" / RECORDS_FOLDER) == [1, 3, 4, 5]

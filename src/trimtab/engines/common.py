@@ -122,6 +122,7 @@ def reduce_metrics(
         all_ranks = merge_metrics([dict(zip(names, row, strict=True)) for row in gather_rows(comm, mine)])
         mine = torch.stack([all_ranks[name] for name in names])
     values = dict(zip(names, mine.tolist(), strict=True))
+    # Still infinite: no rank had a token.
     return {name: value for name, value in values.items() if abs(value) != torch.inf}
 
 

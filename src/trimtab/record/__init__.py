@@ -2,7 +2,7 @@
 
 from trimtab.record.inputs import RecordedResponse, UpdateRecord, join_ranks, update_record
 from trimtab.record.layout import (
-    FOLDER,
+    RECORDS_FOLDER,
     Manifest,
     RecordError,
     RecordSettings,
@@ -18,7 +18,7 @@ from trimtab.record.vocabulary import Vocabulary
 from trimtab.record.writer import RecordWriter, StepData, rewind, write_step
 
 __all__ = [
-    "FOLDER",
+    "RECORDS_FOLDER",
     "SCHEMA",
     "TABLES",
     "Column",

@@ -93,6 +93,7 @@ def update_record(
     found: dict[str, Tensor | None] = {name: getattr(batch, name) for name in FROM_BATCH}
     found |= {name: planned(name) for name in FROM_PLAN}
     found |= {"planned_advantage": planned("advantage"), "new_logp": new_logp, "clipped": clipped}
+    # On a CPU nothing is copied: nobody changes a batch or a plan after its update.
     columns = to_host({"sequence": batch.sequence} | {k: value for k, value in found.items() if value is not None})
     return UpdateRecord(
         number, first_response, batch.responses, _without_equal_advantage(columns), tuple(micro_batches), taken
@@ -117,6 +118,7 @@ def join_ranks(ranks: Sequence[UpdateRecord], first_response: int) -> UpdateReco
     for rank in ranks:  # dropped on a rank where no rule changed the advantage; another rank may have it
         rank.columns.setdefault("planned_advantage", rank.columns["advantage"])
     columns = {name: torch.cat([rank.columns[name] for rank in ranks]) for name in ranks[0].columns}
+    # Each rank numbers its responses from 0.
     before = torch.tensor([0, *accumulate(rank.responses for rank in ranks)][:-1])
     columns["sequence"] += before.repeat_interleave(torch.tensor([len(rank.columns["sequence"]) for rank in ranks]))
     return UpdateRecord(

@@ -18,7 +18,7 @@ from typing import Any
 from trimtab.record.schema import SCHEMA, TABLES
 
 LARGEST_JSON = 1 << 24  # bytes; a step's JSON has a few thousand, and a larger file is not read into memory
-FOLDER = "tokens"
+RECORDS_FOLDER = "tokens"  # in the folder of a run
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.parquet"
 STEP = "step.json"
@@ -48,7 +48,7 @@ class Manifest:
     objective: dict[str, Any]
     advantage: str
     settings: RecordSettings = RecordSettings()
-    vocabulary: int = 0
+    vocabulary: int = 0  # how many token ids it has
     vocabulary_sha256: str = ""
     stride: int = 1
     versions: dict[str, str] = field(default_factory=dict)
@@ -102,6 +102,7 @@ def step_folder(folder: Path, step: int) -> Path:
 
 def recorded_steps(folder: Path) -> list[int]:
     """List the recorded steps in order, by the names of their folders."""
+    # A strict pattern, since people may put other files here.
     names = [path.name for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8,12}", path.name)]
     return sorted(int(name.removeprefix("step-")) for name in names)
 
@@ -112,13 +113,13 @@ def manifest_text(manifest: Manifest) -> str:
         name: {column.name: {"type": column.type, "meaning": column.meaning} for column in table}
         for name, table in TABLES.items()
     }
-    return sealed({**asdict(manifest), "columns": columns})
+    return json_with_digest({**asdict(manifest), "columns": columns})
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a run's records."""
     path = folder / MANIFEST
-    table = unsealed(path)
+    table = read_json(path)
     _check_schema(path, table)
     try:
         known = {key: table[key] for key in Manifest.__dataclass_fields__}
@@ -129,15 +130,16 @@ def read_manifest(folder: Path) -> Manifest:
 
 def step_text(info: StepInfo, files: Mapping[str, str]) -> str:
     """Return a step's JSON; `files` has the SHA-256 of each of its tables."""
-    return sealed({"schema": SCHEMA, **asdict(info), "files": dict(files)})
+    return json_with_digest({"schema": SCHEMA, **asdict(info), "files": dict(files)})
 
 
 def read_step(folder: Path, step: int) -> tuple[StepInfo, dict[str, str]]:
     """Read a step's JSON: its facts, and the SHA-256 that its tables must have."""
     path = step_folder(folder, step) / STEP
-    table = unsealed(path)
+    table = read_json(path)
     _check_schema(path, table)
     try:
+        # By the fields known here: a later version may write more of them under the same schema.
         known = {key: table[key] for key in StepInfo.__dataclass_fields__}
         info = StepInfo(**{**known, "updates": [UpdateInfo(**update) for update in table["updates"]]})
         files = {str(name): str(digest) for name, digest in table["files"].items()}
@@ -148,23 +150,30 @@ def read_step(folder: Path, step: int) -> tuple[StepInfo, dict[str, str]]:
     return info, files
 
 
-def sealed(table: Mapping[str, Any]) -> str:
+def json_with_digest(table: Mapping[str, Any]) -> str:
     """Return a table as JSON with the SHA-256 of its own contents."""
+    # Sorted keys make the text, and so the digest, a function of the contents alone.
     text = json.dumps(table, sort_keys=True, allow_nan=False)
     return json.dumps({**table, "sha256": digest(text.encode())}, sort_keys=True, allow_nan=False, indent=1) + "\n"
 
 
-def unsealed(path: Path) -> dict[str, Any]:
-    """Read what `sealed` returned, and check it against its SHA-256."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Read what `json_with_digest` returned, and check its SHA-256."""
     try:
         table = json.loads(read_bytes(path, LARGEST_JSON))
-        claimed = table.pop("sha256")
-        whole = digest(json.dumps(table, sort_keys=True, allow_nan=False).encode()) == claimed
+        expected = table.pop("sha256")
+        found = digest(json.dumps(table, sort_keys=True, allow_nan=False).encode())
+    # Whatever a foreign or damaged file makes json and the lines above raise; RecursionError for deep nesting.
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise RecordError(f"{path} cannot be read: {error!r:.200}") from None
-    if not whole:
-        raise RecordError(f"{path} is damaged: its contents do not have the SHA-256 they were written with")
+    check_digest(path, found, expected)
     return dict(table)
+
+
+def check_digest(path: Path, found: str, expected: str | None) -> None:
+    """Raise an error if a file's SHA-256 is not the one it was written with."""
+    if found != expected:
+        raise RecordError(f"{path} is damaged: its SHA-256 is not the one it was written with")
 
 
 def read_bytes(path: Path, largest: int | None = None) -> bytes:

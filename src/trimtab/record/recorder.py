@@ -40,6 +40,7 @@ class Recorder:
         """Record a step. Tables are built and written in the writer's thread; nothing happens for an unwanted step."""
         import torch
 
+        # Read now: the tables are built later, in another thread, when the next step has begun.
         facts: dict[str, Any] = {
             "observed_entropy": observed_entropy,
             "controllers": controllers,

@@ -76,10 +76,12 @@ def _token_columns(
     sequence = columns.pop("sequence")
     if "segment" not in columns:  # recorded whatever the objective: another one may need it in a replay
         columns["segment"] = find_segments(columns["token"], vocabulary.text_bytes, sequence=sequence)
+    # 64-bit integers in a batch, of which 32 bits are ever used.
     narrow = {"token": torch.int32, "segment": torch.int32}
     table = {name: value.to(narrow.get(name, value.dtype)).numpy() for name, value in columns.items()}
     if all(selected):
         return table
+    # From responses to tokens by indexing: no Python work per token in a thread that shares the GIL with training.
     mask = torch.tensor(selected)[sequence].numpy()
     return {name: values[mask] for name, values in table.items()}
 

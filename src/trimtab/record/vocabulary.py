@@ -27,6 +27,7 @@ class Vocabulary:
 
         A character that spans several tokens is in the string of the last one; invalid bytes become U+FFFD.
         """
+        # The incremental decoder keeps the bytes of an unfinished character until a later token completes it.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         pieces = [decoder.decode(self._bytes(token)) for token in tokens]
         rest = decoder.decode(b"", final=True)
@@ -42,4 +43,5 @@ class Vocabulary:
         return {n: text for n, (text, special) in enumerate(zip(self.text, self.special, strict=True)) if not special}
 
     def _bytes(self, token: int) -> bytes:
+        # A model with a padded head can sample ids that its tokenizer does not have.
         return self.text[token] if 0 <= token < len(self.text) else f"<{token}>".encode()

@@ -48,7 +48,7 @@ def rewind(folder: Path, step: int) -> None:
     """Delete the records after a step (after step 0 everything), and what a killed process left half-written."""
     if not folder.exists():
         return
-    if step <= 0:
+    if step <= 0:  # a run from the beginning: the stride and the vocabulary are not its own either
         shutil.rmtree(folder)
         return
     for path in folder.glob(f"{WRITING}*"):
@@ -79,6 +79,7 @@ class RecordWriter:
     def wants(self, step: int) -> bool:
         """Return whether a step is to be recorded; the first always is."""
         every = self.manifest.settings.every * self.manifest.stride
+        # Counted from the first step, so that doubling the stride drops steps and asks for no new ones.
         return not self._error and ((step - 1) % every == 0 or step in self._kept)
 
     def keep(self, steps: Iterable[int]) -> None:
@@ -106,14 +107,16 @@ class RecordWriter:
 
     def _enqueue(self, job: Callable[[], None]) -> None:
         if self._thread is None:
+            # A daemon: a run that ends with an error does not wait for the disk.
             self._thread = threading.Thread(target=self._work, name="trimtab-recorder", daemon=True)
             self._thread.start()
-        self._queue.put(job)
+        self._queue.put(job)  # waits while the queue is full, which bounds the memory of steps not yet written
 
     def _work(self) -> None:
         while True:
             job = self._queue.get()
             try:
+                # After an error jobs are still taken from the queue, else `flush` and `put` would wait for ever.
                 if job is not None and not self._error:
                     job()
             except Exception as error:  # of any kind: the run is worth more than its record
@@ -140,6 +143,7 @@ class RecordWriter:
             stride=self._stride_so_far(),
         )
         self._write_manifest()
+        # What an earlier process recorded counts towards the size limit.
         recorded = layout.recorded_steps(self.folder)
         self._sizes = {n: layout.size_of([layout.step_folder(self.folder, n)]) for n in recorded}
         self._drop_unwanted()

@@ -12,7 +12,7 @@ import torch
 from trimtab.objectives import Objective, Plan, TokenBatch, segment_ids, token_bytes
 from trimtab.policy import UpdateResult
 from trimtab.record import (
-    FOLDER,
+    RECORDS_FOLDER,
     Manifest,
     RecordedResponse,
     Recorder,
@@ -29,7 +29,7 @@ from trimtab.train.trainer import Trainer
 
 @dataclass(frozen=True)
 class FinishedUpdate:
-    """An update of the present step: its mini-batch, plan and result."""
+    """An update of the present step: its mini-batch, plan and result. Its tensors stay on the GPU until it is recorded."""
 
     minibatch: Minibatch
     plan: Plan
@@ -49,10 +49,11 @@ def start_recording(
     config, policy = trainer.config, trainer.policy
     if not config.record.enabled:
         try:
-            rewind(folder / FOLDER, step)
+            rewind(folder / RECORDS_FOLDER, step)
         except OSError as error:
             warn(f"warning: records after step {step} are out of date and cannot be removed: {error}")
         return None
+    # `update.token_stats` is an option of the objective that recipes have in another section.
     current = {"token_stats": "current"} if config.update.token_stats == "current" else {}
     manifest = Manifest(
         objective={**current, **config.objective},
@@ -76,7 +77,7 @@ def open_recorder(
     kept: Iterable[int] = (),
 ) -> Recorder:
     """Open the recorder of a run that continues after `step`; `kept` are steps that the size budget drops last."""
-    writer = RecordWriter(folder / FOLDER, manifest, warn)
+    writer = RecordWriter(folder / RECORDS_FOLDER, manifest, warn)
     writer.keep(kept)
     writer.start(vocabulary, step)
     return Recorder(writer, vocabulary, segment_ids, device)
@@ -101,6 +102,7 @@ def record_step(
     """Record a step of the trainer; one in which nothing was planned has no record."""
     if not updates or not recorder.wants(step):
         return
+    # Once per step, after its last update: copying between updates would make the GPU wait for the host.
     records = [
         update_record(
             update.minibatch.number,
@@ -143,4 +145,5 @@ def observed_entropy(batch: TokenBatch) -> float | None:
     """Return the mean entropy that `Objective.observe` passes to controllers."""
     if batch.entropy is None or not batch.tokens:
         return None
+    # The same float64 sum as in `observe`: a replay must show its controllers this very number.
     return float(batch.entropy.sum(dtype=torch.float64)) / batch.tokens

@@ -61,6 +61,7 @@ def segments(batch: PaddedBatch, tokenizer: Any) -> Tensor:
     """Return the subsentence of every sampled token; 0 elsewhere."""
     mask = sampled_mask(batch)
     rows = torch.arange(len(mask), device=mask.device).unsqueeze(1).expand_as(mask)
+    # On the host: segments are found from the bytes of tokens.
     ids = segment_ids(batch["completion_ids"][mask].cpu(), tokenizer, sequence=rows[mask].cpu())
     return torch.zeros_like(batch["completion_ids"]).masked_scatter(mask, ids.to(mask.device))
 
@@ -93,7 +94,7 @@ def token_batch(
         torch.cat([sampled_mask(batch) for batch in batches]),
         old_logp=old,
         advantage=joined("advantages"),
-        reward=joined(REWARD).nan_to_num(),
+        reward=joined(REWARD).nan_to_num(),  # a batch must be finite; such responses have advantage 0
         **fields,
     )
 
@@ -106,6 +107,7 @@ def advantages(objective: Objective, reward: Tensor, samples: int) -> Tensor:
     """
     group = torch.arange(len(reward), device=reward.device) // samples
     graded = ~reward.isnan()
+    # With one graded response in a group there is nothing to compare it with.
     alone = torch.zeros_like(group).index_add_(0, group, graded.long())[group] == 1
     out = torch.zeros_like(reward)
     out[graded] = objective.advantages(reward[graded], group[graded])

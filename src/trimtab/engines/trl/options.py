@@ -136,7 +136,7 @@ def reset_replaced(config: TrimtabConfig) -> None:
     for name, option in replaced_options(config).items():
         value = getattr(config, name)
         if value is None or (option.off and value == option.default):
-            setattr(config, name, option.default)  # TRL reads all of its options, None it does not expect
+            setattr(config, name, option.default)  # TRL reads the option and expects a value
         else:
             raise ValueError(_no_effect(name, value, option))
     for name, option in REWARD_SCALING.items():
@@ -175,10 +175,10 @@ def with_reference(config: TrimtabConfig, objective: Objective) -> TrimtabConfig
     return changed
 
 
-def check_sampler(objective: Objective, use_vllm: bool, own_rollout: bool) -> None:
+def check_sampler(objective: Objective, use_vllm: bool, rollout_func: bool) -> None:
     """Check that the sampler's log-probabilities are there if the objective needs them, and used if vLLM samples."""
     corrected = "sampler_logp" in objective.needs
-    if corrected and not (use_vllm or own_rollout):
+    if corrected and not (use_vllm or rollout_func):
         raise ValueError(
             f"{objective.name} reads the sampler's log-probabilities, which TRL has only from vLLM (use_vllm=True) or "
             "a rollout_func; sampling with transformers needs no correction: leave tis, icepop and mis out"

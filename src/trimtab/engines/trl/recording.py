@@ -19,7 +19,7 @@ from trimtab.engines.common import engine_versions
 from trimtab.engines.trl.batch import ENTROPY, RESPONSE_INDEX, REWARD, PaddedBatch, sampled_mask
 from trimtab.objectives import LossOutput, Objective, Plan, TokenBatch
 from trimtab.record import (
-    FOLDER,
+    RECORDS_FOLDER,
     Manifest,
     RecordedResponse,
     Recorder,
@@ -74,6 +74,7 @@ class TrlRecording:
         wants = self.recorder is not None and self.recorder.wants(step)
         values = torch.cat([batch[ENTROPY][sampled_mask(batch)] for batch in micro_batches])
         ranks = self.gather([(wants, float(values.sum(dtype=torch.float64)), len(values))])
+        # All processes must agree: those that take part in `gather` later wait for each other.
         self._wanted = ranks[0][0]
         self._entropy = sum(total for _, total, _ in ranks), sum(tokens for _, _, tokens in ranks)
         self._updates, self._responses, self._metrics = [], [], []
@@ -91,6 +92,7 @@ class TrlRecording:
         planned, self._planned = self._planned, None
         self._metrics.append(metrics)
         if self._wanted:
+            # In rank order, which is the order in which the plan saw the responses.
             mine = _update_record(planned, outputs)
             responses = [r for batch in planned.micro_batches for r in recorded_responses(step, batch, self.shape)]
             ranks = self.gather([(mine, responses)])
@@ -139,7 +141,8 @@ def start_recording(
     device: str,
 ) -> None:
     """Open the files of a run that continues after `step`; for the main process alone."""
-    if not step and (to / FOLDER).exists():
+    # Starting anew deletes what is there; a resumed run continues its own records.
+    if not step and (to / RECORDS_FOLDER).exists():
         raise ValueError(f"record_to={str(to)!r} holds the records of another run: choose another folder, or remove it")
     recording.folder = RunFolder(to)
     to.mkdir(parents=True, exist_ok=True)
@@ -185,7 +188,7 @@ def _update_record(planned: PlannedUpdate, outputs: Sequence[tuple[LossOutput, T
         planned.batch,
         planned.plan,
         micro_batches=[len(batch["completion_ids"]) for batch in planned.micro_batches],
-        new_logp=torch.cat([new_logp for _, new_logp in outputs]).float(),
+        new_logp=torch.cat([new_logp for _, new_logp in outputs]).float(),  # a model in bf16 returns bf16
         clipped=torch.cat(clipped) if clipped else None,
     )
 

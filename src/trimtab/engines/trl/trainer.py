@@ -101,6 +101,7 @@ class TrimtabTrainer(GRPOTrainer):
         self, model: Any, *args: Any, compute_entropy: bool = False, **options: Any
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Run TRL's forward pass; keep what the policy returns while TRL scores a rollout batch, entropy included."""
+        # The old policy's entropy comes from the pass that TRL makes anyway: one of our own would cost as much again.
         keep = self._scored is not None and model is self.model
         logps, entropies, aux = super()._get_per_token_logps_and_entropies(
             model, *args, compute_entropy=compute_entropy or keep, **options
@@ -122,6 +123,7 @@ class TrimtabTrainer(GRPOTrainer):
             scored = self._scored
         finally:
             self._scored = None
+        # TRL gathers rewards over all processes, in rank order; this process's responses are a slice of them.
         first = self.accelerator.process_index * len(inputs)
         mine = slice(first, first + len(inputs))
         reward = self._total_reward()
@@ -154,6 +156,7 @@ class TrimtabTrainer(GRPOTrainer):
 
     def _old_logps(self, batch: PaddedBatch, scored: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies under the policy that sampled, from TRL's own pass if it made one."""
+        # TRL skips its pass where old and new policy are the same, and has others for the reference model.
         for logps, entropies in scored:
             if logps is batch.get("old_per_token_logps"):
                 return logps, entropies
@@ -190,6 +193,7 @@ class TrimtabTrainer(GRPOTrainer):
                 f"{len(self._buffered_inputs)} of its rollout batch and cannot be planned: make the data set a "
                 "multiple of the rollout batch"
             )
+        # Once per rollout batch, and over all of it: controllers must not see a batch twice.
         if not self._updates and self.objective.controllers:
             self.objective.observe(token_batch(self._buffered_inputs, self.objective), self._comm)
         current = None
@@ -234,7 +238,7 @@ class TrimtabTrainer(GRPOTrainer):
         self._sums.append(out.metrics | sums)
         if self._recording is not None:
             self._outputs.append((out, new_logp))
-        if self._step + 1 not in self._plans:
+        if self._step + 1 not in self._plans:  # the last micro-batch of the update
             metrics = self._log_metrics("train", plan, self._sums) | {"reward/mean": self._mean_reward}
             if self._recording is not None:
                 self._recording.finish_update(self._rollouts, self._outputs, metrics)
@@ -255,6 +259,7 @@ class TrimtabTrainer(GRPOTrainer):
 
     def training_step(self, *args: Any, **options: Any) -> Tensor:
         """Run TRL's training step, and stop the run if its loss was not the objective's."""
+        # Liger kernels, patches and subclasses can bypass `_compute_loss`, and TRL's own loss would train unnoticed.
         before = self._losses
         loss: Tensor = super().training_step(*args, **options)
         if self._losses == before:

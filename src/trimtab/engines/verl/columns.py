@@ -18,8 +18,8 @@ from trimtab.objectives import Objective, Plan, TokenBatch, segment_ids
 PREFIX = "trimtab_"
 UPDATE = f"{PREFIX}update"  # per response: which update of the step
 MINIBATCH_TOKENS = f"{PREFIX}tokens"  # per response: tokens in its mini-batch
-# Per batch: the names of the columns that were sent. verl drops fields that it does not know in some code paths, and a
-# plan without one of its columns would be another plan.
+# Per batch: the names of the columns that were sent. A column that is not sent stands for its default, so a worker
+# could not tell a lost column from one that was left out.
 SENT_COLUMNS = f"{PREFIX}columns"
 
 # verl's fields for the optional columns of a TokenBatch; the driver makes `segment` from the token ids.
@@ -49,7 +49,7 @@ class SampledTokens:
         return packed
 
     def unpack(self, packed: Tensor) -> Nested:
-        """Return a nested tensor with these values at the sampled tokens and 0 elsesampled."""
+        """Return a nested tensor with these values at the sampled tokens and 0 elsewhere."""
         flat = packed.new_zeros(int(self.offsets[-1])).index_copy(0, self.index, packed)
         return torch.nested.nested_tensor_from_jagged(flat, self.offsets)
 
@@ -60,6 +60,7 @@ def sampled_tokens(response_mask: Nested, rows: Sequence[int] | None = None) -> 
     order = torch.arange(len(offsets) - 1) if rows is None else torch.tensor(list(rows), dtype=torch.int64)
     order = order.to(offsets.device)
     lengths = offsets.diff()[order]
+    # Flat positions of all tokens of the rows in their new order, without a loop over rows.
     before = lengths.cumsum(0) - lengths
     within = torch.arange(int(lengths.sum()), device=offsets.device)
     index = (offsets[order] - before).repeat_interleave(lengths) + within
@@ -84,6 +85,7 @@ def token_batch(data: Mapping[str, Nested], sampled: SampledTokens, names: Itera
 
 def subsentences(token: Tensor, sampled: SampledTokens, tokenizer: Any) -> Tensor:
     """Return segment ids from 0 in every response; the output of a tool ends a segment too."""
+    # Sampled tokens that are not neighbours in the data have tool output between them.
     after_tool = torch.diff(sampled.index, prepend=sampled.index[:1] - 1) != 1
     starts_response = torch.diff(sampled.sequence, prepend=sampled.sequence[:1] - 1) != 0
     # Each turn is segmented by itself, then segments are numbered on through the turns of a response.
@@ -115,7 +117,7 @@ def plan_columns(objective: Objective, batch: TokenBatch, plans: Sequence[Plan])
     }
     for name, value in defaults.items():
         column = joined(name)
-        if not bool((column == value).all()):
+        if not bool((column == value).all()):  # a column costs bandwidth to every worker
             columns[name] = column
     if plans[0].penalty is not None:
         columns["penalty"] = joined("penalty")
@@ -151,6 +153,7 @@ def micro_batch_plan(objective: Objective, data: Mapping[str, Any], sampled: Sam
         scale=column["scale"],
         clip_low=column_or("clip_low", objective.surrogate.clip_low),
         clip_high=column_or("clip_high", objective.surrogate.clip_high),
+        # Only the driver needs reasons, for the record.
         reason=torch.zeros_like(batch.sequence, dtype=torch.int16),
         spans=objective.ratio.spans(batch),
         penalty=column.get("penalty"),

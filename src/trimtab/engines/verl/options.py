@@ -62,8 +62,8 @@ def read_options(section: Mapping[str, Any] | None) -> VerlOptions:
     if not given.get("objective"):
         raise ValueError("trimtab: no objective is set: add for example +trimtab.objective=stapo")
     name = str(given.pop("objective"))
-    own = {key: given.pop(key) for key in ADAPTER_KEYS if key in given}
-    options = VerlOptions({"name": name, **given}, **own)
+    adapter = {key: given.pop(key) for key in ADAPTER_KEYS if key in given}
+    options = VerlOptions({"name": name, **given}, **adapter)
     _check_adapter_keys(options)
     try:
         build_objective(options.objective)

@@ -34,6 +34,7 @@ class PlannedStep:
     @property
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the plans, each the mean over the updates where it is finite."""
+        # A threshold is NaN in an update that has no token to compute it from.
         found: dict[str, list[float]] = {}
         for plan in self.plans:
             for name, value in plan.metrics.items():
@@ -58,6 +59,7 @@ def plan_step(
 
     `recorded` are columns that the recorder needs besides those that the objective reads.
     """
+    # Tokens in the order of the updates, so that a mini-batch is a slice.
     rows = minibatch_rows(len(data["response_mask"]), minibatch, ranks)
     sampled = columns.sampled_tokens(data["response_mask"], [row for update in rows for row in update])
     tokens = columns.token_batch(data, sampled, {*objective.needs, *recorded}, tokenizer)

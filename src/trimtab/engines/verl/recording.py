@@ -70,6 +70,7 @@ def recorded_responses(planned: PlannedStep, data: Mapping[str, Any], end_token:
     responses = []
     for index, row in enumerate(row for update in planned.rows for row in update):
         tokens = ids[offsets[index] : offsets[index + 1]]
+        # verl names groups by random strings; numbers are in the order of appearance.
         group = groups.setdefault(str(uids[row]), len(groups))
         samples[group] = samples.get(group, -1) + 1
         reward = float(scores[row].sum())

@@ -63,12 +63,13 @@ class TrimtabRayTrainer(PPOTrainerSync):
         with marked_timer("trimtab_plan", self.timing_raw, color="brown"):
             batch = self._plan(batch, metrics)
         batch = super()._update_actor(batch, metrics)
-        _rename_loss_metrics(metrics)
+        _rename_loss_metrics(metrics)  # also checks that our loss was used
         return batch
 
     def _plan(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Plan the updates of a batch, and add the plans to its fields."""
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        # verl has no public way to learn over how many data-parallel ranks it will split the batch.
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         recorded = self._recorded_columns()
         fields = [*fields_read({*self.objective.needs, *recorded}), *(recording.FIELDS if self.recorder else ())]
@@ -79,6 +80,7 @@ class TrimtabRayTrainer(PPOTrainerSync):
         if self.recorder:
             end_token = int(self.tokenizer.eos_token_id)
             recording.record_step(self.recorder, self.global_steps, planned, data, self.objective, end_token)
+        # As fields of the batch they are split and padded with the responses they belong to.
         put = TensorDict(planned.fields, batch_size=len(batch.keys))
         batch = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=put)
         batch.extra_info[SENT_COLUMNS] = planned.sent

@@ -20,7 +20,7 @@ from trimtab.record import (
     Vocabulary,
     open_run,
 )
-from trimtab.record.layout import FOLDER, recorded_steps
+from trimtab.record.layout import RECORDS_FOLDER, recorded_steps
 
 WORDS = Vocabulary([b"<end>", b"1", b"2", b" and ", b".", "ü".encode()[:1], "ü".encode()[1:]], [True] + [False] * 6)
 OPTIONAL = ("current_logp", "ref_logp", "proxy_logp", "planned_advantage", "penalty")
@@ -91,7 +91,7 @@ def manifest(**changes: Any) -> Manifest:
 def record(run: Path, steps: Sequence[StepData], after: int = 0, **changes: Any) -> list[str]:
     """Record the steps in a run's folder, as if it went on after a step; the warnings come back."""
     said: list[str] = []
-    recorder = RecordWriter(run / FOLDER, manifest(**changes), said.append)
+    recorder = RecordWriter(run / RECORDS_FOLDER, manifest(**changes), said.append)
     recorder.start(WORDS, after)
     for data in steps:
         recorder.write(data.info.step, lambda data=data: data)  # type: ignore[misc]
@@ -126,7 +126,7 @@ def _wide(array: np.ndarray[Any, Any]) -> Any:
 def readable(run: Path) -> dict[int, RecordedStep]:
     """The steps that can be read, by number."""
     records, found = open_run(run), {}
-    for number in recorded_steps(run / FOLDER):
+    for number in recorded_steps(run / RECORDS_FOLDER):
         try:
             found[number] = records.step(number).checked()
         except RecordError:
