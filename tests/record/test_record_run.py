@@ -205,12 +205,12 @@ def test_a_run_that_goes_on_has_the_records_of_one_that_was_not_stopped(whole: P
     assert {name: now.get(name) for name in recorded} == {name: then[name] for name in recorded}
 
 
-@pytest.mark.parametrize("moment", ["update.done:7", "step.done:4", "checkpoint.published:5", "folder.rename:5"])
+@pytest.mark.parametrize("moment", ["update.done:7", "step.done:4", "checkpoint.published:5", "folder.rename:8"])
 def test_what_a_killed_run_has_recorded_can_be_read(whole: Path, tmp_path: Path, moment: str) -> None:
     order = Order(tmp_path / "run", fault=moment)
     assert order.run() == -signal.SIGKILL
     saved = int(checkpoints.list_checkpoints(order.folder / "checkpoints")[-1].name.removeprefix("step-"))
-    assert saved in (2, 4)
+    assert saved in (0, 2, 4)  # checkpoints and recorded steps are folders that are renamed
     then = {step.number: step for step in open_run(whole)}
     found = list(open_run(order.folder))  # a warning would be an error
     assert [step.number for step in found][:saved] == list(range(1, saved + 1)), "what is saved is recorded"

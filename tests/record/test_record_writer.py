@@ -65,7 +65,7 @@ def test_rewinding_deletes_what_a_kill_left_half_written(tmp_path: Path) -> None
     folder = tmp_path / RECORDS_FOLDER
     (folder / ".writing-00000004").mkdir()
     (folder / ".writing-00000004" / "tokens.parquet").write_bytes(b"PAR1")
-    (folder / ".manifest.json.writing").write_text("{")
+    (folder / ".writing-manifest.json").write_text("{")
     (folder / ".writing-gone-step-00000001").mkdir()
     rewind(folder, 2)
     assert sorted(path.name for path in folder.iterdir()) == [

@@ -29,7 +29,7 @@ from trimtab.train.trainer import Trainer
 
 @dataclass(frozen=True)
 class FinishedUpdate:
-    """An update of the present step: its mini-batch, plan and result. Its tensors stay on the GPU until it is recorded."""
+    """An update of the present step: its mini-batch, plan and result. Its tensors stay on the GPU until recorded."""
 
     minibatch: Minibatch
     plan: Plan
