@@ -148,9 +148,9 @@ def share_of_limit(name: str, setting: Setting, speed: float, device: torch.devi
     config = qwen3(name, small)
     model = random_model(config, device)
     ends = frozenset(range(int(setting.ends * config.vocab_size))) or frozenset({config.vocab_size})
-    sampler = PagedSampler(model, ends, torch.bfloat16, memory=0.6)
+    sampler = PagedSampler(model, ends, torch.bfloat16, kv_cache_memory=0.6)
     asked = prompts(setting.sequences, PROMPT, config.vocab_size)
-    options = SamplingOptions(1, setting.new_tokens, batch=setting.sequences)
+    options = SamplingOptions(1, setting.new_tokens, batch_size=setting.sequences)
     sampler.sample(asked, 0, replace(options, max_new_tokens=16))  # compiles; graphs are made once more below
     took, drawn = list[float](), list[Response]()
     for number in range(2 if setting.ends else 1):  # as rows end, each count of rows makes a graph: a run does so once

@@ -1,4 +1,4 @@
-"""The native sampler: each sample has a stream of its own, and its log-probabilities are those it was drawn with."""
+"""The native sampler: each sample has random numbers of its own, and its log-probabilities are the trainer's."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def test_all_samples_of_a_prompt_come_back_in_order(policy: Policy, sampler: Nat
             assert not any(token in policy.eos_token_ids for token in response.tokens[:-1])
 
 
-@pytest.mark.parametrize("batch", [1, 6, 13, 1000])
-def test_what_else_is_in_the_batch_does_not_matter(policy: Policy, sampler: NativeSampler, batch: int) -> None:
+@pytest.mark.parametrize("batch_size", [1, 6, 13, 1000])
+def test_what_else_is_in_the_batch_does_not_matter(policy: Policy, sampler: NativeSampler, batch_size: int) -> None:
     together = tokens(sampler.sample(prompts(policy), 0, OPTIONS))
-    assert tokens(sampler.sample(prompts(policy), 0, replace(OPTIONS, batch=batch))) == together
+    assert tokens(sampler.sample(prompts(policy), 0, replace(OPTIONS, batch_size=batch_size))) == together
     alone = [tokens(sampler.sample(prompts(policy, [text]), 0, OPTIONS))[0] for text in PROMPTS]
     assert alone == together
     fewer = tokens(sampler.sample(prompts(policy), 0, replace(OPTIONS, samples=2)))
     assert fewer == [group[:2] for group in together]
 
 
-def test_another_seed_step_or_prompt_number_is_another_stream(policy: Policy, sampler: NativeSampler) -> None:
+def test_another_seed_step_or_prompt_number_gives_other_samples(policy: Policy, sampler: NativeSampler) -> None:
     base = tokens(sampler.sample(prompts(policy), 0, OPTIONS))
     assert tokens(sampler.sample(prompts(policy), 0, OPTIONS)) == base
     assert tokens(sampler.sample(prompts(policy), 1, OPTIONS)) != base
@@ -70,12 +70,12 @@ def test_another_seed_step_or_prompt_number_is_another_stream(policy: Policy, sa
 def test_log_probabilities_are_the_trainers_to_rounding(
     policy: Policy, sampler: NativeSampler, temperature: float
 ) -> None:
-    asked = prompts(policy)
-    groups = sampler.sample(asked, 0, replace(OPTIONS, temperature=temperature))
-    transcripts = [Transcript(p.ids, r.tokens) for p, group in zip(asked, groups, strict=True) for r in group]
+    batch = prompts(policy)
+    groups = sampler.sample(batch, 0, replace(OPTIONS, temperature=temperature))
+    transcripts = [Transcript(p.ids, r.tokens) for p, group in zip(batch, groups, strict=True) for r in group]
     measured = score(policy, transcripts, temperature, token_budget=64, head_chunk=7)
-    drawn = torch.tensor([lp for group in groups for r in group for lp in r.logp])
-    assert (measured.logp - drawn).abs().max() < 5e-6
+    sampled = torch.tensor([lp for group in groups for r in group for lp in r.logp])
+    assert (measured.logp - sampled).abs().max() < 5e-6
 
 
 def test_greedy_takes_the_most_probable_token(policy: Policy, sampler: NativeSampler) -> None:
@@ -87,7 +87,7 @@ def test_greedy_takes_the_most_probable_token(policy: Policy, sampler: NativeSam
     assert group[0].tokens[0] == int(logits.argmax())
 
 
-def test_draws_follow_the_distribution() -> None:
+def test_samples_follow_the_distribution() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]]).expand(40_000, 4)
     token, logp = sample_tokens(logits, rng_keys(0, 0, range(40_000), 1), 0, OPTIONS)
     expected = logits[0].softmax(-1)
@@ -96,7 +96,7 @@ def test_draws_follow_the_distribution() -> None:
     torch.testing.assert_close(logp, expected.log()[token])
 
 
-def test_a_token_of_probability_zero_is_never_drawn() -> None:
+def test_a_token_of_probability_zero_is_never_sampled() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(10_000, 5)
     token, logp = sample_tokens(logits, rng_keys(1, 0, range(10_000), 1), 0, OPTIONS)
     assert set(token.tolist()) == {1, 3}
@@ -113,7 +113,7 @@ def test_top_k_and_top_p_cut_the_tail() -> None:
     assert torch.isfinite(filter_top_k_top_p(logits, replace(OPTIONS, top_p=1e-9))).sum() == 1
 
 
-def test_streams_are_uniform_and_independent_of_order() -> None:
+def test_random_numbers_are_uniform_and_independent_of_order() -> None:
     keys = rng_keys(7, 3, range(1000), 8)
     numbers = torch.stack([uniform(keys, position) for position in range(20)])
     assert numbers.min() >= 0 and numbers.max() < 1
@@ -128,7 +128,7 @@ def test_streams_are_uniform_and_independent_of_order() -> None:
     [
         {"samples": 0},
         {"max_new_tokens": 0},
-        {"batch": 0},
+        {"batch_size": 0},
         {"temperature": -1.0},
         {"temperature": float("nan")},
         {"temperature": float("inf")},
@@ -139,7 +139,7 @@ def test_streams_are_uniform_and_independent_of_order() -> None:
     ],
     ids=str,
 )
-def test_options_that_mean_nothing_are_named(wrong: dict[str, float]) -> None:
+def test_invalid_options_are_named(wrong: dict[str, float]) -> None:
     ((name, value),) = wrong.items()
     with pytest.raises(ValueError, match=f"{name}={value}"):
         replace(OPTIONS, **wrong)
@@ -147,11 +147,11 @@ def test_options_that_mean_nothing_are_named(wrong: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("paged", [False, True], ids=["native", "paged"])
 @pytest.mark.parametrize("token", [-1, 10**6])
-def test_a_token_that_the_model_does_not_know_is_named(
+def test_a_token_outside_of_the_vocabulary_is_named(
     policy: Policy, sampler: NativeSampler, paged: bool, token: int
 ) -> None:
-    mine = PagedSampler(policy.model, policy.eos_token_ids, torch.float32) if paged else sampler
+    chosen = PagedSampler(policy.model, policy.eos_token_ids, torch.float32) if paged else sampler
     with pytest.raises(ValueError, match=rf"prompt 1 holds token {token}, but the model's vocabulary is 0 to \d+"):
-        mine.sample([PromptTokens([3], 0), PromptTokens([3, token, 4], 1)], 0, OPTIONS)
+        chosen.sample([PromptTokens([3], 0), PromptTokens([3, token, 4], 1)], 0, OPTIONS)
     with pytest.raises(ValueError, match="prompt 0 has no tokens"):
-        mine.sample([PromptTokens([], 0)], 0, OPTIONS)
+        chosen.sample([PromptTokens([], 0)], 0, OPTIONS)

@@ -1,11 +1,12 @@
-"""The paged sampler on a GPU: kernels and graphs draw what the native sampler draws, and are made once.
+"""The paged sampler on a GPU: kernels and graphs sample what the native sampler does, and graphs are captured once.
 
-A number drawn may fall on the border of two tokens, which two ways of adding put on different sides: a few samples
-may part there. What every one of them was drawn with is still what the trainer measures.
+A random number may fall on the border of two tokens, which rounding puts on either side: a few samples may diverge
+there. Their log-probabilities are still the trainer's.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,15 +16,16 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.rollout.paged_models import CONFIGS, ENDS, count_waits, prompts, tiny, tokens
+from helpers.rollout.paged_models import CONFIGS, ENDS, count_preemptions, prompts, tiny, tokens
 from trimtab.policy import Policy, Transcript, score
 from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, SamplingOptions
+from trimtab.rollout.paged.decoder import Decoder
 
 pytestmark = pytest.mark.gpu
 
-ASKED = prompts(1, 63, 64, 65, 66, 130)
+PROMPTS = prompts(1, 63, 64, 65, 66, 130)
 OPTIONS = SamplingOptions(samples=8, max_new_tokens=40, seed=3)
-SELDOM = frozenset({2})
+RARE_END = frozenset({2})
 
 
 def policy_of(model: Any, precision: Any) -> Policy:
@@ -31,12 +33,12 @@ def policy_of(model: Any, precision: Any) -> Policy:
     return Policy(model, tokenizer, torch.device("cuda"), precision)
 
 
-def off(policy: Policy, asked: Sequence[PromptTokens], groups: list[list[Response]], temperature: float) -> Any:
-    """How far log-probabilities are from those that the trainer measures."""
-    transcripts = [Transcript(p.ids, r.tokens) for p, group in zip(asked, groups, strict=True) for r in group]
+def mismatch(policy: Policy, batch: Sequence[PromptTokens], groups: list[list[Response]], temperature: float) -> Any:
+    """Return the differences between the sampler's and the trainer's log-probabilities."""
+    transcripts = [Transcript(p.ids, r.tokens) for p, group in zip(batch, groups, strict=True) for r in group]
     measured = score(policy, transcripts, temperature, token_budget=4096, head_chunk=512)
-    drawn = torch.tensor([logp for group in groups for response in group for logp in response.logp])
-    return (measured.logp.cpu() - drawn).abs()
+    sampled = torch.tensor([logp for group in groups for response in group for logp in response.logp])
+    return (measured.logp.cpu() - sampled).abs()
 
 
 def nearly_all_same(mine: list[list[Response]], theirs: list[list[Response]]) -> None:
@@ -46,11 +48,11 @@ def nearly_all_same(mine: list[list[Response]], theirs: list[list[Response]]) ->
 
 
 @pytest.mark.parametrize("family", [*CONFIGS, "lora"])
-def test_in_fp32_it_draws_what_the_native_sampler_draws(family: str) -> None:
+def test_in_fp32_it_samples_the_native_samplers_tokens(family: str) -> None:
     model = tiny(family, "cuda")
-    mine = PagedSampler(model, ENDS, torch.float32).sample(ASKED, 0, OPTIONS)
-    nearly_all_same(mine, NativeSampler(model, ENDS, 0, nullcontext).sample(ASKED, 0, OPTIONS))
-    assert off(policy_of(model, "fp32"), ASKED, mine, 1.0).max() < 5e-5
+    mine = PagedSampler(model, ENDS, torch.float32).sample(PROMPTS, 0, OPTIONS)
+    nearly_all_same(mine, NativeSampler(model, ENDS, 0, nullcontext).sample(PROMPTS, 0, OPTIONS))
+    assert mismatch(policy_of(model, "fp32"), PROMPTS, mine, 1.0).max() < 5e-5
 
 
 @pytest.mark.parametrize(
@@ -61,14 +63,14 @@ def test_in_fp32_it_draws_what_the_native_sampler_draws(family: str) -> None:
         {"top_p": 0.8},
         {"temperature": 1.3, "top_p": 0.9, "top_k": 30},
         {"temperature": 0.0, "samples": 1},
-        {"batch": 5},
-        {"samples": 128},  # so many that attention takes half pages
+        {"batch_size": 5},
+        {"samples": 128},  # so many rows that attention uses small tiles
     ],
 )
-def test_it_draws_as_it_is_asked(how: dict[str, Any]) -> None:
+def test_it_follows_the_sampling_options(how: dict[str, Any]) -> None:
     model, options = tiny("qwen3", "cuda"), replace(OPTIONS, **how)
-    mine = PagedSampler(model, ENDS, torch.float32).sample(ASKED, 0, options)
-    nearly_all_same(mine, NativeSampler(model, ENDS, 0, nullcontext).sample(ASKED, 0, options))
+    mine = PagedSampler(model, ENDS, torch.float32).sample(PROMPTS, 0, options)
+    nearly_all_same(mine, NativeSampler(model, ENDS, 0, nullcontext).sample(PROMPTS, 0, options))
 
 
 @pytest.mark.parametrize("family", [*CONFIGS, "lora"])
@@ -76,69 +78,66 @@ def test_it_draws_as_it_is_asked(how: dict[str, Any]) -> None:
 def test_in_bf16_log_probabilities_are_the_trainers_to_rounding(family: str, temperature: float) -> None:
     model = tiny(family, "cuda")
     options = replace(OPTIONS, temperature=temperature)
-    mine = PagedSampler(model, ENDS, torch.bfloat16).sample(ASKED, 0, options)
+    mine = PagedSampler(model, ENDS, torch.bfloat16).sample(PROMPTS, 0, options)
     policy = policy_of(model, "bf16")
-    theirs = NativeSampler(model, ENDS, 0, policy.autocast).sample(ASKED, 0, options)
-    ours, native = off(policy, ASKED, mine, temperature), off(policy, ASKED, theirs, temperature)
-    slack = 3e-2 if family == "lora" else 1e-3  # weights are rounded after the adapter is merged, not each by itself
+    theirs = NativeSampler(model, ENDS, 0, policy.autocast).sample(PROMPTS, 0, options)
+    ours, native = mismatch(policy, PROMPTS, mine, temperature), mismatch(policy, PROMPTS, theirs, temperature)
+    slack = 3e-2 if family == "lora" else 1e-3  # merged weights are rounded once more
     assert ours.mean() < 1.5 * native.mean() + slack
     assert ours.max() < 3 * native.max() + 10 * slack
 
 
-def test_samples_that_give_way_are_what_they_would_have_been(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = count_waits(monkeypatch)
-    model, asked = tiny("llama tied", "cuda"), prompts(40, 60, 1, 63, 10)
+def test_preemption_does_not_change_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    preemptions = count_preemptions(monkeypatch)
+    model, batch = tiny("llama tied", "cuda"), prompts(40, 60, 1, 63, 10)
     options = SamplingOptions(samples=4, max_new_tokens=180, seed=3)
-    roomy = PagedSampler(model, SELDOM, torch.float32).sample(asked, 0, options)
-    assert not waits
-    mine = PagedSampler(model, SELDOM, torch.float32, pages=1).sample(asked, 0, options)
-    assert waits, "there was room for all: the test proves nothing"
+    roomy = PagedSampler(model, RARE_END, torch.float32).sample(batch, 0, options)
+    assert not preemptions
+    mine = PagedSampler(model, RARE_END, torch.float32, max_pages=1).sample(batch, 0, options)
+    assert preemptions, "all fitted: the test proves nothing"
     pairs = [(a, b) for ours, others in zip(mine, roomy, strict=True) for a, b in zip(ours, others, strict=True)]
     assert sum(a.tokens == b.tokens for a, b in pairs) >= len(pairs) - 2
-    assert off(policy_of(model, "fp32"), asked, mine, 1.0).max() < 5e-5
+    assert mismatch(policy_of(model, "fp32"), batch, mine, 1.0).max() < 5e-5
 
 
 @pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rows of every graph that is made."""
-    made: list[int] = []
-    theirs = PagedSampler._graph
+def captured(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, bool]]:
+    """How often a step ran outside of a graph, by rows and greedy: twice per capture, for warm-up and capture."""
+    steps: Counter[tuple[int, bool]] = Counter()
+    decode_step = Decoder.decode_step
 
-    def count(self: PagedSampler, rows: int, *rest: Any) -> Any:
-        made.append(rows)
-        return theirs(self, rows, *rest)
+    def counting(self: Decoder, rows: int, greedy: bool, buffers: Any) -> None:
+        steps[rows, greedy] += 1
+        decode_step(self, rows, greedy, buffers)
 
-    monkeypatch.setattr(PagedSampler, "_graph", count)
-    return made
+    monkeypatch.setattr(Decoder, "decode_step", counting)
+    return steps
 
 
-def test_graphs_are_made_once(captured: list[int]) -> None:
+def test_graphs_are_captured_once(captured: Counter[tuple[int, bool]]) -> None:
     model = tiny("qwen2", "cuda")
     sampler = PagedSampler(model, ENDS, torch.bfloat16)
-    first = tokens(sampler.sample(ASKED, 0, OPTIONS))
-    once = len(captured)
-    assert 0 < once == len(set(captured))
-    assert tokens(sampler.sample(ASKED, 0, OPTIONS)) == first
-    sampler.sample(ASKED, 0, replace(OPTIONS, temperature=0.5, top_k=9, top_p=0.9))
-    assert len(set(captured)) == len(captured), "temperature, top-k and top-p need no graph of their own"
-    before = len(captured)
-    sampler.sample(ASKED, 0, replace(OPTIONS, temperature=0.0))
-    assert len(captured) > before, "greedy is another graph"
+    first = tokens(sampler.sample(PROMPTS, 0, OPTIONS))
+    assert tokens(sampler.sample(PROMPTS, 0, OPTIONS)) == first
+    sampler.sample(PROMPTS, 0, replace(OPTIONS, temperature=0.5, top_k=9, top_p=0.9))
+    assert captured and set(captured.values()) == {2}, "temperature, top-k and top-p need no graph of their own"
+    sampler.sample(PROMPTS, 0, replace(OPTIONS, temperature=0.0))
+    assert {greedy for _, greedy in captured} == {False, True}, "greedy is another graph"
 
 
-def test_weights_that_change_reach_the_graphs(captured: list[int]) -> None:
+def test_graphs_use_changed_weights(captured: Counter[tuple[int, bool]]) -> None:
     model = tiny("llama tied", "cuda")
     sampler = PagedSampler(model, ENDS, torch.float32)
-    before = tokens(sampler.sample(ASKED, 0, OPTIONS))
-    once = list(captured)
+    before = tokens(sampler.sample(PROMPTS, 0, OPTIONS))
+    captures = captured.total()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)
-    after = sampler.sample(ASKED, 0, OPTIONS)
+    after = sampler.sample(PROMPTS, 0, OPTIONS)
     assert tokens(after) != before
-    assert off(policy_of(model, "fp32"), ASKED, after, 1.0).max() < 5e-5
+    assert mismatch(policy_of(model, "fp32"), PROMPTS, after, 1.0).max() < 5e-5
     weight = model.get_input_embeddings().weight
-    weight.data = weight.data * 0.7  # in another place: graphs that hold the old one are of no use
-    moved = sampler.sample(ASKED, 0, OPTIONS)
-    assert len(captured) > len(once)
-    assert off(policy_of(model, "fp32"), ASKED, moved, 1.0).max() < 5e-5
+    weight.data = weight.data * 0.7  # at another address, which the old graphs do not know
+    moved = sampler.sample(PROMPTS, 0, OPTIONS)
+    assert captured.total() > captures
+    assert mismatch(policy_of(model, "fp32"), PROMPTS, moved, 1.0).max() < 5e-5

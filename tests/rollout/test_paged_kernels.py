@@ -1,4 +1,4 @@
-"""The kernels of the paged sampler do what their plain twins do: in Triton's interpreter here, on a GPU in bf16 too."""
+"""The kernels of the paged sampler equal their references in torch, in Triton's interpreter and on a GPU."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ def interpreted() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", INTERPRETED)
-def test_an_interpreted_kernel_is_its_plain_twin(interpreted: dict[str, str], name: str) -> None:
+def test_an_interpreted_kernel_equals_its_reference(interpreted: dict[str, str], name: str) -> None:
     assert not interpreted[name], interpreted[name]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ON_GPU)
-def test_a_kernel_is_its_plain_twin(name: str, dtype: torch.dtype) -> None:
+def test_a_kernel_equals_its_reference(name: str, dtype: torch.dtype) -> None:
     ON_GPU[name](torch.device("cuda"), dtype)
 
 
-def test_pages_are_cut_into_pieces_only_where_rows_are_few() -> None:
-    layers = pytest.importorskip("trimtab.rollout.paged.kernels.layers")
+def test_pages_are_split_only_where_rows_are_few() -> None:
+    attention = pytest.importorskip("trimtab.rollout.paged.kernels.attention")
     for programs in (1, 7, 100, 511, 512, 100_000):
         for pages in (1, 2, 3, 31, 32, 500):
-            splits = layers._splits(programs, pages)
+            splits = attention.num_splits(programs, pages)
             assert splits & (splits - 1) == 0, "a power of two"
             assert splits <= min(pages, 32)
-            assert splits == 1 or programs * splits < 2 * layers.BUSY
-    assert layers._splits(1, 500) == 32
-    assert layers._splits(layers.BUSY, 500) == 1
+            assert splits == 1 or programs * splits < 2 * attention.TARGET_PROGRAMS
+    assert attention.num_splits(1, 500) == 32
+    assert attention.num_splits(attention.TARGET_PROGRAMS, 500) == 1

@@ -1,8 +1,8 @@
-"""The paged sampler draws what the native one draws, however small its cache, its batch and its strides are."""
+"""The paged sampler samples the native sampler's tokens, whatever its KV cache, batch size and sync interval are."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,17 +13,16 @@ import pytest
 import torch
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
-from helpers.rollout.paged_models import CONFIGS, ENDS, count_waits, prompts, same, tiny, tokens
+from helpers.rollout.paged_models import CONFIGS, ENDS, assert_same, count_preemptions, prompts, tiny, tokens
 from trimtab.policy import Transcript, load_policy, score
 from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, SamplingOptions
 from trimtab.rollout.paged.decoder import Decoder, unsupported_reason
-from trimtab.rollout.paged.page_allocator import Pool
-from trimtab.rollout.paged.scheduler import Drawn, Group, Sample, Schedule
+from trimtab.rollout.paged.scheduler import SampledTokens, Scheduler
 
-LENGTHS = (1, 63, 64, 65, 66, 130)  # about the borders of pages
+LENGTHS = (1, 63, 64, 65, 66, 130)  # around the page size
 OPTIONS = SamplingOptions(samples=3, max_new_tokens=20, seed=3)
 MANY, LONG = prompts(40, 60, 1, 63, 10), SamplingOptions(samples=4, max_new_tokens=180, seed=3)
-SELDOM = frozenset({2})  # one end token alone: most samples grow over several pages
+RARE_END = frozenset({2})  # with one end token most samples grow over several pages
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +37,13 @@ def changing() -> Any:
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, int]]:
-    """How often each sample has given way."""
-    return count_waits(monkeypatch)
+def preemptions(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How often each sequence was preempted."""
+    return count_preemptions(monkeypatch)
 
 
-def native(model: Any, asked: Sequence[PromptTokens], options: SamplingOptions, step: int = 0) -> list[list[Response]]:
-    return NativeSampler(model, ENDS, 0, nullcontext).sample(asked, step, options)
+def native(model: Any, batch: Sequence[PromptTokens], options: SamplingOptions, step: int = 0) -> list[list[Response]]:
+    return NativeSampler(model, ENDS, 0, nullcontext).sample(batch, step, options)
 
 
 def paged(model: Any, **options: Any) -> PagedSampler:
@@ -52,11 +51,11 @@ def paged(model: Any, **options: Any) -> PagedSampler:
 
 
 @pytest.mark.parametrize("family", [*CONFIGS, "lora"])
-def test_it_draws_what_the_native_sampler_draws(family: str) -> None:
+def test_it_samples_the_native_samplers_tokens(family: str) -> None:
     model = tiny(family)
-    mine = paged(model).sample(prompts(*LENGTHS), 0, OPTIONS)
-    same(mine, native(model, prompts(*LENGTHS), OPTIONS))
-    lengths = {len(response.tokens) for group in mine for response in group}
+    responses = paged(model).sample(prompts(*LENGTHS), 0, OPTIONS)
+    assert_same(responses, native(model, prompts(*LENGTHS), OPTIONS))
+    lengths = {len(response.tokens) for group in responses for response in group}
     assert len(lengths) > 2, "responses that all end at once would prove little"
 
 
@@ -72,78 +71,76 @@ def test_it_draws_what_the_native_sampler_draws(family: str) -> None:
         {"top_k": 10_000, "top_p": 1.0},
     ],
 )
-def test_it_draws_as_it_is_asked(llama: Any, how: dict[str, Any]) -> None:
+def test_it_follows_the_sampling_options(llama: Any, how: dict[str, Any]) -> None:
     options = replace(OPTIONS, **how)
-    same(paged(llama).sample(prompts(*LENGTHS), 2, options), native(llama, prompts(*LENGTHS), options, 2))
+    assert_same(paged(llama).sample(prompts(*LENGTHS), 2, options), native(llama, prompts(*LENGTHS), options, 2))
 
 
-@pytest.mark.parametrize("stride", [1, 3, 16, 32])
-@pytest.mark.parametrize("batch", [1, 4, 1000])
-def test_neither_batch_nor_stride_matters(llama: Any, stride: int, batch: int) -> None:
-    asked = prompts(1, 63, 66)
-    mine = paged(llama, stride=stride).sample(asked, 0, replace(OPTIONS, batch=batch))
-    same(mine, native(llama, asked, OPTIONS))
+@pytest.mark.parametrize("steps_per_sync", [1, 3, 16, 32])
+@pytest.mark.parametrize("batch_size", [1, 4, 1000])
+def test_neither_batch_size_nor_sync_interval_matters(llama: Any, steps_per_sync: int, batch_size: int) -> None:
+    batch = prompts(1, 63, 66)
+    responses = paged(llama, steps_per_sync=steps_per_sync).sample(batch, 0, replace(OPTIONS, batch_size=batch_size))
+    assert_same(responses, native(llama, batch, OPTIONS))
 
 
-@pytest.mark.parametrize("stride", [3, 16])
-def test_samples_that_give_way_are_what_they_would_have_been(
-    llama: Any, waits: Counter[tuple[int, int]], stride: int
-) -> None:
-    small = PagedSampler(llama, SELDOM, torch.float32, pages=1, stride=stride)
-    mine = small.sample(MANY, 0, LONG)
-    before = waits.total()
-    assert before, "there was room for all: the test proves nothing"
-    same(mine, NativeSampler(llama, SELDOM, 0, nullcontext).sample(MANY, 0, LONG))
-    same(small.sample(MANY, 0, LONG), mine)
-    assert waits.total() == 2 * before
+@pytest.mark.parametrize("steps_per_sync", [3, 16])
+def test_preemption_does_not_change_a_sample(llama: Any, preemptions: Counter[int], steps_per_sync: int) -> None:
+    small = PagedSampler(llama, RARE_END, torch.float32, max_pages=1, steps_per_sync=steps_per_sync)
+    responses = small.sample(MANY, 0, LONG)
+    before = preemptions.total()
+    assert before, "all fitted: the test proves nothing"
+    assert_same(responses, NativeSampler(llama, RARE_END, 0, nullcontext).sample(MANY, 0, LONG))
+    assert_same(small.sample(MANY, 0, LONG), responses)
+    assert preemptions.total() == 2 * before
 
 
-def test_with_room_for_all_nobody_gives_way(llama: Any, waits: Counter[tuple[int, int]]) -> None:
-    PagedSampler(llama, SELDOM, torch.float32).sample(MANY, 0, LONG)
-    assert not waits
+def test_with_pages_for_all_none_is_preempted(llama: Any, preemptions: Counter[int]) -> None:
+    PagedSampler(llama, RARE_END, torch.float32).sample(MANY, 0, LONG)
+    assert not preemptions
 
 
-def test_what_a_stride_drew_is_read_while_the_next_one_runs(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_appended_while_the_next_interval_runs(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
-    def noting(owner: Any, name: str) -> None:
-        theirs = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda self, *rest: (seen.append(name), theirs(self, *rest))[1])
+    def record(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda self, *rest: (seen.append(name), original(self, *rest))[1])
 
-    for owner, name in ((Decoder, "step"), (Drawn, "read"), (Schedule, "look")):
-        noting(owner, name)
+    for owner, name in ((Decoder, "decode_step"), (SampledTokens, "append_new"), (Scheduler, "record_outputs")):
+        record(owner, name)
     options = SamplingOptions(samples=1, max_new_tokens=12)
-    mine = PagedSampler(llama, frozenset(), torch.float32, stride=2).sample(prompts(5, 9), 0, options)
-    stride = ["step"] * 4
-    assert seen == [*stride, "look", *stride, "read", "look", *stride, "read", "look", "read"]
-    same(mine, NativeSampler(llama, frozenset(), 0, nullcontext).sample(prompts(5, 9), 0, options))
+    responses = PagedSampler(llama, frozenset(), torch.float32, steps_per_sync=2).sample(prompts(5, 9), 0, options)
+    first, later = [*["decode_step"] * 4, "record_outputs"], [*["decode_step"] * 4, "append_new", "record_outputs"]
+    assert seen == [*first, *later, *later, "append_new"]
+    assert_same(responses, NativeSampler(llama, frozenset(), 0, nullcontext).sample(prompts(5, 9), 0, options))
 
 
 def test_what_else_is_in_the_batch_does_not_matter(llama: Any) -> None:
-    asked = prompts(5, 64, 70)
+    batch = prompts(5, 64, 70)
     sampler = paged(llama)
-    together = tokens(sampler.sample(asked, 0, OPTIONS))
-    assert [tokens(sampler.sample([prompt], 0, OPTIONS))[0] for prompt in asked] == together
-    assert tokens(sampler.sample(asked[::-1], 0, OPTIONS)) == together[::-1]
-    fewer = tokens(sampler.sample(asked, 0, replace(OPTIONS, samples=1)))
+    together = tokens(sampler.sample(batch, 0, OPTIONS))
+    assert [tokens(sampler.sample([prompt], 0, OPTIONS))[0] for prompt in batch] == together
+    assert tokens(sampler.sample(batch[::-1], 0, OPTIONS)) == together[::-1]
+    fewer = tokens(sampler.sample(batch, 0, replace(OPTIONS, samples=1)))
     assert fewer == [group[:1] for group in together]
 
 
-def test_another_seed_step_or_prompt_number_is_another_stream(llama: Any) -> None:
-    asked, sampler = prompts(5, 64), paged(llama)
-    base = tokens(sampler.sample(asked, 0, OPTIONS))
-    assert tokens(sampler.sample(asked, 0, OPTIONS)) == base
-    assert tokens(paged(llama).sample(asked, 0, OPTIONS)) == base
-    assert tokens(sampler.sample(asked, 1, OPTIONS)) != base
-    assert tokens(sampler.sample(asked, 0, replace(OPTIONS, seed=4))) != base
-    renumbered = [PromptTokens(prompt.ids, prompt.number + 9) for prompt in asked]
+def test_another_seed_step_or_prompt_number_gives_other_samples(llama: Any) -> None:
+    batch, sampler = prompts(5, 64), paged(llama)
+    base = tokens(sampler.sample(batch, 0, OPTIONS))
+    assert tokens(sampler.sample(batch, 0, OPTIONS)) == base
+    assert tokens(paged(llama).sample(batch, 0, OPTIONS)) == base
+    assert tokens(sampler.sample(batch, 1, OPTIONS)) != base
+    assert tokens(sampler.sample(batch, 0, replace(OPTIONS, seed=4))) != base
+    renumbered = [PromptTokens(prompt.ids, prompt.number + 9) for prompt in batch]
     assert tokens(sampler.sample(renumbered, 0, OPTIONS)) != base
-    twice = [asked[0], asked[0]]
+    twice = [batch[0], batch[0]]
     first, second = tokens(sampler.sample(twice, 0, OPTIONS))
     assert first == second == base[0]
 
 
-def test_later_calls_may_ask_for_more_and_for_less(llama: Any) -> None:
+def test_later_calls_may_need_more_or_less_room(llama: Any) -> None:
     sampler = paged(llama)
     for lengths, how in (
         ((3,), {"samples": 1, "max_new_tokens": 4}),
@@ -154,37 +151,38 @@ def test_later_calls_may_ask_for_more_and_for_less(llama: Any) -> None:
         ((3,), {"samples": 1, "max_new_tokens": 70}),
     ):
         options = replace(OPTIONS, **how)
-        same(sampler.sample(prompts(*lengths), 1, options), native(llama, prompts(*lengths), options, 1))
+        assert_same(sampler.sample(prompts(*lengths), 1, options), native(llama, prompts(*lengths), options, 1))
     assert sampler.sample([], 0, OPTIONS) == []
 
 
-def test_memory_is_kept_from_call_to_call(llama: Any) -> None:
+def test_buffers_are_kept_from_call_to_call(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = paged(llama)
     sampler.sample(prompts(30, 40), 0, OPTIONS)
-    before = sampler._memory
+    monkeypatch.setattr(Decoder, "allocate", None)
     sampler.sample(prompts(20, 50), 1, replace(OPTIONS, samples=2, temperature=0.0))
-    assert sampler._memory is before
 
 
-@pytest.mark.parametrize("part", ["Memory.of", "Reader", "Decoder.step", "Reader.read", "Schedule.look"])
-def test_after_an_interruption_it_draws_what_a_new_one_draws(
-    llama: Any, monkeypatch: pytest.MonkeyPatch, part: str
+@pytest.mark.parametrize(
+    "where", ["Decoder.allocate", "Prefill", "Decoder.decode_step", "Prefill.run", "Scheduler.record_outputs"]
+)
+def test_after_an_interruption_it_samples_what_a_new_sampler_does(
+    llama: Any, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    sampler, asked = paged(llama, pages=12), prompts(40, 130, 1)
-    sampler.sample(asked[2:], 0, OPTIONS)
+    sampler, batch = paged(llama, max_pages=12), prompts(40, 130, 1)
+    sampler.sample(batch[2:], 0, OPTIONS)
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(f"trimtab.rollout.paged.sampler.{part}", stop)
+        patched.setattr(f"trimtab.rollout.paged.sampler.{where}", stop)
         with pytest.raises(KeyboardInterrupt):
-            sampler.sample(asked, 0, OPTIONS)
-    same(sampler.sample(asked, 0, OPTIONS), native(llama, asked, OPTIONS))
+            sampler.sample(batch, 0, OPTIONS)
+    assert_same(sampler.sample(batch, 0, OPTIONS), native(llama, batch, OPTIONS))
 
 
 def learn(model: Any) -> None:
-    """Steps that change all weights in place."""
+    """Take optimizer steps that change all weights in place."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     ids = torch.tensor([prompts(40)[0].ids])
     for _ in range(2):
@@ -193,28 +191,28 @@ def learn(model: Any) -> None:
         optimizer.zero_grad()
 
 
-def test_adapters_count_as_the_models_own_forward_counts_them() -> None:
+def test_adapters_act_as_in_the_models_own_forward() -> None:
     model = tiny("lora")
-    sampler, asked = paged(model), prompts(5, 64)
+    sampler, batch = paged(model), prompts(5, 64)
     with model.disable_adapter():
-        same(sampler.sample(asked, 0, OPTIONS), native(model, asked, OPTIONS))
-    same(sampler.sample(asked, 0, OPTIONS), native(model, asked, OPTIONS))
+        assert_same(sampler.sample(batch, 0, OPTIONS), native(model, batch, OPTIONS))
+    assert_same(sampler.sample(batch, 0, OPTIONS), native(model, batch, OPTIONS))
     model.merge_adapter()
-    same(sampler.sample(asked, 0, OPTIONS), native(model, asked, OPTIONS))
-    with model.disable_adapter():  # which takes the adapter out of the weights only when the model is run
-        mine = sampler.sample(asked, 0, OPTIONS)
-        same(mine, native(model, asked, OPTIONS))
+    assert_same(sampler.sample(batch, 0, OPTIONS), native(model, batch, OPTIONS))
+    with model.disable_adapter():  # PEFT unmerges the adapter only when the model runs
+        responses = sampler.sample(batch, 0, OPTIONS)
+        assert_same(responses, native(model, batch, OPTIONS))
 
 
-def test_an_adapter_that_comes_later_takes_effect() -> None:
+def test_an_adapter_that_is_added_later_takes_effect() -> None:
     from peft import LoraConfig, get_peft_model
 
     model = tiny("qwen2")
-    sampler, asked = paged(model), prompts(5, 64)
-    before = sampler.sample(asked, 0, OPTIONS)
+    sampler, batch = paged(model), prompts(5, 64)
+    before = sampler.sample(batch, 0, OPTIONS)
     get_peft_model(model, LoraConfig(r=3, lora_alpha=8, target_modules="all-linear", init_lora_weights=False))
-    after = sampler.sample(asked, 0, OPTIONS)
-    same(after, native(model, asked, OPTIONS))
+    after = sampler.sample(batch, 0, OPTIONS)
+    assert_same(after, native(model, batch, OPTIONS))
     assert tokens(after) != tokens(before)
 
 
@@ -226,7 +224,7 @@ def test_an_optimizers_step_takes_effect(family: str) -> None:
     learn(model)
     after = sampler.sample(prompts(5, 64), 0, OPTIONS)
     assert tokens(after) != tokens(before)
-    same(after, native(model, prompts(5, 64), OPTIONS))
+    assert_same(after, native(model, prompts(5, 64), OPTIONS))
 
 
 def test_loaded_weights_take_effect(changing: Any) -> None:
@@ -236,17 +234,17 @@ def test_loaded_weights_take_effect(changing: Any) -> None:
     changing.load_state_dict({name: weight * 1.2 for name, weight in kept.items()})
     after = sampler.sample(prompts(5, 64), 0, OPTIONS)
     assert tokens(after) != tokens(before)
-    same(after, native(changing, prompts(5, 64), OPTIONS))
+    assert_same(after, native(changing, prompts(5, 64), OPTIONS))
     changing.load_state_dict(kept)
-    same(sampler.sample(prompts(5, 64), 0, OPTIONS), before)
+    assert_same(sampler.sample(prompts(5, 64), 0, OPTIONS), before)
 
 
-def test_an_embedding_in_another_place_takes_effect(changing: Any) -> None:
+def test_an_embedding_at_another_address_takes_effect(changing: Any) -> None:
     sampler = paged(changing)
     sampler.sample(prompts(5, 64), 0, OPTIONS)
     weight = changing.get_input_embeddings().weight
     weight.data = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)) * 0.1
-    same(sampler.sample(prompts(5, 64), 0, OPTIONS), native(changing, prompts(5, 64), OPTIONS))
+    assert_same(sampler.sample(prompts(5, 64), 0, OPTIONS), native(changing, prompts(5, 64), OPTIONS))
 
 
 def test_the_model_is_left_as_it_was(changing: Any) -> None:
@@ -261,13 +259,13 @@ def test_the_model_is_left_as_it_was(changing: Any) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_in_bf16_log_probabilities_are_the_trainers_to_rounding(temperature: float) -> None:
     policy = load_policy("demo", device="cpu", precision="bf16", seed=3)
-    asked = [PromptTokens(policy.tokenizer.encode(text), n) for n, text in enumerate(["1+1=", "12+34=", "99*9="])]
+    batch = [PromptTokens(policy.tokenizer.encode(text), n) for n, text in enumerate(["1+1=", "12+34=", "99*9="])]
     options = SamplingOptions(samples=16, max_new_tokens=30, temperature=temperature)
-    groups = PagedSampler(policy.model, policy.eos_token_ids, torch.bfloat16).sample(asked, 0, options)
-    transcripts = [Transcript(p.ids, r.tokens) for p, group in zip(asked, groups, strict=True) for r in group]
+    groups = PagedSampler(policy.model, policy.eos_token_ids, torch.bfloat16).sample(batch, 0, options)
+    transcripts = [Transcript(p.ids, r.tokens) for p, group in zip(batch, groups, strict=True) for r in group]
     measured = score(policy, transcripts, temperature, token_budget=512, head_chunk=64)
-    drawn = torch.tensor([logp for group in groups for response in group for logp in response.logp])
-    off = (measured.logp - drawn).abs()
+    sampled = torch.tensor([logp for group in groups for response in group for logp in response.logp])
+    off = (measured.logp - sampled).abs()
     assert off.mean() < 2e-3
     assert off.max() < 3e-2
 
@@ -277,13 +275,15 @@ def test_an_empty_prompt_is_named(llama: Any) -> None:
         paged(llama).sample([*prompts(3), PromptTokens([], 1)], 0, OPTIONS)
 
 
-def test_a_cache_is_never_made_too_small_for_one_response(llama: Any) -> None:
-    sampler = paged(llama, pages=1)
-    same(sampler.sample(prompts(130), 0, OPTIONS), native(llama, prompts(130), OPTIONS))
-    assert sampler._memory is not None
-    group = Group([5] * 200, deque([Sample(0, 0, 1, [5] * 200)]))
-    with pytest.raises(RuntimeError, match="2 pages are too few for one response"):
-        sampler._admit(Schedule([group], Pool(2), 1, 4, 20, 16), sampler._memory)
+def test_the_cache_always_fits_one_response(llama: Any) -> None:
+    sampler = paged(llama, max_pages=1)
+    assert_same(sampler.sample(prompts(130), 0, OPTIONS), native(llama, prompts(130), OPTIONS))
+
+
+def test_a_cache_too_small_for_one_response_is_an_error(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trimtab.rollout.paged.sampler.num_cache_pages", lambda *_: 2)
+    with pytest.raises(RuntimeError, match=r"2 pages are too few for one response: raise rollout\.kv_cache_memory"):
+        paged(llama).sample(prompts(200), 0, OPTIONS)
 
 
 def test_a_model_of_another_family_is_refused_by_name() -> None:
@@ -313,12 +313,12 @@ SIZES = {"hidden_size": 64, "num_attention_heads": 2}
         (LlamaConfig(**SIZES, head_dim=512), "its heads are 512 wide"),
     ],
 )
-def test_what_it_cannot_run_it_says(config: Any, reason: str) -> None:
-    said = unsupported_reason(SimpleNamespace(config=config))
-    assert said is not None
-    assert said.startswith(reason)
+def test_the_reason_why_a_model_is_unsupported_is_given(config: Any, reason: str) -> None:
+    found = unsupported_reason(SimpleNamespace(config=config))
+    assert found is not None
+    assert found.startswith(reason)
 
 
 @pytest.mark.parametrize("family", [*CONFIGS, "lora"])
-def test_what_it_can_run_it_does_not_refuse(family: str) -> None:
+def test_a_supported_model_has_no_reason_against_it(family: str) -> None:
     assert unsupported_reason(tiny(family)) is None

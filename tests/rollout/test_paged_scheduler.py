@@ -1,6 +1,6 @@
-"""Who is in the batch: a device is simulated that believes nothing but the numbers and pages it is told.
+"""The scheduler, run against a simulated device that sees only the scalars and page tables it is given.
 
-Its cache holds the tokens themselves, so a page that two sequences write, or that is given away too early, is found
+The device's cache holds the tokens themselves, so a page that two sequences write, or that is freed too early, is found
 by reading every sequence back.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from unittest import mock
 
 import numpy as np
@@ -19,196 +19,235 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from trimtab.rollout.paged import scheduler as module
-from trimtab.rollout.paged.decode_state import HOME, KEY, LIMIT, LIVE, MADE, POSITION, TOKEN
-from trimtab.rollout.paged.page_allocator import Pool
-from trimtab.rollout.paged.scheduler import Admission, Drawn, Group, Sample, Schedule
+from trimtab.rollout.paged.decode_state import (
+    ACTIVE,
+    LAST_TOKEN,
+    MAX_NEW_TOKENS,
+    NUM_GENERATED,
+    POSITION,
+    RNG_KEY,
+    SLOT,
+)
+from trimtab.rollout.paged.kv_cache import PageAllocator
+from trimtab.rollout.paged.scheduler import (
+    Admission,
+    IntArray,
+    SampledSequence,
+    SampledTokens,
+    Scheduler,
+    SequenceGroup,
+)
 
-PAGE = 8  # a small one: every few tokens there is a border
+PAGE_SIZE = 8  # small, so that every few tokens a page is full
 
 
 @dataclass(frozen=True)
 class Work:
-    """Prompts' lengths, and after how many tokens each of their samples would end by itself."""
+    """Prompt lengths, and after how many tokens each of their samples would sample an end token."""
 
     prompts: list[int]
-    ends: list[list[int]]
-    limit: int
-    stride: int
-    rows: int
-    spare: int  # pages beyond the fewest that a sampler has
-    reading: int = 50  # tokens of prefixes that are read in one pass
+    lengths: list[list[int]]
+    max_new_tokens: int
+    steps_per_sync: int
+    slots: int
+    spare: int  # pages beyond the fewest that a sampler allocates
+    max_prefill_tokens: int = 50
 
     @property
-    def each(self) -> int:
-        """Pages of the longest sequence."""
-        return -(-(max(self.prompts) + self.limit) // PAGE)
+    def pages_per_slot(self) -> int:
+        return -(-(max(self.prompts) + self.max_new_tokens) // PAGE_SIZE)
 
     @property
     def pages(self) -> int:
-        return 2 * self.each + 2 + self.spare
+        return 2 * self.pages_per_slot + 2 + self.spare
 
     def prompt(self, number: int) -> list[int]:
         return [10_000 * (number + 1) + position for position in range(self.prompts[number])]
 
     def response(self, prompt: int, sample: int) -> list[int]:
         key = self.key(prompt, sample)
-        return [drawn(key, made) for made in range(min(self.limit, self.ends[prompt][sample]))]
+        return [token_of(key, n) for n in range(min(self.max_new_tokens, self.lengths[prompt][sample]))]
 
     def key(self, prompt: int, sample: int) -> int:
         return 100 * prompt + sample + 1
 
-    def groups(self) -> list[Group]:
+    def responses(self) -> dict[int, list[int]]:
+        """All responses by key."""
+        which = [(prompt, sample) for prompt, lengths in enumerate(self.lengths) for sample in range(len(lengths))]
+        return {self.key(prompt, sample): self.response(prompt, sample) for prompt, sample in which}
+
+    def groups(self) -> list[SequenceGroup]:
         return [
-            group(self.prompt(number), *(Sample(number, k, self.key(number, k), []) for k in range(len(ends))))
-            for number, ends in enumerate(self.ends)
+            new_group(self.prompt(number), *(self.key(number, sample) for sample in range(len(lengths))))
+            for number, lengths in enumerate(self.lengths)
         ]
 
 
-def group(prefix: list[int], *samples: Sample) -> Group:
-    """Samples of a prompt that have written nothing."""
-    return Group(prefix, deque(replace(sample, ids=prefix) for sample in samples))
+def new_group(prompt: list[int], *keys: int) -> SequenceGroup:
+    """Samples of a prompt, by their keys, that have generated nothing yet."""
+    return SequenceGroup(prompt, deque(SampledSequence(sample, key, prompt) for sample, key in enumerate(keys)))
 
 
-def drawn(key: int, made: int) -> int:
-    return -(1000 * key + made)
+def token_of(key: int, generated: int) -> int:
+    """The token that a sequence samples next."""
+    return -(1000 * key + generated)
+
+
+def new_scheduler(
+    groups: list[SequenceGroup], pages: int, slots: int, max_new_tokens: int, steps_per_sync: int
+) -> Scheduler:
+    return Scheduler(
+        groups,
+        PageAllocator(pages),
+        slots=slots,
+        pages_per_slot=20,
+        max_new_tokens=max_new_tokens,
+        steps_per_sync=steps_per_sync,
+    )
 
 
 @dataclass
 class Device:
-    """A cache of tokens, and what has been written at each home."""
+    """A cache of tokens, and the tokens sampled in each slot."""
 
     work: Work
     pages: int
     cache: npt.NDArray[np.int64] = field(init=False)
     tokens: npt.NDArray[np.int64] = field(init=False)
-    shared: set[int] = field(default_factory=set)  # pages that prefixes fill: read by many, written by nobody
+    shared: set[int] = field(default_factory=set)  # full pages of prefixes: read by many, never written
 
     def __post_init__(self) -> None:
-        self.cache = np.zeros((self.pages, PAGE), dtype=np.int64)
-        self.tokens = np.zeros((self.work.rows, self.work.limit), dtype=np.int64)
+        self.cache = np.zeros((self.pages, PAGE_SIZE), dtype=np.int64)
+        self.tokens = np.zeros((self.work.slots, self.work.max_new_tokens), dtype=np.int64)
 
-    def take_in(self, admission: Admission) -> None:
-        for group in admission.groups:
-            places = group.pages
-            assert places is not None
-            assert len(set(places)) == len(places) == -(-group.cached // PAGE)
+    def prefill_and_copy(self, admission: Admission) -> None:
+        for group in admission.prefill:
+            pages = group.pages
+            assert pages is not None
+            assert len(set(pages)) == len(pages) == -(-group.num_prefilled // PAGE_SIZE)
             for position, token in enumerate(group.prefix[:-1]):
-                self.cache[places[position // PAGE], position % PAGE] = token
-            self.shared.update(places[: group.cached // PAGE])
+                self.cache[pages[position // PAGE_SIZE], position % PAGE_SIZE] = token
+            self.shared.update(pages[: group.num_prefilled // PAGE_SIZE])
         assert len(set(admission.copy_to)) == len(admission.copy_to) == len(admission.copy_from)
         assert not set(admission.copy_to) & {*admission.copy_from, *self.shared}
         self.cache[admission.copy_to] = self.cache[admission.copy_from]
 
-    def last(self, numbers: npt.NDArray[np.int64], steps: int) -> npt.NDArray[np.int32]:
-        """The last tokens of every row; where it has not made as many, anything."""
-        columns = np.maximum(numbers[MADE, :, None] + np.arange(-steps, 0), 0)
-        return self.tokens[numbers[HOME, :, None], columns].astype(np.int32)
+    def last_tokens(self, scalars: IntArray, steps: int) -> npt.NDArray[np.int32]:
+        """The last tokens of every row; anything where it has generated fewer."""
+        columns = np.maximum(scalars[NUM_GENERATED, :, None] + np.arange(-steps, 0), 0)
+        return self.tokens[scalars[SLOT, :, None], columns].astype(np.int32)
 
-    def step(self, numbers: npt.NDArray[np.int64], pages: npt.NDArray[np.int32]) -> None:
-        """One token for every row that lives."""
-        live = np.flatnonzero(numbers[LIVE])
-        reading = Counter(int(page) for row in live for page in pages[row, : numbers[POSITION, row] // PAGE + 1])
-        for row in live:
-            position, made, home = (int(numbers[part, row]) for part in (POSITION, MADE, HOME))
-            page = int(pages[row, position // PAGE])
+    def step(self, scalars: IntArray, pages: npt.NDArray[np.int32]) -> None:
+        """Sample one token for every active row."""
+        active = np.flatnonzero(scalars[ACTIVE])
+        readers = Counter(int(page) for row in active for page in pages[row, : scalars[POSITION, row] // PAGE_SIZE + 1])
+        for row in active:
+            position, generated, slot = (int(scalars[n, row]) for n in (POSITION, NUM_GENERATED, SLOT))
+            page = int(pages[row, position // PAGE_SIZE])
             assert page not in self.shared, "a page of a shared prefix was written"
-            assert reading[page] == 1, "a page was written that another sequence reads"
-            self.cache[page, position % PAGE] = numbers[TOKEN, row]
-            token = drawn(int(numbers[KEY, row]), made)
-            self.tokens[home, made] = token
-            prompt, sample = divmod(int(numbers[KEY, row]) - 1, 100)
-            ended = made + 1 == self.work.ends[prompt][sample] or made + 1 == numbers[LIMIT, row]
-            numbers[:, row] = [token, position + 1, made + 1, numbers[LIMIT, row], numbers[KEY, row], home, not ended]
+            assert readers[page] == 1, "a page was written that another sequence reads"
+            self.cache[page, position % PAGE_SIZE] = scalars[LAST_TOKEN, row]
+            token = token_of(int(scalars[RNG_KEY, row]), generated)
+            self.tokens[slot, generated] = token
+            prompt, sample = divmod(int(scalars[RNG_KEY, row]) - 1, 100)
+            length = min(self.work.lengths[prompt][sample], scalars[MAX_NEW_TOKENS, row])
+            scalars[[LAST_TOKEN, POSITION, NUM_GENERATED], row] = token, position + 1, generated + 1
+            scalars[ACTIVE, row] = generated + 1 != length
 
-    def check(self, numbers: npt.NDArray[np.int64], pages: npt.NDArray[np.int32]) -> None:
-        """Every row reads its prompt and what it has written, and nothing else."""
-        for row, (position, made, key) in enumerate(numbers[[POSITION, MADE, KEY]].T.tolist()):
+    def check(self, scalars: IntArray, pages: npt.NDArray[np.int32]) -> None:
+        """Every row reads its prompt and what it has generated, and nothing else."""
+        for row, (position, generated, key) in enumerate(scalars[[POSITION, NUM_GENERATED, RNG_KEY]].T.tolist()):
             number, _ = divmod(key - 1, 100)
-            whole = [*self.work.prompt(number), *(drawn(key, k) for k in range(made))]
+            whole = [*self.work.prompt(number), *(token_of(key, n) for n in range(generated))]
             assert len(whole) == position + 1
             assert self.cache[pages[row]].ravel()[:position].tolist() == whole[:-1]
-            assert numbers[TOKEN, row] == whole[-1]
+            assert scalars[LAST_TOKEN, row] == whole[-1]
 
 
 class TooFewPagesError(Exception):
-    """Nobody can start."""
+    """No sequence can be admitted."""
 
 
 @dataclass
 class Outcome:
-    samples: dict[tuple[int, int], Sample] = field(default_factory=dict)
-    gave_way: list[tuple[int, int]] = field(default_factory=list)
-    rounds: int = 0
-    most: int = 0
+    sequences: dict[int, SampledSequence] = field(default_factory=dict)  # by key
+    preempted: list[int] = field(default_factory=list)
+    syncs: int = 0
+    largest_batch: int = 0
 
     @property
-    def responses(self) -> dict[tuple[int, int], list[int]]:
-        assert all(sample.logp == [token / 2 for token in sample.tokens] for sample in self.samples.values())
-        return {which: sample.tokens for which, sample in self.samples.items()}
+    def responses(self) -> dict[int, list[int]]:
+        finished = self.sequences.values()
+        assert all(sequence.logp == [token / 2 for token in sequence.tokens] for sequence in finished)
+        return {key: sequence.tokens for key, sequence in self.sequences.items()}
 
 
-def covered(schedule: Schedule, numbers: npt.NDArray[np.int64], pages: npt.NDArray[np.int32]) -> None:
-    """The pages of the next steps are there, held, and no page is twice in a row."""
-    for row, (position, made) in enumerate(numbers[[POSITION, MADE]].T.tolist()):
-        last = position + min(schedule.steps(), schedule.limit - made) - 1
-        own = pages[row, : last // PAGE + 1].tolist()
-        assert len(set(own)) == len(own) == last // PAGE + 1
-        assert all(schedule.pool._held[page] > 0 for page in own)
+def check_pages(scheduler: Scheduler, scalars: IntArray, pages: npt.NDArray[np.int32]) -> None:
+    """Every row has the pages of the next steps, none of them free, and none twice."""
+    for row, (position, generated) in enumerate(scalars[[POSITION, NUM_GENERATED]].T.tolist()):
+        last = position + min(scheduler.steps_until_sync(), scheduler.max_new_tokens - generated) - 1
+        own = pages[row, : last // PAGE_SIZE + 1].tolist()
+        assert len(set(own)) == len(own) == last // PAGE_SIZE + 1
+        assert all(scheduler.allocator.ref_count(page) for page in own)
 
 
 def run(work: Work, pages: int | None = None) -> Outcome:
-    """All of some work on the simulated device, with everything looked at on the way."""
+    """Run all of the work on the simulated device, with checks on the way."""
     pages = work.pages if pages is None else pages
-    pool, device, outcome = Pool(pages), Device(work, pages), Outcome()
-    schedule = Schedule(work.groups(), pool, work.rows, work.each, work.limit, work.stride)
-    while schedule.queue or schedule.running:
-        device.shared &= {page for page in range(pages) if pool._held[page]}
-        while (admission := schedule.admit(work.reading)).started:
-            device.take_in(admission)
-            read = [group.cached for group in admission.groups]
-            assert len(read) <= 1 or sum(read) <= work.reading
-        if not schedule.running:
+    allocator, device, outcome = PageAllocator(pages), Device(work, pages), Outcome()
+    scheduler = Scheduler(
+        work.groups(),
+        allocator,
+        slots=work.slots,
+        pages_per_slot=work.pages_per_slot,
+        max_new_tokens=work.max_new_tokens,
+        steps_per_sync=work.steps_per_sync,
+    )
+    while scheduler.queue or scheduler.running:
+        device.shared &= {page for page in range(pages) if allocator.ref_count(page)}
+        while (admission := scheduler.admit(work.max_prefill_tokens)).admitted:
+            device.prefill_and_copy(admission)
+            prefilled = [group.num_prefilled for group in admission.prefill]
+            assert len(prefilled) <= 1 or sum(prefilled) <= work.max_prefill_tokens
+        if not scheduler.running:
             raise TooFewPagesError
-        schedule.grow()
-        numbers, table = schedule.rows()
-        assert numbers.shape[1] == len(set(numbers[HOME].tolist())) <= work.rows
-        covered(schedule, numbers, table)
-        device.check(numbers, table)
-        steps = schedule.steps()
+        scheduler.allocate_pages()
+        scalars, table = scheduler.batch()
+        assert scalars.shape[1] == len(set(scalars[SLOT].tolist())) <= work.slots
+        check_pages(scheduler, scalars, table)
+        device.check(scalars, table)
+        steps = scheduler.steps_until_sync()
         for _ in range(steps):
-            device.step(numbers, table)
-        device.check(numbers, table)
-        if outcome.rounds % 2:  # a look has to lose nothing of what was not read before it
-            schedule.read()
-        look(schedule, device, numbers, device.last(numbers, steps), outcome)
-        outcome.rounds += 1
-        outcome.most = max(outcome.most, numbers.shape[1])
-    schedule.read()
-    assert len(pool) == pool.pages, "pages were lost"
+            device.step(scalars, table)
+        device.check(scalars, table)
+        if outcome.syncs % 2:  # outputs that were not appended in time must not be lost
+            scheduler.append_outputs()
+        sync(scheduler, device, scalars, device.last_tokens(scalars, steps), outcome)
+        outcome.syncs += 1
+        outcome.largest_batch = max(outcome.largest_batch, scalars.shape[1])
+    scheduler.append_outputs()
+    assert allocator.num_free == allocator.num_pages, "pages were lost"
     return outcome
 
 
-def look(
-    schedule: Schedule,
-    device: Device,
-    numbers: npt.NDArray[np.int64],
-    tokens: npt.NDArray[np.int32],
-    outcome: Outcome,
+def sync(
+    scheduler: Scheduler, device: Device, scalars: IntArray, tokens: npt.NDArray[np.int32], outcome: Outcome
 ) -> None:
-    ended = schedule.look(numbers, tokens, logp_of(tokens))
-    for home in ended:
-        sample = schedule.running[home]
-        assert (sample.prompt, sample.sample) not in outcome.samples, "a sample ended twice"
-        outcome.samples[sample.prompt, sample.sample] = sample
-    schedule.leave(ended)
-    short = schedule.short()
-    oldest = next(iter(schedule.running), None)
-    if schedule.pool.pages >= device.work.pages:
-        assert oldest not in short, "the oldest gave way"
-    assert short == list(reversed(schedule.running))[: len(short)], "the youngest give way first"
-    for home in short:
-        outcome.gave_way.append((schedule.running[home].prompt, schedule.running[home].sample))
-        schedule.wait_again(home)
+    """Record what the device sampled, retire finished sequences, and preempt where pages are short."""
+    finished = scheduler.record_outputs(scalars, tokens, logp_of(tokens))
+    for slot in finished:
+        sequence = scheduler.running[slot]
+        assert sequence.key not in outcome.sequences, "a sequence finished twice"
+        outcome.sequences[sequence.key] = sequence
+    scheduler.release(finished)
+    slots = scheduler.slots_to_preempt()
+    oldest = next(iter(scheduler.running), None)
+    if scheduler.allocator.num_pages >= device.work.pages:
+        assert oldest not in slots, "the sequence admitted first was preempted"
+    assert slots == list(reversed(scheduler.running))[: len(slots)], "the last admitted are preempted first"
+    for slot in slots:
+        outcome.preempted.append(scheduler.running[slot].key)
+        scheduler.preempt(slot)
 
 
 def logp_of(tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
@@ -217,7 +256,7 @@ def logp_of(tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
 
 @pytest.fixture(autouse=True, scope="module")
 def small_pages() -> object:
-    with mock.patch.object(module, "PAGE", PAGE):
+    with mock.patch.object(module, "PAGE_SIZE", PAGE_SIZE):
         yield
 
 
@@ -226,15 +265,15 @@ def works(draw: Callable[..., int]) -> Work:
     limit = draw(st.integers(1, 50))
     count = draw(st.integers(1, 6))
     shortest = draw(st.sampled_from([1, limit]))  # where all are long, pages run out
-    ends = [draw(st.lists(st.integers(shortest, limit + 3), min_size=1, max_size=6)) for _ in range(count)]
+    lengths = [draw(st.lists(st.integers(shortest, limit + 3), min_size=1, max_size=6)) for _ in range(count)]
     return Work(
         prompts=[draw(st.integers(1, 40)) for _ in range(count)],
-        ends=ends,
-        limit=limit,
-        stride=draw(st.integers(1, PAGE // 2)),
-        rows=draw(st.integers(1, 20)),
+        lengths=lengths,
+        max_new_tokens=limit,
+        steps_per_sync=draw(st.integers(1, PAGE_SIZE // 2)),
+        slots=draw(st.integers(1, 20)),
         spare=draw(st.integers(0, 12)),
-        reading=draw(st.integers(1, 100)),
+        max_prefill_tokens=draw(st.integers(1, 100)),
     )
 
 
@@ -242,10 +281,10 @@ def works(draw: Callable[..., int]) -> Work:
 @given(works())
 def test_every_sample_is_what_it_would_be_alone_and_no_page_is_lost(work: Work) -> None:
     outcome = run(work)
-    event(f"gave way: {min(len(outcome.gave_way), 3)}")
-    wanted = {(number, k): work.response(number, k) for number, ends in enumerate(work.ends) for k in range(len(ends))}
-    assert outcome.responses == wanted
-    assert outcome.rounds <= sum(map(len, wanted.values())), "every round brings somebody forward"
+    event(f"preempted: {min(len(outcome.preempted), 3)}")
+    expected = work.responses()
+    assert outcome.responses == expected
+    assert outcome.syncs <= sum(map(len, expected.values())), "every round generates at least one token"
 
 
 @given(works(), st.integers(1, 40))
@@ -253,149 +292,142 @@ def test_too_few_pages_are_an_error_or_slow_but_never_wrong(work: Work, pages: i
     enough = pages >= work.pages
     with nullcontext() if enough else suppress(TooFewPagesError):
         outcome = run(work, pages)
-        for (number, k), tokens in outcome.responses.items():
-            assert tokens == work.response(number, k)
+        assert outcome.responses.items() <= work.responses().items()
 
 
-def test_samples_give_way_where_pages_are_few_and_go_on_where_they_were() -> None:
-    work = Work([5, 9, 2, 13], [[140] * 5] * 4, limit=128, stride=3, rows=12, spare=0)
+def test_preempted_sequences_continue_where_they_were() -> None:
+    work = Work([5, 9, 2, 13], [[140] * 5] * 4, max_new_tokens=128, steps_per_sync=3, slots=12, spare=0)
     outcome = run(work)
-    assert len(outcome.gave_way) > 10
-    assert max(Counter(outcome.gave_way).values()) > 1, "some give way more than once"
-    assert (0, 0) not in outcome.gave_way
-    assert outcome.responses == {(n, k): work.response(n, k) for n in range(4) for k in range(5)}
+    assert len(outcome.preempted) > 10
+    assert max(Counter(outcome.preempted).values()) > 1, "some are preempted more than once"
+    assert work.key(0, 0) not in outcome.preempted
+    assert outcome.responses == work.responses()
 
 
-def test_with_pages_for_all_nobody_gives_way_and_rows_are_full() -> None:
-    work = Work([5, 9, 2, 13], [[60] * 5] * 4, limit=48, stride=3, rows=12, spare=200)
+def test_with_pages_for_all_none_is_preempted_and_all_slots_are_used() -> None:
+    work = Work([5, 9, 2, 13], [[60] * 5] * 4, max_new_tokens=48, steps_per_sync=3, slots=12, spare=200)
     outcome = run(work)
-    assert not outcome.gave_way
-    assert outcome.most == 12
+    assert not outcome.preempted
+    assert outcome.largest_batch == 12
 
 
-def test_a_row_is_given_on_as_soon_as_a_sample_ends() -> None:
-    work = Work([3], [[4, 16, 4, 4, 4]], limit=16, stride=4, rows=2, spare=50)
-    assert run(work).rounds == 4  # while one sample makes its 16 tokens, the other row makes four of 4
+def test_a_slot_is_reused_as_soon_as_a_sequence_finishes() -> None:
+    work = Work([3], [[4, 16, 4, 4, 4]], max_new_tokens=16, steps_per_sync=4, slots=2, spare=50)
+    assert run(work).syncs == 4  # while one sequence generates 16 tokens, the other slot serves four of 4
 
 
-def test_samples_of_a_prompt_share_the_pages_it_fills() -> None:
-    one = group(list(range(4 * PAGE + 3)), *(Sample(0, k, k, []) for k in range(3)))
-    pool = Pool(50)
-    schedule = Schedule([one], pool, 3, 20, limit=PAGE, stride=1)
-    admission = schedule.admit(1000)
-    assert admission.groups == [one]
-    assert one.pages is not None
-    assert len(pool) == 50 - 4 - 3, "four filled, and for each the one it ends in"
-    assert admission.copy_from == one.pages[4:] * 2, "the last takes what the others had copied"
-    _, table = schedule.rows()
-    assert table[:, :4].tolist() == [one.pages[:4]] * 3
-    assert table[:, 4].tolist() == [*admission.copy_to, one.pages[4]]
-    first, *others = schedule.running
-    schedule.leave(others)
-    assert len(pool) == 50 - 4 - 1, "what one still reads is kept"
-    schedule.leave([first])
-    assert len(pool) == 50
+def test_samples_of_a_prompt_share_its_full_pages() -> None:
+    group = new_group(list(range(4 * PAGE_SIZE + 3)), 0, 1, 2)
+    scheduler = new_scheduler([group], pages=50, slots=3, max_new_tokens=PAGE_SIZE, steps_per_sync=1)
+    allocator, admission = scheduler.allocator, scheduler.admit(1000)
+    assert admission.prefill == [group]
+    assert group.pages is not None
+    assert allocator.num_free == 50 - 4 - 3, "four full pages, and one partly filled page for each sample"
+    assert admission.copy_from == group.pages[4:] * 2, "the last sample takes over the page that the others copy"
+    _, table = scheduler.batch()
+    assert table[:, :4].tolist() == [group.pages[:4]] * 3
+    assert table[:, 4].tolist() == [*admission.copy_to, group.pages[4]]
+    first, *others = scheduler.running
+    scheduler.release(others)
+    assert allocator.num_free == 50 - 4 - 1, "pages that one sample still reads are kept"
+    scheduler.release([first])
+    assert allocator.num_free == 50
 
 
 def test_a_prompts_pages_are_kept_for_samples_that_wait() -> None:
-    one = group([7] * (PAGE + 3), *(Sample(0, k, k, []) for k in range(3)))
-    pool = Pool(50)
-    schedule = Schedule([one], pool, 1, 20, limit=3, stride=2)
-    read = []
-    for k in range(3):
-        admission = schedule.admit(1000)
-        read += admission.groups
-        assert len(admission.copy_to) == (k < 2)
-        assert list(schedule.rows()[1][0, :1]) == (one.pages or [])[:1]
-        schedule.leave(list(schedule.running))
-        assert len(pool) == (48 if k < 2 else 50)
-    assert read == [one], "it was read into the cache once"
-    assert not schedule.queue
+    group = new_group([7] * (PAGE_SIZE + 3), 0, 1, 2)
+    scheduler = new_scheduler([group], pages=50, slots=1, max_new_tokens=3, steps_per_sync=2)
+    prefilled = []
+    for sample in range(3):
+        admission = scheduler.admit(1000)
+        prefilled += admission.prefill
+        assert len(admission.copy_to) == (sample < 2)
+        assert list(scheduler.batch()[1][0, :1]) == (group.pages or [])[:1]
+        scheduler.release(list(scheduler.running))
+        assert scheduler.allocator.num_free == (48 if sample < 2 else 50)
+    assert prefilled == [group], "it was prefilled once"
+    assert not scheduler.queue
 
 
-@pytest.mark.parametrize("length", [1, PAGE, PAGE + 1, PAGE + 3])
+@pytest.mark.parametrize("length", [1, PAGE_SIZE, PAGE_SIZE + 1, PAGE_SIZE + 3])
 def test_a_prompt_with_one_sample_is_never_copied(length: int) -> None:
-    schedule = Schedule([group([7] * length, Sample(0, 0, 1, []))], Pool(20), 1, 10, limit=PAGE, stride=4)
-    assert not schedule.admit(1000).copy_to
-    (one,) = schedule.running
-    schedule.leave([one])
-    assert len(schedule.pool) == 20
+    group = new_group([7] * length, 1)
+    scheduler = new_scheduler([group], pages=20, slots=1, max_new_tokens=PAGE_SIZE, steps_per_sync=4)
+    assert not scheduler.admit(1000).copy_to
+    scheduler.release(list(scheduler.running))
+    assert scheduler.allocator.num_free == 20
 
 
-@pytest.mark.parametrize("length", [1, PAGE + 1, 2 * PAGE + 1])
-def test_a_prefix_that_ends_with_a_page_is_not_copied(length: int) -> None:
-    schedule = Schedule(
-        [group([7] * length, Sample(0, 0, 1, []), Sample(0, 1, 2, []))], Pool(20), 2, 10, limit=3, stride=2
-    )
-    admission = schedule.admit(1000)
+@pytest.mark.parametrize("length", [1, PAGE_SIZE + 1, 2 * PAGE_SIZE + 1])
+def test_a_prefix_that_fills_its_pages_is_not_copied(length: int) -> None:
+    scheduler = new_scheduler([new_group([7] * length, 1, 2)], pages=20, slots=2, max_new_tokens=3, steps_per_sync=2)
+    admission = scheduler.admit(1000)
     assert not admission.copy_to
-    assert len(admission.groups) == (length > 1), "a single token needs no prefill"
+    assert len(admission.prefill) == (length > 1), "a single token needs no prefill"
 
 
-def test_those_that_gave_way_are_the_first_to_start_again_in_their_order() -> None:
-    groups = [group([1] * 3, *(Sample(0, k, k, []) for k in range(4)))]
-    schedule = Schedule(groups, Pool(50), 3, 20, limit=30, stride=1)
-    schedule.admit(1000)
-    numbers, _ = schedule.rows()
-    numbers[[POSITION, MADE]] += 1
-    assert not schedule.look(numbers, np.full((3, 1), 9, np.int32), np.zeros((3, 1), np.float32))
-    for home in list(schedule.running)[:0:-1]:
-        schedule.wait_again(home)
-    assert [list(group.prefix) for group in schedule.queue] == [[1, 1, 1, 9]] * 2 + [[1, 1, 1]]
-    assert [group.waiting[0].sample for group in schedule.queue] == [1, 2, 3]
+def test_preempted_sequences_are_first_in_the_queue_in_their_order() -> None:
+    scheduler = new_scheduler([new_group([1] * 3, 0, 1, 2, 3)], pages=50, slots=3, max_new_tokens=30, steps_per_sync=1)
+    scheduler.admit(1000)
+    scalars, _ = scheduler.batch()
+    scalars[[POSITION, NUM_GENERATED]] += 1
+    assert not scheduler.record_outputs(scalars, np.full((3, 1), 9, np.int32), np.zeros((3, 1), np.float32))
+    for slot in list(scheduler.running)[:0:-1]:
+        scheduler.preempt(slot)
+    assert [list(group.prefix) for group in scheduler.queue] == [[1, 1, 1, 9]] * 2 + [[1, 1, 1]]
+    assert [group.waiting[0].sample for group in scheduler.queue] == [1, 2, 3]
 
 
-def test_a_sample_reads_what_it_drew_and_has_not_read() -> None:
-    samples = [Sample(0, k, k, [1], tokens=[5] * k, logp=[0.5] * k) for k in range(3)]
+def test_a_sequence_gets_the_tokens_that_it_does_not_have_yet() -> None:
+    sequences = [SampledSequence(n, n, [1], tokens=[5] * n, logp=[0.5] * n) for n in range(3)]
     tokens = np.array([[90, 10, 11], [20, 21, 22], [91, 92, 93]], dtype=np.int32)
-    Drawn(samples, [2, 4, 2], tokens, logp_of(tokens)).read()
-    assert [sample.tokens for sample in samples] == [[10, 11], [5, 20, 21, 22], [5, 5]]
-    assert [sample.logp for sample in samples] == [[5, 5.5], [0.5, 10, 10.5, 11], [0.5, 0.5]]
-    assert {type(token) for sample in samples for token in sample.tokens} == {int}
+    SampledTokens(sequences, [2, 4, 2], tokens, logp_of(tokens)).append_new()
+    assert [sequence.tokens for sequence in sequences] == [[10, 11], [5, 20, 21, 22], [5, 5]]
+    assert [sequence.logp for sequence in sequences] == [[5, 5.5], [0.5, 10, 10.5, 11], [0.5, 0.5]]
+    assert {type(token) for sequence in sequences for token in sequence.tokens} == {int}
 
 
-def test_prefixes_are_read_in_passes_of_so_many_tokens() -> None:
-    groups = [group([7] * (length + 1), Sample(n, 0, n, [])) for n, length in enumerate([30, 20, 1, 0, 70, 10, 9])]
-    schedule = Schedule(groups, Pool(99), 9, 20, limit=3, stride=2)
-    passes = []
-    while (admission := schedule.admit(50)).started:
-        passes.append([group.cached for group in admission.groups])
-    assert passes == [[30, 20], [1], [70], [10, 9]]
-    assert len(schedule.running) == 7
+def test_prefills_are_limited_to_so_many_tokens() -> None:
+    groups = [new_group([7] * (length + 1), n) for n, length in enumerate([30, 20, 1, 0, 70, 10, 9])]
+    scheduler = new_scheduler(groups, pages=99, slots=9, max_new_tokens=3, steps_per_sync=2)
+    prefills = []
+    while (admission := scheduler.admit(50)).admitted:
+        prefills.append([group.num_prefilled for group in admission.prefill])
+    assert prefills == [[30, 20], [1], [70], [10, 9]]
+    assert len(scheduler.running) == 7
 
 
-def test_a_stride_longer_than_half_a_page_is_refused() -> None:
-    with pytest.raises(ValueError, match="stride"):
-        Schedule([], Pool(9), 1, 4, limit=30, stride=PAGE // 2 + 1)
-    with pytest.raises(ValueError, match="stride"):
-        Schedule([], Pool(9), 1, 4, limit=30, stride=0)
+@pytest.mark.parametrize("steps", [0, PAGE_SIZE // 2 + 1])
+def test_a_sync_interval_longer_than_half_a_page_is_refused(steps: int) -> None:
+    with pytest.raises(ValueError, match=f"steps_per_sync={steps}: set 1 to {PAGE_SIZE // 2}"):
+        new_scheduler([], pages=9, slots=1, max_new_tokens=30, steps_per_sync=steps)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["take", "share", "release"]), st.integers(0, 9)), max_size=60))
-def test_a_page_is_free_when_the_last_one_lets_go(actions: list[tuple[str, int]]) -> None:
-    pool = Pool(6)
-    held: Counter[int] = Counter()
+@given(st.lists(st.tuples(st.sampled_from(["allocate", "share", "release"]), st.integers(0, 9)), max_size=60))
+def test_a_page_is_free_when_its_last_reference_is_released(actions: list[tuple[str, int]]) -> None:
+    allocator = PageAllocator(6)
+    expected: Counter[int] = Counter()
     for action, number in actions:
-        taken = sorted(held)
-        if action == "take" and number <= len(pool):
-            new = pool.take(number)
+        used = sorted(expected)
+        if action == "allocate" and number <= allocator.num_free:
+            new = allocator.allocate(number)
             assert len(set(new)) == number
-            assert not set(new) & set(held)
-            held.update(new)
-        elif action != "take" and taken:
-            page = taken[number % len(taken)]
-            (pool.share if action == "share" else pool.release)([page])
-            held[page] += 1 if action == "share" else -1
-            held = +held
-        assert len(pool) == 6 - len(held)
-        assert all(pool.alone(page) == (count == 1) for page, count in held.items())
+            assert not set(new) & set(expected)
+            expected.update(new)
+        elif action != "allocate" and used:
+            page = used[number % len(used)]
+            (allocator.share if action == "share" else allocator.release)([page])
+            expected[page] += 1 if action == "share" else -1
+            expected = +expected
+        assert allocator.num_free == 6 - len(expected)
+        assert [allocator.ref_count(page) for page in range(6)] == [expected[page] for page in range(6)]
 
 
-def test_what_cannot_be_with_pages_is_found_at_once() -> None:
-    pool = Pool(2)
-    with pytest.raises(AssertionError, match="more pages"):
-        pool.take(3)
-    with pytest.raises(AssertionError, match="free page was shared"):
-        pool.share([0])
-    with pytest.raises(AssertionError, match="free page was released"):
-        pool.release([0])
+def test_wrong_use_of_pages_is_noticed_at_once() -> None:
+    allocator = PageAllocator(2)
+    with pytest.raises(AssertionError, match="3 pages allocated, 2 free"):
+        allocator.allocate(3)
+    with pytest.raises(AssertionError, match="page 0 shared while free"):
+        allocator.share([0])
+    with pytest.raises(AssertionError, match="page 0 released while free"):
+        allocator.release([0])

@@ -322,7 +322,7 @@ class Config(Section):
             top_p=rollout.top_p if temperature is None else 1.0,
             top_k=rollout.top_k if temperature is None else 0,
             seed=self.run.seed,
-            batch=rollout.batch_size,
+            batch_size=rollout.batch_size,
         )
 
     def build_objective(self) -> Objective:

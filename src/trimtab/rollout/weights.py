@@ -1,4 +1,4 @@
-"""A policy's weights as another engine wants them: by the names of its checkpoints, LoRA merged, nothing changed."""
+"""A policy's weights by their checkpoint names, with LoRA merged, for an engine with a model of its own."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from torch import Tensor
 
 
 def causal_lm(model: Any) -> Any:
-    """The causal LM itself, without what LoRA wraps around it."""
+    """Return the causal LM inside of a PEFT model, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def checkpoint_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every weight by its name in a checkpoint, one after the other; a tied head comes under both its names."""
+    """Yield every weight with its checkpoint name, adapters merged; a tied head comes under both of its names."""
     causal = causal_lm(model)
-    if getattr(causal, "_weight_conversions", None):  # families that transformers keeps in another form: experts in one
+    # Some families differ in memory from their checkpoint: transformers fuses a layer's experts into one tensor.
+    if getattr(causal, "_weight_conversions", None):
         from transformers.core_model_loading import revert_weight_conversion
 
         return iter(revert_weight_conversion(causal, dict(_merged(causal))).items())
@@ -26,7 +27,7 @@ def checkpoint_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def _merged(causal: Any) -> Iterator[tuple[str, Tensor]]:
-    """A LoRA layer's weight with the adapter added is a new tensor: the policy's own must not drift by unmerging."""
+    """Yield weights with adapters merged, one layer at a time."""
     layers = {name: layer for name, layer in causal.named_modules() if hasattr(layer, "get_delta_weight")}
     for name, weight in causal.state_dict().items():
         owner, _, rest = name.rpartition(".base_layer.")
@@ -35,9 +36,10 @@ def _merged(causal: Any) -> Iterator[tuple[str, Tensor]]:
                 yield name, weight
         elif rest == "weight":
             layer = layers[owner]
-            wanted = set() if layer.disable_adapters else set(layer.active_adapters)
-            held = set(layer.merged_adapters)  # those that the weight has in it already
-            added = sum((layer.get_delta_weight(adapter) for adapter in sorted(wanted - held)), weight)
-            yield f"{owner}.weight", added - sum(layer.get_delta_weight(adapter) for adapter in sorted(held - wanted))
+            active = set() if layer.disable_adapters else set(layer.active_adapters)
+            merged = set(layer.merged_adapters)  # already part of the weight
+            # A new tensor, not PEFT's merge and unmerge in place: rounding would make the policy's weights drift.
+            added = sum((layer.get_delta_weight(adapter) for adapter in sorted(active - merged)), weight)
+            yield f"{owner}.weight", added - sum(layer.get_delta_weight(adapter) for adapter in sorted(merged - active))
         else:
             yield f"{owner}.{rest}", weight

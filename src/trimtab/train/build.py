@@ -64,9 +64,9 @@ def build_sampler(policy: Policy, rollout: RolloutConfig | None = None) -> Sampl
     wanted = rollout.max_prompt_tokens + rollout.max_new_tokens
     settings = VllmSettings(
         dtype=torch.bfloat16 if policy.precision == "bf16" else torch.float32,
-        context=min(wanted, getattr(policy.causal_lm.config, "max_position_embeddings", None) or wanted),
-        batch=rollout.batch_size,
-        memory=rollout.vllm_gpu_memory_utilization,
+        max_model_len=min(wanted, getattr(policy.causal_lm.config, "max_position_embeddings", None) or wanted),
+        max_num_seqs=rollout.batch_size,
+        gpu_memory_utilization=rollout.vllm_gpu_memory_utilization,
         options=rollout.vllm_options,
     )
     return VllmSampler(policy.model, policy.eos_token_ids, policy.autocast, settings)

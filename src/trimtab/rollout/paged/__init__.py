@@ -1,8 +1,17 @@
-"""The fast sampler: decoder models of known families over a paged KV cache, each decoding step one CUDA graph."""
+"""The paged sampler: Llama, Qwen2 and Qwen3 with continuous batching, a paged KV cache and CUDA graphs."""
 
-from trimtab.rollout.paged.decode_state import PAGE
-from trimtab.rollout.paged.decoder import head_size, unsupported_reason
-from trimtab.rollout.paged.graphs import bucket
-from trimtab.rollout.paged.sampler import GRAIN, PREFILL, PagedSampler
+from trimtab.rollout.paged.cuda_graphs import graph_size
+from trimtab.rollout.paged.decoder import get_head_dim, unsupported_reason
+from trimtab.rollout.paged.kv_cache import PAGE_SIZE, num_cache_pages, pages_per_sequence
+from trimtab.rollout.paged.sampler import MAX_PREFILL_TOKENS, PagedSampler
 
-__all__ = ["GRAIN", "PAGE", "PREFILL", "PagedSampler", "bucket", "head_size", "unsupported_reason"]
+__all__ = [
+    "MAX_PREFILL_TOKENS",
+    "PAGE_SIZE",
+    "PagedSampler",
+    "get_head_dim",
+    "graph_size",
+    "num_cache_pages",
+    "pages_per_sequence",
+    "unsupported_reason",
+]

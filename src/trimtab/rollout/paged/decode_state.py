@@ -1,7 +1,4 @@
-"""What a step reads and writes on the device: one row per sequence under way, numbers and pages in fixed places.
-
-A CUDA graph holds addresses, so these tensors are made once and only ever copied into.
-"""
+"""The decode state: what the device knows about the running sequences, one row of the batch for each."""
 
 from __future__ import annotations
 
@@ -10,42 +7,47 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PAGE = 64  # tokens per page of the cache: one tile of the attention kernel
-
-# The rows of `State.numbers`.
-TOKEN, POSITION, MADE, LIMIT, KEY, HOME, LIVE = range(7)
-NUMBERS = 7
+# Rows of `DecodeState.scalars`.
+LAST_TOKEN, POSITION, NUM_GENERATED, MAX_NEW_TOKENS, RNG_KEY, SLOT, ACTIVE = range(7)
+NUM_SCALARS = 7
 
 
 @dataclass(frozen=True)
-class State:
-    """The sequences under way.
+class DecodeState:
+    """The running sequences, as tensors that are allocated once and only copied into: CUDA graphs hold addresses.
 
-    A sequence's row: its last token and that token's position, tokens made so far and their limit, the key of its
-    random stream, its home (the row of `tokens` and `logps` where it writes, which never changes), and 1 while it
-    lives. `pages` maps a row's positions to pages of the cache, `PAGE` at a time.
+    A sequence's scalars are its last token and that token's position, how many tokens it has generated and may
+    generate, the key of its random numbers, its slot, and whether it is active (0 once it has finished). Its row
+    changes as others leave the batch; its slot, the row of `tokens` and `logps` that it writes, does not.
     """
 
-    numbers: Tensor  # (NUMBERS, rows) int64
-    pages: Tensor  # (rows, pages of the longest sequence) int32
-    tokens: Tensor  # (homes, longest response) int32
-    logps: Tensor  # (homes, longest response) fp32
-    ends: Tensor  # the tokens that end a response, int64
-    sampling: Tensor  # temperature, top-p, top-k, fp32
+    scalars: Tensor  # (NUM_SCALARS, rows) int64
+    page_table: Tensor  # (rows, pages of the longest sequence) int32
+    tokens: Tensor  # (slots, longest response) int32
+    logps: Tensor  # (slots, longest response) fp32
+    end_tokens: Tensor  # (end tokens,) int64
+    sampling_params: Tensor  # temperature, top-p, top-k; on the device, so that changing them needs no new graph
 
     @classmethod
-    def empty(cls, rows: int, pages: int, longest: int, ends: list[int], device: torch.device) -> State:
-        """Rows of which none lives."""
+    def allocate(
+        cls, rows: int, pages: int, max_new_tokens: int, end_tokens: list[int], device: torch.device
+    ) -> DecodeState:
+        """Return a state in which no row is active."""
         return cls(
-            torch.zeros(NUMBERS, rows, dtype=torch.int64, device=device),
+            torch.zeros(NUM_SCALARS, rows, dtype=torch.int64, device=device),
             torch.zeros(rows, pages, dtype=torch.int32, device=device),
-            torch.zeros(rows, longest, dtype=torch.int32, device=device),
-            torch.zeros(rows, longest, device=device),
-            torch.tensor(ends, dtype=torch.int64, device=device),
+            torch.zeros(rows, max_new_tokens, dtype=torch.int32, device=device),
+            torch.zeros(rows, max_new_tokens, device=device),
+            torch.tensor(end_tokens, dtype=torch.int64, device=device),
             torch.ones(3, device=device),
         )
 
     @property
     def rows(self) -> int:
         """How many sequences there is room for."""
-        return self.numbers.shape[1]
+        return self.scalars.shape[1]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Rows, pages of the longest sequence, and tokens of the longest response."""
+        return self.rows, self.page_table.shape[1], self.tokens.shape[1]

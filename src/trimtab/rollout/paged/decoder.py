@@ -1,7 +1,7 @@
-"""A decoder of a known family, run without transformers' modules: fused weights, fixed buffers, a paged cache.
+"""The decoder forward of Llama, Qwen2 and Qwen3 over a paged KV cache, without transformers' modules.
 
-Llama, Qwen2 and Qwen3 differ in a bias and two norms. The weights stay transformers': they are copied in the compute
-type, queries, keys and values in one matrix, gate and up in another, and copied anew when the policy has changed.
+The three differ in a bias and in QK-norm. Weights are copied from the policy in the compute type, fused into one matrix
+for queries, keys and values and one for gate and up, and copied again before every rollout.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import torch
 from torch import Tensor
 
 from trimtab.attention import causal_attention
-from trimtab.rollout.paged.decode_state import PAGE, TOKEN, State
+from trimtab.rollout.paged.buffers import Activations, DeviceBuffers, PrefillBatch
+from trimtab.rollout.paged.decode_state import LAST_TOKEN, DecodeState
+from trimtab.rollout.paged.kv_cache import PAGE_SIZE
 from trimtab.rollout.weights import causal_lm, checkpoint_weights
 
 FAMILIES = ("llama", "qwen2", "qwen3")
-ROTARY = ("default", "linear", "llama3", "yarn")  # those whose angles do not depend on what is being read
-SMALLEST_HEAD, LARGEST_HEAD = 32, 256
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose angles depend on the position alone: a table will do
+MIN_HEAD_DIM, MAX_HEAD_DIM = 32, 256
 
 
 def unsupported_reason(model: Any) -> str | None:
-    """What about a model this decoder cannot do; None where it can."""
+    """Return why the paged sampler cannot run a model, or None where it can."""
     config = causal_lm(model).config
     if config.model_type not in FAMILIES:
         return f"its family is {config.model_type}, not one of {', '.join(FAMILIES)}"
@@ -30,236 +32,189 @@ def unsupported_reason(model: Any) -> str | None:
         return f"its activation is {config.hidden_act}, not silu"
     if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or []):
         return "some of its layers have a sliding window"
-    rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rotary not in ROTARY:
-        return f"its rotary embedding is {rotary}"
-    d = head_size(config)
-    if d & (d - 1) or not SMALLEST_HEAD <= d <= LARGEST_HEAD:
-        return f"its heads are {d} wide, not a power of two from {SMALLEST_HEAD} to {LARGEST_HEAD}"
+    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope_type not in ROPE_TYPES:
+        return f"its rotary embedding is {rope_type}"
+    dim = get_head_dim(config)
+    if dim & (dim - 1) or not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
+        return f"its heads are {dim} wide, not a power of two from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}"
     return None
 
 
-def head_size(config: Any) -> int:
-    """The width of an attention head."""
+def get_head_dim(config: Any) -> int:
+    """Return the width of an attention head; configs of older models leave it out."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 @dataclass(frozen=True)
-class Linear:
-    """A linear map."""
+class FusedLinear:
+    """Linear maps of the same input, with their weights stacked in one matrix."""
 
     weight: Tensor
     bias: Tensor | None
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """x weight^T + bias."""
+        """Return x weight^T + bias."""
         if self.bias is None:
             return torch.mm(x, self.weight.T, out=out)
         return torch.addmm(self.bias, x, self.weight.T, out=out)
 
 
 @dataclass(frozen=True)
-class Layer:
-    """The weights of one layer; norms are in fp32."""
+class LayerWeights:
+    """The weights of one layer: linear maps in the compute type, norms in fp32."""
 
-    before_attention: Tensor
-    before_mlp: Tensor
-    qkv: Linear
-    output: Linear
-    gate_up: Linear
-    down: Linear
-    norms: tuple[Tensor, Tensor] | None  # of queries and keys
+    input_norm: Tensor
+    post_attention_norm: Tensor
+    qkv_proj: FusedLinear
+    o_proj: FusedLinear
+    gate_up_proj: FusedLinear
+    down_proj: FusedLinear
+    qk_norm: tuple[Tensor, Tensor] | None  # Qwen3's norms of queries and keys
 
 
 class Decoder:
-    """The weights of a policy, laid out for decoding."""
+    """A copy of a policy's weights, laid out for decoding, with its prefill and its decoding step."""
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
         reason = unsupported_reason(model)
         if reason is not None:
-            raise ValueError(f"this sampler cannot run {type(causal_lm(model)).__name__}: {reason}")
+            raise ValueError(f"the paged sampler cannot run {type(causal_lm(model)).__name__}: {reason}")
         self.model, self.dtype = model, dtype
         self.config = config = causal_lm(model).config
         self.device: torch.device = next(model.parameters()).device
-        self.kv, self.d = int(config.num_key_value_heads), head_size(config)
+        self.num_kv_heads, self.head_dim = int(config.num_key_value_heads), get_head_dim(config)
         self.eps = float(config.rms_norm_eps)
-        self._places: dict[str, Tensor] = {}  # where each weight is copied to, by its name in a checkpoint
-        self._sizes = {name: weight.shape for name, weight in checkpoint_weights(model)}
-        self.layers = [self._layer(f"model.layers.{n}") for n in range(config.num_hidden_layers)]
-        self.last_norm = self._norm("model.norm")
-        self.head = self._linear("lm_head")
+        self._targets: dict[str, Tensor] = {}  # where each weight is copied to, by its name in a checkpoint
+        self._shapes = {name: weight.shape for name, weight in checkpoint_weights(model)}
+        self.layers = [self._allocate_layer(f"model.layers.{n}") for n in range(config.num_hidden_layers)]
+        self.final_norm = self._allocate_norm("model.norm")
+        self.lm_head = self._allocate_linear("lm_head")
         self.refresh()
 
     @property
     def embedding(self) -> Tensor:
-        """The policy's own embedding, which is read and never copied."""
+        """The policy's own embedding: a lookup needs no copy in the compute type."""
         weight: Tensor = causal_lm(self.model).get_input_embeddings().weight
         return weight.detach()
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copy the policy's weights as they are now."""
-        owners = self._find_owners()
-        if owners is not None:
-            pairs = [(place, getattr(*owner)) for place, owner in zip(self._places.values(), owners, strict=True)]
-            for kind in {place.dtype for place, _ in pairs}:  # one kernel for all of a kind
-                places, weights = zip(*((p, w) for p, w in pairs if p.dtype == kind), strict=True)
-                torch._foreach_copy_(places, weights)
+        """Copy the policy's current weights."""
+        owners = self._weight_owners()
+        if owners is None:
+            for name, weight in checkpoint_weights(self.model):  # merges adapters, one weight at a time
+                if name in self._targets:
+                    self._targets[name].copy_(weight)
             return
-        for name, weight in checkpoint_weights(self.model):  # adapters are merged one by one
-            if name in self._places:
-                self._places[name].copy_(weight)
+        pairs = [(target, getattr(*owner)) for target, owner in zip(self._targets.values(), owners, strict=True)]
+        # One multi-tensor kernel per dtype: a copy for each weight is bound by its launches.
+        for dtype in {target.dtype for target, _ in pairs}:
+            targets, weights = zip(*((t, w) for t, w in pairs if t.dtype == dtype), strict=True)
+            torch._foreach_copy_(targets, weights)
 
     @torch.no_grad()
-    def turns(self, positions: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the rotary embedding, (positions, D) each."""
-        where = torch.arange(positions, device=self.device)[None]
-        cos, sin = causal_lm(self.model).model.rotary_emb(torch.empty(0, device=self.device), where)
-        return cos[0].float().contiguous(), sin[0].float().contiguous()
+    def allocate(self, num_pages: int, state: DecodeState, ops: Any) -> DeviceBuffers:
+        """Allocate KV cache, RoPE table and activations for a state's rows."""
+        layer, width = self.layers[0], self.config.hidden_size
 
-    def cache(self, pages: int) -> Tensor:
-        """An empty cache: (layers, 2, pages, kv heads, PAGE, D)."""
-        shape = (len(self.layers), 2, pages, self.kv, PAGE, self.d)
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
+        def zeros(columns: int) -> Tensor:
+            return torch.zeros(state.rows, columns, dtype=self.dtype, device=self.device)
+
+        activations = Activations(
+            residual=torch.empty(state.rows, width, device=self.device),
+            normed=zeros(width),
+            qkv=zeros(len(layer.qkv_proj.weight)),
+            attention=zeros(layer.o_proj.weight.shape[1]),
+            delta=zeros(width),
+            gate_up=zeros(len(layer.gate_up_proj.weight)),
+            mlp=zeros(layer.down_proj.weight.shape[1]),
+            logits=zeros(len(self.lm_head.weight)),
+        )
+        shape = (len(self.layers), 2, num_pages, self.num_kv_heads, PAGE_SIZE, self.head_dim)
+        kv_cache = torch.empty(shape, dtype=self.dtype, device=self.device)
+        position = torch.arange(state.page_table.shape[1] * PAGE_SIZE, device=self.device)[None]
+        # The first argument gives device and dtype alone.
+        cos, sin = causal_lm(self.model).model.rotary_emb(torch.empty(0, device=self.device), position)
+        cos_sin = cos[0].float().contiguous(), sin[0].float().contiguous()
+        return DeviceBuffers(kv_cache, cos_sin, state, activations, ops)
 
     @torch.no_grad()
-    def prefill(self, reading: Reading, memory: Memory) -> None:
-        """Fill the pages of some prefixes. Of the last layer only keys and values are wanted."""
-        x = self.embedding[reading.ids].float()
+    def prefill(self, batch: PrefillBatch, buffers: DeviceBuffers) -> None:
+        """Write the keys and values of a batch of prefixes into the KV cache."""
+        ops = buffers.ops
+        residual = self.embedding[batch.ids].float()
         delta: Tensor | None = None
-        normed = torch.empty_like(x, dtype=self.dtype)
-        for layer, cache in zip(self.layers, memory.cache, strict=True):
-            memory.parts.add_norm(x, delta, layer.before_attention, self.eps, normed)
-            turned = (memory.turns, cache, reading.position, reading.page)
-            q, k, v = memory.parts.place(layer.qkv(normed), layer.norms, self.eps, *turned)
+        normed = torch.empty_like(residual, dtype=self.dtype)
+        for layer, cache in zip(self.layers, buffers.kv_cache, strict=True):
+            ops.fused_add_rms_norm(residual, delta, layer.input_norm, self.eps, normed)
+            qkv = layer.qkv_proj(normed)
+            q, k, v = ops.rope_and_write_kv(
+                qkv, layer.qk_norm, self.eps, buffers.cos_sin, cache, batch.position, batch.page
+            )
             if layer is self.layers[-1]:
-                break
-            answer = causal_attention(q, k, v, reading.starts, reading.longest)
-            delta = layer.output(answer.reshape(len(x), -1))
-            memory.parts.add_norm(x, delta, layer.before_mlp, self.eps, normed)
-            both = layer.gate_up(normed)
-            inner = both.new_empty(len(x), both.shape[1] // 2)
-            memory.parts.gated(both, inner)
-            delta = layer.down(inner)
+                break  # a prefix samples nothing: of the last layer only keys and values are needed
+            attention = causal_attention(q, k, v, batch.cu_seqlens, batch.max_seqlen)
+            delta = layer.o_proj(attention.reshape(len(residual), -1))
+            ops.fused_add_rms_norm(residual, delta, layer.post_attention_norm, self.eps, normed)
+            gate_up = layer.gate_up_proj(normed)
+            mlp = gate_up.new_empty(len(residual), gate_up.shape[1] // 2)
+            ops.swiglu(gate_up, mlp)
+            delta = layer.down_proj(mlp)
 
     @torch.no_grad()
-    def step(self, rows: int, greedy: bool, memory: Memory) -> None:
-        """One token for each of the first rows of the state."""
-        b, state, parts = memory.buffers(rows), memory.state, memory.parts
-        b.x.copy_(self.embedding.index_select(0, state.numbers[TOKEN, :rows]))
+    def decode_step(self, rows: int, greedy: bool, buffers: DeviceBuffers) -> None:
+        """Sample one token for each of the first rows of the decode state."""
+        a, state, ops = buffers.activations.first(rows), buffers.state, buffers.ops
+        a.residual.copy_(self.embedding.index_select(0, state.scalars[LAST_TOKEN, :rows]))
         delta: Tensor | None = None
-        for layer, cache in zip(self.layers, memory.cache, strict=True):
-            parts.add_norm(b.x, delta, layer.before_attention, self.eps, b.normed)
-            layer.qkv(b.normed, b.qkv)
-            parts.attend(b.qkv, layer.norms, self.eps, memory.turns, cache, state, b.answer)
-            layer.output(b.answer, b.delta)
-            parts.add_norm(b.x, b.delta, layer.before_mlp, self.eps, b.normed)
-            layer.gate_up(b.normed, b.gate_up)
-            parts.gated(b.gate_up, b.inner)
-            delta = layer.down(b.inner, b.delta)
-        parts.add_norm(b.x, delta, self.last_norm, self.eps, b.normed)
-        self.head(b.normed, b.logits)
-        parts.draw(b.logits, state, greedy)
+        for layer, cache in zip(self.layers, buffers.kv_cache, strict=True):
+            ops.fused_add_rms_norm(a.residual, delta, layer.input_norm, self.eps, a.normed)
+            layer.qkv_proj(a.normed, a.qkv)
+            ops.paged_attention(a.qkv, layer.qk_norm, self.eps, buffers.cos_sin, cache, state, a.attention)
+            layer.o_proj(a.attention, a.delta)
+            ops.fused_add_rms_norm(a.residual, a.delta, layer.post_attention_norm, self.eps, a.normed)
+            layer.gate_up_proj(a.normed, a.gate_up)
+            ops.swiglu(a.gate_up, a.mlp)
+            delta = layer.down_proj(a.mlp, a.delta)
+        ops.fused_add_rms_norm(a.residual, delta, self.final_norm, self.eps, a.normed)
+        self.lm_head(a.normed, a.logits)
+        ops.sample_tokens(a.logits, state, greedy)
 
-    def _layer(self, at: str) -> Layer:
-        attention, mlp = f"{at}.self_attn", f"{at}.mlp"
-        normed = f"{attention}.q_norm.weight" in self._sizes
-        return Layer(
-            before_attention=self._norm(f"{at}.input_layernorm"),
-            before_mlp=self._norm(f"{at}.post_attention_layernorm"),
-            qkv=self._linear(*(f"{attention}.{part}_proj" for part in "qkv")),
-            output=self._linear(f"{attention}.o_proj"),
-            gate_up=self._linear(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
-            down=self._linear(f"{mlp}.down_proj"),
-            norms=(self._norm(f"{attention}.q_norm"), self._norm(f"{attention}.k_norm")) if normed else None,
-        )
-
-    def _find_owners(self) -> list[tuple[Any, str]] | None:
-        """The modules that hold the weights now; None where adapters are in between."""
+    def _weight_owners(self) -> list[tuple[Any, str]] | None:
+        """Return module and attribute of each weight; None where LoRA adapters have to be merged."""
         modules = dict(causal_lm(self.model).named_modules())
-        named = [name.rpartition(".") for name in self._places]
-        if any(hasattr(modules[module], "get_delta_weight") for module, _, _ in named):
+        names = [name.rpartition(".") for name in self._targets]
+        if any(hasattr(modules[module], "get_delta_weight") for module, _, _ in names):
             return None
-        return [(modules[module], attribute) for module, _, attribute in named]
+        return [(modules[module], attribute) for module, _, attribute in names]
 
-    def _norm(self, name: str) -> Tensor:
-        place = self._places[f"{name}.weight"] = torch.empty(self._sizes[f"{name}.weight"], device=self.device)
-        return place
-
-    def _linear(self, *parts: str) -> Linear:
-        weight = self._joined([f"{part}.weight" for part in parts])
-        biased = f"{parts[0]}.bias" in self._sizes
-        return Linear(weight, self._joined([f"{part}.bias" for part in parts]) if biased else None)
-
-    def _joined(self, names: list[str]) -> Tensor:
-        """Room for some weights one below the other."""
-        rows = [self._sizes[name][0] for name in names]
-        whole = torch.empty(sum(rows), *self._sizes[names[0]][1:], dtype=self.dtype, device=self.device)
-        self._places |= zip(names, whole.split(rows), strict=True)
-        return whole
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Tokens of some prefixes in a row: each one's position and page (-1: none), and where each prefix starts."""
-
-    ids: Tensor
-    position: Tensor
-    page: Tensor
-    starts: Tensor
-    longest: int
-
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """All but the length of the longest prefix."""
-        return self.ids, self.position, self.page, self.starts
-
-
-@dataclass(frozen=True)
-class Buffers:
-    """What a step computes on its way, for some rows."""
-
-    x: Tensor
-    normed: Tensor
-    qkv: Tensor
-    answer: Tensor
-    delta: Tensor
-    gate_up: Tensor
-    inner: Tensor
-    logits: Tensor
-
-
-@dataclass(frozen=True)
-class Memory:
-    """All that lasts from step to step: cache, state, buffers; `parts` is `plain` or `kernels`."""
-
-    cache: Tensor
-    turns: tuple[Tensor, Tensor]
-    state: State
-    whole: Buffers
-    parts: Any
-
-    @classmethod
-    def of(cls, decoder: Decoder, pages: int, state: State, parts: Any) -> Memory:
-        """Room for a state's rows and so many pages."""
-        rows, longest = state.rows, state.pages.shape[1] * PAGE
-        layer, width = decoder.layers[0], decoder.config.hidden_size
-
-        def room(columns: int) -> Tensor:
-            return torch.zeros(rows, columns, dtype=decoder.dtype, device=decoder.device)
-
-        whole = Buffers(
-            x=torch.empty(rows, width, device=decoder.device),
-            normed=room(width),
-            qkv=room(len(layer.qkv.weight)),
-            answer=room(layer.output.weight.shape[1]),
-            delta=room(width),
-            gate_up=room(len(layer.gate_up.weight)),
-            inner=room(layer.down.weight.shape[1]),
-            logits=room(len(decoder.head.weight)),
+    def _allocate_layer(self, name: str) -> LayerWeights:
+        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+        has_qk_norm = f"{attention}.q_norm.weight" in self._shapes
+        qk_norm = (f"{attention}.q_norm", f"{attention}.k_norm")
+        return LayerWeights(
+            input_norm=self._allocate_norm(f"{name}.input_layernorm"),
+            post_attention_norm=self._allocate_norm(f"{name}.post_attention_layernorm"),
+            qkv_proj=self._allocate_linear(*(f"{attention}.{which}_proj" for which in "qkv")),
+            o_proj=self._allocate_linear(f"{attention}.o_proj"),
+            gate_up_proj=self._allocate_linear(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+            down_proj=self._allocate_linear(f"{mlp}.down_proj"),
+            qk_norm=(self._allocate_norm(qk_norm[0]), self._allocate_norm(qk_norm[1])) if has_qk_norm else None,
         )
-        return cls(decoder.cache(pages), decoder.turns(longest), state, whole, parts)
 
-    def buffers(self, rows: int) -> Buffers:
-        """The buffers' first rows."""
-        return Buffers(*(getattr(self.whole, name)[:rows] for name in Buffers.__dataclass_fields__))
+    def _allocate_norm(self, name: str) -> Tensor:
+        weight = self._targets[f"{name}.weight"] = torch.empty(self._shapes[f"{name}.weight"], device=self.device)
+        return weight
+
+    def _allocate_linear(self, *names: str) -> FusedLinear:
+        weight = self._allocate_stacked([f"{name}.weight" for name in names])
+        has_bias = f"{names[0]}.bias" in self._shapes
+        return FusedLinear(weight, self._allocate_stacked([f"{name}.bias" for name in names]) if has_bias else None)
+
+    def _allocate_stacked(self, names: list[str]) -> Tensor:
+        """Allocate one tensor for several weights, stacked along their rows."""
+        rows = [self._shapes[name][0] for name in names]
+        stacked = torch.empty(sum(rows), *self._shapes[names[0]][1:], dtype=self.dtype, device=self.device)
+        self._targets |= zip(names, stacked.split(rows), strict=True)
+        return stacked

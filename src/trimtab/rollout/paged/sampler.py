@@ -1,8 +1,8 @@
-"""The sampler: prompts in, responses out, over a paged cache; on a GPU every step is one CUDA graph.
+"""The paged sampler: continuous batching over a paged KV cache, each decoding step one CUDA graph.
 
-A step's work on the host is a handful of numbers every `STRIDE` steps. Between those the device runs alone: it draws,
-notes where each response ends, and leaves rows that have ended out of attention and drawing. The host waits for it once
-a stride, and reads what a stride drew while the next one runs.
+Host and device sync once every `STEPS_PER_SYNC` steps (multi-step scheduling). In between the device runs alone: it
+samples, checks for end tokens, and skips finished rows in attention and sampling. The host appends the tokens of one
+interval to their sequences while the device runs the next.
 """
 
 from __future__ import annotations
@@ -17,43 +17,49 @@ import torch
 from torch import Tensor
 
 from trimtab.rollout.paged import torch_ops
-from trimtab.rollout.paged.decode_state import HOME, LIVE, MADE, PAGE, State
-from trimtab.rollout.paged.decoder import Decoder, Memory
-from trimtab.rollout.paged.graphs import bucket, captured
-from trimtab.rollout.paged.page_allocator import Pool
-from trimtab.rollout.paged.prefill import Reader, send
-from trimtab.rollout.paged.scheduler import Group, Sample, Schedule
+from trimtab.rollout.paged.buffers import DeviceBuffers
+from trimtab.rollout.paged.cuda_graphs import capture_graph, graph_size
+from trimtab.rollout.paged.decode_state import ACTIVE, NUM_GENERATED, SLOT, DecodeState
+from trimtab.rollout.paged.decoder import Decoder
+from trimtab.rollout.paged.kv_cache import PageAllocator, num_cache_pages, page_bytes, pages_per_sequence
+from trimtab.rollout.paged.prefill import Prefill, copy_to_device
+from trimtab.rollout.paged.scheduler import SampledSequence, Scheduler, SequenceGroup
 from trimtab.rollout.rng import rng_keys
 from trimtab.rollout.types import PromptTokens, Response, SamplingOptions, check_prompts
 
-STRIDE = 16  # steps between two looks at which rows have ended
-PREFILL = 32_768  # prompt tokens read in one pass
-FIRST = 4096  # those of the first pass, so that the device has work while the host makes the others ready
-GRAIN = 4  # pages: sequences are given room by multiples of so many, so that a longer prompt does not mean new graphs
+STEPS_PER_SYNC = 16
+MAX_PREFILL_TOKENS = 32_768  # prompt tokens in one prefill
+FIRST_PREFILL_TOKENS = 4096  # fewer in the first, so that the device has work while the host packs the next
 
 
 @dataclass
 class PagedSampler:
-    """Samples from `model`, whose weights may change between calls.
+    """Samples from `model`, whose weights may change between calls, with a forward of its own.
 
-    `dtype` is the type of its linear maps; `memory` the share of the device's memory that the cache may take.
+    - Continuous batching: finished sequences leave the batch, waiting ones take their slots.
+    - Paged KV cache with prefix sharing: a prompt is prefilled once for all of its samples.
+    - Preemption by recompute where pages run out.
+    - Decoding steps and small prefills are CUDA graphs.
+
+    `dtype` is that of the linear maps, `kv_cache_memory` the share of the device's memory that the KV cache may take;
+    `max_pages` limits its pages directly. On a CPU it runs in plain torch and samples the native sampler's tokens.
     """
 
     model: Any
     end_tokens: frozenset[int]
     dtype: torch.dtype
-    memory: float = 0.3
-    pages: int | None = None  # how many the cache has, where that is not to be found out
-    stride: int = STRIDE
+    kv_cache_memory: float = 0.3
+    max_pages: int | None = None
+    steps_per_sync: int = STEPS_PER_SYNC
     _decoder: Decoder | None = None
-    _memory: Memory | None = None
-    _reader: Reader | None = None
+    _buffers: DeviceBuffers | None = None
+    _prefill: Prefill | None = None
     _graphs: dict[tuple[int, bool], Any] = field(default_factory=dict)
-    _embedding: int = 0
+    _embedding_address: int = 0
 
     @torch.no_grad()
     def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
-        """For every prompt, `options.samples` responses."""
+        """Return `options.samples` responses for each prompt, in order."""
         if not prompts:
             return []
         if self._decoder is None:
@@ -61,117 +67,113 @@ class PagedSampler:
         else:
             self._decoder.refresh()
         check_prompts(prompts, len(self._decoder.embedding))
-        memory = self._room(self._decoder, prompts, options)
-        sampling = np.array([options.temperature or 1.0, options.top_p, options.top_k], dtype=np.float32)
-        send(sampling, memory.state.sampling)
-        samples = _samples(prompts, step, options)
-        schedule = Schedule(
-            [Group(prompt.ids, deque(group)) for prompt, group in zip(prompts, samples, strict=True)],
-            Pool(memory.cache.shape[2]),
-            min(options.batch, memory.state.rows),
-            memory.state.pages.shape[1],
-            options.max_new_tokens,
-            self.stride,
+        buffers = self._ensure_buffers(self._decoder, prompts, options)
+        params = np.array([options.temperature or 1.0, options.top_p, options.top_k], dtype=np.float32)
+        copy_to_device(params, buffers.state.sampling_params)
+        sequences = _new_sequences(prompts, step, options)
+        scheduler = Scheduler(
+            [SequenceGroup(prompt.ids, deque(group)) for prompt, group in zip(prompts, sequences, strict=True)],
+            PageAllocator(buffers.num_pages),
+            slots=min(options.batch_size, buffers.state.rows),
+            pages_per_slot=buffers.state.page_table.shape[1],
+            max_new_tokens=options.max_new_tokens,
+            steps_per_sync=self.steps_per_sync,
         )
-        self._run(schedule, memory, options.temperature == 0)
-        return [[self._response(sample) for sample in group] for group in samples]
+        self._generate(scheduler, buffers, options.temperature == 0)
+        return [[self._response(sequence) for sequence in group] for group in sequences]
 
-    def _run(self, schedule: Schedule, memory: Memory, greedy: bool) -> None:
-        """Draw all samples."""
-        while schedule.queue or schedule.running:
-            self._admit(schedule, memory)
-            schedule.grow()
-            count, steps = _upload(schedule, memory.state), schedule.steps()
-            rows = min(bucket(count), memory.state.rows)
+    def _generate(self, scheduler: Scheduler, buffers: DeviceBuffers, greedy: bool) -> None:
+        """Decode until all sequences have finished."""
+        while scheduler.queue or scheduler.running:
+            self._admit(scheduler, buffers)
+            scheduler.allocate_pages()
+            count, steps = _upload(scheduler, buffers.state), scheduler.steps_until_sync()
+            rows = min(graph_size(count), buffers.state.rows)
             for _ in range(steps):
-                self._step(rows, greedy, memory)
-            coming = _fetch(count, steps, memory.state)
-            schedule.read()
-            if memory.cache.is_cuda:
-                torch.cuda.current_stream(memory.cache.device).synchronize()
-            schedule.leave(schedule.look(*(part.numpy() for part in coming)))
-            for home in schedule.short():
-                schedule.wait_again(home)
-        schedule.read()
+                self._decode_step(rows, greedy, buffers)
+            outputs = _download(count, steps, buffers.state)
+            scheduler.append_outputs()  # those of the last interval: the device is busy with this one
+            if buffers.kv_cache.is_cuda:
+                torch.cuda.current_stream(buffers.kv_cache.device).synchronize()
+            scheduler.release(scheduler.record_outputs(*(output.numpy() for output in outputs)))
+            for slot in scheduler.slots_to_preempt():
+                scheduler.preempt(slot)
+        scheduler.append_outputs()
 
-    def _admit(self, schedule: Schedule, memory: Memory) -> None:
-        assert self._reader is not None
-        tokens = FIRST
-        while (admission := schedule.admit(tokens)).started:
-            tokens = PREFILL
-            if groups := admission.groups:
-                self._reader.read([g.prefix[:-1] for g in groups], [g.pages or [] for g in groups])
+    def _admit(self, scheduler: Scheduler, buffers: DeviceBuffers) -> None:
+        """Admit what there is room for: prefill prompts and copy their partly filled pages."""
+        assert self._prefill is not None
+        max_tokens = FIRST_PREFILL_TOKENS
+        while (admission := scheduler.admit(max_tokens)).admitted:
+            max_tokens = MAX_PREFILL_TOKENS
+            if groups := admission.prefill:
+                self._prefill.run([g.prefix[:-1] for g in groups], [g.pages or [] for g in groups])
             if admission.copy_to:
-                pages = torch.empty(2, len(admission.copy_to), dtype=torch.int64, device=memory.cache.device)
-                send(np.array([admission.copy_from, admission.copy_to]), pages)
-                memory.parts.copy_pages(memory.cache, *pages)
-        if not schedule.running:
+                pages = torch.empty(2, len(admission.copy_to), dtype=torch.int64, device=buffers.kv_cache.device)
+                copy_to_device(np.array([admission.copy_from, admission.copy_to]), pages)
+                buffers.ops.copy_pages(buffers.kv_cache, *pages)
+        if not scheduler.running:
             raise RuntimeError(
-                f"the cache's {schedule.pool.pages} pages are too few for one response: raise its memory"
+                f"the KV cache's {buffers.num_pages} pages are too few for one response: raise rollout.kv_cache_memory"
             )
 
-    def _response(self, sample: Sample) -> Response:
-        finished = sample.tokens[-1] in self.end_tokens
-        return Response(sample.tokens, sample.logp, finished, sample=sample.sample)
+    def _response(self, sequence: SampledSequence) -> Response:
+        finished = sequence.tokens[-1] in self.end_tokens
+        return Response(sequence.tokens, sequence.logp, finished, sample=sequence.sample)
 
-    def _step(self, rows: int, greedy: bool, memory: Memory) -> None:
+    def _decode_step(self, rows: int, greedy: bool, buffers: DeviceBuffers) -> None:
         assert self._decoder is not None
-        if memory.cache.device.type != "cuda":
-            self._decoder.step(rows, greedy, memory)
+        if buffers.kv_cache.device.type != "cuda":
+            self._decoder.decode_step(rows, greedy, buffers)
             return
         if (rows, greedy) not in self._graphs:
-            self._graphs[rows, greedy] = self._graph(rows, greedy, memory)
+            self._graphs[rows, greedy] = self._capture(self._decoder, rows, greedy, buffers)
         self._graphs[rows, greedy].replay()
 
-    def _graph(self, rows: int, greedy: bool, memory: Memory) -> Any:
-        """The step as a graph. It is first run with no row alive, which changes nothing."""
-        assert self._decoder is not None
-        decoder, live = self._decoder, memory.state.numbers[LIVE].clone()
-        memory.state.numbers[LIVE] = 0
-        graph = captured(lambda: decoder.step(rows, greedy, memory))
-        memory.state.numbers[LIVE] = live
+    def _capture(self, decoder: Decoder, rows: int, greedy: bool, buffers: DeviceBuffers) -> Any:
+        # No row is active during the warm-up run, which then changes nothing.
+        active = buffers.state.scalars[ACTIVE].clone()
+        buffers.state.scalars[ACTIVE] = 0
+        graph = capture_graph(lambda: decoder.decode_step(rows, greedy, buffers))
+        buffers.state.scalars[ACTIVE] = active
         return graph
 
-    def _room(self, decoder: Decoder, prompts: Sequence[PromptTokens], options: SamplingOptions) -> Memory:
-        """The memory of the last call, or a larger one where this call needs it."""
+    def _ensure_buffers(
+        self, decoder: Decoder, prompts: Sequence[PromptTokens], options: SamplingOptions
+    ) -> DeviceBuffers:
+        """Return the buffers of the last call, or larger ones where this call needs them."""
+        rows = graph_size(min(options.batch_size, len(prompts) * options.samples))
         longest = max(len(prompt.ids) for prompt in prompts) + options.max_new_tokens
-        each = -(-longest // (PAGE * GRAIN)) * GRAIN
-        rows = bucket(min(options.batch, len(prompts) * options.samples))
-        longest_response, before = options.max_new_tokens, self._memory
-        if before is not None:
-            state = before.state
-            rows, each = max(rows, state.rows), max(each, state.pages.shape[1])
-            longest_response = max(longest_response, state.tokens.shape[1])
-        pages = self.pages or min(rows * each, self._most_pages(decoder))
-        pages = max(pages, 2 * each + 2)
-        if (
-            before is None
-            or (rows, each, longest_response) != (*before.state.pages.shape, before.state.tokens.shape[1])
-            or self._embedding != decoder.embedding.data_ptr()
-        ):
-            self._memory = self._reader = before = None
-            self._graphs.clear()
-            state = State.empty(rows, each, longest_response, sorted(self.end_tokens), decoder.device)
-            memory = Memory.of(decoder, pages, state, parts_for(decoder.device))
-            self._reader, self._embedding = Reader(decoder, memory), decoder.embedding.data_ptr()
-            self._memory = memory  # last: whatever stops us before, the next call begins anew
-        assert self._memory is not None
-        return self._memory
+        shape = rows, pages_per_sequence(longest), options.max_new_tokens
+        address = decoder.embedding.data_ptr()  # graphs hold it too, and loading weights may move it
+        if self._buffers is not None:
+            current = self._buffers.state.shape
+            rows, pages_each, max_new_tokens = map(max, shape, current)  # never smaller than before
+            if (rows, pages_each, max_new_tokens) == current and address == self._embedding_address:
+                return self._buffers
+            shape = rows, pages_each, max_new_tokens
+        # The old ones go first: there is not room for both.
+        self._buffers = self._prefill = None
+        self._graphs.clear()
+        state = DecodeState.allocate(*shape, sorted(self.end_tokens), decoder.device)
+        num_pages = num_cache_pages(*shape[:2], self.max_pages or self._page_budget(decoder))
+        buffers = decoder.allocate(num_pages, state, _ops_for(decoder.device))
+        self._prefill, self._embedding_address = Prefill(decoder, buffers), address
+        self._buffers = buffers  # last: after an interruption before this line, the next call allocates anew
+        return buffers
 
-    def _most_pages(self, decoder: Decoder) -> int:
+    def _page_budget(self, decoder: Decoder) -> int:
+        """Return how many pages fit into the KV cache's share of the device's memory."""
         if decoder.device.type != "cuda":
             return 2**31
-        whole: int = torch.cuda.get_device_properties(decoder.device).total_memory
-        return int(self.memory * whole) // page_bytes(len(decoder.layers), decoder.kv, decoder.d, decoder.dtype)
+        memory: int = torch.cuda.get_device_properties(decoder.device).total_memory
+        itemsize = decoder.dtype.itemsize
+        page = page_bytes(len(decoder.layers), decoder.num_kv_heads, decoder.head_dim, itemsize)
+        return int(self.kv_cache_memory * memory) // page
 
 
-def page_bytes(layers: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> int:
-    """What a page takes in all layers."""
-    return int(layers * 2 * kv_heads * PAGE * head_size * dtype.itemsize)
-
-
-def parts_for(device: torch.device) -> Any:
-    """The parts of a step for a device: kernels where there is a GPU and Triton."""
+def _ops_for(device: torch.device) -> Any:
+    """Return the module with a step's operations: Triton kernels on a GPU, plain torch elsewhere."""
     if device.type != "cuda":
         return torch_ops
     from trimtab.rollout.paged import kernels
@@ -179,30 +181,29 @@ def parts_for(device: torch.device) -> Any:
     return kernels
 
 
-def _samples(prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Sample]]:
-    """What is to be drawn for every prompt."""
+def _new_sequences(prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[SampledSequence]]:
     keys = rng_keys(options.seed, step, [prompt.number for prompt in prompts], options.samples)
     return [
-        [Sample(number, k, key, prompt.ids) for k, key in enumerate(own)]
-        for number, (prompt, own) in enumerate(zip(prompts, keys.view(len(prompts), -1).tolist(), strict=True))
+        [SampledSequence(sample, key, prompt.ids) for sample, key in enumerate(own)]
+        for prompt, own in zip(prompts, keys.view(len(prompts), -1).tolist(), strict=True)
     ]
 
 
-def _upload(schedule: Schedule, state: State) -> int:
-    """Tell the device who is in the batch; how many they are. Rows beyond them do not live."""
-    numbers, pages = schedule.rows()
-    count: int = numbers.shape[1]
-    whole = np.zeros(state.numbers.shape, dtype=np.int64)
-    whole[:, :count] = numbers
-    send(whole, state.numbers)
-    send(pages, state.pages[:count])
+def _upload(scheduler: Scheduler, state: DecodeState) -> int:
+    """Copy the batch to the device, with the rows beyond it inactive; return how many sequences it has."""
+    scalars, page_table = scheduler.batch()
+    count: int = scalars.shape[1]
+    padded = np.zeros(state.scalars.shape, dtype=np.int64)
+    padded[:, :count] = scalars
+    copy_to_device(padded, state.scalars)
+    copy_to_device(page_table, state.page_table[:count])
     return count
 
 
-def _fetch(count: int, steps: int, state: State) -> list[Tensor]:
-    """The numbers of the first rows and the last tokens and log-probabilities of each, on their way to the host."""
-    numbers = state.numbers[:, :count]
-    last = (numbers[MADE, :, None] + torch.arange(-steps, 0, device=numbers.device)).clamp(min=0)
-    homes = numbers[HOME, :, None]
-    parts = (numbers, state.tokens[homes, last], state.logps[homes, last])
-    return [part.to("cpu", non_blocking=True, copy=True) for part in parts]  # into pinned memory
+def _download(count: int, steps: int, state: DecodeState) -> list[Tensor]:
+    """Start copying the first rows' scalars and last `steps` tokens and log-probabilities to the host."""
+    scalars = state.scalars[:, :count]
+    last = (scalars[NUM_GENERATED, :, None] + torch.arange(-steps, 0, device=scalars.device)).clamp(min=0)
+    slots = scalars[SLOT, :, None]
+    outputs = (scalars, state.tokens[slots, last], state.logps[slots, last])
+    return [output.to("cpu", non_blocking=True, copy=True) for output in outputs]  # into pinned memory

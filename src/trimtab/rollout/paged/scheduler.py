@@ -1,10 +1,8 @@
-"""Who is in the batch: samples wait, start as soon as a row and pages are free, and leave when they end.
+"""Continuous batching: admit waiting sequences when a slot and KV pages are free, and retire finished ones.
 
-A prompt's cache is made once: the pages it fills are shared by its samples, the page it ends in is copied for each but
-the last, who takes it as it is. Where the pages run out, the sample that started last gives up its own; it waits again,
-first in line, with all it has written as its prefix. All of this is on the host; the device is told by `numbers` and
-`pages`. Between two strides it waits for the host, which therefore works on all rows at once and reads what was drawn
-only later.
+A prompt is prefilled once. Its full pages are shared by its samples; the last, partly filled page is copied for every
+sample but one, which takes it over. When pages run out, the sequences admitted last are preempted: their pages are
+freed, and they wait at the head of the queue to be recomputed from the prompt and what they have generated.
 """
 
 from __future__ import annotations
@@ -17,219 +15,246 @@ from itertools import zip_longest
 import numpy as np
 import numpy.typing as npt
 
-from trimtab.rollout.paged.decode_state import HOME, KEY, LIMIT, LIVE, MADE, NUMBERS, PAGE, POSITION, TOKEN
-from trimtab.rollout.paged.page_allocator import Pool
+from trimtab.rollout.paged.decode_state import (
+    ACTIVE,
+    LAST_TOKEN,
+    MAX_NEW_TOKENS,
+    NUM_GENERATED,
+    NUM_SCALARS,
+    POSITION,
+    RNG_KEY,
+    SLOT,
+)
+from trimtab.rollout.paged.kv_cache import PAGE_SIZE, PageAllocator
+
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass
-class Sample:
-    """One response: which it is, the key of its stream, its prompt's tokens, and what has been read of it."""
+class SampledSequence:
+    """One response in the making: its index within its group, its random key, its prompt, and its tokens so far."""
 
-    prompt: int
     sample: int
     key: int
-    ids: Sequence[int]
+    prompt: Sequence[int]
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
 
 
 @dataclass
-class Group:
-    """Samples that go on from one prefix, which is in the cache once it has `pages`."""
+class SequenceGroup:
+    """Sequences that continue the same prefix; it has `pages` once it has been admitted."""
 
     prefix: Sequence[int]
-    waiting: deque[Sample]
+    waiting: deque[SampledSequence]
     pages: list[int] | None = None
 
     @property
-    def cached(self) -> int:
-        """Tokens of the prefix that are prefilled: the last is the first to be read in a step."""
+    def num_prefilled(self) -> int:
+        """How many tokens are prefilled: all but the last, which is the input of the first decoding step."""
         return len(self.prefix) - 1
 
 
 @dataclass(frozen=True)
 class Admission:
-    """What the device has to do before new rows can take part: prefixes to be read, then pages to be copied."""
+    """What the device has to do before the admitted sequences can be decoded: prefill groups, then copy pages."""
 
-    groups: list[Group] = field(default_factory=list)
+    prefill: list[SequenceGroup] = field(default_factory=list)
     copy_from: list[int] = field(default_factory=list)
     copy_to: list[int] = field(default_factory=list)
-    started: dict[int, list[int]] = field(default_factory=dict)  # the pages of each new home
+    admitted: dict[int, list[int]] = field(default_factory=dict)  # the pages of each new slot
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """What rows drew in a stride: their samples, how many tokens each has made in all, and the last of those."""
+class SampledTokens:
+    """What sequences sampled between two syncs: each one's number of tokens in all, and the last of them."""
 
-    samples: list[Sample]
-    made: list[int]
-    tokens: npt.NDArray[np.int32]  # (rows, steps)
+    sequences: list[SampledSequence]
+    num_generated: list[int]
+    tokens: npt.NDArray[np.int32]  # (sequences, steps)
     logps: npt.NDArray[np.float32]
 
-    def read(self) -> None:
-        """Give the samples what they do not have yet."""
-        for sample, made, tokens, logps in zip(self.samples, self.made, self.tokens, self.logps, strict=True):
-            first = len(tokens) - (made - len(sample.tokens))
-            sample.tokens += tokens[first:].tolist()
-            sample.logp += logps[first:].tolist()
+    def append_new(self) -> None:
+        """Append to each sequence the tokens that it does not have yet."""
+        rows = zip(self.sequences, self.num_generated, self.tokens, self.logps, strict=True)
+        for sequence, generated, tokens, logps in rows:
+            # A sequence that finished early has fewer new tokens than there were steps; they are the last columns.
+            first = len(tokens) - (generated - len(sequence.tokens))
+            sequence.tokens += tokens[first:].tolist()
+            sequence.logp += logps[first:].tolist()
 
 
-class Schedule:
-    """The rows of a batch, by home."""
+class Scheduler:
+    """Assigns slots and pages to sequences.
 
-    def __init__(self, groups: Sequence[Group], pool: Pool, rows: int, pages: int, limit: int, stride: int) -> None:
-        if not 2 <= 2 * stride <= PAGE:  # with longer ones a row may need two pages at once, and one is kept for it
-            raise ValueError(f"stride={stride}: say 1 to {PAGE // 2}, half of a page's tokens")
-        self.pool, self.limit, self.stride = pool, limit, stride
+    It runs on the host between two syncs with the device, which waits meanwhile. Hence arrays over all slots instead of
+    objects, and token lists that are only appended to once the device is busy again (`append_outputs`).
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[SequenceGroup],
+        allocator: PageAllocator,
+        *,
+        slots: int,
+        pages_per_slot: int,
+        max_new_tokens: int,
+        steps_per_sync: int,
+    ) -> None:
+        # With longer intervals a row might need two pages at once, and only one per row is kept in reserve.
+        if not 2 <= 2 * steps_per_sync <= PAGE_SIZE:
+            raise ValueError(f"steps_per_sync={steps_per_sync}: set 1 to {PAGE_SIZE // 2}, half of the page size")
+        self.allocator, self.max_new_tokens, self.steps_per_sync = allocator, max_new_tokens, steps_per_sync
         self.queue = deque(groups)
-        self.running: dict[int, Sample] = {}  # by home, in the order in which they started
-        self._free = list(range(rows - 1, -1, -1))
-        self._table = np.zeros((rows, pages), dtype=np.int32)
-        self._numbers = np.zeros((NUMBERS, rows), dtype=np.int64)
-        self._has = np.zeros(rows, dtype=np.int64)  # how many pages each home has
-        self._unread: Drawn | None = None
+        self.running: dict[int, SampledSequence] = {}  # by slot, in the order of admission
+        self._free_slots = list(range(slots - 1, -1, -1))
+        self._page_table = np.zeros((slots, pages_per_slot), dtype=np.int32)
+        self._scalars = np.zeros((NUM_SCALARS, slots), dtype=np.int64)
+        self._num_pages = np.zeros(slots, dtype=np.int64)
+        self._pending: SampledTokens | None = None
 
-    def admit(self, tokens: int) -> Admission:
-        """Start what there is room for, as long as its prefixes have no more than so many tokens, or it is the first.
+    def admit(self, max_prefill_tokens: int) -> Admission:
+        """Admit waiting sequences, up to so many tokens to prefill, but one group at least.
 
-        The device can read these while the next are started; when there is room for nobody, nothing has `started`.
+        The caller prefills them and calls again until nothing is `admitted`: the device works on one batch of prompts
+        while the host prepares the next.
         """
-        made, read = Admission(), 0
-        while self.queue and self._free:
+        admission, prefill_tokens = Admission(), 0
+        while self.queue and self._free_slots:
             group = self.queue[0]
-            read += group.cached
-            if made.started and read > tokens:
+            prefill_tokens += group.num_prefilled
+            if admission.admitted and prefill_tokens > max_prefill_tokens:
                 break
-            self._start(group, made)
+            self._admit_group(group, admission)
             if group.waiting:
                 break
             self.queue.popleft()
-        if made.started:
-            self._enter(made.started)
-        return made
+        if admission.admitted:
+            self._write_rows(admission.admitted)
+        return admission
 
-    def _start(self, group: Group, made: Admission) -> None:
-        """Give pages to a group's prefix, homes and pages to as many of its samples as there is room for."""
-        filled, own = group.cached // PAGE, self._own(group)
+    def _admit_group(self, group: SequenceGroup, admission: Admission) -> None:
+        """Give pages to a group's prefix, and slots and pages to as many of its sequences as fit."""
+        full, own = group.num_prefilled // PAGE_SIZE, self._own_pages(group)
         if group.pages is None:
-            if self._spare() < filled + 1 + own:
+            if self._available_pages() < full + 1 + own:
                 return
-            group.pages = self.pool.take(-(-group.cached // PAGE))
-            if group.cached:
-                made.groups.append(group)
-        shared, tail = group.pages[:filled], group.pages[filled:]
-        while group.waiting and self._free and self._spare() >= own:
-            sample, home = group.waiting.popleft(), self._free.pop()
+            group.pages = self.allocator.allocate(-(-group.num_prefilled // PAGE_SIZE))
+            if group.num_prefilled:
+                admission.prefill.append(group)
+        shared, partial = group.pages[:full], group.pages[full:]
+        while group.waiting and self._free_slots and self._available_pages() >= own:
+            sequence, slot = group.waiting.popleft(), self._free_slots.pop()
             if group.waiting:
-                self.pool.share(shared)
-                pages = shared + self.pool.take(own)
-                made.copy_from.extend(tail)
-                made.copy_to.extend(pages[filled : len(group.pages)])
-            else:
-                pages = group.pages + self.pool.take(own - len(tail))
-            self.running[home], made.started[home] = sample, pages
+                self.allocator.share(shared)
+                pages = shared + self.allocator.allocate(own)
+                admission.copy_from.extend(partial)
+                admission.copy_to.extend(pages[full : len(group.pages)])
+            else:  # the last one takes over the group's references and its partly filled page
+                pages = group.pages + self.allocator.allocate(own - len(partial))
+            self.running[slot], admission.admitted[slot] = sequence, pages
 
-    def _spare(self) -> int:
-        """Pages that may be taken so that everyone, the next to start too, can still be given one more."""
-        return len(self.pool) - len(self.running) - 1
+    def _available_pages(self) -> int:
+        """Return how many pages may be taken while one more stays free for each sequence, the next included."""
+        return self.allocator.num_free - len(self.running) - 1
 
-    def _own(self, group: Group) -> int:
-        """Pages of its own that a sample needs for its first steps."""
-        ahead = min(self._horizon, self.limit - len(group.waiting[0].tokens)) - 1
-        return (group.cached + ahead) // PAGE + 1 - group.cached // PAGE
+    def _own_pages(self, group: SequenceGroup) -> int:
+        """Return how many unshared pages a sequence of a group needs until the next sync."""
+        ahead = min(self._lookahead, self.max_new_tokens - len(group.waiting[0].tokens)) - 1
+        return (group.num_prefilled + ahead) // PAGE_SIZE + 1 - group.num_prefilled // PAGE_SIZE
 
-    def _enter(self, started: dict[int, list[int]]) -> None:
-        """Note the numbers and pages of those that start."""
-        homes = list(started)
-        samples = [self.running[home] for home in homes]
-        made = np.array([len(sample.tokens) for sample in samples])
-        numbers = np.empty((NUMBERS, len(homes)), dtype=np.int64)
-        numbers[TOKEN] = [(sample.tokens or sample.ids)[-1] for sample in samples]
-        numbers[POSITION] = made + [len(sample.ids) - 1 for sample in samples]
-        numbers[MADE], numbers[LIMIT] = made, self.limit
-        numbers[KEY] = [sample.key for sample in samples]
-        numbers[HOME], numbers[LIVE] = homes, 1
-        self._numbers[:, homes] = numbers
-        self._has[homes] = [len(pages) for pages in started.values()]
-        table = np.array(list(zip_longest(*started.values(), fillvalue=0)), dtype=np.int32)
-        self._table[homes, : len(table)] = table.T
+    def _write_rows(self, admitted: dict[int, list[int]]) -> None:
+        """Set scalars and page table of admitted sequences."""
+        slots = list(admitted)
+        sequences = [self.running[slot] for slot in slots]
+        generated = np.array([len(sequence.tokens) for sequence in sequences])
+        scalars = np.empty((NUM_SCALARS, len(slots)), dtype=np.int64)
+        scalars[LAST_TOKEN] = [(sequence.tokens or sequence.prompt)[-1] for sequence in sequences]
+        scalars[POSITION] = generated + [len(sequence.prompt) - 1 for sequence in sequences]
+        scalars[NUM_GENERATED], scalars[MAX_NEW_TOKENS] = generated, self.max_new_tokens
+        scalars[RNG_KEY] = [sequence.key for sequence in sequences]
+        scalars[SLOT], scalars[ACTIVE] = slots, 1
+        self._scalars[:, slots] = scalars
+        self._num_pages[slots] = [len(pages) for pages in admitted.values()]
+        table = np.array(list(zip_longest(*admitted.values(), fillvalue=0)), dtype=np.int32)
+        self._page_table[slots, : len(table)] = table.T
 
-    def steps(self) -> int:
-        """How many steps until the device has to be asked again."""
-        return int(min(self._horizon, self.limit - self._numbers[MADE, self._homes()].min()))
+    def steps_until_sync(self) -> int:
+        """Return how many decoding steps to run before the next sync: no more than some sequence can still use."""
+        generated = self._scalars[NUM_GENERATED, self._running_slots()]
+        return int(min(self._lookahead, self.max_new_tokens - generated.min()))
 
     @property
-    def _horizon(self) -> int:
-        """Steps without a look at the device: a free row is worth less while nobody waits for it."""
-        return self.stride if self.queue else 2 * self.stride
+    def _lookahead(self) -> int:
+        """Steps between two syncs: twice as many where no sequence waits for a slot to become free."""
+        return self.steps_per_sync if self.queue else 2 * self.steps_per_sync
 
-    def _homes(self) -> npt.NDArray[np.int64]:
-        """Those under way, in the order of the device's rows."""
+    def _running_slots(self) -> IntArray:
         return np.fromiter(self.running, np.int64, len(self.running))
 
-    def rows(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """The numbers and pages of what is under way, row by row."""
-        homes = self._homes()
-        return self._numbers[:, homes], self._table[homes]
+    def batch(self) -> tuple[IntArray, npt.NDArray[np.int32]]:
+        """Return scalars and page table of the running sequences, in the order of admission."""
+        slots = self._running_slots()
+        return self._scalars[:, slots], self._page_table[slots]
 
-    def look(
-        self, numbers: npt.NDArray[np.int64], tokens: npt.NDArray[np.int32], logps: npt.NDArray[np.float32]
+    def record_outputs(
+        self, scalars: IntArray, tokens: npt.NDArray[np.int32], logps: npt.NDArray[np.float32]
     ) -> list[int]:
-        """Take note of where the rows are and of the last that they drew; the homes of those that have ended."""
-        self.read()
-        homes = numbers[HOME]
-        self._numbers[:, homes] = numbers
-        samples = [self.running[home] for home in homes.tolist()]
-        self._unread = Drawn(samples, numbers[MADE].tolist(), tokens, logps)
-        ended: list[int] = homes[numbers[LIVE] == 0].tolist()
-        return ended
+        """Take the rows' scalars and last tokens from the device; return the slots of finished sequences."""
+        self.append_outputs()
+        slots = scalars[SLOT]
+        self._scalars[:, slots] = scalars
+        sequences = [self.running[slot] for slot in slots.tolist()]
+        self._pending = SampledTokens(sequences, scalars[NUM_GENERATED].tolist(), tokens, logps)
+        finished: list[int] = slots[scalars[ACTIVE] == 0].tolist()
+        return finished
 
-    def read(self) -> None:
-        """Give the samples what they drew before the last look. There is time for it while the device runs."""
-        if self._unread is not None:
-            self._unread.read()
-            self._unread = None
+    def append_outputs(self) -> None:
+        """Append the recorded tokens to their sequences; call it while the device is busy."""
+        if self._pending is not None:
+            self._pending.append_new()
+            self._pending = None
 
-    def leave(self, homes: list[int]) -> None:
-        """Take samples out of the batch."""
-        self.pool.release(self._pages(homes))
-        self._free.extend(homes)
-        for home in homes:
-            del self.running[home]
+    def release(self, slots: list[int]) -> None:
+        """Remove sequences from the batch and free their slots and pages."""
+        self.allocator.release(self._pages_of(slots))
+        self._free_slots.extend(slots)
+        for slot in slots:
+            del self.running[slot]
 
-    def short(self) -> list[int]:
-        """The homes that have to give way so that the others can go on: the youngest first."""
-        homes, missing = self._missing()
-        need, free, leaving = int(missing.sum()), len(self.pool), list[int]()
+    def slots_to_preempt(self) -> list[int]:
+        """Return the slots to preempt, admitted last first, so that the others have pages until the next sync."""
+        slots, missing = self._missing_pages()
+        need, free, preempted = int(missing.sum()), self.allocator.num_free, list[int]()
         while need > free:
-            home = int(homes[-1 - len(leaving)])
-            need -= int(missing[-1 - len(leaving)])
-            free += sum(map(self.pool.alone, self._pages([home])))
-            leaving.append(home)
-        return leaving
+            slot = int(slots[-1 - len(preempted)])
+            need -= int(missing[-1 - len(preempted)])
+            free += sum(self.allocator.ref_count(page) == 1 for page in self._pages_of([slot]))
+            preempted.append(slot)
+        return preempted
 
-    def wait_again(self, home: int) -> None:
-        """Put a sample in front of the queue, with what it has written as part of its prefix."""
-        self.read()
-        sample = self.running[home]
-        self.leave([home])
-        self.queue.appendleft(Group([*sample.ids, *sample.tokens], deque([sample])))
+    def preempt(self, slot: int) -> None:
+        """Free a sequence's slot and pages, and put it at the head of the queue to be recomputed."""
+        self.append_outputs()
+        sequence = self.running[slot]
+        self.release([slot])
+        self.queue.appendleft(SequenceGroup([*sequence.prompt, *sequence.tokens], deque([sequence])))
 
-    def _missing(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The homes under way, and how many pages each lacks for its next steps."""
-        homes = self._homes()
-        position, made = self._numbers[POSITION, homes], self._numbers[MADE, homes]
-        last = position + np.minimum(self._horizon, self.limit - made) - 1
-        return homes, last // PAGE + 1 - self._has[homes]
+    def allocate_pages(self) -> None:
+        """Give every running sequence the pages it needs until the next sync."""
+        slots, missing = self._missing_pages()
+        growing = slots[missing > 0]  # by one page each: the lookahead is no longer than a page
+        self._page_table[growing, self._num_pages[growing]] = self.allocator.allocate(len(growing))
+        self._num_pages[growing] += 1
 
-    def grow(self) -> None:
-        """Give everyone the pages of the next steps."""
-        homes, missing = self._missing()
-        short = homes[missing > 0]  # by one page each: the horizon is no longer than a page
-        self._table[short, self._has[short]] = self.pool.take(len(short))
-        self._has[short] += 1
+    def _missing_pages(self) -> tuple[IntArray, IntArray]:
+        """Return the running slots, and how many pages each lacks until the next sync."""
+        slots = self._running_slots()
+        position, generated = self._scalars[POSITION, slots], self._scalars[NUM_GENERATED, slots]
+        last = position + np.minimum(self._lookahead, self.max_new_tokens - generated) - 1
+        return slots, last // PAGE_SIZE + 1 - self._num_pages[slots]
 
-    def _pages(self, homes: list[int]) -> list[int]:
-        held = np.arange(self._table.shape[1]) < self._has[homes, None]
-        pages: list[int] = self._table[homes][held].tolist()
+    def _pages_of(self, slots: list[int]) -> list[int]:
+        held = np.arange(self._page_table.shape[1]) < self._num_pages[slots, None]
+        pages: list[int] = self._page_table[slots][held].tolist()
         return pages

@@ -1,7 +1,7 @@
-"""The parts of a decoding step in plain torch: what the kernels are tested against, and what runs on a CPU.
+"""The operations of prefill and decoding in plain torch: run on a CPU, and the reference for the Triton kernels.
 
 The arithmetic is that of the training forward under autocast: linear maps in the compute type, everything between them
-in fp32, the residual stream in fp32.
+and the residual stream in fp32.
 """
 
 from __future__ import annotations
@@ -11,15 +11,25 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from trimtab.rollout import sampling
-from trimtab.rollout.paged.decode_state import HOME, KEY, LIMIT, LIVE, MADE, PAGE, POSITION, TOKEN, State
+from trimtab.rollout.paged.decode_state import (
+    ACTIVE,
+    LAST_TOKEN,
+    MAX_NEW_TOKENS,
+    NUM_GENERATED,
+    POSITION,
+    RNG_KEY,
+    SLOT,
+    DecodeState,
+)
+from trimtab.rollout.paged.kv_cache import PAGE_SIZE
 from trimtab.rollout.types import SamplingOptions
 
 
-def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
-    """x += delta, and out = RMSNorm(x) weight."""
+def fused_add_rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
+    """residual += delta, then out = RMSNorm(residual) weight."""
     if delta is not None:
-        x += delta
-    out.copy_(rms_norm(x, weight, eps))
+        residual += delta
+    out.copy_(rms_norm(residual, weight, eps))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -28,99 +38,100 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
-def gated(gate_up: Tensor, out: Tensor) -> None:
-    """silu(gate) x up."""
+def swiglu(gate_up: Tensor, out: Tensor) -> None:
+    """out = silu(gate) x up, of the two halves of gate_up."""
     gate, up = gate_up.chunk(2, -1)
     torch.mul(silu(gate), up, out=out)
 
 
-def rotated(x: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-    """Queries or keys (rows, heads, D), normed where the family does so, turned to their positions."""
+def apply_rope(x: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply QK-norm, where the model has it, and RoPE to queries or keys (tokens, heads, head_dim); in fp32."""
     if norm is not None:
         x = rms_norm(x, norm, eps)
     first, second = x.float().chunk(2, -1)
-    turned = torch.cat([-second, first], -1)
-    return x.float() * cos[:, None] + turned * sin[:, None]
+    rotated = torch.cat([-second, first], -1)
+    return x.float() * cos[:, None] + rotated * sin[:, None]
 
 
-def place(
+def rope_and_write_kv(
     qkv: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
+    qk_norm: tuple[Tensor, Tensor] | None,
     eps: float,
-    turns: tuple[Tensor, Tensor],
+    cos_sin: tuple[Tensor, Tensor],
     cache: Tensor,
     position: Tensor,
     page: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of a prefix, turned to their positions; keys and values go into their pages too.
+    """Split qkv, apply RoPE, write keys and values into their pages, and return (tokens, heads, head_dim) each.
 
-    A token whose page is -1 goes nowhere.
+    `cache` is one layer's (2, pages, kv heads, PAGE_SIZE, head_dim). A token whose page is -1 is not written.
     """
-    q, k, v = _turned(qkv, norms, eps, (turns[0][position], turns[1][position]), cache)
-    somewhere = page >= 0
-    where = page[somewhere], slice(None), position[somewhere] % PAGE
-    cache[0][where], cache[1][where] = k[somewhere], v[somewhere]
+    q, k, v = _split_and_rope(qkv, qk_norm, eps, (cos_sin[0][position], cos_sin[1][position]), cache)
+    written = page >= 0
+    where = page[written], slice(None), position[written] % PAGE_SIZE
+    cache[0][where], cache[1][where] = k[written], v[written]
     return q, k, v
 
 
-def _turned(
+def _split_and_rope(
     qkv: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
+    qk_norm: tuple[Tensor, Tensor] | None,
     eps: float,
-    turns: tuple[Tensor, Tensor],
+    cos_sin: tuple[Tensor, Tensor],
     cache: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    kv, d = cache.shape[2], cache.shape[4]
-    q, k, v = qkv.view(len(qkv), -1, d).tensor_split([-2 * kv, -kv], 1)
-    q_norm, k_norm = norms if norms is not None else (None, None)
-    return rotated(q, q_norm, eps, *turns).to(qkv.dtype), rotated(k, k_norm, eps, *turns).to(qkv.dtype), v
+    kv_heads, head_dim = cache.shape[2], cache.shape[4]
+    q, k, v = qkv.view(len(qkv), -1, head_dim).tensor_split([-2 * kv_heads, -kv_heads], 1)
+    q_norm, k_norm = qk_norm if qk_norm is not None else (None, None)
+    return apply_rope(q, q_norm, eps, *cos_sin).to(qkv.dtype), apply_rope(k, k_norm, eps, *cos_sin).to(qkv.dtype), v
 
 
-def copy_pages(cache: Tensor, source: Tensor, target: Tensor) -> None:
+def copy_pages(kv_cache: Tensor, source: Tensor, target: Tensor) -> None:
     """Copy whole pages in all layers."""
-    for layer in cache:
+    for layer in kv_cache:
         layer[:, target] = layer[:, source]
 
 
-def attend(
+def paged_attention(
     qkv: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
+    qk_norm: tuple[Tensor, Tensor] | None,
     eps: float,
-    turns: tuple[Tensor, Tensor],
+    cos_sin: tuple[Tensor, Tensor],
     cache: Tensor,
-    state: State,
+    state: DecodeState,
     out: Tensor,
 ) -> None:
-    """Attention of every live row's token over its pages; its own key and value are written there first.
+    """Write each active row's key and value into its page, and attend from its token to all of its pages.
 
-    `cache` is one layer's (2, pages, kv heads, PAGE, D), `turns` the cosines and sines of all positions,
-    the same for both halves of a head.
+    `qkv` is (rows, (heads + 2 kv heads) head_dim), `cache` one layer's (2, pages, kv heads, PAGE_SIZE, head_dim),
+    `cos_sin` the RoPE table of all positions, and `out` (rows, heads head_dim).
     """
-    rows, kv, d = len(qkv), cache.shape[2], cache.shape[4]
-    position, live = state.numbers[POSITION, :rows], state.numbers[LIVE, :rows].bool()
-    q, k, v = _turned(qkv, norms, eps, (turns[0][position], turns[1][position]), cache)
-    table = state.pages[:rows].long()
-    own = table.gather(1, (position // PAGE)[:, None]).squeeze(1)
-    cache[0][own[live], :, (position % PAGE)[live]] = k[live]
-    cache[1][own[live], :, (position % PAGE)[live]] = v[live]
-    seen = torch.arange(table.shape[1] * PAGE, device=qkv.device) <= position[:, None]
-    keys, values = (part[table].transpose(1, 2).reshape(rows, kv, -1, d) for part in cache)
-    keys, values = (part.masked_fill(~seen[:, None, :, None], 0) for part in (keys, values))  # the rest may be anything
-    answer = scaled_dot_product_attention(q[:, :, None], keys, values, seen[:, None, None], enable_gqa=True)
-    out.copy_(answer.reshape(rows, -1))
+    rows, kv_heads, head_dim = len(qkv), cache.shape[2], cache.shape[4]
+    position, active = state.scalars[POSITION, :rows], state.scalars[ACTIVE, :rows].bool()
+    q, k, v = _split_and_rope(qkv, qk_norm, eps, (cos_sin[0][position], cos_sin[1][position]), cache)
+    table = state.page_table[:rows].long()
+    page = table.gather(1, (position // PAGE_SIZE)[:, None]).squeeze(1)
+    cache[0][page[active], :, (position % PAGE_SIZE)[active]] = k[active]
+    cache[1][page[active], :, (position % PAGE_SIZE)[active]] = v[active]
+    visible = torch.arange(table.shape[1] * PAGE_SIZE, device=qkv.device) <= position[:, None]
+    keys, values = (half[table].transpose(1, 2).reshape(rows, kv_heads, -1, head_dim) for half in cache)
+    # Masked scores are not enough: the rest of a page is uninitialised, and 0 x NaN is NaN.
+    keys, values = (half.masked_fill(~visible[:, None, :, None], 0) for half in (keys, values))
+    attention = scaled_dot_product_attention(q[:, :, None], keys, values, visible[:, None, None], enable_gqa=True)
+    out.copy_(attention.reshape(rows, -1))
 
 
-def draw(logits: Tensor, state: State, greedy: bool) -> None:
-    """A token for every live row: written to its home, and into its row as the next to be read."""
-    numbers = state.numbers[:, : len(logits)]
-    live = numbers[LIVE].bool()
-    temperature, top_p, top_k = state.sampling.tolist()
+def sample_tokens(logits: Tensor, state: DecodeState, greedy: bool) -> None:
+    """Sample a token for every active row, store it in the row's slot, and advance the row."""
+    scalars = state.scalars[:, : len(logits)]
+    active = scalars[ACTIVE].bool()
+    temperature, top_p, top_k = state.sampling_params.tolist()
     options = SamplingOptions(1, 1, 0.0 if greedy else temperature, top_p, int(top_k))
-    token, logp = sampling.sample_tokens(logits, numbers[KEY], numbers[MADE], options)
-    home, made = numbers[HOME][live], numbers[MADE][live]
-    state.tokens[home, made] = token[live].int()
-    state.logps[home, made] = logp[live]
-    numbers[TOKEN] = torch.where(live, token, numbers[TOKEN])
-    numbers[POSITION] += live
-    numbers[MADE] += live
-    numbers[LIVE] *= ~torch.isin(token, state.ends) & (numbers[MADE] < numbers[LIMIT])
+    token, logp = sampling.sample_tokens(logits, scalars[RNG_KEY], scalars[NUM_GENERATED], options)
+    slot, generated = scalars[SLOT][active], scalars[NUM_GENERATED][active]
+    state.tokens[slot, generated] = token[active].int()
+    state.logps[slot, generated] = logp[active]
+    scalars[LAST_TOKEN] = torch.where(active, token, scalars[LAST_TOKEN])
+    scalars[POSITION] += active
+    scalars[NUM_GENERATED] += active
+    scalars[ACTIVE] *= ~torch.isin(token, state.end_tokens) & (scalars[NUM_GENERATED] < scalars[MAX_NEW_TOKENS])

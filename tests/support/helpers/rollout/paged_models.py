@@ -1,4 +1,4 @@
-"""Tiny models of the families that the paged sampler knows; their responses are neither flat nor always the same."""
+"""Tiny models of the families that the paged sampler supports, with weights large enough for varied responses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from trimtab.rollout import PromptTokens, Response
-from trimtab.rollout.paged.scheduler import Schedule
+from trimtab.rollout.paged.scheduler import Scheduler
 
 VOCABULARY = 211
 ENDS = frozenset({2, 3})
@@ -54,7 +54,7 @@ CONFIGS = {
 
 
 def tiny(family: str, device: str = "cpu") -> Any:
-    """A model of a family, or `lora`: Qwen2 with an adapter that changes much."""
+    """Build a model of a family, or `lora`: Qwen2 with a random adapter."""
     torch.manual_seed(1)
     model: Any = AutoModelForCausalLM.from_config(CONFIGS["qwen2" if family == "lora" else family])
     with torch.no_grad():
@@ -72,7 +72,7 @@ def tiny(family: str, device: str = "cpu") -> Any:
 
 
 def prompts(*lengths: int) -> list[PromptTokens]:
-    """Prompts of so many tokens; the same number and length is the same prompt."""
+    """Return random prompts of these lengths; the same number and length give the same prompt."""
     return [
         PromptTokens(
             torch.randint(5, VOCABULARY, (length,), generator=torch.Generator().manual_seed(number)).tolist(), number
@@ -82,12 +82,12 @@ def prompts(*lengths: int) -> list[PromptTokens]:
 
 
 def tokens(groups: list[list[Response]]) -> list[list[list[int]]]:
-    """The tokens of all responses."""
+    """Return the tokens of all responses."""
     return [[response.tokens for response in group] for group in groups]
 
 
-def same(mine: list[list[Response]], theirs: list[list[Response]], tolerance: float = 2e-5) -> None:
-    """Equal tokens, ends and order, log-probabilities to rounding."""
+def assert_same(mine: list[list[Response]], theirs: list[list[Response]], tolerance: float = 2e-5) -> None:
+    """Check for equal tokens, `finished` and order, and for log-probabilities that are equal up to rounding."""
     # fp32 products are added in an order that depends on the CPU, and merged adapters are rounded differently:
     # up to 6e-6 apart. A wrong weight or a product in bf16 shows by more than 1e-3.
     assert tokens(mine) == tokens(theirs)
@@ -97,15 +97,14 @@ def same(mine: list[list[Response]], theirs: list[list[Response]], tolerance: fl
             torch.testing.assert_close(torch.tensor(a.logp), torch.tensor(b.logp), rtol=0, atol=tolerance)
 
 
-def count_waits(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, int]]:
-    """How often each sample gives way from now on."""
-    counted: Counter[tuple[int, int]] = Counter()
-    theirs = Schedule.wait_again
+def count_preemptions(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """Count from now on how often each sequence, by its random key, is preempted."""
+    counted: Counter[int] = Counter()
+    preempt = Scheduler.preempt
 
-    def wait_again(self: Schedule, home: int) -> None:
-        sample = self.running[home]
-        counted[sample.prompt, sample.sample] += 1
-        theirs(self, home)
+    def counting(self: Scheduler, slot: int) -> None:
+        counted[self.running[slot].key] += 1
+        preempt(self, slot)
 
-    monkeypatch.setattr(Schedule, "wait_again", wait_again)
+    monkeypatch.setattr(Scheduler, "preempt", counting)
     return counted

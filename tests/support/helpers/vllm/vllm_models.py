@@ -1,4 +1,4 @@
-"""Tiny policies on disk, and samplers of them that ask little of the machine."""
+"""Tiny policies on disk, and settings of vLLM that fit into little memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS = SamplingOptions(samples=6, max_new_tokens=9, seed=4)
 
 
 def save_model(folder: Path, kind: str = "qwen3", **changes: Any) -> Path:
-    """The demo's tokenizer and a model like the demo's, sure of itself, with room for long prompts."""
+    """Save the demo's tokenizer and a model of its shape with larger random weights and a longer context."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     same = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -37,43 +37,43 @@ def save_model(folder: Path, kind: str = "qwen3", **changes: Any) -> Path:
 
 @torch.no_grad()
 def shift(model: Any, much: float, seed: int = 0) -> None:
-    """Change every weight."""
+    """Add noise to every weight."""
     noise = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter.add_(torch.randn(parameter.shape, generator=noise) * much)
 
 
 def load(folder: Path, **options: Any) -> Policy:
-    """A policy on the CPU."""
+    """Load a policy on the CPU."""
     return load_policy(str(folder), device="cpu", **options)
 
 
 def rollout(**changes: Any) -> RolloutConfig:
-    """The configuration of a small sampler."""
+    """Return the rollout config of a small sampler."""
     small = {"engine": "vllm", "batch_size": 64, "max_prompt_tokens": 200, "max_new_tokens": 16}
     return RolloutConfig(**{**small, "vllm_options": LITTLE_MEMORY, **changes})
 
 
 def prompts(policy: Policy, texts: list[str] = PROMPTS) -> list[PromptTokens]:
-    """Texts as prompts, each with its number."""
+    """Encode texts as prompts, each with its number."""
     known = [*PROMPTS, LONG]
     return [PromptTokens(policy.tokenizer.encode(text), known.index(text)) for text in texts]
 
 
 def tokens(groups: list[list[Response]]) -> list[list[list[int]]]:
-    """What was drawn."""
+    """Return the tokens of all responses."""
     return [[response.tokens for response in group] for group in groups]
 
 
-def drawn_with(groups: list[list[Response]]) -> torch.Tensor:
-    """The log-probabilities that the sampler gives, one after the other."""
+def logp_of(groups: list[list[Response]]) -> torch.Tensor:
+    """Return the sampler's log-probabilities, end to end."""
     return torch.tensor([lp for group in groups for response in group for lp in response.logp])
 
 
 def mismatch(
-    policy: Policy, asked: list[PromptTokens], groups: list[list[Response]], temperature: float = 1.0
+    policy: Policy, prompts: list[PromptTokens], groups: list[list[Response]], temperature: float = 1.0
 ) -> float:
-    """The largest difference between the sampler's log-probabilities and the trainer's."""
-    transcripts = [Transcript(p.ids, r.tokens) for p, group in zip(asked, groups, strict=True) for r in group]
+    """Return the largest difference between the sampler's log-probabilities and the trainer's."""
+    transcripts = [Transcript(p.ids, r.tokens) for p, group in zip(prompts, groups, strict=True) for r in group]
     measured = score(policy, transcripts, temperature, token_budget=4096, head_chunk=256)
-    return float((measured.logp - drawn_with(groups)).abs().max())
+    return float((measured.logp - logp_of(groups)).abs().max())

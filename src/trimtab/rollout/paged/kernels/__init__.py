@@ -1,6 +1,7 @@
-"""The parts of a decoding step as Triton kernels; `plain` says in torch what each one does."""
+"""The operations of prefill and decoding as Triton kernels; `torch_ops` has the same functions in plain torch."""
 
-from trimtab.rollout.paged.kernels.layers import add_norm, attend, copy_pages, gated, place
-from trimtab.rollout.paged.kernels.sampling import draw
+from trimtab.rollout.paged.kernels.attention import copy_pages, paged_attention, rope_and_write_kv
+from trimtab.rollout.paged.kernels.layers import fused_add_rms_norm, swiglu
+from trimtab.rollout.paged.kernels.sampling import sample_tokens
 
-__all__ = ["add_norm", "attend", "copy_pages", "draw", "gated", "place"]
+__all__ = ["copy_pages", "fused_add_rms_norm", "paged_attention", "rope_and_write_kv", "sample_tokens", "swiglu"]

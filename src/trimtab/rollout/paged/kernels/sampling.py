@@ -1,7 +1,7 @@
-"""Drawing a token as one Triton kernel: bounds of top-k and top-p, inversion, log-probability, the row's next state.
+"""A Triton kernel that samples tokens and advances the decode state: top-k, top-p, inversion, log-probability.
 
-A program owns a row. It reads the row once for the mass of each block of logits, and once more the block in which the
-number drawn falls. Bounds are found bit by bit on the ordered bits of the logits, which needs no sorting.
+A program owns a row. It reads the logits once for the mass of each block, and then only the block in which the sampled
+token lies. The thresholds of top-k and top-p are found by bisection over the bits of the logits, without sorting.
 """
 
 from __future__ import annotations
@@ -11,175 +11,218 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trimtab.rollout.paged import decode_state as at
-from trimtab.rollout.paged.decode_state import State
+from trimtab.rollout.paged import decode_state
+from trimtab.rollout.paged.decode_state import DecodeState
 from trimtab.splitmix64 import GOLDEN
 
-BLOCK = 4096  # logits read at one time
+BLOCK = 4096  # logits per block
 
 _GOLDEN = tl.constexpr(GOLDEN)
-_TOKEN, _POSITION, _MADE = tl.constexpr(at.TOKEN), tl.constexpr(at.POSITION), tl.constexpr(at.MADE)
-_LIMIT, _KEY = tl.constexpr(at.LIMIT), tl.constexpr(at.KEY)
-_HOME, _LIVE = tl.constexpr(at.HOME), tl.constexpr(at.LIVE)
+_LOWEST = tl.constexpr(-3e38)  # below all logits, but finite: -inf - -inf would be NaN
+_LAST_TOKEN, _POSITION = tl.constexpr(decode_state.LAST_TOKEN), tl.constexpr(decode_state.POSITION)
+_NUM_GENERATED = tl.constexpr(decode_state.NUM_GENERATED)
+_MAX_NEW_TOKENS = tl.constexpr(decode_state.MAX_NEW_TOKENS)
+_RNG_KEY, _SLOT = tl.constexpr(decode_state.RNG_KEY), tl.constexpr(decode_state.SLOT)
+_ACTIVE = tl.constexpr(decode_state.ACTIVE)
 
 
-def draw(logits: Tensor, state: State, greedy: bool) -> None:
-    """A token for every live row: written to its home, and into its row as the next to be read."""
-    rows, vocabulary = logits.shape
-    blocks = triton.cdiv(vocabulary, BLOCK)
-    _draw[(rows,)](
+def sample_tokens(logits: Tensor, state: DecodeState, greedy: bool) -> None:
+    """Sample a token for every active row of logits (rows, vocabulary), store it in its slot, and advance the row."""
+    rows, vocab_size = logits.shape
+    _sample_tokens_kernel[(rows,)](
         logits,
-        state.numbers,
+        state.scalars,
         state.tokens,
         state.logps,
-        state.ends,
-        state.sampling,
-        vocabulary,
+        state.end_tokens,
+        state.sampling_params,
+        vocab_size,
         logits.stride(0),
         state.rows,
         state.tokens.stride(0),
-        len(state.ends),
+        len(state.end_tokens),
         GREEDY=greedy,
+        # As fp32, a bf16 logit has zeros in its lower 16 bits: no threshold needs them.
         BITS=16 if logits.dtype == torch.bfloat16 else 32,
         BLOCK=BLOCK,
-        BLOCKS=triton.next_power_of_2(blocks),
-        ENDS=triton.next_power_of_2(max(1, len(state.ends))),
+        NUM_BLOCKS=triton.next_power_of_2(triton.cdiv(vocab_size, BLOCK)),
+        END_TOKENS=triton.next_power_of_2(max(1, len(state.end_tokens))),
         num_warps=8,
     )
 
 
 @triton.jit
-def _mixed(state):
-    """The finaliser of splitmix64: see `trimtab.splitmix64`."""
+def _splitmix64(state):
+    """The finaliser of splitmix64, as `trimtab.splitmix64.mix`; the masks turn arithmetic shifts into logical ones."""
     state = (state ^ ((state >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     state = (state ^ ((state >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
     return state ^ ((state >> 31) & 0x1FFFFFFFF)
 
 
 @triton.jit
-def _ordered(x):
-    """Numbers of 0 to 2^32 - 1 in the order of the floats; adding 0 makes -0 the 0 that it equals."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)
+def _sortable_bits(x):
+    """Map fp32 to integers from 0 to 2^32 - 1 of the same order."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)  # adding 0 turns -0 into 0, which is equal to it
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
 
 
 @triton.jit
-def _mass(row, vocabulary, inverse, top, least, COUNT: tl.constexpr, also, BLOCK: tl.constexpr):
-    """How many logits, or how much of exp(x - top), is at or above both bounds."""
+def _mass_above(
+    row_logits, vocab_size, inv_temperature, row_max, threshold, COUNT: tl.constexpr, floor, BLOCK: tl.constexpr
+):
+    """Return how many logits are at or above both thresholds, or with COUNT off the sum of their exp(x - row_max)."""
     column = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, vocabulary, BLOCK):
-        inside = first + column < vocabulary
-        z = tl.load(row + first + column, mask=inside, other=-float("inf")).to(tl.float32)
-        order = _ordered(z)
-        kept = inside & (order >= least) & (order >= also)
+    for first in range(0, vocab_size, BLOCK):
+        inside = first + column < vocab_size
+        z = tl.load(row_logits + first + column, mask=inside, other=-float("inf")).to(tl.float32)
+        bits = _sortable_bits(z)
+        kept = inside & (bits >= threshold) & (bits >= floor)
         if COUNT:
             total += tl.where(kept, 1.0, 0.0)
         else:
-            total += tl.where(kept, tl.exp(z * inverse - top), 0.0)
+            total += tl.where(kept, tl.exp(z * inv_temperature - row_max), 0.0)
     return tl.sum(total, 0)
 
 
 @triton.jit
-def _bound(row, vocabulary, inverse, top, goal, COUNT: tl.constexpr, also, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """The highest bound at or above which there is still `goal`, built bit by bit from the highest."""
-    bound = also * 0
-    bit = bound + 2147483648
+def _find_threshold(
+    row_logits,
+    vocab_size,
+    inv_temperature,
+    row_max,
+    target,
+    COUNT: tl.constexpr,
+    floor,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Return the highest threshold with at least `target` at or above it, set bit by bit from the highest."""
+    threshold = floor * 0
+    bit = threshold + 2147483648
     for _ in range(BITS):
-        if _mass(row, vocabulary, inverse, top, bound + bit, COUNT, also, BLOCK) >= goal:
-            bound += bit
+        higher = threshold + bit
+        if _mass_above(row_logits, vocab_size, inv_temperature, row_max, higher, COUNT, floor, BLOCK) >= target:
+            threshold = higher
         bit = bit // 2
-    return bound
+    return threshold
 
 
 @triton.jit
-def _draw(
+def _top_k_top_p_threshold(
+    row_logits, vocab_size, inv_temperature, top_p, top_k, threshold, BITS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Return the sortable bits of the smallest logit that top-k and then top-p keep; `threshold` where all are kept."""
+    if (top_p < 1) | ((top_k > 0) & (top_k < vocab_size)):
+        column = tl.arange(0, BLOCK)
+        highest = tl.full([BLOCK], _LOWEST, tl.float32)
+        for first in range(0, vocab_size, BLOCK):
+            inside = first + column < vocab_size
+            z = tl.load(row_logits + first + column, mask=inside, other=-float("inf")).to(tl.float32)
+            highest = tl.maximum(highest, z * inv_temperature)
+        row_max = tl.max(highest, 0)
+        if (top_k > 0) & (top_k < vocab_size):
+            threshold = _find_threshold(
+                row_logits, vocab_size, inv_temperature, row_max, top_k, True, threshold, BITS, BLOCK
+            )
+        if top_p < 1:
+            mass = _mass_above(row_logits, vocab_size, inv_temperature, row_max, threshold, False, threshold, BLOCK)
+            narrower = _find_threshold(
+                row_logits, vocab_size, inv_temperature, row_max, top_p * mass, False, threshold, BITS, BLOCK
+            )
+            threshold = tl.maximum(threshold, narrower)
+    return threshold
+
+
+@triton.jit
+def _block_softmax(row_logits, vocab_size, inv_temperature, threshold, BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr):
+    """Return the maximum of each block's kept logits and the sum of exp(x - maximum), (NUM_BLOCKS,) each."""
+    column = tl.arange(0, BLOCK)
+    block = tl.arange(0, NUM_BLOCKS)
+    block_max = tl.full([NUM_BLOCKS], _LOWEST, tl.float32)
+    block_sum = tl.zeros([NUM_BLOCKS], tl.float32)
+    for number in range(0, tl.cdiv(vocab_size, BLOCK)):
+        inside = number * BLOCK + column < vocab_size
+        z = tl.load(row_logits + number * BLOCK + column, mask=inside, other=-float("inf")).to(tl.float32)
+        x = tl.where(inside & (_sortable_bits(z) >= threshold), z * inv_temperature, -float("inf"))
+        highest = tl.maximum(tl.max(x, 0), _LOWEST)
+        block_max = tl.where(block == number, highest, block_max)
+        block_sum = tl.where(block == number, tl.sum(tl.exp(x - highest), 0), block_sum)
+    return block_max, block_sum
+
+
+@triton.jit
+def _sample_tokens_kernel(
     logits,
-    numbers,
+    scalars,
     tokens,
     logps,
-    ends,
-    sampling,
-    vocabulary,
-    stride,
+    end_tokens,
+    sampling_params,
+    vocab_size,
+    logits_stride,
     state_rows,
-    home_stride,
-    end_count,
+    tokens_stride,
+    num_end_tokens,
     GREEDY: tl.constexpr,
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    ENDS: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+    END_TOKENS: tl.constexpr,
 ):
-    index = tl.program_id(0).to(tl.int64)
-    if tl.load(numbers + _LIVE * state_rows + index) == 0:
+    """One program per row."""
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(scalars + _ACTIVE * state_rows + row) == 0:
         return
-    row = logits + index * stride
-    made = tl.load(numbers + _MADE * state_rows + index)
-    column = tl.arange(0, BLOCK)
-    inverse = 1.0
-    least = made * 0
+    row_logits = logits + row * logits_stride
+    generated = tl.load(scalars + _NUM_GENERATED * state_rows + row)
+    inv_temperature = 1.0
+    threshold = generated * 0  # an int64 zero, below all sortable bits
     if not GREEDY:
-        inverse = 1.0 / tl.load(sampling)
-        top_p = tl.load(sampling + 1)
-        top_k = tl.load(sampling + 2)
-        if (top_p < 1) | ((top_k > 0) & (top_k < vocabulary)):
-            highest = tl.full([BLOCK], -3e38, tl.float32)
-            for first in range(0, vocabulary, BLOCK):
-                inside = first + column < vocabulary
-                z = tl.load(row + first + column, mask=inside, other=-float("inf")).to(tl.float32)
-                highest = tl.maximum(highest, z * inverse)
-            top = tl.max(highest, 0)
-            if (top_k > 0) & (top_k < vocabulary):
-                least = _bound(row, vocabulary, inverse, top, top_k, True, least, BITS, BLOCK)
-            if top_p < 1:
-                whole = _mass(row, vocabulary, inverse, top, least, False, least, BLOCK)
-                narrower = _bound(row, vocabulary, inverse, top, top_p * whole, False, least, BITS, BLOCK)
-                least = tl.maximum(least, narrower)
+        inv_temperature = 1.0 / tl.load(sampling_params)
+        top_p, top_k = tl.load(sampling_params + 1), tl.load(sampling_params + 2)
+        threshold = _top_k_top_p_threshold(
+            row_logits, vocab_size, inv_temperature, top_p, top_k, threshold, BITS, BLOCK
+        )
 
-    block = tl.arange(0, BLOCKS)
-    tops = tl.full([BLOCKS], -3e38, tl.float32)
-    sums = tl.zeros([BLOCKS], tl.float32)
-    for number in range(0, tl.cdiv(vocabulary, BLOCK)):
-        inside = number * BLOCK + column < vocabulary
-        z = tl.load(row + number * BLOCK + column, mask=inside, other=-float("inf")).to(tl.float32)
-        x = tl.where(inside & (_ordered(z) >= least), z * inverse, -float("inf"))
-        here = tl.maximum(tl.max(x, 0), -3e38)
-        tops = tl.where(block == number, here, tops)
-        sums = tl.where(block == number, tl.sum(tl.exp(x - here), 0), sums)
-    top = tl.max(tops, 0)
-    mass = sums * tl.exp(tops - top)
+    block_max, block_sum = _block_softmax(row_logits, vocab_size, inv_temperature, threshold, BLOCK, NUM_BLOCKS)
+    block = tl.arange(0, NUM_BLOCKS)
+    row_max = tl.max(block_max, 0)
+    mass = block_sum * tl.exp(block_max - row_max)
     total = tl.sum(mass, 0)
     if GREEDY:
-        chosen = tl.min(tl.where(tops == top, block, BLOCKS), 0)
+        chosen = tl.min(tl.where(block_max == row_max, block, NUM_BLOCKS), 0)
     else:
-        hashed = _mixed(tl.load(numbers + _KEY * state_rows + index) + (made + 1) * _GOLDEN)
-        u = ((hashed >> 11) & 0x1FFFFFFFFFFFFF).to(tl.float64) * 1.1102230246251565e-16
-        goal = (u * total).to(tl.float32)
-        reached = tl.cumsum(mass, 0)
+        random = _splitmix64(tl.load(scalars + _RNG_KEY * state_rows + row) + (generated + 1) * _GOLDEN)
+        u = ((random >> 11) & 0x1FFFFFFFFFFFFF).to(tl.float64) * 1.1102230246251565e-16  # 2^-53
+        target = (u * total).to(tl.float32)
+        # The last block with mass, where rounding leaves the cumulative sum below the target.
         last = tl.max(tl.where(mass > 0, block, 0), 0)
-        chosen = tl.minimum(tl.sum((reached <= goal).to(tl.int32), 0), last)
-        goal -= tl.sum(tl.where(block < chosen, mass, 0.0), 0)
-    place = chosen * BLOCK + column
-    z = tl.load(row + place, mask=place < vocabulary, other=-float("inf")).to(tl.float32)
-    x = tl.where((place < vocabulary) & (_ordered(z) >= least), z * inverse, -float("inf"))
+        chosen = tl.minimum(tl.sum((tl.cumsum(mass, 0) <= target).to(tl.int32), 0), last)
+        target -= tl.sum(tl.where(block < chosen, mass, 0.0), 0)
+    column = tl.arange(0, BLOCK)
+    candidate = chosen * BLOCK + column
+    z = tl.load(row_logits + candidate, mask=candidate < vocab_size, other=-float("inf")).to(tl.float32)
+    kept = (candidate < vocab_size) & (_sortable_bits(z) >= threshold)
+    x = tl.where(kept, z * inv_temperature, -float("inf"))
     if GREEDY:
-        token = tl.min(tl.where(x == top, place, vocabulary), 0)
+        token = tl.min(tl.where(x == row_max, candidate, vocab_size), 0)
     else:
-        e = tl.exp(x - top)
-        last = tl.max(tl.where(e > 0, column, 0), 0)
-        token = chosen * BLOCK + tl.minimum(tl.sum((tl.cumsum(e, 0) <= goal).to(tl.int32), 0), last)
-    token = tl.minimum(token, vocabulary - 1)
-    logp = tl.load(row + token).to(tl.float32) * inverse - top - tl.log(total)
+        p = tl.exp(x - row_max)
+        last = tl.max(tl.where(p > 0, column, 0), 0)
+        token = chosen * BLOCK + tl.minimum(tl.sum((tl.cumsum(p, 0) <= target).to(tl.int32), 0), last)
+    token = tl.minimum(token, vocab_size - 1)  # NaN logits match nothing, and would give a token out of range
+    logp = tl.load(row_logits + token).to(tl.float32) * inv_temperature - row_max - tl.log(total)
 
-    home = tl.load(numbers + _HOME * state_rows + index) * home_stride + made
-    tl.store(tokens + home, token.to(tl.int32))
-    tl.store(logps + home, logp)
-    one = tl.arange(0, ENDS)
-    end = tl.load(ends + one, mask=one < end_count, other=-1)
-    ended = tl.sum((end == token.to(tl.int64)).to(tl.int32), 0) > 0
-    limit = tl.load(numbers + _LIMIT * state_rows + index)
-    tl.store(numbers + _TOKEN * state_rows + index, token.to(tl.int64))
-    tl.store(numbers + _POSITION * state_rows + index, tl.load(numbers + _POSITION * state_rows + index) + 1)
-    tl.store(numbers + _MADE * state_rows + index, made + 1)
-    tl.store(numbers + _LIVE * state_rows + index, tl.where(ended | (made + 1 >= limit), 0, 1).to(tl.int64))
+    written = tl.load(scalars + _SLOT * state_rows + row) * tokens_stride + generated
+    tl.store(tokens + written, token.to(tl.int32))
+    tl.store(logps + written, logp)
+    index = tl.arange(0, END_TOKENS)
+    end_token = tl.load(end_tokens + index, mask=index < num_end_tokens, other=-1)
+    ended = tl.sum((end_token == token.to(tl.int64)).to(tl.int32), 0) > 0
+    max_new_tokens = tl.load(scalars + _MAX_NEW_TOKENS * state_rows + row)
+    tl.store(scalars + _LAST_TOKEN * state_rows + row, token.to(tl.int64))
+    tl.store(scalars + _POSITION * state_rows + row, tl.load(scalars + _POSITION * state_rows + row) + 1)
+    tl.store(scalars + _NUM_GENERATED * state_rows + row, generated + 1)
+    active = tl.where(ended | (generated + 1 >= max_new_tokens), 0, 1).to(tl.int64)
+    tl.store(scalars + _ACTIVE * state_rows + row, active)

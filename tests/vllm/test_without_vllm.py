@@ -1,4 +1,4 @@
-"""What holds with and without vLLM: its settings, its errors, and the weights that it is handed."""
+"""What can be tested without vLLM: its settings, its errors, and the weights it would load."""
 
 from __future__ import annotations
 
@@ -30,15 +30,20 @@ def policy() -> Policy:
 
 
 @pytest.fixture
-def pretend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], None]:
-    """A vllm of some version, with this as its code."""
+def fake_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], None]:
+    """Install a package vllm with the given code and version."""
 
     def install(code: str, version: str) -> None:
         (tmp_path / "vllm").mkdir()
         (tmp_path / "vllm" / "__init__.py").write_text(code)
         monkeypatch.syspath_prepend(tmp_path)
+        # Set first, so that what the import leaves behind is removed after the test.
+        monkeypatch.setitem(sys.modules, "vllm", None)
         for name in [name for name in sys.modules if name == "vllm" or name.startswith("vllm.")]:
             monkeypatch.delitem(sys.modules, name)
+        for name in (*module.ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING"):
+            monkeypatch.setenv(name, "")
+            monkeypatch.delenv(name)
         monkeypatch.setattr(importlib.metadata, "version", lambda package: version)
 
     return install
@@ -61,8 +66,8 @@ def test_a_missing_package_says_what_to_install(policy: Policy, monkeypatch: pyt
         build_sampler(policy, VLLM)
 
 
-def test_another_version_is_told_of(pretend: Callable[[str, str], None]) -> None:
-    pretend("LLM = SamplingParams = None", "0.33.1+cu130")
+def test_an_untested_version_is_warned_about(fake_vllm: Callable[[str, str], None]) -> None:
+    fake_vllm("LLM = SamplingParams = None", "0.33.1+cu130")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         module.import_vllm()
@@ -70,22 +75,22 @@ def test_another_version_is_told_of(pretend: Callable[[str, str], None]) -> None
     assert "was tested with vllm 0.32.0; this is 0.33.1." in str(one.message)
 
 
-def test_the_tested_version_is_told_nothing_of_and_kept_quiet(pretend: Callable[[str, str], None]) -> None:
-    pretend("LLM = SamplingParams = None", "0.32.0+cpu")
+def test_the_tested_version_gives_no_warning_and_no_log_lines(fake_vllm: Callable[[str, str], None]) -> None:
+    fake_vllm("LLM = SamplingParams = None", "0.32.0+cpu")
     module.import_vllm()
     assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert {"VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS"} <= os.environ.keys()
 
 
 @pytest.mark.parametrize(
-    ("code", "fault"),
-    [("import of_what_is_not_there", "of_what_is_not_there"), ("SamplingParams = None", "LLM"), ("1 / 0", "zero")],
+    ("code", "message"),
+    [("import no_such_module", "no_such_module"), ("SamplingParams = None", "LLM"), ("1 / 0", "zero")],
 )
-def test_a_version_that_cannot_be_used_is_an_error_in_words(
-    pretend: Callable[[str, str], None], code: str, fault: str
+def test_a_broken_version_is_named_with_its_error(
+    fake_vllm: Callable[[str, str], None], code: str, message: str
 ) -> None:
-    pretend(code, "0.9.2")
-    with pytest.raises(ValueError, match=rf"vllm 0\.9\.2 could not be imported: .*{fault}.*Tested with vllm 0\.32\.0"):
+    fake_vllm(code, "0.9.2")
+    with pytest.raises(ValueError, match=rf"vllm 0\.9\.2 could not be imported: .*{message}.*Tested with vllm 0\.32"):
         module.import_vllm()
 
 
@@ -97,7 +102,7 @@ def test_a_version_that_cannot_be_used_is_an_error_in_words(
         ("cuda:1", "cuda", r"the policy on cuda:1: .*CUDA_VISIBLE_DEVICES=1"),
     ],
 )
-def test_vllm_and_the_policy_must_be_on_one_device(
+def test_vllm_and_the_policy_must_be_on_the_same_device(
     monkeypatch: pytest.MonkeyPatch, device: str, platform: str, advice: str
 ) -> None:
     found = SimpleNamespace(current_platform=SimpleNamespace(device_type=platform))
@@ -108,18 +113,18 @@ def test_vllm_and_the_policy_must_be_on_one_device(
 
 
 @pytest.mark.parametrize(
-    ("setting", "fault"),
+    ("setting", "message"),
     [
         ("rollout.engine=vlm", "rollout.engine"),
         ("rollout.vllm_gpu_memory_utilization=1.0", "rollout.vllm_gpu_memory_utilization"),
         ("rollout.vllm_gpu_memory_utilization=0", "rollout.vllm_gpu_memory_utilization"),
-        ("rollout.vllm_options={dtype='half'}", r"vllm_options\.dtype is not yours to set: set model\.precision"),
+        ("rollout.vllm_options={dtype='half'}", r"vllm_options\.dtype is set by trimtab: set model\.precision instead"),
         ("rollout.vllm_options={seed=1}", r"vllm_options\.seed .* set run\.seed"),
-        ("rollout.vllm_options={tensor_parallel_size=2}", r"tensor_parallel_size .* needs it as it is"),
+        ("rollout.vllm_options={tensor_parallel_size=2}", r"tensor_parallel_size .* remove it"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_before_anything_starts(setting: str, fault: str) -> None:
-    with pytest.raises(ValueError, match=fault):
+def test_wrong_settings_are_refused_before_anything_starts(setting: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         load("demo", ["rollout.engine=vllm", setting])
 
 
@@ -128,7 +133,7 @@ def test_options_of_vllm_reach_it() -> None:
     assert config.rollout.vllm_options == {"enforce_eager": True, "block_size": 32}
 
 
-def test_weights_come_by_the_names_of_a_checkpoint_and_a_tied_head_under_both(policy: Policy) -> None:
+def test_weights_have_their_checkpoint_names_and_a_tied_head_has_both(policy: Policy) -> None:
     weights = dict(checkpoint_weights(policy.model))
     assert weights.keys() == policy.model.state_dict().keys()
     head, embedding = weights["lm_head.weight"], weights["model.embed_tokens.weight"]
@@ -136,7 +141,7 @@ def test_weights_come_by_the_names_of_a_checkpoint_and_a_tied_head_under_both(po
     assert not any(weight.requires_grad for weight in weights.values())
 
 
-def test_lora_comes_merged_and_the_policy_stays_as_it_is() -> None:
+def test_lora_is_merged_without_changing_the_policy() -> None:
     pytest.importorskip("peft")
     plain, policy = load_policy("demo", device="cpu"), load_policy("demo", device="cpu", lora_rank=3)
     with torch.no_grad():
@@ -154,7 +159,7 @@ def test_lora_comes_merged_and_the_policy_stays_as_it_is() -> None:
     assert len(changed) == 14 and all("_proj" in name for name in changed)
 
 
-def test_experts_come_one_by_one_as_in_a_checkpoint(tmp_path: Path) -> None:
+def test_experts_are_separate_as_in_a_checkpoint(tmp_path: Path) -> None:
     from safetensors.torch import load_file
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 

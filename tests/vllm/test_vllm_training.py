@@ -1,4 +1,4 @@
-"""Training with vLLM from the command line: the run ends well, and sampler and trainer agree at every step."""
+"""Training with vLLM from the command line: runs finish, and sampler and trainer agree at every step."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ SETTINGS = {
 
 
 def train(out: Path, **changes: str) -> list[dict[str, float]]:
-    """Train, and give the metrics of every step."""
+    """Train, and return the metrics of every step."""
     settings = [word for key, value in {**SETTINGS, **changes}.items() for word in ("--set", f"{key}={value}")]
     result = CliRunner().invoke(app, ["train", "--out", str(out), "--quiet", *settings])
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_ten_steps_with_vllm_end_well_and_agree_with_the_trainer(tmp_path: Path) -> None:
+def test_in_ten_steps_vllm_agrees_with_the_trainer(tmp_path: Path) -> None:
     model = small.save_model(tmp_path / "start")
     records = train(tmp_path / "run", **{"model.path": str(model), "objective": "stapo + tis"})
     assert [record["step"] for record in records] == list(range(11))
@@ -54,7 +54,7 @@ def test_ten_steps_with_vllm_end_well_and_agree_with_the_trainer(tmp_path: Path)
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
-def test_a_run_with_vllm_is_the_same_run_again_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_resumed_run_with_vllm_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", **{"run.steps": "6", "run.checkpoint_every": "3"})
     train(tmp_path / "parts", **{"run.steps": "3", "run.checkpoint_every": "3"})
     resumed = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "parts"), "--quiet", "--set", "run.steps=6"])

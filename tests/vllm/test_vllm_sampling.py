@@ -1,4 +1,4 @@
-"""vLLM draws as the native sampler does: from the policy's distribution, with a stream of its own for every sample."""
+"""vLLM samples as the native sampler does: from the policy's distribution, with a seed of its own for every sample."""
 
 from __future__ import annotations
 
@@ -41,24 +41,25 @@ def test_all_samples_of_a_prompt_come_back_in_order(policy: Policy, sampler: Sam
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.3])
 def test_log_probabilities_are_the_trainers_to_rounding(policy: Policy, sampler: Sampler, temperature: float) -> None:
-    asked = small.prompts(policy)
-    groups = sampler.sample(asked, 0, replace(small.OPTIONS, temperature=temperature))
-    assert small.mismatch(policy, asked, groups, temperature) < 1e-5
+    prompts = small.prompts(policy)
+    groups = sampler.sample(prompts, 0, replace(small.OPTIONS, temperature=temperature))
+    assert small.mismatch(policy, prompts, groups, temperature) < 1e-5
 
 
 @pytest.mark.parametrize("cut", [{"top_p": 0.8}, {"top_k": 3}, {"top_p": 0.9, "top_k": 5}])
-def test_log_probabilities_are_those_of_the_distribution_that_was_cut(
+def test_log_probabilities_are_those_after_top_k_and_top_p(
     policy: Policy, sampler: Sampler, cut: dict[str, float]
 ) -> None:
-    asked, options = small.prompts(policy), replace(small.OPTIONS, temperature=0.7, **cut)
-    groups = sampler.sample(asked, 0, options)
-    for prompt, group in zip(asked, groups, strict=True):
+    prompts, options = small.prompts(policy), replace(small.OPTIONS, temperature=0.7, **cut)
+    groups = sampler.sample(prompts, 0, options)
+    for prompt, group in zip(prompts, groups, strict=True):
         for response in group:
             logits = _logits(policy, prompt, response) / options.temperature
             logp = filter_top_k_top_p(logits, options).log_softmax(-1)
             expected = logp.gather(1, torch.tensor(response.tokens)[:, None]).squeeze(1)
             torch.testing.assert_close(torch.tensor(response.logp), expected, atol=1e-5, rtol=0)
-    assert small.mismatch(policy, asked, groups, 0.7) > 0.01  # what is cut off goes to those that stay
+    # The tokens that are kept share the mass of those that are not.
+    assert small.mismatch(policy, prompts, groups, 0.7) > 0.01
 
 
 def test_the_same_seed_gives_the_same_samples(policy: Policy, sampler: Sampler) -> None:
@@ -76,17 +77,17 @@ def test_what_else_is_in_the_batch_does_not_matter(policy: Policy, sampler: Samp
     assert fewer == [group[:2] for group in together]
 
 
-def test_another_seed_step_or_prompt_number_is_another_stream(policy: Policy, sampler: Sampler) -> None:
-    asked = small.prompts(policy)
-    base = small.tokens(sampler.sample(asked, 0, small.OPTIONS))
+def test_another_seed_step_or_prompt_number_gives_other_samples(policy: Policy, sampler: Sampler) -> None:
+    prompts = small.prompts(policy)
+    base = small.tokens(sampler.sample(prompts, 0, small.OPTIONS))
     assert len({tuple(response) for group in base for response in group}) > 20
-    assert small.tokens(sampler.sample(asked, 1, small.OPTIONS)) != base
-    assert small.tokens(sampler.sample(asked, 0, replace(small.OPTIONS, seed=5))) != base
-    renumbered = [PromptTokens(prompt.ids, prompt.number + 100) for prompt in asked]
+    assert small.tokens(sampler.sample(prompts, 1, small.OPTIONS)) != base
+    assert small.tokens(sampler.sample(prompts, 0, replace(small.OPTIONS, seed=5))) != base
+    renumbered = [PromptTokens(prompt.ids, prompt.number + 100) for prompt in prompts]
     assert small.tokens(sampler.sample(renumbered, 0, small.OPTIONS)) != base
 
 
-def test_draws_follow_the_policys_distribution(policy: Policy, sampler: Sampler) -> None:
+def test_samples_follow_the_policys_distribution(policy: Policy, sampler: Sampler) -> None:
     (prompt,) = small.prompts(policy, ["12+34="])
     (group,) = sampler.sample([prompt], 0, replace(small.OPTIONS, samples=3000, max_new_tokens=1))
     with torch.no_grad():
@@ -100,21 +101,19 @@ def test_greedy_responses_are_the_native_samplers(policy: Policy, sampler: Sampl
     ours = build_sampler(policy).sample(small.prompts(policy), -1, options)
     theirs = sampler.sample(small.prompts(policy), -1, options)
     assert small.tokens(theirs) == small.tokens(ours)
-    torch.testing.assert_close(small.drawn_with(theirs), small.drawn_with(ours), atol=1e-5, rtol=0)
+    torch.testing.assert_close(small.logp_of(theirs), small.logp_of(ours), atol=1e-5, rtol=0)
     assert [r.finished for (r,) in theirs] == [r.finished for (r,) in ours]
 
 
 def test_a_prompt_that_leaves_no_room_for_a_response_is_refused(policy: Policy, sampler: Sampler) -> None:
-    asked = [PromptTokens([2] * 210, 0)]
-    with pytest.raises(ValueError, match=r"prompt of 210 tokens and a response of up to 9 .* 216 .*max_new_tokens"):
-        sampler.sample(asked, 0, small.OPTIONS)
+    prompts = [PromptTokens([2] * 210, 0)]
+    with pytest.raises(ValueError, match=r"prompt of 210 tokens and a response of up to 9 .* 216: lower rollout\."):
+        sampler.sample(prompts, 0, small.OPTIONS)
     assert sampler.sample([PromptTokens([2] * 207, 0)], 0, small.OPTIONS)
 
 
 @pytest.mark.parametrize("temperature", [0.001, 3.0])
-def test_a_temperature_that_vllm_would_not_draw_at_is_refused(
-    policy: Policy, sampler: Sampler, temperature: float
-) -> None:
+def test_a_temperature_outside_of_vllms_range_is_refused(policy: Policy, sampler: Sampler, temperature: float) -> None:
     with pytest.raises(ValueError, match=r"rollout\.temperature=.* 0\.01 to 2; set rollout\.engine='native'"):
         sampler.sample(small.prompts(policy), 0, replace(small.OPTIONS, temperature=temperature))
 

@@ -1,0 +1,60 @@
+"""Device memory of the paged sampler: the packed prompts of a prefill, and all that lasts from step to step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from trimtab.rollout.paged.decode_state import DecodeState
+
+
+@dataclass(frozen=True)
+class PrefillBatch:
+    """The tokens of several prefixes, end to end without padding."""
+
+    ids: Tensor  # (tokens,) int64
+    position: Tensor  # (tokens,) int64, within the prefix
+    page: Tensor  # (tokens,) int64; -1 for padding after the last prefix, whose keys and values are not written
+    cu_seqlens: Tensor  # (prefixes + 1,) int32
+    max_seqlen: int
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All but `max_seqlen`."""
+        return self.ids, self.position, self.page, self.cu_seqlens
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What a decoding step computes, one row per sequence; in the compute type but for the residual stream."""
+
+    residual: Tensor  # (rows, hidden size) fp32
+    normed: Tensor
+    qkv: Tensor
+    attention: Tensor
+    delta: Tensor  # the output of attention or MLP, to be added to the residual stream
+    gate_up: Tensor
+    mlp: Tensor
+    logits: Tensor
+
+    def first(self, rows: int) -> Activations:
+        """Return views of the first rows."""
+        return Activations(*(getattr(self, name)[:rows] for name in Activations.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
+class DeviceBuffers:
+    """KV cache, RoPE table, decode state and activations; `ops` is the module `torch_ops` or `kernels`."""
+
+    kv_cache: Tensor  # (layers, 2, pages, kv heads, PAGE_SIZE, head_dim)
+    cos_sin: tuple[Tensor, Tensor]  # (positions, head_dim) fp32 each; the two halves of a head are equal
+    state: DecodeState
+    activations: Activations
+    ops: Any
+
+    @property
+    def num_pages(self) -> int:
+        """How many pages the KV cache has."""
+        return self.kv_cache.shape[2]
