@@ -65,14 +65,14 @@ def test_rows_are_scaled_in_vectors() -> None:
 
 
 def test_pages_are_read_in_vectors() -> None:
-    from trimtab.rollout.paged.kernels import layers
+    from trimtab.rollout.paged.kernels import attention
 
-    half = ("qkv", "q_norm", "k_norm", "keys", "values", "out", "partial", "weight")
-    types = dict.fromkeys(half, "*bf16") | {"cos": "*fp32", "sin": "*fp32", "pages": "*i32", "numbers": "*i64"}
-    types |= {"scale": "fp32", "eps": "fp32", "page_stride": "i32", "state_rows": "i32"}
-    shape = {"KV": 3, "HEADS": 9, "D": 64, "GROUP": 4, "NORM": False, "SPLITS": 1, "EXACT": False}
+    half = ("qkv", "q_norm", "k_norm", "k_cache", "v_cache", "out", "partial_out", "partial_softmax")
+    types = dict.fromkeys(half, "*bf16") | {"cos": "*fp32", "sin": "*fp32", "page_table": "*i32", "scalars": "*i64"}
+    types |= {"scale": "fp32", "eps": "fp32", "page_table_stride": "i32", "state_rows": "i32"}
+    shape = {"KV_HEADS": 3, "HEADS": 9, "HEAD_DIM": 64, "GROUP": 4, "QK_NORM": False, "SPLITS": 1, "FP32": False}
     for tile, warps in ((64, 4), (32, 2)):
-        moves = compiled(layers._attend, types, shape | {"TILE": tile}, warps)
+        moves = compiled(attention._paged_attention_kernel, types, shape | {"TILE": tile}, warps)
         assert moves["cp.async.cg"] >= 4, "keys and values are fetched 16 bytes at a time"
 
 
