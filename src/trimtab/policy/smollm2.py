@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from trimtab.files import new_folder
 
 
 def smollm2_folder() -> Path:
@@ -48,10 +48,6 @@ def convert_gguf(source: Path, folder: Path) -> None:
         del config.quantization_config
     fresh = AutoModelForCausalLM.from_config(config)
     fresh.load_state_dict(loaded.state_dict())
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+    with new_folder(folder) as temporary:
         fresh.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        shutil.rmtree(folder, ignore_errors=True)
-        Path(temporary).rename(folder)
-        Path(temporary).mkdir()  # for the context manager to remove
