@@ -1,22 +1,22 @@
-"""Evaluates SmolLM2-135M on GSM8K and MATH500, and keeps figures with intervals, seconds and tokens per second.
+"""Evaluate SmolLM2-135M on GSM8K and MATH500; write metrics with intervals, seconds and tokens per second.
 
 `--data` is a folder with `gsm8k_test.jsonl` and `math500.parquet` (or `.jsonl` of the same schema, where pyarrow is
-missing: `--convert FOLDER` writes those and does nothing else). The same command goes on after a stop.
+missing: `--convert FOLDER` writes those and does nothing else). The same command resumes a stopped evaluation.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from trimtab.evaluate.options import EvalOptions
 from trimtab.evaluate.progress import PlainProgress
 from trimtab.evaluate.report import as_json, write
-from trimtab.evaluate.run import EvalRequest, evaluate
+from trimtab.evaluate.run import evaluate
 from trimtab.tasks.benchmarks import BENCHMARKS, find_file
 from trimtab.tasks.files import read_rows
 
@@ -24,7 +24,7 @@ NAMES = ("gsm8k", "math500")
 
 
 def convert(data: Path, to: Path) -> None:
-    """The benchmarks' files as jsonl, with the columns that are read."""
+    """Write the benchmarks' files as jsonl, with the columns that are read."""
     to.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
         source = find_file(BENCHMARKS[name], data)
@@ -34,16 +34,16 @@ def convert(data: Path, to: Path) -> None:
         print(f"{len(lines)} problems in {to / source.stem}.jsonl")
 
 
-def measure(wanted: EvalRequest) -> dict[str, Any]:
-    """The result of an evaluation, with what it took."""
-    done = evaluate(wanted, PlainProgress(typer.echo))
-    write(done)
-    what = "SmolLM2-135M-Instruct, the native sampler; 95 % intervals by question"
-    return {"what": what, **as_json(done)}
+def measure(options: EvalOptions) -> dict[str, Any]:
+    """Evaluate and return the result with its speed."""
+    result = evaluate(options, PlainProgress(typer.echo))
+    write(result)
+    what = "SmolLM2-135M-Instruct, the native sampler; 95 % intervals by problem"
+    return {"what": what, **as_json(result)}
 
 
 def main() -> None:
-    """Evaluate, print, and keep the result."""
+    """Evaluate, and print and store the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--convert", type=Path, help="write the data as jsonl into this folder, and stop")
@@ -63,12 +63,13 @@ def main() -> None:
     if args.convert:
         convert(args.data, args.convert)
         return
-    wanted = EvalRequest(
-        model=args.model, data=args.data, preset=args.preset, problems=args.problems, samples=args.samples
-    )
-    wanted = replace(
-        wanted,
-        benchmarks=tuple(args.benchmarks.split(",")),
+    options = EvalOptions(
+        model=args.model,
+        data=args.data,
+        preset=args.preset,
+        problems=args.problems,
+        samples=args.samples,
+        benchmarks=args.benchmarks,
         max_new_tokens=args.max_new_tokens,
         batch=args.batch,
         precision=args.precision,
@@ -76,7 +77,7 @@ def main() -> None:
         entropy=not args.no_entropy,
         out=args.folder,
     )
-    text = json.dumps(measure(wanted), indent=2)
+    text = json.dumps(measure(options), indent=2)
     print(text)
     if args.out:
         args.out.write_text(text + "\n")

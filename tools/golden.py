@@ -92,9 +92,10 @@ def evaluation(out: Path) -> dict[str, Any]:
     flags = ["--benchmarks", "gsm8k", "--samples", "4", "--max-new-tokens", "6", "--suffix", "", "--rule", "number"]
     where = ["--data", str(data), "--device", "cpu", "--out", str(out / "eval"), "--quiet"]
     trimtab(["eval", str(out / "stapo"), *flags, *where])
+    result = json.loads((out / "eval" / "result.json").read_text())
     lines = [json.loads(line) for line in (out / "eval" / "generations.jsonl").read_text().splitlines()]
     return {
-        "figures": json.loads((out / "eval" / "result.json").read_text())["figures"],
+        "figures": result.get("metrics") or result["figures"],  # the key's old name
         # The digest of the settings holds the path of the model, which is another one in every golden.
         "generations": sorted(
             ({**line, "settings": None} for line in lines), key=lambda line: str(sorted(line.items()))

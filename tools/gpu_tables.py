@@ -313,12 +313,12 @@ def evaluated() -> str:
     rows = [
         [
             name,
-            f"{row['questions']:,} x {row['samples']}",
+            f"{row['problems']:,} x {row['samples']}",
             f"{row['average']['mean']:.1%} ({row['average']['low']:.1%} to {row['average']['high']:.1%})",
             f"{row['no_answer']['mean']:.1%}",
             f"{row['truncated']['mean']:.1%}",
         ]
-        for name, row in result["figures"].items()
+        for name, row in result["metrics"].items()
     ]
     took = result["this_process"]
     speed = f"{took['tokens']:,} tokens in {took['seconds']:.0f} s. {source(result, 'evaluate_smollm2')}"

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-# Packages are imported inside the commands: torch and transformers take seconds, and `--help` should not.
+from trimtab.evaluate import EvalOptions
+
+# Other packages are imported inside the commands: torch and transformers take seconds, and `--help` should not.
 
 # Typer's own tracebacks print local variables, which here may be whole tensors.
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
@@ -23,6 +27,27 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the recipe, as update.lr=1e-6. Can be repeated."),
 ]
+
+
+def options_from(options: type[Any]) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
+    """Give a command the fields of a dataclass as its parameters; typer reads them from the signature."""
+
+    def decorate(command: Callable[[Any], None]) -> Callable[..., None]:
+        def run(**values: Any) -> None:
+            command(options(**values))
+
+        hints = get_type_hints(options, include_extras=True)
+        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+                for f in fields(options)
+            ]
+        )
+        run.__annotations__ = hints
+        run.__doc__ = command.__doc__
+        return run
+
+    return decorate
 
 
 @app.callback()
@@ -175,78 +200,13 @@ def alarms(
 
 
 @app.command(name="eval")
-def evaluate(
-    model: Annotated[
-        str | None,
-        typer.Argument(help="A folder or hub name of a model, smollm2, a run of trimtab's, or a checkpoint."),
-    ] = None,
-    benchmarks: Annotated[
-        str, typer.Option(help="Of aime24, aime25, amc23, math500, minerva, olympiadbench, gsm8k, with commas.")
-    ] = "aime24,aime25,amc23,math500,minerva,olympiadbench",
-    data: Annotated[Path | None, typer.Option(help="The folder with their files. Default: from the hub.")] = None,
-    preset: Annotated[str, typer.Option(help="train (T 1.0, top-p 1.0) or justrl (T 0.7, top-p 0.9).")] = "train",
-    samples: Annotated[int | None, typer.Option(help="Per problem. Default: 32, for the large sets 4.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="A response is cut off here.")] = 20_480,
-    temperature: Annotated[float | None, typer.Option(help="Instead of the preset's.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Instead of the preset's.")] = None,
-    suffix: Annotated[
-        str | None, typer.Option(help="Added to every problem. Default: step by step, and a box.")
-    ] = None,
-    problems: Annotated[int | None, typer.Option(help="Only the first so many of each benchmark.")] = None,
-    seed: Annotated[int, typer.Option(help="Of every random stream.")] = 0,
-    rule: Annotated[str | None, typer.Option(help="What grades the responses. Default: math.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder. Default: runs/eval-<model>-<preset>.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on in the folder; the same command does so too.")
-    ] = False,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Ask again for what failed.")] = False,
-    regrade: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Grade again, without sampling.")] = None,
-    against: Annotated[str | None, typer.Option(help="Another model, or the folder of its evaluation.")] = None,
-    papers: Annotated[bool, typer.Option("--papers", help="Show what papers print beside it.")] = False,
-    endpoint: Annotated[str | None, typer.Option(help="An OpenAI-compatible server: http://host:port/v1.")] = None,
-    model_name: Annotated[str | None, typer.Option(help="What the server calls the model.")] = None,
-    concurrency: Annotated[int, typer.Option(help="Requests at a time.")] = 16,
-    timeout: Annotated[float, typer.Option(help="Seconds for a whole answer of the server.")] = 1800.0,
-    retries: Annotated[int, typer.Option(help="How often a request is tried again.")] = 6,
-    batch: Annotated[int, typer.Option(help="Responses at a time, natively.")] = 256,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
-    chat: Annotated[bool, typer.Option(help="Use the chat template where there is one.")] = True,
-    entropy: Annotated[bool, typer.Option(help="Score every response once more for its entropy.")] = True,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Plain lines instead of the bar.")] = False,
-) -> None:
-    """The math benchmarks with intervals by question; every response is kept, and a stopped evaluation goes on."""
+@options_from(EvalOptions)
+def evaluate(options: EvalOptions) -> None:
+    """Evaluate a model on math benchmarks, with intervals by problem; a stopped evaluation is resumed."""
     with print_user_errors():
-        from trimtab.evaluate import Connection, EvalRequest, evaluate_and_show
-        from trimtab.evaluate import regrade as grade_again
+        from trimtab.evaluate import run_eval
 
-        if regrade is not None:
-            raise typer.Exit(grade_again(regrade, rule, papers, quiet))
-        given = {"suffix": suffix, "rule": rule}
-        wanted = EvalRequest(
-            model=model,
-            benchmarks=tuple(name.strip() for name in benchmarks.split(",") if name.strip()),
-            data=data,
-            preset=preset,
-            samples=samples,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            problems=problems,
-            seed=seed,
-            out=out,
-            connection=Connection(endpoint, concurrency, timeout, retries) if endpoint else None,
-            model_name=model_name,
-            device=device,
-            precision=precision,
-            chat=chat,
-            batch=batch,
-            entropy=entropy,
-            resume=resume,
-            retry_failed=retry_failed,
-            **{name: value for name, value in given.items() if value is not None},
-        )
-        code = evaluate_and_show(wanted, against, papers, quiet)
+        code = run_eval(options)
     raise typer.Exit(code)
 
 

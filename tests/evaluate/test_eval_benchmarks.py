@@ -51,7 +51,7 @@ def test_a_question_knows_its_row() -> None:
 @pytest.mark.parametrize("name", ["aime24", "amc23", "gsm8k"])
 def test_a_response_with_the_answer_in_a_box_is_right(name: str) -> None:
     questions = load_benchmark(name, DATA)[:20]
-    assert grading.unreadable(questions, "boxed") == []
+    assert grading.rejected_truths(questions, "boxed") == []
 
 
 def test_the_six_are_sampled_as_the_papers_do() -> None:

@@ -10,29 +10,30 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.evaluate.small_evals import Heard, small
+from helpers.evaluate.small_evals import RecordedProgress, small
 from trimtab.evaluate.folder import EvalFolder, Generation
-from trimtab.evaluate.grading import check_rule, read_verdicts, unreadable
-from trimtab.evaluate.run import EvalRequest, evaluate, graded, prepare
+from trimtab.evaluate.grading import check_rule, read_verdicts, rejected_truths
+from trimtab.evaluate.options import EvalOptions
+from trimtab.evaluate.run import evaluate, grade_evaluation, prepare
 from trimtab.evaluate.settings import (
     PRESETS,
-    Settings,
-    choose_benchmarks,
+    EvalSettings,
     decoding,
     differences,
+    parse_benchmarks,
     settings_from,
 )
 from trimtab.tasks.benchmarks import BenchmarkProblem
 from trimtab.tasks.problems import Problem, user
 
 
-def question(number: int, answer: str = "2") -> BenchmarkProblem:
+def problem(number: int, answer: str = "2") -> BenchmarkProblem:
     return BenchmarkProblem(
         "gsm8k", f"q{number}", f"file, row {number}", Problem(user("1+1?"), answer, "number", "gsm8k")
     )
 
 
-SETTINGS = Settings(
+SETTINGS = EvalSettings(
     model="m",
     sampler="native",
     benchmarks=("gsm8k",),
@@ -46,9 +47,9 @@ SETTINGS = Settings(
 )
 
 
-def opened(path: Path, settings: Settings = SETTINGS) -> EvalFolder:
+def opened(path: Path, settings: EvalSettings = SETTINGS) -> EvalFolder:
     folder = EvalFolder(path)
-    folder.open(settings, [question(0), question(1)])
+    folder.open(settings, [problem(0), problem(1)])
     return folder
 
 
@@ -63,7 +64,7 @@ def test_what_was_added_is_read(tmp_path: Path) -> None:
     folder.append([generation("q1", 0)])
     assert folder.read() == [*made, generation("q1", 0)]
     assert folder.settings() == SETTINGS
-    assert [(q.id, q.location, q.problem.answer) for q in folder.questions()] == [
+    assert [(q.id, q.location, q.problem.answer) for q in folder.problems()] == [
         ("q0", "file, row 0", "2"),
         ("q1", "file, row 1", "2"),
     ]
@@ -95,11 +96,11 @@ def test_a_long_line_that_was_cut_off_is_taken_away_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("not json", "line 2 is damaged: it is not JSON"),
-        ("[1]", "line 2 is damaged: it is no object"),
-        ('{"benchmark": "gsm8k"}', "line 2: not a generation"),
-        ('{"surprise": 1}', "line 2: not a generation"),
-        ("[" * 50_000, "line 2 is damaged"),
+        ("not json", "row 2: not JSON"),
+        ("[1]", "row 2: must be a JSON object"),
+        ('{"benchmark": "gsm8k"}', "row 2: not a generation"),
+        ('{"surprise": 1}', "row 2: not a generation"),
+        ("[" * 50_000, "row 2: not JSON"),
     ],
 )
 def test_a_damaged_line_is_named_and_never_skipped(line: str, words: str, tmp_path: Path) -> None:
@@ -116,14 +117,14 @@ def test_a_sample_that_is_there_twice_is_named(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     folder.append([generation("q0", 0)])
     folder.append([generation("q0", 0)])
-    with pytest.raises(ValueError, match="line 2: sample 0 of q0 is there twice"):
+    with pytest.raises(ValueError, match="row 2: sample 0 of q0 is there twice"):
         folder.read()
 
 
 def test_a_generation_of_other_settings_is_named(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     folder.append([replace(generation("q0", 0), settings="0123")])
-    with pytest.raises(ValueError, match="line 1: a generation of other settings"):
+    with pytest.raises(ValueError, match="row 1: a generation of other settings"):
         folder.read()
 
 
@@ -167,23 +168,23 @@ def test_an_evaluation_without_a_sample_may_be_started_anew(tmp_path: Path) -> N
 def test_only_one_process_writes_at_a_time(tmp_path: Path) -> None:
     folder = EvalFolder(tmp_path / "new")
     with (
-        folder.alone(),
+        folder.locked(),
         pytest.raises(ValueError, match="is in use by another process"),
-        EvalFolder(folder.path).alone(),
+        EvalFolder(folder.path).locked(),
     ):
         pass
-    with folder.alone():
+    with folder.locked():
         pass
 
 
 def test_a_folder_that_is_no_evaluation_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"is no evaluation: there is no settings\.json"):
+    with pytest.raises(ValueError, match=r"is not an evaluation: there is no settings\.json"):
         EvalFolder(tmp_path).settings()
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(ValueError, match=r"settings\.json cannot be read"):
         EvalFolder(tmp_path).settings()
     (tmp_path / "settings.json").write_text('{"benchmarks": [], "colour": 1}')
-    with pytest.raises(ValueError, match="colour is unknown here"):
+    with pytest.raises(ValueError, match="unknown colour"):
         EvalFolder(tmp_path).settings()
 
 
@@ -222,23 +223,23 @@ def test_a_decoding_that_cannot_be_is_refused(
 
 
 def test_benchmarks_go_by_name_with_the_nearest_offered() -> None:
-    assert choose_benchmarks(["AIME24", "math500", "aime24"]) == ("aime24", "math500")
+    assert parse_benchmarks("AIME24, math500,aime24,") == ("aime24", "math500")
     with pytest.raises(ValueError, match="unknown benchmark 'aime42': did you mean aime25 or aime24"):
-        choose_benchmarks(["aime42"])
+        parse_benchmarks("aime42")
     with pytest.raises(ValueError, match="unknown benchmark 'xyz': there are aime24, "):
-        choose_benchmarks(["xyz"])
+        parse_benchmarks("xyz")
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"samples": 0}, "--samples 0: it is at least 1"),
-        ({"problems": 0}, "--problems 0: it is at least 1"),
-        ({"max_new_tokens": 0}, "--max-new-tokens 0: it is at least 1"),
-        ({"batch": 0}, "--batch 0: it is at least 1"),
+        ({"samples": 0}, "--samples 0: it must be at least 1"),
+        ({"problems": 0}, "--problems 0: it must be at least 1"),
+        ({"max_new_tokens": 0}, "--max-new-tokens 0: it must be at least 1"),
+        ({"batch": 0}, "--batch 0: it must be at least 1"),
         ({"rule": "guess"}, "no rule 'guess'"),
-        ({"model": None}, "which model"),
-        ({"benchmarks": ("gsm9k",)}, "did you mean gsm8k"),
+        ({"model": None}, "no model given"),
+        ({"benchmarks": "gsm9k"}, "did you mean gsm8k"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused_before_anything_is_loaded(
@@ -250,18 +251,18 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_is_loaded(
 
 
 def test_the_defaults_are_the_papers(tmp_path: Path) -> None:
-    settings, jobs = prepare(replace(small(tmp_path), samples=None, max_new_tokens=EvalRequest.max_new_tokens))
+    settings, jobs = prepare(replace(small(tmp_path), samples=None, max_new_tokens=EvalOptions.max_new_tokens))
     assert settings.max_new_tokens == 20_480
     assert settings.samples == {"gsm8k": 4}
     assert (settings.temperature, settings.top_p) == (1.0, 1.0)
-    assert EvalRequest.suffix == "\nPlease reason step by step, and put your final answer within \\boxed{}"
+    assert EvalOptions().prompt_suffix == "\nPlease reason step by step, and put your final answer within \\boxed{}"
     assert [job.samples for job in jobs] == [4] * 6
 
 
 def test_the_settings_are_shown_before_anything_starts(tmp_path: Path) -> None:
-    heard = Heard()
-    evaluate(small(tmp_path, problems=2, preset="justrl"), heard)
-    shown = heard.lines[0]
+    log = RecordedProgress()
+    evaluate(small(tmp_path, problems=2, preset="justrl"), log)
+    shown = log.lines[0]
     for part in (
         "demo",
         "GSM8K x3, first 2 problems",
@@ -273,36 +274,36 @@ def test_the_settings_are_shown_before_anything_starts(tmp_path: Path) -> None:
 
 
 def test_the_folder_is_named_by_model_and_preset() -> None:
-    assert EvalRequest(model="Qwen/Qwen3-1.7B").folder.path == Path("runs/eval-Qwen-Qwen3-1.7B-train")
-    assert EvalRequest(model="../../etc/passwd", preset="justrl").folder.path == Path("runs/eval-etc-passwd-justrl")
+    assert EvalOptions(model="Qwen/Qwen3-1.7B").folder.path == Path("runs/eval-Qwen-Qwen3-1.7B-train")
+    assert EvalOptions(model="../../etc/passwd", preset="justrl").folder.path == Path("runs/eval-etc-passwd-justrl")
 
 
 def test_data_that_has_changed_is_not_mixed_with_what_was_drawn(tmp_path: Path) -> None:
     wanted = small(tmp_path)
-    evaluate(wanted, Heard())
+    evaluate(wanted, RecordedProgress())
     path = tmp_path / "data/gsm8k_test.jsonl"
     path.write_text(path.read_text().replace("#### 8", "#### 9"))
     with pytest.raises(ValueError, match="They differ in:\n  data: "):
-        evaluate(EvalRequest(**vars(wanted)), Heard())
+        evaluate(replace(wanted), RecordedProgress())
 
 
 def test_responses_are_graded_again_without_sampling(tmp_path: Path) -> None:
     wanted = small(tmp_path)
-    first = evaluate(wanted, Heard())
+    first = evaluate(wanted, RecordedProgress())
     before = wanted.folder.generations.read_bytes()
-    again = graded(wanted.folder, "exact")
+    again = grade_evaluation(wanted.folder, "exact")
     assert again.settings.rule == "exact"
     assert wanted.folder.generations.read_bytes() == before
     assert {json.loads(line)["rule"] for line in wanted.folder.verdicts.read_text().splitlines()} == {"exact"}
-    assert graded(wanted.folder, "number").figures == first.figures
-    assert graded(wanted.folder).figures == first.figures, "verdicts that are there are read"
+    assert grade_evaluation(wanted.folder, "number").metrics == first.metrics
+    assert grade_evaluation(wanted.folder).metrics == first.metrics, "verdicts that are there are read"
 
 
 def test_verdicts_are_kept_with_what_was_found(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     folder.append([generation("q0", 0, "It is 2."), generation("q0", 1, "It is 3."), generation("q1", 0, "Hm.")])
     folder.append([generation("q1", 1, "", failed="status 500")])
-    done = graded(folder, "number")
+    done = grade_evaluation(folder, "number")
     verdicts, rule = read_verdicts(folder)
     assert rule == "number"
     kinds = {key: (verdict.kind, verdict.extracted) for key, verdict in verdicts.items()}
@@ -311,20 +312,20 @@ def test_verdicts_are_kept_with_what_was_found(tmp_path: Path) -> None:
         ("gsm8k", "q0", 1): ("wrong", "3"),
         ("gsm8k", "q1", 0): ("no_answer", None),
     }
-    assert done.figures["gsm8k"].kinds == {"correct": 1, "no_answer": 1, "wrong": 1}
-    assert done.figures["gsm8k"].failed_samples == 1
+    assert done.metrics["gsm8k"].kinds == {"correct": 1, "no_answer": 1, "wrong": 1}
+    assert done.metrics["gsm8k"].failed_samples == 1
 
 
 def test_verdicts_that_are_not_whole_are_made_again_by_their_own_rule(tmp_path: Path) -> None:
     """A process may die between sampling and grading: what has no verdict yet did not fail."""
     folder = opened(tmp_path)
     folder.append([generation("q0", 0)])
-    graded(folder, "exact")
+    grade_evaluation(folder, "exact")
     folder.append([generation("q0", 1, "two")])
-    done = graded(folder)
+    done = grade_evaluation(folder)
     assert done.settings.rule == "exact"
-    assert done.figures["gsm8k"].kinds == {"correct": 1, "wrong": 1}
-    assert done.figures["gsm8k"].failed_samples == 0
+    assert done.metrics["gsm8k"].kinds == {"correct": 1, "wrong": 1}
+    assert done.metrics["gsm8k"].failed_samples == 0
 
 
 def test_memory_that_runs_out_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,29 +333,29 @@ def test_memory_that_runs_out_is_said_with_what_to_do(tmp_path: Path, monkeypatc
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("trimtab.rollout.NativeSampler.sample", full)
-    with pytest.raises(ValueError, match="out of memory: say a --batch smaller than 6"):
-        evaluate(small(tmp_path), Heard())
+    with pytest.raises(ValueError, match="out of memory: use a --batch smaller than 6"):
+        evaluate(small(tmp_path), RecordedProgress())
 
 
 def test_a_damaged_verdict_is_named(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     folder.append([generation("q0", 0)])
-    graded(folder, "number")
+    grade_evaluation(folder, "number")
     folder.verdicts.write_text('{"benchmark": "gsm8k"}\n')
-    with pytest.raises(ValueError, match=r"verdicts\.jsonl, line 1: not a verdict"):
-        graded(folder)
+    with pytest.raises(ValueError, match=r"verdicts\.jsonl, row 1: not a verdict"):
+        grade_evaluation(folder)
 
 
 def test_an_answer_that_its_own_rule_does_not_accept_is_named(tmp_path: Path) -> None:
     folder = EvalFolder(tmp_path)
-    odd = replace(question(1), problem=replace(question(1).problem, answer="2 \\boxed{}"))
-    folder.open(replace(SETTINGS, rule="boxed"), [question(0), odd])
+    odd = replace(problem(1), problem=replace(problem(1).problem, answer="2 \\boxed{}"))
+    folder.open(replace(SETTINGS, rule="boxed"), [problem(0), odd])
     folder.append([replace(generation("q0", 0), settings=replace(SETTINGS, rule="boxed").digest())])
-    assert unreadable([question(0), odd], "boxed") == [odd]
-    heard = Heard()
-    done = graded(folder, "boxed", heard.message)
-    assert heard.heard("warning: file, row 1", "does not accept the answer itself")
-    assert done.unreadable == ["file, row 1"]
+    assert rejected_truths([problem(0), odd], "boxed") == [odd]
+    log = RecordedProgress()
+    done = grade_evaluation(folder, "boxed", log.message)
+    assert log.has_message("warning: file, row 1", "rejects the answer itself")
+    assert done.rejected_truths == ["file, row 1"]
 
 
 def test_a_rule_that_does_not_exist_is_refused_with_those_that_do() -> None:

@@ -47,27 +47,27 @@ def test_a_result_says_where_when_how_fast_and_how_well(
     assert found["this_process"]["samples"] == 9
     assert found["this_process"]["seconds"] > 0
     assert found["this_process"]["tokens_per_second"] > 0
-    accuracy = found["figures"]["gsm8k"]["average"]
+    accuracy = found["metrics"]["gsm8k"]["average"]
     assert accuracy["low"] <= accuracy["mean"] <= accuracy["high"]
     json.dumps(found, allow_nan=False)
     again = script.measure(small(tmp_path, problems=3))
     assert again["this_process"] == {**again["this_process"], "samples": 0, "tokens": 0, "tokens_per_second": None}
-    assert again["figures"] == found["figures"]
+    assert again["metrics"] == found["metrics"]
 
 
 def test_the_command_line_is_an_evaluation(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(script, "measure", lambda wanted: asked.append(wanted) or {"figures": {}})
+    monkeypatch.setattr(script, "measure", lambda wanted: asked.append(wanted) or {"metrics": {}})
     words = ["--data", str(tmp_path), "--problems", "8", "--samples", "2", "--benchmarks", "gsm8k", "--batch", "64"]
     monkeypatch.setattr(sys, "argv", ["evaluate_smollm2.py", *words, "--out", str(tmp_path / "out.json")])
     script.main()
     (wanted,) = asked
-    assert (wanted.model, wanted.benchmarks, wanted.problems, wanted.samples) == ("smollm2", ("gsm8k",), 8, 2)
+    assert (wanted.model, wanted.benchmarks, wanted.problems, wanted.samples) == ("smollm2", "gsm8k", 8, 2)
     assert (wanted.max_new_tokens, wanted.batch, wanted.rule) == (512, 64, "math")
-    assert json.loads((tmp_path / "out.json").read_text()) == {"figures": {}}
-    assert "figures" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out.json").read_text()) == {"metrics": {}}
+    assert "metrics" in capsys.readouterr().out
 
 
 def test_converting_stops_there(

@@ -1,4 +1,4 @@
-"""Intervals by question: right numbers, sensible edges, and coverage that was measured."""
+"""Intervals by problem: right numbers, sensible edges, and coverage that was measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.evaluate import coverage
+import interval_coverage as coverage
 from trimtab.evaluate.intervals import (
     Interval,
     average,
@@ -24,7 +24,7 @@ from trimtab.evaluate.intervals import (
 )
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = coverage.ROUNDS  # a share near 95 % is then known to two tenths of a point
+ROUNDS = coverage.ROUNDS  # a share near 95 % then has a standard error of two tenths of a point
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_students_quantile_is_that_of_the_tables(freedom: int, quantile: float) 
     assert t_quantile(freedom) == pytest.approx(quantile, rel=1e-9)
 
 
-def test_no_question_has_no_interval_and_one_has_a_mean_alone() -> None:
+def test_no_problem_has_no_interval_and_one_has_a_mean_alone() -> None:
     assert share_interval([]) is None
     assert mean_interval([]) is None
     assert difference_interval([], []) is None
@@ -61,7 +61,7 @@ def test_nothing_solved_is_not_surely_nothing() -> None:
     assert every.low == pytest.approx(1 - 0.1261, abs=1e-4)
 
 
-def test_questions_that_are_each_right_or_wrong_get_wilsons_interval() -> None:
+def test_problems_that_are_each_right_or_wrong_get_wilsons_interval() -> None:
     """With values of 0 and 1 alone the factor is 1, and what is left is Wilson's formula with Student's quantile."""
     found = share_interval([1.0] * 12 + [0.0] * 18)
     assert found is not None
@@ -71,7 +71,7 @@ def test_questions_that_are_each_right_or_wrong_get_wilsons_interval() -> None:
     assert (found.low, found.high) == (pytest.approx(center - half), pytest.approx(center + half))
 
 
-def test_questions_that_vary_less_than_right_or_wrong_get_a_narrower_interval() -> None:
+def test_problems_that_vary_less_than_right_or_wrong_get_a_narrower_interval() -> None:
     some = share_interval([0.3, 0.5, 0.4, 0.6, 0.2] * 6)
     all_or_nothing = share_interval([1.0, 0.0, 0.0, 1.0, 0.0] * 6)
     assert some is not None and all_or_nothing is not None
@@ -100,7 +100,7 @@ def test_right_and_wrong_are_treated_alike(values: list[float]) -> None:
     assert float(high) == pytest.approx(1 - float(mirrored_low), abs=1e-9)
 
 
-def test_more_questions_narrow_an_interval_as_the_square_root() -> None:
+def test_more_problems_narrow_an_interval_as_the_square_root() -> None:
     draw = random.Random(0)
     values = [draw.random() for _ in range(4000)]
     few, many = share_interval(values[:1000]), share_interval(values)
@@ -115,14 +115,14 @@ def test_lengths_get_students_interval() -> None:
     assert found == Interval(12.0, pytest.approx(12 - half), pytest.approx(12 + half), 3)
 
 
-def test_a_difference_is_paired_by_question() -> None:
+def test_a_difference_is_paired_by_problem() -> None:
     easy_and_hard = [0.9, 0.1] * 15
     found = difference_interval([value + 0.05 for value in easy_and_hard], easy_and_hard)
     assert found is not None and found.low is not None and found.high is not None
     assert found.mean == pytest.approx(0.05)
     noisy = [value + (0.1 if n % 3 else 0.0) for n, value in enumerate(easy_and_hard)]
     told = difference_interval(noisy, easy_and_hard)
-    assert told is not None and told.low is not None and told.low > 0, "the spread over questions cancels"
+    assert told is not None and told.low is not None and told.low > 0, "the spread over problems cancels"
 
 
 def test_two_models_that_answer_alike_are_not_proven_equal() -> None:
@@ -133,7 +133,7 @@ def test_two_models_that_answer_alike_are_not_proven_equal() -> None:
     assert found.high == pytest.approx(0.1261, abs=1e-4)
 
 
-def test_differences_need_the_same_questions() -> None:
+def test_differences_need_the_same_problems() -> None:
     with pytest.raises(ValueError, match="shorter"):
         difference_interval([0.1, 0.2], [0.1])
 
@@ -144,7 +144,7 @@ def test_a_mean_of_benchmarks_is_better_known_than_each_of_them() -> None:
     assert found.mean == pytest.approx(0.4)
     assert found.low == pytest.approx(0.4 - math.hypot(0.1, 0.1) / 2)
     assert found.high == pytest.approx(0.4 + math.hypot(0.2, 0.1) / 2)
-    assert found.questions == 70
+    assert found.problems == 70
 
 
 def test_a_mean_of_benchmarks_of_which_one_has_no_interval_has_none() -> None:
@@ -154,7 +154,7 @@ def test_a_mean_of_benchmarks_of_which_one_has_no_interval_has_none() -> None:
 
 @pytest.mark.parametrize("samples", coverage.SAMPLES)
 @pytest.mark.parametrize("difficulty", coverage.PLAUSIBLE, ids=lambda difficulty: difficulty.name)
-def test_with_30_questions_95_percent_means_95_percent(difficulty: coverage.Difficulty, samples: int) -> None:
+def test_with_30_problems_95_percent_means_95_percent(difficulty: coverage.Difficulty, samples: int) -> None:
     held, _ = coverage.coverage(difficulty, samples, ROUNDS)
     assert held == pytest.approx(0.95, abs=0.015)
 
@@ -176,13 +176,13 @@ def test_differences_of_two_models_are_covered_too(pair: tuple[float, float, flo
 
 
 def test_the_mean_of_benchmarks_is_covered_too() -> None:
-    """Three benchmarks of 30 questions and three levels of difficulty, put together 2,000 times."""
+    """Three benchmarks of 30 problems and three levels of difficulty, put together 2,000 times."""
     parts = (coverage.spikes(0.8, 0.0), coverage.logit_normal(-2, 2), coverage.spikes(0.2, 0.6))
     truth = sum(part.mean for part in parts) / 3
     generator = torch.Generator().manual_seed(1)
     exams = []
     for part in parts:
-        chance = part.draw(torch.rand(2000, 30, generator=generator, dtype=torch.float64))
+        chance = part.solve_rates(torch.rand(2000, 30, generator=generator, dtype=torch.float64))
         scores = torch.binomial(torch.full_like(chance, 4), chance, generator=generator) / 4
         exams.append([[*row, 30] for row in torch.stack([scores.mean(-1), *share_limits(scores)], 1).tolist()])
     found = [average([Interval(*row) for row in rows]) for rows in zip(*exams, strict=True)]

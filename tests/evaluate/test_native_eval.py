@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.evaluate.small_evals import SUMS, Heard, small
+from helpers.evaluate.small_evals import SUMS, RecordedProgress, small
 from helpers.train.short_runs import trained
 from trimtab.evaluate.folder import EvalFolder
-from trimtab.evaluate.native import NativeSource, fingerprint, open_model
-from trimtab.evaluate.run import EvalRequest, Evaluated, evaluate, open_source, prepare
+from trimtab.evaluate.native import NativeGenerator, fingerprint, open_model
+from trimtab.evaluate.options import EvalOptions
+from trimtab.evaluate.run import EvalResult, evaluate, open_generator, prepare
 from trimtab.policy import Transcript, score
 from trimtab.train.run_folder import RunFolder
 
@@ -27,29 +28,29 @@ def lines(folder: EvalFolder) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
-    return evaluate(small(tmp_path_factory.mktemp("unbroken")), Heard())
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> EvalResult:
+    return evaluate(small(tmp_path_factory.mktemp("unbroken")), RecordedProgress())
 
 
-def source_of(wanted: EvalRequest) -> NativeSource:
+def generator_of(wanted: EvalOptions) -> NativeGenerator:
     settings, jobs = prepare(wanted)
-    source = open_source(wanted, settings, jobs)
-    assert isinstance(source, NativeSource)
+    source = open_generator(wanted, settings, jobs)
+    assert isinstance(source, NativeGenerator)
     return source
 
 
-def test_every_sample_of_every_problem_is_drawn_once(unbroken: Evaluated) -> None:
+def test_every_sample_of_every_problem_is_drawn_once(unbroken: EvalResult) -> None:
     kept = unbroken.folder.read()
     assert sorted(generation.key for generation in kept) == sorted(
         ("gsm8k", f"gsm8k-{problem}", sample) for problem in range(len(SUMS)) for sample in range(3)
     )
-    assert unbroken.drawn == 18
-    found = unbroken.figures["gsm8k"]
-    assert (found.questions, found.samples, found.failed_samples, found.grader_failures) == (6, 3, 0, 0)
+    assert unbroken.new_samples == 18
+    found = unbroken.metrics["gsm8k"]
+    assert (found.problems, found.samples, found.failed_samples, found.grader_failures) == (6, 3, 0, 0)
     assert len({generation.text for generation in kept}) > 5, "samples differ"
 
 
-def test_a_kept_generation_says_all_that_is_known_of_it(unbroken: Evaluated) -> None:
+def test_a_kept_generation_says_all_that_is_known_of_it(unbroken: EvalResult) -> None:
     row = json.loads(unbroken.folder.generations.read_text().splitlines()[0])
     assert set(row) == {
         *("benchmark", "problem", "sample", "prompt_hash", "settings", "seed", "text", "tokens", "finished"),
@@ -64,73 +65,73 @@ def test_a_kept_generation_says_all_that_is_known_of_it(unbroken: Evaluated) -> 
 
 def test_the_entropy_is_the_models_own_over_the_response(tmp_path: Path) -> None:
     wanted = small(tmp_path, temperature=0.7)
-    evaluate(wanted, Heard())
+    evaluate(wanted, RecordedProgress())
     policy = open_model("demo", "cpu", "fp32", True)
     for generation in wanted.folder.read()[:4]:
         if not generation.finished:
             continue
-        question = next(q for q in wanted.folder.questions() if q.id == generation.problem)
+        problem = next(q for q in wanted.folder.problems() if q.id == generation.problem)
         response = [*policy.tokenizer.encode(generation.text, add_special_tokens=False), policy.tokenizer.eos_token_id]
         if len(response) != generation.tokens:
             continue  # it drew a token that has no text
-        measured = score(policy, [Transcript(policy.encode(question.problem.prompt), response)], 0.7, 1000, 100)
+        measured = score(policy, [Transcript(policy.encode(problem.problem.prompt), response)], 0.7, 1000, 100)
         assert generation.entropy == pytest.approx(float(measured.entropy.mean()), rel=1e-4)
         assert generation.logp == pytest.approx(float(measured.logp.mean()), rel=1e-4)
 
 
-def test_without_entropy_nothing_is_scored_again(tmp_path: Path, unbroken: Evaluated) -> None:
-    done = evaluate(small(tmp_path, entropy=False), Heard())
-    assert done.figures["gsm8k"].entropy is None
-    assert done.figures["gsm8k"].surprisal is not None
+def test_without_entropy_nothing_is_scored_again(tmp_path: Path, unbroken: EvalResult) -> None:
+    done = evaluate(small(tmp_path, entropy=False), RecordedProgress())
+    assert done.metrics["gsm8k"].entropy is None
+    assert done.metrics["gsm8k"].surprisal is not None
     assert [g.text for g in done.folder.read()] == [g.text for g in unbroken.folder.read()]
 
 
-def test_the_same_command_again_draws_nothing(unbroken: Evaluated, tmp_path: Path) -> None:
-    heard = Heard()
+def test_the_same_command_again_draws_nothing(unbroken: EvalResult, tmp_path: Path) -> None:
+    log = RecordedProgress()
     wanted = small(tmp_path)
-    first = evaluate(wanted, Heard())
-    again = evaluate(wanted, heard)
-    assert heard.heard("all samples are there already")
-    assert (again.drawn, heard.batches) == (0, [])
-    assert again.figures == first.figures == unbroken.figures
+    first = evaluate(wanted, RecordedProgress())
+    again = evaluate(wanted, log)
+    assert log.has_message("all samples are there already")
+    assert (again.new_samples, log.batches) == (0, [])
+    assert again.metrics == first.metrics == unbroken.metrics
 
 
 @pytest.mark.parametrize("cut", [1, 100, 1000, 2500, 4000])
 def test_an_evaluation_that_was_cut_anywhere_ends_as_the_unbroken_one(
-    cut: int, unbroken: Evaluated, tmp_path: Path
+    cut: int, unbroken: EvalResult, tmp_path: Path
 ) -> None:
     wanted = small(tmp_path)
-    evaluate(wanted, Heard())
+    evaluate(wanted, RecordedProgress())
     whole = wanted.folder.generations.read_bytes()
     assert cut < len(whole)
     wanted.folder.generations.write_bytes(whole[:cut])
-    heard = Heard()
-    resumed = evaluate(wanted, heard)
+    log = RecordedProgress()
+    resumed = evaluate(wanted, log)
     assert lines(wanted.folder) == lines(unbroken.folder)
-    assert resumed.figures == unbroken.figures
-    assert 0 < resumed.drawn <= 18
+    assert resumed.metrics == unbroken.metrics
+    assert 0 < resumed.new_samples <= 18
 
 
-def test_a_batch_that_lost_a_line_is_drawn_whole_again(unbroken: Evaluated, tmp_path: Path) -> None:
+def test_a_batch_that_lost_a_line_is_drawn_whole_again(unbroken: EvalResult, tmp_path: Path) -> None:
     """A sample drawn alone could differ from the one drawn with others, by rounding."""
     wanted = small(tmp_path)
-    evaluate(wanted, Heard())
+    evaluate(wanted, RecordedProgress())
     kept = wanted.folder.generations.read_text().splitlines(keepends=True)
     wanted.folder.generations.write_text("".join(kept[:7] + kept[8:]))
-    heard = Heard()
-    evaluate(wanted, heard)
-    assert [len(batch) for batch in heard.batches] == [6]
-    assert heard.heard("12 of 18 samples are there already")
+    log = RecordedProgress()
+    evaluate(wanted, log)
+    assert [len(batch) for batch in log.batches] == [6]
+    assert log.has_message("12 of 18 samples are there already")
     assert lines(wanted.folder) == lines(unbroken.folder)
 
 
-MOMENTS = ["generations.torn:2", "generations.written:1"]
+MOMENTS = ["line.torn:2", "generations.written:1"]
 if os.environ.get("TRIMTAB_THOROUGH"):
-    MOMENTS += ["generations.torn:1", "generations.torn:3", "generations.written:3", "file.written:1", "file.written:3"]
+    MOMENTS += ["line.torn:1", "line.torn:3", "generations.written:3", "file.written:1", "file.written:3"]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_after_kill_9_no_sample_is_lost_or_repeated(moment: str, unbroken: Evaluated, tmp_path: Path) -> None:
+def test_after_kill_9_no_sample_is_lost_or_repeated(moment: str, unbroken: EvalResult, tmp_path: Path) -> None:
     wanted = small(tmp_path)
     command = [
         *(sys.executable, "-m", "trimtab", "eval", "demo", "--benchmarks", "gsm8k", "--data", tmp_path / "data"),
@@ -140,20 +141,20 @@ def test_after_kill_9_no_sample_is_lost_or_repeated(moment: str, unbroken: Evalu
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRIMTAB_FAILPOINT": moment}
     killed = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    heard = Heard()
-    resumed = evaluate(wanted, heard)
-    assert not heard.heard("warning")
+    log = RecordedProgress()
+    resumed = evaluate(wanted, log)
+    assert not log.has_message("warning")
     assert lines(wanted.folder) == lines(unbroken.folder)
-    assert resumed.figures == unbroken.figures
+    assert resumed.metrics == unbroken.metrics
 
 
-def test_another_seed_draws_other_samples(unbroken: Evaluated, tmp_path: Path) -> None:
-    other = evaluate(small(tmp_path, seed=1), Heard())
+def test_another_seed_draws_other_samples(unbroken: EvalResult, tmp_path: Path) -> None:
+    other = evaluate(small(tmp_path, seed=1), RecordedProgress())
     assert [g.text for g in other.folder.read()] != [g.text for g in unbroken.folder.read()]
 
 
-def test_a_question_draws_from_its_own_stream_whatever_else_is_asked(unbroken: Evaluated, tmp_path: Path) -> None:
-    few = evaluate(small(tmp_path, problems=2, batch=3), Heard())
+def test_a_problem_draws_from_its_own_stream_whatever_else_is_asked(unbroken: EvalResult, tmp_path: Path) -> None:
+    few = evaluate(small(tmp_path, problems=2, batch=3), RecordedProgress())
     texts = {generation.key: generation.text for generation in unbroken.folder.read()}
     assert [g.text for g in few.folder.read()] == [texts[g.key] for g in few.folder.read()]
 
@@ -161,16 +162,16 @@ def test_a_question_draws_from_its_own_stream_whatever_else_is_asked(unbroken: E
 def test_batches_hold_one_benchmark_and_prompts_of_like_length(tmp_path: Path) -> None:
     wanted = small(tmp_path)
     _, jobs = prepare(wanted)
-    source = source_of(wanted)
+    source = generator_of(wanted)
     batches = source.batches(jobs)
-    lengths = [len(source.policy.encode(job.question.problem.prompt)) for batch in batches for job in batch]
+    lengths = [len(source.policy.encode(job.item.problem.prompt)) for batch in batches for job in batch]
     assert [len(batch) for batch in batches] == [2, 2, 2], "six responses at a time are two problems of three samples"
     assert lengths == sorted(lengths, reverse=True)
-    assert [len(batch) for batch in source_of(small(tmp_path, batch=1)).batches(jobs)] == [1] * 6
+    assert [len(batch) for batch in generator_of(small(tmp_path, batch=1)).batches(jobs)] == [1] * 6
 
 
 def test_greedy_decoding_gives_every_sample_the_same_text(tmp_path: Path) -> None:
-    done = evaluate(small(tmp_path, temperature=0.0), Heard())
+    done = evaluate(small(tmp_path, temperature=0.0), RecordedProgress())
     texts: dict[str, set[str]] = {}
     for generation in done.folder.read():
         texts.setdefault(generation.problem, set()).add(generation.text)
@@ -178,14 +179,14 @@ def test_greedy_decoding_gives_every_sample_the_same_text(tmp_path: Path) -> Non
 
 
 def test_a_response_longer_than_the_models_context_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"the model takes 64 tokens .* say --max-new-tokens 58 or less"):
-        evaluate(small(tmp_path, max_new_tokens=59), Heard())
-    evaluate(small(tmp_path, problems=1, samples=1, max_new_tokens=58), Heard())
+    with pytest.raises(ValueError, match=r"context is 64 tokens .* use --max-new-tokens 58 or less"):
+        evaluate(small(tmp_path, max_new_tokens=59), RecordedProgress())
+    evaluate(small(tmp_path, problems=1, samples=1, max_new_tokens=58), RecordedProgress())
 
 
 def test_a_prompt_longer_than_the_models_context_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the longest prompt alone has"):
-        evaluate(small(tmp_path, suffix="1" * 80), Heard())
+        evaluate(small(tmp_path, suffix="1" * 80), RecordedProgress())
 
 
 def test_a_run_of_trimtabs_is_evaluated_by_its_folder_or_a_checkpoint(tmp_path: Path) -> None:
@@ -197,8 +198,8 @@ def test_a_run_of_trimtabs_is_evaluated_by_its_folder_or_a_checkpoint(tmp_path: 
     assert all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
     assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0]), "it has learned something"
     assert len({fingerprint(str(path)) for path in (run.path, first, last)}) == 3
-    done = evaluate(small(tmp_path, model=str(run.path), problems=2), Heard())
-    assert done.drawn == 6
+    done = evaluate(small(tmp_path, model=str(run.path), problems=2), RecordedProgress())
+    assert done.new_samples == 6
 
 
 def test_a_run_that_has_nothing_yet_says_so(tmp_path: Path) -> None:
@@ -212,20 +213,20 @@ def test_other_weights_in_the_same_place_are_noticed(tmp_path: Path) -> None:
     policy = open_model("demo", "cpu", "fp32", True)
     policy.model.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
-    evaluate(small(tmp_path, model=str(folder), problems=1), Heard())
+    evaluate(small(tmp_path, model=str(folder), problems=1), RecordedProgress())
     with torch.no_grad():
         policy.model.get_output_embeddings().weight += 1
     policy.model.save_pretrained(folder)
     with pytest.raises(ValueError, match=r"other settings.*\n  weights: "):
-        evaluate(small(tmp_path, model=str(folder), problems=1), Heard())
+        evaluate(small(tmp_path, model=str(folder), problems=1), RecordedProgress())
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8", ""])
 def test_a_precision_that_does_not_exist_is_refused(precision: str) -> None:
-    with pytest.raises(ValueError, match="it is fp32 or bf16"):
+    with pytest.raises(ValueError, match="it must be fp32 or bf16"):
         open_model("demo", "cpu", precision, True)
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no such folder"):
-        evaluate(small(tmp_path, model=str(tmp_path / "nowhere")), Heard())
+        evaluate(small(tmp_path, model=str(tmp_path / "nowhere")), RecordedProgress())

@@ -1,25 +1,13 @@
-"""Benchmarks with figures one can trust: avg@k, pass@k and maj@k with intervals by question, every response kept."""
+"""Benchmarks: avg@k, pass@k and maj@k with confidence intervals by problem, every response kept."""
 
-from trimtab.evaluate.endpoint import Connection
-from trimtab.evaluate.figures import Figures, Sample, figures, majority, paired_difference, pass_at_k
-from trimtab.evaluate.intervals import Interval, average, difference_interval, mean_interval, share_interval
-from trimtab.evaluate.launch import evaluate_and_show, regrade
-from trimtab.evaluate.run import EvalRequest
+from trimtab.evaluate.options import EvalOptions
 
-__all__ = [
-    "Connection",
-    "EvalRequest",
-    "Figures",
-    "Interval",
-    "Sample",
-    "average",
-    "difference_interval",
-    "evaluate_and_show",
-    "figures",
-    "majority",
-    "mean_interval",
-    "paired_difference",
-    "pass_at_k",
-    "regrade",
-    "share_interval",
-]
+__all__ = ["EvalOptions", "run_eval"]
+
+
+def run_eval(options: EvalOptions) -> int:
+    """Run `trimtab eval`: evaluate or regrade, show and store the result; return the exit code."""
+    # Imported here, because the command line imports this package for its options, and torch takes seconds.
+    from trimtab.evaluate.launch import evaluate_and_show, regrade_and_show
+
+    return evaluate_and_show(options) if options.regrade is None else regrade_and_show(options.regrade, options)

@@ -1,7 +1,7 @@
-"""Sampling from any OpenAI-compatible server: chat completions, several requests at a time, each tried again and again.
+"""Sample from any OpenAI-compatible server: chat completions, several requests at a time, with retries.
 
-What comes back is hostile input. A server that is busy, breaks off, times out or talks nonsense is asked again after a
-growing wait; a sample that never came is kept as failed, and is no wrong answer.
+Responses are untrusted input. A request is retried with growing pauses where the server is busy, disconnects, times out
+or returns garbage; a sample that never arrived is stored as failed, which is not a wrong answer.
 """
 
 from __future__ import annotations
@@ -20,229 +20,233 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit
 
-from trimtab.evaluate.folder import Generation, Key, prompt_hash
-from trimtab.evaluate.jobs import Job
-from trimtab.evaluate.settings import Settings
+from trimtab.evaluate.folder import Generation, SampleKey, prompt_hash
+from trimtab.evaluate.generator import GenerationRequest
+from trimtab.evaluate.settings import EvalSettings
 from trimtab.tasks import derive_seed
 from trimtab.text import printable
 
-AT_ONCE = 8  # samples asked for in one request
+# httpx alone is not enough: its transport retries failed connections only, and its timeouts bound single reads. A
+# server's 429 and 5xx, garbage in its body, endless or trickling bodies and fewer choices than requested all occur with
+# real servers over hours of sampling, and are handled here.
+SAMPLES_PER_REQUEST = 8
 BYTES_PER_TOKEN, BYTES_BESIDES = 400, 1 << 20  # what a token with its log-probability may take in a body
-OPTIONAL = ("logprobs", "seed", "n")  # what a server may not know; without `n` samples are asked for one by one
-BUSY = (408, 409, 425, 429)
-WRONG = (401, 403, 404, 405)  # no retry will help, nor will another question
-LONGEST_WAIT = 60.0  # seconds
+OPTIONAL_FIELDS = ("logprobs", "seed", "n")  # a server may not know them; without `n` each sample is one request
+RETRY_STATUS = (408, 409, 425, 429)  # and all from 500 on
+FATAL_STATUS = (401, 403, 404, 405)  # neither a retry nor another prompt will help
+FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # seconds before the first retry, doubled before each next one
 
 
 class EndpointError(ValueError):
-    """The server refuses everything: the address, the key or the model's name is wrong."""
+    """The server refuses every request: the address, the key or the model's name is wrong."""
 
 
-class RefusedError(Exception):
-    """The server refuses this question for good."""
+class RejectedRequestError(Exception):
+    """The server rejects this request, and would again."""
 
 
-class TroubleError(Exception):
-    """Something that may be over when the server is asked again; `wait` is what it asks for, in seconds."""
+class RetryableError(Exception):
+    """A failure that a retry may overcome; `wait` is the server's Retry-After in seconds."""
 
-    def __init__(self, words: str, wait: float = 0.0) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, wait: float = 0.0) -> None:
+        super().__init__(message)
         self.wait = wait
 
 
 @dataclass(frozen=True)
-class Connection:
-    """How to reach a server. The key is read from OPENAI_API_KEY and neither kept nor shown."""
+class EndpointConnection:
+    """How to reach a server. The key is read from OPENAI_API_KEY and neither stored nor shown."""
 
     url: str
     concurrency: int = 16
-    timeout: float = 1800.0  # seconds for a whole answer
+    timeout: float = 1800.0  # seconds for a complete response
     retries: int = 6
-    pause: float = 1.0  # seconds before the first retry; twice as long before each next one
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"--endpoint {self.url!r} is no address: say http://host:port/v1")
+            raise ValueError(f"--endpoint {self.url!r} is not a URL: give one like http://host:port/v1")
         if parts.username or parts.password:
-            raise ValueError("--endpoint has a password in it: put the key into OPENAI_API_KEY instead")
+            raise ValueError("--endpoint contains a password: put the key into OPENAI_API_KEY instead")
         if self.concurrency < 1 or self.retries < 0 or self.timeout <= 0:
-            raise ValueError("--concurrency is at least 1, --retries at least 0, --timeout more than 0")
+            raise ValueError("--concurrency must be at least 1, --retries at least 0, --timeout more than 0")
 
 
 @dataclass
-class EndpointSource:
-    """Draws samples from a server. `ignored` are the optional fields that it turned out not to know."""
+class EndpointGenerator:
+    """Generates samples by a server. `unsupported` are the optional fields that the server rejected."""
 
-    connection: Connection
-    settings: Settings
+    connection: EndpointConnection
+    settings: EvalSettings
     name: str
-    ignored: set[str] = field(default_factory=set)
+    unsupported: set[str] = field(default_factory=set)
     _stop: threading.Event = field(default_factory=threading.Event, repr=False)
     _client: Any = field(default=None, repr=False)
 
-    def kept(self, jobs: Sequence[Job], done: AbstractSet[Key]) -> set[Key]:
-        """Samples of a server do not depend on each other: all that is done stays."""
+    def reusable(self, requests: Sequence[GenerationRequest], done: AbstractSet[SampleKey]) -> set[SampleKey]:
+        """Return all that is done: a server's samples do not depend on each other."""
         return set(done)
 
-    def draw(self, jobs: Sequence[Job], done: AbstractSet[Key]) -> Iterator[list[Generation]]:
-        """What is missing, by question, as it comes."""
+    def generate(
+        self, requests: Sequence[GenerationRequest], done: AbstractSet[SampleKey]
+    ) -> Iterator[list[Generation]]:
+        """Yield the missing samples by problem, as they arrive."""
         import httpx
 
-        waiting = []
-        for job in jobs:
-            missing = [key[2] for key in job.names() if key not in done]
-            waiting += [(job, missing[first : first + AT_ONCE]) for first in range(0, len(missing), AT_ONCE)]
+        work = []
+        for request in requests:
+            missing = [key[2] for key in request.sample_keys() if key not in done]
+            for first in range(0, len(missing), SAMPLES_PER_REQUEST):
+                work.append((request, missing[first : first + SAMPLES_PER_REQUEST]))
         timeout = httpx.Timeout(self.connection.timeout, connect=min(30.0, self.connection.timeout), pool=None)
         limits = httpx.Limits(max_connections=self.connection.concurrency)
         with httpx.Client(timeout=timeout, limits=limits, headers=_headers()) as self._client:
             try:
-                yield from self._at_once(waiting)
+                yield from self._in_threads(work)
             finally:
                 self._stop.set()
 
-    def _at_once(self, waiting: Sequence[tuple[Job, list[int]]]) -> Iterator[list[Generation]]:
-        """The answers as they come. The threads are daemons: a server that hangs must not hold up a Ctrl-C."""
-        work: SimpleQueue[tuple[Job, list[int]]] = SimpleQueue()
-        come: SimpleQueue[list[Generation] | Exception] = SimpleQueue()
-        for item in waiting:
-            work.put(item)
+    def _in_threads(self, work: Sequence[tuple[GenerationRequest, list[int]]]) -> Iterator[list[Generation]]:
+        """Send the requests from several threads and yield the samples as they arrive."""
+        queue: SimpleQueue[tuple[GenerationRequest, list[int]]] = SimpleQueue()
+        results: SimpleQueue[list[Generation] | Exception] = SimpleQueue()
+        for item in work:
+            queue.put(item)
 
-        def ask() -> None:
+        def run() -> None:
             while not self._stop.is_set():
                 try:
-                    come.put(self.answers(*work.get_nowait()))
+                    results.put(self.samples(*queue.get_nowait()))
                 except Empty:
                     return
                 except Exception as error:  # the main thread raises it
-                    come.put(error)
+                    results.put(error)
                     self._stop.set()
 
-        for _ in range(min(self.connection.concurrency, len(waiting))):
-            threading.Thread(target=ask, daemon=True).start()
-        for _ in waiting:
-            answer = come.get()
-            if isinstance(answer, Exception):
-                raise answer
-            yield answer
+        # Daemon threads instead of an executor, which joins its threads at exit: a server that hangs would delay a
+        # Ctrl-C by up to half an hour.
+        for _ in range(min(self.connection.concurrency, len(work))):
+            threading.Thread(target=run, daemon=True).start()
+        for _ in work:
+            result = results.get()
+            if isinstance(result, Exception):
+                raise result
+            yield result
 
-    def answers(self, job: Job, samples: Sequence[int]) -> list[Generation]:
-        """The samples of a question; those that never came are failed."""
-        found: list[Generation] = []
-        attempt, why = 0, ""
-        while len(found) < len(samples) and attempt <= self.connection.retries and not self._stop.is_set():
+    def samples(self, request: GenerationRequest, samples: Sequence[int]) -> list[Generation]:
+        """Return the samples of a problem; those that never arrived are failed."""
+        received: list[Generation] = []
+        attempt, reason = 0, ""
+        while len(received) < len(samples) and attempt <= self.connection.retries and not self._stop.is_set():
             try:
-                found += self._request(job, samples[len(found) :])
-                attempt = 0  # fewer than were asked for is not nothing
-            except TroubleError as trouble:
-                why = str(trouble)
+                received += self._request(request, samples[len(received) :])
+                attempt = 0  # a response with fewer choices than requested is progress
+            except RetryableError as error:
+                reason = str(error)
                 if attempt < self.connection.retries:
-                    self._stop.wait(max(trouble.wait, self._pause(attempt)))
+                    self._stop.wait(max(error.wait, retry_pause(attempt)))
                 attempt += 1
-            except RefusedError as refusal:
-                why = str(refusal)
+            except RejectedRequestError as error:
+                reason = str(error)
                 break
-        if self._stop.is_set() and len(found) < len(samples):
-            raise EndpointError("stopped")  # not failed: they are asked for when the evaluation goes on
-        failed = [self._generation(job, sample, failed=why) for sample in samples[len(found) :]]
-        return found + failed
+        if self._stop.is_set() and len(received) < len(samples):
+            raise EndpointError("stopped")  # not failed: they are requested when the evaluation is resumed
+        failed = [self._generation(request, sample, failed=reason) for sample in samples[len(received) :]]
+        return received + failed
 
-    def _pause(self, attempt: int) -> float:
-        """Twice as long each time, and at random, so that many do not come back at once."""
-        longest = min(LONGEST_WAIT, self.connection.pause * 2.0**attempt)
-        return longest * random.uniform(0.5, 1.0)
-
-    def _request(self, job: Job, samples: Sequence[int]) -> list[Generation]:
-        """One request; between one and all of the samples."""
-        count = 1 if "n" in self.ignored else len(samples)
-        seed = derive_seed("endpoint", self.settings.seed, job.question.benchmark, job.question.id, samples[0]) % (
-            1 << 31
-        )
-        asked = {
+    def _request(self, request: GenerationRequest, samples: Sequence[int]) -> list[Generation]:
+        """Send one request; return between one and all of the samples."""
+        item, settings = request.item, self.settings
+        count = 1 if "n" in self.unsupported else len(samples)
+        seed = derive_seed("endpoint", settings.seed, item.benchmark, item.id, samples[0]) % (1 << 31)
+        optional = {"n": count, "seed": seed, "logprobs": True}
+        payload = {
             "model": self.name,
-            "messages": [dict(message) for message in job.question.problem.prompt],
-            "temperature": self.settings.temperature,
-            "top_p": self.settings.top_p,
-            "max_tokens": self.settings.max_new_tokens,
-            **{key: value for key, value in self._optional(count, seed).items() if key not in self.ignored},
+            "messages": [dict(message) for message in item.problem.prompt],
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "max_tokens": settings.max_new_tokens,
+            **{key: value for key, value in optional.items() if key not in self.unsupported},
         }
-        status, wait, body = self._post(asked, BYTES_BESIDES + count * self.settings.max_new_tokens * BYTES_PER_TOKEN)
-        if status in (400, 422) and (unknown := [key for key in OPTIONAL if key in asked and _names(key, body)]):
-            self.ignored.add(unknown[0])
-            return self._request(job, samples)
+        status, wait, body = self._post(payload, BYTES_BESIDES + count * settings.max_new_tokens * BYTES_PER_TOKEN)
+        if status in (400, 422) and (named := [key for key in OPTIONAL_FIELDS if key in payload and _names(key, body)]):
+            self.unsupported.add(named[0])
+            return self._request(request, samples)
         self._check_status(status, wait, body)
-        choices, usage = parse(body)
-        shown = choices[:count]
-        used = usage / len(choices) if usage is not None else None  # the mean is all that is known of each
+        choices, usage = parse_completion(body)
+        tokens = usage / len(choices) if usage is not None else None  # usage is a sum: each gets the mean
         return [
-            self._generation(job, sample, seed=seed, **{"tokens": used, **choice})
-            for sample, choice in zip(samples, shown, strict=False)
+            self._generation(request, sample, seed=seed, **{"tokens": tokens, **choice})
+            for sample, choice in zip(samples, choices[:count], strict=False)
         ]
 
-    def _optional(self, count: int, seed: int) -> dict[str, Any]:
-        return {"n": count, "seed": seed, "logprobs": True}
-
-    def _post(self, asked: dict[str, Any], most: int) -> tuple[int, float, bytes]:
-        """Status, seconds the server asks to wait, and a body of at most so many bytes within the time limit."""
+    def _post(self, payload: dict[str, Any], max_bytes: int) -> tuple[int, float, bytes]:
+        """Return status, Retry-After in seconds, and the body, bounded in bytes and in total time."""
         import httpx
 
+        late = RetryableError(f"no complete response within {self.connection.timeout:g} s")
         until = time.monotonic() + self.connection.timeout
         body = bytearray()
+        url = f"{self.connection.url.rstrip('/')}/chat/completions"
         try:
-            with self._client.stream(
-                "POST", f"{self.connection.url.rstrip('/')}/chat/completions", json=asked
-            ) as reply:
+            with self._client.stream("POST", url, json=payload) as reply:
                 for chunk in reply.iter_bytes():
                     body += chunk
-                    if len(body) > most:
-                        raise TroubleError(f"an answer of more than {most:,} bytes")
+                    if len(body) > max_bytes:
+                        raise RetryableError(f"a response of more than {max_bytes:,} bytes")
                     if time.monotonic() > until:
-                        raise TroubleError(f"no whole answer within {self.connection.timeout:g} s")
-                return reply.status_code, _seconds(reply.headers.get("retry-after")), bytes(body)
+                        raise late
+                return reply.status_code, _retry_after(reply.headers.get("retry-after")), bytes(body)
+        except httpx.ReadTimeout:
+            raise late from None
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
-            raise TroubleError(_hide_key(f"{type(error).__name__}: {error}"[:200])) from None
+            raise RetryableError(_hide_key(f"{type(error).__name__}: {error}"[:200])) from None
 
     def _check_status(self, status: int, wait: float, body: bytes) -> None:
         if status < 300:
             return
-        words = _hide_key(f"status {status}: {_words(body)}"[:300])
-        if status in WRONG or status < 400:
-            raise EndpointError(f"the server at {self.connection.url} answers with {words}")
-        if status in BUSY or status >= 500:
-            raise TroubleError(words, wait)
-        raise RefusedError(words)
+        message = _hide_key(f"status {status}: {_excerpt(body)}"[:300])
+        if status in FATAL_STATUS or status < 400:
+            raise EndpointError(f"the server at {self.connection.url} returned {message}")
+        if status in RETRY_STATUS or status >= 500:
+            raise RetryableError(message, wait)
+        raise RejectedRequestError(message)
 
-    def _generation(self, job: Job, sample: int, **known: Any) -> Generation:
-        question = job.question
+    def _generation(self, request: GenerationRequest, sample: int, **known: Any) -> Generation:
+        item = request.item
         return Generation(
-            benchmark=question.benchmark,
-            problem=question.id,
+            benchmark=item.benchmark,
+            problem=item.id,
             sample=sample,
-            prompt_hash=prompt_hash(question),
+            prompt_hash=prompt_hash(item),
             settings=self.settings.digest(),
             **{"seed": 0, **known},
         )
 
 
-def parse(body: bytes) -> tuple[list[dict[str, Any]], int | None]:
-    """The choices of a chat completion, and the tokens it used; nonsense is trouble, to be asked for again."""
+def retry_pause(attempt: int) -> float:
+    """Return the seconds before a retry: doubled each time, and jittered, so that clients do not retry in step."""
+    return min(MAX_PAUSE, FIRST_PAUSE * 2.0**attempt) * random.uniform(0.5, 1.0)
+
+
+def parse_completion(body: bytes) -> tuple[list[dict[str, Any]], int | None]:
+    """Return the choices of a chat completion and its completion tokens; raise `RetryableError` for garbage."""
     try:
         reply = json.loads(body)
-        choices = [_choice(choice) for choice in reply["choices"]]
+        choices = [_parse_choice(choice) for choice in reply["choices"]]
         usage = (reply.get("usage") or {}).get("completion_tokens")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise TroubleError(
-            f"an answer that is no chat completion ({type(error).__name__}): {_words(body)}"[:200]
-        ) from None
+        message = f"not a chat completion ({type(error).__name__}): {_excerpt(body)}"
+        raise RetryableError(message[:200]) from None
     if not choices:
-        raise TroubleError("an answer without choices")
+        raise RetryableError("a response without choices")
     known = isinstance(usage, int) and not isinstance(usage, bool) and usage >= 0
     return choices, usage if known else None
 
 
-def _choice(choice: dict[str, Any]) -> dict[str, Any]:
+def _parse_choice(choice: dict[str, Any]) -> dict[str, Any]:
     text = choice["message"].get("content")
-    if text is None:  # cut off before it said anything
+    if text is None:  # cut off while reasoning, before any content
         text = ""
     if not isinstance(text, str):
         raise TypeError("content is not text")
@@ -261,22 +265,22 @@ def _headers() -> dict[str, str]:
 
 
 def _hide_key(text: str) -> str:
-    """Some servers repeat the key that they refuse."""
+    """Remove the key from a message: some servers repeat the key that they refuse."""
     key = os.environ.get("OPENAI_API_KEY")
     return text.replace(key, "(the key)") if key else text
 
 
 def _names(key: str, body: bytes) -> bool:
-    """Whether a refusal speaks of a field."""
-    return re.search(rf"(?<![\w\\]){key}(?!\w)", _words(body)) is not None
+    """Return whether an error body names a request field."""
+    return re.search(rf"(?<![\w\\]){key}(?!\w)", _excerpt(body)) is not None
 
 
-def _words(body: bytes) -> str:
+def _excerpt(body: bytes) -> str:
     return " ".join(printable(body[:2000].decode("utf-8", "replace")).split())
 
 
-def _seconds(header: str | None) -> float:
+def _retry_after(header: str | None) -> float:
     try:
-        return min(max(float(header or 0), 0.0), LONGEST_WAIT)
+        return min(MAX_PAUSE, max(0.0, float(header or 0)))  # in this order NaN becomes 0
     except ValueError:
         return 0.0

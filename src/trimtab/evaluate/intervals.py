@@ -1,8 +1,8 @@
-"""Confidence intervals by question, right for as few as 30 of them.
+"""Confidence intervals over problems, valid for as few as 30 of them.
 
-What is estimated is the mean over the population of questions that a benchmark's were drawn from, so the questions are
-the observations; the samples of a question only make its own value less noisy. `coverage.py` measures how often each
-interval holds the truth.
+The estimand is the mean over the population of problems that a benchmark's were drawn from, so the problems are the
+observations; more samples per problem only make its own value less noisy. `benchmarks/interval_coverage.py` measures
+how often each interval contains the true mean.
 """
 
 from __future__ import annotations
@@ -16,57 +16,55 @@ import torch
 from torch import Tensor
 
 LEVEL = 0.95
-PRIOR = 0.1  # of a question that scored 0 and of one that scored 1, in the estimate of the spread alone
+PRIOR = 0.1  # pseudo-count of a problem that scored 0 and of one that scored 1, in the estimate of the variance only
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over questions with its 95 % interval; one question has a mean and no interval."""
+    """A mean over problems with its 95 % interval; one problem has a mean and no interval."""
 
     mean: float
     low: float | None
     high: float | None
-    questions: int
+    problems: int
 
 
 def share_interval(values: Sequence[float]) -> Interval | None:
-    """The interval for values in [0, 1], such as a question's share of right answers; None without questions."""
+    """Return the interval for values in [0, 1], such as a problem's share of correct samples; None without values."""
     return _interval(values, share_limits)
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
-    """Student's t interval, for values without bounds, such as lengths and entropies."""
+    """Return Student's t interval, for unbounded values such as lengths and entropies."""
     return _interval(values, mean_limits)
 
 
 def difference_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval | None:
-    """The mean of ours - theirs, paired by question; both in [0, 1]."""
+    """Return the interval of the mean of ours - theirs, paired by problem; both in [0, 1]."""
     return _interval([a - b for a, b in zip(ours, theirs, strict=True)], difference_limits)
 
 
-def average(parts: Sequence[Interval]) -> Interval:
-    """The plain mean over benchmarks, each counting the same, whose questions were drawn independently.
-
-    Each side's distances add up in squares, so that lopsided intervals stay lopsided (Zou and Donner's MOVER).
-    """
-    count, mean = len(parts), math.fsum(part.mean for part in parts) / len(parts)
-    questions = sum(part.questions for part in parts)
-    low = [part.mean - part.low for part in parts if part.low is not None]
-    high = [part.high - part.mean for part in parts if part.high is not None]
+def average(intervals: Sequence[Interval]) -> Interval:
+    """Return the unweighted mean over benchmarks, whose problems are independent of each other's."""
+    count, mean = len(intervals), math.fsum(each.mean for each in intervals) / len(intervals)
+    problems = sum(each.problems for each in intervals)
+    low = [each.mean - each.low for each in intervals if each.low is not None]
+    high = [each.high - each.mean for each in intervals if each.high is not None]
     if len(low) < count:
-        return Interval(mean, None, None, questions)
-    return Interval(mean, mean - math.hypot(*low) / count, mean + math.hypot(*high) / count, questions)
+        return Interval(mean, None, None, problems)
+    # Distances add in squares, each side on its own, so that asymmetric intervals stay so (Zou and Donner's MOVER).
+    return Interval(mean, mean - math.hypot(*low) / count, mean + math.hypot(*high) / count, problems)
 
 
 def share_limits(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Low and high for values in [0, 1] along the last dimension: Wilson's interval with questions for trials.
+    """Return low and high for values in [0, 1] along the last dimension: Wilson's interval with problems as trials.
 
-    Wilson's interval knows that a mean near 0 or 1 has little spread on one side. Its binomial variance is scaled by
-    how much less than 0/1 the questions' values vary; with few questions that factor can come out far too small (no
-    question solved: no spread seen), so it is estimated with a little of a failed and of a solved question added.
+    Its binomial variance is scaled by how much less than 0/1 the problems' values vary.
     """
     n = values.shape[-1]
     mean, t2 = values.mean(-1), t_quantile(n - 1) ** 2
+    # With few problems the variance can come out far too small (none solved: no variance at all), so a fraction of a
+    # failed and of a solved problem is added to its estimate.
     padded = (values.sum(-1) + PRIOR) / (n + 2 * PRIOR)
     spread = (values.square().sum(-1) + PRIOR) / (n + 2 * PRIOR) - padded.square()
     trials = (n - 1) * padded * (1 - padded) / spread
@@ -76,14 +74,17 @@ def share_limits(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_limits(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Low and high by Student's t along the last dimension."""
+    """Return low and high by Student's t along the last dimension."""
     n = values.shape[-1]
     mean, half = values.mean(-1), t_quantile(n - 1) * values.std(-1) / math.sqrt(n)
     return mean - half, mean + half
 
 
 def difference_limits(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Student's t for paired differences in [-1, 1]; where all are the same, what `share_limits` says of 0 in n."""
+    """Return low and high for paired differences in [-1, 1] by Student's t.
+
+    Where all differences are equal, the half-width is that of `share_limits` for 0 of n.
+    """
     n = values.shape[-1]
     low, high = mean_limits(values)
     t2 = t_quantile(n - 1) ** 2
@@ -93,7 +94,9 @@ def difference_limits(values: Tensor) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=1024)
 def t_quantile(freedom: int, level: float = LEVEL) -> float:
-    """The two-sided quantile of Student's t, by bisection on its distribution function."""
+    """Return the two-sided quantile of Student's t, by bisection on its distribution function."""
+    # `statistics` has the normal quantile only and torch none of Student's; mpmath's incomplete beta function would
+    # need a root search too. scipy would be a dependency for this one number.
     low, high = 0.0, 1e4
     for _ in range(100):
         middle = (low + high) / 2
@@ -102,7 +105,7 @@ def t_quantile(freedom: int, level: float = LEVEL) -> float:
 
 
 def _t_inside(t: float, freedom: int) -> float:
-    """The probability that |T| < t, by the finite sums for whole degrees of freedom (Abramowitz and Stegun 26.7)."""
+    """Return P(|T| < t) by the finite sums for integer degrees of freedom (Abramowitz and Stegun 26.7)."""
     angle = math.atan2(t, math.sqrt(freedom))
     cosine2, odd = math.cos(angle) ** 2, freedom % 2
     term = total = 1.0 if not odd else math.cos(angle)
@@ -117,8 +120,7 @@ def _t_inside(t: float, freedom: int) -> float:
 def _interval(values: Sequence[float], limits: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Interval | None:
     if not values:
         return None
-    known = torch.tensor(values, dtype=torch.float64)
     if len(values) == 1:
         return Interval(values[0], None, None, 1)
-    low, high = limits(known)
+    low, high = limits(torch.tensor(values, dtype=torch.float64))
     return Interval(math.fsum(values) / len(values), float(low), float(high), len(values))

@@ -1,4 +1,4 @@
-"""From the command line to an evaluation and back to the screen."""
+"""The `eval` command: evaluate or regrade, compare, and show and store the result."""
 
 from __future__ import annotations
 
@@ -11,69 +11,68 @@ from rich.console import Console
 
 from trimtab.evaluate import report
 from trimtab.evaluate.folder import EvalFolder
-from trimtab.evaluate.progress import LiveProgress, PlainProgress, Progress
-from trimtab.evaluate.run import EvalRequest, Evaluated, evaluate, graded, rule_of
+from trimtab.evaluate.options import EvalOptions
+from trimtab.evaluate.progress import EvalProgress, LiveProgress, PlainProgress
+from trimtab.evaluate.run import EvalResult, evaluate, grade_evaluation, trusted_rule
 
-INTERRUPTED = 130
+INTERRUPTED = 130  # the shell's exit code of a process that was ended by Ctrl-C
 
 
-def evaluate_and_show(
-    wanted: EvalRequest, against: str | None = None, papers: bool = False, quiet: bool = False
-) -> int:
-    """Evaluate, compare where that is asked for, show and keep the result; the exit code."""
+def evaluate_and_show(options: EvalOptions) -> int:
+    """Evaluate, compare where `--against` is given, show and store the result; return the exit code."""
     console = make_console()
-    progress = make_progress(console, quiet)
+    progress = make_progress(console, options.quiet)
     try:
-        theirs = other(wanted, against, progress) if against is not None else None
-        ours = evaluate(wanted, progress)
+        baseline = evaluate_baseline(options, options.against, progress) if options.against is not None else None
+        result = evaluate(options, progress)
     except KeyboardInterrupt:
-        progress.message(f"stopped; every finished batch is kept in {wanted.folder.path}: the same command goes on")
+        progress.message(f"stopped; every finished batch is in {options.folder.path}: the same command resumes it")
         return INTERRUPTED
-    finish(console, ours, theirs, papers)
+    finish(console, result, baseline, options.papers)
     return 0
 
 
-def regrade(path: Path, rule: str | None, papers: bool = False, quiet: bool = False) -> int:
-    """Grade a folder's generations again, by its own rule or another."""
+def regrade_and_show(path: Path, options: EvalOptions) -> int:
+    """Grade a folder's generations again, by its own rule or `--rule`; return the exit code."""
     folder, console = EvalFolder(path), make_console()
     settings = folder.settings()
-    with folder.alone():
-        done = graded(folder, rule or rule_of(folder, settings.rule), make_progress(console, quiet).message)
-    finish(console, done, None, papers)
+    log = make_progress(console, options.quiet).message
+    with folder.locked():
+        result = grade_evaluation(folder, options.rule or trusted_rule(folder, settings.rule), log)
+    finish(console, result, None, options.papers)
     return 0
 
 
-def other(wanted: EvalRequest, against: str, progress: Progress) -> Evaluated:
-    """The evaluation to compare with: a finished one by its folder, or one of another model, made now the same way."""
+def evaluate_baseline(options: EvalOptions, against: str, progress: EvalProgress) -> EvalResult:
+    """Return the evaluation to compare with: a finished one by its folder, or another model evaluated the same way."""
     folder = EvalFolder(Path(against).expanduser())
     if (folder.path / "settings.json").is_file():
-        found = graded(folder)
-        wanted_of = found.settings.samples
-        if sum(map(len, found.samples.values())) < sum(wanted_of[q.benchmark] for q in folder.questions()):
+        result = grade_evaluation(folder)
+        requested = result.settings.samples
+        if sum(map(len, result.samples.values())) < sum(requested[item.benchmark] for item in folder.problems()):
             raise ValueError(f"the evaluation in {folder.path} is not finished: run its command again")
-        return found
-    model = replace(wanted, model=against, model_name=against if wanted.connection else None, resume=False)
-    done = evaluate(replace(model, out=wanted.out / "against" if wanted.out else None), progress)
-    report.write(done)
-    return done
+        return result
+    model = replace(options, model=against, model_name=against if options.endpoint else None, resume=False)
+    result = evaluate(replace(model, out=options.out / "against" if options.out else None), progress)
+    report.write(result)
+    return result
 
 
-def finish(console: Console, ours: Evaluated, theirs: Evaluated | None, papers: bool) -> None:
-    """Show and keep a result."""
-    report.write(ours, theirs, papers)
-    report.show(console, ours, theirs, papers)
-    console.print(
-        f"kept in {ours.folder.path}: result.md, result.json, generations.jsonl, verdicts.jsonl", markup=False
-    )
+def finish(console: Console, result: EvalResult, baseline: EvalResult | None, papers: bool) -> None:
+    """Show and store a result."""
+    report.write(result, baseline, papers)
+    report.show(console, result, baseline, papers)
+    files = "result.md, result.json, generations.jsonl, verdicts.jsonl"
+    console.print(f"kept in {result.folder.path}: {files}", markup=False)
 
 
 def make_console() -> Console:
-    """A log is as wide as its lines."""
+    """Return a console; a log file gets wide lines, so that tables are not folded."""
     return Console() if sys.stdout.isatty() else Console(width=200)
 
 
-def make_progress(console: Console, quiet: bool) -> Progress:
-    """A bar in a terminal, else plain lines."""
+def make_progress(console: Console, quiet: bool) -> EvalProgress:
+    """Return a progress bar in a terminal, else plain lines."""
     if quiet or not sys.stdout.isatty():
         return PlainProgress(typer.echo)
     return LiveProgress(console)

@@ -1,4 +1,4 @@
-"""How an evaluation is shown while it goes on: a progress bar in a terminal, else plain lines."""
+"""Show the progress of an evaluation: a bar in a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ Advance = Callable[[Sequence[Generation]], None]
 LINE_EVERY = 15.0  # seconds
 
 
-class Progress(Protocol):
-    """Where an evaluation tells what it does."""
+class EvalProgress(Protocol):
+    """Receives the messages and batches of an evaluation."""
 
     def message(self, text: str) -> None:
-        """Something a person should read."""
+        """Show a message."""
         ...
 
     def samples(self, total: int, done: int) -> AbstractContextManager[Advance]:
-        """A context in which batches of samples arrive."""
+        """Return a context whose callback is given every batch of samples."""
         ...
 
 
 @dataclass
-class Count:
-    """Samples so far, and how fast they come."""
+class SampleCounter:
+    """Counts samples and measures their rate."""
 
     total: int
     done: int
@@ -42,45 +42,45 @@ class Count:
     new: int = 0
 
     def __post_init__(self) -> None:
-        self.began = time.monotonic()
+        self.start = time.monotonic()
 
     def add(self, batch: Sequence[Generation]) -> None:
-        """Note a batch."""
+        """Count a batch."""
         self.done += len(batch)
         self.new += len(batch)
         self.failed += sum(generation.failed is not None for generation in batch)
         self.tokens += sum(generation.tokens or 0.0 for generation in batch)
 
-    def words(self) -> str:
-        """Speed, time left, and what failed."""
-        gone = max(time.monotonic() - self.began, 1e-9)
-        left = clock(gone / self.new * (self.total - self.done)) if self.new else "-"
+    def status(self) -> str:
+        """Return speed, time left, and the number of failed samples."""
+        elapsed = max(time.monotonic() - self.start, 1e-9)
+        left = clock(elapsed / self.new * (self.total - self.done)) if self.new else "-"
         failed = f", {self.failed:,} failed" if self.failed else ""
-        return f"{self.tokens / gone:,.0f} tokens/s, {left} left{failed}"
+        return f"{self.tokens / elapsed:,.0f} tokens/s, {left} left{failed}"
 
 
 @dataclass
 class PlainProgress:
-    """Lines for logs and pipes, one now and then."""
+    """Lines for logs and pipes."""
 
     write: Callable[[str], object]
     every: float = LINE_EVERY
 
     def message(self, text: str) -> None:
-        """Something a person should read."""
+        """Show a message."""
         self.write(printable(text))
 
     @contextmanager
     def samples(self, total: int, done: int) -> Iterator[Advance]:
-        """A line at most every few seconds, and at the end."""
-        count, said = Count(total, done), time.monotonic()
+        """Write a line at most every few seconds, and at the end."""
+        count, last = SampleCounter(total, done), time.monotonic()
 
         def advance(batch: Sequence[Generation]) -> None:
-            nonlocal said
+            nonlocal last
             count.add(batch)
-            if count.done == total or time.monotonic() - said >= self.every:
-                said = time.monotonic()
-                self.write(f"samples {count.done:,}/{total:,}  {count.words()}")
+            if count.done == total or time.monotonic() - last >= self.every:
+                last = time.monotonic()
+                self.write(f"samples {count.done:,}/{total:,}  {count.status()}")
 
         yield advance
 
@@ -92,24 +92,24 @@ class LiveProgress:
     console: Console
 
     def message(self, text: str) -> None:
-        """Something a person should read."""
+        """Show a message."""
         self.console.print(Text(printable(text)))
 
     @contextmanager
     def samples(self, total: int, done: int) -> Iterator[Advance]:
-        """A bar that grows with every batch."""
-        count = Count(total, done)
+        """Advance the bar with every batch."""
+        count = SampleCounter(total, done)
         columns = (
             rich_progress.TextColumn("samples"),
             rich_progress.BarColumn(),
             rich_progress.MofNCompleteColumn(),
-            rich_progress.TextColumn("{task.fields[words]}"),
+            rich_progress.TextColumn("{task.fields[status]}"),
         )
         with rich_progress.Progress(*columns, console=self.console, transient=True) as bar:
-            task = bar.add_task("samples", total=total, completed=done, words="")
+            task = bar.add_task("samples", total=total, completed=done, status="")
 
             def advance(batch: Sequence[Generation]) -> None:
                 count.add(batch)
-                bar.update(task, completed=count.done, words=count.words())
+                bar.update(task, completed=count.done, status=count.status())
 
             yield advance

@@ -1,4 +1,4 @@
-"""What an evaluation says: a table on the screen, `result.md` with the same, and `result.json` with every figure."""
+"""Report an evaluation: tables on the screen, `result.md` with the same, and `result.json` with every metric."""
 
 from __future__ import annotations
 
@@ -16,213 +16,214 @@ from rich.table import Table
 from rich.text import Text
 
 import trimtab
-from trimtab.evaluate.figures import Figures, paired_difference
 from trimtab.evaluate.intervals import LEVEL, Interval, average
-from trimtab.evaluate.papers import PRINTED
-from trimtab.evaluate.run import Evaluated
+from trimtab.evaluate.metrics import BenchmarkMetrics, paired_difference
+from trimtab.evaluate.published import PUBLISHED
+from trimtab.evaluate.run import EvalResult
 from trimtab.evaluate.settings import differences
 from trimtab.files import write_atomically
 from trimtab.tasks import BENCHMARKS
-from trimtab.text import printable
+from trimtab.text import NOTHING, printable
 
-NOTHING = "-"
 LEGEND = (
-    "Means over questions with 95 % intervals by question: each estimates the mean over the population of questions "
-    "that the benchmark's were drawn from. Lengths in tokens, entropy in nats per token."
+    "Means over problems with 95 % intervals by problem: each estimates the mean over the population of problems that "
+    "the benchmark's were drawn from. Lengths in tokens, entropy in nats per token."
 )
 
 
 @dataclass(frozen=True)
-class Page:
-    """A table: a title, the head, and rows of text."""
+class ReportTable:
+    """A table: a title, the column names, and rows of text."""
 
     title: str
-    head: Sequence[str]
+    columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
-def pages(ours: Evaluated, theirs: Evaluated | None = None, papers: bool = False) -> list[Page]:
-    """The tables of an evaluation."""
-    made = [_scores(ours), _responses(ours)]
-    if theirs is not None:
-        made.append(_comparison(ours, theirs))
-    return [*made, _papers(ours)] if papers else made
+def tables(result: EvalResult, baseline: EvalResult | None = None, papers: bool = False) -> list[ReportTable]:
+    """Return the tables of an evaluation."""
+    made = [_score_table(result), _response_table(result)]
+    if baseline is not None:
+        made.append(_comparison_table(result, baseline))
+    return [*made, _published_table(result)] if papers else made
 
 
-def notes(ours: Evaluated, theirs: Evaluated | None = None) -> list[str]:
-    """What must be said beside the tables: what failed, what is missing, what differs."""
-    said = [LEGEND]
-    for name, found in ours.figures.items():
-        said += _troubles(BENCHMARKS[name].title, found)
-    if ours.unreadable:
-        said.append(f"{len(ours.unreadable)} answers are not accepted by the rule {ours.settings.rule} itself.")
-    if all(found.entropy is None for found in ours.figures.values()):
-        said.append(
+def notes(result: EvalResult, baseline: EvalResult | None = None) -> list[str]:
+    """Return the notes below the tables: what failed, what is missing, what differs."""
+    lines = [LEGEND]
+    for name, metrics in result.metrics.items():
+        lines += _failure_notes(BENCHMARKS[name].title, metrics)
+    if result.rejected_truths:
+        lines.append(f"{len(result.rejected_truths)} answers are rejected by the rule {result.settings.rule} itself.")
+    if all(metrics.entropy is None for metrics in result.metrics.values()):
+        lines.append(
             "There is no entropy: this sampler did not measure it. Surprisal, where shown, is the mean negative "
             "log-probability per token as the sampler reported it."
         )
-    if theirs is not None:
-        differ = [
-            line for line in differences(theirs.settings, ours.settings) if not line.startswith(("model", "weights"))
-        ]
-        said += [f"The two were sampled differently: {line}" for line in differ]
-        if theirs.settings.rule != ours.settings.rule:
-            said.append(f"The two were graded differently: {theirs.settings.rule} -> {ours.settings.rule}")
-    return said
+    if baseline is not None:
+        changed = differences(baseline.settings, result.settings)
+        changed = [line for line in changed if not line.startswith(("model", "weights"))]
+        lines += [f"The two were sampled differently: {line}" for line in changed]
+        if baseline.settings.rule != result.settings.rule:
+            lines.append(f"The two were graded differently: {baseline.settings.rule} -> {result.settings.rule}")
+    return lines
 
 
-def show(console: Console, ours: Evaluated, theirs: Evaluated | None = None, papers: bool = False) -> None:
-    """Print the tables."""
-    for page in pages(ours, theirs, papers):
-        table = Table(title=Text(printable(page.title)), title_justify="left")
-        for number, name in enumerate(page.head):
+def show(console: Console, result: EvalResult, baseline: EvalResult | None = None, papers: bool = False) -> None:
+    """Print the tables and notes."""
+    for made in tables(result, baseline, papers):
+        table = Table(title=Text(printable(made.title)), title_justify="left")
+        for number, name in enumerate(made.columns):
             table.add_column(name, justify="right" if number else "left", no_wrap=number > 0)
-        for row in page.rows:
+        for row in made.rows:
             table.add_row(*(Text(printable(cell)) for cell in row))
         console.print(table)
-    for note in notes(ours, theirs):
+    for note in notes(result, baseline):
         console.print(Text(printable(note)))
 
 
-def write(ours: Evaluated, theirs: Evaluated | None = None, papers: bool = False) -> None:
-    """Keep the result beside the generations."""
-    text = "\n".join(_markdown(page) for page in pages(ours, theirs, papers))
-    text += "\n" + "\n".join(f"- {printable(note)}" for note in notes(ours, theirs)) + "\n"
-    write_atomically(ours.folder.path / "result.md", text)
-    write_atomically(ours.folder.result, json.dumps(as_json(ours, theirs), indent=2, allow_nan=False) + "\n")
+def write(result: EvalResult, baseline: EvalResult | None = None, papers: bool = False) -> None:
+    """Write `result.md` and `result.json` beside the generations."""
+    text = "\n".join(map(_markdown, tables(result, baseline, papers)))
+    text += "\n" + "\n".join(f"- {printable(note)}" for note in notes(result, baseline)) + "\n"
+    write_atomically(result.folder.path / "result.md", text)
+    write_atomically(result.folder.result, json.dumps(as_json(result, baseline), indent=2, allow_nan=False) + "\n")
 
 
-def as_json(ours: Evaluated, theirs: Evaluated | None = None) -> dict[str, Any]:
-    """Every figure, and all that made it."""
-    result = {
-        "settings": ours.settings.as_json(),
+def as_json(result: EvalResult, baseline: EvalResult | None = None) -> dict[str, Any]:
+    """Return every metric with the settings, machine and versions that it was measured with."""
+    speed = round(result.tokens / result.seconds, 1) if result.new_samples and result.seconds else None
+    output = {
+        "settings": result.settings.as_json(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "versions": versions(),
         "level": LEVEL,
-        "figures": {name: found.as_json() for name, found in ours.figures.items()},
-        "average": _plain(_average(ours)),
-        "unreadable_answers": ours.unreadable,
+        "metrics": {name: metrics.as_json() for name, metrics in result.metrics.items()},
+        "average": _interval_json(_average(result)),
+        "rejected_truths": result.rejected_truths,
         "this_process": {
-            "samples": ours.drawn,
-            "tokens": ours.tokens,
-            "seconds": round(ours.seconds, 3),
-            "tokens_per_second": round(ours.tokens / ours.seconds, 1) if ours.drawn and ours.seconds else None,
+            "samples": result.new_samples,
+            "tokens": result.tokens,
+            "seconds": round(result.seconds, 3),
+            "tokens_per_second": speed,
         },
     }
-    if theirs is not None:
-        pairs = {name: _plain(interval) for name, interval in compared(ours, theirs).items()}
-        result["against"] = {"model": theirs.settings.model, "folder": str(theirs.folder.path), "differences": pairs}
-    return result
+    if baseline is not None:
+        output["against"] = {
+            "model": baseline.settings.model,
+            "folder": str(baseline.folder.path),
+            "differences": {name: _interval_json(each) for name, each in compare_results(result, baseline).items()},
+        }
+    return output
 
 
-def compared(ours: Evaluated, theirs: Evaluated) -> dict[str, Interval | None]:
-    """Ours minus theirs in avg@k, paired by question, for the benchmarks that both have."""
-    both = [name for name in ours.figures if name in theirs.figures]
+def compare_results(result: EvalResult, baseline: EvalResult) -> dict[str, Interval | None]:
+    """Return the difference in avg@k, paired by problem, for the benchmarks that both have."""
+    both = [name for name in result.metrics if name in baseline.metrics]
     if not both:
-        raise ValueError(f"{ours.folder.path} and {theirs.folder.path} have no benchmark in common: nothing to compare")
-    return {name: paired_difference(ours.samples[name], theirs.samples[name]) for name in both}
+        raise ValueError(f"{result.folder.path} and {baseline.folder.path} have no benchmark in common to compare")
+    return {name: paired_difference(result.samples[name], baseline.samples[name]) for name in both}
 
 
 def machine() -> str:
-    """What it ran on."""
+    """Return the GPU's name, or the CPU and its threads."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
 
 
 def versions() -> dict[str, str]:
-    """Of what shapes the numbers."""
+    """Return the versions of the software that affects the numbers."""
     import transformers
 
     known = {"python": platform.python_version(), "torch": str(torch.__version__)}
     return known | {"transformers": transformers.__version__, "trimtab": trimtab.__version__}
 
 
-def share(interval: Interval | None, signed: bool = False) -> str:
-    """A share with its interval, in percent."""
+def percent(interval: Interval | None, signed: bool = False) -> str:
+    """Return a share with its interval, in percent."""
     return _cell(interval, lambda value: f"{100 * value:+.1f}" if signed else f"{100 * value:.1f}")
 
 
-def _scores(ours: Evaluated) -> Page:
+def _score_table(result: EvalResult) -> ReportTable:
     rows = []
-    for name, found in ours.figures.items():
-        last = found.pass_at[max(found.pass_at)] if found.pass_at else None
-        title = f"{BENCHMARKS[name].title} ({found.questions})"
-        rows.append([title, str(found.samples), share(found.average), share(last), share(found.majority)])
-    total = _average(ours)
+    for name, metrics in result.metrics.items():
+        last = metrics.pass_at[max(metrics.pass_at)] if metrics.pass_at else None
+        title = f"{BENCHMARKS[name].title} ({metrics.problems})"
+        rows.append([title, str(metrics.samples), percent(metrics.average), percent(last), percent(metrics.majority)])
+    total = _average(result)
     if total is not None:
-        rows.append(["mean of benchmarks", "", share(total), NOTHING, NOTHING])
-    title = f"{ours.settings.model}: temperature {ours.settings.temperature:g}, top-p {ours.settings.top_p:g}, percent"
-    return Page(title, ("benchmark (questions)", "k", "avg@k", "pass@k", "maj@k"), rows)
+        rows.append(["mean of benchmarks", "", percent(total), NOTHING, NOTHING])
+    settings = result.settings
+    title = f"{settings.model}: temperature {settings.temperature:g}, top-p {settings.top_p:g}, percent"
+    return ReportTable(title, ("benchmark (problems)", "k", "avg@k", "pass@k", "maj@k"), rows)
 
 
-def _responses(ours: Evaluated) -> Page:
+def _response_table(result: EvalResult) -> ReportTable:
+    rows = [
+        [
+            BENCHMARKS[name].title,
+            _cell(metrics.length, lambda value: f"{value:,.0f}"),
+            percent(metrics.truncated),
+            percent(metrics.no_answer),
+            _cell(metrics.entropy or metrics.surprisal, lambda value: f"{value:.3f}"),
+            str(metrics.grader_failures),
+            str(metrics.failed_samples),
+        ]
+        for name, metrics in result.metrics.items()
+    ]
+    measured = any(metrics.entropy for metrics in result.metrics.values())
+    columns = ("benchmark", "tokens", "truncated %", "no answer %", "entropy" if measured else "surprisal")
+    return ReportTable("Responses", (*columns, "not graded", "not generated"), rows)
+
+
+def _comparison_table(result: EvalResult, baseline: EvalResult) -> ReportTable:
     rows = []
-    for name, found in ours.figures.items():
-        nats = found.entropy or found.surprisal
-        rows.append(
-            [
-                BENCHMARKS[name].title,
-                _cell(found.length, lambda value: f"{value:,.0f}"),
-                share(found.truncated),
-                share(found.no_answer),
-                _cell(nats, lambda value: f"{value:.3f}"),
-                str(found.grader_failures),
-                str(found.failed_samples),
-            ]
-        )
-    measured = any(found.entropy for found in ours.figures.values())
-    head = ("benchmark", "tokens", "truncated %", "no answer %", "entropy" if measured else "surprisal")
-    return Page("Responses", (*head, "not graded", "not drawn"), rows)
+    for name, difference in compare_results(result, baseline).items():
+        significance = "" if difference is None else _significance(difference)
+        ours, theirs = percent(result.metrics[name].average), percent(baseline.metrics[name].average)
+        paired = str(difference.problems) if difference else "0"
+        rows.append([BENCHMARKS[name].title, ours, theirs, percent(difference, signed=True), paired, significance])
+    columns = ("benchmark", "avg@k", "baseline", "difference", "paired problems", "")
+    return ReportTable(f"Against {baseline.settings.model}, paired by problem, percentage points", columns, rows)
 
 
-def _comparison(ours: Evaluated, theirs: Evaluated) -> Page:
-    rows = []
-    for name, found in compared(ours, theirs).items():
-        verdict = "" if found is None or found.low is None or found.high is None else _verdict(found.low, found.high)
-        mine, other = ours.figures[name], theirs.figures[name]
-        paired = str(found.questions) if found else "0"
-        title = BENCHMARKS[name].title
-        rows.append([title, share(mine.average), share(other.average), share(found, signed=True), paired, verdict])
-    head = ("benchmark", "avg@k", "theirs", "difference", "paired questions", "")
-    return Page(f"Against {theirs.settings.model}, paired by question, points of percent", head, rows)
-
-
-def _papers(ours: Evaluated) -> Page:
-    names = [name for name in BENCHMARKS if name in ours.figures]
-    own = [share(ours.figures[name].average) for name in names]
-    rows = [[f"{ours.settings.model} (ours)", *own, share(_average(ours)), ""]]
-    for line in PRINTED:
+def _published_table(result: EvalResult) -> ReportTable:
+    names = [name for name in BENCHMARKS if name in result.metrics]
+    own = [percent(result.metrics[name].average) for name in names]
+    rows = [[f"{result.settings.model} (this evaluation)", *own, percent(_average(result)), ""]]
+    for line in PUBLISHED:
         scores = [f"{line.scores[name]:.1f}" if name in line.scores else NOTHING for name in names]
         shown = NOTHING if line.average is None else f"{line.average:.1f}"
         rows.append([line.model, *scores, shown, line.source])
-    head = ("as printed, percent", *(BENCHMARKS[name].title for name in names), "mean", "source")
-    return Page("Beside what papers print (no intervals are printed there)", head, rows)
+    columns = ("as published, percent", *(BENCHMARKS[name].title for name in names), "mean", "source")
+    return ReportTable("Beside published results (which come without intervals)", columns, rows)
 
 
-def _verdict(low: float, high: float) -> str:
-    return "better" if low > 0 else "worse" if high < 0 else "not told apart"
+def _significance(difference: Interval) -> str:
+    if difference.low is None or difference.high is None:
+        return ""
+    return "better" if difference.low > 0 else "worse" if difference.high < 0 else "not significant"
 
 
-def _average(ours: Evaluated) -> Interval | None:
-    parts = [found.average for found in ours.figures.values() if found.average is not None]
-    return average(parts) if len(parts) > 1 and len(parts) == len(ours.figures) else None
+def _average(result: EvalResult) -> Interval | None:
+    known = [metrics.average for metrics in result.metrics.values() if metrics.average is not None]
+    return average(known) if len(known) > 1 and len(known) == len(result.metrics) else None
 
 
-def _troubles(title: str, found: Figures) -> list[str]:
-    said = []
-    if found.failed_samples:
-        said.append(f"{title}: {found.failed_samples} samples could not be drawn; they are in no mean.")
-    if found.grader_failures:
-        said.append(f"{title}: {found.grader_failures} responses could not be graded; they are in no accuracy.")
-    if found.questions_without_samples:
-        said.append(f"{title}: {found.questions_without_samples} questions have no graded sample; they are in no mean.")
-    if found.average_if_failures_wrong is not None:
-        said.append(
-            f"{title}: if all of those were wrong, avg@k would be {100 * found.average_if_failures_wrong:.1f} %."
-        )
-    return said
+def _failure_notes(title: str, metrics: BenchmarkMetrics) -> list[str]:
+    lines = []
+    if metrics.failed_samples:
+        lines.append(f"{title}: {metrics.failed_samples} samples could not be generated; they are in no mean.")
+    if metrics.grader_failures:
+        lines.append(f"{title}: {metrics.grader_failures} responses could not be graded; they are in no accuracy.")
+    if metrics.problems_without_samples:
+        lines.append(f"{title}: {metrics.problems_without_samples} problems have no graded sample and are in no mean.")
+    if metrics.average_if_failures_wrong is not None:
+        worst = 100 * metrics.average_if_failures_wrong
+        lines.append(f"{title}: if all of those were wrong, avg@k would be {worst:.1f} %.")
+    return lines
 
 
 def _cell(interval: Interval | None, write: Callable[[float], str]) -> str:
@@ -233,16 +234,16 @@ def _cell(interval: Interval | None, write: Callable[[float], str]) -> str:
     return f"{write(interval.mean)} [{write(interval.low)}, {write(interval.high)}]"
 
 
-def _plain(interval: Interval | None) -> dict[str, Any] | None:
+def _interval_json(interval: Interval | None) -> dict[str, Any] | None:
     if interval is None:
         return None
     return {key: value if value is None or math.isfinite(value) else None for key, value in asdict(interval).items()}
 
 
-def _markdown(page: Page) -> str:
-    """A table in Markdown; what a model's name could do to it is written out."""
-    lines = [f"## {_escaped(page.title)}", "", f"| {' | '.join(page.head)} |", "|---" * len(page.head) + "|"]
-    return "\n".join([*lines, *(f"| {' | '.join(map(_escaped, row))} |" for row in page.rows), ""])
+def _markdown(table: ReportTable) -> str:
+    """Return a table in Markdown, with what a model's name could do to it escaped."""
+    lines = [f"## {_escaped(table.title)}", "", f"| {' | '.join(table.columns)} |", "|---" * len(table.columns) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(_escaped, row))} |" for row in table.rows), ""])
 
 
 def _escaped(text: str) -> str:

@@ -1,22 +1,20 @@
-"""How an evaluation samples: everything that shapes a response, shown before it starts and kept with the result."""
+"""The resolved settings of an evaluation: everything that affects a response, stored with the result."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from trimtab.tasks import BENCHMARKS
 from trimtab.text import nearest
 
-MAX_NEW_TOKENS = 20_480
-
 
 @dataclass(frozen=True)
 class Preset:
-    """A published decoding."""
+    """Decoding parameters of a paper."""
 
     temperature: float
     top_p: float
@@ -28,13 +26,13 @@ PRESETS: Mapping[str, Preset] = {
     "justrl": Preset(0.7, 0.9, "JustRL's evaluation (arXiv 2512.16649), STAPO's second table"),
 }
 
-# What may differ when an evaluation goes on: where the same model answers, and on what.
-FREE = {"endpoint", "device", "threads", "rule"}
+# These do not affect which response is sampled (but for rounding), so a resumed evaluation may change them.
+MAY_DIFFER = {"endpoint", "device", "threads", "rule"}
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What shapes the responses of an evaluation (and `rule`, which grades them)."""
+class EvalSettings:
+    """What affects the responses of an evaluation (and `rule`, which grades them)."""
 
     model: str
     sampler: str  # native or endpoint
@@ -57,19 +55,19 @@ class Settings:
     threads: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return a JSON object."""
         return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
 
-    def shaping(self) -> dict[str, Any]:
-        """What two evaluations must agree in to be one."""
-        return {name: value for name, value in self.as_json().items() if name not in FREE}
+    def fixed(self) -> dict[str, Any]:
+        """Return the settings that must be the same when an evaluation is resumed."""
+        return {name: value for name, value in self.as_json().items() if name not in MAY_DIFFER}
 
     def digest(self) -> str:
-        """A short name for all that shapes a response."""
-        return digest(self.shaping())
+        """Return a short hash of all that affects a response."""
+        return digest(self.fixed())
 
     def describe(self) -> str:
-        """The settings in words, a line each."""
+        """Return the settings for people, one line each."""
         counts = ", ".join(f"{BENCHMARKS[name].title} x{self.samples[name]}" for name in self.benchmarks)
         preset = next((n for n, p in PRESETS.items() if (p.temperature, p.top_p) == (self.temperature, self.top_p)), "")
         where = f"{self.endpoint} (OpenAI-compatible)" if self.sampler == "endpoint" else self.device
@@ -86,41 +84,42 @@ class Settings:
 
 
 def digest(value: object) -> str:
-    """A short name for a plain value."""
+    """Return a short hash of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def decoding(preset: str, temperature: float | None, top_p: float | None) -> tuple[float, float]:
-    """Temperature and top-p of a preset, or what was given instead."""
+    """Return temperature and top-p of a preset, or what was given instead."""
     if preset not in PRESETS:
         raise ValueError(f"unknown preset {preset!r}: {nearest(preset, PRESETS)}")
     chosen = PRESETS[preset]
     temperature = chosen.temperature if temperature is None else temperature
     top_p = chosen.top_p if top_p is None else top_p
     if not 0 <= temperature <= 10:
-        raise ValueError(f"--temperature {temperature:g}: it goes from 0 (greedy) to 10")
+        raise ValueError(f"--temperature {temperature:g}: it must be between 0 (greedy) and 10")
     if not 0 < top_p <= 1:
-        raise ValueError(f"--top-p {top_p:g}: it is more than 0 and at most 1")
+        raise ValueError(f"--top-p {top_p:g}: it must be more than 0 and at most 1")
     return temperature, top_p
 
 
-def choose_benchmarks(names: Sequence[str]) -> tuple[str, ...]:
-    """Benchmarks by name, in order and once each."""
+def parse_benchmarks(text: str) -> tuple[str, ...]:
+    """Return the benchmarks named in a comma-separated list, in order and once each."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name.lower() not in BENCHMARKS:
             raise ValueError(f"unknown benchmark {name!r}: {nearest(name, BENCHMARKS)}")
     return tuple(dict.fromkeys(name.lower() for name in names))
 
 
-def settings_from(stored: Mapping[str, Any]) -> Settings:
-    """Settings as they were stored."""
-    known = {field.name for field in fields(Settings)}
+def settings_from(stored: Mapping[str, Any]) -> EvalSettings:
+    """Return settings from their JSON object."""
+    known = {field.name for field in fields(EvalSettings)}
     if not known >= stored.keys():
-        raise ValueError(f"settings of another version: {', '.join(sorted(stored.keys() - known))} is unknown here")
-    return Settings(**{**stored, "benchmarks": tuple(stored["benchmarks"])})
+        raise ValueError(f"settings of another version: unknown {', '.join(sorted(stored.keys() - known))}")
+    return EvalSettings(**{**stored, "benchmarks": tuple(stored["benchmarks"])})
 
 
-def differences(before: Settings, now: Settings) -> list[str]:
-    """What shapes responses and is not the same, one line each."""
-    old, new = before.shaping(), now.shaping()
+def differences(before: EvalSettings, now: EvalSettings) -> list[str]:
+    """Return the settings that affect responses and differ, one line each."""
+    old, new = before.fixed(), now.fixed()
     return [f"{name}: {old[name]!r} -> {new[name]!r}" for name in sorted(old) if old[name] != new[name]]

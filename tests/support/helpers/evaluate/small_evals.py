@@ -1,13 +1,12 @@
-"""Evaluations so small that they take no time, and a server that can misbehave in every way.
+"""Small evaluations, and a server that can misbehave in every way.
 
-The benchmark is GSM8K's form with sums that the demo model can read; its answers are numbers, graded by `number`.
+The benchmark is GSM8K's format with sums that the demo model can tokenize; answers are numbers, graded by `number`.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,27 +15,26 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from trimtab.evaluate.endpoint import Connection
 from trimtab.evaluate.folder import Generation
+from trimtab.evaluate.options import EvalOptions
 from trimtab.evaluate.progress import PlainProgress
-from trimtab.evaluate.run import EvalRequest
 
 SUMS = [("1+1=", "2"), ("2+3=", "5"), ("10+7=", "17"), ("4+4=", "8"), ("120+3=", "123"), ("9+0=", "9")]
 
 
 def write_sums(folder: Path, sums: Sequence[tuple[str, str]] = SUMS) -> Path:
-    """A folder with a benchmark in it."""
+    """Write a benchmark into a folder and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [json.dumps({"question": question, "answer": f"Add.\n#### {answer}"}) for question, answer in sums]
     (folder / "gsm8k_test.jsonl").write_text("".join(f"{row}\n" for row in rows))
     return folder
 
 
-def small(folder: Path, **changes: Any) -> EvalRequest:
-    """The demo model on the sums: three samples each, in batches of two problems."""
+def small(folder: Path, **changes: Any) -> EvalOptions:
+    """Return the options of the demo model on the sums: three samples each, in batches of two problems."""
     defaults: dict[str, Any] = {
         "model": "demo",
-        "benchmarks": ("gsm8k",),
+        "benchmarks": "gsm8k",
         "data": write_sums(folder / "data"),
         "samples": 3,
         "max_new_tokens": 6,
@@ -46,19 +44,24 @@ def small(folder: Path, **changes: Any) -> EvalRequest:
         "device": "cpu",
         "out": folder / "out",
     }
-    return EvalRequest(**{**defaults, **changes})
+    return EvalOptions(**{**defaults, **changes})
 
 
-def served(folder: Path, server: Server, **changes: Any) -> EvalRequest:
-    """The sums put to a server, with retries that do not wait long."""
-    how = {"retries": changes.pop("retries", 3), "timeout": changes.pop("timeout", 5.0)}
-    connection = Connection(server.url, concurrency=changes.pop("concurrency", 2), pause=0.01, **how)
-    return small(folder, model=None, connection=connection, model_name="tiny", **changes)
+def served(folder: Path, server: Server, **changes: Any) -> EvalOptions:
+    """Return the options of the sums sampled from a server."""
+    how = {
+        "endpoint": server.url,
+        "model_name": "tiny",
+        "concurrency": 2,
+        "retries": 3,
+        "timeout": 120.0,
+    }  # not by a busy machine alone
+    return small(folder, **{"model": None, **how, **changes})
 
 
 @dataclass
-class Heard:
-    """A progress that remembers."""
+class RecordedProgress:
+    """A progress that keeps all messages and batches."""
 
     lines: list[str] = field(default_factory=list)
     batches: list[list[Generation]] = field(default_factory=list)
@@ -76,13 +79,13 @@ class Heard:
 
             yield note
 
-    def heard(self, *words: str) -> bool:
-        """Whether one message has all the words."""
+    def has_message(self, *words: str) -> bool:
+        """Return whether one message has all the words."""
         return any(all(word in line for word in words) for line in self.lines)
 
 
 def completion(texts: Sequence[str], **changes: Any) -> dict[str, Any]:
-    """A chat completion as servers give it."""
+    """Return a chat completion as servers send it."""
     choices = [
         {"index": n, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         for n, text in enumerate(texts)
@@ -94,73 +97,63 @@ Reply = Callable[["Handler", dict[str, Any]], None]
 
 
 def answer(texts: Callable[[dict[str, Any]], Sequence[str]] | None = None, **changes: Any) -> Reply:
-    """As many right answers as were asked for, or what `texts` makes of the request."""
+    """Reply with as many correct answers as requested, or with what `texts` returns for the request."""
 
-    def reply(handler: Handler, asked: dict[str, Any]) -> None:
-        made = texts(asked) if texts else [f"It is {_sum(asked)}."] * asked.get("n", 1)
+    def reply(handler: Handler, request: dict[str, Any]) -> None:
+        made = texts(request) if texts else [f"It is {_sum(request)}."] * request.get("n", 1)
         handler.send(200, json.dumps(completion(made, **changes)).encode())
 
     return reply
 
 
 def status(code: int, body: bytes = b'{"error": "busy"}', **headers: str) -> Reply:
-    """An error."""
-    return lambda handler, asked: handler.send(code, body, **headers)
+    """Reply with an error status."""
+    return lambda handler, request: handler.send(code, body, **headers)
 
 
 def body(content: bytes, length: int | None = None) -> Reply:
-    """These very bytes; with another length than they have, the connection breaks off in the middle."""
-    return lambda handler, asked: handler.send(200, content, length=length)
+    """Reply with these bytes; with another length than they have, the connection breaks off in the middle."""
+    return lambda handler, request: handler.send(200, content, length=length)
 
 
-def hang_up(handler: Handler, asked: dict[str, Any]) -> None:
-    """Close the connection without a word."""
+def hang_up(handler: Handler, request: dict[str, Any]) -> None:
+    """Close the connection without a reply."""
     handler.close_connection = True
 
 
-def sleep(seconds: float) -> Reply:
-    """Say nothing for a while, then break off."""
-
-    def reply(handler: Handler, asked: dict[str, Any]) -> None:
-        time.sleep(seconds)
-        hang_up(handler, asked)
-
-    return reply
+def hang(handler: Handler, request: dict[str, Any]) -> None:
+    """Send nothing until the server is shut down."""
+    handler.server.closing.wait()
+    hang_up(handler, request)
 
 
-def trickle(seconds: float) -> Reply:
-    """Send a byte now and then, so that no single wait is long."""
-
-    def reply(handler: Handler, asked: dict[str, Any]) -> None:
-        handler.send_response(200)
-        handler.end_headers()
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            handler.wfile.write(b" ")
-            handler.wfile.flush()
-            time.sleep(0.02)
-        handler.close_connection = True
-
-    return reply
+def trickle(handler: Handler, request: dict[str, Any]) -> None:
+    """Send a byte now and then until the server is shut down or the client leaves."""
+    handler.send_response(200)
+    handler.end_headers()
+    while not handler.server.closing.wait(0.02):
+        handler.wfile.write(b" ")
+        handler.wfile.flush()
+    handler.close_connection = True
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers with the next reply of its server's script, and when that is over, rightly."""
+    """Sends the next reply of its server's script, and after the script the server's default."""
 
     server: Server
 
     def do_POST(self) -> None:
         content = self.rfile.read(int(self.headers["content-length"]))
-        if not content:  # the client went away
+        if not content:  # the client disconnected
             return
-        asked = json.loads(content)
+        request = json.loads(content)
         with self.server.lock:
-            self.server.asked.append(asked)
+            self.server.requests.append(request)
             self.server.keys.append(self.headers.get("authorization"))
             reply = self.server.script.popleft() if self.server.script else self.server.otherwise
         try:
-            reply(self, asked)
-        except OSError:  # the client had enough
+            reply(self, request)
+        except OSError:  # the client disconnected
             self.close_connection = True
 
     def send(self, code: int, content: bytes, length: int | None = None, **headers: str) -> None:
@@ -185,9 +178,10 @@ class Server(ThreadingHTTPServer):
     def __init__(self, *script: Reply, otherwise: Reply | None = None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.script, self.otherwise = deque(script), otherwise or answer()
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.lock = threading.Lock()
+        self.closing = threading.Event()  # ends the replies that wait
 
     @property
     def url(self) -> str:
@@ -196,17 +190,18 @@ class Server(ThreadingHTTPServer):
 
 @contextmanager
 def serving(*script: Reply, otherwise: Reply | None = None) -> Iterator[Server]:
-    """A server that runs meanwhile."""
+    """Run a server during the block."""
     with Server(*script, otherwise=otherwise) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         try:
             yield server
         finally:
+            server.closing.set()
             server.shutdown()
             thread.join()
 
 
-def _sum(asked: dict[str, Any]) -> int:
-    question = asked["messages"][-1]["content"].rstrip("=")
+def _sum(request: dict[str, Any]) -> int:
+    question = request["messages"][-1]["content"].rstrip("=")
     return sum(map(int, question.split("+")))

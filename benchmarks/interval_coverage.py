@@ -1,12 +1,11 @@
-"""How often the intervals hold the truth: simulated benchmarks of 30 questions whose difficulty is known.
+"""Measure how often the intervals contain the true mean, by simulated benchmarks of 30 problems of known difficulty.
 
-A question's chance of a right answer is drawn from a distribution of difficulty, its samples from that chance.
-`python -m trimtab.evaluate.coverage` prints the table that the documentation shows.
+A problem's solve rate is drawn from a distribution of difficulty, its samples from that rate. Prints the table in
+docs/evaluation.md.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,27 +16,25 @@ from torch import Tensor
 
 from trimtab.evaluate.intervals import difference_limits, mean_limits, share_limits
 
-QUESTIONS, SAMPLES, ROUNDS, SEED = 30, (32, 4), 10_000, 0
-FINE = 200_001  # points of the grid that means of difficulty are taken over
-
-Draw = Callable[[Tensor], Tensor]  # from uniform numbers to chances of a right answer
+PROBLEMS, SAMPLES, ROUNDS, SEED = 30, (32, 4), 10_000, 0
+GRID = 200_001  # points that means of difficulty are taken over
 
 
 @dataclass(frozen=True)
 class Difficulty:
-    """How hard a benchmark's questions are for a model: from uniform numbers to chances of a right answer."""
+    """A distribution of solve rates over problems, as a map from uniform numbers to rates."""
 
     name: str
-    draw: Draw
+    solve_rates: Callable[[Tensor], Tensor]
 
     @cached_property
     def mean(self) -> float:
-        """The truth that an interval should hold."""
-        return float(self.draw(_grid()).mean())
+        """Return the true mean that an interval should contain."""
+        return float(self.solve_rates(_grid()).mean())
 
 
 def logit_normal(center: float, spread: float) -> Difficulty:
-    """Chances whose log-odds are normal."""
+    """Return solve rates whose log-odds are normal."""
     return Difficulty(
         f"log-odds {center:g} ± {spread:g}",
         lambda uniform: torch.sigmoid(center + spread * torch.special.ndtri(uniform)),
@@ -45,13 +42,13 @@ def logit_normal(center: float, spread: float) -> Difficulty:
 
 
 def spikes(never: float, always: float) -> Difficulty:
-    """A share of questions is never solved, a share always, the rest lies evenly between."""
+    """Return solve rates of which a share is 0, a share is 1, and the rest is uniform."""
 
-    def draw(uniform: Tensor) -> Tensor:
+    def solve_rates(uniform: Tensor) -> Tensor:
         between = (uniform - never) / max(1 - never - always, 1e-9)
         return between.clamp(0.0, 1.0)
 
-    return Difficulty(f"{never:.0%} never, {always:.0%} always, rest even", draw)
+    return Difficulty(f"{never:.0%} never, {always:.0%} always, rest even", solve_rates)
 
 
 PLAUSIBLE = (
@@ -68,7 +65,7 @@ PLAUSIBLE = (
     spikes(0.1, 0.8),
 )
 EDGES = (logit_normal(-4, 1), logit_normal(-4, 2), logit_normal(-5, 4), spikes(0.9, 0.0), spikes(0.0, 0.95))
-# Two models: the first's log-odds, and by how much the second's are moved, with a spread of its own per question.
+# Two models: mean and spread of the first's log-odds, and of the second's shift from them, drawn per problem.
 PAIRS = (
     (-3.0, 3.0, 0.5, 0.5),
     (-3.0, 3.0, 0.0, 1.5),
@@ -80,29 +77,29 @@ PAIRS = (
 
 @lru_cache(maxsize=256)
 def coverage(difficulty: Difficulty, samples: int, rounds: int = ROUNDS) -> tuple[float, float]:
-    """The share of simulated benchmarks whose interval holds the truth: ours, and Student's t beside it."""
+    """Return the share of simulated benchmarks whose interval contains the true mean: ours, and Student's t."""
     with _seeded(SEED):
-        chance = difficulty.draw(torch.rand(rounds, QUESTIONS, dtype=torch.float64))
+        chance = difficulty.solve_rates(torch.rand(rounds, PROBLEMS, dtype=torch.float64))
         scores = _score(chance, samples)
-    return _held(share_limits(scores), difficulty.mean), _held(mean_limits(scores), difficulty.mean)
+    return _coverage(share_limits(scores), difficulty.mean), _coverage(mean_limits(scores), difficulty.mean)
 
 
 @lru_cache(maxsize=256)
 def paired_coverage(pair: tuple[float, float, float, float], samples: int, rounds: int = ROUNDS) -> float:
-    """The share of simulated comparisons whose interval holds the true difference."""
-    center, spread, moved, own = pair
-    theirs, ours = logit_normal(center, spread), logit_normal(center + moved, (spread**2 + own**2) ** 0.5)
+    """Return the share of simulated comparisons whose interval contains the true difference."""
+    center, spread, shift, shift_spread = pair
+    theirs, ours = logit_normal(center, spread), logit_normal(center + shift, (spread**2 + shift_spread**2) ** 0.5)
     with _seeded(SEED):
-        odds = center + spread * torch.randn(rounds, QUESTIONS, dtype=torch.float64)
-        better = odds + moved + own * torch.randn(rounds, QUESTIONS, dtype=torch.float64)
+        odds = center + spread * torch.randn(rounds, PROBLEMS, dtype=torch.float64)
+        better = odds + shift + shift_spread * torch.randn(rounds, PROBLEMS, dtype=torch.float64)
         differences = _score(better.sigmoid(), samples) - _score(odds.sigmoid(), samples)
-    return _held(difference_limits(differences), ours.mean - theirs.mean)
+    return _coverage(difference_limits(differences), ours.mean - theirs.mean)
 
 
 def table(rounds: int = ROUNDS) -> str:
-    """Simulated coverage as Markdown."""
+    """Return the simulated coverage as Markdown."""
     lines = [
-        "| difficulty of the questions | true mean | 32 samples | 4 samples | Student's t, 32 | Student's t, 4 |",
+        "| difficulty of the problems | true mean | 32 samples | 4 samples | Student's t, 32 | Student's t, 4 |",
         "|---" * 6 + "|",
     ]
     for difficulty in (*PLAUSIBLE, *EDGES):
@@ -110,11 +107,11 @@ def table(rounds: int = ROUNDS) -> str:
         edge = " (edge)" if difficulty in EDGES else ""
         cells = " | ".join(f"{share:.1%}" for share in (ours, ours4, plain, plain4))
         lines.append(f"| {difficulty.name}{edge} | {difficulty.mean:.1%} | {cells} |")
-    lines += ["", "| two models, by question | 32 samples | 4 samples |", "|---" * 3 + "|"]
+    lines += ["", "| two models, by problem | 32 samples | 4 samples |", "|---" * 3 + "|"]
     for pair in PAIRS:
-        center, spread, moved, own = pair
+        center, spread, shift, shift_spread = pair
         cells = " | ".join(f"{paired_coverage(pair, samples, rounds):.1%}" for samples in SAMPLES)
-        lines.append(f"| log-odds {center:g} ± {spread:g}, the other moved by {moved:g} ± {own:g} | {cells} |")
+        lines.append(f"| log-odds {center:g} ± {spread:g}, the other moved by {shift:g} ± {shift_spread:g} | {cells} |")
     return "\n".join(lines)
 
 
@@ -122,22 +119,22 @@ def _score(chance: Tensor, samples: int) -> Tensor:
     return torch.binomial(torch.full_like(chance, samples), chance) / samples
 
 
-def _held(limits: tuple[Tensor, Tensor], truth: float) -> float:
+def _coverage(limits: tuple[Tensor, Tensor], truth: float) -> float:
     low, high = limits
     return float(((low <= truth) & (truth <= high)).double().mean())
 
 
 def _grid() -> Tensor:
-    return (torch.arange(FINE, dtype=torch.float64) + 0.5) / FINE
+    return (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID
 
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Random numbers of a seed, and the caller's own afterwards."""
+    """Seed torch during the block, and restore the caller's generator afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table() + "\n")
+    print(table())

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.evaluate.figures import Sample, figures, majority, paired_difference, pass_at_k, same_answer
+from trimtab.evaluate.metrics import GradedSample, compute_metrics, majority, paired_difference, pass_at_k, vote_key
 
 
-def samples(question: str, *kinds: str, **fields: object) -> list[Sample]:
-    """Samples of a question; an answer's text is its kind."""
-    return [Sample(question, kind, None if kind == "no_answer" else kind, **fields) for kind in kinds]  # type: ignore[arg-type]
+def samples(problem: str, *kinds: str, **fields: object) -> list[GradedSample]:
+    """Samples of a problem; an answer's text is its kind."""
+    return [GradedSample(problem, kind, None if kind == "no_answer" else kind, **fields) for kind in kinds]  # type: ignore[arg-type]
 
 
-def voted(*answers: str) -> list[Sample]:
+def voted(*answers: str) -> list[GradedSample]:
     """Samples by their answers; those with an exclamation mark are right."""
     return [
-        Sample("q", "correct" if "!" in text else "wrong" if text else "no_answer", text.replace("!", "") or None)
+        GradedSample("q", "correct" if "!" in text else "wrong" if text else "no_answer", text.replace("!", "") or None)
         for text in answers
     ]
 
@@ -44,7 +44,7 @@ def test_pass_at_k_stays_exact_where_factors_are_huge() -> None:
 
 @pytest.mark.parametrize(("n", "correct", "k"), [(4, 5, 1), (4, -1, 1), (4, 2, 0), (4, 2, 5), (0, 0, 1)])
 def test_pass_at_k_refuses_what_cannot_be(n: int, correct: int, k: int) -> None:
-    with pytest.raises(ValueError, match=f"pass@{k} of {correct} right among {n}"):
+    with pytest.raises(ValueError, match=f"pass@{k} of {correct} correct among {n}"):
         pass_at_k(n, correct, k)
 
 
@@ -93,18 +93,18 @@ def test_a_response_without_an_answer_never_wins() -> None:
     ],
 )
 def test_answers_that_read_the_same_are_one_vote_together(one: str, other: str) -> None:
-    assert same_answer(one) == same_answer(other)
+    assert vote_key(one) == vote_key(other)
     assert majority(voted(f"{one}!", f"{other}!", "7", "8")) == 1.0
 
 
 @pytest.mark.parametrize(("one", "other"), [("12", "1.2"), ("-3", "3"), ("x", "y"), ("1/2", "2"), ("0.5", "1/2")])
 def test_answers_that_do_not_read_the_same_are_two(one: str, other: str) -> None:
-    assert same_answer(one) != same_answer(other)
+    assert vote_key(one) != vote_key(other)
 
 
-def test_the_average_is_over_questions_and_their_samples() -> None:
-    found = figures([*samples("a", "correct", "wrong"), *samples("b", "correct", "correct")], 2)
-    assert found.questions == 2
+def test_the_average_is_over_problems_and_their_samples() -> None:
+    found = compute_metrics([*samples("a", "correct", "wrong"), *samples("b", "correct", "correct")], 2)
+    assert found.problems == 2
     assert found.average is not None
     assert found.average.mean == 0.75
     assert found.pass_at[1].mean == 0.75
@@ -114,45 +114,47 @@ def test_the_average_is_over_questions_and_their_samples() -> None:
 
 
 def test_pass_at_k_is_given_for_powers_of_two_and_for_all_samples() -> None:
-    found = figures(samples("a", *["wrong"] * 6), 6)
+    found = compute_metrics(samples("a", *["wrong"] * 6), 6)
     assert list(found.pass_at) == [1, 2, 4, 6]
-    assert list(figures(samples("a", *["wrong"] * 8), 8).pass_at) == [1, 2, 4, 8]
-    assert list(figures(samples("a", "wrong"), 1).pass_at) == [1]
+    assert list(compute_metrics(samples("a", *["wrong"] * 8), 8).pass_at) == [1, 2, 4, 8]
+    assert list(compute_metrics(samples("a", "wrong"), 1).pass_at) == [1]
 
 
 def test_a_grader_that_failed_says_nothing_about_the_response() -> None:
-    found = figures([*samples("a", "correct", "crashed"), *samples("b", "wrong", "too_costly")], 2)
+    found = compute_metrics([*samples("a", "correct", "crashed"), *samples("b", "wrong", "too_costly")], 2)
     assert found.grader_failures == 2
     assert found.average is not None
-    assert found.average.mean == 0.5, "each question is known by the sample that was graded"
+    assert found.average.mean == 0.5, "each problem is known by the sample that was graded"
     assert found.average_if_failures_wrong == 0.25
     assert found.kinds == {"correct": 1, "crashed": 1, "too_costly": 1, "wrong": 1}
-    assert 2 not in found.pass_at, "no question has two graded samples"
+    assert 2 not in found.pass_at, "no problem has two graded samples"
 
 
 def test_a_sample_that_was_not_drawn_is_no_wrong_answer() -> None:
-    found = figures([*samples("a", "correct"), Sample("a", None), *samples("b", "wrong"), Sample("b", None)], 2)
+    found = compute_metrics(
+        [*samples("a", "correct"), GradedSample("a", None), *samples("b", "wrong"), GradedSample("b", None)], 2
+    )
     assert found.failed_samples == 2
     assert found.average is not None
     assert found.average.mean == 0.5
     assert found.average_if_failures_wrong == 0.25
 
 
-def test_a_question_with_nothing_graded_is_in_no_mean_and_is_counted() -> None:
-    found = figures([*samples("a", "correct"), Sample("b", None), *samples("c", "crashed")], 1)
-    assert found.questions == 3
-    assert found.questions_without_samples == 2
+def test_a_problem_with_nothing_graded_is_in_no_mean_and_is_counted() -> None:
+    found = compute_metrics([*samples("a", "correct"), GradedSample("b", None), *samples("c", "crashed")], 1)
+    assert found.problems == 3
+    assert found.problems_without_samples == 2
     assert found.average is not None
-    assert (found.average.mean, found.average.questions) == (1.0, 1)
+    assert (found.average.mean, found.average.problems) == (1.0, 1)
     assert found.average_if_failures_wrong == pytest.approx(1 / 3)
 
 
 def test_where_all_went_well_there_is_no_worst_case() -> None:
-    assert figures(samples("a", "correct", "wrong"), 2).average_if_failures_wrong is None
+    assert compute_metrics(samples("a", "correct", "wrong"), 2).average_if_failures_wrong is None
 
 
 def test_nothing_graded_at_all_gives_no_figure_and_no_zero() -> None:
-    found = figures([Sample("a", None), *samples("b", "crashed")], 1)
+    found = compute_metrics([GradedSample("a", None), *samples("b", "crashed")], 1)
     assert found.average is None
     assert found.majority is None
     assert found.pass_at == {}
@@ -160,19 +162,19 @@ def test_nothing_graded_at_all_gives_no_figure_and_no_zero() -> None:
 
 
 def test_several_answers_where_one_is_asked_are_not_right() -> None:
-    found = figures(samples("a", "ambiguous", "correct"), 2)
+    found = compute_metrics(samples("a", "ambiguous", "correct"), 2)
     assert found.average is not None
     assert found.average.mean == 0.5
     assert found.grader_failures == 0
 
 
-def test_lengths_truncation_and_format_are_shares_and_means_by_question() -> None:
+def test_lengths_truncation_and_format_are_shares_and_means_by_problem() -> None:
     drawn = [
         *samples("a", "no_answer", tokens=10, finished=False, entropy=0.5, logp=-0.25),
         *samples("a", "correct", tokens=20, entropy=1.5, logp=-0.75),
         *samples("b", "wrong", "wrong", tokens=40, entropy=2.0, logp=-1.0),
     ]
-    found = figures(drawn, 2)
+    found = compute_metrics(drawn, 2)
     assert found.length is not None and found.truncated is not None and found.no_answer is not None
     assert found.entropy is not None and found.surprisal is not None
     assert found.length.mean == 27.5
@@ -183,26 +185,26 @@ def test_lengths_truncation_and_format_are_shares_and_means_by_question() -> Non
 
 
 def test_what_the_sampler_did_not_measure_is_absent() -> None:
-    found = figures(samples("a", "correct", "wrong"), 2)
+    found = compute_metrics(samples("a", "correct", "wrong"), 2)
     assert found.entropy is None
     assert found.surprisal is None
     assert found.length is None
 
 
-def test_two_models_are_compared_on_the_questions_both_answered() -> None:
+def test_two_models_are_compared_on_the_problems_both_answered() -> None:
     ours = [*samples("a", "correct", "correct"), *samples("b", "wrong", "correct"), *samples("only", "correct")]
     theirs = [*samples("b", "wrong", "wrong"), *samples("a", "correct", "wrong"), *samples("other", "wrong")]
     found = paired_difference(ours, theirs)
     assert found is not None
-    assert (found.mean, found.questions) == (0.5, 2)
+    assert (found.mean, found.problems) == (0.5, 2)
 
 
-def test_models_without_a_question_in_common_have_no_difference() -> None:
+def test_models_without_a_problem_in_common_have_no_difference() -> None:
     assert paired_difference(samples("a", "correct"), samples("b", "correct")) is None
     assert paired_difference(samples("a", "correct"), samples("a", "crashed")) is None
 
 
 def test_figures_are_plain_values_for_json() -> None:
-    plain = json.loads(json.dumps(figures(samples("a", "correct", "wrong"), 2).as_json(), allow_nan=False))
+    plain = json.loads(json.dumps(compute_metrics(samples("a", "correct", "wrong"), 2).as_json(), allow_nan=False))
     assert plain["pass_at"]["2"]["mean"] == 1.0
-    assert plain["average"] == {"mean": 0.5, "low": None, "high": None, "questions": 1}
+    assert plain["average"] == {"mean": 0.5, "low": None, "high": None, "problems": 1}

@@ -1,0 +1,90 @@
+"""The options of `trimtab eval`: the command line is built from these fields."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trimtab.tasks import DEFAULT_BENCHMARKS, PROMPT_SUFFIX
+
+# The command line needs this module to print its help, so nothing here may import torch.
+if TYPE_CHECKING:
+    from trimtab.evaluate.endpoint import EndpointConnection
+    from trimtab.evaluate.folder import EvalFolder
+
+MAX_NEW_TOKENS = 20_480
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """An evaluation as the user requested it; None stands for the default of the preset or the benchmark."""
+
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A folder or hub name of a model, smollm2, a run of trimtab's, or a checkpoint."),
+    ] = None
+    benchmarks: Annotated[
+        str, typer.Option(help="Of aime24, aime25, amc23, math500, minerva, olympiadbench, gsm8k, with commas.")
+    ] = ",".join(DEFAULT_BENCHMARKS)
+    data: Annotated[Path | None, typer.Option(help="The folder with their files. Default: from the hub.")] = None
+    preset: Annotated[str, typer.Option(help="train (T 1.0, top-p 1.0) or justrl (T 0.7, top-p 0.9).")] = "train"
+    samples: Annotated[int | None, typer.Option(help="Per problem. Default: 32, for the large sets 4.")] = None
+    max_new_tokens: Annotated[int, typer.Option(help="A response is cut off here.")] = MAX_NEW_TOKENS
+    temperature: Annotated[float | None, typer.Option(help="Instead of the preset's.")] = None
+    top_p: Annotated[float | None, typer.Option(help="Instead of the preset's.")] = None
+    suffix: Annotated[str | None, typer.Option(help="Added to every problem. Default: step by step, and a box.")] = None
+    problems: Annotated[int | None, typer.Option(help="Only the first so many of each benchmark.")] = None
+    seed: Annotated[int, typer.Option(help="Of all sampling.")] = 0
+    rule: Annotated[str | None, typer.Option(help="The rule that grades the responses. Default: math.")] = None
+    out: Annotated[Path | None, typer.Option(help="The folder. Default: runs/eval-<model>-<preset>.")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the folder; the same command does so too.")] = False
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Sample again what failed.")] = False
+    regrade: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Grade again, without sampling.")] = None
+    against: Annotated[str | None, typer.Option(help="Another model, or the folder of its evaluation.")] = None
+    papers: Annotated[bool, typer.Option("--papers", help="Show published results beside it.")] = False
+    endpoint: Annotated[str | None, typer.Option(help="An OpenAI-compatible server: http://host:port/v1.")] = None
+    model_name: Annotated[str | None, typer.Option(help="What the server calls the model.")] = None
+    concurrency: Annotated[int, typer.Option(help="Requests at a time.")] = 16
+    timeout: Annotated[float, typer.Option(help="Seconds for a complete response of the server.")] = 1800.0
+    retries: Annotated[int, typer.Option(help="How often a request is tried again.")] = 6
+    batch: Annotated[int, typer.Option(help="Responses at a time, natively.")] = 256
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32"
+    chat: Annotated[bool, typer.Option(help="Use the chat template where there is one.")] = True
+    entropy: Annotated[bool, typer.Option(help="Score every response once more for its entropy.")] = True
+    quiet: Annotated[bool, typer.Option("--quiet", help="Plain lines instead of the bar.")] = False
+
+    @property
+    def name(self) -> str:
+        """Return the model's name in the evaluation."""
+        name = self.model_name or self.model if self.endpoint else self.model
+        if not name:
+            raise ValueError("no model given: use trimtab eval MODEL, or --endpoint URL --model-name NAME")
+        return name
+
+    @property
+    def prompt_suffix(self) -> str:
+        """Return the text that is appended to every problem."""
+        return PROMPT_SUFFIX if self.suffix is None else self.suffix
+
+    @property
+    def folder(self) -> EvalFolder:
+        """Return the evaluation's folder; its default is named by model and preset, so the same command resumes it."""
+        from trimtab.evaluate.folder import EvalFolder
+
+        short = re.sub(r"[^\w.+=-]+", "-", self.name).strip("-.")[-80:] or "model"
+        return EvalFolder(self.out or Path("runs") / f"eval-{short}-{self.preset}")
+
+    @cached_property
+    def connection(self) -> EndpointConnection | None:
+        """Return how to reach the server; None where the model runs in this process."""
+        from trimtab.evaluate.endpoint import EndpointConnection
+
+        if self.endpoint is None:
+            return None
+        return EndpointConnection(self.endpoint, self.concurrency, self.timeout, self.retries)
