@@ -1,7 +1,7 @@
-"""What the flight recorder costs and how fast its records are replayed.
+"""Measure what the flight recorder costs and how fast its records are replayed.
 
-Bytes per token and the share of step time on the demo (blocks of steps with and without recording in one run, medians),
-and tokens per second through four objectives on a made record with the sizes of a real run. `--out` writes the JSON.
+Bytes per token and the added step time on the demo (blocks of steps with and without recording in one run, medians),
+and tokens per second through four objectives on a synthetic record of realistic size. `--out` writes the JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BLOCK, BLOCKS = 20, 10  # steps with recording, then as many without, and so on
 
 
 class Silent:
-    """A reporter that only minds warnings."""
+    """A reporter that prints warnings alone."""
 
     def message(self, text: str) -> None:
         """Print what is wrong."""
@@ -56,8 +56,8 @@ class Silent:
 
 
 @dataclass(frozen=True)
-class Spent:
-    """Seconds of one step: by the clock, of the training thread's CPU, and of the CPU for all threads."""
+class StepTime:
+    """Seconds of one step: wall time, CPU time of the training thread, CPU time of all threads."""
 
     wall: float
     training: float
@@ -65,24 +65,24 @@ class Spent:
 
 
 def demo(folder: Path) -> dict[str, Any]:
-    """The demo for some steps: bytes per token, and what recording adds to a step."""
+    """Run some steps of the demo: bytes per token, and the time that recording adds to a step."""
     settings = [f"run.steps={BLOCK * BLOCKS * 2}", "run.eval_every=0", "run.checkpoint_every=0"]
     run = Run(load("demo", settings), RunFolder(folder), Silent())
     trainer = run.prepare()
-    recording, spent = trainer.recorder, {True: list[Spent](), False: list[Spent]()}
-    assert recording is not None
+    recorder, spent = trainer.recorder, {True: list[StepTime](), False: list[StepTime]()}
+    assert recorder is not None
     for step in run.steps():
         on = step // BLOCK % 2 == 0
         if step % BLOCK == 0:
-            recording.flush()
-        trainer.recorder = recording if on else None
+            recorder.flush()
+        trainer.recorder = recorder if on else None
         trainer.set_learning_rate(step)
         before = time.perf_counter(), time.thread_time(), time.process_time()
         result = train_step(trainer, run.progress)
         after = time.perf_counter(), time.thread_time(), time.process_time()
-        spent[on].append(Spent(*(b - a for a, b in zip(before, after, strict=True))))
+        spent[on].append(StepTime(*(b - a for a, b in zip(before, after, strict=True))))
         run.finish_step(result)
-    recording.close()
+    recorder.close()
     records = open_run(folder)
     size = size_of([step_folder(records.folder, n) for n in records.steps])
     tokens = sum(step.info.tokens for step in records)
@@ -90,24 +90,24 @@ def demo(folder: Path) -> dict[str, Any]:
         "steps_recorded": len(records),
         "tokens_per_step": round(tokens / len(records)),
         "bytes_per_token": round(size / tokens, 2),
-        "step_ms_with": round(1e3 * _middle(spent[True], "wall"), 2),
-        "step_ms_without": round(1e3 * _middle(spent[False], "wall"), 2),
+        "step_ms_with": round(1e3 * _median(spent[True], "wall"), 2),
+        "step_ms_without": round(1e3 * _median(spent[False], "wall"), 2),
         "overhead_share": _added(spent, "wall"),
         "training_thread_cpu_share": _added(spent, "training"),
         "all_threads_cpu_share": _added(spent, "all"),
     }
 
 
-def _middle(spent: Sequence[Spent], what: str) -> float:
+def _median(spent: Sequence[StepTime], what: str) -> float:
     return float(median(getattr(one, what) for one in spent))
 
 
-def _added(spent: Mapping[bool, Sequence[Spent]], what: str) -> float:
-    return round(_middle(spent[True], what) / _middle(spent[False], what) - 1, 4)
+def _added(spent: Mapping[bool, Sequence[StepTime]], what: str) -> float:
+    return round(_median(spent[True], what) / _median(spent[False], what) - 1, 4)
 
 
 def made_step(step: int, responses: int, length: int, updates: int, seed: int) -> StepData:
-    """A step as a model of 150 thousand tokens might leave it: mostly sure of itself, sometimes surprised."""
+    """Make a step like that of a model with 150 thousand token ids: mostly low surprisal, sometimes high."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(length // 2, length * 3 // 2, responses)
     n = int(lengths.sum())
@@ -155,17 +155,17 @@ def made_step(step: int, responses: int, length: int, updates: int, seed: int) -
 
 
 def made_run(folder: Path, steps: int, responses: int, length: int, updates: int) -> None:
-    """A run folder that holds nothing but made records."""
+    """Write a run folder that holds synthetic records alone."""
     manifest = Manifest({"name": "dapo"}, "group_normalized", RecordSettings())
-    recorder = RecordWriter(folder / "tokens", manifest, print)
-    recorder.start(Vocabulary([b"a"] * 150_001, [False] * 150_001), 0)
+    writer = RecordWriter(folder / "tokens", manifest, print)
+    writer.start(Vocabulary([b"a"] * 150_001, [False] * 150_001), 0)
     for step in range(1, steps + 1):
-        recorder.write(step, lambda step=step: made_step(step, responses, length, updates, step))  # type: ignore[misc]
-    recorder.close()
+        writer.write(step, lambda step=step: made_step(step, responses, length, updates, step))  # type: ignore[misc]
+    writer.close()
 
 
 def replaying(folder: Path, steps: int, rounds: int) -> dict[str, Any]:
-    """Tokens per second through all the objectives together; two updates a step, a quarter of a million tokens each."""
+    """Replay all objectives together on steps of two updates, a quarter of a million tokens each."""
     made_run(folder, steps, responses=512, length=1024, updates=2)
     records = open_run(folder)
     tokens = sum(step.info.tokens for step in records)
@@ -192,10 +192,10 @@ def replaying(folder: Path, steps: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and write where asked to."""
+    """Measure, print, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--steps", type=int, default=8, help="made steps to replay")
+    parser.add_argument("--steps", type=int, default=8, help="synthetic steps to replay")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=["demo", "replay"])
     options = parser.parse_args()

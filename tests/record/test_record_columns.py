@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from helpers.gpu import host_sync_allowed, no_host_sync
-from helpers.record.made_records import WORDS
+from helpers.record.made_records import VOCABULARY
 from trimtab.objectives import Plan, TokenBatch, objective, segment_ids
 from trimtab.record import RecordedResponse, StepData, UpdateRecord, join_ranks, update_record
 from trimtab.record.inputs import to_host
@@ -57,7 +57,7 @@ def made_update(length: int = 5, method: str = "stapo", device: str = "cpu") -> 
         "advantage": (torch.arange(RESPONSES) % 2 - 0.5).repeat_interleave(length),
         "sequence": torch.arange(RESPONSES).repeat_interleave(length),
         "entropy": floats(),
-        "token": torch.randint(0, len(WORDS), (tokens,), generator=draw),
+        "token": torch.randint(0, len(VOCABULARY), (tokens,), generator=draw),
         "segment": torch.zeros(tokens, dtype=torch.int64),
         "sampler_logp": -floats(),
         "sum_p2": floats(),
@@ -82,7 +82,7 @@ def tables(step: int, updates: Sequence[MadeUpdate]) -> StepData:
     """The tables of a step of these updates, all responses selected."""
     responses = [response for update in updates for response in responses_of(update)]
     records = [update.record(n, n * RESPONSES) for n, update in enumerate(updates)]
-    return step_data(step, responses, records, [True] * len(responses), WORDS, segment_ids)
+    return step_data(step, responses, records, [True] * len(responses), VOCABULARY, segment_ids)
 
 
 def expected_columns(update: MadeUpdate) -> dict[str, Tensor | None]:
@@ -198,7 +198,7 @@ def python_calls(length: int) -> int:
     before = sys.getprofile()
     sys.setprofile(count)
     try:
-        data = step_data(1, responses, [record], [True] * RESPONSES, WORDS, segment_ids)
+        data = step_data(1, responses, [record], [True] * RESPONSES, VOCABULARY, segment_ids)
         encode("tokens", data.tokens)
         encode("responses", data.responses)
     finally:

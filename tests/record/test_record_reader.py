@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import trimtab.record
-from helpers.record.made_records import WORDS, made_run, made_step, record, same
+from helpers.record.made_records import VOCABULARY, made_run, made_step, record, same
 from trimtab.record import RecordError, RecordSettings, Vocabulary, open_run
 from trimtab.record.layout import RECORDS_FOLDER
 
@@ -113,26 +113,26 @@ def test_the_text_is_put_together_without_the_tokenizer(tmp_path: Path) -> None:
 
 
 def test_a_character_cut_into_tokens_comes_with_its_last_one() -> None:
-    assert WORDS.pieces([5, 6, 1]) == ["", "ü", "1"]
-    assert WORDS.decode([1, 5, 6]) == "1ü"
+    assert VOCABULARY.pieces([5, 6, 1]) == ["", "ü", "1"]
+    assert VOCABULARY.decode([1, 5, 6]) == "1ü"
 
 
 def test_bytes_that_are_no_text_are_replaced_and_lose_nothing_else() -> None:
-    assert WORDS.pieces([5, 1]) == ["", "�1"]
-    assert WORDS.pieces([6]) == ["�"]
-    assert WORDS.pieces([1, 5]) == ["1", "�"]
-    assert WORDS.pieces([]) == []
+    assert VOCABULARY.pieces([5, 1]) == ["", "�1"]
+    assert VOCABULARY.pieces([6]) == ["�"]
+    assert VOCABULARY.pieces([1, 5]) == ["1", "�"]
+    assert VOCABULARY.pieces([]) == []
 
 
 @pytest.mark.parametrize("token", [7, 1_000_000, -1])
 def test_ids_beyond_the_vocabulary_are_special_and_have_a_name(token: int) -> None:
-    assert WORDS.is_special(token)
-    assert WORDS.pieces([1, token]) == ["1", f"<{token}>"]
+    assert VOCABULARY.is_special(token)
+    assert VOCABULARY.pieces([1, token]) == ["1", f"<{token}>"]
 
 
 def test_the_bytes_of_text_leave_special_tokens_out() -> None:
-    words = Vocabulary([b"<s>", b"a", b""], [True, False, False])
-    assert words.text_bytes == {1: b"a", 2: b""} and len(words) == 3
+    vocabulary = Vocabulary([b"<s>", b"a", b""], [True, False, False])
+    assert vocabulary.text_bytes == {1: b"a", 2: b""} and len(vocabulary) == 3
 
 
 # --- one step at a time

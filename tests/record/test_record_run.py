@@ -272,9 +272,9 @@ class Slow:
 
 
 def test_a_tokenizer_without_bytes_gives_its_texts() -> None:
-    words = tokenizer_vocabulary(Slow(), 7)
-    assert list(words.text) == [b"<s>", b"a", b"?", b" b", b"", b"<5>", b"<6>"]
-    assert list(words.special) == [True, False, False, False, False, True, True]
+    vocabulary = tokenizer_vocabulary(Slow(), 7)
+    assert list(vocabulary.text) == [b"<s>", b"a", b"?", b" b", b"", b"<5>", b"<6>"]
+    assert list(vocabulary.special) == [True, False, False, False, False, True, True]
 
 
 def test_texts_that_cannot_be_written_are_mended() -> None:

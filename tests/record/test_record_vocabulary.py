@@ -1,4 +1,4 @@
-"""The recorded vocabulary spells what the tokenizer would, whatever the kind of tokenizer."""
+"""The recorded vocabulary decodes as the tokenizer does, whatever the kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def byte_level() -> Any:
 
 
 def byte_fallback() -> Any:
-    """As Llama 2 has it: words start with a low line, unknown characters are spelt as <0x..>."""
+    """Like Llama 2: words start with a low line, unknown characters are spelt as <0x..>."""
     pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghiklmnoprstuvx.,?;", "▁and"]
     vocabulary = {piece: n for n, piece in enumerate(dict.fromkeys(pieces))}
     inner = Tokenizer(models.BPE(vocabulary, [("▁", "a")][:0], unk_token="<unk>", byte_fallback=True))
@@ -52,29 +52,31 @@ def recorded(tokenizer: Any) -> Vocabulary:
 def test_a_text_comes_back_piece_by_piece(make: Any, text: str) -> None:
     tokenizer = make()
     ids = tokenizer.encode(text, add_special_tokens=False)
-    words = recorded(tokenizer)
-    pieces = words.pieces(ids)
+    vocabulary = recorded(tokenizer)
+    pieces = vocabulary.pieces(ids)
     assert len(pieces) == len(ids)
-    assert "".join(pieces) == words.decode(ids) == tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+    assert (
+        "".join(pieces) == vocabulary.decode(ids) == tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+    )
 
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback, demo_tokenizer])
 def test_special_tokens_have_a_name_and_no_part_in_the_text(make: Any) -> None:
     tokenizer = make()
-    words, end = recorded(tokenizer), tokenizer.eos_token_id
-    assert words.is_special(end) and words.pieces([end]) == [tokenizer.eos_token]
+    vocabulary, end = recorded(tokenizer), tokenizer.eos_token_id
+    assert vocabulary.is_special(end) and vocabulary.pieces([end]) == [tokenizer.eos_token]
     beyond = len(tokenizer)
-    assert words.is_special(beyond) and words.pieces([beyond]) == [f"<{beyond}>"]
-    assert len(words) == len(tokenizer) + 7
+    assert vocabulary.is_special(beyond) and vocabulary.pieces([beyond]) == [f"<{beyond}>"]
+    assert len(vocabulary) == len(tokenizer) + 7
 
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback, demo_tokenizer])
 def test_subsentences_are_the_same_with_and_without_the_tokenizer(make: Any) -> None:
     tokenizer = make()
-    words = recorded(tokenizer)
+    vocabulary = recorded(tokenizer)
     for text in TEXTS:
         ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id, len(tokenizer)]
-        assert torch.equal(segment_ids(ids, words.text_bytes), segment_ids(ids, tokenizer))
+        assert torch.equal(segment_ids(ids, vocabulary.text_bytes), segment_ids(ids, tokenizer))
 
 
 def test_the_table_of_bytes_holds_what_is_not_special() -> None:
@@ -87,17 +89,17 @@ def test_the_table_of_bytes_holds_what_is_not_special() -> None:
 def test_a_broken_character_at_the_end_is_shown_as_such() -> None:
     tokenizer = byte_level()
     ids = tokenizer.encode("ok 🤖", add_special_tokens=False)
-    words = recorded(tokenizer)
-    whole = words.pieces(ids)
-    cut = words.pieces(ids[:-1])
+    vocabulary = recorded(tokenizer)
+    whole = vocabulary.pieces(ids)
+    cut = vocabulary.pieces(ids[:-1])
     assert "".join(whole) == "ok 🤖" and (cut == whole[:-1] or "".join(cut).endswith("\ufffd"))
 
 
 def test_the_text_of_tokens_is_their_pieces_together_however_characters_are_cut() -> None:
     cut = ["ü".encode()[:1], "ü".encode()[1:], "🤖".encode()[:2], "🤖".encode()[2:], "€".encode()[:2], "€".encode()[2:]]
     broken = [b"\xff", b"\x80", b"\xc0", b"\xed\xa0\x80", b"\xf4\x90", b"", b"a", b"<end>"]
-    words = Vocabulary([*cut, *broken], [False] * 14)
+    vocabulary = Vocabulary([*cut, *broken], [False] * 14)
     draw = Random(0)
     for _ in range(2000):
         tokens = [draw.randrange(-1, 16) for _ in range(draw.randrange(9))]
-        assert words.decode(tokens) == "".join(words.pieces(tokens)), tokens
+        assert vocabulary.decode(tokens) == "".join(vocabulary.pieces(tokens)), tokens

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.record.made_records import WORDS, budget, made_run, made_step, manifest, readable, record, same
+from helpers.record.made_records import VOCABULARY, budget, made_run, made_step, manifest, readable, record, same
 from trimtab.record import RecordError, RecordSettings, RecordWriter, StepData, open_run, rewind, write_step
 from trimtab.record.layout import RECORDS_FOLDER, read_manifest, recorded_steps, size_of, step_folder
 
@@ -34,7 +34,7 @@ def test_every_so_many_steps_are_recorded_the_first_among_them(tmp_path: Path, e
 
 def test_a_step_that_is_not_wanted_is_not_even_built(tmp_path: Path) -> None:
     writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(settings=RecordSettings(every=2)), pytest.fail)
-    writer.start(WORDS, 0)
+    writer.start(VOCABULARY, 0)
     writer.write(2, lambda: pytest.fail("step 2 is not wanted"))
     writer.close()
     assert not writer.wants(2) and writer.wants(3)
@@ -91,9 +91,9 @@ def test_starting_from_the_beginning_deletes_everything(tmp_path: Path) -> None:
 
 def test_the_budget_is_kept_by_thinning_evenly(tmp_path: Path) -> None:
     limit = 0.2
-    said = record(tmp_path, [made_step(step, BIG) for step in range(1, 41)], settings=budget(limit))
+    messages = record(tmp_path, [made_step(step, BIG) for step in range(1, 41)], settings=budget(limit))
     kept = steps_of(tmp_path)
-    assert said == []
+    assert messages == []
     assert size_of([step_folder(tmp_path / RECORDS_FOLDER, step) for step in kept]) <= limit * 1e6
     stride = read_manifest(tmp_path / RECORDS_FOLDER).stride
     assert stride > 1 and kept == list(range(1, 41, stride))
@@ -118,15 +118,15 @@ def test_a_resumed_run_is_thinned_like_one_that_was_not_stopped(tmp_path: Path, 
 
 @pytest.mark.parametrize("kept", [(), (42, 43), tuple(range(40, 60))])
 def test_a_record_that_begins_late_is_thinned_too_and_kept_steps_go_last(tmp_path: Path, kept: tuple[int, ...]) -> None:
-    said: list[str] = []
-    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(settings=budget(0.15)), said.append)
+    messages: list[str] = []
+    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(settings=budget(0.15)), messages.append)
     writer.keep(kept)
-    writer.start(WORDS, 39)
+    writer.start(VOCABULARY, 39)
     for step in range(40, 60):
         writer.write(step, lambda step=step: made_step(step, BIG))  # type: ignore[misc]
     writer.close()
     found = steps_of(tmp_path)
-    assert said == [] and size_of([step_folder(tmp_path / RECORDS_FOLDER, step) for step in found]) <= 0.15e6
+    assert messages == [] and size_of([step_folder(tmp_path / RECORDS_FOLDER, step) for step in found]) <= 0.15e6
     assert len(kept) > 2 or set(kept) <= set(found)
 
 
@@ -141,9 +141,9 @@ def test_a_kill_between_the_manifest_and_the_thinning_is_repaired_at_the_next_st
 
 
 def test_a_step_that_is_too_large_by_itself_ends_the_recording_with_advice(tmp_path: Path) -> None:
-    said = record(tmp_path, [made_step(step, BIG) for step in (1, 2, 3)], settings=budget(0.001))
-    assert len(said) == 1
-    assert "record.max_megabytes = 0.001" in said[0] and "record.group_share" in said[0]
+    messages = record(tmp_path, [made_step(step, BIG) for step in (1, 2, 3)], settings=budget(0.001))
+    assert len(messages) == 1
+    assert "record.max_megabytes = 0.001" in messages[0] and "record.group_share" in messages[0]
     assert steps_of(tmp_path) == []
 
 
@@ -160,31 +160,31 @@ def test_a_full_disk_ends_the_recording_with_one_warning(tmp_path: Path, monkeyp
         return whole(path, data)
 
     monkeypatch.setattr(Path, "write_bytes", until_full)
-    said = record(tmp_path, [made_step(step) for step in range(1, 6)])
-    assert len(said) == 1 and "No space left" in said[0] and "nothing more is recorded" in said[0]
+    messages = record(tmp_path, [made_step(step) for step in range(1, 6)])
+    assert len(messages) == 1 and "No space left" in messages[0] and "nothing more is recorded" in messages[0]
     assert sorted(readable(tmp_path)) == steps_of(tmp_path) == [1, 2]
 
 
 def test_a_folder_that_cannot_be_written_ends_the_recording_too(tmp_path: Path) -> None:
     (tmp_path / RECORDS_FOLDER).write_text("a file where a folder should be")
-    said = record(tmp_path, [made_step(step) for step in (1, 2, 3)])
-    assert len(said) == 1 and str(tmp_path / RECORDS_FOLDER) in said[0]
+    messages = record(tmp_path, [made_step(step) for step in (1, 2, 3)])
+    assert len(messages) == 1 and str(tmp_path / RECORDS_FOLDER) in messages[0]
 
 
 def test_an_error_while_a_step_is_built_ends_the_recording_too(tmp_path: Path) -> None:
     def broken() -> StepData:
         raise ZeroDivisionError("a bug")
 
-    said: list[str] = []
-    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), said.append)
-    writer.start(WORDS, 0)
+    messages: list[str] = []
+    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), messages.append)
+    writer.start(VOCABULARY, 0)
     writer.write(1, lambda: made_step(1))
     writer.write(2, broken)
     writer.flush()
-    assert len(said) == 1 and "a bug" in said[0]
+    assert len(messages) == 1 and "a bug" in messages[0]
     writer.write(3, lambda: pytest.fail("nothing is recorded any more"))
     writer.close()
-    assert len(said) == 1 and sorted(readable(tmp_path)) == [1]
+    assert len(messages) == 1 and sorted(readable(tmp_path)) == [1]
 
 
 # --- the thread
@@ -198,7 +198,7 @@ def test_training_does_not_wait_for_the_disk(tmp_path: Path) -> None:
         return made_step(1)
 
     writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), pytest.fail)
-    writer.start(WORDS, 0)
+    writer.start(VOCABULARY, 0)
     writer.write(1, slow)  # returns although the step cannot be built yet
     assert steps_of(tmp_path) == []
     written.set()
@@ -216,7 +216,7 @@ def test_training_waits_when_the_queue_is_full(tmp_path: Path) -> None:
         return made_step(step)
 
     writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), pytest.fail)
-    writer.start(WORDS, 0)
+    writer.start(VOCABULARY, 0)
     training = threading.Thread(target=lambda: [writer.write(n, lambda n=n: slow(n)) for n in range(1, 9)])  # type: ignore[misc]
     training.start()
     training.join(0.3)
@@ -229,7 +229,7 @@ def test_training_waits_when_the_queue_is_full(tmp_path: Path) -> None:
 
 def test_closing_ends_the_thread_and_may_be_done_twice(tmp_path: Path) -> None:
     writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), pytest.fail)
-    writer.start(WORDS, 0)
+    writer.start(VOCABULARY, 0)
     writer.write(1, lambda: made_step(1))
     writer.close()
     writer.close()

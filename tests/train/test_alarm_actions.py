@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.record.made_records import WORDS, budget, made_step, manifest
+from helpers.record.made_records import VOCABULARY, budget, made_step, manifest
 from helpers.train.short_runs import recipe, short_run
 from trimtab.config import load
 from trimtab.record import RecordWriter
@@ -211,7 +211,7 @@ def record_with_keeping(run: Path, keep: list[int], megabytes: float, steps: int
     said: list[str] = []
     recorder = RecordWriter(run / RECORDS_FOLDER, manifest(settings=budget(megabytes)), said.append)
     recorder.keep(keep)
-    recorder.start(WORDS, 0)
+    recorder.start(VOCABULARY, 0)
     for step in range(1, steps + 1):
         recorder.write(step, lambda step=step: made_step(step, [60] * 16))  # type: ignore[misc]
     recorder.close()

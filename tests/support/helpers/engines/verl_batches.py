@@ -19,7 +19,7 @@ from trimtab.engines.verl.planning import plan_step
 from trimtab.objectives import Objective, TokenBatch, segment_ids
 
 TOKENIZER = tiny_tokenizer()
-WORDS = range(len(SPECIAL), len(SPECIAL) + len(CHARACTERS))
+TEXT_IDS = range(len(SPECIAL), len(SPECIAL) + len(CHARACTERS))
 
 
 def nested(rows: Sequence[Tensor]) -> Any:
@@ -51,7 +51,7 @@ def _random_batch(seed: int, responses: int, tools: bool) -> TensorDict:
             mask[:] = 0
         logp = uniform(size).clamp(min=1e-4).log() * 2
         advantage = torch.randn((), generator=draw).round(decimals=1)
-        ids = torch.randint(WORDS.start, WORDS.stop, (prompt + size,), generator=draw)
+        ids = torch.randint(TEXT_IDS.start, TEXT_IDS.stop, (prompt + size,), generator=draw)
         given = {
             "prompts": ids[:prompt],
             "responses": ids[prompt:],

@@ -1,4 +1,4 @@
-"""Small records made by hand, with every kind of value a run can leave in them."""
+"""Small synthetic records, with every kind of value that a run can record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from trimtab.record import (
 )
 from trimtab.record.layout import RECORDS_FOLDER, recorded_steps
 
-WORDS = Vocabulary([b"<end>", b"1", b"2", b" and ", b".", "ü".encode()[:1], "ü".encode()[1:]], [True] + [False] * 6)
+VOCABULARY = Vocabulary(
+    [b"<end>", b"1", b"2", b" and ", b".", "ü".encode()[:1], "ü".encode()[1:]], [True] + [False] * 6
+)
 OPTIONAL = ("current_logp", "ref_logp", "proxy_logp", "planned_advantage", "penalty")
 
 
@@ -34,7 +36,7 @@ def made_step(
     sampled: int | None = None,
     optional: Sequence[str] = (),
 ) -> StepData:
-    """A step of responses with these lengths, four to a group; every value is drawn from its step's own stream."""
+    """Make a step of responses with these lengths, four to a group, from a random generator of its own."""
     rng = np.random.default_rng(step if seed is None else seed)
     n, count = sum(lengths), len(lengths)
 
@@ -44,7 +46,7 @@ def made_step(
     reward = rng.integers(0, 2, count).astype(np.float32)
     tokens: dict[str, Any] = {
         "response": np.repeat(np.arange(count, dtype=np.int32), lengths),
-        "token": rng.integers(0, len(WORDS), n).astype(np.int32),
+        "token": rng.integers(0, len(VOCABULARY), n).astype(np.int32),
         "old_logp": floats(-6, 0),
         "new_logp": floats(-6, 0),
         "sampler_logp": floats(-6, 0),
@@ -84,29 +86,29 @@ def made_step(
 
 
 def manifest(**changes: Any) -> Manifest:
-    """The manifest of a run with DAPO."""
+    """Return the manifest of a run with DAPO."""
     return Manifest(**{"objective": {"name": "dapo"}, "advantage": "group_normalized", **changes})
 
 
 def record(run: Path, steps: Sequence[StepData], after: int = 0, **changes: Any) -> list[str]:
-    """Record the steps in a run's folder, as if it went on after a step; the warnings come back."""
-    said: list[str] = []
-    recorder = RecordWriter(run / RECORDS_FOLDER, manifest(**changes), said.append)
-    recorder.start(WORDS, after)
+    """Record steps in a run's folder, continuing after a step; return the warnings."""
+    messages: list[str] = []
+    writer = RecordWriter(run / RECORDS_FOLDER, manifest(**changes), messages.append)
+    writer.start(VOCABULARY, after)
     for data in steps:
-        recorder.write(data.info.step, lambda data=data: data)  # type: ignore[misc]
-    recorder.close()
-    return said
+        writer.write(data.info.step, lambda data=data: data)  # type: ignore[misc]
+    writer.close()
+    return messages
 
 
 def made_run(run: Path, steps: int = 3, **changes: Any) -> Path:
-    """A run with some steps, recorded whole."""
+    """Write a run of some complete steps."""
     assert record(run, [made_step(step) for step in range(1, steps + 1)], **changes) == []
     return run
 
 
 def same(step: RecordedStep, data: StepData) -> bool:
-    """Whether a step that was read is what was recorded, bit by bit."""
+    """Return whether a step that was read equals what was recorded, bit by bit."""
     return step.info == data.info and all(
         _bits(table[name]) == _bits(values)
         for table, given in ((step.tokens, data.tokens), (step.responses, data.responses))
@@ -124,7 +126,7 @@ def _wide(array: np.ndarray[Any, Any]) -> Any:
 
 
 def readable(run: Path) -> dict[int, RecordedStep]:
-    """The steps that can be read, by number."""
+    """Read the steps that can be read, by number."""
     records, found = open_run(run), {}
     for number in recorded_steps(run / RECORDS_FOLDER):
         try:
@@ -135,5 +137,5 @@ def readable(run: Path) -> dict[int, RecordedStep]:
 
 
 def budget(megabytes: float, every: int = 1) -> RecordSettings:
-    """RecordSettings with a size budget."""
+    """Return settings with a size limit."""
     return RecordSettings(every=every, max_megabytes=megabytes)
