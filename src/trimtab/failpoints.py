@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections import Counter
 
-_REACHED: Counter[str] = Counter()
+REACHED: Counter[str] = Counter()  # how often each point was passed
+_LOCK = threading.Lock()  # the recorder's thread passes points too
 
 
 def failpoint(name: str) -> None:
@@ -24,9 +26,10 @@ def due(name: str) -> bool:
     wanted = os.environ.get("TRIMTAB_FAILPOINT")  # read each time: tests set it after the import
     if not wanted:
         return False
-    _REACHED[name] += 1
     target, _, count = wanted.partition(":")
-    return target == name and _REACHED[name] == int(count)
+    with _LOCK:
+        REACHED[name] += 1
+        return target == name and REACHED[name] == int(count)
 
 
 def die() -> None:

@@ -53,7 +53,7 @@ def test_a_replay_rings_what_rang_while_the_run_went_on(tmp_path: Path, monkeypa
         )
 
     monkeypatch.setattr("trimtab.insight.alarms.monitor.ALARM_KINDS", {"clip": AlarmKind(third, (), (), "Try nothing")})
-    run, listener = short_run(tmp_path / "run", {"warm_start.steps": "0", "record.enabled": "false"})
+    run, log = short_run(tmp_path / "run", {"warm_start.steps": "0", "record.enabled": "false"})
     run.monitor = alarm_monitor(run.config)
     train(run)
     written_alarms = RunFolder(tmp_path / "run").alarm_records()
@@ -62,7 +62,7 @@ def test_a_replay_rings_what_rang_while_the_run_went_on(tmp_path: Path, monkeypa
         (record["step"], record["message"], record["evidence"]) for record in written_alarms
     ]
     assert [alarm.step for alarm in again] == [5]
-    assert listener.heard("alarm: step 5", "Try nothing")
+    assert log.has("alarm: step 5", "Try nothing")
 
 
 def test_the_recipe_beside_the_metrics_gives_the_target(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.train.short_runs import Order, trained
+from helpers.train.short_runs import RunProcess, trained
 from trimtab.insight.replay import make_variants, replay
 from trimtab.insight.replay.batches import (
     new_log_probs,
@@ -121,18 +121,18 @@ def test_so_it_is_where_a_gate_opens_and_closes(tmp_path: Path) -> None:
 
 
 def test_so_it_is_after_a_kill_and_a_resume(tmp_path: Path) -> None:
-    order = Order(tmp_path / "run", fault="update.done:7")
-    assert order.run() == -signal.SIGKILL
-    assert order.resumed().run() == 0, order.said
-    records = open_run(order.folder)
+    process = RunProcess(tmp_path / "run", failpoint="update.done:7")
+    assert process.run() == -signal.SIGKILL
+    assert process.resumed().run() == 0, process.messages
+    records = open_run(process.folder)
     assert records.steps == [1, 2, 3, 4, 5, 6]
     assert_plans_come_again(records)
 
 
 def test_so_it_is_where_an_update_was_not_finite(tmp_path: Path) -> None:
-    order = Order(tmp_path / "run", SHORT, spoil=(2, 1))
-    assert order.run() == 0, order.said
-    records = open_run(order.folder)
+    process = RunProcess(tmp_path / "run", SHORT, nan_update=(2, 1))
+    assert process.run() == 0, process.messages
+    records = open_run(process.folder)
     assert not records.step(2).updates[0].info.taken
     assert_plans_come_again(records)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.train.short_runs import Order, contents, recipe, trained
+from helpers.train.short_runs import RunProcess, contents, recipe, trained
 from trimtab.policy import Policy
 from trimtab.record import Records, open_run
 from trimtab.record import writer as writer_module
@@ -147,9 +147,9 @@ def test_a_method_without_a_clip_has_nothing_clipped_to_record(tmp_path: Path) -
 
 
 def test_an_update_that_was_not_taken_is_recorded_as_such(tmp_path: Path) -> None:
-    order = Order(tmp_path / "run", {**QUICK, "run.steps": "2"}, spoil=(2, 1))
-    assert order.run() == 0, order.said
-    taken = [[update.info.taken for update in step.updates] for step in open_run(order.folder)]
+    process = RunProcess(tmp_path / "run", {**QUICK, "run.steps": "2"}, nan_update=(2, 1))
+    assert process.run() == 0, process.messages
+    taken = [[update.info.taken for update in step.updates] for step in open_run(process.folder)]
     assert taken == [[True, True], [False, True]]
 
 
@@ -207,12 +207,12 @@ def test_a_run_that_goes_on_has_the_records_of_one_that_was_not_stopped(whole: P
 
 @pytest.mark.parametrize("moment", ["update.done:7", "step.done:4", "checkpoint.published:5", "folder.rename:8"])
 def test_what_a_killed_run_has_recorded_can_be_read(whole: Path, tmp_path: Path, moment: str) -> None:
-    order = Order(tmp_path / "run", fault=moment)
-    assert order.run() == -signal.SIGKILL
-    saved = int(checkpoints.list_checkpoints(order.folder / "checkpoints")[-1].name.removeprefix("step-"))
+    process = RunProcess(tmp_path / "run", failpoint=moment)
+    assert process.run() == -signal.SIGKILL
+    saved = int(checkpoints.list_checkpoints(process.folder / "checkpoints")[-1].name.removeprefix("step-"))
     assert saved in (0, 2, 4)  # checkpoints and recorded steps are folders that are renamed
     then = {step.number: step for step in open_run(whole)}
-    found = list(open_run(order.folder))  # a warning would be an error
+    found = list(open_run(process.folder))  # a warning would be an error
     assert [step.number for step in found][:saved] == list(range(1, saved + 1)), "what is saved is recorded"
     for step in found:
         assert step.info == then[step.number].info
@@ -230,8 +230,8 @@ def test_a_full_disk_costs_the_records_and_nothing_else(
         return publish(folder, data)
 
     monkeypatch.setattr(writer_module, "write_step", full)
-    run, listener = trained(tmp_path / "run")
-    warned = [text for text in listener.said if "recorded" in text]
+    run, log = trained(tmp_path / "run")
+    warned = [text for text in log.messages if "recorded" in text]
     assert len(warned) == 1 and "No space left" in warned[0]
     assert run.progress.step == 6 and open_run(tmp_path / "run").steps == [1, 2]
     now, then = contents(tmp_path / "run"), contents(whole)
@@ -241,9 +241,9 @@ def test_a_full_disk_costs_the_records_and_nothing_else(
 def test_a_folder_that_cannot_be_written_costs_no_run(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / RECORDS_FOLDER).write_text("in the way")
-    run, listener = trained(tmp_path / "run", QUICK)
-    assert run.progress.step == 3 and listener.heard("warning: nothing more is recorded")
-    _, listener = trained(tmp_path / "run", {**QUICK, "record.enabled": "false"}, resume=True)
+    run, log = trained(tmp_path / "run", QUICK)
+    assert run.progress.step == 3 and log.has("warning: nothing more is recorded")
+    _, log = trained(tmp_path / "run", {**QUICK, "record.enabled": "false"}, resume=True)
     assert (tmp_path / "run" / RECORDS_FOLDER).read_text() == "in the way"
 
 

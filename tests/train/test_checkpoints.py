@@ -1,6 +1,6 @@
-"""A checkpoint is loaded as it was saved or not at all; a disk that is full costs the checkpoint and nothing else.
+"""A checkpoint is loaded as it was saved or not at all; on a full disk a run goes on without it.
 
-`TRIMTAB_THOROUGH=1` damages checkpoints in hundreds of ways more.
+`TRIMTAB_THOROUGH=1` damages checkpoints in hundreds of further ways.
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ import torch
 from torch import Tensor, nn
 
 import trimtab
-from helpers.train.short_runs import THOROUGH, Listener, Order, contents, differences, trained
+from helpers.train.short_runs import (
+    STOPPED,
+    THOROUGH,
+    MessageLog,
+    RunProcess,
+    contents,
+    differences,
+    run_in_child,
+    trained,
+)
 from trimtab.train import checkpoints
 from trimtab.train.checkpoints import Checkpoint, CheckpointError
 from trimtab.train.run_folder import RunFolder
@@ -42,7 +51,7 @@ def save(folder: Path, step: int, keep: int = 2) -> Path:
 
 
 def accept(saved: Checkpoint) -> None:
-    """Any checkpoint that is whole will do."""
+    """Accept any intact checkpoint."""
 
 
 @pytest.fixture
@@ -54,16 +63,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 def assert_step_4_is_not_loaded(folder: Path) -> None:
-    listener = Listener()
-    saved = checkpoints.load_newest(folder, accept, listener.message)
+    log = MessageLog()
+    saved = checkpoints.load_newest(folder, accept, log.message)
     assert saved is not None and saved.step == 2
     assert all(torch.equal(saved.tensors["model"][name], value) for name, value in tensors(2)["model"].items())
-    assert listener.heard("step-00000004", "not used")
+    assert log.has("step-00000004", "not used")
     with pytest.raises(CheckpointError):
         checkpoints.read(folder / "step-00000004")
 
 
-def test_a_checkpoint_comes_back_bit_by_bit(folder: Path) -> None:
+def test_a_checkpoint_is_loaded_bit_for_bit(folder: Path) -> None:
     saved = checkpoints.load_newest(folder, accept)
     assert saved is not None and saved.step == 4 and saved.state == {"step": 4, **STATE}
     for name, group in tensors(4).items():
@@ -73,24 +82,24 @@ def test_a_checkpoint_comes_back_bit_by_bit(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("number", range(FLIPS))
-def test_one_bit_that_flipped_is_seen(folder: Path, name: str, number: int) -> None:
-    path, draw = folder / "step-00000004" / name, random.Random(number)
+def test_one_flipped_bit_is_detected(folder: Path, name: str, number: int) -> None:
+    path, rng = folder / "step-00000004" / name, random.Random(number)
     content = bytearray(path.read_bytes())
-    content[int(len(content) * (number + draw.random()) / FLIPS)] ^= 1 << draw.randrange(8)
+    content[int(len(content) * (number + rng.random()) / FLIPS)] ^= 1 << rng.randrange(8)
     path.write_bytes(content)
     assert_step_4_is_not_loaded(folder)
 
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("number", range(CUTS))
-def test_a_file_that_was_cut_off_is_seen(folder: Path, name: str, number: int) -> None:
+def test_a_truncated_file_is_detected(folder: Path, name: str, number: int) -> None:
     path = folder / "step-00000004" / name
     os.truncate(path, path.stat().st_size * number // CUTS)
     assert_step_4_is_not_loaded(folder)
 
 
 def rewrite(path: Path, content: bytes) -> None:
-    """Put other content into a file and its right sum into the manifest."""
+    """Replace the content of a file and its checksum in the manifest."""
     path.write_bytes(content)
     (path.parent / "manifest.json").unlink()
     checkpoints.write_manifest(path.parent)
@@ -182,13 +191,13 @@ def test_a_checkpoint_that_is_not_what_was_saved_is_never_loaded(folder: Path, w
 @pytest.mark.parametrize(
     "name", ["step-x", "step-", "step-00000009.old", ".writing-00000009-1", "step--0000009", "step"]
 )
-def test_what_only_resembles_a_checkpoint_is_passed_over(folder: Path, name: str) -> None:
+def test_folders_with_similar_names_are_ignored(folder: Path, name: str) -> None:
     shutil.copytree(folder / "step-00000004", folder / name)
     saved = checkpoints.load_newest(folder, accept, pytest.fail)
     assert saved is not None and saved.step == 4
 
 
-def test_a_whole_checkpoint_that_is_refused_makes_way_for_the_one_before_it(folder: Path) -> None:
+def test_an_intact_checkpoint_that_cannot_be_restored_is_skipped_for_the_one_before_it(folder: Path) -> None:
     def refuse(saved: Checkpoint) -> None:
         if saved.step == 4:
             raise CheckpointError("of another model")
@@ -203,7 +212,7 @@ def test_a_damaged_checkpoint_is_replaced_when_its_step_is_saved_again(folder: P
     assert checkpoints.read(folder / "step-00000004").step == 4
 
 
-def test_a_good_checkpoint_is_not_touched_when_its_step_is_saved_again(folder: Path) -> None:
+def test_an_intact_checkpoint_is_not_touched_when_its_step_is_saved_again(folder: Path) -> None:
     model = tensors(4)
     checkpoints.save(folder, 6, model, STATE, keep=2)
     before = (folder / "step-00000006").stat().st_ino
@@ -221,14 +230,14 @@ def test_the_newest_checkpoints_are_kept(tmp_path: Path, keep: int) -> None:
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_a_damaged_later_checkpoint_does_not_push_a_good_one_out(folder: Path, keep: int) -> None:
+def test_a_damaged_later_checkpoint_does_not_replace_an_intact_one(folder: Path, keep: int) -> None:
     (folder / "step-00000004" / "state.json").write_text("{}")
     save(folder, 3, keep)
     saved = checkpoints.load_newest(folder, accept)
     assert saved is not None and saved.step == 3
 
 
-def test_what_another_living_process_is_writing_is_left_alone(tmp_path: Path) -> None:
+def test_what_another_live_process_is_writing_is_left_alone(tmp_path: Path) -> None:
     theirs, dead = tmp_path / f".writing-00000002-{os.getppid()}", tmp_path / ".writing-00000002-999999999"
     for path in (theirs, dead):
         path.mkdir()
@@ -255,7 +264,7 @@ def adam(*shapes: tuple[int, ...]) -> torch.optim.AdamW:
     return optimizer
 
 
-def test_an_optimizer_comes_back_bit_by_bit() -> None:
+def test_an_optimizer_is_restored_bit_for_bit() -> None:
     ours, other = adam((2, 3), (4,)), torch.optim.AdamW([nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(4))])
     checkpoints.load_optimizer(other, checkpoints.optimizer_tensors(ours))
     one, two = checkpoints.optimizer_tensors(ours), checkpoints.optimizer_tensors(other)
@@ -264,7 +273,7 @@ def test_an_optimizer_comes_back_bit_by_bit() -> None:
 
 
 @pytest.mark.parametrize("shapes", [((3, 2), (4,)), ((2, 3),), ((4,), (2, 3))])
-def test_an_optimizer_takes_no_state_of_another_model(shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_an_optimizer_refuses_the_state_of_another_model(shapes: tuple[tuple[int, ...], ...]) -> None:
     with pytest.raises(CheckpointError, match="another model"):
         checkpoints.load_optimizer(adam(*shapes), checkpoints.optimizer_tensors(adam((2, 3), (4,))))
 
@@ -281,7 +290,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(run_folder: Path, tmp_path: Path) -> Path:
-    """A finished run's folder of one's own."""
+    """A copy of a finished run's folder."""
     return Path(shutil.copytree(run_folder, tmp_path / "run"))
 
 
@@ -293,14 +302,14 @@ def damage(folder: Path, *steps: int) -> None:
         path.write_bytes(content)
 
 
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_and_ends_the_same(run_folder: Path, run: Path) -> None:
+def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one_and_ends_the_same(run_folder: Path, run: Path) -> None:
     damage(run, 6)
-    _, listener = trained(run, resume=True)
-    assert listener.heard("step-00000006", "damaged", "not used") and listener.heard("resumed from step 4")
+    _, log = trained(run, resume=True)
+    assert log.has("step-00000006", "damaged", "not used") and log.has("resumed from step 4")
     assert not differences(contents(run), contents(run_folder))
 
 
-def test_a_run_without_any_good_checkpoint_is_refused_and_nothing_is_lost(run: Path) -> None:
+def test_a_run_without_any_intact_checkpoint_is_an_error_and_nothing_is_changed(run: Path) -> None:
     damage(run, 4, 6)
     before = contents(run)
     with pytest.raises(CheckpointError, match=r"no checkpoint under .* can be used.*put a good one back, or remove"):
@@ -310,52 +319,52 @@ def test_a_run_without_any_good_checkpoint_is_refused_and_nothing_is_lost(run: P
 
 def test_a_run_whose_checkpoints_were_removed_starts_from_the_beginning(run_folder: Path, run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
-    _, listener = trained(run, resume=True)
-    assert listener.heard("no checkpoint yet", "from the beginning")
+    _, log = trained(run, resume=True)
+    assert log.has("no checkpoint yet", "from the beginning")
     assert not differences(contents(run), contents(run_folder))
 
 
 @pytest.mark.parametrize(
     "changes", [{"model.path": '"demo"', "objective": '"dapo"'}, {"objective": '"stare"', "run.seed": "1"}]
 )
-def test_a_whole_checkpoint_of_another_run_is_not_used(
+def test_an_intact_checkpoint_of_another_run_is_not_used(
     run_folder: Path, run: Path, tmp_path: Path, changes: dict[str, str]
 ) -> None:
     trained(tmp_path / "other", {**changes, "run.steps": "8", "run.checkpoint_every": "4"})
     shutil.copytree(tmp_path / "other" / "checkpoints" / "step-00000008", run / "checkpoints" / "step-00000008")
-    _, listener = trained(run, resume=True)
-    assert listener.heard("step-00000008", "does not fit", "not used")
-    assert listener.heard("resumed from step 6")
+    _, log = trained(run, resume=True)
+    assert log.has("step-00000008", "does not fit", "not used")
+    assert log.has("resumed from step 6")
 
 
 @pytest.mark.parametrize("spoil", ["progress", "objective", "environment", "config_fingerprint"])
 @pytest.mark.parametrize("value", [None, [], 7, "word"])
-def test_a_state_that_makes_no_sense_is_not_used(run: Path, spoil: str, value: Any) -> None:
+def test_an_invalid_state_is_not_used(run: Path, spoil: str, value: Any) -> None:
     path = run / "checkpoints" / "step-00000006" / "state.json"
     state = json.loads(path.read_text())
     state[spoil] = value
     rewrite(path, json.dumps(state).encode())
-    _, listener = trained(run, resume=True)
-    assert listener.heard("step-00000006", "does not fit") and listener.heard("resumed from step 4")
+    _, log = trained(run, resume=True)
+    assert log.has("step-00000006", "does not fit") and log.has("resumed from step 4")
 
 
 @pytest.mark.parametrize("value", [-5, 1e999, "six", None, {}])
 @pytest.mark.parametrize("name", ["step", "position", "steps_without_signal", "updates_skipped"])
-def test_progress_that_makes_no_sense_is_not_used(run: Path, name: str, value: Any) -> None:
+def test_invalid_progress_is_not_used(run: Path, name: str, value: Any) -> None:
     path = run / "checkpoints" / "step-00000006" / "state.json"
     state = json.loads(path.read_text())
     state["progress"][name] = value
     rewrite(path, json.dumps(state).encode())
-    _, listener = trained(run, resume=True)
-    assert listener.heard("step-00000006", "does not fit") and listener.heard("resumed from step 4")
+    _, log = trained(run, resume=True)
+    assert log.has("step-00000006", "does not fit") and log.has("resumed from step 4")
 
 
-def test_the_warm_start_is_made_again_where_its_cache_is_damaged(run_folder: Path, tmp_path: Path) -> None:
+def test_the_warm_start_is_repeated_if_its_cache_is_damaged(run_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(run_folder.parent / ".warm_start", tmp_path / ".warm_start")
     (cached,) = (tmp_path / ".warm_start").glob("*/step-*")
     (cached / "state.json").write_text("{}")
-    _, listener = trained(tmp_path / "run")
-    assert listener.heard(".warm_start", "not used")
+    _, log = trained(tmp_path / "run")
+    assert log.has(".warm_start", "not used")
     assert not differences(contents(tmp_path / "run"), contents(run_folder))
     assert checkpoints.read(cached).state == {"target_reached": False, "step": 4}
 
@@ -368,7 +377,7 @@ def full(*args: Any, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("call", ["save_file", "write_manifest"])
-def test_a_full_disk_costs_the_checkpoint_and_nothing_else(
+def test_on_a_full_disk_only_the_new_checkpoint_is_missing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     monkeypatch.setattr(checkpoints, call, full)
@@ -380,7 +389,9 @@ def test_a_full_disk_costs_the_checkpoint_and_nothing_else(
 
 
 @pytest.mark.parametrize("call", ["os.fsync", "os.mkdir", "pathlib.Path.write_text", "pathlib.Path.rename"])
-def test_a_full_disk_is_met_at_any_call(folder: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_a_full_disk_at_any_system_call_leaves_the_older_checkpoints(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(call, full)
         with pytest.raises(CheckpointError, match="could not be written"):
@@ -389,27 +400,20 @@ def test_a_full_disk_is_met_at_any_call(folder: Path, monkeypatch: pytest.Monkey
     assert saved is not None and saved.step == 4
 
 
-def _with_a_full_disk(order: Order) -> None:
-    from helpers.train.short_runs import _child
-
+def _with_a_full_disk(process: RunProcess) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # metrics fit, weights do not
-    _child(order)
+    run_in_child(process)
 
 
-def test_a_run_on_a_disk_that_is_really_full_goes_on_and_says_so(tmp_path: Path) -> None:
-    import multiprocessing
-
-    order = Order(tmp_path / "run")
-    process = multiprocessing.get_context("forkserver").Process(target=_with_a_full_disk, args=(order,))
-    process.start()
-    process.join()
-    assert process.exitcode == 3, order.said
-    assert [record["step"] for record in RunFolder(order.folder).records()] == list(range(7))
-    assert order.said.count("warning: the checkpoint of step") == 2 + 4  # those of the warm start too
-    assert "the trained model could not be written" in order.said and "trimtab train --resume" in order.said
-    assert not [path for path in order.folder.rglob("*") if "writing" in path.name]
-    assert order.resumed().run() == 0, "with room on the disk it can be gone on with"
+def test_a_run_on_a_really_full_disk_goes_on_and_warns(tmp_path: Path) -> None:
+    process = RunProcess(tmp_path / "run")
+    assert process.run(target=_with_a_full_disk) == STOPPED, process.messages
+    assert [record["step"] for record in RunFolder(process.folder).records()] == list(range(7))
+    assert process.messages.count("warning: the checkpoint of step") == 2 + 4  # those of the warm start too
+    assert "the trained model could not be written" in process.messages and "trimtab train --resume" in process.messages
+    assert not [path for path in process.folder.rglob("*") if "writing" in path.name]
+    assert process.resumed().run() == 0, "with free space it can be resumed"
 
 
 def test_a_full_disk_in_the_middle_of_a_run_leaves_the_checkpoint_before_it(
@@ -417,12 +421,12 @@ def test_a_full_disk_in_the_middle_of_a_run_leaves_the_checkpoint_before_it(
 ) -> None:
     trained(tmp_path / "run", {"run.steps": "2"})
     monkeypatch.setattr(checkpoints, "save_file", full)
-    _, listener = trained(tmp_path / "run", resume=True)
-    assert listener.heard("warning", "step 4 could not be written") and listener.heard("step 6 could not be written")
+    _, log = trained(tmp_path / "run", resume=True)
+    assert log.has("warning", "step 4 could not be written") and log.has("step 6 could not be written")
     assert [path.name for path in checkpoints.list_checkpoints(tmp_path / "run" / "checkpoints")][-1] == "step-00000002"
 
 
-def test_metrics_that_found_no_room_are_written_with_the_next(
+def test_metrics_that_could_not_be_written_are_written_with_the_next_step(
     tmp_path: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from trimtab.train import run_folder as module
@@ -436,12 +440,12 @@ def test_metrics_that_found_no_room_are_written_with_the_next(
         whole(path, record)
 
     monkeypatch.setattr(module, "append_json_lines", sometimes_full)
-    _, listener = trained(tmp_path / "run")
-    assert listener.heard("metrics of 1 step(s) are not written yet", "No space")
+    _, log = trained(tmp_path / "run")
+    assert log.has("metrics of 1 step(s) are not written yet", "No space")
     assert not differences(contents(tmp_path / "run"), contents(run_folder))
 
 
-def test_half_a_line_of_metrics_is_taken_back(tmp_path: Path) -> None:
+def test_half_a_line_of_metrics_is_removed_again(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.append_metrics({"step": 1})
     whole, limits = folder.metrics.read_text(), resource.getrlimit(resource.RLIMIT_FSIZE)

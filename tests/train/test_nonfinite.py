@@ -1,4 +1,4 @@
-"""What is not finite never reaches weights, optimizer, controllers or checkpoints; what it was is recorded."""
+"""NaN and infinity never reach weights, optimizer, controllers or checkpoints, and are recorded in nonfinite.jsonl."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.train.short_runs import Listener, contents, differences, short_run, trained
+from helpers.train.short_runs import MessageLog, contents, differences, short_run, trained
 from trimtab.objectives import Objective
 from trimtab.policy import Policy
 from trimtab.rollout import Response
@@ -25,7 +25,7 @@ from trimtab.train.loop import train
 from trimtab.train.run import Run, RunStoppedError, StopReason
 from trimtab.train.run_folder import RunFolder
 
-STEP, STEPS = 2, 3  # things go wrong in the second of three steps
+STEP, STEPS = 2, 3  # the value is injected in the second of three steps
 CHANGES = {"run.steps": str(STEPS), "run.checkpoint_every": "1", "run.keep_checkpoints": "9", "run.eval_every": "0"}
 VALUES = {"NaN": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -150,7 +150,7 @@ def in_the_samplers_log_probs(patch: pytest.MonkeyPatch, inject: Injection) -> N
     patch.setattr(Response, "__init__", start)
 
 
-# Where, how often it may happen in a step, and what the record calls it.
+# Where it is injected, at which call in the step, and what the record calls it.
 UPDATES: dict[str, tuple[Place, list[int], str]] = {
     "new log-probabilities": (in_the_new_log_probs, [1, 2], "log-probability"),
     "logits": (in_the_logits_of_the_update, [1, 3], "log-probability"),
@@ -190,16 +190,16 @@ def assert_all_finite(run: Run) -> None:
 
 def injected(
     tmp_path: Path, patch: pytest.MonkeyPatch, place: Place, count: int, value: float, **changes: str
-) -> tuple[Run, Listener]:
-    run, listener = short_run(tmp_path / "run", {**CHANGES, **changes})
+) -> tuple[Run, MessageLog]:
+    run, log = short_run(tmp_path / "run", {**CHANGES, **changes})
     inject = Injection(run, value, count)
     with patch.context() as context:
         place(context, inject)
         try:
             train(run)
         finally:
-            assert inject.done == 1, "the value was put in"
-    return run, listener
+            assert inject.done == 1, "the value was injected"
+    return run, log
 
 
 def before_the_step(run: Run) -> dict[str, Tensor]:
@@ -210,45 +210,43 @@ def before_the_step(run: Run) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("where", "count"), [(where, count) for where, (_, counts, _) in UPDATES.items() for count in counts]
 )
-def test_an_update_that_is_not_finite_is_not_taken(
+def test_an_update_that_is_not_finite_is_skipped(
     where: str, count: int, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, _, fault = UPDATES[where]
-    run, listener = injected(tmp_path, monkeypatch, place, count, VALUES[value])
+    place, _, value_name = UPDATES[where]
+    run, log = injected(tmp_path, monkeypatch, place, count, VALUES[value])
     assert_all_finite(run)
     (record,) = run.folder.nonfinite_records()
-    assert record["step"] == STEP and fault in record["value"]
+    assert record["step"] == STEP and value_name in record["value"]
     assert record["count"] == len(record["responses"])
     assert [r["update/skipped"] for r in run.folder.records()] == [0, 1, 0]
-    assert listener.heard(f"warning: step {STEP}", "not finite", fault)
+    assert log.has(f"warning: step {STEP}", "not finite", value_name)
     assert run.progress.step == STEPS and run.progress.updates_skipped == 1
 
 
 @pytest.mark.parametrize("value", ["NaN", "inf"])
 @pytest.mark.parametrize("where", SCORES)
-def test_a_step_whose_scores_are_not_finite_teaches_nothing_and_does_no_harm(
+def test_a_step_whose_scores_are_not_finite_is_skipped(
     where: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, count, fault = SCORES[where]
-    run, listener = injected(tmp_path, monkeypatch, place, count, VALUES[value])
+    place, count, value_name = SCORES[where]
+    run, log = injected(tmp_path, monkeypatch, place, count, VALUES[value])
     assert_all_finite(run)
     (record,) = run.folder.nonfinite_records()
-    assert (record["step"], record["value"]) == (STEP, fault) and 1 <= record["count"] <= 4
+    assert (record["step"], record["value"]) == (STEP, value_name) and 1 <= record["count"] <= 4
     after = checkpoints.read(run.folder.checkpoints / f"step-{STEP:08d}")
     assert all(torch.equal(after.tensors["model"][name], weight) for name, weight in before_the_step(run).items())
-    assert listener.heard(f"warning: step {STEP}", fault)
+    assert log.has(f"warning: step {STEP}", value_name)
     assert run.progress.position == STEPS * 4, "the next step goes on with the next prompts"
 
 
-def test_a_log_probability_of_minus_infinity_is_a_token_that_cannot_be_and_no_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_probability_of_minus_infinity_is_a_valid_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = injected(tmp_path, monkeypatch, in_the_score("logp"), 1, -math.inf)
     assert_all_finite(run)
     assert not run.folder.nonfinite_records()
 
 
-def test_the_record_names_the_response_that_was_to_blame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_names_the_response_with_the_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = injected(tmp_path, monkeypatch, in_the_new_log_probs, 1, math.nan)
     (record,) = run.folder.nonfinite_records()
     (response,) = record["responses"]
@@ -268,7 +266,7 @@ def test_the_other_update_of_the_step_is_taken(where: str, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("where", [*UPDATES, *SCORES])
-def test_a_run_that_is_to_stop_does_so_with_a_diagnosis_and_nothing_of_the_step_is_kept(
+def test_a_run_with_on_nonfinite_stop_ends_with_a_diagnosis_and_saves_nothing_of_the_step(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, count = (UPDATES[where][0], 1) if where in UPDATES else SCORES[where][:2]
@@ -281,28 +279,28 @@ def test_a_run_that_is_to_stop_does_so_with_a_diagnosis_and_nothing_of_the_step_
     assert len(folder.nonfinite_records()) == 1
 
 
-def test_a_stopped_run_can_be_told_to_pass_over_the_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_can_be_resumed_with_skip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, _ = trained(tmp_path / "whole", CHANGES)
     with pytest.raises(RunStoppedError):
         injected(tmp_path, monkeypatch, in_the_loss, 1, math.nan, **{"update.on_nonfinite": "stop"})
     run, _ = trained(tmp_path / "run", CHANGES, resume=True)
-    assert not differences(contents(run.folder.path), contents(whole.folder.path)), "this time nothing went wrong"
+    assert not differences(contents(run.folder.path), contents(whole.folder.path))
 
 
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize(("every", "ends"), [("1", STEP), ("0", STEP + 1)])
-def test_weights_that_went_bad_end_the_run_before_they_are_saved(
+def test_weights_that_are_not_finite_end_the_run_before_they_are_saved(
     value: str, every: str, ends: int, tmp_path: Path
 ) -> None:
-    """As broken memory would have it; without a checkpoint to be refused the next step's scores tell."""
-    run, listener = short_run(tmp_path / "run", {**CHANGES, "run.checkpoint_every": every, "run.steps": "9"})
+    """Without a checkpoint, which refuses them, the scores of the next step show it."""
+    run, log = short_run(tmp_path / "run", {**CHANGES, "run.checkpoint_every": every, "run.steps": "9"})
 
-    def spoil(step: int) -> None:
+    def break_a_weight(step: int) -> None:
         if step == STEP:
             with torch.no_grad():
                 list(run.trainer.policy.model.parameters())[4].view(-1)[7] = VALUES[value]
 
-    listener.at_step = spoil
+    log.at_step = break_a_weight
     with pytest.raises(RunStoppedError, match=r"not finite.*[Ll]ower") as caught:
         train(run)
     assert caught.value.reason is run.stopped is StopReason.NONFINITE and run.progress.step == ends
@@ -310,7 +308,7 @@ def test_weights_that_went_bad_end_the_run_before_they_are_saved(
         assert all(bool(w.isfinite().all()) for w in checkpoints.read(path).tensors["model"].values())
 
 
-def test_a_learning_rate_beyond_all_measure_never_leaves_a_bad_checkpoint(tmp_path: Path) -> None:
+def test_an_extreme_learning_rate_never_leaves_a_bad_checkpoint(tmp_path: Path) -> None:
     run, _ = short_run(tmp_path / "run", {**CHANGES, "update.lr": "1e19", "update.weight_decay": "1e19"})
     with pytest.raises(RunStoppedError, match="not finite"):
         train(run)
@@ -331,16 +329,16 @@ def test_a_run_in_which_no_update_is_finite_stops_with_that_diagnosis(
     assert run.progress.step == 3 and len(run.folder.nonfinite_records()) == 6
 
 
-def test_a_record_that_finds_no_room_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_cannot_be_written_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: RunFolder, record: dict[str, Any]) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(RunFolder, "append_nonfinite", full)
-    run, listener = injected(tmp_path, monkeypatch, in_the_loss, 1, math.nan)
-    assert run.progress.step == STEPS and listener.heard("warning", "nonfinite.jsonl", "No space left")
+    run, log = injected(tmp_path, monkeypatch, in_the_loss, 1, math.nan)
+    assert run.progress.step == STEPS and log.has("warning", "nonfinite.jsonl", "No space left")
 
 
-def test_the_record_of_a_fault_is_plain_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_of_a_skipped_update_is_plain_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = injected(tmp_path, monkeypatch, in_the_score("entropy"), 1, math.nan)
     (line,) = run.folder.nonfinite.read_text().splitlines()
     record = json.loads(line, parse_constant=pytest.fail)

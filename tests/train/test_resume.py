@@ -1,4 +1,4 @@
-"""Going on: at the end, after it, across an epoch, further than planned, under a changed recipe, after Ctrl-C."""
+"""Resuming a run: at its end, across an epoch, for more steps, with a changed recipe, after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import trimtab
-from helpers.train.short_runs import STOPPED, Order, contents, differences, short_run, trained
+from helpers.train.short_runs import STOPPED, RunProcess, contents, differences, short_run, trained
 from trimtab.objectives import TokenBatch
 from trimtab.train import checkpoints, loop
 from trimtab.train.loop import train
@@ -36,50 +36,52 @@ def copy(whole: Path, tmp_path: Path) -> Path:
 
 
 def cut_back(folder: Path, step: int) -> None:
-    """As if the run had ended right after it saved a step."""
+    """Remove later checkpoints, as if the run had ended right after it saved a step."""
     for path in checkpoints.list_checkpoints(folder / "checkpoints"):
         if int(path.name.removeprefix("step-")) > step:
             shutil.rmtree(path)
 
 
-# --- where a run can be gone on with
+# --- where a run can be resumed
 
 
-def test_a_run_that_is_over_is_left_as_it_is(whole: Path, copy: Path) -> None:
+def test_a_finished_run_is_left_unchanged(whole: Path, copy: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (copy / "checkpoints").rglob("*")}
-    _, listener = trained(copy, resume=True)
-    assert listener.heard("resumed from step 6")
+    _, log = trained(copy, resume=True)
+    assert log.has("resumed from step 6")
     assert not differences(contents(copy), contents(whole))
     assert {path: path.stat().st_mtime_ns for path in (copy / "checkpoints").rglob("*")} == before
 
 
-def test_a_run_that_lacks_only_its_model_gets_it(whole: Path, copy: Path) -> None:
+def test_a_finished_run_without_its_model_gets_it(whole: Path, copy: Path) -> None:
     shutil.rmtree(copy / "model")
     trained(copy, resume=True)
     assert not differences(contents(copy), contents(whole))
 
 
 @pytest.mark.parametrize("every", ["1", "3", "5"])
-def test_a_run_goes_on_at_its_last_step_and_at_the_end_of_an_epoch(whole: Path, tmp_path: Path, every: str) -> None:
+def test_a_run_can_be_resumed_from_any_checkpoint(whole: Path, tmp_path: Path, every: str) -> None:
     """Ten problems and four prompts a step: an epoch ends inside the third step and, with every = 5, at the fifth."""
     changes = {"run.checkpoint_every": every, "run.keep_checkpoints": "9"}
     trained(tmp_path / "run", changes)
     for path in checkpoints.list_checkpoints(tmp_path / "run" / "checkpoints")[:-1][::-1]:
         step = int(path.name.removeprefix("step-"))
         cut_back(tmp_path / "run", step)
-        _, listener = trained(tmp_path / "run", changes, resume=True)
-        assert listener.heard(f"resumed from step {step}")
+        _, log = trained(tmp_path / "run", changes, resume=True)
+        assert log.has(f"resumed from step {step}")
         now, then = contents(tmp_path / "run"), contents(whole)
         assert not [name for name in (*TENSORS, *(f"step {n}" for n in range(7))) if now[name] != then[name]]
 
 
-def test_prompts_of_an_epoch_are_met_once_each_across_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    met: list[str] = []
+def test_every_problem_of_an_epoch_is_sampled_once_across_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled: list[str] = []
     collect = loop.collect_rollouts
 
     def noted(*args: object) -> object:
         rollouts = collect(*args)  # type: ignore[arg-type]
-        met.extend(dict.fromkeys(response.problem.prompt[0]["content"] for response in rollouts.responses))
+        sampled.extend(dict.fromkeys(response.problem.prompt[0]["content"] for response in rollouts.responses))
         return rollouts
 
     monkeypatch.setattr(loop, "collect_rollouts", noted)
@@ -87,18 +89,18 @@ def test_prompts_of_an_epoch_are_met_once_each_across_a_resume(tmp_path: Path, m
     trained(tmp_path / "run", {**changes, "run.steps": "1"})
     trained(tmp_path / "run", {**changes, "run.steps": "2"}, resume=True)
     trained(tmp_path / "run", {**changes, "run.steps": "3"}, resume=True)
-    assert len(met) == 12 and len(set(met)) == 12
+    assert len(sampled) == 12 and len(set(sampled)) == 12
 
 
-def test_a_run_with_more_steps_is_the_run_that_had_them_from_the_start(whole: Path, tmp_path: Path) -> None:
+def test_a_run_resumed_for_more_steps_equals_the_run_that_had_them_from_the_start(whole: Path, tmp_path: Path) -> None:
     trained(tmp_path / "run", {"run.steps": "3"})
     run, _ = trained(tmp_path / "run", resume=True)
     assert not differences(contents(run.folder.path), contents(whole))
 
 
-def test_a_run_with_fewer_steps_than_it_has_made_ends_at_once(copy: Path) -> None:
-    run, listener = trained(copy, {"run.steps": "4"}, resume=True)
-    assert run.progress.step == 6 and listener.heard("resumed from step 6")
+def test_a_run_resumed_for_fewer_steps_than_it_has_ends_at_once(copy: Path) -> None:
+    run, log = trained(copy, {"run.steps": "4"}, resume=True)
+    assert run.progress.step == 6 and log.has("resumed from step 6")
 
 
 def test_a_kl_penalty_compares_with_the_same_start_after_a_resume(tmp_path: Path) -> None:
@@ -112,7 +114,7 @@ def test_a_kl_penalty_compares_with_the_same_start_after_a_resume(tmp_path: Path
     assert not any(torch.equal(start[name], end[name]) for name in start)
 
 
-def test_statistics_of_the_current_policy_go_with_a_controller(tmp_path: Path) -> None:
+def test_statistics_of_the_current_policy_work_with_a_controller(tmp_path: Path) -> None:
     changes = {"update.token_stats": "current"}
     trained(tmp_path / "whole", changes)
     trained(tmp_path / "run", {**changes, "run.steps": "3"})
@@ -120,7 +122,7 @@ def test_statistics_of_the_current_policy_go_with_a_controller(tmp_path: Path) -
     assert not differences(contents(tmp_path / "run"), contents(tmp_path / "whole"))
 
 
-# --- when it cannot
+# --- when a run cannot be resumed
 
 
 @pytest.mark.parametrize(
@@ -136,9 +138,7 @@ def test_statistics_of_the_current_policy_go_with_a_controller(tmp_path: Path) -
         ("update.betas", "[0.9, 0.99]"),
     ],
 )
-def test_a_recipe_that_would_change_the_course_is_refused_and_the_key_is_named(
-    copy: Path, key: str, value: str
-) -> None:
+def test_a_recipe_that_would_change_results_is_an_error_that_names_the_key(copy: Path, key: str, value: str) -> None:
     before = contents(copy)
     with pytest.raises(ValueError, match=f"another recipe; these keys differ:\n  {key}"):
         trained(copy, {key: value}, resume=True)
@@ -159,35 +159,35 @@ def test_all_keys_that_differ_are_named(copy: Path) -> None:
         {"update.on_nonfinite": "stop"},
     ],
 )
-def test_what_does_not_change_the_course_may_differ(whole: Path, copy: Path, changes: dict[str, str]) -> None:
+def test_keys_that_do_not_change_results_may_differ(whole: Path, copy: Path, changes: dict[str, str]) -> None:
     cut_back(copy, 4)
     trained(copy, changes, resume=True)
     now, then = contents(copy), contents(whole)
     assert all(now[name] == then[name] for name in TENSORS)
 
 
-def test_another_number_of_threads_is_warned_of(copy: Path) -> None:
-    _, listener = trained(copy, {"run.threads": "2"}, resume=True)
-    assert listener.heard("warning: threads was 1 and is 2", "last bits")
+def test_another_number_of_threads_is_a_warning(copy: Path) -> None:
+    _, log = trained(copy, {"run.threads": "2"}, resume=True)
+    assert log.has("warning: threads was 1 and is 2", "last bits")
 
 
-def test_other_versions_are_warned_of(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_are_a_warning(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trimtab, "__version__", "9.9")
-    _, listener = trained(copy, resume=True)
-    assert listener.heard("warning: trimtab was", "and is 9.9", "last bits")
+    _, log = trained(copy, resume=True)
+    assert log.has("warning: trimtab was", "and is 9.9", "last bits")
 
 
-def test_nothing_is_said_where_everything_is_as_it_was(copy: Path) -> None:
-    _, listener = trained(copy, resume=True)
-    assert not listener.heard("warning")
+def test_there_is_no_warning_if_nothing_has_changed(copy: Path) -> None:
+    _, log = trained(copy, resume=True)
+    assert not log.has("warning")
 
 
-def test_a_folder_without_a_run_cannot_be_gone_on_with(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no run to resume"):
         trained(tmp_path / "run", resume=True)
 
 
-def test_a_folder_with_a_run_is_not_written_over(copy: Path) -> None:
+def test_a_folder_with_a_run_is_not_overwritten(copy: Path) -> None:
     before = contents(copy)
     with pytest.raises(ValueError, match="already holds a run: add --resume"):
         trained(copy)
@@ -202,11 +202,11 @@ def test_a_folder_in_use_is_left_alone(copy: Path) -> None:
     trained(copy, resume=True)  # and free again afterwards
 
 
-def test_a_killed_process_lets_its_folder_go(whole: Path, tmp_path: Path) -> None:
-    order = Order(tmp_path / "run", fault="step.done:2")
-    assert order.run() < 0
-    assert order.resumed().run() == 0
-    assert not differences(contents(whole), contents(order.folder))
+def test_a_killed_process_releases_its_folder(whole: Path, tmp_path: Path) -> None:
+    process = RunProcess(tmp_path / "run", failpoint="step.done:2")
+    assert process.run() < 0
+    assert process.resumed().run() == 0
+    assert not differences(contents(whole), contents(process.folder))
 
 
 # --- the warm start's cache
@@ -234,7 +234,7 @@ def test_a_warm_start_is_not_shared_where_it_would_differ(tmp_path: Path, key: s
     assert cache_key(one) != cache_key(other)
 
 
-def test_a_warm_start_is_made_again_when_its_file_has_changed(tmp_path: Path) -> None:
+def test_a_warm_start_is_repeated_when_its_file_has_changed(tmp_path: Path) -> None:
     solutions = tmp_path / "solutions.jsonl"
     config = short_run(tmp_path, {"warm_start.path": f'"{solutions}"'})[0].config
     keys = set()
@@ -250,11 +250,11 @@ def test_a_warm_start_is_made_again_when_its_file_has_changed(tmp_path: Path) ->
 NOTHING_TO_LEARN = {"reward.overlong_buffer": "0", "run.eval_every": "0", "task.digits": "9", "run.steps": "9"}
 
 
-def test_steps_without_spread_in_reward_are_counted_and_warned_of(tmp_path: Path) -> None:
-    run, listener = trained(tmp_path / "run", {**NOTHING_TO_LEARN, "run.steps": "3"})
+def test_steps_without_reward_spread_are_counted_and_warned_of_once(tmp_path: Path) -> None:
+    run, log = trained(tmp_path / "run", {**NOTHING_TO_LEARN, "run.steps": "3"})
     assert run.progress.steps_without_signal == 3
-    assert listener.heard("warning: step 1: rewards do not differ within any group")
-    assert len([text for text in listener.said if "rewards do not differ" in text]) == 1, "said once, not at every step"
+    assert log.has("warning: step 1: rewards do not differ within any group")
+    assert len([text for text in log.messages if "rewards do not differ" in text]) == 1
 
 
 def test_a_run_without_any_signal_stops_with_a_diagnosis(tmp_path: Path) -> None:
@@ -265,12 +265,12 @@ def test_a_run_without_any_signal_stops_with_a_diagnosis(tmp_path: Path) -> None
     assert checkpoints.list_checkpoints(run.folder.checkpoints)[-1].name == "step-00000004", (
         "with patience it can be gone on with"
     )
-    again, listener = short_run(tmp_path / "run", {**NOTHING_TO_LEARN, "run.patience": "0"}, resume=True)
+    again, log = short_run(tmp_path / "run", {**NOTHING_TO_LEARN, "run.patience": "0"}, resume=True)
     train(again)
-    assert listener.heard("resumed from step 4") and again.progress.step == 9
+    assert log.has("resumed from step 4") and again.progress.step == 9
 
 
-def test_a_run_that_has_nothing_left_to_learn_is_told_so(tmp_path: Path) -> None:
+def test_a_run_whose_responses_are_all_right_stops_with_that_diagnosis(tmp_path: Path) -> None:
     run, _ = short_run(tmp_path / "run", {**NOTHING_TO_LEARN, "run.patience": "2"})
     run.prepare()
     run.progress.step = 5
@@ -280,7 +280,7 @@ def test_a_run_that_has_nothing_left_to_learn_is_told_so(tmp_path: Path) -> None
         run.finish_step(StepResult({**flat, "tokens/count": 1}))
 
 
-def test_one_step_with_signal_starts_the_count_anew(tmp_path: Path) -> None:
+def test_one_step_with_signal_resets_the_count(tmp_path: Path) -> None:
     run, _ = short_run(tmp_path / "run", {"run.patience": "2", "run.eval_every": "0", "run.checkpoint_every": "0"})
     run.prepare()
     for mixed in (0.0, 0.5, 0.0, 0.5, 0.0):
@@ -290,7 +290,7 @@ def test_one_step_with_signal_starts_the_count_anew(tmp_path: Path) -> None:
     assert run.progress.steps_without_signal == 1
 
 
-def test_dynamic_sampling_that_finds_no_group_with_spread_makes_an_empty_step(tmp_path: Path) -> None:
+def test_dynamic_sampling_that_finds_no_group_with_reward_spread_makes_an_empty_step(tmp_path: Path) -> None:
     changes = {
         **NOTHING_TO_LEARN,
         "rollout.dynamic_sampling": "true",
@@ -307,35 +307,35 @@ def test_dynamic_sampling_that_finds_no_group_with_spread_makes_an_empty_step(tm
 # --- Ctrl-C
 
 
-def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(whole: Path, tmp_path: Path) -> None:
-    order = Order(tmp_path / "run", interrupts={3: 1})
-    assert order.run() == 0
-    assert "finishing this step; press Ctrl-C again" in order.said
-    assert f"stopped after step 3; go on with: trimtab train --resume {order.folder}" in order.said
-    assert checkpoints.list_checkpoints(order.folder / "checkpoints")[-1].name == "step-00000003"
-    assert not (order.folder / "model").exists()
-    assert order.resumed(interrupts={}).run() == 0
-    now, then = contents(order.folder), contents(whole)
+def test_ctrl_c_finishes_the_step_saves_and_prints_how_to_resume(whole: Path, tmp_path: Path) -> None:
+    process = RunProcess(tmp_path / "run", interrupts={3: 1})
+    assert process.run() == 0
+    assert "finishing this step; press Ctrl-C again" in process.messages
+    assert f"stopped after step 3; go on with: trimtab train --resume {process.folder}" in process.messages
+    assert checkpoints.list_checkpoints(process.folder / "checkpoints")[-1].name == "step-00000003"
+    assert not (process.folder / "model").exists()
+    assert process.resumed(interrupts={}).run() == 0
+    now, then = contents(process.folder), contents(whole)
     assert not [name for name in then if not name.startswith("checkpoints/") and now.get(name) != then[name]]
     assert all(now[name] == then[name] for name in TENSORS)
 
 
-def test_a_second_ctrl_c_stops_at_once_and_the_run_can_still_be_gone_on_with(whole: Path, tmp_path: Path) -> None:
-    order = Order(tmp_path / "run", interrupts={3: 2})
-    assert order.run() not in (0, STOPPED)
-    assert "stopped after" not in order.said
-    assert checkpoints.list_checkpoints(order.folder / "checkpoints")[-1].name == "step-00000002"
-    assert order.resumed(interrupts={}).run() == 0
-    assert not differences(contents(order.folder), contents(whole))
+def test_a_second_ctrl_c_stops_at_once_and_the_run_can_still_be_resumed(whole: Path, tmp_path: Path) -> None:
+    process = RunProcess(tmp_path / "run", interrupts={3: 2})
+    assert process.run() not in (0, STOPPED)
+    assert "stopped after" not in process.messages
+    assert checkpoints.list_checkpoints(process.folder / "checkpoints")[-1].name == "step-00000002"
+    assert process.resumed(interrupts={}).run() == 0
+    assert not differences(contents(process.folder), contents(whole))
 
 
 def test_ctrl_c_in_the_last_step_is_just_the_end(whole: Path, tmp_path: Path) -> None:
-    order = Order(tmp_path / "run", interrupts={6: 1})
-    assert order.run() == 0
-    assert not differences(contents(order.folder), contents(whole))
+    process = RunProcess(tmp_path / "run", interrupts={6: 1})
+    assert process.run() == 0
+    assert not differences(contents(process.folder), contents(whole))
 
 
-def test_ctrl_c_means_what_it_meant_before_once_the_run_is_over(tmp_path: Path) -> None:
+def test_the_handler_of_ctrl_c_is_restored_after_the_run(tmp_path: Path) -> None:
     import signal
 
     before = signal.getsignal(signal.SIGINT)
@@ -346,7 +346,7 @@ def test_ctrl_c_means_what_it_meant_before_once_the_run_is_over(tmp_path: Path) 
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_response_that_may_not_be_scored_is_named_in_full(tmp_path: Path) -> None:
+def test_an_error_about_values_names_every_response_with_one(tmp_path: Path) -> None:
     from trimtab.objectives.token_batch import NotFiniteError
 
     values = torch.tensor([-1.0, float("nan"), -1.0, float("inf")])

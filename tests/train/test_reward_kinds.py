@@ -1,4 +1,4 @@
-"""A reward is a function of the verdict's kind: what each pays, and what becomes of responses that are left out."""
+"""The reward of each kind of verdict, and responses that are excluded from training."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def reward(kind: VerdictKind, **options: Any) -> float | None:
     return reward_of(Verdict(kind), RESPONSE, RewardConfig(**options), limit=10)
 
 
-def answer(kind: VerdictKind, group: int = 0, **options: Any) -> GradedResponse:
-    paid = reward(kind, **options)
+def graded(kind: VerdictKind, group: int = 0, **options: Any) -> GradedResponse:
+    value = reward(kind, **options)
     problem = Problem(user("1+1="), "2", "exact", "sums")
-    return GradedResponse(problem, [5], RESPONSE, "2", Verdict(kind), paid or 0.0, group, paid is None)
+    return GradedResponse(problem, [5], RESPONSE, "2", Verdict(kind), value or 0.0, group, value is None)
 
 
-def test_by_default_all_but_a_right_answer_get_what_a_wrong_one_gets_and_a_crash_is_excluded() -> None:
+def test_by_default_all_but_a_right_answer_get_the_reward_of_a_wrong_one_and_a_crash_is_excluded() -> None:
     assert [reward(kind, wrong=-1.0) for kind in VERDICT_KINDS] == [1.0, -1.0, -1.0, -1.0, -1.0, None]
 
 
@@ -59,14 +59,14 @@ def test_each_kind_has_its_own_reward(kind: VerdictKind) -> None:
     assert {reward(other, **{kind: -0.25}) for other in others} == {0.0}
 
 
-def test_the_overlong_penalty_is_for_every_reward_and_for_none_that_is_excluded() -> None:
+def test_the_overlong_penalty_applies_to_every_reward() -> None:
     shaped = {"overlong_buffer": 9, "no_answer": 0.5}
     assert reward("no_answer", **shaped) == pytest.approx(0.5 - 1 / 9)
     assert reward("crashed", **shaped) is None
 
 
 @pytest.mark.parametrize("value", ["drop", "leave out", True, [1.0], "none"])
-def test_a_reward_that_is_neither_number_nor_word_is_named(value: object) -> None:
+def test_a_reward_that_is_neither_number_nor_keyword_is_an_error(value: object) -> None:
     with pytest.raises(ValueError, match=r"reward.no_answer: .* must be a number, 'wrong' .* or 'exclude'"):
         parse({"reward": {"no_answer": value}})
 
@@ -85,29 +85,29 @@ def test_a_recipe_may_name_any_rule(rule: str) -> None:
 
 
 @pytest.mark.parametrize(("rule", "hint"), [("maths", "did you mean math"), ("python:nowhere", "there are math,")])
-def test_a_rule_that_does_not_exist_is_named_with_its_nearest(rule: str, hint: str) -> None:
+def test_an_unknown_rule_is_an_error_that_names_the_nearest(rule: str, hint: str) -> None:
     with pytest.raises(ValueError, match=f"task.rule: unknown rule '{rule}': {hint}"):
         load(None, [f"task.rule={rule}"])
 
 
-def test_what_is_excluded_has_no_part_in_its_groups_spread() -> None:
-    group = [answer("wrong"), answer("wrong"), replace(answer("crashed"), reward=7.0)]
+def test_excluded_responses_do_not_count_for_reward_spread() -> None:
+    group = [graded("wrong"), graded("wrong"), replace(graded("crashed"), reward=7.0)]
     assert not has_reward_spread(group)
-    assert has_reward_spread([*group, answer("correct")])
+    assert has_reward_spread([*group, graded("correct")])
 
 
-def test_a_group_that_is_left_with_one_answer_is_excluded_whole() -> None:
-    whole = [answer("correct", 0), answer("wrong", 0), answer("crashed", 0)]
-    lonely = [answer("correct", 1), answer("crashed", 1), answer("crashed", 1)]
-    gone = [answer("crashed", 2)] * 3
-    single = [answer("correct", 3)]  # one response per prompt was asked for
+def test_a_group_with_one_remaining_response_is_excluded_whole() -> None:
+    whole = [graded("correct", 0), graded("wrong", 0), graded("crashed", 0)]
+    lonely = [graded("correct", 1), graded("crashed", 1), graded("crashed", 1)]
+    gone = [graded("crashed", 2)] * 3
+    single = [graded("correct", 3)]  # one response per prompt was asked for
     kept, excluded = remove_excluded([whole, lonely, gone, single])
     assert [[a.verdict.kind for a in group] for group in kept] == [["correct", "wrong"], ["correct"]]
     assert [a.group for a in excluded] == [0, 1, 1, 1, 2, 2, 2]
 
 
-def test_nothing_excluded_leaves_the_groups_as_they_are() -> None:
-    groups = [[answer("correct", 0), answer("no_answer", 0)], [answer("wrong", 1), answer("ambiguous", 1)]]
+def test_groups_without_excluded_responses_stay_as_they_are() -> None:
+    groups = [[graded("correct", 0), graded("no_answer", 0)], [graded("wrong", 1), graded("ambiguous", 1)]]
     assert remove_excluded(groups) == (groups, [])
 
 
@@ -131,11 +131,11 @@ def test_a_batch_holds_only_what_is_trained_on(policy: Policy) -> None:
     assert gathered.batch.responses == len(gathered.responses) == sum(gathered.rollouts.minibatch_sizes) == 4
     assert {a.verdict.kind for a in gathered.responses} == {"correct", "wrong"}
     assert [a.verdict.kind for a in gathered.rollouts.excluded] == ["no_answer"] * 4
-    signs = sorted(gathered.batch.advantage.tolist())
-    assert signs[0] == pytest.approx(-signs[-1])  # of two, not of four
+    advantages = sorted(gathered.batch.advantage.tolist())
+    assert advantages[0] == pytest.approx(-advantages[-1])  # of two, not of four
 
 
-def test_a_step_of_which_all_is_excluded_trains_nothing(policy: Policy) -> None:
+def test_a_step_whose_responses_are_all_excluded_has_an_empty_batch(policy: Policy) -> None:
     gathered = experience(policy, sums("number", ["forty-six"]), ["46", "45", "1", "2"], four())
     assert (gathered.responses, gathered.rollouts.minibatch_sizes, gathered.batch.tokens) == ([], [], 0)
     assert len(gathered.rollouts.excluded) == 8
@@ -160,7 +160,7 @@ def test_the_kinds_are_counted(policy: Policy) -> None:
     assert counted.keys() <= METRICS.keys()
 
 
-def test_dynamic_sampling_looks_past_what_is_excluded(policy: Policy) -> None:
+def test_dynamic_sampling_ignores_excluded_responses(policy: Policy) -> None:
     dynamic = four(
         rollout={"dynamic_sampling": True, "dynamic_max_rounds": 1}, reward={"no_answer": "exclude", "wrong": -1.0}
     )
@@ -171,7 +171,7 @@ def test_dynamic_sampling_looks_past_what_is_excluded(policy: Policy) -> None:
     assert (groups, dropped) == ([], 6)  # 46 twice and nothing else is no spread
 
 
-def test_ones_own_function_grades_a_step(policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_rule_grades_a_step(policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_rule.py").write_text("def ends(response, answer, extra):\n    return response.endswith(answer)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     gathered = experience(policy, sums("python:my_rule:ends", ["6"]), ["46", "45", "6", "7"], four())

@@ -1,4 +1,4 @@
-"""Signs of trouble in a step's tokens: rare and rewarded ones, gradients held by few, repetition, entropy quantiles."""
+"""Warning signs in a step's tokens: spurious tokens, concentrated gradients, repetition, entropy quantiles."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def batch(logp: list[float], advantage: list[float], entropy: float = 0.5, sum_p
     )
 
 
-def share_by_hand(responses: list[list[int]]) -> float:
+def expected_share(responses: list[list[int]]) -> float:
     grams = [[tuple(r[n : n + NGRAM]) for n in range(len(r) - NGRAM + 1)] for r in responses]
     total = sum(map(len, grams))
     return sum(len(each) - len(set(each)) for each in grams) / total if total else 0.0
@@ -58,7 +58,7 @@ def test_a_spurious_token_is_rewarded_and_far_more_surprising_than_its_entropy()
 
 
 def test_a_rare_token_among_many_rare_ones_is_not_spurious() -> None:
-    """Uniform over a thousand tokens: every one is rare, and none surprises."""
+    """Uniform over a thousand tokens: every one is rare, and none is surprising."""
     thousand = math.log(1000)
     assert not spurious(batch([-thousand], [1.0], entropy=thousand)).any()
 
@@ -76,12 +76,12 @@ def test_what_is_spurious_does_not_depend_on_the_objective_or_the_vocabulary() -
 # --- gradients
 
 
-def test_equal_gradients_are_held_in_equal_shares() -> None:
+def test_equal_gradients_have_equal_shares() -> None:
     even = batch([-1.0] * 200, [1.0, -1.0] * 100)
     assert float(top_gradient_share(even)) == pytest.approx(TOP_GRADIENT_TOKENS / 200)
 
 
-def test_a_token_with_all_of_the_gradient_holds_all_of_it() -> None:
+def test_one_token_with_the_whole_gradient_has_a_share_of_one() -> None:
     one = batch([-1.0] * 200, [1.0] + [0.0] * 199)
     assert float(top_gradient_share(one)) == pytest.approx(1.0)
 
@@ -98,11 +98,11 @@ def test_the_share_is_that_of_exact_norms() -> None:
     assert float(top_gradient_share(given)) == pytest.approx(float(top), rel=1e-5)
 
 
-def test_a_step_without_signal_has_no_such_share() -> None:
+def test_a_step_without_advantages_has_no_gradient_share() -> None:
     assert "tokens/top_gradient_share" not in token_signals(batch([-1.0] * 20, [0.0] * 20))
 
 
-def test_fewer_tokens_than_the_few_hold_everything() -> None:
+def test_with_fewer_tokens_than_the_top_the_share_is_one() -> None:
     assert float(top_gradient_share(batch([-1.0] * 3, [1.0] * 3))) == pytest.approx(1.0)
 
 
@@ -124,40 +124,40 @@ def test_fewer_tokens_than_the_few_hold_everything() -> None:
 )
 def test_repeats_are_counted_within_a_response(responses: list[list[int]], share: float) -> None:
     assert measured(responses) == pytest.approx(share)
-    assert share_by_hand(responses) == pytest.approx(share)
+    assert expected_share(responses) == pytest.approx(share)
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=12), max_size=6))
-def test_repeats_are_those_counted_by_hand(responses: list[list[int]]) -> None:
-    assert measured(responses) == pytest.approx(share_by_hand(responses))
+def test_repeats_agree_with_a_plain_count(responses: list[list[int]]) -> None:
+    assert measured(responses) == pytest.approx(expected_share(responses))
 
 
 def test_different_grams_of_a_large_vocabulary_do_not_collide() -> None:
     rng = random.Random(0)
     responses = [[rng.randrange(150_000) for _ in range(2000)] for _ in range(20)]
-    assert measured(responses) == share_by_hand(responses) == 0.0
+    assert measured(responses) == expected_share(responses) == 0.0
 
 
-# --- all of them
+# --- all signals
 
 
-def test_no_tokens_have_no_signs() -> None:
+def test_without_tokens_there_are_no_signals() -> None:
     assert token_signals(batch([], [])) == {}
 
 
 def test_entropy_quantiles_are_over_the_tokens() -> None:
     given = batch([-1.0] * 11, [1.0] * 11)
     spread = torch.linspace(0, 1, 11)
-    signs = token_signals(
+    signals = token_signals(
         TokenBatch(old_logp=given.old_logp, advantage=given.advantage, sequence=given.sequence, entropy=spread)
     )
-    assert float(signs["policy/entropy_median"]) == pytest.approx(0.5)
-    assert float(signs["policy/entropy_p90"]) == pytest.approx(0.9)
-    assert "response/repetition_share" not in signs
+    assert float(signals["policy/entropy_median"]) == pytest.approx(0.5)
+    assert float(signals["policy/entropy_p90"]) == pytest.approx(0.9)
+    assert "response/repetition_share" not in signals
 
 
-def test_a_run_writes_every_sign_and_the_table_has_its_meaning(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("signs") / "run"
+def test_a_run_writes_every_signal_and_the_table_describes_it(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("signals") / "run"
     trained(folder, {"warm_start.steps": "0", "run.steps": "2", "record.enabled": "false"})
     last = RunFolder(folder).records()[-1]
     for name in ("policy/entropy_p90", "tokens/spurious_share", "tokens/top_gradient_share"):

@@ -1,8 +1,4 @@
-"""Runs so short that they can be killed by the hundred.
-
-A killed run has to be a process of its own. Each is forked from a server that has imported everything and computed
-nothing, so it starts at once and torch's threads are not in the way.
-"""
+"""Runs of six tiny steps, in this process or in one of their own that can be killed."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +24,9 @@ from trimtab.train.run_folder import RunFolder
 
 THOROUGH = bool(os.environ.get("TRIMTAB_THOROUGH"))
 
-# Six steps of two updates over a task of ten problems (an epoch ends in the third step); rewards that differ by length,
-# so that every step teaches; a controller with state; a warm start that saves in the middle.
+# Six steps of two updates over a task of ten problems, so that an epoch ends in the third step. Rewards differ by
+# length, so that every step has a learning signal; the objective has a controller with state; the warm start saves a
+# checkpoint in the middle.
 SETTINGS = {
     "objective": '"stapo + stare(adaptive=true)"',
     "task.size": "10",
@@ -54,6 +50,8 @@ SETTINGS = {
 }
 STOPPED, REFUSED = 3, 2
 
+# Each process is forked from a server that has imported these and computed nothing: it starts at once, and no thread
+# of torch is running when it forks.
 _PRELOAD = [
     "torch._dynamo",
     "transformers.masking_utils",
@@ -65,20 +63,20 @@ _PRELOAD = [
 
 
 def recipe(changes: Mapping[str, str] | None = None) -> Config:
-    """The short run's recipe, with changes."""
+    """Return the configuration of a short run, with changes."""
     return load(None, [f"{key}={value}" for key, value in {**SETTINGS, **(changes or {})}.items()])
 
 
 @dataclass
-class Listener:
-    """A reporter that remembers; `at_step` is called with every step that ends."""
+class MessageLog:
+    """A reporter that collects messages, also in a file if `path` is given; `at_step` is called after every step."""
 
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     at_step: Callable[[int], None] = lambda step: None
     path: Path | None = None
 
     def message(self, text: str) -> None:
-        self.said.append(text)
+        self.messages.append(text)
         if self.path is not None:
             with self.path.open("a") as file:
                 file.write(text + "\n")
@@ -92,130 +90,127 @@ class Listener:
     def close(self) -> None:
         pass
 
-    def heard(self, *words: str) -> bool:
-        """Whether one message has all the words."""
-        return any(all(word in text for word in words) for text in self.said)
+    def has(self, *words: str) -> bool:
+        """Return whether one message contains all the words."""
+        return any(all(word in text for word in words) for text in self.messages)
 
 
-def short_run(folder: Path, changes: Mapping[str, str] | None = None, resume: bool = False) -> tuple[Run, Listener]:
-    """A run in this process, ready to be trained."""
-    listener = Listener()
-    return Run(recipe(changes), RunFolder(folder), listener, resume=resume), listener
+def short_run(folder: Path, changes: Mapping[str, str] | None = None, resume: bool = False) -> tuple[Run, MessageLog]:
+    """Return a run in this process, ready to be trained."""
+    log = MessageLog()
+    return Run(recipe(changes), RunFolder(folder), log, resume=resume), log
 
 
-def trained(folder: Path, changes: Mapping[str, str] | None = None, resume: bool = False) -> tuple[Run, Listener]:
-    """A run in this process, trained to its end."""
-    run, listener = short_run(folder, changes, resume)
+def trained(folder: Path, changes: Mapping[str, str] | None = None, resume: bool = False) -> tuple[Run, MessageLog]:
+    """Return a run in this process, trained to its end."""
+    run, log = short_run(folder, changes, resume)
     train(run)
-    return run, listener
+    return run, log
 
 
 @dataclass(frozen=True)
-class Order:
-    """A run to be made in a process of its own.
+class RunProcess:
+    """A run in a process of its own.
 
-    `fault` is a named moment to die at; `spoil` a (step, update) whose plan is made NaN; `interrupts` says how many
+    `failpoint` is where to die; `nan_update` is the (step, update) whose plan gets a NaN; `interrupts` is how many
     Ctrl-C the process gets at the end of a step.
     """
 
     folder: Path
     changes: dict[str, str] = field(default_factory=dict)
     resume: bool = False
-    fault: str = "none:0"
-    spoil: tuple[int, int] | None = None
+    failpoint: str = "none:0"
+    nan_update: tuple[int, int] | None = None
     interrupts: dict[int, int] = field(default_factory=dict)
 
-    def start(self) -> BaseProcess:
-        """Fork it."""
+    def run(self, seconds: float | None = None, target: Callable[[RunProcess], None] | None = None) -> int:
+        """Run it, kill it after so many seconds if it is still alive, and return its exit code."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOAD)
-        process = context.Process(target=_child, args=(self,))
+        process = context.Process(target=target or run_in_child, args=(self,))
         process.start()
-        return process
-
-    def run(self, seconds: float | None = None) -> int:
-        """Run it, kill it after so many seconds if it is still there, and give its exit code."""
-        process = self.start()
         process.join(seconds)
         if process.is_alive():
             process.kill()
-        process.join(60)
+        process.join()
         assert process.exitcode is not None
         return process.exitcode
 
-    def resumed(self, **changes: Any) -> Order:
-        """The same run, to be gone on with."""
-        return replace(self, **{"resume": True, "fault": "none:0", **changes})
+    def resumed(self, **changes: Any) -> RunProcess:
+        """Return the same run, to be resumed."""
+        return replace(self, **{"resume": True, "failpoint": "none:0", **changes})
 
     @property
-    def said(self) -> str:
-        """Everything the run has said."""
-        path = self.folder.with_suffix(".said")
+    def messages(self) -> str:
+        """The messages of the run, one per line."""
+        path = self.folder.with_suffix(".messages")
         return path.read_text() if path.exists() else ""
 
     @property
-    def passed(self) -> dict[str, int]:
-        """How often the run passed each named moment."""
-        counts: dict[str, int] = json.loads(self.folder.with_suffix(".passed").read_text())
+    def failpoints(self) -> dict[str, int]:
+        """How often the run passed each failpoint."""
+        counts: dict[str, int] = json.loads(self.folder.with_suffix(".failpoints").read_text())
         return counts
 
 
-def _child(order: Order) -> None:
-    os.environ["TRIMTAB_FAILPOINT"] = order.fault
+def run_in_child(process: RunProcess) -> None:
+    """Train the run and exit with a code that says how it ended."""
+    os.environ["TRIMTAB_FAILPOINT"] = process.failpoint
     logging.disable_progress_bar()
 
     def interrupt(step: int) -> None:
-        for _ in range(order.interrupts.get(step, 0)):
-            os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(process.interrupts.get(step, 0)):
+            signal.raise_signal(signal.SIGINT)
 
-    listener = Listener(at_step=interrupt, path=order.folder.with_suffix(".said"))
-    run = Run(recipe(order.changes), RunFolder(order.folder), listener, resume=order.resume)
-    if order.spoil is not None:
-        _spoil(run, *order.spoil)
+    log = MessageLog(at_step=interrupt, path=process.folder.with_suffix(".messages"))
+    run = Run(recipe(process.changes), RunFolder(process.folder), log, resume=process.resume)
+    if process.nan_update is not None:
+        _put_nan_into_update(run, *process.nan_update)
     try:
         train(run)
     except RunStoppedError as error:
-        listener.message(f"stopped: {error}")
+        log.message(f"stopped: {error}")
         sys.exit(STOPPED)
     except KeyboardInterrupt:
         sys.exit(-signal.SIGINT)
     except ValueError as error:
-        listener.message(f"refused: {error}")
+        log.message(f"refused: {error}")
         sys.exit(REFUSED)
-    order.folder.with_suffix(".passed").write_text(json.dumps(failpoints._REACHED))
+    process.folder.with_suffix(".failpoints").write_text(json.dumps(failpoints.REACHED))
 
 
-def _spoil(run: Run, step: int, update: int) -> None:
-    """Make one update of one step NaN, however often the process is started anew."""
-    whole, seen = loop.update, [(0, 0)]
+def _put_nan_into_update(run: Run, step: int, update: int) -> None:
+    """Make one update of one step NaN, in every process that comes to it."""
+    original, seen = loop.update, [(0, 0)]
 
-    def spoilt(policy: Any, optimizer: Any, objective: Any, plan: Any, *rest: Any) -> Any:
-        now, count = run.progress.step + 1, seen[-1][1] + 1 if seen[-1][0] == run.progress.step + 1 else 1
+    def with_nan(policy: Any, optimizer: Any, objective: Any, plan: Any, *rest: Any) -> Any:
+        now = run.progress.step + 1
+        count = seen[-1][1] + 1 if seen[-1][0] == now else 1
         seen.append((now, count))
         if (now, count) == (step, update):
             scale = plan.scale.clone()
             scale[0] = float("nan")
             plan = replace(plan, scale=scale)
-        return whole(policy, optimizer, objective, plan, *rest)
+        return original(policy, optimizer, objective, plan, *rest)
 
-    loop.update = spoilt
+    loop.update = with_nan
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Everything that a run leaves behind, file by file: clocks and nothing else are left out."""
+    """Return everything in a run's folder but the times, by file and by step: digests, and metrics as JSON."""
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = str(path.relative_to(folder))
         if name == "metrics.jsonl":
             for record in RunFolder(folder).records():
-                lasting = {key: value for key, value in record.items() if not key.startswith("time/")}
+                untimed = {key: value for key, value in record.items() if not key.startswith("time/")}
                 assert f"step {record['step']}" not in files, "a step was logged twice"
-                files[f"step {record['step']}"] = json.dumps(lasting, sort_keys=True)
+                files[f"step {record['step']}"] = json.dumps(untimed, sort_keys=True)
         else:
             files[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return files
 
 
 def differences(one: Mapping[str, str], other: Mapping[str, str]) -> Sequence[str]:
-    """The names under which two runs differ."""
+    """Return the names under which two runs differ."""
     return [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
