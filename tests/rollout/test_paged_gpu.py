@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.rollout.paged_models import CONFIGS, ENDS, count_preemptions, prompts, tiny, tokens
+from helpers.rollout.paged_models import CONFIGS, EOS, count_preemptions, prompts, tiny, tokens
 from trimtab.policy import Policy, Transcript, score
 from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, SamplingOptions
 from trimtab.rollout.paged.decoder import Decoder
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 
 PROMPTS = prompts(1, 63, 64, 65, 66, 130)
 OPTIONS = SamplingOptions(samples=8, max_new_tokens=40, seed=3)
-RARE_END = frozenset({2})
+RARE_EOS = frozenset({2})
 
 
 def policy_of(model: Any, precision: Any) -> Policy:
@@ -50,8 +50,8 @@ def nearly_all_same(mine: list[list[Response]], theirs: list[list[Response]]) ->
 @pytest.mark.parametrize("family", [*CONFIGS, "lora"])
 def test_in_fp32_it_samples_the_native_samplers_tokens(family: str) -> None:
     model = tiny(family, "cuda")
-    mine = PagedSampler(model, ENDS, torch.float32).sample(PROMPTS, 0, OPTIONS)
-    nearly_all_same(mine, NativeSampler(model, ENDS, 0, nullcontext).sample(PROMPTS, 0, OPTIONS))
+    mine = PagedSampler(model, EOS, torch.float32).sample(PROMPTS, 0, OPTIONS)
+    nearly_all_same(mine, NativeSampler(model, EOS, 0, nullcontext).sample(PROMPTS, 0, OPTIONS))
     assert mismatch(policy_of(model, "fp32"), PROMPTS, mine, 1.0).max() < 5e-5
 
 
@@ -69,8 +69,8 @@ def test_in_fp32_it_samples_the_native_samplers_tokens(family: str) -> None:
 )
 def test_it_follows_the_sampling_options(how: dict[str, Any]) -> None:
     model, options = tiny("qwen3", "cuda"), replace(OPTIONS, **how)
-    mine = PagedSampler(model, ENDS, torch.float32).sample(PROMPTS, 0, options)
-    nearly_all_same(mine, NativeSampler(model, ENDS, 0, nullcontext).sample(PROMPTS, 0, options))
+    mine = PagedSampler(model, EOS, torch.float32).sample(PROMPTS, 0, options)
+    nearly_all_same(mine, NativeSampler(model, EOS, 0, nullcontext).sample(PROMPTS, 0, options))
 
 
 @pytest.mark.parametrize("family", [*CONFIGS, "lora"])
@@ -78,9 +78,9 @@ def test_it_follows_the_sampling_options(how: dict[str, Any]) -> None:
 def test_in_bf16_log_probabilities_are_the_trainers_to_rounding(family: str, temperature: float) -> None:
     model = tiny(family, "cuda")
     options = replace(OPTIONS, temperature=temperature)
-    mine = PagedSampler(model, ENDS, torch.bfloat16).sample(PROMPTS, 0, options)
+    mine = PagedSampler(model, EOS, torch.bfloat16).sample(PROMPTS, 0, options)
     policy = policy_of(model, "bf16")
-    theirs = NativeSampler(model, ENDS, 0, policy.autocast).sample(PROMPTS, 0, options)
+    theirs = NativeSampler(model, EOS, 0, policy.autocast).sample(PROMPTS, 0, options)
     ours, native = mismatch(policy, PROMPTS, mine, temperature), mismatch(policy, PROMPTS, theirs, temperature)
     slack = 3e-2 if family == "lora" else 1e-3  # merged weights are rounded once more
     assert ours.mean() < 1.5 * native.mean() + slack
@@ -91,9 +91,9 @@ def test_preemption_does_not_change_a_sample(monkeypatch: pytest.MonkeyPatch) ->
     preemptions = count_preemptions(monkeypatch)
     model, batch = tiny("llama tied", "cuda"), prompts(40, 60, 1, 63, 10)
     options = SamplingOptions(samples=4, max_new_tokens=180, seed=3)
-    roomy = PagedSampler(model, RARE_END, torch.float32).sample(batch, 0, options)
+    roomy = PagedSampler(model, RARE_EOS, torch.float32).sample(batch, 0, options)
     assert not preemptions
-    mine = PagedSampler(model, RARE_END, torch.float32, max_pages=1).sample(batch, 0, options)
+    mine = PagedSampler(model, RARE_EOS, torch.float32, max_pages=1).sample(batch, 0, options)
     assert preemptions, "all fitted: the test proves nothing"
     pairs = [(a, b) for ours, others in zip(mine, roomy, strict=True) for a, b in zip(ours, others, strict=True)]
     assert sum(a.tokens == b.tokens for a, b in pairs) >= len(pairs) - 2
@@ -116,7 +116,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, bool]]:
 
 def test_graphs_are_captured_once(captured: Counter[tuple[int, bool]]) -> None:
     model = tiny("qwen2", "cuda")
-    sampler = PagedSampler(model, ENDS, torch.bfloat16)
+    sampler = PagedSampler(model, EOS, torch.bfloat16)
     first = tokens(sampler.sample(PROMPTS, 0, OPTIONS))
     assert tokens(sampler.sample(PROMPTS, 0, OPTIONS)) == first
     sampler.sample(PROMPTS, 0, replace(OPTIONS, temperature=0.5, top_k=9, top_p=0.9))
@@ -127,7 +127,7 @@ def test_graphs_are_captured_once(captured: Counter[tuple[int, bool]]) -> None:
 
 def test_graphs_use_changed_weights(captured: Counter[tuple[int, bool]]) -> None:
     model = tiny("llama tied", "cuda")
-    sampler = PagedSampler(model, ENDS, torch.float32)
+    sampler = PagedSampler(model, EOS, torch.float32)
     before = tokens(sampler.sample(PROMPTS, 0, OPTIONS))
     captures = captured.total()
     with torch.no_grad():

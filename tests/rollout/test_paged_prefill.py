@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.rollout.paged_models import CONFIGS, ENDS, assert_same, count_preemptions, prompts, tiny
+from helpers.rollout.paged_models import CONFIGS, EOS, assert_same, count_preemptions, prompts, tiny
 from trimtab.rollout import NativeSampler, PagedSampler, SamplingOptions
 from trimtab.rollout.paged import prefill as module
 from trimtab.rollout.paged.cuda_graphs import graph_size
@@ -60,19 +60,19 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
 @pytest.mark.parametrize("family", CONFIGS)
 def test_padding_changes_nothing(graphs: Graphs, family: str) -> None:
     model, batch = tiny(family), prompts(1, 63, 64, 65, 66, 130)
-    responses = PagedSampler(model, ENDS, torch.float32).sample(batch, 0, OPTIONS)
-    assert_same(responses, NativeSampler(model, ENDS, 0, nullcontext).sample(batch, 0, OPTIONS))
+    responses = PagedSampler(model, EOS, torch.float32).sample(batch, 0, OPTIONS)
+    assert_same(responses, NativeSampler(model, EOS, 0, nullcontext).sample(batch, 0, OPTIONS))
     assert graphs.captured
 
 
 def test_a_graph_is_captured_once_per_size_and_keeps_nothing_of_earlier_prompts(graphs: Graphs) -> None:
     model = tiny("llama tied")
-    sampler = PagedSampler(model, ENDS, torch.float32)
+    sampler = PagedSampler(model, EOS, torch.float32)
     for step, lengths in enumerate([(100, 90), (70, 65), (100, 99)]):
         batch = prompts(*lengths)
         assert_same(
             sampler.sample(batch, step, OPTIONS),
-            NativeSampler(model, ENDS, 0, nullcontext).sample(batch, step, OPTIONS),
+            NativeSampler(model, EOS, 0, nullcontext).sample(batch, step, OPTIONS),
         )
     assert graphs.captured == 1
 
@@ -90,12 +90,12 @@ def test_preempted_sequences_are_prefilled_again(monkeypatch: pytest.MonkeyPatch
 def test_the_number_of_graphs_is_limited(monkeypatch: pytest.MonkeyPatch, graphs: Graphs) -> None:
     monkeypatch.setattr(module, "MAX_GRAPHS", 2)
     model = tiny("llama tied")
-    sampler = PagedSampler(model, ENDS, torch.float32)
+    sampler = PagedSampler(model, EOS, torch.float32)
     for lengths in [(3,), (3, 4), (3, 4, 5, 6, 7), (3,)]:
         batch = prompts(*lengths)
         assert_same(
             sampler.sample(batch, 0, OPTIONS),
-            NativeSampler(model, ENDS, 0, nullcontext).sample(batch, 0, OPTIONS),
+            NativeSampler(model, EOS, 0, nullcontext).sample(batch, 0, OPTIONS),
         )
     assert graphs.captured > 2
     assert 0 < len(graphs.alive) <= 2

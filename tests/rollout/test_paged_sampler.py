@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
-from helpers.rollout.paged_models import CONFIGS, ENDS, assert_same, count_preemptions, prompts, tiny, tokens
+from helpers.rollout.paged_models import CONFIGS, EOS, assert_same, count_preemptions, prompts, tiny, tokens
 from trimtab.policy import Transcript, load_policy, score
 from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, SamplingOptions
 from trimtab.rollout.paged.decoder import Decoder, unsupported_reason
@@ -22,7 +22,7 @@ from trimtab.rollout.paged.scheduler import SampledTokens, Scheduler
 LENGTHS = (1, 63, 64, 65, 66, 130)  # around the page size
 OPTIONS = SamplingOptions(samples=3, max_new_tokens=20, seed=3)
 MANY, LONG = prompts(40, 60, 1, 63, 10), SamplingOptions(samples=4, max_new_tokens=180, seed=3)
-RARE_END = frozenset({2})  # with one end token most samples grow over several pages
+RARE_EOS = frozenset({2})  # with one end token most samples grow over several pages
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +43,11 @@ def preemptions(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 
 
 def native(model: Any, batch: Sequence[PromptTokens], options: SamplingOptions, step: int = 0) -> list[list[Response]]:
-    return NativeSampler(model, ENDS, 0, nullcontext).sample(batch, step, options)
+    return NativeSampler(model, EOS, 0, nullcontext).sample(batch, step, options)
 
 
 def paged(model: Any, **options: Any) -> PagedSampler:
-    return PagedSampler(model, ENDS, torch.float32, **options)
+    return PagedSampler(model, EOS, torch.float32, **options)
 
 
 @pytest.mark.parametrize("family", [*CONFIGS, "lora"])
@@ -86,17 +86,17 @@ def test_neither_batch_size_nor_sync_interval_matters(llama: Any, steps_per_sync
 
 @pytest.mark.parametrize("steps_per_sync", [3, 16])
 def test_preemption_does_not_change_a_sample(llama: Any, preemptions: Counter[int], steps_per_sync: int) -> None:
-    small = PagedSampler(llama, RARE_END, torch.float32, max_pages=1, steps_per_sync=steps_per_sync)
+    small = PagedSampler(llama, RARE_EOS, torch.float32, max_pages=1, steps_per_sync=steps_per_sync)
     responses = small.sample(MANY, 0, LONG)
     before = preemptions.total()
     assert before, "all fitted: the test proves nothing"
-    assert_same(responses, NativeSampler(llama, RARE_END, 0, nullcontext).sample(MANY, 0, LONG))
+    assert_same(responses, NativeSampler(llama, RARE_EOS, 0, nullcontext).sample(MANY, 0, LONG))
     assert_same(small.sample(MANY, 0, LONG), responses)
     assert preemptions.total() == 2 * before
 
 
 def test_with_pages_for_all_none_is_preempted(llama: Any, preemptions: Counter[int]) -> None:
-    PagedSampler(llama, RARE_END, torch.float32).sample(MANY, 0, LONG)
+    PagedSampler(llama, RARE_EOS, torch.float32).sample(MANY, 0, LONG)
     assert not preemptions
 
 
@@ -289,7 +289,7 @@ def test_a_cache_too_small_for_one_response_is_an_error(llama: Any, monkeypatch:
 def test_a_model_of_another_family_is_refused_by_name() -> None:
     model = SimpleNamespace(config=GPT2Config())
     with pytest.raises(ValueError, match="cannot run SimpleNamespace: its family is gpt2, not one of llama, qwen2"):
-        PagedSampler(model, ENDS, torch.float32).sample(prompts(3), 0, OPTIONS)
+        PagedSampler(model, EOS, torch.float32).sample(prompts(3), 0, OPTIONS)
 
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 2}

@@ -27,8 +27,8 @@ class NativeSampler:
     """Samples from `model`, whose weights may change between calls. `autocast` enters the precision context."""
 
     model: Any
-    end_tokens: frozenset[int]
-    pad_token: int
+    eos_token_ids: frozenset[int]
+    pad_token_id: int
     autocast: Callable[[], AbstractContextManager[Any]]
 
     @torch.no_grad()
@@ -48,13 +48,13 @@ class NativeSampler:
         self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions
     ) -> list[list[Response]]:
         device = next(self.model.parameters()).device
-        batch = _DecodeBatch.from_prompts(prompts, step, options, self.pad_token, device)
-        end_tokens = torch.tensor(sorted(self.end_tokens), device=device)
+        batch = _DecodeBatch.from_prompts(prompts, step, options, self.pad_token_id, device)
+        eos_token_ids = torch.tensor(sorted(self.eos_token_ids), device=device)
         with self.autocast():
             logits = self._prefill(batch, options.samples)
             for position in range(options.max_new_tokens):
                 token, logp = sample_tokens(logits, batch.keys, position, options)
-                batch.append(token, logp, torch.isin(token, end_tokens))
+                batch.append(token, logp, torch.isin(token, eos_token_ids))
                 if position + 1 == options.max_new_tokens or batch.all_finished():
                     break
                 token = batch.compact(token)

@@ -76,7 +76,7 @@ class VllmSampler:
     """
 
     model: Any
-    end_tokens: frozenset[int]
+    eos_token_ids: frozenset[int]
     autocast: Callable[[], AbstractContextManager[Any]]
     settings: VllmSettings
     _vllm: Any = field(init=False, repr=False)
@@ -117,7 +117,7 @@ class VllmSampler:
             top_p=options.top_p,
             top_k=options.top_k,
             seed=seed,
-            stop_token_ids=sorted(self.end_tokens),
+            stop_token_ids=sorted(self.eos_token_ids),
             ignore_eos=True,  # stop at the policy's end tokens alone
             logprobs=0,  # of the sampled token alone
             detokenize=False,
@@ -178,7 +178,7 @@ class VllmSampler:
     @torch.no_grad()
     def _mean_mismatch(self) -> float:
         """Return the mean absolute difference of vLLM's and the model's log-probabilities on a few tokens."""
-        prompt = [min(self.end_tokens)]
+        prompt = [min(self.eos_token_ids)]
         options = SamplingOptions(samples=1, max_new_tokens=min(4, self.settings.max_model_len - 1))
         ((response,),) = self.sample([PromptTokens(prompt, 0)], 0, options)
         ids = torch.tensor([[*prompt, *response.tokens]], device=next(self.model.parameters()).device)

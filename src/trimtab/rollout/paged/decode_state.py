@@ -25,12 +25,12 @@ class DecodeState:
     page_table: Tensor  # (rows, pages of the longest sequence) int32
     tokens: Tensor  # (slots, longest response) int32
     logps: Tensor  # (slots, longest response) fp32
-    end_tokens: Tensor  # (end tokens,) int64
+    eos_token_ids: Tensor  # (number of them,) int64
     sampling_params: Tensor  # temperature, top-p, top-k; on the device, so that changing them needs no new graph
 
     @classmethod
     def allocate(
-        cls, rows: int, pages: int, max_new_tokens: int, end_tokens: list[int], device: torch.device
+        cls, rows: int, pages: int, max_new_tokens: int, eos_token_ids: list[int], device: torch.device
     ) -> DecodeState:
         """Return a state in which no row is active."""
         return cls(
@@ -38,7 +38,7 @@ class DecodeState:
             torch.zeros(rows, pages, dtype=torch.int32, device=device),
             torch.zeros(rows, max_new_tokens, dtype=torch.int32, device=device),
             torch.zeros(rows, max_new_tokens, device=device),
-            torch.tensor(end_tokens, dtype=torch.int64, device=device),
+            torch.tensor(eos_token_ids, dtype=torch.int64, device=device),
             torch.ones(3, device=device),
         )
 

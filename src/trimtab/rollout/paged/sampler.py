@@ -46,7 +46,7 @@ class PagedSampler:
     """
 
     model: Any
-    end_tokens: frozenset[int]
+    eos_token_ids: frozenset[int]
     dtype: torch.dtype
     kv_cache_memory: float = 0.3
     max_pages: int | None = None
@@ -118,7 +118,7 @@ class PagedSampler:
             )
 
     def _response(self, sequence: SampledSequence) -> Response:
-        finished = sequence.tokens[-1] in self.end_tokens
+        finished = sequence.tokens[-1] in self.eos_token_ids
         return Response(sequence.tokens, sequence.logp, finished, sample=sequence.sample)
 
     def _decode_step(self, rows: int, greedy: bool, buffers: DeviceBuffers) -> None:
@@ -155,7 +155,7 @@ class PagedSampler:
         # The old ones go first: there is not room for both.
         self._buffers = self._prefill = None
         self._graphs.clear()
-        state = DecodeState.allocate(*shape, sorted(self.end_tokens), decoder.device)
+        state = DecodeState.allocate(*shape, sorted(self.eos_token_ids), decoder.device)
         num_pages = num_cache_pages(*shape[:2], self.max_pages or self._page_budget(decoder))
         buffers = decoder.allocate(num_pages, state, _ops_for(decoder.device))
         self._prefill, self._embedding_address = Prefill(decoder, buffers), address

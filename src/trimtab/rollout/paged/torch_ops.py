@@ -134,4 +134,4 @@ def sample_tokens(logits: Tensor, state: DecodeState, greedy: bool) -> None:
     scalars[LAST_TOKEN] = torch.where(active, token, scalars[LAST_TOKEN])
     scalars[POSITION] += active
     scalars[NUM_GENERATED] += active
-    scalars[ACTIVE] *= ~torch.isin(token, state.end_tokens) & (scalars[NUM_GENERATED] < scalars[MAX_NEW_TOKENS])
+    scalars[ACTIVE] *= ~torch.isin(token, state.eos_token_ids) & (scalars[NUM_GENERATED] < scalars[MAX_NEW_TOKENS])

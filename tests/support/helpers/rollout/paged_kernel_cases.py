@@ -162,10 +162,10 @@ def copy_pages(kv: int, d: int, device: torch.device, dtype: torch.dtype) -> Non
     assert torch.equal(mine[:, :, 0], mine[:, :, 5])
 
 
-def sampling_state(rows: int, end_tokens: list[int], params: SamplingParams) -> DecodeState:
+def sampling_state(rows: int, eos_token_ids: list[int], params: SamplingParams) -> DecodeState:
     """Rows anywhere in their responses, one of them inactive, with slots in another order than rows."""
     generator = torch.Generator().manual_seed(5)
-    state = DecodeState.allocate(rows + 3, 1, 6, end_tokens, HOST)
+    state = DecodeState.allocate(rows + 3, 1, 6, eos_token_ids, HOST)
     scalars = state.scalars[:, :rows]
     scalars[ACTIVE] = 1
     scalars[ACTIVE, INACTIVE] = 0
@@ -184,7 +184,7 @@ def sampling_state(rows: int, end_tokens: list[int], params: SamplingParams) -> 
 def sample_both(
     logits: Tensor,
     params: SamplingParams | None,
-    end_tokens: list[int] | None = None,
+    eos_token_ids: list[int] | None = None,
     skip: tuple[int, ...] = (),
     differing: int = 0,
 ) -> DecodeState:
@@ -195,7 +195,7 @@ def sample_both(
     from trimtab.rollout.paged import kernels
 
     rows = len(logits)
-    state = sampling_state(rows, [1, 3, 7] if end_tokens is None else end_tokens, params or (1.0, 1.0, 0))
+    state = sampling_state(rows, [1, 3, 7] if eos_token_ids is None else eos_token_ids, params or (1.0, 1.0, 0))
     mine, theirs = copy_state(state, logits.device), copy_state(state, logits.device)
     kernels.sample_tokens(logits, mine, params is None)
     torch_ops.sample_tokens(logits, theirs, params is None)
@@ -262,9 +262,9 @@ def sample_to_the_end(device: torch.device, dtype: torch.dtype) -> None:
     logits = torch.full((13, 70), -torch.inf)
     logits[torch.arange(13), torch.arange(13)] = 0.0
     for params in (None, (1.0, 1.0, 0)):
-        for end_tokens in ([5], [7, 11, 1], [69, 2, 0, 4, 9], []):
-            state = sample_both(logits.to(device, dtype), params, end_tokens)
-            active = [row not in end_tokens and row % 6 != 5 and row != INACTIVE for row in range(13)]
+        for eos_token_ids in ([5], [7, 11, 1], [69, 2, 0, 4, 9], []):
+            state = sample_both(logits.to(device, dtype), params, eos_token_ids)
+            active = [row not in eos_token_ids and row % 6 != 5 and row != INACTIVE for row in range(13)]
             assert state.scalars[ACTIVE, :13].tolist() == active
             assert state.tokens[int(state.scalars[SLOT, INACTIVE])].eq(-1).all()
 

@@ -13,7 +13,7 @@ from trimtab.rollout import PromptTokens, Response
 from trimtab.rollout.paged.scheduler import Scheduler
 
 VOCABULARY = 211
-ENDS = frozenset({2, 3})
+EOS = frozenset({2, 3})
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,

@@ -34,19 +34,19 @@ def sample_tokens(logits: Tensor, state: DecodeState, greedy: bool) -> None:
         state.scalars,
         state.tokens,
         state.logps,
-        state.end_tokens,
+        state.eos_token_ids,
         state.sampling_params,
         vocab_size,
         logits.stride(0),
         state.rows,
         state.tokens.stride(0),
-        len(state.end_tokens),
+        len(state.eos_token_ids),
         GREEDY=greedy,
         # As fp32, a bf16 logit has zeros in its lower 16 bits: no threshold needs them.
         BITS=16 if logits.dtype == torch.bfloat16 else 32,
         BLOCK=BLOCK,
         NUM_BLOCKS=triton.next_power_of_2(triton.cdiv(vocab_size, BLOCK)),
-        END_TOKENS=triton.next_power_of_2(max(1, len(state.end_tokens))),
+        EOS_BLOCK=triton.next_power_of_2(max(1, len(state.eos_token_ids))),
         num_warps=8,
     )
 
@@ -157,18 +157,18 @@ def _sample_tokens_kernel(
     scalars,
     tokens,
     logps,
-    end_tokens,
+    eos_token_ids,
     sampling_params,
     vocab_size,
     logits_stride,
     state_rows,
     tokens_stride,
-    num_end_tokens,
+    num_eos_tokens,
     GREEDY: tl.constexpr,
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
-    END_TOKENS: tl.constexpr,
+    EOS_BLOCK: tl.constexpr,
 ):
     """One program per row."""
     row = tl.program_id(0).to(tl.int64)
@@ -217,9 +217,9 @@ def _sample_tokens_kernel(
     written = tl.load(scalars + _SLOT * state_rows + row) * tokens_stride + generated
     tl.store(tokens + written, token.to(tl.int32))
     tl.store(logps + written, logp)
-    index = tl.arange(0, END_TOKENS)
-    end_token = tl.load(end_tokens + index, mask=index < num_end_tokens, other=-1)
-    ended = tl.sum((end_token == token.to(tl.int64)).to(tl.int32), 0) > 0
+    index = tl.arange(0, EOS_BLOCK)
+    eos_token_id = tl.load(eos_token_ids + index, mask=index < num_eos_tokens, other=-1)
+    ended = tl.sum((eos_token_id == token.to(tl.int64)).to(tl.int32), 0) > 0
     max_new_tokens = tl.load(scalars + _MAX_NEW_TOKENS * state_rows + row)
     tl.store(scalars + _LAST_TOKEN * state_rows + row, token.to(tl.int64))
     tl.store(scalars + _POSITION * state_rows + row, tl.load(scalars + _POSITION * state_rows + row) + 1)
