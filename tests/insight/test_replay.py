@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from helpers.record.made_records import made_run, made_step, record
-from trimtab.insight.replay import has_option, make_variants, parse_sweep, replay, replay_steps
+from trimtab.insight.replay import replay
 from trimtab.insight.replay.batches import to_token_batch
+from trimtab.insight.replay.replay import replay_steps
 from trimtab.insight.replay.stats import GradientMass, ObjectiveStats, TokenOverlap, sum_overlaps, sum_stats
 from trimtab.insight.replay.tables import to_json
+from trimtab.insight.replay.variants import has_option, make_variants, parse_sweep
 from trimtab.objectives import METHODS, objective, theory
 from trimtab.record import RecordError, RecordSettings, RecordWarning, StepData, open_run
 from trimtab.record.layout import RECORDS_FOLDER, step_folder

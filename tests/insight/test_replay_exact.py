@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from helpers.train.short_runs import RunProcess, trained
-from trimtab.insight.replay import make_variants, replay
+from trimtab.insight.replay import replay
 from trimtab.insight.replay.batches import (
     new_log_probs,
     recorded_objective,
@@ -20,6 +20,7 @@ from trimtab.insight.replay.batches import (
     to_token_batch,
     with_advantages_of,
 )
+from trimtab.insight.replay.variants import make_variants
 from trimtab.objectives import segment_ids
 from trimtab.record import Records, open_run
 

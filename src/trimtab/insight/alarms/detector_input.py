@@ -39,6 +39,7 @@ class DetectorInput:
 
     def now(self, metric: str) -> float | None:
         """Return the median of a metric over the recent steps; None until there are enough."""
+        # A median, which two odd steps out of five do not move.
         values = self.history.last(metric, self.limits.recent_steps)
         return median(values) if values else None
 
@@ -49,16 +50,19 @@ class DetectorInput:
 
     def held_out(self) -> tuple[float, float] | None:
         """Return held-out accuracy at the start and now (mean of the last two evaluations); None before the second."""
+        # The middle of the last two: one evaluation on a few dozen problems is noisy.
         values = self.history.values("eval/accuracy")
         return (values[0], median(values[-2:])) if len(values) > 1 else None
 
     def scaled(self, reward: float) -> float:
         """Scale a mean reward to 0 where all answers are wrong and 1 where all are right."""
+        # The thresholds are those of accuracies, and a recipe may reward with -1 and 1.
         wrong, right = self.rewards
         return (reward - wrong) / (right - wrong)
 
     def gain(self) -> float:
         """Return the rise of accuracy since the start: held-out if measured, else by the verifier."""
+        # Held-out accuracy first: the training reward is what a hacked verifier raises.
         held_out, right = self.held_out(), self.shift(self.accuracy)
         if held_out is not None:
             return held_out[1] - held_out[0]

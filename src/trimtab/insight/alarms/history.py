@@ -55,6 +55,7 @@ class History:
         """Add a record of metrics and return its step."""
         step = int(record["step"])
         for name, value in record.items():
+            # A single NaN would make every median after it NaN.
             if isinstance(value, int | float) and math.isfinite(value):
                 steps, values = self.series.setdefault(name, ([], []))
                 steps.append(step)
@@ -116,5 +117,6 @@ def spread(values: list[float]) -> float:
 
 def slope(values: list[float]) -> float:
     """Return the trend per step: the median slope over pairs half a window apart (a Theil-Sen estimator)."""
+    # Pairs half a window apart: as robust as all pairs, in linear time.
     half = len(values) // 2
     return median([(later - earlier) / half for earlier, later in zip(values, values[half:], strict=False)])

@@ -19,6 +19,8 @@ class AlarmKind:
     suggestion: str
 
 
+# The names are also keys of [alarms] in a recipe, and the suggestions name keys of a recipe: tests check both.
+# The order is that in which alarms of one step are reported.
 ALARM_KINDS: dict[str, AlarmKind] = {
     "entropy_collapse": AlarmKind(
         policy.entropy_collapse,

@@ -23,6 +23,7 @@ class Episode:
 
     def update(self, found: bool, limits: Thresholds) -> bool:
         """Count a step and return whether the alarm rings now."""
+        # Findings come and go with the noise: one must hold for a few steps, and be gone for many, before a new ring.
         self.present = self.present + 1 if found else 0
         self.absent = 0 if found else self.absent + 1
         if self.absent >= limits.quiet_steps:
@@ -40,6 +41,7 @@ class AlarmMonitor:
     """
 
     run: DetectorInput = field(default_factory=DetectorInput)
+    # Looked up when a monitor is made, so that a test can replace the table.
     kinds: Mapping[str, AlarmKind] = field(default_factory=lambda: ALARM_KINDS)
     warn: Callable[[str], object] = lambda text: None
     episodes: dict[str, Episode] = field(default_factory=dict)

@@ -19,6 +19,7 @@ LONGEST_LINE = 1 << 20  # bytes; a line of metrics has a few thousand
 def replay_metrics(records: Iterable[Mapping[str, float]], monitor: AlarmMonitor | None = None) -> list[Alarm]:
     """Return the alarms that ring over records, in the order of their steps."""
     monitor = monitor or alarm_monitor()
+    # Logs of other trainers, or of resumed runs, may be out of order.
     ordered = sorted(records, key=lambda record: record["step"])
     return [alarm for record in ordered for alarm in monitor(record)]
 
@@ -28,6 +29,7 @@ def replay_run(run: Path) -> list[Alarm]:
     folder = run if run.is_dir() else run.parent
     path = run / "metrics.jsonl" if run.is_dir() else run
     config = folder / "config.toml"
+    # A metrics file alone may lie beside a config.toml that is not its own.
     monitor = alarm_monitor(load(config) if run.is_dir() and config.exists() else None)
     return replay_metrics(read_metrics(path), monitor)
 

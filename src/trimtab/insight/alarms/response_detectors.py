@@ -17,6 +17,7 @@ def no_signal(run: DetectorInput) -> Finding | None:
             f"only {percent(mixed)} of the groups have any spread in reward{how}",
             run.level(metric, limit=limits.signal_min_share),
         )
+    # Fewer mixed groups are welcome if more problems are solved.
     if shift is None or shift.now > limits.signal_fall * shift.start or not shift.significant or run.gain() > 0:
         return None
     return Finding(
@@ -57,6 +58,7 @@ def length_drift(run: DetectorInput) -> Finding | None:
     factor = length.now / length.start
     if 1 / limits.length_factor < factor < limits.length_factor or not length.significant:
         return None
+    # Longer reasoning that is more often right is what training is for.
     if run.gain() >= limits.length_gain:
         return None
     return Finding(
@@ -77,6 +79,7 @@ def _held_out_lags(run: DetectorInput, metric: str) -> Finding | None:
     now, start = reward.now, reward.start
     if metric == "reward/mean":
         now, start = run.scaled(now), run.scaled(start)
+    # A reward below held-out accuracy is no hacking: sampled accuracy catches up with greedy accuracy.
     rise, followed = now - start, held_out[1] - held_out[0]
     if rise < limits.hacking_rise or followed > limits.hacking_follow * rise or now < held_out[1]:
         return None
@@ -89,6 +92,7 @@ def _held_out_lags(run: DetectorInput, metric: str) -> Finding | None:
 
 def _jumps(run: DetectorInput) -> Finding | None:
     """Detect a reward that jumps within the trend window, with length or entropy."""
+    # For runs without evaluation: an exploit is found within a few steps and changes the style of responses.
     limits = run.limits
     names = (run.accuracy, "response/length_mean", "policy/entropy")
     windows = [run.history.last(name, limits.trend_steps) for name in names]
@@ -118,6 +122,7 @@ def _jumps(run: DetectorInput) -> Finding | None:
 def reward_drop(run: DetectorInput) -> Finding | None:
     """Detect accuracy, by the verifier or held-out, well below its best."""
     limits = run.limits
+    # The best is a median over the longer window, so that a lucky streak is no yardstick.
     now, best = run.now(run.accuracy), run.history.best(run.accuracy, limits.start_steps)
     if now is not None and _is_drop(run, run.accuracy, now, best):
         return Finding(
@@ -137,5 +142,6 @@ def reward_drop(run: DetectorInput) -> Finding | None:
 
 
 def _is_drop(run: DetectorInput, metric: str, now: float, best: float) -> bool:
+    # Relative, absolute and against the noise: accuracies near 0 or on 30 problems vary by themselves.
     limits, noise = run.limits, run.history.noise(metric)
     return now < limits.drop_share * best and best - now > max(limits.drop_min, limits.drop_noise * noise)

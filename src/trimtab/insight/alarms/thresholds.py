@@ -10,6 +10,7 @@ from typing import Any
 
 
 def _threshold(value: float, why: str) -> Any:
+    # The reason is metadata instead of a comment: docs/alarms.md prints it.
     return field(default=value, metadata={"why": why})
 
 
@@ -27,6 +28,7 @@ class Thresholds:
     hold_steps: int = _threshold(3, "steps in a row for which a finding must hold before the alarm rings")
     quiet_steps: int = _threshold(25, "steps without the finding after which the alarm may ring again")
 
+    # Entropy
     collapse_level: float = _threshold(0.25, "of the entropy at the start: healthy runs keep more while they learn")
     collapse_floor: float = _threshold(0.1, "of the entropy at the start: where a falling trend must not lead")
     collapse_target: float = _threshold(0.5, "of the objective's own target entropy, where it has one")
@@ -34,11 +36,13 @@ class Thresholds:
     explosion_ceiling: float = _threshold(2.0, "times that entropy: where a rising trend must not lead")
     explosion_min_rise: float = _threshold(0.1, "nats above it too: a run that starts near 0 may move a little")
 
+    # Tokens that weigh too much
     spurious_growth: float = _threshold(3.0, "times the share at the start")
     spurious_min_share: float = _threshold(0.002, "share of tokens below which growth is ignored")
     gradient_growth: float = _threshold(2.0, "times the share of gradient that few tokens held at the start")
     gradient_min_share: float = _threshold(0.2, "share of all gradient below which concentration is harmless")
 
+    # How far an update moves the policy, and the sampler from the trainer
     ratio_kl: float = _threshold(0.02, "nats that the policy moves within a step; trust regions aim at 0.01 or less")
     ratio_growth: float = _threshold(5.0, "times what it moved at the start")
     ratio_kl_min: float = _threshold(0.01, "nats within a step below which growth is ignored")
@@ -50,6 +54,7 @@ class Thresholds:
     mismatch_growth: float = _threshold(5.0, "times the mismatch at the start")
     mismatch_min: float = _threshold(0.01, "nats below which growth is rounding")
 
+    # Responses
     signal_min_share: float = _threshold(0.1, "share of groups with spread: below it 90 % of the sampling is wasted")
     signal_fall: float = _threshold(0.5, "of the share of such groups at the start, while no more responses are right")
     truncated_level: float = _threshold(0.5, "share of responses cut off: most never get to their answer")
@@ -58,6 +63,7 @@ class Thresholds:
     length_factor: float = _threshold(1.5, "times as long, or as short, as at the start")
     length_gain: float = _threshold(0.05, "rise of held-out accuracy since the start that pays for another length")
 
+    # Rewards
     hacking_rise: float = _threshold(0.1, "rise of accuracy by the verifier since the start")
     hacking_follow: float = _threshold(0.3, "share of that rise which held-out accuracy must follow")
     jump_rise: float = _threshold(0.15, "rise of accuracy within a trend's window")

@@ -7,7 +7,7 @@ controllers are set to their recorded state, and with `scope = "micro"` the micr
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +63,7 @@ def to_token_batch(update: RecordedUpdate, needs: Iterable[str] = ()) -> TokenBa
     lengths = as_tensor(step.responses["tokens"][update.responses])
     sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths.to(torch.int64))
     if "segment" in needs and "segment" not in fields:
+        # Runs of methods without segments do not record them, but the tokens are enough.
         spelling = step.records.vocabulary.text_bytes
         fields["segment"] = segment_ids(as_tensor(update.column("token")).long(), spelling, sequence=sequence)
     return TokenBatch(
@@ -79,6 +80,7 @@ def new_log_probs(update: RecordedUpdate, batch: TokenBatch) -> Tensor:
     if "new_logp" not in update.step.tokens:
         return batch.judged_logp
     recorded = as_tensor(update.column("new_logp"))
+    # An update that was skipped because something was not finite may have NaN here.
     return recorded if update.info.taken else torch.where(recorded.isfinite(), recorded, batch.judged_logp)
 
 
@@ -95,6 +97,7 @@ def with_advantages_of(batch: TokenBatch, objective: Objective, update: Recorded
 def replan(objective: Objective, batch: TokenBatch, update: RecordedUpdate) -> list[Plan]:
     """Plan a recorded update again: one plan, or with `scope = "micro"` one for each recorded micro-batch."""
     plan = objective.plan(batch)
+    # A plan with `replan` depends on the micro-batches; all others are planned over the whole mini-batch.
     if plan.replan is None:
         return [plan]
     sizes = update.info.micro_batches
@@ -121,11 +124,16 @@ def set_controllers(objective: Objective, step: RecordedStep, recorded: bool) ->
         controller.observe(float("nan") if entropy is None else entropy)
 
 
-@contextmanager
-def recorded_threads(step: RecordedStep) -> Iterator[None]:
+def recorded_threads(step: RecordedStep) -> AbstractContextManager[None]:
     """Use as many threads as the run did, since sums depend on it in the last bit; one for a run on a GPU."""
+    return torch_threads(max(step.info.threads, 1) if step.info.device == "cpu" else 1)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Run torch on so many threads."""
     before = torch.get_num_threads()
-    torch.set_num_threads(max(step.info.threads, 1) if step.info.device == "cpu" else 1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

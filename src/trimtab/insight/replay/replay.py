@@ -92,7 +92,7 @@ def replay_steps(
     _warm_up_controllers(records, variants, first)
     needs = frozenset[str]().union(*(variant.objective.needs for variant in variants))
     for step in records.select(first, last, every):
-        _check_fields(step, variants)
+        _check_fields(step, variants)  # before the columns are read: the error names the objective
         load_columns(step, needs)
         for variant in variants:
             set_controllers(variant.objective, step, variant.recorded)
@@ -120,8 +120,10 @@ def _replay_update(
         plans = replan(variant.objective, batch, update)
         coefficient, clipped = gradient_coefficients(variant.objective, plans, recorded.new_logp)
         code = np.concatenate([plan.reason.numpy() for plan in plans]) | (clipped.numpy() * np.int16(_CLIPPED_BIT))
+        # Divided by the tokens, as a token-mean loss does; the objective's own scale is in the coefficient.
         before = (batch.advantage.abs() * grad_norm).numpy() / max(batch.tokens, 1)
         after = (coefficient.abs() * grad_norm).numpy()
+        # In float64: the terms cancel, and there may be a million of them.
         change = -float((coefficient * phi).sum(dtype=torch.float64))
         stats.append(_update_stats(code, before, after, change))
         touched.append(code & _TOUCHED_BITS)
@@ -158,6 +160,7 @@ def _overlaps(codes: Sequence[NDArray[Any]]) -> Iterator[TokenOverlap]:
     for second in range(len(codes)):
         for first in range(second):
             both = int(np.count_nonzero(touched[first] & touched[second]))
+            # Codes hold all touching reasons, so equal codes mean the same reasons.
             agreed = int(np.count_nonzero((codes[first] == codes[second]) & touched[first])) if both else 0
             yield TokenOverlap(first, second, both, counts[first] + counts[second] - both, agreed)
 
@@ -202,8 +205,10 @@ def _notes(
         )
     if not all(step.has_new_logp for step in steps):
         yield "no new log-probabilities were recorded: ratios are taken as 1, and nothing is clipped"
+    # CUDA adds floats in another order than the CPU.
     if any(step.device != "cpu" for step in steps):
         yield "recorded on a GPU: thresholds made from sums may differ here in the last bit"
+    # `stride` grows whenever records are thinned out to stay within their size limit.
     interval = manifest.settings.every * manifest.stride * every
     if interval > 1 and any(variant.objective.controllers and not variant.recorded for variant in variants):
         yield f"one step in {interval} is {'replayed' if every > 1 else 'recorded'}: an adaptive gate saw only those"

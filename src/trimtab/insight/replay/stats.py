@@ -49,6 +49,7 @@ class ObjectiveStats:
     reasons: dict[str, GradientMass] = field(default_factory=dict)
 
     def __add__(self, other: ObjectiveStats) -> ObjectiveStats:
+        # A reason may occur in one of the two only.
         names, none = {**self.reasons, **other.reasons}, GradientMass()
         return ObjectiveStats(
             self.updates + other.updates,
@@ -139,6 +140,7 @@ class Replay:
 
 def sum_stats(rows: Iterable[tuple[ObjectiveStats, ...]], count: int) -> tuple[ObjectiveStats, ...]:
     """Add up rows objective by objective."""
+    # From zeros, so that a step without updates has stats too.
     return reduce(lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)), rows, (ObjectiveStats(),) * count)
 
 

@@ -22,7 +22,7 @@ from trimtab.record import RecordWarning, open_run
 from trimtab.text import NOTHING, percent, printable
 
 REASONS = ("silenced", "boosted", "damped", "masked", "dropped", "penalized", "reshaped", "corrected", CLIPPED)
-SHOWN_PAIRS = 12
+SHOWN_PAIRS = 12  # six objectives have 15 pairs
 LEGEND = (
     "Share of tokens (and their share of the gradient before the objective acts). Entropy: predicted first-order "
     "change per unit of step size, mean over updates."
@@ -36,6 +36,7 @@ def show_replay(
     first, last = parse_span(steps)
     sweep = parse_sweep(sweeps)
     count = sum((first is None or n >= first) and (last is None or n <= last) for n in open_run(run).steps)
+    # On stderr, since stdout may go to a file; warnings are printed when the bar is gone.
     with Progress(console=Console(stderr=True), transient=True) as bar, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RecordWarning)
         task = bar.add_task("replaying", total=count)
@@ -123,10 +124,12 @@ def _print_text(text: str, console: Console) -> None:
 
 def _plain(text: str) -> Text:
     """Return text without control sequences, which rich does not parse as markup."""
+    # A label or a path may hold anything, even escape sequences.
     return Text(printable(text))
 
 
 def _distance(overlap: TokenOverlap) -> float:
+    # NaN has no order: pairs without touched tokens come last.
     return 0.0 if math.isnan(overlap.jaccard) else -overlap.jaccard
 
 
@@ -154,6 +157,7 @@ def shown_reasons(result: Replay) -> list[str]:
 
 
 def _without_nan(value: Any) -> Any:
+    # JSON has no NaN: json.dumps would write a token that other parsers reject.
     if isinstance(value, dict):
         return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

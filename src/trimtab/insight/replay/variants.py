@@ -30,7 +30,7 @@ class ReplayVariant:
 def make_variants(records: Records, objectives: Sequence[str], sweep: Sweep) -> list[ReplayVariant]:
     """Build the named objectives, each with every combination of the swept options that it has."""
     options = records.manifest.objective
-    variants: dict[str, ReplayVariant] = {}
+    variants: dict[str, ReplayVariant] = {}  # by label: an objective that is named twice is replayed once
     used: set[str] = set()
     for name in objectives:
         method = str(options["name"]) if name == RECORDED else name
@@ -40,6 +40,7 @@ def make_variants(records: Records, objectives: Sequence[str], sweep: Sweep) -> 
             chosen = dict(zip(swept, values, strict=True))
             label = " ".join([name, *(f"{key}={value}" for key, value in chosen.items())])
             if name == RECORDED:
+                # With a swept option it is another objective, whose controllers have no recorded state.
                 built = recorded_objective({**options, **chosen})
                 variants[label] = ReplayVariant(f"{label} ({method})", built, not chosen)
             else:
@@ -52,6 +53,7 @@ def make_variants(records: Records, objectives: Sequence[str], sweep: Sweep) -> 
 
 def has_option(name: str, option: str) -> bool:
     """Return whether an objective, or one of its attachments, has an option."""
+    # `sspo + s2t(quantile=0.5)` has the terms sspo and s2t.
     terms = [re.split(r"\(", term)[0].strip() for term in re.sub(r"\([^)]*\)", "", name).split("+")]
     known = {**ATTACHMENTS, **METHODS}
     return option in COMMON_OPTIONS or any(option in known[term].options for term in terms if term in known)

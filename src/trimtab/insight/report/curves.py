@@ -26,6 +26,7 @@ def downsample(values: NumpyArray, points: int = POINTS) -> NumpyArray:
     count = len(values)
     if count <= points:
         return np.arange(count)
+    # Minimum and maximum of every bucket: a spike at one step in a million is still drawn.
     buckets = max((points - 2) // 2, 1)
     edges = np.linspace(0, count, buckets + 1).astype(np.int64)
     kept = {0, count - 1}
@@ -65,6 +66,7 @@ def groups_json(runs: Sequence[RunFiles], points: int) -> list[dict[str, Any]]:
 
 def final_value(name: str, curves: Sequence[MetricCurve]) -> list[float]:
     """Return mean and standard deviation over runs of a metric's last values; shares are means over the whole run."""
+    # An evaluation is a mean over many problems already; single training steps are noisy.
     window = 1 if name.startswith("eval/") else LONGEST_WINDOW
     whole = name.endswith("_share")
     values = [float((curve.values if whole else curve.values[-window:]).mean()) for curve in curves]
@@ -78,6 +80,7 @@ def mean_and_std(curves: Sequence[MetricCurve]) -> tuple[NumpyArray, NumpyArray,
     for curve in curves:
         where, values = np.searchsorted(steps, curve.steps), curve.values.astype(np.float64)
         sums[:, where] += np.stack([np.ones_like(values), values, values**2])
+    # One pass over runs of different lengths, in float64 because squares minus squared mean cancels.
     count, total, squares = sums
     mean = total / count
     variance = (squares - count * mean**2) / np.maximum(count - 1, 1)

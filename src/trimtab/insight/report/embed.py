@@ -29,6 +29,7 @@ NumpyArray = np.ndarray[Any, Any]
 
 def safe_json(value: Any) -> str:
     """Return JSON that is safe inside a script element; numbers that are not finite become null."""
+    # `<` could end the script element, U+2028 ends a line in old JavaScript, a lone surrogate cannot be written.
     text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return _SURROGATES.sub("\ufffd", text).translate(_ESCAPES)
 
@@ -52,6 +53,7 @@ def encode_array(values: Sequence[float] | NumpyArray, dtype: str = "f4") -> dic
     encoded: dict[str, Any] = {"t": dtype, "n": len(array)}
     if not len(array):
         return encoded | {"c": 0}
+    # Weights, clip ranges and reasons are the same for nearly all tokens: exceptions are far shorter.
     common = array[0] if (array == array[0]).all() else _most_common(array)
     rest = np.flatnonzero(~_same(array, common))
     if len(rest) > _SPARSE * len(array):
@@ -63,6 +65,7 @@ def encode_array(values: Sequence[float] | NumpyArray, dtype: str = "f4") -> dic
 
 
 def _same(array: NumpyArray, value: Any) -> NumpyArray:
+    # NaN is not equal to itself.
     return np.isnan(array) if np.isnan(value) else array == value
 
 

@@ -63,7 +63,7 @@ def microscope_data(
         effects = dict(_compared_effects(table.step, compared, data.notes))
         for excerpt in group:
             block = safe_json(response_json(table, {name: effects.get(name) for name in compared}, excerpt, vocabulary))
-            size = len(block.encode())
+            size = len(block.encode())  # the selection only estimates sizes, and a token may be 200 characters
             if size > left:
                 skipped += 1
                 continue
@@ -94,6 +94,7 @@ def _compared_effects(
             yield name, token_effects(step, objective, batches)
         except (ValueError, RecordError) as error:
             note = f"{name} cannot be planned over these records: {truncated(str(error), 200)}"
+            # Once for each objective, not for each step.
             if not any(known.startswith(f"{name} cannot") for known in notes):
                 notes.append(note)
 
@@ -124,6 +125,7 @@ def response_json(
     """Return a response with all its numbers; `compared` is None for an objective that could not be planned."""
     step, tokens = table.step, _token_slice(table.step, excerpt)
     ids = step.tokens["token"][tokens].tolist()
+    # Everything a model or a task wrote is truncated: one endless prompt must not fill the page.
     texts = {name: step.responses[name][excerpt.response] for name in ("prompt", "answer", "extracted", "source")}
     arrays = {
         "logp": encode_array(table.logp[tokens]),

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from trimtab.insight.replay import recorded_objective
+from trimtab.insight.replay import recorded_objective, torch_threads
 from trimtab.insight.report import summary_text
 from trimtab.insight.report.curves import curves_json, groups_json, points_per_curve
 from trimtab.insight.report.embed import truncated
@@ -52,9 +49,11 @@ def page_data(
     runs = [read_run(path) for path in request.runs]
     points, blocks = points_per_curve(len(runs)), list[str]()
     runs_data = []
-    with one_thread():
+    # Single updates are so small that more threads would only wait for each other.
+    with torch_threads(1):
         for run in runs:
             progress(f"reading {run.name}")
+            # Blocks are numbered over all runs, since they are elements of one page.
             data, responses = run_json(run, request, MICROSCOPE_BYTES // len(runs), len(blocks))
             runs_data.append(data | {"curves": curves_json(run.curves, points)})
             blocks += responses
@@ -68,17 +67,6 @@ def page_data(
         "selection_reasons": SELECTION_REASONS,
     }
     return title, data, blocks
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread: mini-batches are so small here that threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def run_json(
@@ -128,6 +116,7 @@ def read_tokens(
     assert run.records is not None
     steps = run.records.steps
     selection = select_steps(run, requested)
+    # A small vocabulary has no entropies up to 6 nats: its heat map covers what is possible.
     statistics = TokenStatistics(h_max=min(H_MAX, math.log(max(run.records.manifest.vocabulary, 2))))
     pool = CandidatePool(
         alarm_steps=frozenset(alarm.step for alarm in run.alarms),
@@ -144,6 +133,7 @@ def read_tokens(
             pool.add(table, sample=number in evenly_spaced)
         except (RecordError, ValueError, LookupError) as error:
             damaged.append(f"step {number} is left out: {truncated(str(error), 300)}")
+    # A few examples are enough: a broken disk may damage thousands of steps.
     notes += damaged[:5] + ([f"{len(damaged) - 5} more steps are damaged and left out"] if len(damaged) > 5 else [])
     notes += [f"step {number} is not recorded" for number in sorted(set(requested) - set(steps))[:5]]
     return statistics, pool
@@ -180,6 +170,7 @@ def _spurious_region(run: RunFiles, recorded: Objective | None) -> dict[str, flo
     tau_p = run.objective.get("tau_p", 0.002)
     if recorded is None or not any(rule.name == "s2t" for rule in recorded.rules):
         return None
+    # A configuration is read as it is, and may hold anything.
     if not isinstance(tau_p, int | float) or not tau_p > 0:
         return None
     values = sorted(curve.values.tolist()) if curve is not None and len(curve.values) else [math.nan]

@@ -6,7 +6,7 @@ function replaySection(run) {
   if (!replay) return section("replay", title, "There is nothing to show: no tokens that could be replayed are recorded.");
   const head = (names) => el("thead", {}, el("tr", {}, names.map((name) => el("th", { scope: "col" }, name))));
   const row = (name, cells) => el("tr", {}, el("th", { scope: "row" }, visible(name)), cells.map((cell) => el("td", {}, cell)));
-  const effects = el("table", { class: "numbers", id: "replay-effects" }, head(["objective", ...replay.reasons, "entropy"]),
+  const effects = el("table", { class: "numbers", id: "replay-effects" }, head(["objective", ...replay.reasons, "entropy change"]),
     el("tbody", {}, replay.rows.map((one) => row(one.name, [...one.cells, one.entropy]))));
   const overlaps = el("table", { class: "numbers", id: "replay-overlaps" },
     el("caption", {}, `Tokens that both ${visible(replay.rows[0].name)} and another objective change (silence, boost, clip, ...):`),

@@ -99,6 +99,7 @@ def _entropy(run: RunFiles) -> Iterator[str]:
     if curve is None:
         return
     first, last = _start_and_end(curve)
+    # Below 0.05 nats nearly every token has a probability above 0.99.
     low = " Near zero, the model hardly explores any more." if last < 0.05 else ""
     yield f"The policy's entropy {_moved(first, last)} from {number(first)} to {number(last)} nats per token.{low}"
 
@@ -128,6 +129,7 @@ def _problems(run: RunFiles) -> Iterator[str]:
 
 def _start_and_end(curve: MetricCurve, window: int = 0) -> tuple[float, float]:
     """Return the means over the first and the last `window` values; 0 stands for a quarter of the run at most."""
+    # Of short runs at most a quarter, so that start and end do not overlap.
     count = window or max(1, min(LONGEST_WINDOW, len(curve.values) // 4))
     return float(curve.values[:count].mean()), float(curve.values[-count:].mean())
 
@@ -139,6 +141,7 @@ def _moved(first: float, last: float) -> str:
 
 
 def _one_in(share: float) -> str:
+    # "One in 3" would hide the difference between 0.3 and 0.4.
     if share >= 0.1:
         return percent(share)
     return f"one in {round(1 / share):,}"

@@ -54,6 +54,7 @@ class TokenStatistics:
         x = _bins(table.logp / math.log(10), P_RANGE, P_BINS)
         y = _bins(table.entropy, (0.0, self.h_max), H_BINS)
         advantage = table.effects.advantage
+        # The first three partition the tokens; removed ones are also in one of them.
         removed = (table.effects.reason & int(REMOVED)) != 0
         for row, mask in enumerate((advantage > 0, advantage < 0, advantage == 0, removed)):
             self.probability_entropy[row] += _histogram(y[mask], x[mask], H_BINS, P_BINS)
@@ -65,6 +66,7 @@ class TokenStatistics:
         x, y = _bins(excess, S_RANGE, S_BINS), _bins(advantage, A_RANGE, A_BINS)
         signal = advantage != 0
         self.surprisal_advantage += _histogram(y[signal], x[signal], A_BINS, S_BINS)
+        # The code is the index in QUADRANTS.
         quadrant = np.where(advantage > 0, 0, 2) + (excess > 0)
         for column, weights in enumerate((None, table.grad_norm[signal], table.entropy_change[signal])):
             self.quadrants[:, column] += np.bincount(quadrant[signal], weights, len(QUADRANTS))

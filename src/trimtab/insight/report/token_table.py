@@ -93,6 +93,7 @@ def read_checked_step(records: Records, number: int) -> RecordedStep:
 def token_table(step: RecordedStep, objective: Objective | None) -> TokenTable:
     """Return a step's tokens under the recorded objective; without it coefficients are NaN."""
     load_columns(step, objective.needs if objective else ())
+    # The log-probabilities by which the run judged its tokens.
     judged = "current_logp" if "current_logp" in step.tokens else "old_logp"
     log_ratio = _column(step, "new_logp") - step.tokens["old_logp"]
     return TokenTable(
@@ -113,6 +114,7 @@ def mini_batches(step: RecordedStep, needs: Iterable[str]) -> list[RecordedMiniB
 
 def token_effects(step: RecordedStep, objective: Objective, batches: Sequence[RecordedMiniBatch]) -> TokenEffects:
     """Return what another objective would have done with the step's mini-batches."""
+    # An adaptive gate observes this step only: the microscope does not read the steps before it.
     set_controllers(objective, step, recorded=False)
     effects = [_update_effects(recorded, objective) for recorded in batches]
     names = [each.name for each in fields(TokenEffects)]
@@ -133,7 +135,7 @@ def _update_effects(recorded: RecordedMiniBatch, objective: Objective) -> TokenE
 def _recorded_effects(step: RecordedStep, objective: Objective | None) -> TokenEffects:
     """Return the recorded plan, and its coefficients at the recorded log-probabilities."""
     columns = step.tokens
-    count = step.info.tokens
+    count = step.info.tokens  # optional columns may be missing
     return TokenEffects(
         coefficient=np.full(count, np.nan, np.float32) if objective is None else _coefficients(step, objective),
         advantage=columns[_advantage_column(step)],

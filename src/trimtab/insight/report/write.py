@@ -34,6 +34,7 @@ def write_report(
         raise ValueError(f"--out {path} is a folder; name a file, for example {path / NAME}")
     request = ReportRequest(tuple(Path(run) for run in runs), tuple(compared), tuple(steps))
     title, data, blocks = page_data(request, progress)
+    # Atomically: a reader that has the old report open never sees half of the new one.
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, page(title, data, blocks))
     return path
