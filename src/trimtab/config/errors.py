@@ -41,6 +41,7 @@ def describe_error(error: Any, root: type[BaseModel]) -> str:
         return f"{key} = {value!r}: {key} is a section, a table with the keys {', '.join(fields)}"
     if kind in ("missing", "too_long"):  # only update.betas, the one list of fixed length, has these
         key, kind = key.partition("[")[0], "tuple"
+    # Pydantic's kinds are `int_type`, `int_parsing`, `int_from_float`, ...: the first word tells the type.
     expected = _EXPECTED.get(kind) or _EXPECTED.get(kind.partition("_")[0])
     wanted = f"must be {expected(error.get('ctx', {}))}" if expected else error["msg"]
     return f"{key} = {value!r}: {wanted}{_suggestion(error)}"

@@ -44,6 +44,7 @@ def packaged_recipes() -> dict[str, Path]:
 def find_recipe(recipe: str | Path) -> Path:
     """Return the file of a recipe, given its path or the name of one that comes with trimtab."""
     path = Path(recipe)
+    # The suffix decides, so that a folder named `demo` in the working directory does not hide the recipe.
     if path.suffix == ".toml":
         if not path.is_file():
             raise ValueError(f"recipe {str(recipe)!r}: there is no such file")

@@ -142,6 +142,7 @@ class RewardConfig(Section):
     no_answer: float | RewardKeyword = Field("wrong", description="the response holds no answer")
     ambiguous: float | RewardKeyword = Field("wrong", description="several answers where one is asked for")
     too_costly: float | RewardKeyword = Field("wrong", description="the answer takes too long to check")
+    # Excluded by default: a failure of the grader tells nothing about the response.
     crashed: float | RewardKeyword = Field("exclude", description="the grader failed")
     overlong_buffer: int = Field(
         0, ge=0, description="DAPO's soft overlong penalty: it grows over the last so many tokens; 0: off"
@@ -151,6 +152,7 @@ class RewardConfig(Section):
     @field_validator("no_answer", "ambiguous", "too_costly", "crashed", mode="before")
     @classmethod
     def _check_number_or_keyword(cls, value: Any) -> Any:
+        # Checked here because pydantic would report a wrong value once per member of the union.
         if value in typing.get_args(RewardKeyword) or (isinstance(value, int | float) and not isinstance(value, bool)):
             return value
         raise ValueError(f"{value!r} must be a number, 'wrong' (the reward of a wrong answer) or 'exclude'")
@@ -172,6 +174,7 @@ class UpdateConfig(Section):
     lr: float = Field(1e-3, gt=0, description="AdamW's learning rate, constant after the warm-up")
     warmup_steps: int = Field(0, ge=0, description="steps of linear learning-rate warm-up")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
+    # Not strict: TOML and JSON have lists, never tuples.
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.999), strict=False, description="AdamW's betas"
     )
@@ -270,6 +273,7 @@ class Config(Section):
     @field_validator("objective")
     @classmethod
     def _check_objective(cls, value: dict[str, Any]) -> dict[str, Any]:
+        # Built here only to report unknown methods and options with all other errors of the recipe.
         if "name" not in value:
             raise ValueError("the objective needs a name, for example name = 'stapo'")
         build_objective(value)
@@ -283,12 +287,14 @@ class Config(Section):
                 f"update.per_step = {update.per_step} does not divide rollout.prompts = {rollout.prompts}: the "
                 f"{rollout.prompts * rollout.samples} responses of a step are split into mini-batches of whole groups"
             )
+        # The trainer rescores mini-batches by [update]; another value in [objective] would plan without those scores.
         token_stats = self.objective.get("token_stats", update.token_stats)
         if token_stats != update.token_stats:
             raise ValueError(
                 f"objective.token_stats = {token_stats!r}, but update.token_stats = {update.token_stats!r}: "
                 "set update.token_stats alone"
             )
+        # Found now rather than after the model is loaded.
         if "ref_logp" in self.build_objective().needs and self.model.reference is None:
             raise ValueError(
                 f"objective.name = {self.objective['name']!r} has a KL to a reference model: "
@@ -319,6 +325,7 @@ class Config(Section):
             samples=samples,
             max_new_tokens=rollout.max_new_tokens,
             temperature=rollout.temperature if temperature is None else temperature,
+            # Greedy decoding has nothing to filter, and an evaluation must not depend on the training filter.
             top_p=rollout.top_p if temperature is None else 1.0,
             top_k=rollout.top_k if temperature is None else 0,
             seed=self.run.seed,
@@ -342,6 +349,7 @@ def build_objective(options: Mapping[str, Any]) -> Objective:
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of recipes, for editors."""
     table = Config.model_json_schema()
+    # Objectives are validated by their builder; the schema only lists names and options for completion.
     names = [*METHODS, *(f"dapo + {name}" for name in ATTACHMENTS)]
     entries = [*METHODS.values(), *ATTACHMENTS.values()]
     known = sorted({*COMMON_OPTIONS, *(key for entry in entries for key in entry.options)} - {*ATTACHMENTS})

@@ -43,6 +43,7 @@ def build_policy(config: Config, path: str | None = None) -> Policy:
         device=config.run.device,
         precision=model.precision,
         attention=model.attention,
+        # A reference model is only evaluated: it needs neither checkpointed activations nor adapters.
         gradient_checkpointing=model.gradient_checkpointing and trained,
         lora_rank=model.lora_rank if trained else 0,
         lora_alpha=model.lora_alpha,
@@ -54,6 +55,7 @@ def build_policy(config: Config, path: str | None = None) -> Policy:
 def build_reference(config: Config) -> Policy | None:
     """Load the reference model of a KL penalty; that of `start` gets its weights after the warm start."""
     reference = config.model.reference
+    # `start` loads the policy's own model again: its weights are overwritten after the warm start or on resume.
     return None if reference is None else build_policy(config, None if reference == "start" else reference)
 
 
@@ -61,6 +63,7 @@ def build_sampler(policy: Policy, rollout: RolloutConfig | None = None) -> Sampl
     """Build the sampler of a policy; without a configuration the native one."""
     if rollout is None or rollout.engine == "native":
         return _native(policy, rollout)
+    # vLLM reserves memory for this context, and refuses one longer than the model's position embeddings.
     wanted = rollout.max_prompt_tokens + rollout.max_new_tokens
     settings = VllmSettings(
         dtype=torch.bfloat16 if policy.precision == "bf16" else torch.float32,

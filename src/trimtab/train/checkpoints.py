@@ -97,9 +97,11 @@ def read(path: Path) -> Checkpoint:
         state = _read_json(path / "state.json")
         if state["step"] != _step(path):
             raise CheckpointError(f"checkpoint {path} is of step {state['step']}")
+        # safetensors checks its own header, and a file that passed the checksum is the one we wrote.
         tensors = {Path(name).stem: load_file(path / name) for name in files if name.endswith(".safetensors")}
     except CheckpointError:
         raise
+    # Whatever a foreign or damaged file can cause, RecursionError by deeply nested JSON included.
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error!r:.200}") from None
     return Checkpoint(_step(path), tensors, state, path)
@@ -130,7 +132,7 @@ def load_parameters(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
         for name in own.keys() | tensors.keys()
         if name not in own or name not in tensors or own[name].shape != tensors[name].shape
     ]
-    if wrong:
+    if wrong:  # checked before the first copy: a policy that is half restored would be worse than an error
         raise CheckpointError(
             f"the checkpoint is of another model: {wrong[0]} does not fit (and {len(wrong) - 1} more)"
         )
@@ -145,6 +147,7 @@ def load_weights(policy: Policy, path: Path) -> None:
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return an optimizer's state as tensors named `NUMBER OF THE PARAMETER/NAME`."""
+    # Only tensors and counters; learning rate and betas come from the recipe.
     state = optimizer.state_dict()["state"]
     return {
         f"{number}/{name}": torch.as_tensor(value) for number, slots in state.items() for name, value in slots.items()
@@ -159,6 +162,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, _, name = key.partition("/")
+        # AdamW has one scalar (the step) and two moments of the parameter's shape.
         if number not in shapes or value.shape not in {torch.Size(), shapes[number]}:
             raise CheckpointError(f"the optimizer's state is of another model: {key} does not fit")
         state.setdefault(int(number), {})[name] = value
@@ -188,6 +192,7 @@ def _write(folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Mapping
 
 def _finite_on_cpu(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
     copies = {name: value.detach().to("cpu").contiguous() for name, value in group.items()}
+    # Checked on the copy that is written: the one place that every save passes.
     bad = [name for name, value in copies.items() if not bool(torch.isfinite(value).all())]
     if bad:
         raise NonFiniteStateError(
@@ -209,6 +214,7 @@ def _check(path: Path) -> list[str]:
         raise CheckpointError(f"checkpoint {path} has a manifest of another format")
     files = dict(manifest["files"])
     present = {file.name for file in path.iterdir()} - {"manifest.json"}
+    # An extra file is as suspicious as a missing one, and the manifest cannot name files outside of the folder.
     if present != set(files):
         raise CheckpointError(f"checkpoint {path} should hold {sorted(files)}, but holds {sorted(present)}")
     for name, digest in files.items():

@@ -24,6 +24,7 @@ def train(run: Run) -> None:
     """Train a run from its start, or from its newest checkpoint, to its end."""
     with run.folder.locked():
         trainer = run.prepare()
+        # `closing` ends the generator, and with it the recorder and Ctrl-C handling, before an exception leaves here.
         with closing(run.steps()) as steps, gc_pause() as freeze_once:
             for step in steps:
                 trainer.set_learning_rate(step)
@@ -36,12 +37,13 @@ def train_step(trainer: Trainer, progress: RunProgress) -> StepResult:
     seconds: dict[str, float] = {}
     with timed(seconds, "time/rollout", trainer.policy.device):
         experience = score_rollouts(trainer, collect_rollouts(trainer, progress))
-    trainer.objective.observe(experience.batch)
+    trainer.objective.observe(experience.batch)  # controllers see every batch, also one without tokens
     finished: list[FinishedUpdate] = []
     with timed(seconds, "time/update", trainer.policy.device):
         results = [update_policy(trainer, minibatch, finished) for minibatch in experience.minibatches()]
     if experience.nonfinite is not None:
         results = [_skipped(experience.nonfinite)]
+    # A step that was skipped moves on as well, or a bad prompt could hold the run up for ever.
     progress.position = experience.rollouts.position
     progress.step += 1
     if trainer.recorder is not None:

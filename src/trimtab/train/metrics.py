@@ -78,6 +78,7 @@ def step_metrics(experience: Experience, results: Sequence[UpdateResult]) -> dic
     metrics["reward/excluded"] = len(rollouts.excluded)
     metrics["update/skipped"] = sum(not result.taken for result in results)
     taken = [result.metrics for result in results if result.taken]
+    # A dict instead of a set keeps the order of the names, so that logs of equal runs are equal.
     for name in {name: None for update in taken for name in update}:
         values = [update[name] for update in taken if name in update]
         combine = max if name.endswith("_max") else min if name.endswith("_min") else fmean
@@ -144,6 +145,7 @@ def token_signals(batch: TokenBatch) -> dict[str, Tensor]:
         "policy/entropy_p90": quantile(batch.entropy, 0.9),
         "tokens/spurious_share": spurious(batch).float().mean(),
     }
+    # Without any advantage all norms are 0, and the share is undefined.
     if batch.sum_p2 is not None and bool((batch.advantage != 0).any()):
         signals["tokens/top_gradient_share"] = top_gradient_share(batch)
     if batch.token is not None:
@@ -174,6 +176,7 @@ def repetition_share(token: Tensor, sequence: Tensor) -> Tensor:
     code = sequence[:count].to(torch.int64) * _ODD
     for offset in range(NGRAM):
         code = (code + token[offset : offset + count]) * _ODD
+    # Drop n-grams that reach over the end of a response.
     code = code[sequence[:count] == sequence[NGRAM - 1 :]].sort().values
     repeats = (code[1:] == code[:-1]).sum(dtype=torch.float32)
     return repeats / max(len(code), 1)
@@ -187,6 +190,7 @@ def has_learning_signal(metrics: Mapping[str, float]) -> bool:
 def no_signal_diagnosis(steps: int, metrics: Mapping[str, float], nonfinite: Path) -> str:
     """Explain why the last `steps` steps taught nothing, from the metrics of the last one."""
     accuracy, truncated = metrics.get("reward/accuracy", 0.0), metrics.get("response/truncated_share", 0.0)
+    # From the most certain cause to the least: an update that was skipped explains everything else.
     if metrics["update/skipped"]:
         advice = f"no update was finite, see {nonfinite}: lower update.lr"
     elif accuracy < 0.5:

@@ -40,7 +40,7 @@ def gc_pause() -> Iterator[Callable[[], None]]:
     def freeze_once() -> None:
         nonlocal frozen
         if ours and not frozen:
-            gc.collect()
+            gc.collect()  # or the garbage of the start would be frozen, and kept for the whole run
             gc.freeze()
             frozen = True
 

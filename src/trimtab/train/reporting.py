@@ -39,6 +39,7 @@ class Loggers:
         self.warn = warn
         self.active: dict[str, tuple[Log, Close]] = {}
         for name in config.run.loggers:
+            # Any exception: these are other people's packages, networks and accounts.
             try:
                 self.active[name] = _OPENERS[name](config, folder)
             except Exception as error:
@@ -46,7 +47,7 @@ class Loggers:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of a step to every logger."""
-        for name, (log, _) in list(self.active.items()):
+        for name, (log, _) in list(self.active.items()):  # a copy, since a failing logger is deleted
             try:
                 log(step, metrics)
             except Exception as error:
@@ -64,7 +65,7 @@ class Loggers:
 
 
 def _wandb(config: Config, folder: RunFolder) -> tuple[Log, Close]:
-    import wandb
+    import wandb  # imported here: only runs that ask for a logger need its package
 
     run: Any = wandb.init(project="trimtab", name=folder.path.name, config=config.model_dump(), dir=folder.path)
     return (lambda step, metrics: run.log(dict(metrics), step=step)), run.finish
@@ -78,7 +79,7 @@ def _trackio(config: Config, folder: RunFolder) -> tuple[Log, Close]:
 
 
 def _tensorboard(config: Config, folder: RunFolder) -> tuple[Log, Close]:
-    from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard import SummaryWriter  # needs the package tensorboard besides torch
 
     writer = SummaryWriter(folder.path / "tensorboard")
 

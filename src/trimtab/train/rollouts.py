@@ -72,6 +72,7 @@ def sample_groups(trainer: Trainer, progress: RunProgress) -> tuple[list[list[Gr
     for _ in range(rollout.dynamic_max_rounds if rollout.dynamic_sampling else 1):
         missing = rollout.prompts - len(groups)
         count = int(missing * rollout.dynamic_oversample) if rollout.dynamic_sampling else missing
+        # A prompt's number in the stream seeds its samples, so results do not depend on the round it came in.
         numbers = range(position, position + count)
         problems = [(n, trainer.task[problem_index(len(trainer.task), config.run.seed, n)]) for n in numbers]
         sampled = sample_and_grade(trainer, problems, progress.step, options)
@@ -93,6 +94,7 @@ def sample_and_grade(
     config, policy = trainer.config, trainer.policy
     prompts = encode_prompts(policy, problems, config.rollout.max_prompt_tokens)
     sampled = trainer.sampler.sample(prompts, step, options)
+    # One call for all responses: the graders work on the list in parallel.
     texts = policy.decode_batch([response.tokens for responses in sampled for response in responses])
     asked = [problem for (_, problem), responses in zip(problems, sampled, strict=True) for _ in responses]
     graded = iter(zip(texts, grade_many(list(zip(texts, asked, strict=True))), strict=True))
@@ -153,6 +155,7 @@ def split_into_minibatches(
 ) -> tuple[list[GradedResponse], list[int]]:
     """Split groups into mini-batches of whole groups; return all responses in order, and the mini-batches' sizes."""
     responses, sizes = [], []
+    # With groups dropped or excluded the mini-batches differ by up to one group, and some may be empty.
     bounds = [round(len(groups) * k / minibatches) for k in range(minibatches + 1)]
     for low, high in pairwise(bounds):
         minibatch = [response for group in groups[low:high] for response in group]
@@ -168,5 +171,6 @@ def evaluate(trainer: Trainer) -> dict[str, float]:
     if test is None:
         return {}
     problems = [(n, test[n]) for n in range(min(len(test), config.run.eval_problems))]
+    # No training step is numbered -1, so evaluation shares no random numbers with one.
     groups = sample_and_grade(trainer, problems, -1, config.sampling_options(samples=1, temperature=0.0))
     return {"eval/accuracy": fmean(group[0].verdict.kind == "correct" for group in groups)}

@@ -24,7 +24,7 @@ from trimtab.train.run_folder import RunFolder
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
 from trimtab.train.warm_start import warm_start
 
-KEEP_ALARM_CHECKPOINTS = 10
+KEEP_ALARM_CHECKPOINTS = 10  # an alarm that is raised again and again must not fill the disk
 
 
 class StopReason(StrEnum):
@@ -57,6 +57,7 @@ class Run:
     monitor: Monitor | None = None
     progress: RunProgress = field(default_factory=RunProgress)
     stopped: StopReason = StopReason.FINISHED
+    # Records that found no space in metrics.jsonl; kept so that a full disk costs no step of the curve.
     _unwritten: list[dict[str, float]] = field(default_factory=list)
     _trainer: Trainer | None = None
     _loggers: Loggers | None = None
@@ -71,6 +72,7 @@ class Run:
 
     def prepare(self) -> Trainer:
         """Build the trainer and bring it to the start of the first step: by a warm start, or from a checkpoint."""
+        # Before anything is computed: the last bits of a sum depend on how many threads share it.
         set_threads(self.config)
         if self.resume:
             self.folder.reopen(self.config)
@@ -85,6 +87,7 @@ class Run:
             self._start()
         self._alarms = AlarmHandler(self.monitor, self.config.alarms, self.folder, message)
         self._alarms.replay(self.folder.records())
+        # Only now, for it deletes the records of steps after the checkpoint that was restored.
         kept, step = self._alarms.steps_to_keep(), self.progress.step
         trainer.recorder = start_recording(
             trainer, self.folder.path, step=step, versions=versions(), warn=message, kept=kept
@@ -99,7 +102,7 @@ class Run:
                     self._step_started = time.perf_counter()
                     yield self.progress.step
                 self._end(interrupt)
-        finally:
+        finally:  # also when the loop raises: the recorder still has steps in its queue
             if self.trainer.recorder is not None:
                 self.trainer.recorder.close()
             assert self._loggers is not None
@@ -114,12 +117,14 @@ class Run:
         metrics["time/tokens_per_second"] = metrics["tokens/count"] / (time.perf_counter() - self._step_started)
         streak = self.progress.steps_without_signal
         self.progress.steps_without_signal = 0 if has_learning_signal(metrics) else streak + 1
+        # It may stop the run; the step is then not logged, since its checkpoint is not written either.
         self._handle_nonfinite(result)
         self._log({"step": step, **metrics})
         assert self._loggers is not None
         self._loggers.log(step, metrics)
         self.reporter.step(step, run.steps, metrics)
         stopping = self._check_alarms({"step": step, **metrics})
+        # The last step is saved by `_end`, after the loop.
         if run.checkpoint_every and step % run.checkpoint_every == 0 and step != run.steps:
             self.save()
         self._check_learning_signal(metrics)
@@ -131,6 +136,7 @@ class Run:
 
     def save(self, folder: Path | None = None) -> None:
         """Write a checkpoint, by default one to resume from; on a full disk the run goes on without it."""
+        # Records and metrics go to the disk first: a checkpoint never claims a step whose files were lost.
         if self.trainer.recorder is not None:
             self.trainer.recorder.flush()
         keep = self.config.run.keep_checkpoints if folder is None else KEEP_ALARM_CHECKPOINTS
@@ -146,13 +152,13 @@ class Run:
         """Warm up the policy, evaluate it, and save a first checkpoint."""
         if self.resume:
             self.reporter.message(f"{self.folder.path} has no checkpoint yet: starting from the beginning")
-        self.folder.rewind(-1)
+        self.folder.rewind(-1)  # a run that died before its first checkpoint may have left metrics
         warm_start(self.trainer, self.folder.path.parent / ".warm_start", self.reporter)
         failpoints.failpoint("warm_start.done")
         run_state.save_reference(self.trainer, self.folder)
         if self.config.run.eval_every:
             metrics = evaluate(self.trainer)
-            if metrics:
+            if metrics:  # empty without held-out problems
                 self._log({"step": 0, **metrics})
                 self.reporter.step(0, self.config.run.steps, metrics)
         self.save()
@@ -170,6 +176,7 @@ class Run:
                 "or remove that folder to start from the beginning"
             )
         run_state.load_reference(self.trainer, self.folder)
+        # Steps after the checkpoint are repeated with the same results, and must not be logged twice.
         self.folder.rewind(self.progress.step)
         self.reporter.message(f"resumed from step {saved.step} ({saved.path})")
         for warning in run_state.environment_warnings(saved.state["environment"], self.trainer):
@@ -212,6 +219,8 @@ class Run:
             self.reporter.message(f"warning: {self.folder.nonfinite} could not be written: {error}")
         found = "; ".join(f"{record['value']} ({record['count']} responses)" for record in result.nonfinite)
         self.reporter.message(f"warning: step {step}: {skipped} update(s) not finite, skipped: {found}")
+        # Skipped updates leave the weights alone, so weights that are not finite were broken by an earlier update that
+        # looked finite (an overflow in the optimizer): no later update can repair them.
         weights = checkpoints.trained_parameters(self.trainer.policy).values()
         if not all(bool(torch.isfinite(weight).all()) for weight in weights):
             message = f"the weights are not finite at step {step}: lower update.lr and start again"

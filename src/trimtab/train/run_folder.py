@@ -96,10 +96,12 @@ class RunFolder:
         if changes:
             lines = "".join(f"\n  {line}" for line in changes)
             raise ValueError(f"{self.path} was run with another recipe; these keys differ:{lines}")
+        # Written again, for keys such as run.steps may have changed.
         write_atomically(self.path / "config.toml", resolved_toml(config))
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Append the metrics of a step, without those that are NaN or infinite."""
+        # JSON has no NaN; readers take a missing metric as missing.
         append_json_lines(self.metrics, {name: value for name, value in record.items() if math.isfinite(value)})
         failpoints.failpoint("metrics.written")
 
@@ -124,6 +126,7 @@ class RunFolder:
         for path in (self.metrics, self.nonfinite, self.alarms):
             if path.exists():
                 kept = [record for record in read_json_lines(path) if record["step"] <= step]
+                # An empty file would differ from that of a run that never wrote one.
                 if kept:
                     write_json_lines(path, kept)
                 else:
@@ -151,6 +154,7 @@ def resolved_toml(config: Config) -> str:
 def config_fingerprint(config: Config) -> dict[str, Any]:
     """Return the keys that determine a run's results; two runs with equal fingerprints are the same run."""
     table: dict[str, Any] = {}
+    # JSON mode turns tuples into lists, as the fingerprint in a checkpoint's state.json has them.
     for section, values in config.model_dump(mode="json").items():
         keys = {f"{section}.{key}": value for key, value in values.items()}
         table |= {key: value for key, value in keys.items() if key not in CHANGEABLE_ON_RESUME}

@@ -29,6 +29,7 @@ def save_checkpoint(folder: Path, trainer: Trainer, progress: RunProgress, keep:
 def restore_checkpoint(saved: checkpoints.Checkpoint, trainer: Trainer, progress: RunProgress) -> None:
     """Bring trainer and progress to the state of a checkpoint; one of another run raises CheckpointError."""
     with checkpoints.errors_as_mismatch(saved):
+        # Keys that only one of the two has come from another version of trimtab and are not compared.
         now = config_fingerprint(trainer.config)
         other = [key for key, value in saved.state["config_fingerprint"].items() if now.get(key, value) != value]
         if other:
@@ -36,6 +37,7 @@ def restore_checkpoint(saved: checkpoints.Checkpoint, trainer: Trainer, progress
         checkpoints.load_training_tensors(trainer.policy, trainer.optimizer, saved)
         trainer.objective.load_state_dict(saved.state["objective"])
         progress.load_state_dict(saved.state["progress"])
+        # Checksums prove that nothing was damaged, not that the numbers make sense.
         valid = progress.step == saved.step and min(progress.state_dict().values()) >= 0
         if not valid or not isinstance(saved.state["environment"], dict):
             raise ValueError("its state is not valid")
@@ -53,6 +55,7 @@ def environment_warnings(before: dict[str, Any], trainer: Trainer) -> list[str]:
 def save_reference(trainer: Trainer, folder: RunFolder) -> None:
     """Keep the policy's present weights as the KL reference, for the whole run and for its resumes."""
     if trainer.config.model.reference == "start":
+        # With LoRA only the adapter is trained and saved; the frozen base is the same in both models.
         start = {"model": checkpoints.trained_parameters(trainer.policy)}
         checkpoints.save(folder.reference, 0, start, {}, keep=1)
         load_reference(trainer, folder)
@@ -66,6 +69,7 @@ def load_reference(trainer: Trainer, folder: RunFolder) -> None:
 
 def publish_model(policy: Policy, folder: Path) -> None:
     """Write the trained model and its tokenizer in the format of transformers, completely or not at all."""
+    # Not synced: unlike a checkpoint, it can be written again from the last checkpoint with --resume.
     with new_folder(folder) as temporary:
         policy.model.save_pretrained(temporary)
         policy.tokenizer.save_pretrained(temporary)

@@ -45,6 +45,7 @@ class Experience:
         sizes = self.rollouts.minibatch_sizes if self.nonfinite is None else []
         for number, (first, last) in enumerate(pairwise(accumulate(sizes, initial=0))):
             transcripts = [response.transcript for response in self.responses[first:last]]
+            # Lazily, so that the tensors of one mini-batch exist at a time.
             yield Minibatch(number, first, self.batch.select(first, last), transcripts)
 
 
@@ -110,6 +111,7 @@ def rescore(policy: Policy, minibatch: Minibatch, config: Config) -> Minibatch:
 
 def empty_batch(policy: Policy, objective: Objective) -> TokenBatch:
     """Return the batch of a step that has nothing to train on."""
+    # With all the fields of a full batch: controllers and recorder treat it like any other.
     none = torch.zeros(0, device=policy.device)
     fields = dict.fromkeys(("entropy", "sampler_logp", *objective.needs), none)
     return TokenBatch(old_logp=none, advantage=none, sequence=none, **fields)  # type: ignore[arg-type]

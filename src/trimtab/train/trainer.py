@@ -35,7 +35,7 @@ class RunProgress:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         for name in self.state_dict():
-            setattr(self, name, int(state[name]))
+            setattr(self, name, int(state[name]))  # int: an infinity or a text in a damaged file raises here
 
 
 @dataclass
@@ -55,6 +55,7 @@ class Trainer:
     def set_learning_rate(self, step: int) -> None:
         """Set the learning rate of a step: constant after a linear warm-up."""
         warmup = self.config.update.warmup_steps
+        # Set from the step number alone, so that a resumed run needs no state of a scheduler.
         scale = min(1.0, (step + 1) / warmup) if warmup else 1.0
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.update.lr * scale
@@ -63,7 +64,7 @@ class Trainer:
 def build_trainer(config: Config) -> Trainer:
     """Build the trainer of a recipe."""
     task, policy = build_task(config, "train"), build_policy(config)
-    assert task is not None
+    assert task is not None  # only held-out problems may be missing
     return Trainer(
         config=config,
         policy=policy,

@@ -35,6 +35,7 @@ def warm_start(
     if not warm.steps:
         return
     folder = cache / cache_key(config)
+    # An optimizer of its own: RL starts with fresh AdamW moments, whether the weights come from the cache or not.
     optimizer = make_optimizer(policy, warm.lr, config.update.betas, 0.0)
     first = 0
 
@@ -72,6 +73,7 @@ def cache_key(config: Config) -> str:
         "task": config.task.model_dump(),
         "warm": config.warm_start.model_dump(exclude={"cache"}),
         "seed": config.run.seed,
+        # The next three change the last bits of the weights, and runs that share a cache must be reproducible.
         "threads": torch.get_num_threads(),
         "device": config.run.device,
         "torch": torch.__version__,
@@ -84,6 +86,7 @@ def cache_key(config: Config) -> str:
 
 def _stamp(path: str) -> list[tuple[str, int, int]]:
     """Return sizes and times by which a change of a local file or folder is noticed; nothing for a hub name."""
+    # Names, sizes and times instead of contents: hashing a model of many gigabytes would take minutes.
     where = Path(path).expanduser()
     files = sorted(where.iterdir()) if where.is_dir() else [where]
     return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
@@ -118,6 +121,7 @@ def _transcript(policy: Policy, prompt: object, solution: str) -> Transcript:
 
 
 def _sample_batch(examples: Callable[[int], Transcript], step: int, config: Config) -> list[Transcript]:
+    # Seeded by the step, so that a resumed warm start needs no state of a random number generator.
     rng = random.Random(derive_seed("warm", config.run.seed, step))
     batch = [examples(rng.randrange(1 << 30)) for _ in range(config.warm_start.batch_size)]
     return sorted(batch, key=len)  # neighbours share a micro-batch: similar lengths leave little padding
@@ -134,6 +138,7 @@ def _supervised_step(
     tokens = sum(len(t.response) for t in batch)
     total = torch.zeros((), device=policy.device)
     for micro_batch in split_by_token_budget(batch, config.update.token_budget, policy.packed):
+        # Divided by the tokens of the whole batch: the gradients of micro-batches then add up to the token mean.
         loss = -log_probs(policy, micro_batch, 1.0, config.update.head_chunk).sum() / tokens
         loss.backward()
         total += loss.detach()
