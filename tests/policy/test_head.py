@@ -1,4 +1,4 @@
-"""The head: scores and gradients in chunks are those of full logits, for every kind of head and every number type."""
+"""The LM head: scores and gradients in chunks are those of full logits, for every kind of head and every dtype."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trimtab.objectives.theory import moments
 from trimtab.policy.lm_head import (
     CHUNK,
     Head,
-    LossOf,
-    _fault,
+    LossFn,
     even_sizes,
     head_gradients,
     head_scores,
-    slope_part,
-    softmax_part,
+    kernels_unsupported_reason,
+    logp_and_grad,
+    softmax_moments,
 )
 
 HEADS = list(product((None, 3.0), (False, True), (1.0, 0.7)))  # soft cap, bias, temperature
@@ -51,17 +51,17 @@ def full_logits(hidden: Tensor, head: Head) -> Tensor:
     return logits / head.temperature
 
 
-def loss_with(advantage: Tensor) -> LossOf:
+def loss_with(advantage: Tensor) -> LossFn:
     """A loss that is not linear in the log-probabilities."""
 
-    def loss_of(logp: Tensor, here: slice) -> tuple[Tensor, Tensor]:
+    def loss_fn(logp: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             leaf = logp.detach().requires_grad_()
-            loss = -(advantage[here] * (leaf + 3).exp()).sum() / len(advantage)
-            (slope,) = torch.autograd.grad(loss, leaf)
-        return loss.detach(), slope
+            loss = -(advantage[rows] * (leaf + 3).exp()).sum() / len(advantage)
+            (grad_logp,) = torch.autograd.grad(loss, leaf)
+        return loss.detach(), grad_logp
 
-    return loss_of
+    return loss_fn
 
 
 def by_autograd(hidden: Tensor, head: Head, token: Tensor, advantage: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -99,26 +99,26 @@ def test_gradients_are_those_of_autograd(
     torch.testing.assert_close(made.logp, moments(full_logits(hidden, head), token).logp, rtol=1e-10, atol=1e-12)
 
 
-def test_chunks_get_the_rows_they_are_asked_about() -> None:
+def test_the_loss_is_called_with_the_rows_of_each_chunk() -> None:
     head = head_of(None, False, 1.0)
     hidden, token = rows_of(head)
-    asked: list[slice] = []
+    called: list[slice] = []
 
-    def loss_of(logp: Tensor, here: slice) -> tuple[Tensor, Tensor]:
-        asked.append(here)
+    def loss_fn(logp: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        called.append(rows)
         return logp.sum(), torch.ones_like(logp)
 
-    head_gradients(hidden, head, token, loss_of, [30, 7])
-    assert asked == [slice(0, 30), slice(30, 37)]
+    head_gradients(hidden, head, token, loss_fn, [30, 7])
+    assert called == [slice(0, 30), slice(30, 37)]
 
 
 def test_gradients_are_added_to_those_that_are_there() -> None:
     head = head_of(None, True, 1.0)
     hidden, token = rows_of(head)
-    loss_of = loss_with(torch.linspace(-1, 2, len(token), dtype=torch.float64))
-    alone = head_gradients(hidden, head, token, loss_of)
+    loss_fn = loss_with(torch.linspace(-1, 2, len(token), dtype=torch.float64))
+    alone = head_gradients(hidden, head, token, loss_fn)
     weight, bias = torch.ones_like(head.weight), torch.ones(len(head.weight), dtype=torch.float64)
-    made = head_gradients(hidden, head, token, loss_of, weight_grad=weight, bias_grad=bias)
+    made = head_gradients(hidden, head, token, loss_fn, weight_grad=weight, bias_grad=bias)
     assert made.weight is weight
     assert made.bias is bias
     assert alone.weight is not None
@@ -130,11 +130,11 @@ def test_gradients_are_added_to_those_that_are_there() -> None:
 def test_a_frozen_head_costs_no_gradient() -> None:
     head = head_of(None, True, 1.0)
     hidden, token = rows_of(head)
-    loss_of = loss_with(torch.linspace(-1, 2, len(token), dtype=torch.float64))
-    made = head_gradients(hidden, head, token, loss_of, frozen=True)
+    loss_fn = loss_with(torch.linspace(-1, 2, len(token), dtype=torch.float64))
+    made = head_gradients(hidden, head, token, loss_fn, frozen=True)
     assert made.weight is None
     assert made.bias is None
-    torch.testing.assert_close(made.hidden, head_gradients(hidden, head, token, loss_of).hidden)
+    torch.testing.assert_close(made.hidden, head_gradients(hidden, head, token, loss_fn).hidden)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -160,10 +160,10 @@ def test_small_coefficients_survive_fp16() -> None:
     head = head_of(None, False, 1.0, torch.float16)
     hidden, token = rows_of(head)
 
-    def loss_of(logp: Tensor, here: slice) -> tuple[Tensor, Tensor]:
+    def loss_fn(logp: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         return logp.sum() * 1e-7, torch.full_like(logp, 1e-7)
 
-    made = head_gradients(hidden, head, token, loss_of, weight_grad=torch.zeros_like(head.weight, dtype=torch.float32))
+    made = head_gradients(hidden, head, token, loss_fn, weight_grad=torch.zeros_like(head.weight, dtype=torch.float32))
     exact = replace(head, weight=head.weight.double())
     leaf = exact.weight.clone().requires_grad_()
     logp = (hidden.double() @ leaf.T).log_softmax(-1).gather(1, token[:, None]).sum() * 1e-7
@@ -197,17 +197,17 @@ def test_no_rows_are_no_error() -> None:
 def test_what_does_not_fit_is_named() -> None:
     head = head_of(None, False, 1.0)
     hidden, token = rows_of(head)
-    loss_of = loss_with(torch.zeros(37, dtype=torch.float64))
+    loss_fn = loss_with(torch.zeros(37, dtype=torch.float64))
     with pytest.raises(ValueError, match="chunks hold 36 rows, but there are 37 tokens"):
-        head_gradients(hidden, head, token, loss_of, [36])
+        head_gradients(hidden, head, token, loss_fn, [36])
     with pytest.raises(ValueError, match="bring them to one type"):
-        head_gradients(hidden.float(), head, token, loss_of)
+        head_gradients(hidden.float(), head, token, loss_fn)
 
 
 def test_a_log_probability_is_not_rounded_to_the_heads_type() -> None:
     head = head_of(None, True, 1.0, torch.bfloat16, 301)
     hidden, token = rows_of(head, 200)
-    hidden = hidden / 16  # many words are likely, so that no single other one's rounding matters
+    hidden = hidden / 16  # many tokens are likely, so that the rounding of any other logit hardly matters
     assert head.bias is not None
     logits = hidden.double() @ head.weight.double().T + head.bias.double()
     exact = logits.log_softmax(-1).gather(1, token[:, None]).squeeze(1)
@@ -219,11 +219,11 @@ def test_a_log_probability_is_not_rounded_to_the_heads_type() -> None:
         assert (logp - exact).norm() < 0.3 * (rounded - exact).norm()
 
 
-def test_a_word_that_cannot_come_has_no_gradient() -> None:
+def test_a_token_of_probability_0_has_no_gradient() -> None:
     logits = torch.tensor([[0.0, -torch.inf, 1.0]])
-    token, own, head = torch.tensor([2]), torch.tensor([1.0]), Head(torch.zeros(3, 1))
-    assert softmax_part(logits, token, own, head).isfinite().all()
-    logp, factor = slope_part(logits, token, own, head)
+    token, target, head = torch.tensor([2]), torch.tensor([1.0]), Head(torch.zeros(3, 1))
+    assert softmax_moments(logits, token, target, head).isfinite().all()
+    logp, factor = logp_and_grad(logits, token, target, head)
     assert logp.isfinite().all()
     assert factor == 1
     assert logits[0, 1] == 0
@@ -232,7 +232,7 @@ def test_a_word_that_cannot_come_has_no_gradient() -> None:
 KERNEL = """
 import torch
 from trimtab.policy import lm_head as heads
-from trimtab.policy.lm_head import Head, _softmax_part, head_gradients, head_scores
+from trimtab.policy.lm_head import Head, _torch_softmax_moments, head_gradients, head_scores
 from trimtab.policy.kernels import softmax
 
 softmax.BLOCK = 64
@@ -247,28 +247,29 @@ for cap, temperature, dtype, vocabulary in (
 ):
     logits = (torch.randn(7, vocabulary, generator=generator) * 6).to(dtype)
     logits[0], logits[0, 5] = -6e4, 3.0
-    logits[2, vocabulary // 2] = 60.0  # far above the drawn token and the first block
+    logits[2, vocabulary // 2] = 60.0  # far above the target token and the first block
     if cap is None:
         logits[1, :-1] = -torch.inf
     token = torch.full((7,), vocabulary - 1).to(device)
-    own = logits[:, -1].float().to(device) + 0.01
+    target = logits[:, -1].float().to(device) + 0.01
     mine, plain = logits.clone().to(device), logits.clone().to(device)
-    numbers = softmax.softmax_part(mine, token, own, temperature, cap, True)
-    right = _softmax_part(plain, token, own, temperature, cap, True)
+    numbers = softmax.softmax_moments(mine, token, target, temperature, cap, write_grad=True)
+    right = _torch_softmax_moments(plain, token, target, temperature, cap, write_grad=True)
     torch.testing.assert_close(numbers, right, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(mine, plain, rtol=1e-2, atol=1e-5)
     untouched = logits.clone().to(device)
-    assert torch.equal(softmax.softmax_part(untouched, token, own, temperature, cap, False), numbers)
+    again = softmax.softmax_moments(untouched, token, target, temperature, cap, write_grad=False)
+    assert torch.equal(again, numbers)
     assert torch.equal(untouched.cpu(), logits)
-    logp, factor = softmax.slope_part(untouched, token, own, temperature, cap)
+    logp, factor = softmax.logp_and_grad(untouched, token, target, temperature, cap)
     torch.testing.assert_close(logp, numbers[0], rtol=1e-5, atol=1e-5)
-    slopes = untouched.float() * factor[:, None]
-    torch.testing.assert_close(slopes, plain.float(), rtol=1e-2, atol=1e-5)
+    grads = untouched.float() * factor[:, None]
+    torch.testing.assert_close(grads, plain.float(), rtol=1e-2, atol=1e-5)
     if dtype == torch.bfloat16:
         exact = logits.float().to(device)
-        _softmax_part(exact, token, own, temperature, cap, True)
-        drawn = token[:, None]
-        torch.testing.assert_close(slopes.gather(1, drawn), exact.gather(1, drawn), rtol=1e-5, atol=1e-6)
+        _torch_softmax_moments(exact, token, target, temperature, cap, write_grad=True)
+        at = token[:, None]
+        torch.testing.assert_close(grads.gather(1, at), exact.gather(1, at), rtol=1e-5, atol=1e-6)
 hidden, weight = torch.randn(5, 3000, generator=generator), torch.randn(9, 3000, generator=generator)
 token = torch.tensor([8, 0, 3, 3, 5])
 for dtype in (torch.float32, torch.bfloat16):
@@ -278,12 +279,12 @@ for dtype in (torch.float32, torch.bfloat16):
     torch.testing.assert_close(made.double(), expected, rtol=1e-4, atol=1e-4)
 
 
-def loss_of(logp, here):
+def loss_fn(logp, rows):
     return logp.sum(), torch.ones_like(logp)
 
 
 def all_of(hidden, weight, token):
-    made = head_gradients(hidden, Head(weight), token, loss_of)
+    made = head_gradients(hidden, Head(weight), token, loss_fn)
     return made.logp, made.hidden, made.weight, head_scores(hidden, Head(weight), token).logp
 
 
@@ -303,7 +304,7 @@ print("same")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_the_kernel_in_tritons_interpreter_is_its_plain_twin(tmp_path: Path) -> None:
+def test_the_kernels_in_tritons_interpreter_match_plain_torch(tmp_path: Path) -> None:
     script = tmp_path / "kernel.py"  # Triton reads the source of what it compiles
     script.write_text(KERNEL)
     assert interpret(script) == "same"
@@ -313,16 +314,16 @@ def test_the_kernel_in_tritons_interpreter_is_its_plain_twin(tmp_path: Path) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("cap", "bias", "temperature"), HEADS)
 @pytest.mark.parametrize("rows", [1, CHUNK + 77])
-def test_on_a_gpu_the_kernel_gives_what_its_plain_twin_gives(
+def test_on_a_gpu_the_kernels_match_plain_torch(
     monkeypatch: pytest.MonkeyPatch, cap: float | None, bias: bool, temperature: float, dtype: torch.dtype, rows: int
 ) -> None:
     head = head_of(cap, bias, temperature, dtype, 50_257)
     hidden, token = (tensor.cuda() for tensor in rows_of(head, rows))
     head = replace(head, weight=head.weight.cuda(), bias=None if head.bias is None else head.bias.cuda())
-    loss_of = loss_with(torch.linspace(-1, 2, rows).cuda())
-    made = head_gradients(hidden, head, token, loss_of)
-    monkeypatch.setattr("trimtab.policy.lm_head.fused", lambda: None)
-    plain = head_gradients(hidden, head, token, loss_of)
+    loss_fn = loss_with(torch.linspace(-1, 2, rows).cuda())
+    made = head_gradients(hidden, head, token, loss_fn)
+    monkeypatch.setattr("trimtab.policy.lm_head.softmax_kernels", lambda: None)
+    plain = head_gradients(hidden, head, token, loss_fn)
     torch.testing.assert_close(made.logp, plain.logp, rtol=1e-4, atol=1e-5)
     for mine, theirs in ((made.hidden, plain.hidden), (made.weight, plain.weight), (made.bias, plain.bias)):
         if theirs is not None:
@@ -332,12 +333,12 @@ def test_on_a_gpu_the_kernel_gives_what_its_plain_twin_gives(
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_kernels_are_trusted_only_after_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_wrong_kernels_are_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
     from trimtab.policy.kernels import softmax
 
-    assert _fault(softmax) == ""
-    right = softmax.slope_part
-    monkeypatch.setattr(softmax, "slope_part", lambda *given: right(*given) * 1.01)
-    assert "log-probabilities and slopes are wrong" in _fault(softmax)
-    monkeypatch.setattr(softmax, "slope_part", lambda *_: 1 / 0)
-    assert "ZeroDivisionError" in _fault(softmax)
+    assert kernels_unsupported_reason(softmax) == ""
+    right = softmax.logp_and_grad
+    monkeypatch.setattr(softmax, "logp_and_grad", lambda *args: right(*args) * 1.01)
+    assert "log-probabilities and gradients are wrong" in kernels_unsupported_reason(softmax)
+    monkeypatch.setattr(softmax, "logp_and_grad", lambda *_: 1 / 0)
+    assert "ZeroDivisionError" in kernels_unsupported_reason(softmax)

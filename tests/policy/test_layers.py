@@ -1,4 +1,4 @@
-"""Fused layers: the numbers of transformers' layers, forward and backward, in fewer tensors; nothing where unsure."""
+"""Fused layers compute what transformers' layers do, keep fewer tensors, and are not used where they might not."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from helpers.policy.layer_kernel_cases import CONFIGS, INTERPRETED, SIZE, cases,
 from helpers.triton_interpreter import faults
 from trimtab.policy import loading
 from trimtab.policy.layers import (
-    AddNorm,
-    Gate,
+    FusedAddRMSNorm,
     Kernels,
-    Turn,
+    RoPE,
+    SwiGLU,
     fuse_layers,
     fusion_unsupported_reason,
     gpu_kernels,
@@ -33,11 +33,11 @@ from trimtab.policy.packed import packed_hidden_states
 ON_GPU = cases([40, 576, 2048, 5120], [(9, 3, 64), (16, 8, 128), (5, 1, 80)], 3000)
 
 
-def nothing(*tensors: object) -> None:
-    """A kernel that leaves what it was given as it was."""
+def nothing(*tensors: object, **named: object) -> None:
+    """A kernel that writes nothing."""
 
 
-NOTHING = Kernels(*[nothing] * 6)  # and attention as it is
+NO_KERNELS = Kernels(*[nothing] * 6)  # attention is the real one
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +46,14 @@ def interpreted() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", INTERPRETED)
-def test_interpreted_kernels_do_what_the_formulas_say(interpreted: dict[str, str], name: str) -> None:
+def test_interpreted_kernels_match_the_formulas(interpreted: dict[str, str], name: str) -> None:
     assert not interpreted[name], interpreted[name]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ON_GPU)
-def test_on_a_gpu_kernels_do_what_the_formulas_say(name: str, dtype: torch.dtype) -> None:
+def test_on_a_gpu_kernels_match_the_formulas(name: str, dtype: torch.dtype) -> None:
     ON_GPU[name](torch.device("cuda"), dtype)
 
 
@@ -64,10 +64,10 @@ def hidden_of(model: Any, **options: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_calls_that_do_not_fit_go_through_transformers_layers_to_the_bit(name: str) -> None:
+def test_calls_that_cannot_be_fused_are_bit_equal_to_transformers_layers(name: str) -> None:
     model = model_of(CONFIGS[name])
     fused = copy.deepcopy(model)
-    fuse_layers(fused, NOTHING)  # any call of a kernel would leave garbage
+    fuse_layers(fused, NO_KERNELS)  # a call of a kernel would leave garbage
     assert torch.equal(hidden_of(model), hidden_of(fused)), "two rows in fp32"
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(hidden_of(model), hidden_of(fused)), "two rows"
@@ -83,8 +83,8 @@ def test_calls_that_do_not_fit_go_through_transformers_layers_to_the_bit(name: s
 def test_fusing_twice_and_undoing_it() -> None:
     model = model_of(CONFIGS["qwen2"])
     names = list(model.state_dict())
-    fuse_layers(model, NOTHING)
-    fuse_layers(model, NOTHING)
+    fuse_layers(model, NO_KERNELS)
+    fuse_layers(model, NO_KERNELS)
     assert sum("forward" in vars(module) for module in model.modules()) == SIZE["num_hidden_layers"] + 1
     assert list(model.state_dict()) == names
     unfuse_layers(model)
@@ -92,29 +92,29 @@ def test_fusing_twice_and_undoing_it() -> None:
 
 
 @pytest.mark.parametrize("config", [GemmaConfig(**SIZE, head_dim=8), LlamaConfig(**SIZE, hidden_act="gelu")])
-def test_what_is_not_written_here_is_left_alone(config: Any) -> None:
+def test_other_families_and_activations_are_left_alone(config: Any) -> None:
     model = model_of(config)
-    fuse_layers(model, NOTHING)
+    fuse_layers(model, NO_KERNELS)
     assert not any("forward" in vars(module) for module in model.modules())
     assert fusion_unsupported_reason(model) == ""
 
 
 class OwnLayer(LlamaDecoderLayer):
-    """A layer that does something of its own."""
+    """A subclass that doubles its output."""
 
     def forward(self, *args: Any, **options: Any) -> Any:
         return 2 * super().forward(*args, **options)
 
 
 class OwnNorm(LlamaRMSNorm):
-    """A norm that does."""
+    """A subclass that doubles its output."""
 
     def forward(self, hidden_states: Tensor) -> Any:
         return 2 * super().forward(hidden_states)
 
 
 class Wrapped(torch.nn.Module):
-    """A layer in another module, as other libraries leave it."""
+    """A layer inside another module, as some libraries leave it."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -148,48 +148,48 @@ def with_wrapped_layer(model: Any) -> None:
 @pytest.mark.parametrize(
     "change", [with_own_layer, with_own_norm, with_own_inner_norm, with_patched_mlp, with_wrapped_layer]
 )
-def test_a_model_with_a_part_of_somebodys_own_is_left_alone(change: Callable[[Any], None]) -> None:
-    """The trial is of the first layer: what another one does must be known beforehand."""
+def test_a_model_with_a_changed_module_is_left_alone(change: Callable[[Any], None]) -> None:
+    """Only the first layer is tried, so a change in another one must be found beforehand."""
     model = model_of(CONFIGS["llama"])
     change(model.model)
     fused = copy.deepcopy(model)
-    fuse_layers(fused, NOTHING)
+    fuse_layers(fused, NO_KERNELS)
     assert fusion_unsupported_reason(fused) == ""
     sequences = packed(torch.device("cpu"), 4, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(packed_hidden_states(model.model, sequences), packed_hidden_states(fused.model, sequences))
 
 
-def test_a_cache_that_is_given_with_packed_sequences_is_filled() -> None:
+def test_a_kv_cache_given_with_packed_sequences_is_filled() -> None:
     model = model_of(CONFIGS["llama"])
-    fuse_layers(model, NOTHING)
+    fuse_layers(model, NO_KERNELS)
     ids, cache = torch.arange(6)[None], DynamicCache(config=model.config)
-    starts = torch.tensor([0, 6], dtype=torch.int32)
+    cu_seqlens = torch.tensor([0, 6], dtype=torch.int32)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
-        model.model(input_ids=ids, past_key_values=cache, cu_seq_lens_q=starts, max_length_q=6)
+        model.model(input_ids=ids, past_key_values=cache, cu_seq_lens_q=cu_seqlens, max_length_q=6)
     assert cache.get_seq_length() == 6
 
 
 def test_a_mask_is_refused_with_packed_sequences_as_before() -> None:
     model = model_of(CONFIGS["llama"])
-    fuse_layers(model, NOTHING)
+    fuse_layers(model, NO_KERNELS)
     mask = torch.ones(1, 1, 6, 6, dtype=torch.bool)
-    starts = torch.tensor([0, 6], dtype=torch.int32)
+    cu_seqlens = torch.tensor([0, 6], dtype=torch.int32)
     with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(NotImplementedError, match="mask"):
-        model.model(torch.arange(6)[None], mask, cu_seq_lens_q=starts, max_length_q=6, use_cache=False)
+        model.model(torch.arange(6)[None], mask, cu_seq_lens_q=cu_seqlens, max_length_q=6, use_cache=False)
 
 
-@pytest.mark.parametrize("function", [AddNorm, Turn, Gate])
+@pytest.mark.parametrize("function", [FusedAddRMSNorm, RoPE, SwiGLU])
 def test_second_derivatives_are_refused(function: Any) -> None:
-    """They would lack what goes through the kernel, without a word."""
+    """Autograd would leave the kernels out of them."""
     x = torch.randn(3, 2, 4, requires_grad=True)
     angles = torch.ones(3, 4)
     given = {
-        AddNorm: (x, None, torch.ones(4), 1e-5, torch.float32),
-        Turn: (x, x, angles, angles, 1e-5),
-        Gate: (x, x),
+        FusedAddRMSNorm: (x, None, torch.ones(4), 1e-5, torch.float32),
+        RoPE: (x, x, angles, angles, 1e-5),
+        SwiGLU: (x, x),
     }[function]
-    out = function.apply(NOTHING, *given)
+    out = function.apply(NO_KERNELS, *given)
     loss = (out if isinstance(out, Tensor) else out[-1]).square().sum() + x.pow(3).sum()
     torch.autograd.grad(loss, x, retain_graph=True)
     with pytest.raises(NotImplementedError, match="no second derivatives"):
@@ -198,26 +198,26 @@ def test_second_derivatives_are_refused(function: Any) -> None:
 
 def test_a_copy_of_a_fused_model_runs_its_own_layers() -> None:
     model = model_of(CONFIGS["llama"])
-    fuse_layers(model, NOTHING)
+    fuse_layers(model, NO_KERNELS)
     twin = copy.deepcopy(model)
     assert twin.model.layers[0].forward.args[0] is twin.model.layers[0]
 
 
-def test_the_probe_finds_wrong_values_and_missing_kernels() -> None:
+def test_wrong_values_and_missing_kernels_are_found_by_trying() -> None:
     model = model_of(CONFIGS["qwen3"])
-    fuse_layers(model, NOTHING)
+    fuse_layers(model, NO_KERNELS)
     assert "off" in fusion_unsupported_reason(model)
 
-    def missing(*_: Any) -> None:
+    def missing(*_: Any, **__: Any) -> None:
         raise NotImplementedError("no such kernel")
 
     fuse_layers(model, Kernels(*[missing] * 6))
     assert "no such kernel" in fusion_unsupported_reason(model)
 
 
-def test_layers_that_fail_their_trial_are_left_as_they_were_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_compute_something_else_are_not_fused_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(CONFIGS["llama"])
-    monkeypatch.setattr(loading, "gpu_kernels", lambda: NOTHING)
+    monkeypatch.setattr(loading, "gpu_kernels", lambda: NO_KERNELS)
     with pytest.warns(UserWarning, match=r"the layers of LlamaForCausalLM are not fused, which is slower .* off\)"):
         loading._fuse_if_supported(model)
     assert not any("forward" in vars(module) for module in model.modules())
@@ -225,7 +225,7 @@ def test_layers_that_fail_their_trial_are_left_as_they_were_with_a_warning(monke
 
 def test_without_triton_layers_are_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(CONFIGS["llama"])
-    monkeypatch.setitem(sys.modules, "trimtab.policy.kernels.layers", None)
+    monkeypatch.setitem(sys.modules, "trimtab.policy.kernels.rms_norm", None)
     loading._fuse_if_supported(model)
     assert not any("forward" in vars(module) for module in model.modules())
 
@@ -249,13 +249,13 @@ def test_fewer_and_smaller_tensors_are_kept_for_the_backward_pass() -> None:
         return sum(found.values())
 
     before = kept()
-    fuse_layers(model, NOTHING)
+    fuse_layers(model, NO_KERNELS)
     assert kept() < 0.7 * before
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CONFIGS)
-def test_on_a_gpu_the_probe_is_content(name: str) -> None:
+def test_on_a_gpu_every_family_is_fused(name: str) -> None:
     model = model_of(CONFIGS[name], torch.device("cuda"))
     fuse_layers(model, gpu_kernels())
     assert fusion_unsupported_reason(model) == ""

@@ -1,1 +1,1 @@
-"""GPU kernels (Triton). Each has a plain torch twin that it is tested against."""
+"""GPU kernels in Triton. Each is tested against a version in plain torch."""

@@ -1,7 +1,7 @@
-"""Queries and keys turned to their places, and back: rotary positions, after the norm of heads where a model has one.
+"""RoPE forward and backward, with optional per-head RMSNorm before it (Qwen3's QK-norm).
 
-A program turns a block of heads, whatever tokens they belong to. Values are rounded where transformers rounds them;
-the gradient of a norm's weight is summed by each program over the blocks it meets, and then over programs.
+A program rotates a block of heads of queries or keys, whichever tokens they belong to. Arithmetic is fp32; values are
+rounded where transformers rounds them.
 """
 
 from __future__ import annotations
@@ -13,26 +13,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS = 1024  # of a kernel that sums over blocks: enough to keep a GPU busy
-PAIRS = 1024  # of numbers that one program turns at a time
+PROGRAMS = 1024  # of the backward kernel with norms, each of which sums d_norms over its blocks
+PAIRS = 1024  # rotated by one program at a time
 
 
-def turn(
+def rope(
     q: Tensor,
     k: Tensor,
-    norms: Sequence[Tensor],
-    eps: float,
     cos: Tensor,
     sin: Tensor,
     q_out: Tensor,
     k_out: Tensor,
+    *,
+    norms: Sequence[Tensor],
+    eps: float,
 ) -> None:
-    """Queries and keys, (tokens, heads, D), normed by head where two weights are given, and turned to their places."""
-    (tokens, heads, d), kv = q.shape, k.shape[1]
+    """Write rotated queries and keys.
+
+    `q` and `q_out` are (tokens, heads, head_dim), `k` and `k_out` (tokens, kv_heads, head_dim) in one float dtype;
+    `cos` and `sin` (tokens, head_dim) or (1, tokens, head_dim) in fp32; all contiguous. `norms` is empty, or the
+    weights of the queries' and the keys' RMSNorm, (head_dim) fp32 each.
+    """
+    (tokens, heads, d), kv_heads = q.shape, k.shape[1]
     half = triton.next_power_of_2(d // 2)
     rows = max(PAIRS // half, 1)
-    q_norm, k_norm = norms if norms else (cos, cos)
-    _turn[(triton.cdiv(tokens * heads, rows) + triton.cdiv(tokens * kv, rows),)](
+    q_norm, k_norm = norms if norms else (cos, cos)  # not read without norms, but Triton needs a pointer
+    _rope[(triton.cdiv(tokens * heads, rows) + triton.cdiv(tokens * kv_heads, rows),)](
         q,
         k,
         q_norm,
@@ -44,7 +50,7 @@ def turn(
         tokens,
         eps,
         HEADS=heads,
-        KV=kv,
+        KV_HEADS=kv_heads,
         D=d,
         HALF=half,
         ROWS=rows,
@@ -52,8 +58,9 @@ def turn(
     )
 
 
+# `tokens` changes with every batch: specialised on its divisibility the kernels would be compiled several times.
 @triton.jit(do_not_specialize=["tokens"])
-def _turn(
+def _rope(
     q,
     k,
     q_norm,
@@ -65,21 +72,22 @@ def _turn(
     tokens,
     eps,
     HEADS: tl.constexpr,
-    KV: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     D: tl.constexpr,
     HALF: tl.constexpr,
     ROWS: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    block, blocks = tl.program_id(0), tl.cdiv(tokens * HEADS, ROWS)
-    if block < blocks:
-        _turn_block(q, q_norm, cos, sin, q_out, tokens, block, eps, HEADS, D, HALF, ROWS, NORM)
+    """Rotate the blocks of queries with the first programs, those of keys with the rest."""
+    block, q_blocks = tl.program_id(0), tl.cdiv(tokens * HEADS, ROWS)
+    if block < q_blocks:
+        _rotate_block(q, q_norm, cos, sin, q_out, tokens, block, eps, HEADS, D, HALF, ROWS, NORM)
     else:
-        _turn_block(k, k_norm, cos, sin, k_out, tokens, block - blocks, eps, KV, D, HALF, ROWS, NORM)
+        _rotate_block(k, k_norm, cos, sin, k_out, tokens, block - q_blocks, eps, KV_HEADS, D, HALF, ROWS, NORM)
 
 
 @triton.jit
-def _turn_block(
+def _rotate_block(
     x,
     norm,
     cos,
@@ -94,17 +102,17 @@ def _turn_block(
     ROWS: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    at, place, d, inside = _places(tokens, block, HEADS, D, HALF, ROWS)
-    a, b, _, _, _ = _halves(x, norm, at, d, inside, eps, D, NORM)
-    c, s = _angles(cos, sin, place, inside)
-    kind = out.dtype.element_ty
-    tl.store(out + at, (a * c - b * s).to(kind), mask=inside)
-    tl.store(out + at + D // 2, (b * c + a * s).to(kind), mask=inside)
+    at, angle_at, d, inside = _block_offsets(tokens, block, HEADS, D, HALF, ROWS)
+    a, b, _, _, _ = _load_halves(x, norm, at, d, inside, eps, D, NORM)
+    c, s = _load_angles(cos, sin, angle_at, inside)
+    dtype = out.dtype.element_ty
+    tl.store(out + at, (a * c - b * s).to(dtype), mask=inside)
+    tl.store(out + at + D // 2, (b * c + a * s).to(dtype), mask=inside)
 
 
 @triton.jit
-def _places(tokens, block, HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr):
-    """Where a block's first halves of heads are, where their tokens' angles are, and which there are."""
+def _block_offsets(tokens, block, HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr):
+    """Return, all (ROWS, HALF), offsets of the heads' first halves and of their tokens' angles; column; mask."""
     row = tl.cast(block, tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     d = tl.arange(0, HALF)[None, :]
     inside = (row < tokens * HEADS) & (d < D // 2)
@@ -112,47 +120,53 @@ def _places(tokens, block, HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.conste
 
 
 @triton.jit
-def _angles(cos, sin, place, inside):
-    return tl.load(cos + place, mask=inside, other=0.0), tl.load(sin + place, mask=inside, other=0.0)
+def _load_angles(cos, sin, angle_at, inside):
+    return tl.load(cos + angle_at, mask=inside, other=0.0), tl.load(sin + angle_at, mask=inside, other=0.0)
 
 
 @triton.jit
-def _halves(x, norm, at, d, inside, eps, D: tl.constexpr, NORM: tl.constexpr):
-    """Both halves of heads, weighted after their norm; without the weight; and 1 / rms."""
+def _load_halves(x, norm, at, d, inside, eps, D: tl.constexpr, NORM: tl.constexpr):
+    """Return both halves of heads after norm and weight (a, b), after norm without weight (p, q), and 1 / rms."""
     raw = tl.load(x + at, mask=inside, other=0.0)
     a, b = raw.to(tl.float32), tl.load(x + at + D // 2, mask=inside, other=0.0).to(tl.float32)
     p, q = a, b
-    size = a
+    inverse_rms = a  # any tensor: a variable that is returned must exist in both branches of a constexpr `if`
     if NORM:
-        size = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps)[:, None]
-        p, q = (a * size).to(raw.dtype).to(tl.float32), (b * size).to(raw.dtype).to(tl.float32)
+        inverse_rms = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps)[:, None]
+        # transformers rounds here, before it multiplies by the weight.
+        p, q = (a * inverse_rms).to(raw.dtype).to(tl.float32), (b * inverse_rms).to(raw.dtype).to(tl.float32)
         a = p * tl.load(norm + d, mask=d < D // 2, other=0.0)
         b = q * tl.load(norm + D // 2 + d, mask=d < D // 2, other=0.0)
-    return a, b, p, q, size
+    return a, b, p, q, inverse_rms
 
 
-def turn_back(
+def rope_backward(
     d_q_out: Tensor,
     d_k_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    norms: Sequence[Tensor],
-    eps: float,
     cos: Tensor,
     sin: Tensor,
     d_q: Tensor,
     d_k: Tensor,
+    *,
+    q: Tensor,
+    k: Tensor,
+    norms: Sequence[Tensor],
+    eps: float,
     d_norms: Tensor | None,
 ) -> None:
-    """The gradients of queries, keys and, (2, D), the norms' weights; without norms `q` and `k` are not read."""
-    (tokens, heads, d), kv = d_q.shape, d_k.shape[1]
+    """Write the gradients by queries, keys and, unless None, the norms' weights, (2, head_dim) fp32.
+
+    Shapes and dtypes are those of the forward pass. Without norms `q` and `k` are not read.
+    """
+    (tokens, heads, d), kv_heads = d_q.shape, d_k.shape[1]
     half = triton.next_power_of_2(d // 2)
     rows = max(PAIRS // half, 1)
     programs = triton.cdiv(tokens * heads, rows)
     programs = programs if d_norms is None else min(programs, PROGRAMS)
+    # One row of sums per program, added up afterwards: atomic adds would make the result depend on their order.
     partial = cos if d_norms is None else torch.empty(programs, 2, d, device=d_q.device)
     q_norm, k_norm = norms if norms else (cos, cos)
-    _turn_back[(programs,)](
+    _rope_backward[(programs,)](
         d_q_out,
         d_k_out,
         q,
@@ -167,19 +181,19 @@ def turn_back(
         tokens,
         eps,
         HEADS=heads,
-        KV=kv,
+        KV_HEADS=kv_heads,
         D=d,
         HALF=half,
         ROWS=rows,
         NORM=bool(norms),
-        WEIGHT=d_norms is not None,
+        HAS_D_NORMS=d_norms is not None,
     )
     if d_norms is not None:
         torch.sum(partial, 0, out=d_norms)
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _turn_back(
+def _rope_backward(
     d_q_out,
     d_k_out,
     q,
@@ -194,19 +208,19 @@ def _turn_back(
     tokens,
     eps,
     HEADS: tl.constexpr,
-    KV: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     D: tl.constexpr,
     HALF: tl.constexpr,
     ROWS: tl.constexpr,
     NORM: tl.constexpr,
-    WEIGHT: tl.constexpr,
+    HAS_D_NORMS: tl.constexpr,
 ):
-    _turn_blocks_back(d_q_out, q, q_norm, cos, sin, d_q, partial, 0, tokens, eps, HEADS, D, HALF, ROWS, NORM, WEIGHT)
-    _turn_blocks_back(d_k_out, k, k_norm, cos, sin, d_k, partial, D, tokens, eps, KV, D, HALF, ROWS, NORM, WEIGHT)
+    _rotate_back(d_q_out, q, q_norm, cos, sin, d_q, partial, 0, tokens, eps, HEADS, D, HALF, ROWS, NORM, HAS_D_NORMS)
+    _rotate_back(d_k_out, k, k_norm, cos, sin, d_k, partial, D, tokens, eps, KV_HEADS, D, HALF, ROWS, NORM, HAS_D_NORMS)
 
 
 @triton.jit
-def _turn_blocks_back(
+def _rotate_back(
     d_out,
     x,
     norm,
@@ -222,31 +236,31 @@ def _turn_blocks_back(
     HALF: tl.constexpr,
     ROWS: tl.constexpr,
     NORM: tl.constexpr,
-    WEIGHT: tl.constexpr,
+    HAS_D_NORMS: tl.constexpr,
 ):
-    """Turned back, and through the norm, block by block; the sums for its weight go to the program's own place."""
-    first = tl.program_id(0)
+    """Rotate back and go through the norm, block by block; store this program's sums for d_norms in its row."""
+    program = tl.program_id(0)
     low, high = tl.zeros([ROWS, HALF], tl.float32), tl.zeros([ROWS, HALF], tl.float32)
-    kind = d_x.dtype.element_ty
-    for block in range(first, tl.cdiv(tokens * HEADS, ROWS), tl.num_programs(0)):
-        at, place, d, inside = _places(tokens, block, HEADS, D, HALF, ROWS)
+    dtype = d_x.dtype.element_ty
+    for block in range(program, tl.cdiv(tokens * HEADS, ROWS), tl.num_programs(0)):
+        at, angle_at, d, inside = _block_offsets(tokens, block, HEADS, D, HALF, ROWS)
         u = tl.load(d_out + at, mask=inside, other=0.0).to(tl.float32)
         v = tl.load(d_out + at + D // 2, mask=inside, other=0.0).to(tl.float32)
-        c, s = _angles(cos, sin, place, inside)
+        c, s = _load_angles(cos, sin, angle_at, inside)
         a, b = u * c + v * s, v * c - u * s
         if NORM:
-            _, _, p, q, size = _halves(x, norm, at, d, inside, eps, D, NORM)
-            if WEIGHT:
+            _, _, p, q, inverse_rms = _load_halves(x, norm, at, d, inside, eps, D, NORM)
+            if HAS_D_NORMS:
                 low += a * p
                 high += b * q
             a *= tl.load(norm + d, mask=d < D // 2, other=0.0)
             b *= tl.load(norm + D // 2 + d, mask=d < D // 2, other=0.0)
             along = ((tl.sum(a * p, 1) + tl.sum(b * q, 1)) / D)[:, None]
-            a, b = size * (a - p * along), size * (b - q * along)
-        tl.store(d_x + at, a.to(kind), mask=inside)
-        tl.store(d_x + at + D // 2, b.to(kind), mask=inside)
-    if WEIGHT:
+            a, b = inverse_rms * (a - p * along), inverse_rms * (b - q * along)
+        tl.store(d_x + at, a.to(dtype), mask=inside)
+        tl.store(d_x + at + D // 2, b.to(dtype), mask=inside)
+    if HAS_D_NORMS:
         column = tl.arange(0, HALF)
-        mine = partial + first.to(tl.int64) * 2 * D + offset + column
-        tl.store(mine, tl.sum(low, 0), mask=column < D // 2)
-        tl.store(mine + D // 2, tl.sum(high, 0), mask=column < D // 2)
+        sums = partial + program.to(tl.int64) * 2 * D + offset + column
+        tl.store(sums, tl.sum(low, 0), mask=column < D // 2)
+        tl.store(sums + D // 2, tl.sum(high, 0), mask=column < D // 2)

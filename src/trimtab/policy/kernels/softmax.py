@@ -1,15 +1,12 @@
-"""The softmax part of the head as kernels: four numbers per row, or in place the gradient of the log-probability.
+"""Softmax kernels of the LM head: per-row moments, or log-probabilities with their gradient in place of the logits.
 
-A program owns a row. It subtracts not the row's maximum, which would have to be known first, but a number near it: the
-larger of the drawn token's logit and of the first block's. For scores it reads the row once, with four sums; where a
-logit turns out to lie far above that number, which is rare, it reads the row again. For gradients it reads the row once
-and writes it once: what is written is not yet divided by the row's sum, for that factor can multiply the narrow side of
-the GEMMs that follow. A token whose probability is below e^-80 may overflow there, and is then found as not finite; in
-fp16, where that would happen at e^-11, the row is read a second time instead. Blocks are then taken from the last to
-the first: the GEMM before has just written the last, the GEMM after begins with the first, and what was touched a
-moment ago is found in the cache.
+A program works on one row of logits. It subtracts not the row's maximum, which would take a pass of its own, but a
+number near it: the larger of the target token's logit and of the first block's maximum. Moments take one read of the
+row, and a second one in the rare case that a logit lies far above that number. Gradients take one read and one write of
+the row; they are not yet divided by the row's sum, since that factor can multiply the narrow side of the GEMMs that
+follow.
 
-The drawn token's own logit comes apart, in fp32: its rounding would be the log-probability's error.
+The target token's logit is passed apart, in fp32: its rounding would be the log-probability's error.
 """
 
 from __future__ import annotations
@@ -21,16 +18,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 1024  # a thread reads 16 bytes at a time, and a GPU holds all rows of a chunk at once
+BLOCK = 1024  # with 4 warps a thread reads 16 bytes at a time, and all rows of a chunk are resident on a GPU at once
 WARPS = 4
 
-_VECTOR = tl.constexpr(8)  # neighbours that one thread reads, and adds up by itself
-_FAR = tl.constexpr(10.0)  # above the number subtracted: further away, sums would lose digits to it
+_VECTOR = tl.constexpr(8)  # neighbours that one thread loads (16 bytes of bf16) and reduces in its registers
+_FAR = tl.constexpr(10.0)  # a logit this far above the subtracted number would make the sums lose digits
 
 
 @triton.jit
-def _capped(z, cap, HAS_CAP: tl.constexpr):
-    """cap tanh(z / cap), by an exponential that cannot overflow."""
+def _soft_capped(z, cap, HAS_CAP: tl.constexpr):
+    """Return cap * tanh(z / cap), by an exponential that cannot overflow."""
     if HAS_CAP:
         e = tl.exp(-2.0 * tl.abs(z) / cap)
         bounded = cap * (1.0 - e) / (1.0 + e)
@@ -39,17 +36,20 @@ def _capped(z, cap, HAS_CAP: tl.constexpr):
 
 
 def target_logits(hidden: Tensor, weight: Tensor, token: Tensor) -> Tensor:
-    """The logit of each row's token, without bias, in fp32."""
+    """Return the logit of each row's token without bias, (rows) fp32.
+
+    `hidden` is (rows, width) and `weight` (vocabulary, width), both with contiguous rows; `token` (rows) int64.
+    """
     rows, width = hidden.shape
     out = torch.empty(rows, device=hidden.device)
     if rows:
-        with torch.cuda.device_of(hidden):  # Triton takes the current GPU, wherever its tensors are
-            _own_logits[(rows,)](hidden, weight, token, out, hidden.stride(0), weight.stride(0), width, BLOCK=1024)
+        with torch.cuda.device_of(hidden):  # Triton launches on the current device, whatever its arguments' device
+            _target_logits[(rows,)](hidden, weight, token, out, hidden.stride(0), weight.stride(0), width, BLOCK=1024)
     return out
 
 
 @triton.jit
-def _own_logits(hidden, weight, token, out, hidden_stride, weight_stride, width, BLOCK: tl.constexpr):
+def _target_logits(hidden, weight, token, out, hidden_stride, weight_stride, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     left = hidden + row * hidden_stride
     right = weight + tl.load(token + row) * weight_stride
@@ -63,7 +63,7 @@ def _own_logits(hidden, weight, token, out, hidden_stride, weight_stride, width,
 
 
 def scale_rows(x: Tensor, factor: Tensor, out: Tensor) -> Tensor:
-    """out = x times a factor for each row, rounded once."""
+    """Write out = x * factor[:, None], rounded once; `x` and `out` are (rows, width), `factor` (rows) fp32."""
     rows, width = x.shape
     if rows:
         with torch.cuda.device_of(x):
@@ -74,35 +74,35 @@ def scale_rows(x: Tensor, factor: Tensor, out: Tensor) -> Tensor:
 @triton.jit
 def _scale_rows(x, factor, out, x_stride, out_stride, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    by = tl.load(factor + row)
+    scale = tl.load(factor + row)
     for first in range(0, width, BLOCK):
         column = first + tl.arange(0, BLOCK)
         value = tl.load(x + row * x_stride + column, mask=column < width, other=0.0).to(tl.float32)
-        tl.store(out + row * out_stride + column, (value * by).to(out.dtype.element_ty), mask=column < width)
+        tl.store(out + row * out_stride + column, (value * scale).to(out.dtype.element_ty), mask=column < width)
 
 
 @triton.jit
-def _base(start, vocabulary, mine, inverse_temperature, cap, HAS_CAP: tl.constexpr, BLOCK: tl.constexpr):
-    """A number that is not far below the row's maximum: the larger of the drawn token's and of the first block's."""
+def _base(start, vocabulary, target, inverse_temperature, cap, HAS_CAP: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the number that is subtracted: the larger of the target token's logit and the first block's maximum."""
     column = tl.arange(0, BLOCK)
     z = tl.load(start + column, mask=column < vocabulary, other=-float("inf")).to(tl.float32)
-    nearby = tl.where(column < vocabulary, _capped(z, cap, HAS_CAP), -float("inf"))
-    return tl.maximum(mine, tl.max(nearby, 0) * inverse_temperature)
+    first_block = tl.where(column < vocabulary, _soft_capped(z, cap, HAS_CAP), -float("inf"))
+    return tl.maximum(target, tl.max(first_block, 0) * inverse_temperature)
 
 
 @triton.jit
-def _sums(
+def _row_sums(
     start,
     vocabulary,
-    drawn,
-    chosen,
+    token,
+    target_logit,
     base,
     inverse_temperature,
     cap,
     HAS_CAP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Over a row, with d = x - base and e = exp(d): the sums of e, e d, e^2 and e^2 d, and the largest d."""
+    """Return, with d = logit - base and e = exp(d), a row's sums of e, e d, e^2 and e^2 d, and its largest d."""
     column = tl.arange(0, BLOCK)
     e1 = tl.zeros([BLOCK // _VECTOR], tl.float32)
     d1 = tl.zeros([BLOCK // _VECTOR], tl.float32)
@@ -112,11 +112,11 @@ def _sums(
     for first in range(0, vocabulary, BLOCK):
         inside = first + column < vocabulary
         z = tl.load(start + first + column, mask=inside, other=-float("inf")).to(tl.float32)
-        z = tl.where(first + column == drawn, chosen, z)
-        d = tl.where(inside, _capped(z, cap, HAS_CAP) * inverse_temperature - base, -float("inf"))
+        z = tl.where(first + column == token, target_logit, z)
+        d = tl.where(inside, _soft_capped(z, cap, HAS_CAP) * inverse_temperature - base, -float("inf"))
         d = tl.reshape(d, [BLOCK // _VECTOR, _VECTOR])
         e = tl.exp(d)
-        weighted = tl.where(e > 0, e * d, 0.0)
+        weighted = tl.where(e > 0, e * d, 0.0)  # 0 * -inf would be NaN
         e1 += tl.sum(e, 1)
         d1 += tl.sum(weighted, 1)
         e2 += tl.sum(e * e, 1)
@@ -126,10 +126,10 @@ def _sums(
 
 
 @triton.jit
-def _softmax_part(
+def _softmax_moments(
     logits,
-    token,
-    own,
+    tokens,
+    target_logits,
     out,  # (4, rows): ln p, entropy, sum p^2, sum p^2 ln p
     stride,
     rows,
@@ -137,52 +137,71 @@ def _softmax_part(
     inverse_temperature,
     cap,
     HAS_CAP: tl.constexpr,
-    WRITE: tl.constexpr,
+    WRITE_GRAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
     start = logits + row.to(tl.int64) * stride
     column = tl.arange(0, BLOCK)
-    drawn = tl.load(token + row)
-    chosen = tl.load(own + row)
-    mine = _capped(chosen, cap, HAS_CAP) * inverse_temperature
-    base = _base(start, vocabulary, mine, inverse_temperature, cap, HAS_CAP, BLOCK)
-    s1, t1, s2, t2, top = _sums(start, vocabulary, drawn, chosen, base, inverse_temperature, cap, HAS_CAP, BLOCK)
+    token = tl.load(tokens + row)
+    raw = tl.load(target_logits + row)
+    target = _soft_capped(raw, cap, HAS_CAP) * inverse_temperature
+    base = _base(start, vocabulary, target, inverse_temperature, cap, HAS_CAP, BLOCK)
+    s1, t1, s2, t2, top = _row_sums(start, vocabulary, token, raw, base, inverse_temperature, cap, HAS_CAP, BLOCK)
     if top > _FAR:
         base += top
-        s1, t1, s2, t2, top = _sums(start, vocabulary, drawn, chosen, base, inverse_temperature, cap, HAS_CAP, BLOCK)
+        s1, t1, s2, t2, top = _row_sums(start, vocabulary, token, raw, base, inverse_temperature, cap, HAS_CAP, BLOCK)
     log_sum = tl.log(s1)
-    logp = mine - base - log_sum
+    logp = target - base - log_sum
     tl.store(out + row, logp)
     tl.store(out + rows + row, log_sum - t1 / s1)
     tl.store(out + 2 * rows + row, s2 / (s1 * s1))
     tl.store(out + 3 * rows + row, (t2 - log_sum * s2) / (s1 * s1))
-    if WRITE:
-        whole = base + log_sum
+    if WRITE_GRAD:
+        logsumexp = base + log_sum
         for first in range(0, vocabulary, BLOCK):
             inside = first + column < vocabulary
             z = tl.load(start + first + column, mask=inside, other=0.0).to(tl.float32)
-            z = tl.where(first + column == drawn, chosen, z)
-            y = _capped(z, cap, HAS_CAP)
-            g = tl.where(first + column == drawn, 1.0, 0.0) - tl.exp(y * inverse_temperature - whole)
+            z = tl.where(first + column == token, raw, z)
+            y = _soft_capped(z, cap, HAS_CAP)
+            g = tl.where(first + column == token, 1.0, 0.0) - tl.exp(y * inverse_temperature - logsumexp)
             if HAS_CAP:
                 g *= 1.0 - (y / cap) * (y / cap)
             tl.store(start + first + column, g.to(logits.dtype.element_ty), mask=inside)
 
 
-def softmax_part(
-    logits: Tensor, token: Tensor, own: Tensor, temperature: float, soft_cap: float | None, write: bool
+def softmax_moments(
+    logits: Tensor,
+    tokens: Tensor,
+    target_logits: Tensor,
+    temperature: float,
+    soft_cap: float | None,
+    *,
+    write_grad: bool,
 ) -> Tensor:
-    """The four numbers of every row, (4, rows) in fp32; with `write` the logits become d ln p / d (x T)."""
-    return _launched(_softmax_part, 4, logits, token, own, temperature, soft_cap, WRITE=write)
+    """Return ln p of each row's token, entropy, sum p^2 and sum p^2 ln p, (4, rows) fp32.
+
+    `logits` are (rows, vocabulary), before soft cap and temperature; `tokens` (rows) int64; `target_logits` (rows)
+    fp32. With `write_grad` the logits become d ln p / d logit * temperature.
+    """
+    return _launch(
+        _softmax_moments,
+        4,
+        logits,
+        tokens,
+        target_logits,
+        temperature=temperature,
+        soft_cap=soft_cap,
+        WRITE_GRAD=write_grad,
+    )
 
 
 @triton.jit
-def _slope_part(
+def _logp_and_grad(
     logits,
-    token,
-    own,
-    out,  # (2, rows): ln p, and the factor that makes what is written d ln p / d (x T)
+    tokens,
+    target_logits,
+    out,  # (2, rows): ln p, and the factor that makes the gradient of what is written
     stride,
     rows,
     vocabulary,
@@ -194,63 +213,72 @@ def _slope_part(
     row = tl.program_id(0)
     start = logits + row.to(tl.int64) * stride
     column = tl.arange(0, BLOCK)
-    drawn = tl.load(token + row)
-    chosen = _capped(tl.load(own + row), cap, HAS_CAP)
-    base = _base(start, vocabulary, chosen * inverse_temperature, inverse_temperature, cap, HAS_CAP, BLOCK)
+    token = tl.load(tokens + row)
+    target = _soft_capped(tl.load(target_logits + row), cap, HAS_CAP)
+    base = _base(start, vocabulary, target * inverse_temperature, inverse_temperature, cap, HAS_CAP, BLOCK)
     last = (vocabulary - 1) // BLOCK * BLOCK
     sums = tl.zeros([BLOCK], tl.float32)
+    # From the last block to the first: the GEMM before has just written the last, the GEMM after starts with the first,
+    # and both are then still in the cache.
     for back in range(0, vocabulary, BLOCK):
         first = last - back
         inside = first + column < vocabulary
         z = tl.load(start + first + column, mask=inside, other=0.0).to(tl.float32)
-        y = _capped(z, cap, HAS_CAP)
-        e = tl.where(inside & (first + column != drawn), tl.exp(y * inverse_temperature - base), 0.0)
+        y = _soft_capped(z, cap, HAS_CAP)
+        e = tl.where(inside & (first + column != token), tl.exp(y * inverse_temperature - base), 0.0)
         sums += e
         if HAS_CAP:
             e *= 1.0 - (y / cap) * (y / cap)
         tl.store(start + first + column, e.to(logits.dtype.element_ty), mask=inside)
-    rest = tl.sum(sums, 0)
-    tl.debug_barrier()  # the drawn token's place has been written as 0, and is written again below
-    away = chosen * inverse_temperature - base
-    total = rest + tl.exp(away)
-    drawn_slope = rest
+    others = tl.sum(sums, 0)
+    tl.debug_barrier()  # the target's position has been written as 0 by another thread, and is written again below
+    away = target * inverse_temperature - base
+    total = others + tl.exp(away)
+    target_grad = others
     if HAS_CAP:
-        drawn_slope *= 1.0 - (chosen / cap) * (chosen / cap)
-    rounded = (-drawn_slope).to(logits.dtype.element_ty)
-    tl.store(start + drawn, rounded)
+        target_grad *= 1.0 - (target / cap) * (target / cap)
+    rounded = (-target_grad).to(logits.dtype.element_ty)
+    tl.store(start + token, rounded)
     tl.store(out + row, away - tl.log(total))
-    # The drawn token's slope is the largest: the factor makes it exact again, and shares its rounding with the others.
+    # The target's gradient is the row's largest: the factor undoes its rounding, and moves that to the small others.
     held = rounded.to(tl.float32)
-    tl.store(out + rows + row, tl.where(held == 0.0, -1.0, drawn_slope / held) / total)
+    tl.store(out + rows + row, tl.where(held == 0.0, -1.0, target_grad / held) / total)
 
 
-def slope_part(logits: Tensor, token: Tensor, own: Tensor, temperature: float, soft_cap: float | None) -> Tensor:
-    """ln p of each row's token and a factor, (2, rows); the logits become what times it is d ln p / d (x T)."""
-    if logits.dtype == torch.float16:
-        logp = softmax_part(logits, token, own, temperature, soft_cap, write=True)[0]
+def logp_and_grad(
+    logits: Tensor, tokens: Tensor, target_logits: Tensor, temperature: float, soft_cap: float | None
+) -> Tensor:
+    """Return ln p of each row's token and a factor, (2, rows) fp32; logits times it become d ln p / d logit * T.
+
+    Shapes and dtypes are those of `softmax_moments`. A target below probability e^-80 may overflow to a non-finite
+    gradient, which the update then reports.
+    """
+    if logits.dtype == torch.float16:  # what is not yet normalised would overflow at e^-11: read the row twice instead
+        logp = softmax_moments(logits, tokens, target_logits, temperature, soft_cap, write_grad=True)[0]
         return torch.stack([logp, torch.ones_like(logp)])
-    return _launched(_slope_part, 2, logits, token, own, temperature, soft_cap)
+    return _launch(_logp_and_grad, 2, logits, tokens, target_logits, temperature=temperature, soft_cap=soft_cap)
 
 
-def _launched(
+def _launch(
     kernel: Any,
     numbers: int,
     logits: Tensor,
-    token: Tensor,
-    own: Tensor,
+    tokens: Tensor,
+    target_logits: Tensor,
+    *,
     temperature: float,
     soft_cap: float | None,
-    **how: bool,
+    **flags: bool,
 ) -> Tensor:
-    """A program for every row; what they give out, (numbers, rows) in fp32."""
+    """Run one program for every row; return their results, (numbers, rows) fp32."""
     rows, vocabulary = logits.shape
     out = torch.empty(numbers, rows, device=logits.device, dtype=torch.float32)
     if rows:
         with torch.cuda.device_of(logits):
             kernel[(rows,)](
                 logits,
-                token,
-                own,
+                tokens,
+                target_logits,
                 out,
                 logits.stride(0),
                 rows,
@@ -260,6 +288,6 @@ def _launched(
                 HAS_CAP=bool(soft_cap),
                 BLOCK=BLOCK,
                 num_warps=WARPS,
-                **how,
+                **flags,
             )
     return out

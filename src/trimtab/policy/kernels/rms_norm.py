@@ -1,0 +1,141 @@
+"""Residual add fused with the RMSNorm that follows it, forward and backward.
+
+Every kernel reads each input once and writes each output once, into tensors the caller allocates. Arithmetic is fp32.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 1024  # of the backward kernel, each of which sums d_weight over its rows: enough to keep a GPU busy
+
+
+def fused_add_rms_norm(
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, residual: Tensor, out: Tensor, inverse_rms: Tensor
+) -> None:
+    """Write residual = x + delta, out = RMSNorm(residual) * weight, and 1 / rms of every row.
+
+    `x` and `residual` are (..., width) fp32, `delta` and `out` (..., width) in any float dtype, `weight` (width) fp32,
+    `inverse_rms` (...) fp32; all contiguous. Without a delta `residual` is `x` and is not written.
+    """
+    width = x.shape[-1]
+    block = triton.next_power_of_2(width)
+    _fused_add_rms_norm[(inverse_rms.numel(),)](
+        x,
+        x if delta is None else delta,
+        weight,
+        residual,
+        out,
+        inverse_rms,
+        width,
+        eps,
+        ADD=delta is not None,
+        BLOCK=block,
+        num_warps=_warps(block),
+    )
+
+
+@triton.jit
+def _fused_add_rms_norm(
+    x, delta, weight, residual, out, inverse_rms, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    value = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(delta + row * width + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(residual + row * width + column, value, mask=inside)
+    inverse = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
+    tl.store(inverse_rms + row, inverse)
+    normed = value * inverse * tl.load(weight + column, mask=inside, other=0.0)
+    tl.store(out + row * width + column, normed.to(out.dtype.element_ty), mask=inside)
+
+
+def fused_add_rms_norm_backward(
+    d_out: Tensor,
+    d_residual: Tensor | None,
+    residual: Tensor,
+    weight: Tensor,
+    inverse_rms: Tensor,
+    *,
+    d_x: Tensor,
+    d_delta: Tensor | None,
+    d_weight: Tensor | None,
+) -> None:
+    """Write the gradients by x, delta and weight from those by `out` and, unless None, `residual`.
+
+    Shapes and dtypes are those of the forward pass; `d_delta` or `d_weight` None means not needed.
+    """
+    rows, width = inverse_rms.numel(), residual.shape[-1]
+    block, programs = triton.next_power_of_2(width), min(rows, PROGRAMS)
+    # One row of sums per program, added up afterwards: atomic adds would make the result depend on their order.
+    partial = d_x if d_weight is None else torch.empty(programs, width, device=d_x.device)
+    _fused_add_rms_norm_backward[(programs,)](
+        d_out,
+        d_out if d_residual is None else d_residual,
+        residual,
+        weight,
+        inverse_rms,
+        d_x,
+        d_x if d_delta is None else d_delta,
+        partial,
+        rows,
+        width,
+        HAS_D_RESIDUAL=d_residual is not None,
+        HAS_D_DELTA=d_delta is not None,
+        HAS_D_WEIGHT=d_weight is not None,
+        BLOCK=block,
+        num_warps=_warps(block),
+    )
+    if d_weight is not None:
+        torch.sum(partial, 0, out=d_weight)
+
+
+# `rows` changes with every batch: specialised on its divisibility the kernel would be compiled several times.
+@triton.jit(do_not_specialize=["rows"])
+def _fused_add_rms_norm_backward(
+    d_out,
+    d_residual,
+    residual,
+    weight,
+    inverse_rms,
+    d_x,
+    d_delta,
+    partial,
+    rows,
+    width,
+    HAS_D_RESIDUAL: tl.constexpr,
+    HAS_D_DELTA: tl.constexpr,
+    HAS_D_WEIGHT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    first = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    scale = tl.load(weight + column, mask=inside, other=0.0)
+    sums = tl.zeros([BLOCK], tl.float32)
+    for row in range(first, rows, tl.num_programs(0)):
+        at = tl.cast(row, tl.int64) * width + column
+        inverse = tl.load(inverse_rms + row)
+        normed = tl.load(residual + at, mask=inside, other=0.0) * inverse
+        grad = tl.load(d_out + at, mask=inside, other=0.0).to(tl.float32)
+        if HAS_D_WEIGHT:
+            sums += grad * normed
+        grad *= scale
+        grad = inverse * (grad - normed * (tl.sum(grad * normed, 0) / width))
+        if HAS_D_RESIDUAL:
+            grad += tl.load(d_residual + at, mask=inside, other=0.0)
+        tl.store(d_x + at, grad, mask=inside)
+        if HAS_D_DELTA:
+            tl.store(d_delta + at, grad.to(d_delta.dtype.element_ty), mask=inside)
+    if HAS_D_WEIGHT:
+        tl.store(partial + first.to(tl.int64) * width + column, sums, mask=inside)
+
+
+def _warps(block: int) -> int:
+    """Return the warps for a row: eight elements per thread (16 bytes of bf16), at most sixteen warps."""
+    return min(max(block // 256, 1), 16)
