@@ -155,7 +155,7 @@ def _signals_to(handler: Callable[[int, Any], object]) -> Iterator[None]:
             signal.signal(number, handler)
         elif number == signal.SIGINT:
             # Ignored, as in a script's background, it stays without effect here. But SIG_IGN itself is inherited, and
-            # runs that ignore SIGINT could not be told to stop.
+            # runs that ignore SIGINT could not be stopped.
             signal.signal(number, lambda number, frame: None)
     try:
         yield

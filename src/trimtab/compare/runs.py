@@ -83,7 +83,7 @@ class CompareRun:
 
     def last_step(self) -> int:
         """Return the last step in the metrics, 0 before the first."""
-        # Polled several times a second while the run goes on, so only the end of the file is read.
+        # Polled several times a second while it runs, so only the end of the file is read.
         return int((last_json_line(self.folder.metrics) or {"step": 0})["step"])
 
     def is_warm(self) -> bool:

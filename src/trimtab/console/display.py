@@ -111,19 +111,19 @@ def _progress(state: DisplayState, width: int) -> RenderableType:
     elapsed, left = clock(time.monotonic() - state.began), clock(state.seconds_left())
     position = f"{state.phase} {state.done}/{state.steps}" if state.steps else f"{state.phase} ..."
     times = f"{elapsed} elapsed, {left} left" if state.steps else f"{elapsed} elapsed"
-    room = width - len(position) - len(times) - 4
-    if room < 5:  # no bar
+    space = width - len(position) - len(times) - 4
+    if space < 5:  # no bar
         return Text(f"{position}  {left} left", no_wrap=True, overflow="ellipsis")
     grid = Table.grid(padding=(0, 2))
-    bar = ProgressBar(total=max(state.steps, 1), completed=state.done, width=room, pulse=not state.steps)
+    bar = ProgressBar(total=max(state.steps, 1), completed=state.done, width=space, pulse=not state.steps)
     grid.add_row(Text(position, style="bold"), bar, Text(times))
     return grid
 
 
-def _numbers(state: DisplayState, room: int, bars: str) -> list[RenderableType]:
+def _numbers(state: DisplayState, space: int, bars: str) -> list[RenderableType]:
     last, history = state.last, state.history
     held_out = history["eval/accuracy"]
-    lines = [_row("reward", number(last.get("reward/mean")), _curve(history["reward/mean"], room, bars))]
+    lines = [_row("reward", number(last.get("reward/mean")), _curve(history["reward/mean"], space, bars))]
     if held_out:
         start, now = min(held_out), max(held_out)
         note = (
@@ -133,7 +133,7 @@ def _numbers(state: DisplayState, room: int, bars: str) -> list[RenderableType]:
         )
         lines.append(_row("held-out", percent(held_out[now]), note))
     target = "" if state.target_entropy is None else f"target {state.target_entropy:g}  "
-    curve = _curve(history["policy/entropy"], room - len(target), bars)
+    curve = _curve(history["policy/entropy"], space - len(target), bars)
     lines.append(_row("entropy", number(last.get("policy/entropy")), target + curve))
     lines.append(_row("tokens", "", _shares(last)))
     clipped, norm = percent(last.get("update/clip_share")), number(last.get("update/grad_norm"))
@@ -160,8 +160,8 @@ def _row(label: str, value: str, note: str) -> Text:
     return text.append(note)
 
 
-def _curve(history: Mapping[int, float], room: int, bars: str) -> str:
-    return sparkline([history[step] for step in sorted(history)], min(room, 60), bars=bars)
+def _curve(history: Mapping[int, float], space: int, bars: str) -> str:
+    return sparkline([history[step] for step in sorted(history)], min(space, 60), bars=bars)
 
 
 class LiveReporter:
@@ -227,7 +227,7 @@ class LiveReporter:
         """Do something with the terminal; an error ends the live display and nothing else."""
         try:
             action()
-        except Exception:  # whatever a terminal or rich raises, the run must go on
+        except Exception:  # whatever a terminal or rich raises, the run must not stop
             live, self._live = self._live, None
             if live is not None:
                 self._guard(live.stop)

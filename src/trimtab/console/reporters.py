@@ -30,7 +30,7 @@ class PlainReporter:
         self.print_line(printable(text))
 
     def warm(self, step: int, steps: int, loss: float) -> None:
-        """Print every fifth part of the warm start."""
+        """Print about five lines over the warm start."""
         if step == steps or step % max(1, steps // 5) == 0:
             self.print_line(f"warm start {step}/{steps}  loss {loss:.3f}")
 

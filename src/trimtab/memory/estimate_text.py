@@ -105,7 +105,7 @@ def _on_cpu(config: Config, estimate: MemoryEstimate) -> list[str]:
         f"  estimated: {_gb(estimate.peak)} GB of main memory beside torch's own, {DURING[estimate.worst_phase]}, "
         "with every prompt and response at its maximal length",
     ]
-    # Main memory is shared and can be swapped: only what clearly does not fit is worth a line.
+    # Main memory is shared and can be swapped: a line is added only where the estimate clearly exceeds it.
     free = _main_memory()
     if free is not None and estimate.peak > free:
         lines.append(f"  {describe_fit(estimate, config, DeviceMemory('this machine', free, free))}")
@@ -113,7 +113,7 @@ def _on_cpu(config: Config, estimate: MemoryEstimate) -> list[str]:
 
 
 def _main_memory() -> int | None:
-    """Return the free main memory; None where the system does not tell."""
+    """Return the free main memory; None where the system does not report it."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
@@ -121,5 +121,5 @@ def _main_memory() -> int | None:
 
 
 def _gb(size: float) -> str:
-    # Of small models two digits are shown, for 0.0 GB says nothing.
+    # Small models get two significant digits instead of 0.0 GB.
     return f"{size / 1e9:.1f}" if size >= 5e7 else f"{size / 1e9:.2g}"

@@ -233,11 +233,11 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, _, sums = ctx.saved_tensors
-        made = tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
+        dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
         # The kernel accumulates dQ in fp32; with grouped queries it has dK and dV per query head before it sums them.
         _wide = torch.empty_like(query, dtype=torch.float32), torch.empty_like(sums)
         _grouped = (torch.empty_like(query), torch.empty_like(query)) if len(key[0]) < len(query[0]) else ()
-        return made[0], made[1], made[2]
+        return dq, dk, dv
 
 
 def _attention(
@@ -264,14 +264,14 @@ FAKE_KERNELS = Kernels(_in_place, _in_place, _in_place, _in_place, _in_place, _i
 
 def _to_fake(model: nn.Module) -> None:
     """Replace the meta parameters and buffers of a model by fake ones on the CPU; tied weights stay tied."""
-    made: dict[int, Any] = {}  # by the meta parameter's id, so that a tied one is replaced by one tensor
+    replaced: dict[int, Any] = {}  # by the meta parameter's id, so that a tied one is replaced by one tensor
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                if id(parameter) not in made:
+                if id(parameter) not in replaced:
                     empty = torch.empty(parameter.shape, dtype=parameter.dtype)
-                    made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-                module._parameters[name] = made[id(parameter)]
+                    replaced[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                module._parameters[name] = replaced[id(parameter)]
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)

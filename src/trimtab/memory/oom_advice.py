@@ -28,7 +28,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def oom_message(error: BaseException, config: Config) -> str:
     """Return one sentence on what the run was doing when memory ran out, and which settings to lower."""
-    # By the call stack, since an error of torch does not say what the memory was for.
+    # By the call stack, since torch's error does not contain what the memory was for.
     phase = _phase(_call_stack(error.__traceback__))
     if phase is None:
         return f"out of memory before the first step: {too_large(config)}"
