@@ -1,4 +1,4 @@
-"""Order statistics by counting agree with sorting, whatever the values."""
+"""Quantiles and largest values agree with their plain definitions, whatever the values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.objectives.selection import _largest_by_counting, largest, quantile, random_pick, share_count, top_share
+from trimtab.objectives.selection import largest, quantile, random_pick, share_count, top_share
 
 floats = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, -0.0, 1.0, 1e-30, -1e-30])
 
@@ -33,20 +33,14 @@ def test_the_largest_are_the_largest(values: list[float], data: st.DataObject, w
     assert set(largest(tensor, count).tolist()) == by_sorting(tensor, count, everywhere)
 
 
-@pytest.mark.parametrize("count", [1, 30_000, 74_999, 200_000])
+@pytest.mark.parametrize("count", [1, 30_000, 74_999])
 @pytest.mark.parametrize("decimals", [1, 6])
-@pytest.mark.parametrize("order", ["random", "rising", "periodic"])
-def test_a_sample_only_saves_time(count: int, decimals: int, order: str) -> None:
-    """Many values, whether the sample is fair (random) or misleading (sorted, or in step with it)."""
+def test_of_many_values_and_ties_the_first_of_the_largest_are_taken(count: int, decimals: int) -> None:
     n = 400_000
     values = torch.randn(n, generator=torch.Generator().manual_seed(0)).round(decimals=decimals)
-    if order == "rising":
-        values = values.sort().values
-    if order == "periodic":
-        values = values - 10.0 * (torch.arange(n) % 16 == 0)
     among = torch.arange(n) % 4 > 0
     expected = torch.where(among, values, -torch.inf).argsort(descending=True, stable=True)[:count]
-    assert torch.equal(_largest_by_counting(values, count, among), expected.sort().values)
+    assert torch.equal(largest(values, count, among), expected.sort().values)
 
 
 @pytest.mark.parametrize("n", [1, 2, 1000, 50_000])
@@ -109,6 +103,6 @@ def test_a_gpu_picks_the_same_tokens(n: int) -> None:
     values = torch.randn(n, generator=torch.Generator().manual_seed(n)).round(decimals=2)
     among = torch.arange(n) % 3 > 0
     count = int(among.sum()) // 4
-    mine = set(_largest_by_counting(values, count, among).tolist())
+    mine = set(largest(values, count, among).tolist())
     assert set(largest(values.cuda(), count, among.cuda()).tolist()) == mine
     assert quantile(values.cuda(), 0.75).item() == pytest.approx(quantile(values, 0.75).item(), abs=1e-6)
