@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from trimtab.config import Config, load
-from trimtab.objectives.rules import weights
+from trimtab.objectives.rules import stare
 from trimtab.rewards import Verdict
 from trimtab.rollout import PromptTokens, Response, SamplingOptions
 from trimtab.train import rollouts, trainer
@@ -182,7 +182,7 @@ def sampled_by(wrap: Callable[[Any], Any]) -> Sabotage:
 @contextmanager
 def reversed_stare() -> Iterator[None]:
     """Reverse STARE: boost what lowers the entropy, damp what raises it."""
-    with patch.dict(weights.STARE_VARIANTS, {"O1": (("U+", "L-"), ("L+", "U-"))}):
+    with patch.dict(stare.STARE_VARIANTS, {"O1": (("U+", "L-"), ("L+", "U-"))}):
         yield
 
 

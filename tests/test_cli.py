@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from trimtab.cli import app
 from trimtab.objectives import METHODS
-from trimtab.objectives.methods.reference_docs import describe, handbook
+from trimtab.objectives.methods.reference_docs import describe, methods_reference
 
 ROOT = Path(__file__).parent.parent
 run = CliRunner()
@@ -51,7 +51,7 @@ def test_an_unknown_method_offers_the_nearest() -> None:
 
 
 def test_the_docs_are_the_same_text() -> None:
-    assert (ROOT / "docs/methods.md").read_text() == handbook()
+    assert (ROOT / "docs/methods.md").read_text() == methods_reference()
 
 
 def test_the_worked_example_silences_the_banana() -> None:

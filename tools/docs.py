@@ -11,7 +11,7 @@ from pathlib import Path
 import gpu_tables
 from trimtab.config.reference_docs import recipes_page
 from trimtab.insight.alarms import ALARM_KINDS, threshold_reasons
-from trimtab.objectives.methods.reference_docs import handbook
+from trimtab.objectives.methods.reference_docs import methods_reference
 from trimtab.record import TABLES
 
 ROOT = Path(__file__).parent.parent
@@ -173,7 +173,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/alarms.md": alarms_page,
     "docs/evaluation.md": evaluation_page,
     "docs/gpu.md": gpu_page,
-    "docs/methods.md": handbook,
+    "docs/methods.md": methods_reference,
     "docs/recipes.md": recipes_page,
     "docs/record.md": record_page,
     "docs/report.md": report_page,

@@ -11,7 +11,7 @@ import torch
 import trimtab as tt
 from helpers.objectives.batches import EVERY, batch, loss_and_gradient, moved, same
 from trimtab.objectives import ATTACHMENTS, METHODS
-from trimtab.objectives.methods import reference_docs as handbook
+from trimtab.objectives.methods import reference_docs
 from trimtab.objectives.methods.registry import OPTIONS
 
 NAMED = [
@@ -64,7 +64,7 @@ def test_explanations_carry_the_numbers(name: str) -> None:
 def test_an_explanation_changes_with_its_options() -> None:
     assert "p < 0.004" in tt.objective("stapo", tau_p=0.004).explain()
     assert "0.7, 1.5" in tt.objective("grpo", clip_low=0.3, clip_high=0.5).explain()
-    assert "each part" in tt.objective("grpo", scope="micro").explain()
+    assert "each micro-batch" in tt.objective("grpo", scope="micro").explain()
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -88,7 +88,7 @@ def test_every_metric_is_in_the_table(name: str) -> None:
     tokens, objective = batch(1), tt.objective(name)
     plan = objective.plan(tokens)
     emitted = plan.metrics | objective.loss(moved(tokens), plan).metrics
-    assert set(emitted) <= set(handbook.METRICS)
+    assert set(emitted) <= set(reference_docs.METRICS)
     assert all(value.ndim == 0 for value in emitted.values())
 
 

@@ -1,7 +1,7 @@
-"""Advantages: from the rewards of a group of responses to one value per response.
+"""Advantages: from the rewards of groups of responses to one value per response.
 
-A group is the responses to one prompt; `group` gives each response's, in any order and by any integers. A group of one
-has nothing to be compared with: its baseline is 0 (and its deviation 1).
+A group is the responses to one prompt; `group` holds an integer per response, in any order. A group of one response has
+baseline 0 (and deviation 1).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ADVANTAGES: dict[str, Callable[[Values, Groups], Tensor]] = {
 
 
 class _Groups:
-    """Per response: the size of its group and its reward less the group's mean, in float64."""
+    """Per response: the size of its group, and its reward minus the group's mean in float64."""
 
     def __init__(self, reward: Values, group: Groups) -> None:
         values = torch.as_tensor(reward).detach()
@@ -64,16 +64,16 @@ class _Groups:
         wide = values.to(torch.float64)
         self.size = self.total(torch.ones_like(wide))
         mean = torch.where(self.size == 1, torch.zeros_like(wide), self.total(wide) / self.size)
-        # A mean of equal numbers can be off in the last bit; divided by a deviation of 0 + eps that would be a signal.
+        # A mean of equal numbers can be off in the last bit; divided by a deviation of 0 + eps that would be large.
         none = torch.zeros_like(wide)
         low = none.scatter_reduce(0, self.index, wide, "amin", include_self=False)[self.index]
         high = none.scatter_reduce(0, self.index, wide, "amax", include_self=False)[self.index]
         self.centered = torch.where((low == high) & (self.size > 1), none, wide - mean)
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over each response's group."""
+        """Return, for every response, the sum over its group."""
         return torch.zeros_like(values).index_add_(0, self.index, values)[self.index]
 
     def result(self, values: Tensor) -> Tensor:
-        """Back in the float type of the rewards."""
+        """Convert to the float type of the rewards."""
         return values.to(self.dtype)

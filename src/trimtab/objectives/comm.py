@@ -1,7 +1,7 @@
-"""The mini-batch of all processes, on every process.
+"""Gather the mini-batch of all ranks on every rank.
 
-Each rank gathers the few token vectors that planning reads and plans the whole mini-batch, then keeps its own tokens.
-So quantiles, counts and normalisers are the same to the last bit however many processes share the work.
+Each rank gathers the few token vectors that planning reads, plans the whole mini-batch, and keeps its own tokens. So
+quantiles, counts and normalisers are the same to the last bit for any number of ranks.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from trimtab.objectives.token_batch import TOKEN_FLOATS, TOKEN_INTS, TokenBatch
 
 
 class Comm(Protocol):
-    """What planning asks of a communicator. It only ever passes tensors of one shape and type on all ranks."""
+    """A communicator for planning; it is only called with tensors of one shape and type on all ranks."""
 
     def all_gather(self, tensor: Tensor) -> Sequence[Tensor] | Tensor:
-        """The tensors of all ranks, in rank order: a list, stacked, or concatenated along the first axis."""
+        """Return the tensors of all ranks in rank order: a list, stacked, or concatenated along the first axis."""
         ...
 
 
@@ -39,34 +39,27 @@ class ProcessGroup:
         return out
 
 
-@dataclass(frozen=True)
-class Share:
-    """This rank's part of the whole mini-batch."""
-
-    tokens: slice
-    responses: slice
-
-
 def gather_rows(comm: Comm, tensor: Tensor) -> Tensor:
-    """One row per rank of an equal-shaped 1-D or 2-D tensor: (ranks, *shape)."""
+    """Gather an equal-shaped tensor from every rank: (ranks, *shape)."""
     out = comm.all_gather(tensor)
     stacked = out if isinstance(out, Tensor) else torch.stack(list(out))
     return stacked.reshape(-1, *tensor.shape)
 
 
-def gather_batch(batch: TokenBatch, names: Iterable[str], comm: Comm | None) -> tuple[TokenBatch, Share]:
-    """The fields `names` of all ranks' tokens as one batch, and where this rank's tokens are in it."""
+def gather_batch(batch: TokenBatch, names: Iterable[str], comm: Comm | None) -> tuple[TokenBatch, slice]:
+    """Gather the fields `names` of all ranks into one batch; also return which of its responses are this rank's."""
     if comm is None:
-        return batch, Share(slice(0, batch.tokens), slice(0, batch.responses))
+        return batch, slice(0, batch.responses)
     present = [n for n in (*TOKEN_FLOATS, *TOKEN_INTS) if n in {*names, "sequence"} and getattr(batch, n) is not None]
     sizes, rank = _sizes(batch, present, comm)
     tokens, responses = sizes[:, 0].tolist(), sizes[:, 1].tolist()
-    first_token, first_response = sum(tokens[:rank]), sum(responses[:rank])
+    first = sum(responses[:rank])
 
     def collect(names: list[str]) -> dict[str, Tensor]:
         if not names:
             return {}
         local = torch.stack([getattr(batch, name) for name in names])
+        # all_gather needs equal shapes, so every rank pads to the longest.
         padded = local.new_zeros(len(names), max(tokens))
         padded[:, : batch.tokens] = local
         rows = gather_rows(comm, padded)
@@ -77,23 +70,21 @@ def gather_batch(batch: TokenBatch, names: Iterable[str], comm: Comm | None) -> 
     values |= collect([n for n in present if n in TOKEN_INTS])
     before = torch.tensor([sum(responses[:r]) for r in range(len(responses))], device=batch.old_logp.device)
     values["sequence"] = values["sequence"] + before.repeat_interleave(sizes[:, 0].to(before.device))
-    share = Share(
-        slice(first_token, first_token + batch.tokens), slice(first_response, first_response + batch.responses)
-    )
-    return TokenBatch(**values, responses=sum(responses)), share
+    return TokenBatch(**values, responses=sum(responses)), slice(first, first + batch.responses)
 
 
 def _sizes(batch: TokenBatch, present: list[str], comm: Comm) -> tuple[Tensor, int]:
-    """Every rank's (tokens, responses), and which rank this is: it finds its own random mark among the others'."""
+    """Return every rank's (tokens, responses), and this rank's number."""
     known = (*TOKEN_FLOATS, *TOKEN_INTS)
-    kinds = sum(1 << known.index(n) for n in present) * 2 + int(batch.old_logp.dtype == torch.float64)
-    mark = secrets.randbits(62)
-    header = torch.tensor([mark, kinds, batch.tokens, batch.responses], device=batch.old_logp.device)
+    schema = sum(1 << known.index(n) for n in present) * 2 + int(batch.old_logp.dtype == torch.float64)
+    # A communicator need not know ranks: each sends a random number and finds its own among those that come back.
+    nonce = secrets.randbits(62)
+    header = torch.tensor([nonce, schema, batch.tokens, batch.responses], device=batch.old_logp.device)
     rows = gather_rows(comm, header).cpu()
-    ranks = (rows[:, 0] == mark).nonzero().flatten().tolist()
+    ranks = (rows[:, 0] == nonce).nonzero().flatten().tolist()
     if len(ranks) != 1:
         raise ValueError("comm.all_gather did not return what this rank sent: it must give the tensors of all ranks")
-    if (rows[:, 1] != kinds).any():
+    if (rows[:, 1] != schema).any():
         raise ValueError(
             "the ranks give TokenBatches with different fields or float types: make them alike on all ranks"
         )

@@ -1,7 +1,7 @@
-"""Aggregation: how the terms of tokens become one number.
+"""Aggregation of token terms into one loss.
 
-Each is a scale per token that folds in the normaliser of the whole mini-batch, so that the loss of any part is a plain
-sum. Tokens that do not count (silenced ones) leave numerator and denominator.
+Each is a scale per token that includes the normaliser of the whole mini-batch, so that the loss of any micro-batch is a
+plain sum. Silenced tokens leave numerator and denominator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trimtab.objectives.plan_builder import PlanBuilder
 
 @dataclass(frozen=True)
 class Normalizer:
-    """An aggregation: its name, the sentence that states it, and the scale of every token."""
+    """An aggregation: `scale` returns the factor of every token, `formula` states it."""
 
     name: str
     formula: str
@@ -24,7 +24,7 @@ class Normalizer:
 
 
 def token_mean() -> Normalizer:
-    """Every counted token weighs the same."""
+    """Average over all counted tokens: each weighs the same."""
 
     def scale(builder: PlanBuilder) -> Tensor:
         out = 0 if builder.uncounted is None else len(builder.uncounted)
@@ -35,7 +35,7 @@ def token_mean() -> Normalizer:
 
 
 def seq_mean_token_mean() -> Normalizer:
-    """Every response weighs the same, whatever its length."""
+    """Average over the tokens of each response, then over responses: each response weighs the same."""
     return Normalizer(
         "seq-mean-token-mean",
         "mean over a response's counted tokens, then over responses",
@@ -44,7 +44,7 @@ def seq_mean_token_mean() -> Normalizer:
 
 
 def seq_mean_token_sum() -> Normalizer:
-    """The sum over a response's tokens, averaged over responses."""
+    """Sum over the tokens of each response, average over responses."""
     return Normalizer(
         "seq-mean-token-sum",
         "sum over a response's counted tokens, mean over responses",
@@ -53,7 +53,7 @@ def seq_mean_token_sum() -> Normalizer:
 
 
 def seq_mean_token_sum_norm(length: float) -> Normalizer:
-    """As `seq_mean_token_sum`, divided by a constant length."""
+    """Sum over the tokens of each response and divide by a constant length, average over responses."""
     return Normalizer(
         "seq-mean-token-sum-norm",
         f"sum over a response's counted tokens / {length:g}, mean over responses",
@@ -62,7 +62,7 @@ def seq_mean_token_sum_norm(length: float) -> Normalizer:
 
 
 def _per_response(builder: PlanBuilder, divisor: Tensor | None) -> Tensor:
-    """1 / (responses that have a counted token x divisor), for every counted token."""
+    """Return 1 / (responses with a counted token x divisor) for every counted token."""
     lengths = builder.counted_lengths
     each = (lengths > 0).sum().clamp(min=1).to(builder.advantage.dtype).expand(len(lengths))
     if divisor is not None:
@@ -71,7 +71,7 @@ def _per_response(builder: PlanBuilder, divisor: Tensor | None) -> Tensor:
 
 
 def _counted(builder: PlanBuilder, scale: Tensor) -> Tensor:
-    """0 for tokens that do not count."""
+    """Set the scale of uncounted tokens to 0."""
     return scale if builder.uncounted is None else scale.index_fill(0, builder.uncounted, 0.0)
 
 

@@ -1,7 +1,7 @@
 """An objective: ratio x surrogate x rules x aggregation, written as a loss to be minimised.
 
 `plan` decides everything about every token over the whole mini-batch; `loss` is then a short function of the new
-log-probabilities. Nothing here knows a method by name: the catalog puts the parts together.
+log-probabilities. Nothing here knows a method by name: the catalog composes them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from trimtab.objectives.advantages import ADVANTAGES, Groups, Values
-from trimtab.objectives.comm import Comm, Share, gather_batch, gather_rows
+from trimtab.objectives.comm import Comm, gather_batch, gather_rows
 from trimtab.objectives.normalizers import Normalizer
 from trimtab.objectives.plan import Plan
 from trimtab.objectives.plan_builder import Controller, PlanBuilder, TokenRule
 from trimtab.objectives.ratios import Ratio, log_ratio
+from trimtab.objectives.reasons import REASON_WORDS, Reason
 from trimtab.objectives.rules.penalties import Penalty
 from trimtab.objectives.surrogates import Surrogate
 from trimtab.objectives.token_batch import TokenBatch, missing_field_help
@@ -30,50 +31,51 @@ TokenStats = Literal["old", "current"]
 
 @dataclass(frozen=True, eq=False)
 class LossOutput:
-    """The loss of a plan or a part, differentiable in the new log-probabilities alone, and 0-d metrics.
+    """The loss of a plan or micro-batch, differentiable in the new log-probabilities alone, and 0-d metrics.
 
-    The losses of all parts and ranks add up to the mini-batch's, and so do the metrics (`merge_metrics`). `ratio` and
-    `log_rho` are every token's, without gradient; `clipped` are the tokens whose gradient a clip cuts, where there is a
-    clip; `per_token` is what a token counts in a mean over the mini-batch.
+    The losses of all micro-batches and ranks add up to the mini-batch's, and so do the metrics (`merge_metrics`).
+    Per token, without gradient: `ratio`, `log_rho` and `clipped` (a mask of those whose gradient a clip cuts; None
+    where the surrogate has no clip). `inverse_tokens` is 1 / tokens of the mini-batch.
     """
 
     loss: Tensor
     ratio: Tensor
     log_rho: Tensor
     clipped: Tensor | None
-    per_token: float
+    inverse_tokens: float
 
     @cached_property
     def metrics(self) -> dict[str, Tensor]:
-        """How far the ratios are from 1, and the share of clipped tokens: made when somebody asks."""
+        """Ratio statistics and the share of clipped tokens; computed on first access, for few updates log them."""
         clipped = self.ratio.new_zeros(()) if self.clipped is None else self.clipped.sum(dtype=self.ratio.dtype)
         metrics = {
-            "update/ratio_mean": self.ratio.sum() * self.per_token,
-            "update/approx_kl": (self.ratio - 1 - self.log_rho).sum() * self.per_token,
-            "update/clip_share": clipped * self.per_token,
+            "update/ratio_mean": self.ratio.sum() * self.inverse_tokens,
+            "update/approx_kl": (self.ratio - 1 - self.log_rho).sum() * self.inverse_tokens,
+            "update/clip_share": clipped * self.inverse_tokens,
         }
         if len(self.ratio):
             metrics["update/ratio_min"], metrics["update/ratio_max"] = torch.aminmax(self.ratio)
         return metrics
 
     @staticmethod
-    def joined(outputs: Sequence[LossOutput]) -> LossOutput:
-        """The pieces of one part, in their order, as that part's, without gradient."""
+    def concat(outputs: Sequence[LossOutput]) -> LossOutput:
+        """Concatenate the outputs of consecutive chunks of one micro-batch, without gradient."""
         clipped = [out.clipped for out in outputs if out.clipped is not None]
         return LossOutput(
             torch.stack([out.loss.detach() for out in outputs]).sum(),
             torch.cat([out.ratio for out in outputs]),
             torch.cat([out.log_rho for out in outputs]),
             torch.cat(clipped) if clipped else None,
-            outputs[0].per_token,
+            outputs[0].inverse_tokens,
         )
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What a named method builds. `scope="micro"` takes quantiles and normalisers per part, as other trainers do.
+    """An RL objective: what `trimtab.objective(name)` builds.
 
-    `token_stats="current"` insists on `current_logp`, `"old"` refuses it; None judges tokens by whichever is there.
+    `scope="micro"` takes quantiles and normalisers over each micro-batch, as other trainers do. `token_stats="current"`
+    requires `current_logp` in a batch, `"old"` refuses it; None judges tokens by whichever is there.
     """
 
     name: str
@@ -97,15 +99,23 @@ class Objective:
 
     @property
     def controllers(self) -> dict[str, Controller]:
-        """What carries state from one rollout batch to the next."""
+        """The objects that carry state from one rollout batch to the next, by the name of their rule."""
         return {rule.name: rule.controller for rule in self.rules if rule.controller is not None}
 
+    @property
+    def reason_words(self) -> dict[Reason, str]:
+        """What each `Reason` means under this objective."""
+        words = dict(REASON_WORDS)
+        for rule in self.rules:
+            words |= rule.reason_words
+        return words
+
     def advantages(self, reward: Values, group: Groups) -> Tensor:
-        """The advantage this method is defined with, one value per response."""
+        """Return the advantage that this method is defined with, one value per response."""
         return ADVANTAGES[self.advantage](reward, group)
 
     def observe(self, rollout: TokenBatch, comm: Comm | None = None) -> None:
-        """Let the controllers look at a rollout batch; call it once per batch, before its first plan."""
+        """Update the controllers with a rollout batch; call it once per batch, before its first plan."""
         if not self.controllers:
             return
         self._check(rollout)
@@ -120,15 +130,19 @@ class Objective:
 
     @torch.no_grad()
     def plan(self, batch: TokenBatch, comm: Comm | None = None) -> Plan:
-        """Decide about every token of the mini-batch of all ranks; the plan of this rank's tokens comes back."""
+        """Plan the mini-batch of all ranks, and return the plan of this rank's tokens."""
         self._check(batch)
         if self.scope == "micro":
             return self._plan_micro(batch, comm)
-        whole, share = gather_batch(batch, {"old_logp", "advantage", "current_logp", "proxy_logp", *self.needs}, comm)
-        return self._plan_whole(whole, share)
+        names = {"old_logp", "advantage", "current_logp", "proxy_logp", *self.needs}
+        whole, mine = gather_batch(batch, names, comm)
+        plan = self._plan_whole(whole)
+        if mine == slice(0, whole.responses):
+            return plan
+        return replace(plan.select(mine.start, mine.stop), start=0)
 
     def loss(self, new_logp: Tensor, plan: Plan) -> LossOutput:
-        """The loss of a plan or of one of its parts. Gradients reach `new_logp` and nothing else."""
+        """Return the loss of a plan or of one of its micro-batches; gradients reach `new_logp` and nothing else."""
         new = plan.check(new_logp)
         log_rho = log_ratio(new, plan.old_logp)
         ratio = self.ratio(new, log_rho, plan)
@@ -151,7 +165,7 @@ class Objective:
         return replace(out, loss=out.loss.detach()), grad_logp
 
     def explain(self) -> str:
-        """The formula with this object's numbers, for people."""
+        """Return the formula with this objective's numbers, as text."""
         lines = [self.name + (f": {self.title}" if self.title else "")]
         if self.paper:
             lines.append(f"  arXiv {self.paper}")
@@ -161,7 +175,7 @@ class Objective:
         lines.append(f"  surrogate   {self.surrogate.formula}")
         lines += [f"  {rule.name:<11} {rule.formula}" for rule in self.rules]
         lines += [f"  {penalty.name:<11} {penalty.formula}" for penalty in self.penalties if penalty.formula]
-        where = "the mini-batch of all processes" if self.scope == "minibatch" else "each part (scope = micro)"
+        where = "the mini-batch of all processes" if self.scope == "minibatch" else "each micro-batch (scope = micro)"
         lines.append(f"  scale       {self.normalizer.name}: {self.normalizer.formula}")
         lines.append(f"  scope       quantiles and normalisers over {where}")
         if self.needs:
@@ -169,11 +183,11 @@ class Objective:
         return "\n".join(lines)
 
     def state_dict(self) -> dict[str, dict[str, float]]:
-        """The controllers' state, as plain numbers."""
+        """Return the controllers' state as plain numbers."""
         return {name: controller.state_dict() for name, controller in self.controllers.items()}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore a state that `state_dict` returned."""
         controllers = self.controllers
         if set(state) != set(controllers):
             raise ValueError(
@@ -193,18 +207,11 @@ class Objective:
                 "policy's entropy): leave it out, or set token_stats='current'"
             )
 
-    def _plan_whole(self, batch: TokenBatch, share: Share) -> Plan:
-        low, high = self.surrogate.clip_low, self.surrogate.clip_high
-        like = batch.advantage
-        builder = PlanBuilder(
-            batch,
-            clip_low=like.new_full((), low).expand_as(like),
-            clip_high=like.new_full((), high).expand_as(like),
-        )
+    def _plan_whole(self, batch: TokenBatch) -> Plan:
+        builder = PlanBuilder(batch, self.surrogate.clip_low, self.surrogate.clip_high)
         for rule in self.rules:
             rule.apply(builder)
-        reads = self.needs
-        plan = Plan(
+        return Plan(
             old_logp=batch.old_logp,
             advantage=builder.advantage,
             weight=builder.weight,
@@ -214,33 +221,29 @@ class Objective:
             reason=builder.reason,
             spans=self.ratio.spans(batch),
             penalty=builder.penalty,
-            ref_logp=batch.ref_logp if "ref_logp" in reads else None,
+            ref_logp=batch.ref_logp if "ref_logp" in self.needs else None,
             proxy_logp=batch.proxy_logp if builder.penalty is not None else None,
             offsets=batch.offsets,
             tokens_in_minibatch=batch.tokens,
             metrics=builder.metrics,
+            reason_words=self.reason_words,
         )
-        if share.responses == slice(0, batch.responses):
-            return plan
-        mine = plan._part(share.responses.start, share.responses.stop)
-        return replace(mine, start=0)
 
     def _plan_micro(self, batch: TokenBatch, comm: Comm | None) -> Plan:
-        """Every part planned by itself, as trainers do that know no mini-batch; it weighs its share of responses."""
+        """Plan every micro-batch by itself, weighted by its share of the responses."""
         responses = batch.responses
         if comm is not None:
             responses = int(gather_rows(comm, torch.tensor([responses], device=batch.old_logp.device)).sum())
 
         @torch.no_grad()
         def replan(first: int, last: int) -> Plan:
-            part = batch.select(first, last)
-            alone = self._plan_whole(part, Share(slice(0, part.tokens), slice(0, part.responses)))
+            micro_batch = self._plan_whole(batch.select(first, last))
             share = (last - first) / max(responses, 1)
             return replace(
-                alone,
-                scale=alone.scale * share,
+                micro_batch,
+                scale=micro_batch.scale * share,
                 start=batch.offsets[first],
-                tokens_in_minibatch=part.tokens / share if share else 0.0,
+                tokens_in_minibatch=micro_batch.tokens / share if share else 0.0,
             )
 
         return replace(replan(0, batch.responses), replan=replan)

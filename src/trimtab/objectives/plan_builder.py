@@ -1,7 +1,7 @@
-"""A plan in the making: the whole mini-batch, and the marks that rules leave on it.
+"""Token rules and the builder they act on while a plan is made.
 
-A rule is one decision about tokens. It reads the batch and calls `silence`, `multiply`, `drop`, ... on the builder; it
-never sees a model, a gradient or a part of the batch.
+A rule is one decision about tokens. It reads the whole mini-batch and calls `silence`, `multiply`, `drop`, ... on the
+builder; it never sees a model or a gradient, and never a micro-batch alone (but for scope="micro").
 """
 
 from __future__ import annotations
@@ -19,81 +19,83 @@ from trimtab.objectives.token_batch import TokenBatch
 
 
 class Controller(Protocol):
-    """State that outlives an update: it looks at every rollout batch, and is saved with checkpoints."""
+    """State that outlives an update: updated with every rollout batch, saved with checkpoints."""
 
     def observe(self, entropy: float) -> None:
-        """Take in the token-mean entropy of a rollout batch."""
+        """Update the state with the token-mean entropy of a rollout batch."""
         ...
 
     def state_dict(self) -> dict[str, float]:
-        """The state as plain numbers."""
+        """Return the state as plain numbers."""
         ...
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore a state that `state_dict` returned."""
         ...
 
 
 @dataclass(frozen=True)
 class TokenRule:
-    """One decision about tokens: its name, the sentence that states it, what it reads, what it does to a builder."""
+    """One decision about tokens: `apply` makes it on a builder, `formula` states it, `needs` are the fields it reads.
+
+    `reason_words` replaces the words of reasons that mean something else under this rule.
+    """
 
     name: str
     formula: str
     apply: Callable[[PlanBuilder], None]
     needs: frozenset[str] = frozenset()
     controller: Controller | None = None
+    reason_words: Mapping[Reason, str] = field(default_factory=dict)
 
 
-@dataclass(eq=False)
 class PlanBuilder:
-    """The working state of planning, over the tokens of the whole mini-batch.
+    """The plan of a mini-batch while rules are applied to it.
 
-    Rules name tokens by position (`mask.nonzero()`), not by mask: they concern few, and a million tokens are then
-    passed over once instead of at every step.
+    Rules name tokens by position (`mask.nonzero()`), not by mask. `uncounted` are the positions of the tokens that the
+    normaliser leaves out.
     """
 
-    batch: TokenBatch
-    clip_low: Tensor
-    clip_high: Tensor
-    uncounted: Tensor | None = None
-    penalty: Tensor | None = None
-    metrics: dict[str, Tensor] = field(default_factory=dict)
-    advantage: Tensor = field(init=False)
-    weight: Tensor = field(init=False)
-    reason: Tensor = field(init=False)
+    # Positions, because rules concern few tokens: each then passes over a million tokens once, not at every operation.
 
-    def __post_init__(self) -> None:
-        self.advantage = self.batch.advantage
+    def __init__(self, batch: TokenBatch, clip_low: float, clip_high: float) -> None:
+        self.batch = batch
+        self.advantage = batch.advantage
+        # Expanded scalars: no memory until a rule changes them.
+        self.clip_low = self.advantage.new_full((), clip_low).expand_as(self.advantage)
+        self.clip_high = self.advantage.new_full((), clip_high).expand_as(self.advantage)
         self.weight = torch.ones_like(self.advantage)
         self.reason = (self.advantage == 0).to(torch.int16)  # Reason.NO_SIGNAL is the first bit
+        self.uncounted: Tensor | None = None
+        self.penalty: Tensor | None = None
+        self.metrics: dict[str, Tensor] = {}
 
     @property
     def logp(self) -> Tensor:
-        """The log-probability tokens are judged by."""
+        """The log-probability that rules judge tokens by."""
         return self.batch.judged_logp
 
     @property
     def entropy(self) -> Tensor:
-        """The entropy of every token's distribution (a rule that reads it says so in `needs`)."""
+        """The entropy of every token's distribution; a rule that reads it lists it in `needs`."""
         assert self.batch.entropy is not None
         return self.batch.entropy
 
     @cached_property
     def positive(self) -> Tensor:
-        """A mask of the tokens with a positive advantage in the batch."""
+        """A mask of the tokens whose advantage in the batch is positive."""
         return self.batch.advantage > 0
 
     @property
     def counted_lengths(self) -> Tensor:
-        """Counted tokens of each response."""
+        """The number of counted tokens of each response."""
         lengths = self.batch.lengths
         if self.uncounted is None:
             return lengths
         return lengths - torch.bincount(self.batch.sequence[self.uncounted], minlength=len(lengths))
 
     def mark(self, tokens: Tensor, reason: Reason) -> None:
-        """Note a reason on tokens, and their share among the metrics."""
+        """Add a reason to tokens, and their share to the metrics."""
         self.reason[tokens] |= int(reason)
         share = self.weight.new_full((), len(tokens) / max(self.batch.tokens, 1))
         if reason.metric in self.metrics:  # another rule marked some of these tokens already
@@ -101,11 +103,11 @@ class PlanBuilder:
         self.metrics[reason.metric] = share
 
     def mark_all(self, mask: Tensor, reason: Reason) -> None:
-        """Note a reason on the tokens of a mask: for reasons that most tokens have, whose share says nothing."""
+        """Add a reason to the tokens of a mask, without a metric: for reasons that most tokens have."""
         self.reason |= mask.to(torch.int16).mul_(int(reason))
 
     def silence(self, tokens: Tensor, reason: Reason = Reason.SILENCED) -> None:
-        """Take tokens out of numerator and denominator."""
+        """Take tokens out of numerator and denominator of the mean."""
         self.uncounted = tokens if self.uncounted is None else torch.unique(torch.cat([self.uncounted, tokens]))
         self.drop(tokens, reason)
 

@@ -1,8 +1,8 @@
 """Importance ratios: per token, per segment or per response.
 
-All start from `log_rho = ln p_new - ln p_old`, held within +-20. A ratio shared by several tokens is the exponential of
-their mean `log_rho`; its gradient goes through each token's own term (the form GSPO calls GSPO-token), so the value is
-shared and every token keeps its own gradient.
+All start from `log_rho = ln p_new - ln p_old`, clamped to +-20. A ratio shared by several tokens is the exponential of
+their mean `log_rho`; its gradient goes through each token's own term (GSPO-token), so the value is shared and every
+token keeps its own gradient.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Level = Literal["token", "segment", "response"]
 
 @dataclass(frozen=True)
 class Ratio:
-    """How log ratios of tokens become the ratio in the surrogate."""
+    """How the log ratios of tokens become the ratio in the surrogate; `prepare` acts on them before the mean."""
 
     level: Level
     formula: str
     prepare: Callable[[Tensor, Plan], Tensor] | None = None
 
     def spans(self, batch: TokenBatch) -> Spans | None:
-        """The tokens that share a ratio."""
+        """Return the spans of tokens that share a ratio; None where each token has its own."""
         if self.level == "token":
             return None
         return batch.spans if self.level == "segment" else batch.response_spans
 
     def __call__(self, new_logp: Tensor, log_rho: Tensor, plan: Plan) -> Tensor:
-        """The ratio of every token."""
+        """Return the ratio of every token."""
         if plan.spans is None:
             return log_rho.exp()
         if self.prepare is not None:
@@ -48,12 +48,12 @@ class Ratio:
 
 
 def log_ratio(new_logp: Tensor, old_logp: Tensor) -> Tensor:
-    """`ln p_new - ln p_old`, held within +-20 so that its exponential and products of it stay finite."""
+    """Return `ln p_new - ln p_old`, clamped to +-20 so that its exponential and products of it stay finite."""
     return (new_logp - old_logp).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 class _SharedRatio(torch.autograd.Function):
-    """r = stopgrad(exp(mean log_rho of the run)) x p / stopgrad(p): one value, and each token's own gradient."""
+    """r = stopgrad(exp(mean log_rho over the span)) x p / stopgrad(p)."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, log_rho: Tensor, spans: Spans) -> Tensor:
@@ -67,7 +67,8 @@ class _SharedRatio(torch.autograd.Function):
         return gradient * ratio, None, None
 
 
-def _one_sided(log_rho: Tensor, plan: Plan) -> Tensor:
+def _clip_where_pushed(log_rho: Tensor, plan: Plan) -> Tensor:
+    """Clip log ratios from above where A > 0 and from below where A < 0 (GMPO)."""
     held = torch.where(plan.advantage > 0, log_rho.minimum(plan.clip_high), log_rho.maximum(-plan.clip_low))
     return torch.where(plan.advantage == 0, log_rho, held)
 
@@ -78,5 +79,5 @@ response_ratio = Ratio("response", "r = exp(mean of ln(p_new / p_old) over the r
 clipped_response_ratio = Ratio(
     "response",
     "r = exp(mean over the response of ln(p_new / p_old), each clipped on the side its advantage pushes to)",
-    _one_sided,
+    _clip_where_pushed,
 )

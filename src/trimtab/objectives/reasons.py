@@ -1,12 +1,13 @@
-"""Why a token has the weight and the clip range it has: a small code per token, and the words for it."""
+"""Reason codes: why a token has its weight and clip range, as bits per token and in words."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntFlag
 
 
 class Reason(IntFlag):
-    """What rules did to a token. Several can hold at once; none means that the token was kept as it came."""
+    """What rules did to a token, as bits; no bit means that the token was left as it is."""
 
     KEPT = 0
     NO_SIGNAL = 1
@@ -23,7 +24,7 @@ class Reason(IntFlag):
 
     @property
     def metric(self) -> str:
-        """The metric that counts its tokens."""
+        """The name of the metric with the share of tokens that have this reason."""
         return f"tokens/{str(self.name).lower()}_share"
 
 
@@ -43,7 +44,7 @@ REASON_WORDS: dict[Reason, str] = {
 }
 
 
-def reason_words(code: int) -> str:
-    """A reason code in words, `; ` between several."""
+def reason_words(code: int, words: Mapping[Reason, str] = REASON_WORDS) -> str:
+    """Return a reason code in words, `; ` between several; `Objective.reason_words` has those of one objective."""
     flags = Reason(code)
-    return "; ".join(REASON_WORDS[flag] for flag in Reason if flag in flags) or REASON_WORDS[Reason.KEPT]
+    return "; ".join(words[flag] for flag in Reason if flag in flags) or words[Reason.KEPT]

@@ -1,4 +1,4 @@
-"""Spans: neighbouring tokens taken together, for ratios and entropies over a segment or a response."""
+"""Spans of consecutive tokens: means over a segment or a response, and their values spread back over its tokens."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """Each token's run, each run's size, and where each response's runs start."""
+    """The span of each token (`index`), the `size` of each span, and the first span of each response (`offsets`)."""
 
     index: Tensor
     size: Tensor
     offsets: Sequence[int]
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of `values` in each run (NaN in an empty one)."""
+        """Return the mean of `values` over each span (NaN for an empty one)."""
         if values.is_cpu and len(values) and torch.backends.mkl.is_available():
             return torch.mv(self._membership.to(values.dtype), values) / self.size
         return torch.segment_reduce(values, "sum", lengths=self.size, unsafe=True) / self.size
 
-    def spread(self, per_run: Tensor) -> Tensor:
-        """Each token's value of its run."""
-        return per_run.index_select(0, self.index)
+    def spread(self, per_span: Tensor) -> Tensor:
+        """Return, for every token, the value of its span."""
+        return per_span.index_select(0, self.index)
 
-    def part(self, tokens: slice, first: int, last: int) -> Spans:
-        """The runs of the responses `first` up to `last`, whose tokens are `tokens`."""
+    def select(self, tokens: slice, first: int, last: int) -> Spans:
+        """Return the spans of the responses `first` up to `last`, whose tokens are `tokens`."""
         low, high = self.offsets[first], self.offsets[last]
         return Spans(self.index[tokens] - low, self.size[low:high], [o - low for o in self.offsets[first : last + 1]])
 
     @cached_property
     def _membership(self) -> Tensor:
-        """The (runs, tokens) matrix of ones that sums runs: on a CPU four times as fast as segment_reduce."""
+        """The sparse (spans, tokens) matrix of ones: a product with it sums over spans."""
+        # On a CPU four times as fast as segment_reduce.
         tokens = len(self.index)
         ends = self.size.cumsum(0)
         rows = torch.cat([ends.new_zeros(1), ends]).to(torch.int32)

@@ -1,6 +1,6 @@
 """Surrogates: from a token's ratio and advantage to its term in the loss (to be minimised).
 
-Each gives the terms and a mask of the tokens whose gradient is cut by a clip.
+Each returns the terms, and a mask of the tokens whose gradient is cut by a clip (None where there is no clip).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Terms = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True)
 class Surrogate:
-    """A surrogate and the sentence that states it."""
+    """A surrogate: `terms(ratio, new_logp, plan)` returns the terms and the clip mask, `formula` states it."""
 
     formula: str
     terms: Callable[[Tensor, Tensor, Plan], Terms]
@@ -30,16 +30,14 @@ class Surrogate:
 
 
 def ppo_clip(low: float, high: float, dual: float | None = None) -> Surrogate:
-    """`max(-A r, -A clip(r))`, and with a dual clip `c` at most `-A c` where `A < 0`.
-
-    Where `A > 0` only the upper bound can bind and where `A < 0` only the lower one (and `c`), so this is one clamp.
-    """
+    """PPO: `max(-A r, -A clip(r))`, and with a dual clip `c` at most `-A c` where `A < 0`."""
 
     def terms(ratio: Tensor, new_logp: Tensor, plan: Plan) -> Terms:
+        # Where A > 0 only the upper bound can bind and where A < 0 only the lower one (and c), so this is one clamp.
         up = plan.advantage > 0
         lower = (1 - plan.clip_low).masked_fill_(up, -math.inf)
         most: float | Tensor = math.inf if dual is None else dual
-        if dual is not None and plan.penalty is not None:  # a penalised token has an endless range, and no dual clip
+        if dual is not None and plan.penalty is not None:  # a penalised token has no clip, and no dual clip
             most = plan.clip_low.clamp(min=dual)
         upper = torch.where(up, 1 + plan.clip_high, most)
         held = torch.clamp(ratio, lower, upper)

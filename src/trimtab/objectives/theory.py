@@ -20,7 +20,7 @@ from trimtab.objectives.token_batch import TokenBatch
 
 
 class Moments(NamedTuple):
-    """The four numbers of a next-token distribution and the token drawn from it."""
+    """The log-probability of a sampled token, and three moments of its next-token distribution."""
 
     logp: Tensor
     entropy: Tensor
@@ -29,7 +29,7 @@ class Moments(NamedTuple):
 
 
 class Quadrant(IntEnum):
-    """Advantage sign x surprisal above or below the critical one, and which way the entropy goes."""
+    """Sign of the advantage x surprisal below or above the critical one: which way a token moves the entropy."""
 
     NEUTRAL = 0
     REWARDED_EXPECTED = 1  # A > 0, s < s*: entropy falls
@@ -39,23 +39,23 @@ class Quadrant(IntEnum):
 
 
 def moments(logits: Tensor, token: Tensor) -> Moments:
-    """The plain reference: from full logits (..., vocabulary) and the drawn tokens."""
+    """Compute the moments from full logits (..., vocabulary) and the sampled tokens."""
     logp = logits.log_softmax(-1)
     p = logp.exp()
     p_logp = torch.where(p > 0, p * logp, 0.0)  # 0 ln 0 is 0, not NaN
-    drawn = logp.gather(-1, token.unsqueeze(-1)).squeeze(-1)
-    return Moments(drawn, -p_logp.sum(-1), (p * p).sum(-1), (p * p_logp).sum(-1))
+    sampled = logp.gather(-1, token.unsqueeze(-1)).squeeze(-1)
+    return Moments(sampled, -p_logp.sum(-1), (p * p).sum(-1), (p * p_logp).sum(-1))
 
 
 def gradient_norm_squared(logp: Tensor, sum_p2: Tensor, coefficient: Tensor | float = 1.0) -> Tensor:
-    """|dJ/da|^2 = w^2 (1 - 2 p_k + sum p^2), exactly."""
+    """Return |dJ/da|^2 = w^2 (1 - 2 p_k + sum p^2), which is exact."""
     return _squared(coefficient) * (1 - 2 * logp.exp() + sum_p2).clamp(min=0)
 
 
 def gradient_norm_bounds(
     logp: Tensor, entropy: Tensor, vocabulary: int, coefficient: Tensor | float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """STAPO's bounds on it: w^2 (1 - 2p + exp(-H)) and w^2 (2 - 2p - C_V H^2), C_V = (V-1) / (V ln^2 V)."""
+    """Return STAPO's bounds on |dJ/da|^2: w^2 (1 - 2p + exp(-H)), w^2 (2 - 2p - C_V H^2); C_V = (V-1) / (V ln^2 V)."""
     if vocabulary < 2:
         raise ValueError(f"vocabulary={vocabulary}: a distribution needs at least 2 tokens")
     c_v = (vocabulary - 1) / (vocabulary * math.log(vocabulary) ** 2)
@@ -64,15 +64,13 @@ def gradient_norm_bounds(
 
 
 def phi(logp: Tensor, entropy: Tensor, sum_p2: Tensor, sum_p2_logp: Tensor) -> Tensor:
-    """STARE's Phi(p) = p (ln p + H) - S2, S2 = sum p^2 (ln p + H). An unclipped step changes H by -A Phi."""
+    """Return STARE's Phi(p) = p (ln p + H) - S2, S2 = sum p^2 (ln p + H); an unclipped step changes H by -A Phi."""
     return logp.exp() * (logp + entropy) - _s2(entropy, sum_p2, sum_p2_logp)
 
 
 def critical_surprisal(entropy: Tensor, sum_p2: Tensor, sum_p2_logp: Tensor) -> Tensor:
-    """s* = -ln p*, where Phi(p*) = 0: tokens that surprise more turn the sign of the entropy change.
-
-    With q = p exp(H) the equation is q ln q = S2 exp(H), which Newton's method solves from above.
-    """
+    """Return s* = -ln p* with Phi(p*) = 0: the entropy change of more surprising tokens has the opposite sign."""
+    # With q = p exp(H) and u = ln q the equation is u exp(u) = S2 exp(H), which Newton's method solves from above.
     goal = _s2(entropy, sum_p2, sum_p2_logp).clamp(min=0) * entropy.exp()
     u = torch.log1p(goal)  # u exp(u) >= goal here, and the left side is convex: the steps fall to the root
     for _ in range(24):
@@ -81,24 +79,24 @@ def critical_surprisal(entropy: Tensor, sum_p2: Tensor, sum_p2_logp: Tensor) -> 
 
 
 def quadrant(advantage: Tensor, logp: Tensor, s_star: Tensor) -> Tensor:
-    """Which `Quadrant` each token is in."""
+    """Return the `Quadrant` of each token."""
     surprising = (-logp > s_star).to(torch.int64)
     code = torch.where(advantage > 0, 1, 3) + surprising
     return torch.where((advantage == 0) | (-logp == s_star), 0, code)
 
 
 def entropy_change(objective: Objective, batch: TokenBatch, plan: Plan, new_logp: Tensor | None = None) -> Tensor:
-    """Per token, the first-order change of its own entropy per unit of step size, under a plan of `batch`.
+    """Return, per token, the first-order change of its own entropy per unit of step size under a plan of `batch`.
 
-    The sum is the predicted change of the plan. Clipped and silenced tokens contribute 0. Without `new_logp` the update
-    starts where tokens were judged.
+    The sum is the predicted change by the plan. Clipped and silenced tokens contribute 0. `new_logp` defaults to the
+    log-probabilities by which rules judged the tokens.
     """
     _, grad_logp = objective.loss_and_grad(batch.judged_logp if new_logp is None else new_logp, plan)
     return grad_logp * batch_phi(batch)
 
 
 def critical_weight(advantage: Tensor, drive: Tensor, boosted: Tensor) -> Tensor:
-    """W* = 1 + Lam / Gam: the weight on the boosted tokens at which an update leaves the entropy unchanged.
+    """Return W* = 1 + Lam / Gam, the weight on the boosted tokens at which an update leaves the entropy unchanged.
 
     `drive` is Phi; Lam = sum A Phi over all tokens, Gam = -sum A Phi over the boosted ones. Infinite where the boosted
     tokens do not move the entropy.
@@ -108,7 +106,7 @@ def critical_weight(advantage: Tensor, drive: Tensor, boosted: Tensor) -> Tensor
 
 
 def batch_phi(batch: TokenBatch) -> Tensor:
-    """`phi` of a batch's tokens as they are judged."""
+    """Return `phi` of a batch's tokens, at the log-probabilities by which rules judge them."""
     for name in ("entropy", "sum_p2", "sum_p2_logp"):
         if getattr(batch, name) is None:
             raise ValueError(f"the entropy change needs `{name}`, which this TokenBatch lacks: see theory.moments")

@@ -1,7 +1,7 @@
-"""The one shape data has inside trimtab: vectors over the response tokens of a batch, concatenated.
+"""The batch format of trimtab: vectors over the response tokens of a batch, concatenated.
 
-There is no padding and no mask in here. Adapters cross the border with `TokenBatch.from_padded`, `pack` and
-`unpack`; a token that the policy did not sample (prompt, padding, tool output) never enters.
+There is no padding and no mask inside. Convert with `TokenBatch.from_padded`, `pack` and `unpack`; tokens that the
+policy did not sample (prompt, padding, tool output) are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trimtab.objectives.spans import Spans
 
-# A log-probability of -inf (p = 0) is held here: low enough to mean "never", high enough that differences stay finite.
+# Log-probabilities are clamped here: low enough to mean p = 0, high enough that differences of two stay finite.
 LOGP_FLOOR = -1e4
 
 LOGPS = ("old_logp", "current_logp", "sampler_logp", "ref_logp", "proxy_logp")
@@ -26,7 +26,7 @@ RESPONSE_FIELDS = ("group", "reward")
 
 
 class NotFiniteError(ValueError):
-    """A value of a batch is NaN or infinite: in which field, and in which responses."""
+    """A value of a batch is NaN or infinite; names the `field` and the `responses`."""
 
     def __init__(self, message: str, field: str, responses: list[int]) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class NotFiniteError(ValueError):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where packed tokens sit in their padded form: `index` into the flattened `shape`."""
+    """The positions of packed tokens in their padded form: `index` into the flattened `shape`."""
 
     index: Tensor
     shape: tuple[int, int]
@@ -44,13 +44,13 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class TokenBatch:
-    """The response tokens of a batch. Optional fields are `None` where nobody measured them.
+    """The response tokens of a batch; optional fields may be None.
 
-    Per token: `old_logp` (the policy that the update starts from), `advantage`, `sequence` (which response,
-    non-decreasing), `entropy` (nats, at the sampling temperature), `token` (ids), `segment` (ids; a segment is a run of
-    equal ids within a response), `sampler_logp`, `ref_logp`, `proxy_logp` (Lp-Reg's filtered policy), `sum_p2` and
-    `sum_p2_logp` (sums over the vocabulary of p^2 and p^2 ln p). `current_logp` is the policy now: where it is given,
-    rules judge tokens by it instead of by `old_logp`, and `entropy` is then the current policy's.
+    Per token: `old_logp` (the policy at the start of the step), `advantage`, `sequence` (which response,
+    non-decreasing), `entropy` (nats, at the sampling temperature), `token` (ids), `segment` (ids; consecutive equal ids
+    within a response are a segment), `sampler_logp`, `ref_logp`, `proxy_logp` (Lp-Reg's filtered policy), `sum_p2` and
+    `sum_p2_logp` (sums over the vocabulary of p^2 and p^2 ln p). `current_logp` is the policy at this update: where it
+    is given, rules judge tokens by it instead of by `old_logp`, and `entropy` must be the current policy's.
     Per response: `group` (responses to one prompt share it) and `reward`.
     """
 
@@ -114,11 +114,11 @@ class TokenBatch:
         return cls(sequence=row, group=group, reward=reward, responses=rows, layout=layout, **packed)
 
     def pack(self, padded: Tensor) -> Tensor:
-        """The response tokens of a (responses, positions) tensor, in this batch's order. Gradients pass."""
+        """Pack a (responses, positions) tensor: return its response tokens in this batch's order; differentiable."""
         return _pack(padded, self._layout, "the padded tensor")
 
     def unpack(self, packed: Tensor, fill: float = 0.0) -> Tensor:
-        """The inverse of `pack`: (responses, positions), with `fill` where there is no response token."""
+        """Invert `pack`: return (responses, positions), with `fill` where there is no response token."""
         if packed.ndim != 1 or len(packed) != self.tokens:
             raise ValueError(f"unpack takes one value per token ({self.tokens} here), got shape {tuple(packed.shape)}")
         rows, columns = self._layout.shape
@@ -127,44 +127,44 @@ class TokenBatch:
 
     @property
     def tokens(self) -> int:
-        """How many response tokens there are."""
+        """The number of response tokens."""
         return len(self.old_logp)
 
     @property
     def judged_logp(self) -> Tensor:
-        """The log-probability that rules judge tokens by: the current policy's where known, else the old one's."""
+        """The log-probability that rules judge tokens by: `current_logp` where given, else `old_logp`."""
         return self.old_logp if self.current_logp is None else self.current_logp
 
     @cached_property
     def lengths(self) -> Tensor:
-        """Tokens of each response."""
+        """The number of tokens of each response."""
         return torch.bincount(self.sequence, minlength=self.responses)
 
     @cached_property
     def offsets(self) -> list[int]:
-        """Where each response starts, and the end of the last: on the host, for slicing."""
+        """The start of each response and the end of the last, as integers on the host."""
         return [0, *torch.cumsum(self.lengths, 0).tolist()]
 
     @cached_property
     def spans(self) -> Spans:
-        """The segments: spans of equal `segment` ids within a response, numbered through the batch."""
+        """The segments as spans: consecutive equal `segment` ids within a response, numbered through the batch."""
         assert self.segment is not None
-        turns = torch.zeros_like(self.sequence, dtype=torch.bool)  # where a segment starts, except the very first
-        turns[1:] = (self.segment[1:] != self.segment[:-1]) | (self.sequence[1:] != self.sequence[:-1])
-        first = turns.nonzero().squeeze(1)
+        starts = torch.zeros_like(self.sequence, dtype=torch.bool)  # where a segment starts, except the very first
+        starts[1:] = (self.segment[1:] != self.segment[:-1]) | (self.sequence[1:] != self.sequence[:-1])
+        first = starts.nonzero().squeeze(1)
         if self.tokens:
             first = torch.cat([first.new_zeros(1), first])
         size = torch.diff(first, append=first.new_full((1,), self.tokens))
         ends = torch.searchsorted(first, torch.cumsum(self.lengths, 0)).tolist()
-        return Spans(turns.cumsum(0), size, [0, *ends])
+        return Spans(starts.cumsum(0), size, [0, *ends])
 
     @property
     def response_spans(self) -> Spans:
-        """The responses as spans: every token of a response in one."""
+        """The responses as spans."""
         return Spans(self.sequence, self.lengths, range(self.responses + 1))
 
     def select(self, first: int, last: int) -> TokenBatch:
-        """The batch of the responses `first` up to, not including, `last`."""
+        """Return the batch of the responses `first` up to, not including, `last`."""
         span = slice(self.offsets[first], self.offsets[last])
         kept: dict[str, Any] = {}
         for name, value in self._tensors().items():
@@ -186,7 +186,7 @@ class TokenBatch:
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def _convert(self) -> None:
-        """Detach everything and give it one float type: float64 where `old_logp` has it, else float32."""
+        """Detach every tensor and convert to one float type: float64 if `old_logp` has it, else float32."""
         wide = getattr(self.old_logp, "dtype", None) == torch.float64
         dtype = torch.float64 if wide else torch.float32
         for name in (*TOKEN_FLOATS, *TOKEN_INTS, *RESPONSE_FIELDS):
@@ -220,13 +220,14 @@ class TokenBatch:
                 )
 
     def _check_values(self) -> None:
-        """All values in one go, so that a GPU is waited for once."""
+        """Raise if a value is not finite or `sequence` is out of order."""
+        # All checks in one transfer, so that the host waits for a GPU once.
         names = [n for n in (*TOKEN_FLOATS, "reward") if getattr(self, n) is not None]
         # x * 0 is 0 for finite x and NaN for the rest: one cheap sum finds any of them.
         sums = [(getattr(self, name) * 0).sum().to(torch.float64) for name in names]
         first, last = self.sequence.new_zeros(1), self.sequence.new_full((1,), max(self.responses - 1, 0))
-        falls = (torch.diff(self.sequence, prepend=first, append=last) < 0).any()
-        flags = torch.stack([*sums, falls.to(torch.float64)]).tolist()
+        unordered = (torch.diff(self.sequence, prepend=first, append=last) < 0).any()
+        flags = torch.stack([*sums, unordered.to(torch.float64)]).tolist()
         for name, total in zip(names, flags[:-1], strict=True):
             if total != 0:
                 raise self._not_finite(name)
@@ -269,7 +270,7 @@ def _pack(padded: Tensor, layout: Layout, name: str) -> Tensor:
 
 
 def missing_field_help(name: str) -> str:
-    """How to come by an optional field."""
+    """Return how to obtain an optional field."""
     return _HELP.get(name, "measure it in the pass that gives old_logp")
 
 

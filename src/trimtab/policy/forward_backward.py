@@ -82,7 +82,7 @@ def _head_backward(
         weight_grad=_grad_buffer(linear.weight),
         bias_grad=_grad_buffer(linear.bias),
     )
-    return LossOutput.joined(outputs), gradients
+    return LossOutput.concat(outputs), gradients
 
 
 def _grad_buffer(parameter: nn.Parameter | None) -> Tensor | None:

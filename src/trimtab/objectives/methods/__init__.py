@@ -1,1 +1,1 @@
-"""The named methods and attachments: their registry, the catalog, and the parser of names such as `sspo + s2t`."""
+"""Named methods and attachments: the registry, the catalog, and the parser of names such as `sspo + s2t`."""

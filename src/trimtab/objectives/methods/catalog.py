@@ -1,20 +1,19 @@
-"""The catalog: every named method, each a sentence over the parts.
+"""The catalog of named methods.
 
-To add one, write a function here whose keyword arguments are its options, and a test; the command line, the docs and
-the checks find it by themselves.
+To add one, write a function here whose keyword arguments are its options, and a test; the command line and the docs
+read the registry.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 from trimtab.objectives.methods import attachments
-from trimtab.objectives.methods.attachments import Variant
 from trimtab.objectives.methods.registry import method
 from trimtab.objectives.normalizers import seq_mean_token_mean, seq_mean_token_sum_norm, token_mean
 from trimtab.objectives.objective import Objective
 from trimtab.objectives.ratios import clipped_response_ratio, response_ratio, segment_ratio, token_ratio
-from trimtab.objectives.rules import covariance, penalties, weights
+from trimtab.objectives.rules import covariance, entropy, penalties
 from trimtab.objectives.surrogates import geometric_clip, log_prob, ppo_clip, soft_gate, weighted_log_prob
 
 
@@ -31,7 +30,7 @@ def grpo(clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None 
 def dapo(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0) -> Objective:
     """Clip-higher PPO; every token weighs the same.
 
-    Its dynamic sampling and overlong penalty concern prompts and rewards and belong to the trainer.
+    Its dynamic sampling and overlong penalty concern prompts and rewards: they are the trainer's.
     """
     return Objective("dapo", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean())
 
@@ -83,19 +82,15 @@ def gmpo(clip_low: float = 0.4, clip_high: float = 0.4) -> Objective:
     return Objective("gmpo", clipped_response_ratio, geometric_clip(clip_low, clip_high), seq_mean_token_mean())
 
 
-@method(paper="2506.01939")
+@method(paper="2506.01939", rule=attachments.top_entropy)
 def top_entropy(
-    share: float = 0.2,
-    renormalize: bool = False,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-    dual_clip: float | None = 10.0,
+    clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0, **options: Any
 ) -> Objective:
     """20-Entropy: DAPO on the fifth of the tokens with the highest entropy.
 
     The denominator is all tokens; renormalize=true makes it the kept ones.
     """
-    rule = attachments.top_entropy(share, renormalize)
+    rule = attachments.top_entropy(**options)
     surrogate = ppo_clip(clip_low, clip_high, dual_clip)
     return Objective("top_entropy", token_ratio, surrogate, token_mean(), (rule,))
 
@@ -139,7 +134,7 @@ def entropy_advantage(
     dual_clip: float | None = 10.0,
 ) -> Objective:
     """DAPO with a bonus on the advantage of uncertain tokens, too small to change its sign."""
-    rule = weights.entropy_shaped_advantage(coef, entropy_cap)
+    rule = entropy.entropy_shaped_advantage(coef, entropy_cap)
     surrogate = ppo_clip(clip_low, clip_high, dual_clip)
     return Objective("entropy_advantage", token_ratio, surrogate, token_mean(), (rule,))
 
@@ -154,10 +149,10 @@ def lp_reg(
 ) -> Objective:
     """Keep improbable tokens of punished responses from being driven out.
 
-    They are held to q, the old policy without its noise (tokens under 0.02 of the most probable one removed): give it
-    as `proxy_logp`. Without it nothing counts as noise and q is the old policy.
+    A penalty holds them to q, the old policy without its noise (tokens under 0.02 of the most probable one removed):
+    give it as `proxy_logp`. Without it nothing counts as noise and q is the old policy.
     """
-    rule, penalty = covariance.penalize_improbable(share, coef), penalties.below_proxy()
+    rule, penalty = penalties.penalize_improbable(share, coef), penalties.below_proxy()
     surrogate = ppo_clip(clip_low, clip_high, dual_clip)
     return Objective("lp_reg", token_ratio, surrogate, token_mean(), (rule,), (penalty,))
 
@@ -168,48 +163,26 @@ def reinforce() -> Objective:
     return Objective("reinforce", token_ratio, log_prob(), token_mean())
 
 
-@method(paper="2602.15620")
-def stapo(
-    tau_p: float = 0.002,
-    quantile: float = 0.75,
-    population: Literal["candidates", "all"] = "candidates",
-    mask: Literal["spurious", "rare", "uncertain", "random"] = "spurious",
-    seed: int = 0,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-    dual_clip: float | None = 10.0,
-) -> Objective:
+@method(paper="2602.15620", rule=attachments.s2t)
+def stapo(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0, **options: Any) -> Objective:
     """Clip-higher PPO in which rare, confident, rewarded tokens are silenced and the rest renormalised.
 
     The paper does not state its dual clip; ours is JustRL's, on which it builds. The quantile's population is that of
-    its version 4; population=all with quantile=0.8 is our reading of the earlier ones.
+    its version 4; for earlier ones we read population=all with quantile=0.8. mask=rare, uncertain and random are the
+    paper's ablations: rare tokens of any entropy, rare tokens of high entropy, random rewarded tokens.
     """
-    rule = attachments.s2t(tau_p, quantile, population, mask, seed)
+    rule = attachments.s2t(**options)
     return Objective("stapo", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean(), (rule,))
 
 
-@method(paper="2606.19236")
-def stare(
-    variant: Variant = "O1",
-    share: float = 0.1,
-    boost: float = 1.1,
-    damp: float = 0.9,
-    target: float = 0.3,
-    gate: Literal["batch", "sample", "token", "none"] = "batch",
-    threshold: Literal["quantile", "probability"] = "quantile",
-    p_threshold: float = 0.1,
-    adaptive: bool = False,
-    rate: float = 0.01,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-    dual_clip: float | None = 10.0,
-) -> Objective:
+@method(paper="2606.19236", rule=attachments.stare)
+def stare(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0, **options: Any) -> Objective:
     """Clip-higher PPO that reweights the tokens which decide the entropy, until the entropy is on target.
 
     Weights do not enter the denominator. The authors' code takes the quantile per micro-batch and rank; ours is over
     the mini-batch and all ranks. For models of 14B and more the paper has boost 1.05 and damp 0.95.
     """
-    rule = attachments.stare(variant, share, boost, damp, target, gate, threshold, p_threshold, adaptive, rate)
+    rule = attachments.stare(**options)
     return Objective("stare", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean(), (rule,))
 
 
@@ -223,9 +196,9 @@ def sspo(
 ) -> Objective:
     """One ratio per subsentence, with a clip range that follows the subsentence's entropy.
 
-    No formulas are public; ours is the reading in which h is the segment's mean entropy over the mini-batch's mean
-    segment entropy and both clip distances are multiplied by clip(h, widen_low, widen_high).
+    No formulas are public. We take h as the segment's mean entropy over the mean segment entropy of the mini-batch,
+    and multiply both clip distances by clip(h, widen_low, widen_high).
     """
-    rule = weights.widen_by_entropy(widen_low, widen_high)
+    rule = entropy.widen_by_entropy(widen_low, widen_high)
     surrogate = ppo_clip(clip_low, clip_high, dual_clip)
     return Objective("sspo", segment_ratio, surrogate, seq_mean_token_mean(), (rule,))

@@ -1,4 +1,4 @@
-"""From a name to an objective: `"stapo"`, `"sspo + s2t"`, `"gspo + stare(variant=C2)"`, or the same by keyword."""
+"""Build an objective from a name: `"stapo"`, `"sspo + s2t"`, `"gspo + stare(variant=C2)"`, or by keyword."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _TERM = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\((?P<options>[^()]*)\))?\s*")
 def objective(name: str, **options: Any) -> Objective:
     """Build an objective by name.
 
-    `name` is a method, and after `+` what attaches to it, each with options in brackets if need be. Keyword options go
-    to the method or attachment that has them; an attachment's name as a keyword attaches it (`True`, a mapping of its
-    options, or the value of its first option). `aggregation`, `scope` and `token_stats` suit every method.
+    `name` is a method, and after each `+` an attachment, with options in brackets if needed. Keyword options go to the
+    method or attachment that has them; an attachment's name as a keyword attaches it (`True`, a mapping of its options,
+    or the value of its first option). Every method takes `aggregation`, `scope` and `token_stats`.
     """
     (base, base_options), *attached = _terms(name)
     if base not in METHODS:
@@ -39,10 +39,10 @@ def objective(name: str, **options: Any) -> Objective:
     attached += [(key, _as_options(key, options.pop(key))) for key in list(options) if key in ATTACHMENTS]
     common = {key: options.pop(key) for key in list(options) if key in COMMON_OPTIONS}
     common |= {key: base_options.pop(key) for key in list(base_options) if key in COMMON_OPTIONS}
-    parts = [(METHODS[base], base_options)] + [(_attachment(key), value) for key, value in attached]
-    _hand_out(name, options, parts)
-    built = [_build(entry, given) for entry, given in parts]
-    return _join(built, [entry for entry, _ in parts], common)
+    terms = [(METHODS[base], base_options)] + [(_attachment(key), value) for key, value in attached]
+    _distribute(name, options, terms)
+    built = [_build(entry, given) for entry, given in terms]
+    return _combine(built, [entry for entry, _ in terms], common)
 
 
 def _terms(text: str) -> list[tuple[str, dict[str, Any]]]:
@@ -99,22 +99,22 @@ def _attachment(name: str) -> Entry:
     if name not in ATTACHMENTS:
         if name in METHODS:
             raise ValueError(
-                f"{name!r} is a method and cannot attach to another: what attaches is {', '.join(ATTACHMENTS)}"
+                f"{name!r} is a method and cannot attach to another: attachments are {', '.join(ATTACHMENTS)}"
             )
         raise ValueError(f"unknown attachment {name!r}: {nearest(name, sorted(ATTACHMENTS))}")
     return ATTACHMENTS[name]
 
 
-def _hand_out(name: str, options: Mapping[str, Any], parts: list[tuple[Entry, dict[str, Any]]]) -> None:
-    """Give each keyword option to the one part that has it; the method goes first."""
+def _distribute(name: str, options: Mapping[str, Any], terms: list[tuple[Entry, dict[str, Any]]]) -> None:
+    """Give each keyword option to the method if it has it, else to the one attachment that has it."""
     for key, value in options.items():
-        owners = [given for entry, given in parts if key in entry.options]
+        owners = [given for entry, given in terms if key in entry.options]
         if not owners:
-            known = {*COMMON_OPTIONS, *ATTACHMENTS, *(option for entry, _ in parts for option in entry.options)}
+            known = {*COMMON_OPTIONS, *ATTACHMENTS, *(option for entry, _ in terms for option in entry.options)}
             raise ValueError(f"unknown option of {name} {key!r}: {nearest(key, sorted(known))}")
-        if len(owners) > 1 and key not in parts[0][0].options:
+        if len(owners) > 1 and key not in terms[0][0].options:
             raise ValueError(
-                f"option {key!r} is meant for several parts of {name!r}: put it in brackets behind its part"
+                f"several attachments of {name!r} have the option {key!r}: put it in brackets after the one you mean"
             )
         owners[0][key] = value
 
@@ -127,17 +127,17 @@ def _build(entry: Entry, options: dict[str, Any]) -> Objective | TokenRule | Pen
     return built
 
 
-def _join(built: list[Objective | TokenRule | Penalty], entries: list[Entry], common: dict[str, Any]) -> Objective:
+def _combine(built: list[Objective | TokenRule | Penalty], entries: list[Entry], common: dict[str, Any]) -> Objective:
     base = built[0]
     assert isinstance(base, Objective)
     rules, penalties = list(base.rules), list(base.penalties)
-    for part in built[1:]:
-        held = rules if isinstance(part, TokenRule) else penalties
-        if any(part.name == other.name for other in held):
+    for attached in built[1:]:
+        present = rules if isinstance(attached, TokenRule) else penalties
+        if any(attached.name == other.name for other in present):
             raise ValueError(
-                f"{part.name!r} is in {entries[0].name!r} already: attach it once, with the options you mean"
+                f"{attached.name!r} is in {entries[0].name!r} already: attach it once, with the options you mean"
             )
-        held.append(part)  # type: ignore[arg-type]
+        present.append(attached)  # type: ignore[arg-type]
     name = " + ".join(entry.name for entry in entries)
     checked = {
         key: check_option(name, key, value, COMMON_OPTIONS[key]) for key, value in common.items() if value is not None

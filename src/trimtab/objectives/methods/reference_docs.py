@@ -1,4 +1,4 @@
-"""The catalog in words: one text for the command line and for docs/methods.md, made from the methods themselves."""
+"""The reference of methods, attachments and metrics: text for the command line and for docs/methods.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trimtab.text import nearest
 METRICS: dict[str, str] = {
     "correction/weight_mean": "mean of p_old / p_sampler over the tokens",
     "s2t/candidate_share": "share of tokens that are rare and rewarded",
-    "s2t/entropy_threshold": "the entropy below which such a token is spurious; NaN where there is none",
+    "s2t/entropy_threshold": "the entropy below which such a token is spurious; NaN if there are none",
     "sspo/segment_entropy": "mean over segments of their mean entropy",
     "stare/gate_open": "1 while STARE reweights, 0 once the entropy is on target",
     "tokens/boosted_share": "share of tokens whose weight was raised",
@@ -31,30 +31,30 @@ METRICS: dict[str, str] = {
 
 
 def summary() -> list[tuple[str, str, str, str]]:
-    """(kind, name, paper, title) of everything in the catalog."""
+    """Return (kind, name, paper, title) of every method and attachment."""
     rows = [("method", METHODS), ("attachment", ATTACHMENTS)]
     return [(kind, e.name, e.paper, e.title) for kind, entries in rows for e in entries.values()]
 
 
 def describe(name: str) -> str:
-    """One method's or attachment's page: sentence, formula with default numbers, options, paper. Markdown."""
+    """Return the page of a method or attachment as Markdown: title, formula with default numbers, options."""
     if name in METHODS:
         pages = [_page(METHODS[name], objective(name).explain())]
         if name in ATTACHMENTS:
             pages.append(f"Also attaches to other methods: `gspo + {name}`.")
         return "\n\n".join(pages)
     if name in ATTACHMENTS:
-        part = ATTACHMENTS[name].build()
-        return _page(ATTACHMENTS[name], f"{name}: {part.formula}") + f"\n\nAttaches to any method: `dapo + {name}`."
+        formula = f"{name}: {ATTACHMENTS[name].build().formula}"
+        return _page(ATTACHMENTS[name], formula) + f"\n\nAttaches to any method: `dapo + {name}`."
     if "+" in name or "(" in name:
         return f"```\n{objective(name).explain()}\n```"
     raise ValueError(f"unknown method {name!r}: {nearest(name, sorted({*METHODS, *ATTACHMENTS}))}")
 
 
-def handbook() -> str:
-    """The whole catalog as one Markdown document."""
+def methods_reference() -> str:
+    """Return docs/methods.md: all methods, attachments and metrics."""
     lines = ["# Methods", "", "Made from the code by `make docs`; `trimtab methods NAME` prints the same text.", ""]
-    lines += ["| name | kind | arXiv | in a sentence |", "|---|---|---|---|"]
+    lines += ["| name | kind | arXiv | what it does |", "|---|---|---|---|"]
     lines += [f"| `{name}` | {kind} | {paper or '-'} | {title} |" for kind, name, paper, title in summary()]
     lines += [
         "",
@@ -65,7 +65,13 @@ def handbook() -> str:
     pages = dict.fromkeys([*METHODS, *ATTACHMENTS])
     for name in pages:
         lines += ["", describe(name)]
-    lines += ["", "# Metrics", "", "Losses of parts and ranks add up, and so do metrics, except `_max` and `_min`.", ""]
+    lines += [
+        "",
+        "# Metrics",
+        "",
+        "Losses of micro-batches and ranks add up, and so do metrics, except `_max` and `_min`.",
+        "",
+    ]
     lines += ["| metric | meaning |", "|---|---|", *(f"| `{key}` | {text} |" for key, text in METRICS.items())]
     return "\n".join(lines) + "\n"
 
@@ -80,14 +86,14 @@ def _page(entry: Entry, formula: str) -> str:
         lines += ["", entry.notes]
     lines += ["", "```", formula, "```"]
     if entry.options:
-        lines += ["", *_table(entry.options, entry.kinds, entry.options)]
+        lines += ["", *_table(entry.options, entry.types, entry.options)]
     return "\n".join(lines)
 
 
 def _table(
-    names: typing.Iterable[str], kinds: typing.Mapping[str, Any], defaults: typing.Mapping[str, Any]
+    names: typing.Iterable[str], types: typing.Mapping[str, Any], defaults: typing.Mapping[str, Any]
 ) -> list[str]:
-    rows = [f"| `{key}` | {_show(defaults[key])} | {OPTIONS[key].meaning}{_choices(kinds[key])} |" for key in names]
+    rows = [f"| `{key}` | {_show(defaults[key])} | {OPTIONS[key].meaning}{_choices(types[key])} |" for key in names]
     return ["| option | default | meaning |", "|---|---|---|", *rows]
 
 
@@ -97,6 +103,6 @@ def _show(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _choices(kind: Any) -> str:
-    is_choice = typing.get_origin(kind) is typing.Literal
-    return f" ({', '.join(typing.get_args(kind))})" if is_choice else ""
+def _choices(annotation: Any) -> str:
+    is_choice = typing.get_origin(annotation) is typing.Literal
+    return f" ({', '.join(typing.get_args(annotation))})" if is_choice else ""

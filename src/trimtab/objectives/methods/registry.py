@@ -1,17 +1,17 @@
 """The registry of methods and attachments, and the meaning and limits of every option, stated once.
 
-A method is a function whose keyword arguments are its options and whose docstring opens with its sentence; the
-decorators below read both. An option has one name, one meaning and one range wherever it occurs.
+A method is a function whose keyword arguments are its options and whose docstring describes it; the decorators below
+read both. An option has one name, one meaning and one range wherever it occurs.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import UnionType
 from typing import Any, Literal, TypeVar
 
 from trimtab.objectives.objective import Objective
@@ -21,7 +21,7 @@ from trimtab.objectives.rules.penalties import Penalty
 
 @dataclass(frozen=True)
 class Option:
-    """An option as a user sees it: what it means and the values that make sense."""
+    """The meaning of an option and the range of its values."""
 
     meaning: str
     low: float = -math.inf
@@ -49,13 +49,13 @@ OPTIONS: dict[str, Option] = {
     "high": Option("upper end of the band of p_old / p_sampler", 0),
     "length": Option("the constant length that a response's sum is divided by", 1),
     "low": Option("lower end of the band of p_old / p_sampler", 0),
-    "mask": Option("which tokens are silenced: spurious ones, or an ablation of that"),
+    "mask": Option("which tokens are silenced: spurious ones, or one of the paper's ablations"),
     "p_threshold": Option("threshold = 'probability': tokens below it count as surprising", 0, 1),
     "population": Option("whose entropies the quantile is taken over: rare rewarded tokens, or all"),
     "quantile": Option("the quantile of the entropy below which a rare rewarded token is spurious", 0, 1),
     "rate": Option("step of the adaptive weights per rollout", 0, 1),
     "renormalize": Option("take the removed tokens out of the denominator too"),
-    "scope": Option("what quantiles and normalisers are taken over; micro reproduces trainers that do it per part"),
+    "scope": Option("what quantiles and normalisers are taken over; micro: each micro-batch, as in other trainers"),
     "seed": Option("seed of the random choice"),
     "share": Option("the share of tokens that is chosen", 0, 1),
     "token_stats": Option("judge tokens by the old or the current policy; none: the current one where it is given"),
@@ -63,7 +63,7 @@ OPTIONS: dict[str, Option] = {
     "tau_negative": Option("steepness of the soft gate where A < 0", 1e-6),
     "tau_p": Option("a token with a lower probability is rare", 0, 1),
     "tau_positive": Option("steepness of the soft gate where A > 0", 1e-6),
-    "threshold": Option("how surprising tokens are told: a quantile of the sign's tokens, or a fixed probability"),
+    "threshold": Option("what makes a token surprising: a quantile among its advantage's sign, or a fixed probability"),
     "upper_only": Option("cap the ratio from above alone"),
     "variant": Option("which of the four sets are boosted and damped"),
     "widen_high": Option("the clip range grows at most by this factor", 0),
@@ -81,63 +81,71 @@ class Entry:
     notes: str
     build: Callable[..., Any]
     options: Mapping[str, Any]
-    kinds: Mapping[str, Any]
+    types: Mapping[str, Any]
 
     def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options as the function takes them, or an error that names the first wrong one."""
-        return {key: check_option(self.name, key, value, self.kinds[key]) for key, value in options.items()}
+        """Return the options as the function takes them; raise on the first wrong one."""
+        return {key: check_option(self.name, key, value, self.types[key]) for key, value in options.items()}
 
 
-Builder = TypeVar("Builder", bound=Callable[..., Objective])
-Part = TypeVar("Part", bound=Callable[..., TokenRule | Penalty])
+MethodBuilder = TypeVar("MethodBuilder", bound=Callable[..., Objective])
+AttachmentBuilder = TypeVar("AttachmentBuilder", bound=Callable[..., TokenRule | Penalty])
 
 METHODS: dict[str, Entry] = {}
 ATTACHMENTS: dict[str, Entry] = {}
 
 
-def method(paper: str = "") -> Callable[[Builder], Builder]:
-    """Register a function that builds an `Objective` under its own name."""
+def method(paper: str = "", rule: Callable[..., TokenRule] | None = None) -> Callable[[MethodBuilder], MethodBuilder]:
+    """Register a function that builds an `Objective` under its own name.
 
-    def register(build: Builder) -> Builder:
-        METHODS[build.__name__] = _entry(build, paper)
+    A method that passes `**options` on to an attachment names it as `rule`: it has that one's options and defaults too.
+    """
+
+    def register(build: MethodBuilder) -> MethodBuilder:
+        METHODS[build.__name__] = _entry(build, paper, build.__name__, rule)
         return build
 
     return register
 
 
-def attachment(name: str, paper: str = "") -> Callable[[Part], Part]:
-    """Register a function that builds a `TokenRule` or `Penalty` which any method can carry."""
+def attachment(name: str, paper: str = "") -> Callable[[AttachmentBuilder], AttachmentBuilder]:
+    """Register a function that builds a `TokenRule` or `Penalty` which can be added to any method."""
 
-    def register(build: Part) -> Part:
+    def register(build: AttachmentBuilder) -> AttachmentBuilder:
         ATTACHMENTS[name] = _entry(build, paper, name)
         return build
 
     return register
 
 
-def _entry(build: Callable[..., Any], paper: str, name: str | None = None) -> Entry:
+def _entry(build: Callable[..., Any], paper: str, name: str, rule: Callable[..., Any] | None = None) -> Entry:
     title, _, notes = inspect.cleandoc(build.__doc__ or "").partition("\n")
-    parameters = inspect.signature(build).parameters
-    hints = typing.get_type_hints(build)
+    sources = [build] if rule is None else [rule, build]
+    parameters = {
+        key: parameter
+        for source in sources
+        for key, parameter in inspect.signature(source).parameters.items()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+    hints = {key: hint for source in sources for key, hint in typing.get_type_hints(source).items()}
     return Entry(
-        name=name or build.__name__,
+        name=name,
         paper=paper,
         title=title,
         notes=notes.strip(),
         build=build,
         options={key: parameter.default for key, parameter in parameters.items()},
-        kinds={key: hints[key] for key in parameters},
+        types={key: hints[key] for key in parameters},
     )
 
 
-def check_option(owner: str, key: str, value: Any, kind: Any) -> Any:
-    """`value` as the option's type, or an error that names the option, the value and what would be right."""
-    choices = [
-        arg for part in _alternatives(kind) if typing.get_origin(part) is Literal for arg in typing.get_args(part)
-    ]
-    plain = [part for part in _alternatives(kind) if part in (bool, int, float, str)]
+def check_option(owner: str, key: str, value: Any, annotation: Any) -> Any:
+    """Return `value` as the option's type; raise with the option, the value and what would be right."""
+    types = _alternatives(annotation)
+    choices = [choice for one in types if typing.get_origin(one) is Literal for choice in typing.get_args(one)]
+    plain = [one for one in types if one in (bool, int, float, str)]
     where = f"{owner}: option {key}={value!r}"
-    if value is None and type(None) in _alternatives(kind):
+    if value is None and type(None) in types:
         return None
     if choices:
         value = "none" if value is None and "none" in choices else value
@@ -162,6 +170,6 @@ def _number(where: str, key: str, value: Any, whole: bool) -> float:
     return value if whole else float(value)
 
 
-def _alternatives(kind: Any) -> tuple[Any, ...]:
-    union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    return typing.get_args(kind) if union else (kind,)
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(annotation) in (typing.Union, UnionType)
+    return typing.get_args(annotation) if union else (annotation,)

@@ -1,1 +1,1 @@
-"""Token rules, penalties and controllers: the parts that methods and attachments are put together from."""
+"""Token rules, penalties and controllers that methods and attachments are composed of."""

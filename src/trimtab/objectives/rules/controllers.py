@@ -1,4 +1,4 @@
-"""Controllers: what an objective remembers from one rollout batch to the next."""
+"""Controllers: the state that an objective carries from one rollout batch to the next."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EntropyGate:
     entropy: float = math.nan
 
     def observe(self, entropy: float) -> None:
-        """Take in a rollout's token-mean entropy; one that is not finite changes nothing."""
+        """Update the gate with a rollout's token-mean entropy; one that is not finite changes nothing."""
         if not math.isfinite(entropy):
             return
         self.entropy = entropy
@@ -37,12 +37,12 @@ class EntropyGate:
             self.damp = min(max(self.damp - step, DAMP_LIMIT), 1.0)
 
     def state_dict(self) -> dict[str, float]:
-        """Gate and weights; `entropy` only once one has been seen."""
+        """Return gate and weights, and `entropy` once one has been observed."""
         state = {"is_open": float(self.is_open), "boost": self.boost, "damp": self.damp}
         return state | ({"entropy": self.entropy} if math.isfinite(self.entropy) else {})
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore what `state_dict` gave; a missing or strange value is an error and changes nothing."""
+        """Restore a state that `state_dict` returned; a missing or non-finite value raises and changes nothing."""
         known = {"is_open", "boost", "damp"}
         if not known <= set(state) <= known | {"entropy"}:
             raise ValueError(f"an entropy gate's state has the keys {sorted(known)}, got {sorted(state)}")

@@ -1,4 +1,4 @@
-"""Corrections for a sampler that is not quite the trainer: detached weights from `w = p_old / p_sampler`."""
+"""Corrections for the mismatch between sampler and trainer: detached weights from `w = p_old / p_sampler`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _mismatch(builder: PlanBuilder) -> torch.Tensor:
 
 
 def truncated(cap: float) -> TokenRule:
-    """TIS: every token is weighted by `min(w, cap)`."""
+    """Weight every token by `min(w, cap)` (TIS)."""
 
     def apply(builder: PlanBuilder) -> None:
         w = _mismatch(builder).exp()
@@ -29,7 +29,7 @@ def truncated(cap: float) -> TokenRule:
 
 
 def banded(low: float, high: float, renormalize: bool) -> TokenRule:
-    """IcePop: tokens are weighted by `w`, and dropped where it leaves the band."""
+    """Weight tokens by `w`, and drop those outside the band (IcePop)."""
 
     def apply(builder: PlanBuilder) -> None:
         w = _mismatch(builder).exp()
@@ -45,7 +45,7 @@ def banded(low: float, high: float, renormalize: bool) -> TokenRule:
 
 
 def drop_responses(low: float, high: float, geometric: bool, renormalize: bool) -> TokenRule:
-    """MIS: whole responses are dropped where their ratio leaves the band."""
+    """Drop whole responses whose ratio is outside the band (MIS)."""
 
     def apply(builder: PlanBuilder) -> None:
         responses = builder.batch.response_spans

@@ -1,4 +1,7 @@
-"""Clip-Cov and KL-Cov: the few tokens whose log-probability and advantage move together drain the entropy."""
+"""Clip-Cov and KL-Cov: act on the few tokens with a high covariance of log-probability and advantage.
+
+These tokens lower the entropy most.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ def _covariance(builder: PlanBuilder) -> Tensor:
 
 
 def drop_covariant(share: float, low: float, high: float, seed: int) -> TokenRule:
-    """Clip-Cov: of the unclipped tokens with `low < cov < high`, a random share (of all tokens) is dropped."""
+    """Drop a random share (of all tokens) of the unclipped tokens with `low < cov < high` (Clip-Cov)."""
 
     def apply(builder: PlanBuilder) -> None:
         cov = _covariance(builder)
@@ -31,24 +34,10 @@ def drop_covariant(share: float, low: float, high: float, seed: int) -> TokenRul
 
 
 def penalize_covariant(share: float, coef: float) -> TokenRule:
-    """KL-Cov: the tokens with the largest covariance get a penalty in place of their clip."""
+    """Put a penalty on the tokens with the largest covariance in place of their clip (KL-Cov)."""
 
     def apply(builder: PlanBuilder) -> None:
         builder.penalize(top_share(_covariance(builder), share), coef)
 
     formula = f"the top {share:g} by cov get l = -A r + {coef:g} |ln p_new - ln p_old|"
     return TokenRule("kl_cov", f"{formula}; cov = (A - mean A)(ln p - mean ln p)", apply)
-
-
-def penalize_improbable(share: float, coef: float) -> TokenRule:
-    """Lp-Reg: the least probable tokens of punished responses are held to a proxy policy."""
-
-    def apply(builder: PlanBuilder) -> None:
-        punished = builder.batch.advantage < 0
-        builder.penalize(top_share(-builder.logp, share, punished), coef)
-
-    return TokenRule(
-        "lp_reg",
-        f"of tokens with A < 0 the lowest {share:.0%} by ln p get l = -A r + {coef:g} k3(p_new, q) while p_new < q",
-        apply,
-    )

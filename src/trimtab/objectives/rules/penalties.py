@@ -1,4 +1,4 @@
-"""Penalties that are added to the surrogate, each a term per token that depends on the new log-probability."""
+"""Penalties added to the surrogate: one term per token, a function of the new log-probability."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from trimtab.objectives.plan import Plan
+from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
 from trimtab.objectives.ratios import log_ratio
+from trimtab.objectives.selection import top_share
 
 Estimator = Literal["k1", "k2", "k3"]
 
 
 @dataclass(frozen=True)
 class Penalty:
-    """A penalty and the sentence that states it."""
+    """A penalty: `terms` returns the term of every token, `formula` states it."""
 
     name: str
     formula: str
@@ -26,7 +28,7 @@ class Penalty:
 
 
 def kl_estimate(new_logp: Tensor, other_logp: Tensor, estimator: Estimator = "k3") -> Tensor:
-    """KL(new || other) from samples of new: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1, with d = ln other - ln new."""
+    """Estimate KL(new || other) per token: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1, with d = ln other - ln new."""
     d = -log_ratio(new_logp, other_logp)
     if estimator == "k1":
         return -d
@@ -34,7 +36,7 @@ def kl_estimate(new_logp: Tensor, other_logp: Tensor, estimator: Estimator = "k3
 
 
 def reference_kl(coef: float, estimator: Estimator) -> Penalty:
-    """Stay near a reference model."""
+    """Penalise the KL divergence from a reference model."""
 
     def terms(new_logp: Tensor, plan: Plan) -> Tensor:
         assert plan.ref_logp is not None
@@ -44,7 +46,7 @@ def reference_kl(coef: float, estimator: Estimator) -> Penalty:
 
 
 def distance_from_old() -> Penalty:
-    """KL-Cov's: `|ln p_new - ln p_old|` on the tokens the plan names."""
+    """Penalise `|ln p_new - ln p_old|` on the tokens that the plan penalises (KL-Cov)."""
 
     def terms(new_logp: Tensor, plan: Plan) -> Tensor:
         assert plan.penalty is not None
@@ -54,7 +56,7 @@ def distance_from_old() -> Penalty:
 
 
 def below_proxy() -> Penalty:
-    """Lp-Reg's: k3 towards the proxy on the tokens the plan names, while they are below it.
+    """Penalise k3 to the proxy policy on the tokens that the plan penalises, while they are below it (Lp-Reg).
 
     Without `proxy_logp` nothing was filtered away, and the proxy is the old policy itself.
     """
@@ -66,3 +68,17 @@ def below_proxy() -> Penalty:
         return plan.penalty * below * kl_estimate(new_logp, proxy)
 
     return Penalty("lp_reg", "", terms)
+
+
+def penalize_improbable(share: float, coef: float) -> TokenRule:
+    """Select the least probable tokens of punished responses for the penalty of `below_proxy` (Lp-Reg)."""
+
+    def apply(builder: PlanBuilder) -> None:
+        punished = builder.batch.advantage < 0
+        builder.penalize(top_share(-builder.logp, share, punished), coef)
+
+    return TokenRule(
+        "lp_reg",
+        f"of tokens with A < 0 the lowest {share:.0%} by ln p get l = -A r + {coef:g} k3(p_new, q) while p_new < q",
+        apply,
+    )

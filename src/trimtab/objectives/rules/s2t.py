@@ -1,0 +1,56 @@
+"""STAPO's S2T (silencing spurious tokens) and the ablations of its mask."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
+from trimtab.objectives.reasons import Reason
+from trimtab.objectives.selection import quantile, random_pick
+
+Population = Literal["candidates", "all"]
+Mask = Literal["spurious", "rare", "uncertain", "random"]
+
+# Why a token is silenced, mask by mask; `Reason.SILENCED` says that of "spurious".
+_MASK_WORDS: dict[Mask, str] = {
+    "rare": "silenced: rare and rewarded, whatever its entropy",
+    "uncertain": "silenced: rare, uncertain and rewarded",
+    "random": "silenced: picked at random from the rewarded tokens",
+}
+
+
+def silence_spurious(tau_p: float, q: float, population: Population, mask: Mask, seed: int) -> TokenRule:
+    """Silence rare tokens of rewarded responses, chosen by their entropy.
+
+    `spurious`: entropy strictly below the quantile; `rare`: all of them; `uncertain`: entropy strictly above it;
+    `random`: as many as `spurious` finds, drawn from all rewarded tokens.
+    """
+    log_tau = math.log(tau_p) if tau_p > 0 else -math.inf
+
+    def apply(builder: PlanBuilder) -> None:
+        rare = (builder.positive & (builder.logp < log_tau)).nonzero().squeeze(1)
+        entropy = builder.entropy[rare]
+        threshold = quantile(entropy if population == "candidates" else builder.entropy, q)
+        chosen = rare
+        if mask == "uncertain":
+            chosen = rare[entropy > threshold]
+        elif mask != "rare":
+            chosen = rare[entropy < threshold]
+        if mask == "random":
+            rewarded = builder.positive.nonzero().squeeze(1)
+            chosen = random_pick(rewarded, len(chosen), seed, builder.batch.old_logp)
+        builder.silence(chosen)
+        builder.metrics["s2t/entropy_threshold"] = threshold
+        builder.metrics["s2t/candidate_share"] = threshold.new_full((), len(rare) / max(builder.batch.tokens, 1))
+
+    tokens = "rare rewarded tokens" if population == "candidates" else "all tokens"
+    bound = f"the {q:g} quantile of H over {tokens}"
+    formula = {
+        "spurious": f"silenced where A > 0, p < {tau_p:g} and H < {bound}",
+        "rare": f"silenced where A > 0 and p < {tau_p:g}, whatever H",
+        "uncertain": f"silenced where A > 0, p < {tau_p:g} and H > {bound}",
+        "random": f"silenced: as many random tokens with A > 0 as have p < {tau_p:g} and H < {bound}",
+    }
+    words = {Reason.SILENCED: _MASK_WORDS[mask]} if mask in _MASK_WORDS else {}
+    return TokenRule("s2t", formula[mask], apply, frozenset({"entropy"}), reason_words=words)
