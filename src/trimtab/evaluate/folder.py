@@ -80,8 +80,9 @@ class EvalFolder:
             lines = "".join(f"\n  {line}" for line in differ)
             raise ValueError(f"{self.path} was made with other settings; choose another --out. They differ in:{lines}")
         self.path.mkdir(parents=True, exist_ok=True)
-        if not begun:
+        if not begun:  # the problems of stored generations must not change under them
             write_json_lines(self.path / "problems.jsonl", map(problem_row, problems))
+        # Also when resumed: the settings that may differ are those of the last process.
         write_atomically(self.path / "settings.json", json.dumps(settings.as_json(), indent=2) + "\n")
 
     def settings(self) -> EvalSettings:
@@ -110,7 +111,7 @@ class EvalFolder:
         """Read every generation; a torn last line is removed from the file."""
         cut_torn_line(self.generations)
         found: dict[SampleKey, Generation] = {}
-        expected = self.settings().digest()
+        expected = self.settings().digest()  # lines of another evaluation may have been copied in
         for location, row in rows(self.generations):
             try:
                 generation = Generation(**row)

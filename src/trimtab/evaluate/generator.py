@@ -26,6 +26,7 @@ class GenerationRequest:
 class ResponseGenerator(Protocol):
     """Generates samples in batches. A sample's text does not depend on which others are done already."""
 
+    # A sampler whose rounding depends on the batch can reuse whole batches only; a server can reuse every sample.
     def reusable(self, requests: Sequence[GenerationRequest], done: AbstractSet[SampleKey]) -> set[SampleKey]:
         """Return which of the samples that are done can be kept."""
         ...

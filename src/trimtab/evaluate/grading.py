@@ -17,7 +17,7 @@ BOX_RULES = ("math", "boxed", "strict-box")  # rules that extract the answer fro
 
 def check_rule(rule: str) -> None:
     """Raise for a rule that does not exist, before anything is sampled."""
-    grade("", "1", rule)
+    grade("", "1", rule)  # unlike `rewards.check_rule`, this also loads a `python:` function
 
 
 def rejected_truths(problems: Sequence[BenchmarkProblem], rule: str) -> list[BenchmarkProblem]:
@@ -60,6 +60,7 @@ def graded_samples(
 ) -> dict[str, list[GradedSample]]:
     """Join generations and verdicts, by benchmark."""
     samples: dict[str, list[GradedSample]] = {}
+    # Sorted: a server's samples are stored in the order of their arrival, and sums of floats depend on the order.
     for generation in sorted(generations, key=lambda g: g.key):
         verdict = verdicts.get(generation.key)
         samples.setdefault(generation.benchmark, []).append(

@@ -23,6 +23,7 @@ def evaluate_and_show(options: EvalOptions) -> int:
     console = make_console()
     progress = make_progress(console, options.quiet)
     try:
+        # The baseline first: where it cannot be compared with, nothing else is sampled.
         baseline = evaluate_baseline(options, options.against, progress) if options.against is not None else None
         result = evaluate(options, progress)
     except KeyboardInterrupt:

@@ -78,6 +78,7 @@ def compute_metrics(samples: Iterable[GradedSample], requested: int) -> Benchmar
     kinds = Counter(sample.kind for sample in samples if sample.kind is not None)
     failed = sum(sample.kind is None for sample in samples)
     ungraded = sum(kinds[kind] for kind in GRADER_FAILURES)
+    # Failures counted as wrong: the lower bound that a reader may want who distrusts leaving them out.
     worst = [math.fsum(s.correct for s in group) / len(group) for group in groups.values()]
     return BenchmarkMetrics(
         problems=len(groups),

@@ -92,9 +92,9 @@ class NativeGenerator:
             temperature=settings.temperature,
             top_p=settings.top_p,
             seed=settings.seed,
-            batch_size=max(settings.batch, batch[0].samples),
+            batch_size=max(settings.batch, batch[0].samples),  # the samples of a problem stay together
         )
-        groups = self.sampler.sample(prompts, 0, options)
+        groups = self.sampler.sample(prompts, 0, options)  # always step 0: seeds differ by prompt
         entropies = iter(self._entropies(prompts, groups))
         return [
             self._generation(request, sample, response, next(entropies))
@@ -111,7 +111,7 @@ class NativeGenerator:
         ]
         if not self.entropy:
             return [None] * len(transcripts)
-        temperature = self.settings.temperature or 1.0
+        temperature = self.settings.temperature or 1.0  # greedy sampling has no entropy of its own
         order = sorted(
             range(len(transcripts)), key=lambda n: len(transcripts[n])
         )  # similar lengths share a forward pass

@@ -16,7 +16,7 @@ from trimtab.evaluate.folder import Generation
 from trimtab.text import clock, printable
 
 Advance = Callable[[Sequence[Generation]], None]
-LINE_EVERY = 15.0  # seconds
+LINE_EVERY = 15.0  # seconds; a log of hours stays readable
 
 
 class EvalProgress(Protocol):
@@ -39,7 +39,7 @@ class SampleCounter:
     done: int
     failed: int = 0
     tokens: float = 0.0
-    new: int = 0
+    new: int = 0  # of this process: the rate must not count samples of an earlier one
 
     def __post_init__(self) -> None:
         self.start = time.monotonic()
@@ -53,7 +53,7 @@ class SampleCounter:
 
     def status(self) -> str:
         """Return speed, time left, and the number of failed samples."""
-        elapsed = max(time.monotonic() - self.start, 1e-9)
+        elapsed = max(time.monotonic() - self.start, 1e-9)  # the first batch may be instant
         left = clock(elapsed / self.new * (self.total - self.done)) if self.new else "-"
         failed = f", {self.failed:,} failed" if self.failed else ""
         return f"{self.tokens / elapsed:,.0f} tokens/s, {left} left{failed}"

@@ -25,6 +25,9 @@ from trimtab.files import write_atomically
 from trimtab.tasks import BENCHMARKS
 from trimtab.text import NOTHING, printable
 
+# A model's name and a server's messages are untrusted text: everything shown goes through `printable`, and through
+# rich's Text instead of markup.
+
 LEGEND = (
     "Means over problems with 95 % intervals by problem: each estimates the mean over the population of problems that "
     "the benchmark's were drawn from. Lengths in tokens, entropy in nats per token."
@@ -62,7 +65,7 @@ def notes(result: EvalResult, baseline: EvalResult | None = None) -> list[str]:
         )
     if baseline is not None:
         changed = differences(baseline.settings, result.settings)
-        changed = [line for line in changed if not line.startswith(("model", "weights"))]
+        changed = [line for line in changed if not line.startswith(("model", "weights"))]  # these are the comparison
         lines += [f"The two were sampled differently: {line}" for line in changed]
         if baseline.settings.rule != result.settings.rule:
             lines.append(f"The two were graded differently: {baseline.settings.rule} -> {result.settings.rule}")
@@ -74,6 +77,7 @@ def show(console: Console, result: EvalResult, baseline: EvalResult | None = Non
     for made in tables(result, baseline, papers):
         table = Table(title=Text(printable(made.title)), title_justify="left")
         for number, name in enumerate(made.columns):
+            # Only names may wrap: a number broken over two lines is misread.
             table.add_column(name, justify="right" if number else "left", no_wrap=number > 0)
         for row in made.rows:
             table.add_row(*(Text(printable(cell)) for cell in row))
@@ -149,6 +153,7 @@ def percent(interval: Interval | None, signed: bool = False) -> str:
 def _score_table(result: EvalResult) -> ReportTable:
     rows = []
     for name, metrics in result.metrics.items():
+        # pass@k of the largest k only; result.json has the others.
         last = metrics.pass_at[max(metrics.pass_at)] if metrics.pass_at else None
         title = f"{BENCHMARKS[name].title} ({metrics.problems})"
         rows.append([title, str(metrics.samples), percent(metrics.average), percent(last), percent(metrics.majority)])
@@ -209,6 +214,7 @@ def _significance(difference: Interval) -> str:
 
 def _average(result: EvalResult) -> Interval | None:
     known = [metrics.average for metrics in result.metrics.values() if metrics.average is not None]
+    # A mean that left out a benchmark without results would look better or worse than it is.
     return average(known) if len(known) > 1 and len(known) == len(result.metrics) else None
 
 

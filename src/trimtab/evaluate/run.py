@@ -55,7 +55,7 @@ def prepare(options: EvalOptions) -> tuple[EvalSettings, list[GenerationRequest]
     temperature, top_p = decoding(options.preset, options.temperature, options.top_p)
     benchmarks = parse_benchmarks(options.benchmarks)
     rule = DEFAULT_RULE if options.rule is None else options.rule
-    grading.check_rule(rule)
+    grading.check_rule(rule)  # hours of sampling should not end with a misspelt rule
     problems = {
         name: load_benchmark(name, options.data, options.prompt_suffix, rule)[: options.problems] for name in benchmarks
     }
@@ -93,7 +93,7 @@ def evaluate(options: EvalOptions, progress: EvalProgress) -> EvalResult:
         folder.settings()  # raises where there is nothing to resume
     progress.message(settings.describe())
     with folder.locked():
-        _warn_of_other_machine(folder, settings, progress.message)
+        _warn_of_other_machine(folder, settings, progress.message)  # before `open` replaces the stored settings
         folder.open(settings, [request.item for request in requests])
         generated, seconds = _generate(folder, options, settings, requests, progress)
         result = grade_evaluation(folder, settings.rule, progress.message)
@@ -106,6 +106,7 @@ def grade_evaluation(folder: EvalFolder, rule: str | None = None, log: Log = lam
     settings, generations = folder.settings(), folder.read()
     verdicts, used = grading.read_verdicts(folder) if rule is None else ({}, None)
     rejected: list[str] = []
+    # A process may be killed between sampling and grading; then some generations have no verdict.
     if not {generation.key for generation in generations if generation.failed is None} <= verdicts.keys():
         used = rule or trusted_rule(folder, used or settings.rule)
         verdicts, rejected = _grade(folder, generations, used, log)
@@ -157,7 +158,7 @@ def _generate(
     if keys <= known.keys():
         progress.message("all samples are there already")
         return [], 0.0
-    generator = open_generator(options, settings, requests)
+    generator = open_generator(options, settings, requests)  # loads the model, so not before something is missing
     reused = generator.reusable(requests, known.keys())
     if reused != known.keys():
         folder.keep_only(generation for key, generation in known.items() if key in reused)
@@ -168,7 +169,7 @@ def _generate(
     with progress.samples(len(keys), len(reused)) as advance:
         try:
             for batch in generator.generate(requests, reused):
-                folder.append(batch)
+                folder.append(batch)  # on the disk before it is counted: Ctrl-C may come at any line
                 generated += batch
                 advance(batch)
         except (RuntimeError, MemoryError) as error:

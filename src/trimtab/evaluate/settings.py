@@ -69,6 +69,7 @@ class EvalSettings:
     def describe(self) -> str:
         """Return the settings for people, one line each."""
         counts = ", ".join(f"{BENCHMARKS[name].title} x{self.samples[name]}" for name in self.benchmarks)
+        # By the values, not by the option: --temperature may have moved a preset's decoding away from it.
         preset = next((n for n, p in PRESETS.items() if (p.temperature, p.top_p) == (self.temperature, self.top_p)), "")
         where = f"{self.endpoint} (OpenAI-compatible)" if self.sampler == "endpoint" else self.device
         lines = {

@@ -93,7 +93,7 @@ def _grade_exact(response: str, answer: str) -> Verdict:
 
 def _grade_number(response: str, answer: str) -> Verdict:
     truth = parse_number(answer)
-    if truth is None:
+    if truth is None:  # a bad row of the data says nothing about the response
         return Verdict("crashed")
     extracted = last_number(response)
     return _right_or_wrong(extracted, parse_number(extracted) == truth) if extracted else Verdict("no_answer")
@@ -114,7 +114,7 @@ def _grade_boxed(response: str, answer: str) -> Verdict:
 
 def _grade_strict_box(response: str, answer: str) -> Verdict:
     """Grade as JustRL does: a box within the last 100 characters holds the answer, character by character."""
-    extracted = last_box(response[-STRICT_BOX_CHARS:])
+    extracted = last_box(response[-STRICT_BOX_CHARS:])  # a box that starts before that is cut off, so not found
     same = extracted is not None and extracted.strip() == unbox(answer).strip()
     return _right_or_wrong(extracted, same) if extracted else Verdict("no_answer")
 
@@ -148,7 +148,7 @@ def _grade_choice(response: str, answer: str) -> Verdict:
 
 def _letter(text: str) -> str | None:
     r"""Return the letter of `A`, `(A)`, `A.` or `\text{(A)}`, else None."""
-    if len(text) > 100:
+    if len(text) > 100:  # no option is written like this; the tokenizer is not run on long text
         return None
     written = "".join(token.text for token in tokenize(text)).strip()
     match = re.fullmatch(r"\{*\(?([A-Za-z])\)?\}*[.):]?", written)

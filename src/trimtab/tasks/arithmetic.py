@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from trimtab.tasks.problems import Problem, Split, check_index, derive_seed, split_of, user
 
 Family = Literal["addition", "subtraction", "multiplication", "chain", "words"]
-PromptForm = Literal["bare", "instruct"]
+PromptForm = Literal["bare", "instruct"]  # the recipe's key `task.form`
 TEST_ONE_IN = 10  # one question in ten is held out
 MAX_ATTEMPTS = 1000
 INSTRUCTION = "Work step by step and put the final answer in \\boxed{}."
@@ -59,6 +59,7 @@ class Arithmetic:
     @property
     def name(self) -> str:
         """Return family and difficulty: digits, and terms where the family has them."""
+        # The name is part of every seed: changing it changes every problem.
         terms = f"x{self.terms}" if self.family in ("chain", "words") else ""
         return f"arithmetic/{self.family}-{self.digits}{terms}"
 
@@ -77,7 +78,7 @@ class Arithmetic:
     def _problem(self, generated: ArithmeticProblem) -> Problem:
         answer = str(generated.answer)
         story = self.family == "words"
-        if self.form == "bare":
+        if self.form == "bare":  # no words in the prompt, so none in the solution
             prompt = generated.question if story else f"{generated.question}="
             return Problem(user(prompt), answer, "exact", self.name, solution=answer)
         prompt = generated.question if story else f"What is {generated.question}?"
@@ -110,12 +111,12 @@ def _addition(rng: random.Random, digits: int, terms: int) -> ArithmeticProblem:
 
 
 def _subtraction(rng: random.Random, digits: int, terms: int) -> ArithmeticProblem:
-    b, a = sorted((_random_number(rng, digits), _random_number(rng, digits)))
+    b, a = sorted((_random_number(rng, digits), _random_number(rng, digits)))  # no answer is negative
     return ArithmeticProblem(f"{a}-{b}", a - b, list(_steps(a, "-", b)))
 
 
 def _multiplication(rng: random.Random, digits: int, terms: int) -> ArithmeticProblem:
-    a, b = _random_number(rng, digits), rng.randrange(2, 10)
+    a, b = _random_number(rng, digits), rng.randrange(2, 10)  # one digit: the working is one product per digit of a
     products = [place * b for place in _place_values(a)]
     working = [f"{place} * {b} = {place * b}." for place in _place_values(a)]
     total = products[0]
@@ -146,7 +147,7 @@ _THINGS = ("apples", "books", "coins", "cards", "marbles", "pencils", "shells", 
 def _words(rng: random.Random, digits: int, terms: int) -> ArithmeticProblem:
     """Generate a word problem: someone has things, gets more, gives some away, or buys boxes of them."""
     name, thing = rng.choice(_NAMES), rng.choice(_THINGS)
-    total = max(2, _random_number(rng, digits))
+    total = max(2, _random_number(rng, digits))  # so that something can be given away
     story = [f"{name} has {total} {thing}."]
     working: list[str] = []
     for _ in range(terms - 1):

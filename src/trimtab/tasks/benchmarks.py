@@ -95,7 +95,7 @@ def _read(benchmark: Benchmark, source: str, suffix: str, hub: bool) -> FixedTas
         return gsm8k(source, suffix=suffix, split=benchmark.split)
     if not hub:
         return verl_file(source, suffix=suffix)
-    if benchmark.answer == "final_answer":
+    if benchmark.answer == "final_answer":  # OlympiadBench
         return _listed_answers(benchmark, source, suffix)
     return plain_file(
         source, question=benchmark.question, answer=benchmark.answer, suffix=suffix, split=benchmark.split
@@ -122,6 +122,7 @@ def _listed_answers(benchmark: Benchmark, source: str, suffix: str) -> FixedTask
 
 def _ids(benchmark: Benchmark, problems: Sequence[Problem]) -> list[str]:
     """Return the file's own ids (`extra_info.index`) where all are there and unique, else numbers."""
+    # Stored samples and random seeds go by the id, so it must not depend on which problems are evaluated.
     own = [problem.extra.get("index") for problem in problems]
     if all(isinstance(name, str | int) for name in own) and len(set(map(str, own))) == len(own):
         return [str(name) for name in own]
@@ -131,6 +132,7 @@ def _ids(benchmark: Benchmark, problems: Sequence[Problem]) -> list[str]:
 def _check_answer(item: BenchmarkProblem) -> None:
     """Refuse an answer that is empty or has unbalanced braces, because every response to it would be wrong."""
     answer = item.problem.answer
+    # Escaped braces are characters of the answer, not groups.
     plain = answer.replace("\\\\", "").replace("\\{", "").replace("\\}", "")
     depth = lowest = 0
     for character in plain:

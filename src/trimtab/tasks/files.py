@@ -87,6 +87,7 @@ def read_rows(source: str, split: str = "train", config: str | None = None) -> I
         if path.suffix != ".parquet":
             raise ValueError(f"task file {source!r} ends in {path.suffix!r}: write it as .jsonl or .parquet")
         return _parquet(path)
+    # A misspelt path must not be looked up on the hub, where somebody else may own that name.
     if path.suffix in (".jsonl", ".json", ".parquet") or not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source):
         raise ValueError(f"task file {source!r} does not exist: give the path of a .jsonl or .parquet file")
     return _hub(source, split, config)
@@ -148,7 +149,7 @@ def _messages(location: str, row: Row) -> tuple[Message, ...]:
 
 def _gsm8k_problem(location: str, row: Row, suffix: str) -> Problem:
     question, worked = _text(location, row, "question"), _text(location, row, "answer")
-    working, mark, result = worked.rpartition("####")
+    working, mark, result = worked.rpartition("####")  # the last one: the working may contain the mark
     result = result.strip().replace(",", "")
     if not mark or not result:
         raise ValueError(f"{location}: `answer` is {_shown(worked)}; GSM8K writes the result after ####")
@@ -171,6 +172,7 @@ def _text(location: str, row: Row, column: str, inside: str = "") -> str:
     value = _column(location, row, column, inside)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{location}: `{inside}{column}` is {_shown(value)}; it must be text, and not empty")
+    # JSON can hold half of a surrogate pair, on which tokenizers raise in the middle of a run.
     if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
         raise ValueError(f"{location}: `{inside}{column}` has a lone surrogate, which no tokenizer takes; fix the row")
     return value
@@ -179,7 +181,7 @@ def _text(location: str, row: Row, column: str, inside: str = "") -> str:
 def _ground_truth(location: str, row: Row, column: str, inside: str = "") -> str:
     """Return the ground truth as text; JSON numbers are accepted too."""
     value = _column(location, row, column, inside)
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):  # True is an int too
         return str(value)
     return _text(location, row, column, inside)
 

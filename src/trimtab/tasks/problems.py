@@ -69,8 +69,9 @@ def check_index(index: int, size: int) -> int:
 
 def derive_seed(*parts: object) -> int:
     """Hash any values to a 63-bit seed; every random generator of a run is seeded by it."""
+    # Not Python's hash(), which differs between processes; the separator keeps ("a", "b") and ("ab",) apart.
     digest = hashlib.sha256("\0".join(map(str, parts)).encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+    return int.from_bytes(digest[:8], "big") >> 1  # fits a signed 64-bit integer, as torch's generators want
 
 
 def split_of(text: str, test_one_in: int) -> Split:
@@ -79,7 +80,7 @@ def split_of(text: str, test_one_in: int) -> Split:
     return "test" if derive_seed("part", text) % test_one_in == 0 else "train"
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=4)  # every position of an epoch reads one order; a batch may reach into the next
 def _shuffled(size: int, seed: int, epoch: int) -> tuple[int, ...]:
     indices = list(range(size))
     random.Random(derive_seed("order", seed, epoch)).shuffle(indices)

@@ -18,7 +18,7 @@ from trimtab.rewards.mathematics.tokenizer import Token, normalize_latex, tokeni
 from trimtab.rewards.mathematics.units import parse_unit
 
 MAX_DEPTH = 6
-MAX_MEMBERS = 200
+MAX_MEMBERS = 200  # unordered members are compared with each other, which is quadratic
 
 AnswerKind = Literal[
     "value", "list", "set", "tuple", "union", "matrix", "equation", "inequality", "chain", "text", "base", "opaque",
@@ -80,7 +80,7 @@ def normalize_words(text: str) -> str:
 
 
 def _parse(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswer:
-    while tokens and tokens[-1].text in (".", ",", ";", "\\"):
+    while tokens and tokens[-1].text in (".", ",", ";", "\\"):  # the end of a sentence inside the box
         tokens = tokens[:-1]
     while len(tokens) > 1 and tokens[0].text == "{" and tokens[-1].text == "}" and _is_enclosed(tokens):
         tokens = tokens[1:-1]
@@ -152,6 +152,7 @@ def _parse_special(tokens: Sequence[Token], text: str) -> ParsedAnswer | None:
         return ParsedAnswer("set", text)
     written = "".join(token.text for token in tokens)
     if _is_prose(tokens) and not re.search(r"[\d=<>^_|]", written):
+        # A single short word may be a product of variables: `ab`.
         alone = len(tokens) == 1 and tokens[0].kind == "word" and len(tokens[0].text) < 4
         return None if alone else ParsedAnswer("text", text, name=normalize_words(written))
     if time := _TIME.fullmatch(re.sub(r"[{}]", "", written).strip()):
@@ -275,6 +276,7 @@ def _parse_matrix(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswe
     inside = tokens[4:-4]
     if names[1:4] not in (["{", "pmatrix", "}"], ["{", "bmatrix", "}"], ["{", "matrix", "}"], ["{", "vmatrix", "}"]):
         return ParsedAnswer("opaque", text)
+    # A determinant (vmatrix) is a number, which nothing here computes.
     if names[-4:-2] != ["end", "{"] or "begin" in names[1:] or names[2] == "vmatrix":
         return ParsedAnswer("opaque", text)
     rows = [row for row in _split(inside, lambda token: token.text == "\\") if row]

@@ -124,7 +124,7 @@ def _equal_equations(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fal
         left, right = (Normalizer().normalize(Node("sum", (x, negate(y)))) for x, y in ((a, b), (c, d)))
     except (NormalizeError, ParseError):
         return fallback(truth, extracted)
-    if _proportional(left, right):
+    if _proportional(left, right):  # both sides brought to the left; the sign and a common factor are free
         return True
     return left.keys() == right.keys() and not _has_simple_atoms(left) and fallback(truth, extracted)
 
@@ -161,7 +161,7 @@ def _equal_values(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallba
         return False
     if extracted.unit == "deg" and truth.unit is None and literal_value(a) is None:
         return False  # the truth is an angle in radians
-    if "oo" in symbols(a) | symbols(b):
+    if "oo" in symbols(a) | symbols(b):  # infinity obeys no algebra: only the plain symbol counts
         return _infinity(a) == _infinity(b) != 0
     if unevaluated(b) and not unevaluated(a):
         return False
@@ -205,7 +205,7 @@ def _rounds_to(truth: Node, extracted: Node, value: Fraction | None) -> bool:
             return False
         if number.imag or not math.isfinite(number.real):
             return False
-        value = Fraction(number.real)
+        value = Fraction(number.real)  # exact from here on; a float's error is far below half a digit
     elif _is_finite_decimal(value):
         return False
     return abs(value - truth.value) <= Fraction(1, 2) / Fraction(10) ** truth.decimals

@@ -100,6 +100,7 @@ def _size(node: Node, bits: float) -> float:
         return 1.0
     if symbols(node) - {"pi", "e"}:
         return max(bits, 1.0)
+    # Floats overflow to infinity at once, where exact arithmetic would build the number.
     try:
         size = abs(complex(evaluate(node, (1.0,))))
     except (ArithmeticError, ValueError, TypeError, NormalizeError):

@@ -40,7 +40,7 @@ def number(value: Fraction | int, decimals: int | None = None) -> Node:
 
 def negate(node: Node) -> Node:
     """Return minus the expression."""
-    if node.kind == "number":
+    if node.kind == "number":  # keeps -0.5 a decimal number, with its digits
         return Node("number", value=-node.value, decimals=node.decimals, literal=True)
     return Node("product", (number(-1), node), literal=node.literal)
 

@@ -19,6 +19,7 @@ v volt volts|amp amps ampere|kelvin kelvins|pa pascal pascals|mol mole moles|ev|
 kcal|people person persons|gallon gallons gal|quart quarts|pint pints|cup cups|acre acres|ton tons|point points
 way ways|time times|piece pieces
 """
+# Each line and each `|` separates groups of spellings; the first of a group is its canonical one.
 _CANONICAL = {word: group.split()[0] for group in re.split(r"[|\n]", _SPELLINGS) for word in group.split()}
 _NOT_COUNTABLE = frozenset(
     """
@@ -53,6 +54,7 @@ def parse_unit(words: str, power: str = "") -> str | None:
         name = _CANONICAL.get(parts[0].rstrip("."))
         if name:
             return name + suffix
+        # `#` marks a thing that is counted: any two of those are compatible.
         countable = len(parts[0]) > 2 and parts[0].isalpha() and parts[0] not in _NOT_COUNTABLE
         return "#" + parts[0].removesuffix("s") if countable else None
     known = [_CANONICAL.get(part) for part in parts if part != "per"]
