@@ -12,7 +12,7 @@ from trimtab.policy.demo_model import demo_model, demo_tokenizer
 
 
 def close(completions: list[str], answer: list[int], **_: object) -> list[float]:
-    """1 for the right number, less the further it is off, nothing for what is no number."""
+    """Reward the right number with 1, others less the further they are off, and text that is no number with 0."""
     return [1 / (1 + abs(int(c) - a)) if c.isdecimal() else 0.0 for c, a in zip(completions, answer, strict=True)]
 
 

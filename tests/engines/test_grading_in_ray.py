@@ -44,7 +44,7 @@ def test_tasks_grade_side_by_side(cluster: None) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_actor_grades_batches_again_and_again(cluster: None) -> None:
+def test_an_actor_grades_several_batches(cluster: None) -> None:
     problems = [(response, Problem((), answer, "math", "here")) for response, answer, _ in PAIRS]
 
     class Grader:

@@ -52,12 +52,12 @@ OTHERS = {
 }  # fmt: skip
 
 
-def test_every_option_that_the_objective_takes_over_is_tried_here() -> None:
+def test_every_replaced_option_is_tested_here() -> None:
     assert set(SET) == {*REPLACED, "scale_rewards", "multi_objective_aggregation"}
 
 
 @pytest.mark.parametrize("name", SET)
-def test_an_option_that_would_have_no_effect_is_refused_with_what_to_write_instead(name: str, tmp_path: Path) -> None:
+def test_an_option_without_effect_is_refused_with_what_to_write_instead(name: str, tmp_path: Path) -> None:
     value, advice = SET[name]
     with pytest.raises(ValueError, match=name) as told:
         trl_runs.config(tmp_path, **{name: value})
@@ -79,7 +79,7 @@ def test_no_option_that_trls_loss_reads_is_forgotten() -> None:
     assert not unthought
 
 
-def test_an_option_that_is_off_may_be_said_to_be_off(tmp_path: Path) -> None:
+def test_an_option_may_be_set_to_off(tmp_path: Path) -> None:
     off = {name: option.default for name, option in REPLACED.items() if option.off}
     args = trl_runs.config(tmp_path, **off)
     assert args.beta == 0.0
@@ -93,7 +93,7 @@ def test_an_option_that_is_changed_afterwards_is_refused_by_the_trainer(tmp_path
         trl_runs.trainer(trl_runs.demo_model(0), args)
 
 
-def test_trls_own_advantages_can_be_asked_for(tmp_path: Path) -> None:
+def test_trls_own_advantages_can_be_used(tmp_path: Path) -> None:
     args = trl_runs.config(tmp_path, advantages="trl", scale_rewards="batch")
     assert args.scale_rewards == "batch"
     with pytest.raises(ValueError, match="advantages='mine' must be 'objective' or 'trl'"):
@@ -129,7 +129,7 @@ def test_a_table_can_come_from_the_command_line(tmp_path: Path) -> None:
         ({"name": "stapo", "tau_p": 7}, "tau_p=7 must be between 0 and 1"),
     ],
 )
-def test_a_wrong_objective_is_told_before_any_model_is_loaded(objective: Any, words: str, tmp_path: Path) -> None:
+def test_a_wrong_objective_is_an_error_before_any_model_is_loaded(objective: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises((ValueError, LookupError)) as told:
         trl_runs.config(tmp_path, objective=objective)
     assert words in str(told.value)
@@ -141,13 +141,13 @@ def test_an_update_must_lie_within_one_rollout_batch(tmp_path: Path) -> None:
     assert trl_runs.config(tmp_path, steps_per_generation=8, gradient_accumulation_steps=4).steps_per_generation == 8
 
 
-def test_trls_plain_configuration_is_not_taken(tmp_path: Path) -> None:
+def test_trls_plain_configuration_is_refused(tmp_path: Path) -> None:
     plain = trl.GRPOConfig(output_dir=str(tmp_path), bf16=False, use_cpu=True, report_to="none")
     with pytest.raises(TypeError, match=r"args is GRPOConfig: pass a trimtab\.engines\.trl\.TrimtabConfig"):
         TrimtabTrainer(trl_runs.demo_model(0), trl_runs.is_right, plain)
 
 
-def test_corrections_need_a_sampler_that_gives_its_log_probabilities(tmp_path: Path) -> None:
+def test_corrections_need_a_sampler_that_returns_log_probabilities(tmp_path: Path) -> None:
     args = trl_runs.config(tmp_path, objective="dapo + tis")
     with pytest.raises(ValueError, match=r"dapo \+ tis reads the sampler's log-probabilities"):
         trl_runs.trainer(trl_runs.demo_model(0), args)
@@ -155,7 +155,7 @@ def test_corrections_need_a_sampler_that_gives_its_log_probabilities(tmp_path: P
     check_sampler(tt.objective("dapo + tis"), use_vllm=False, rollout_func=True)
 
 
-def test_vllm_without_a_correction_is_remarked_on() -> None:
+def test_vllm_without_a_correction_is_warned_about() -> None:
     with pytest.warns(UserWarning, match=r"write 'stapo \+ tis'"):
         check_sampler(tt.objective("stapo"), use_vllm=True, rollout_func=False)
 
@@ -176,7 +176,7 @@ def test_an_engine_of_another_version_gives_one_warning(monkeypatch: pytest.Monk
     assert "cannot use trl 9.9: no GRPOTrainer" in known
 
 
-def test_an_engine_that_is_missing_is_told_with_what_to_install() -> None:
+def test_the_error_for_a_missing_engine_says_what_to_install() -> None:
     told = str(common.missing_engine("verl" if not _installed("verl") else "no_such_engine", ImportError()))
     assert "pip install" in told
 
@@ -196,7 +196,7 @@ def test_a_controllers_state_goes_into_a_folder_and_back(tmp_path: Path) -> None
     assert other.state_dict() == one.state_dict()
 
 
-def test_a_state_of_another_objective_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_the_state_of_another_objective_is_refused_with_what_to_do(tmp_path: Path) -> None:
     common.save_state(tmp_path, tt.objective("stapo"))
     with pytest.raises(ValueError, match=r"trimtab.json does not fit stare.*remove the file"):
         common.load_state(tmp_path, tt.objective("stare"))
@@ -231,7 +231,7 @@ def test_metrics_of_all_processes_are_sums_and_extremes_even_of_one_without_toke
     assert both == {"update/clip_share": pytest.approx(0.1), "update/ratio_min": 0.5, "update/ratio_max": 2.0}
 
 
-def test_a_response_that_nothing_graded_teaches_nothing_and_is_no_baseline() -> None:
+def test_an_ungraded_response_has_no_advantage_and_no_part_in_the_baseline() -> None:
     nan = float("nan")
     reward = torch.tensor([1.0, 0.0, nan, nan, 1.0, nan, nan, nan])
     ours = advantages(tt.objective("dr_grpo"), reward, samples=4)
@@ -239,7 +239,7 @@ def test_a_response_that_nothing_graded_teaches_nothing_and_is_no_baseline() -> 
     assert advantages(tt.objective("grpo"), torch.full((4,), nan), samples=2).tolist() == [0.0] * 4
 
 
-def test_subsentences_are_found_in_what_is_trained_on_alone() -> None:
+def test_subsentences_are_found_in_sampled_tokens_alone() -> None:
     tokenizer = trl_runs.demo_tokenizer()
     ids = torch.tensor([tokenizer.encode("1+2=3  "), tokenizer.encode("4 5 6 7")])
     mask = torch.tensor([[1, 1, 1, 1, 1, 0, 0], [1] * 7])

@@ -140,7 +140,7 @@ def assert_replays(folder: Path, steps: int) -> None:
     assert len(replay(folder, ["recorded", "gspo"]).steps) == steps
 
 
-def test_a_killed_run_goes_on_with_its_controllers_as_they_were(start: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_with_its_controllers_as_they_were(start: Path, tmp_path: Path) -> None:
     options = {"objective": OBJECTIVES[1], "save_strategy": "steps", "save_steps": 2}
     undisturbed = run(order(start, tmp_path, "whole", **options))
     killed = {**order(start, tmp_path, "killed", **options, record_to=str(tmp_path / "record")), "die_at": 3}

@@ -32,7 +32,7 @@ MASKS = st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, ma
 
 @given(MASKS, st.randoms())
 @settings(max_examples=60)
-def test_what_is_packed_comes_back_to_its_place(masks: list[list[bool]], shuffle: object) -> None:
+def test_unpacking_reverses_packing(masks: list[list[bool]], shuffle: object) -> None:
     order = list(range(len(masks)))
     shuffle.shuffle(order)  # type: ignore[attr-defined]
     mask = nested([torch.tensor(row, dtype=torch.int64) for row in masks])
@@ -47,7 +47,7 @@ def test_what_is_packed_comes_back_to_its_place(masks: list[list[bool]], shuffle
     assert torch.equal(back.values(), values.values() * mask.values())
 
 
-def test_tool_output_is_neither_planned_over_nor_weighted() -> None:
+def test_tool_output_is_not_planned() -> None:
     objective = build_objective({"name": "stapo", "tau_p": 0.9, "quantile": 1.0})
     data = random_batch(11)
     data["advantages"] = torch.nested.nested_tensor_from_jagged(
@@ -65,7 +65,7 @@ def test_tool_output_is_neither_planned_over_nor_weighted() -> None:
     assert torch.equal(planned.fields["trimtab_weight"].values()[~holes], wanted.weight)
 
 
-def test_a_subsentence_ends_where_a_tool_answers() -> None:
+def test_a_subsentence_ends_where_tool_output_begins() -> None:
     rows = ["1+1=2, 3", "9 9", "4. 5"]
     masks = [[1] * len(row) for row in rows]
     masks[1][1] = 0
@@ -82,7 +82,7 @@ def test_no_token_at_all_has_no_subsentence() -> None:
 
 
 @pytest.mark.parametrize(("rows", "minibatch", "ranks"), [(16, 16, 1), (16, 8, 2), (32, 8, 4), (24, 8, 1)])
-def test_mini_batches_are_those_that_verl_cuts(rows: int, minibatch: int, ranks: int) -> None:
+def test_mini_batches_are_those_of_verl(rows: int, minibatch: int, ranks: int) -> None:
     """Against verl's own dispatch and iterator: rows to ranks in equal runs, then an equal share for each update."""
     data = TensorDict({"row": torch.arange(rows)}, batch_size=rows)
     theirs: list[list[int]] = [[] for _ in range(rows // minibatch)]
@@ -126,7 +126,7 @@ def test_each_mini_batch_is_planned_by_itself() -> None:
         ("kl_cov", "scale,clip_low,clip_high,penalty"),
     ],
 )
-def test_only_what_does_not_go_without_saying_is_sent(name: str, columns: str) -> None:
+def test_only_columns_that_differ_from_defaults_are_sent(name: str, columns: str) -> None:
     table = {"name": name, **({"tau_p": 0.9} if name == "stapo" else {"share": 0.2} if name == "kl_cov" else {})}
     planned = plan_step(build_objective(table), random_batch(6), 8, 1, TOKENIZER)
     assert planned.sent == columns
@@ -137,7 +137,7 @@ def test_only_the_fields_that_are_read_are_fetched() -> None:
     assert {"responses", "entropy"} <= set(fields_read(build_objective({"name": "sspo"}).needs))
 
 
-def test_the_gate_looks_at_the_batch_once() -> None:
+def test_the_gate_observes_a_batch_once() -> None:
     objective = build_objective({"name": "stare", "adaptive": True, "target": 9.0})
     planned = plan_step(objective, random_batch(7), 4, 1, TOKENIZER)
     assert len(planned.plans) == 2
@@ -180,5 +180,5 @@ def test_a_step_is_recorded_with_its_plans(tmp_path: object) -> None:
     assert step.info.complete and [update.responses for update in step.info.updates] == [4, 4]
 
 
-def test_nothing_is_recorded_unless_asked() -> None:
+def test_nothing_is_recorded_without_the_option() -> None:
     assert start_recording(VerlOptions({"name": "stapo"}), build_objective({"name": "stapo"}), TOKENIZER, 0) is None

@@ -126,7 +126,7 @@ def test_micro_batches_of_any_size_and_order_leave_the_gradient_as_it_is(name: s
     assert pieces > 4 * ranks * (10 if THOROUGH else 2)
 
 
-def test_the_loss_travels_to_workers_as_plain_values() -> None:
+def test_the_loss_is_pickled_as_plain_values() -> None:
     table, objective = objective_named("stapo")
     data = with_plan(objective, random_batch(3), 8)
     part = as_minibatch(data, range(8))
@@ -135,7 +135,7 @@ def test_the_loss_travels_to_workers_as_plain_values() -> None:
     assert torch.equal(engine_loss(sent, part, flat)[0], engine_loss(PlannedLoss(table), part, flat)[0])
 
 
-def test_half_precision_around_the_loss_does_not_reach_it() -> None:
+def test_autocast_around_the_loss_has_no_effect() -> None:
     table, objective = objective_named("sspo")
     data = with_plan(objective, random_batch(4), 8)
     part = as_minibatch(data, range(8))

@@ -67,7 +67,7 @@ def ours(name: str, data: TensorDict) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("settings", "name"), PAIRS)
-def test_verls_loss_is_ours_by_another_name(settings: dict[str, Any], name: str) -> None:
+def test_a_loss_of_verl_equals_our_method_for_it(settings: dict[str, Any], name: str) -> None:
     data = random_batch(SEED, tools=False)
     wanted, found = theirs(settings, data), ours(name, data)
     assert wanted.abs().max() > 1e-3

@@ -84,13 +84,13 @@ def test_a_wrong_option_is_refused_with_the_nearest_name(overrides: list[str], w
         read_options(section(*overrides))
 
 
-def test_no_section_at_all_asks_for_an_objective() -> None:
+def test_a_missing_section_is_an_error_that_asks_for_an_objective() -> None:
     with pytest.raises(ValueError, match=r"\+trimtab.objective=stapo"):
         read_options(None)
 
 
 @pytest.mark.parametrize("name", [*METHODS, "grpo + kl", "sspo + s2t + stare"])
-def test_every_method_is_taken_with_verls_defaults(name: str) -> None:
+def test_every_method_works_with_verls_defaults(name: str) -> None:
     more = ["algorithm.norm_adv_by_std_in_grpo=False"] if name == "dr_grpo" else []
     assert refused(*more, objective=name) == ""
 
@@ -143,15 +143,15 @@ def test_what_cannot_work_together_is_refused(overrides: list[str], objective: s
         assert words in refused("actor_rollout_ref.rollout.calculate_log_probs=True", *overrides, objective=objective)
 
 
-def test_bypass_mode_will_do_for_a_method_that_reads_no_entropy() -> None:
+def test_bypass_mode_works_for_a_method_that_reads_no_entropy() -> None:
     assert refused("algorithm.rollout_correction.bypass_mode=True", objective="grpo") == ""
 
 
-def test_any_advantage_of_verl_can_be_taken_by_name() -> None:
+def test_any_advantage_of_verl_can_be_configured() -> None:
     assert refused("algorithm.adv_estimator=rloo", "+trimtab.advantage=verl") == ""
 
 
-def test_all_faults_come_in_one_message() -> None:
+def test_all_problems_are_in_one_message() -> None:
     said = refused(f"{ACTOR}.clip_ratio_high=0.28", f"{ACTOR}.shuffle=True", objective="dr_grpo")
     assert said.count("\n  - ") == 3
 

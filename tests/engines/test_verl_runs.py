@@ -65,7 +65,7 @@ def killed_after(folder: Path, step: int, *options: str) -> int:
     return latest(folder)
 
 
-def test_a_killed_run_goes_on_with_its_controllers_as_they_were(tmp_path: Path) -> None:
+def test_a_killed_run_resumes_with_its_controllers_as_they_were(tmp_path: Path) -> None:
     write_inputs(tmp_path)
     record = f"+trimtab.record={tmp_path}/records"
     last = killed_after(tmp_path, 2, *STARE, record)
@@ -123,4 +123,4 @@ def test_a_setting_of_verls_own_loss_stops_the_run_at_once(tmp_path: Path) -> No
 def test_options_without_the_trainer_stop_the_command(tmp_path: Path) -> None:
     code, said = run(tmp_path, 1, "+trimtab.objective=stapo")
     assert code != 0
-    assert "trimtab.objective is given, but trainer.v1.trainer_mode=trimtab is not" in said
+    assert "trimtab.objective is set, but trainer.v1.trainer_mode=trimtab is not" in said

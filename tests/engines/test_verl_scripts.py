@@ -48,12 +48,12 @@ def recipe(name: str) -> dict[str, Any]:
     return tomllib.loads((files("trimtab") / "recipes" / f"{name}.toml").read_text())
 
 
-def test_every_script_is_looked_at() -> None:
+def test_every_script_is_tested() -> None:
     assert {path.name for path in SCRIPTS.glob("*.sh")} == {command.split()[0] for command in RECIPES}
 
 
 @pytest.mark.parametrize("script", list(RECIPES))
-def test_a_script_is_its_recipe_in_verls_words(script: str, tmp_path: Path) -> None:
+def test_a_script_is_its_recipe_in_verls_options(script: str, tmp_path: Path) -> None:
     module, name, *overrides = arguments(script, tmp_path)
     assert (module, name) == ("-m", "verl.trainer.main_ppo")
     assert command_problem(overrides) == ""
@@ -89,7 +89,7 @@ def test_a_script_is_its_recipe_in_verls_words(script: str, tmp_path: Path) -> N
     assert len(updates) == update["per_step"]
 
 
-def test_what_follows_the_command_is_handed_on(tmp_path: Path) -> None:
+def test_further_arguments_are_passed_to_verl(tmp_path: Path) -> None:
     said = arguments("stapo_qwen3.sh 8B", tmp_path, "trainer.nnodes=4", "+trimtab.mask=rare")
     config = composed(said[2:])
     assert config.trainer.nnodes == 4
@@ -100,7 +100,7 @@ def test_what_follows_the_command_is_handed_on(tmp_path: Path) -> None:
     ("words", "said"),
     [(["8B"], "TRAIN: a parquet file"), (["9B"], "the size is 1.7B, 8B or 14B, not 9B"), ([], "the size: 1.7B, 8B")],
 )
-def test_a_script_says_what_is_missing(words: list[str], said: str) -> None:
+def test_a_script_names_what_is_missing(words: list[str], said: str) -> None:
     command = ["bash", str(SCRIPTS / "stapo_qwen3.sh"), *words]
     done = subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False)
     assert done.returncode != 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +16,6 @@ from helpers.record.made_records import VOCABULARY
 from trimtab.objectives import Plan, TokenBatch, objective, segment_ids
 from trimtab.record import RecordedResponse, StepData, UpdateRecord, join_ranks, update_record
 from trimtab.record.inputs import to_host
-from trimtab.record.parquet import encode
 from trimtab.record.step_tables import step_data
 
 RESPONSES = 8
@@ -114,7 +112,7 @@ class OnGpu:
         return f"in the memory of the {device}"
 
 
-def test_a_gpu_is_waited_for_once_after_all_copies_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_waited_for_once_after_all_copies_have_started(monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[bool] = []
     waits: list[int] = []
 
@@ -132,13 +130,13 @@ def test_a_gpu_is_waited_for_once_after_all_copies_are_asked_for(monkeypatch: py
     assert held == dict.fromkeys("abcde", "in the memory of the cpu")
 
 
-def test_what_lies_in_the_main_memory_is_not_copied() -> None:
+def test_columns_in_host_memory_are_not_copied() -> None:
     values = {"a": torch.rand(3), "b": torch.arange(3)}
     assert all(to_host(values)[name] is value for name, value in values.items())
 
 
 @pytest.mark.gpu
-def test_columns_of_a_gpu_are_held_with_their_bits_and_no_hidden_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_of_a_gpu_are_copied_bit_by_bit_without_a_hidden_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     update, synchronize = made_update(200, device="cuda"), torch.cuda.Stream.synchronize
     update.record()
 
@@ -183,33 +181,6 @@ def test_the_records_of_two_ranks_join_to_one_update() -> None:
 
 
 # --- in the writer's thread
-
-
-def python_calls(length: int) -> int:
-    """Calls, of Python and of C, while the tables of a step are built and encoded."""
-    update = made_update(length)
-    responses, record = responses_of(update), update.record()
-    calls = 0
-
-    def count(frame: Any, event: str, argument: Any) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        data = step_data(1, responses, [record], [True] * RESPONSES, VOCABULARY, segment_ids)
-        encode("tokens", data.tokens)
-        encode("responses", data.responses)
-    finally:
-        sys.setprofile(before)
-    return calls
-
-
-def test_python_work_does_not_grow_with_the_tokens() -> None:
-    python_calls(2)  # the first call imports
-    short, long = python_calls(5), python_calls(500)
-    assert long - short < 100, "the training loop waits while the writer's thread runs Python"
 
 
 def test_a_step_holds_the_columns_of_its_updates_one_after_the_other() -> None:

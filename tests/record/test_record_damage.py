@@ -72,7 +72,7 @@ def test_a_file_that_is_missing_is_named(run: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STEP_FILES)
-def test_something_that_is_no_file_is_not_waited_for(run: Path, name: str) -> None:
+def test_a_pipe_or_a_folder_instead_of_a_file_does_not_block(run: Path, name: str) -> None:
     path = of_step_two(run, name)
     path.unlink()
     os.mkfifo(path)
@@ -144,7 +144,7 @@ def test_a_number_changed_by_hand_is_noticed(run: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["manifest.json", "step.json"])
-def test_a_later_schema_is_refused_in_words(run: Path, where: str) -> None:
+def test_a_later_schema_is_refused(run: Path, where: str) -> None:
     path = run / RECORDS_FOLDER / where if where == "manifest.json" else of_step_two(run, where)
     path.write_text(json_with_digest({**read_json(path), "schema": SCHEMA + 1}))
     with pytest.raises(RecordError, match=f"schema {SCHEMA + 1}; this trimtab reads up to {SCHEMA}: use a newer one"):
@@ -171,7 +171,7 @@ def test_a_damaged_vocabulary_gives_no_text_but_leaves_the_numbers(run: Path) ->
         step.text(0)
 
 
-def test_other_files_among_the_records_are_none_of_ours(run: Path) -> None:
+def test_other_files_among_the_records_are_ignored(run: Path) -> None:
     folder = run / RECORDS_FOLDER
     for name in ("step-1", "step-abc", "step-00000001x", ".writing-00000009", "notes", "step-99999999999999"):
         (folder / name).mkdir()

@@ -103,7 +103,7 @@ def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
 # --- text
 
 
-def test_the_text_is_put_together_without_the_tokenizer(tmp_path: Path) -> None:
+def test_text_is_decoded_without_the_tokenizer(tmp_path: Path) -> None:
     data = made_step(1, [4])
     data.tokens["token"][:] = [1, 3, 2, 0]
     record(tmp_path, [data])

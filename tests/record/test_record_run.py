@@ -156,7 +156,7 @@ def test_an_update_that_was_not_taken_is_recorded_as_such(tmp_path: Path) -> Non
 # --- settings
 
 
-def test_every_so_many_steps_and_a_share_of_the_groups(tmp_path: Path) -> None:
+def test_one_step_in_every_and_a_share_of_the_groups_are_recorded(tmp_path: Path) -> None:
     trained(tmp_path / "run", {**QUICK, "run.steps": "5", "record.every": "2", "record.group_share": "0.5"})
     records = open_run(tmp_path / "run")
     assert records.steps == [1, 3, 5]
@@ -183,7 +183,7 @@ def test_a_share_is_part_of_the_whole(tmp_path: Path) -> None:
             assert np.array_equal(part.tokens[name], step.tokens[name][tokens]), name
 
 
-def test_the_settings_of_the_record_may_change_when_a_run_goes_on(whole: Path, tmp_path: Path) -> None:
+def test_the_record_settings_may_change_when_a_run_is_resumed(whole: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(whole, tmp_path / "run"))
     shutil.rmtree(folder / "checkpoints" / "step-00000006")
     trained(folder, {"record.enabled": "false"}, resume=True)
@@ -196,7 +196,7 @@ def test_the_settings_of_the_record_may_change_when_a_run_goes_on(whole: Path, t
 # --- whatever happens
 
 
-def test_a_run_that_goes_on_has_the_records_of_one_that_was_not_stopped(whole: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_records_of_one_that_was_not_stopped(whole: Path, tmp_path: Path) -> None:
     trained(tmp_path / "run", {"run.steps": "3"})
     trained(tmp_path / "run", resume=True)
     now, then = contents(tmp_path / "run"), contents(whole)
@@ -277,5 +277,5 @@ def test_a_tokenizer_without_bytes_gives_its_texts() -> None:
     assert list(vocabulary.special) == [True, False, False, False, False, True, True]
 
 
-def test_texts_that_cannot_be_written_are_mended() -> None:
+def test_lone_surrogates_are_replaced() -> None:
     assert encodable(["a\udc80", "b", "a\udc80"]) == ["a?", "b", "a?"]

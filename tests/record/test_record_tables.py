@@ -50,7 +50,7 @@ def test_no_column_has_nulls_and_types_are_those_of_the_schema(table: str) -> No
     assert not any(field.nullable for field in back.schema)
 
 
-def test_optional_columns_are_left_out_where_there_is_nothing_to_say(tmp_path: Path) -> None:
+def test_optional_columns_are_left_out_where_not_given(tmp_path: Path) -> None:
     step = open_run(made_run(tmp_path, 1)).step(1)
     assert not {*OPTIONAL} & set(step.tokens)
     assert set(required("tokens")) <= set(step.tokens)
@@ -148,7 +148,7 @@ def test_a_column_of_another_type_is_named() -> None:
         open_table("tokens", sink.getvalue().to_pybytes(), "there.parquet")
 
 
-def test_columns_of_a_later_minor_version_are_passed_over() -> None:
+def test_unknown_columns_of_a_later_version_are_ignored() -> None:
     data: StepData = made_step(1)
     table = read_back("tokens", dict(data.tokens)).append_column("colour", pa.array([1] * data.info.tokens))
     sink = pa.BufferOutputStream()

@@ -27,7 +27,7 @@ def files(run: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("every", "kept"), [(1, [1, 2, 3, 4, 5, 6, 7]), (2, [1, 3, 5, 7]), (3, [1, 4, 7]), (9, [1])])
-def test_every_so_many_steps_are_recorded_the_first_among_them(tmp_path: Path, every: int, kept: list[int]) -> None:
+def test_one_step_in_every_is_recorded_starting_with_the_first(tmp_path: Path, every: int, kept: list[int]) -> None:
     record(tmp_path, [made_step(step) for step in range(1, 8)], settings=RecordSettings(every=every))
     assert steps_of(tmp_path) == kept
 
@@ -89,7 +89,7 @@ def test_starting_from_the_beginning_deletes_everything(tmp_path: Path) -> None:
 # --- the size budget
 
 
-def test_the_budget_is_kept_by_thinning_evenly(tmp_path: Path) -> None:
+def test_the_size_limit_is_kept_by_thinning_evenly(tmp_path: Path) -> None:
     limit = 0.2
     messages = record(tmp_path, [made_step(step, BIG) for step in range(1, 41)], settings=budget(limit))
     kept = steps_of(tmp_path)
@@ -101,7 +101,7 @@ def test_the_budget_is_kept_by_thinning_evenly(tmp_path: Path) -> None:
     assert all(same(step, made_step(number, BIG)) for number, step in readable(tmp_path).items())
 
 
-def test_thinning_goes_with_recording_every_so_many_steps(tmp_path: Path) -> None:
+def test_thinning_multiplies_the_recording_interval(tmp_path: Path) -> None:
     record(tmp_path, [made_step(step, BIG) for step in range(1, 41)], settings=budget(0.1, every=3))
     stride = read_manifest(tmp_path / RECORDS_FOLDER).stride
     assert stride > 1 and steps_of(tmp_path) == list(range(1, 41, 3 * stride))

@@ -117,11 +117,11 @@ def reduce_metrics(
     merged = merge_metrics([dict(metrics) for metrics in micro_batches])
     like = next(iter(merged.values()))
     # Every rank sends the same names, so that the gathered rows line up.
-    mine = torch.stack([merged[name].to(torch.float64) if name in merged else _neutral(name, like) for name in names])
+    local = torch.stack([merged[name].to(torch.float64) if name in merged else _neutral(name, like) for name in names])
     if comm is not None:
-        all_ranks = merge_metrics([dict(zip(names, row, strict=True)) for row in gather_rows(comm, mine)])
-        mine = torch.stack([all_ranks[name] for name in names])
-    values = dict(zip(names, mine.tolist(), strict=True))
+        all_ranks = merge_metrics([dict(zip(names, row, strict=True)) for row in gather_rows(comm, local)])
+        local = torch.stack([all_ranks[name] for name in names])
+    values = dict(zip(names, local.tolist(), strict=True))
     # Still infinite: no rank had a token.
     return {name: value for name, value in values.items() if abs(value) != torch.inf}
 

@@ -30,14 +30,14 @@ def encode(table: str, values: Mapping[str, Any]) -> memoryview:
         raise ValueError(f"table {table}: unknown columns {sorted(unknown)}, missing columns {sorted(missing)}")
     arrays = [pa.array(values[field.name], type=field.type) for field in schema]
     sink = pa.BufferOutputStream()  # in memory, because the digest is needed before anything is published
-    held = [column for column in TABLES[table] if column.name in values]
+    columns = [column for column in TABLES[table] if column.name in values]
     pq.write_table(
         pa.Table.from_arrays(arrays, schema=schema),
         sink,
         compression="zstd",
         compression_level=_ZSTD_LEVEL,
-        use_dictionary=[column.name for column in held if column.encoding == "dictionary"],
-        column_encoding={c.name: _ENCODINGS[c.encoding] for c in held if c.encoding != "dictionary"},
+        use_dictionary=[column.name for column in columns if column.encoding == "dictionary"],
+        column_encoding={c.name: _ENCODINGS[c.encoding] for c in columns if c.encoding != "dictionary"},
         # Statistics and Arrow's own copy of the schema take space, and nothing here reads them.
         write_statistics=False,
         store_schema=False,

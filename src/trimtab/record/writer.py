@@ -79,7 +79,7 @@ class RecordWriter:
     def wants(self, step: int) -> bool:
         """Return whether a step is to be recorded; the first always is."""
         every = self.manifest.settings.every * self.manifest.stride
-        # Counted from the first step, so that doubling the stride drops steps and asks for no new ones.
+        # Counted from the first step, so that the steps of a doubled stride are among those of the old one.
         return not self._error and ((step - 1) % every == 0 or step in self._kept)
 
     def keep(self, steps: Iterable[int]) -> None:

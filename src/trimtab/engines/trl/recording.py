@@ -93,9 +93,9 @@ class TrlRecording:
         self._metrics.append(metrics)
         if self._wanted:
             # In rank order, which is the order in which the plan saw the responses.
-            mine = _update_record(planned, outputs)
+            local = _update_record(planned, outputs)
             responses = [r for batch in planned.micro_batches for r in recorded_responses(step, batch, self.shape)]
-            ranks = self.gather([(mine, responses)])
+            ranks = self.gather([(local, responses)])
             if self.recorder is not None:
                 self._updates.append(join_ranks([update for update, _ in ranks], len(self._responses)))
                 self._responses += [response for _, rank in ranks for response in rank]

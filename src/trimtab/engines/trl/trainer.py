@@ -125,16 +125,16 @@ class TrimtabTrainer(GRPOTrainer):
             self._scored = None
         # TRL gathers rewards over all processes, in rank order; this process's responses are a slice of them.
         first = self.accelerator.process_index * len(inputs)
-        mine = slice(first, first + len(inputs))
+        local = slice(first, first + len(inputs))
         reward = self._total_reward()
         if self.args.advantages == "objective":
             samples = self.num_generations if self.model.training else self.num_generations_eval
             ours = advantages(self.objective, reward, samples)
             self._log_advantages(ours)
-            batch["advantages"] = ours[mine]
+            batch["advantages"] = ours[local]
         batch["old_per_token_logps"], batch[ENTROPY] = self._old_logps(batch, scored)
-        batch[REWARD] = reward[mine]
-        batch[RESPONSE_INDEX] = torch.arange(mine.start, mine.stop, device=reward.device)
+        batch[REWARD] = reward[local]
+        batch[RESPONSE_INDEX] = torch.arange(local.start, local.stop, device=reward.device)
         if "segment" in self.objective.needs:
             batch[SEGMENT] = segments(batch, self._tokenizer)
         if self.model.training:

@@ -89,8 +89,8 @@ def minibatch_rows(responses: int, minibatch: int, ranks: int) -> list[list[int]
 
 def _per_response(rows: Sequence[list[int]], plans: Sequence[Plan]) -> dict[str, Tensor]:
     """Return the update of each response and the tokens in its mini-batch, in verl's order of rows."""
-    update = torch.empty(sum(len(mine) for mine in rows), dtype=torch.int64)
+    update = torch.empty(sum(map(len, rows)), dtype=torch.int64)
     tokens = torch.empty_like(update)
-    for number, (mine, plan) in enumerate(zip(rows, plans, strict=True)):
-        update[mine], tokens[mine] = number, plan.tokens
+    for number, (indices, plan) in enumerate(zip(rows, plans, strict=True)):
+        update[indices], tokens[indices] = number, plan.tokens
     return {columns.UPDATE: update, columns.MINIBATCH_TOKENS: tokens}
