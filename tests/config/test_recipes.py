@@ -86,8 +86,8 @@ def test_a_recipe_names_the_paper_of_its_objective(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_what_the_paper_leaves_open_is_said(name: str) -> None:
-    assert any(line.startswith("# Open") for line in comment(name))
+def test_what_the_paper_does_not_give_is_listed(name: str) -> None:
+    assert any(line.startswith("# Not given in the paper") for line in comment(name))
     assert any("DAPO-Math-17k" in line for line in comment(name))
 
 

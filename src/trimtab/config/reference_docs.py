@@ -17,10 +17,10 @@ _INTRO = """\
 # Recipes
 
 Made from the code by `make docs`. A recipe is a TOML file; `trimtab train NAME` takes one of those below by its name,
-`trimtab train my.toml` your own. What a recipe leaves out has its default. Each opens with a comment that says what
-it trains, from which paper, on what hardware, what the paper leaves open, and which settings make its baselines.
+`trimtab train my.toml` your own. Keys that a recipe does not set have their defaults. Each recipe starts with a
+comment: what it trains, from which paper, on what hardware, what the paper does not specify, and how to run baselines.
 
-Any key can be set on the command line, as often as need be:
+Any key can be set on the command line with `--set`:
 
 ```
 trimtab train demo --set update.lr=1e-4 --set run.seed=3
@@ -28,19 +28,19 @@ trimtab train demo --set objective.name=grpo
 trimtab train demo --set "objective.name=sspo + s2t" --set objective.tau_p=0.001
 ```
 
-A value is read as TOML (`3`, `1e-6`, `true`, `[0.9, 0.95]`) and else taken as a word. `none` takes back a key that may
-be empty. `objective.name` with another method leaves the options of the recipe's method behind; with the same method
-and other attachments they stay."""
+A value is parsed as TOML (`3`, `1e-6`, `true`, `[0.9, 0.95]`); anything else is a string. `none` unsets an optional
+key. Setting `objective.name` to another method drops the options of the recipe's method; with the same method and
+other attachments they stay."""
 
 _OBJECTIVE = """\
 ## `[objective]`
 
-`name`, a method with what attaches to it, and its options; they are in [methods.md](methods.md). An attachment may
-also be a key of its own: `kl = 0.001`, `s2t = true`, `stare = { variant = "C2" }`."""
+`name`, a method with its attachments, and their options: see [methods.md](methods.md). An attachment may also be a
+key: `kl = 0.001`, `s2t = true`, `stare = { variant = "C2" }`."""
 
 
 def recipes_page() -> str:
-    """The whole of docs/recipes.md."""
+    """Return the content of docs/recipes.md."""
     parts = [_INTRO, *_recipe_table(), _OBJECTIVE]
     for name, field in Config.model_fields.items():
         section = field.annotation
@@ -50,7 +50,7 @@ def recipes_page() -> str:
 
 
 def recipe_title(path: Path) -> str:
-    """The first line of a recipe's comment: what it trains."""
+    """Return the first line of a recipe's comment, which says what it trains."""
     line = path.read_text(encoding="utf-8").partition("\n")[0]
     return line.removeprefix("#").strip() if line.startswith("#") else ""
 
@@ -85,7 +85,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _values(kind: Any, metadata: list[Any]) -> str:
-    """The values a key takes, from its type and limits."""
+    """Describe the values of a key by its type and limits."""
     arguments = [argument for argument in typing.get_args(kind) if argument is not type(None)]
     if typing.get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in arguments)
@@ -95,10 +95,10 @@ def _values(kind: Any, metadata: list[Any]) -> str:
         return f"[{', '.join(_values(*_bare(argument)) for argument in arguments)}]"
     if typing.get_origin(kind) is dict:
         return "table"
-    if arguments:  # one of several, or none
+    if arguments:  # a union; None was removed above
         return " or ".join(_values(argument, metadata) for argument in arguments)
-    words = {bool: "true, false", int: "whole number", float: "number", str: "text"}
-    return words[kind] + ",".join(filter(None, map(_limit, metadata)))
+    names = {bool: "true, false", int: "whole number", float: "number", str: "text"}
+    return names[kind] + ",".join(filter(None, map(_limit, metadata)))
 
 
 def _bare(kind: Any) -> tuple[Any, list[Any]]:

@@ -96,8 +96,8 @@ def sample_and_grade(
     sampled = trainer.sampler.sample(prompts, step, options)
     # One call for all responses: the graders work on the list in parallel.
     texts = policy.decode_batch([response.tokens for responses in sampled for response in responses])
-    asked = [problem for (_, problem), responses in zip(problems, sampled, strict=True) for _ in responses]
-    graded = iter(zip(texts, grade_many(list(zip(texts, asked, strict=True))), strict=True))
+    repeated = [problem for (_, problem), responses in zip(problems, sampled, strict=True) for _ in responses]
+    graded = iter(zip(texts, grade_many(list(zip(texts, repeated, strict=True))), strict=True))
     groups = []
     for (number, problem), prompt, responses in zip(problems, prompts, sampled, strict=True):
         group = []
