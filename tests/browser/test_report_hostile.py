@@ -1,4 +1,4 @@
-"""Hostile texts in every place that a run can carry them: none runs, none breaks the page, all are shown as text.
+"""Hostile texts in every place of a run: none is executed, none breaks the page, all are shown as text.
 
 30 of them in CI; `TRIMTAB_THOROUGH=1` takes all.
 """
@@ -26,7 +26,7 @@ BATCHES = [CHOSEN[n : n + AT_ONCE] for n in range(0, len(CHOSEN), AT_ONCE)]
 
 
 def make_hostile(folder: Path, texts: Sequence[str]) -> Path:
-    """A run that says them everywhere: tokens, prompts, answers, verdicts, metrics, alarms, configuration, its name."""
+    """Make a run with these texts as tokens, prompts, answers, verdicts, metrics, alarms, configuration and name."""
     places = len(texts)
     config = "".join(f"key{n} = {json.dumps(text)}\n" for n, text in enumerate(texts))
     alarms = [
@@ -62,16 +62,16 @@ def hostile(chromium: Any, hostile_report: Any) -> Iterator[Any]:
 
 
 def shown(text: str) -> str:
-    """How a text looks on the page: endless ones are cut, so the beginning must do."""
+    """Return the beginning of a text as the page shows it; long ones are truncated there."""
     return " ".join(visible(text[:150]).split())
 
 
-def look(opened: Tab, selector: str) -> str:
+def text_of(opened: Tab, selector: str) -> str:
     return " ".join(" ".join(opened.texts(selector)).replace("⏎", " ").replace("⇥", " ").split())
 
 
-def alone(opened: Tab) -> None:
-    """Nothing ran, nothing was fetched, and the page is the one we made."""
+def assert_untouched(opened: Tab) -> None:
+    """Nothing was executed, nothing was requested, and the page has only our elements."""
     assert opened.page.evaluate("typeof window.canary") == "undefined"
     assert opened.page.evaluate("({}).polluted === undefined")
     assert opened.requests == [] and opened.errors == []
@@ -80,23 +80,23 @@ def alone(opened: Tab) -> None:
     assert opened.page.locator("footer").is_visible()
 
 
-def test_hostile_texts_are_shown_as_text_wherever_they_stand(hostile: Any) -> None:
+def test_hostile_texts_are_shown_as_text_everywhere(hostile: Any) -> None:
     opened, texts, run = hostile
-    name = look(opened, "h1")
+    name = text_of(opened, "h1")
     assert " ".join(visible(run.name).split()) == name
-    config, alarms = look(opened, "#configuration pre"), look(opened, ".alarm")
+    config, alarms = text_of(opened, "#configuration pre"), text_of(opened, ".alarm")
     metrics = " ".join(" ".join(opened.texts(".any-metric option")).split())
     for text in texts:
         if text.strip():
             assert shown(text)[:100] in alarms, text[:80]
             assert shown(text)[:100] in metrics, text[:80]
             assert json.dumps(text)[1:60].split("\\")[0].strip() in config, text[:80]
-    alone(opened)
+    assert_untouched(opened)
 
 
 def test_hostile_tokens_and_prompts_are_shown_as_text(hostile: Any) -> None:
     opened, texts, _ = hostile
-    tokens = look(opened, ".pane .tok")
+    tokens = text_of(opened, ".pane .tok")
     for text in texts:
         if text.strip():
             assert shown(text)[:100] in tokens, text[:80]
@@ -104,10 +104,10 @@ def test_hostile_tokens_and_prompts_are_shown_as_text(hostile: Any) -> None:
     rows = opened.page.locator(".row")
     for n in range(rows.count()):
         rows.nth(n).click()
-        seen.add(look(opened, ".prompt pre")[:60])
+        seen.add(text_of(opened, ".prompt pre")[:60])
     for text in texts:
         assert shown(text)[:60].strip() in seen, text[:80]
-    alone(opened)
+    assert_untouched(opened)
 
 
 def test_walking_over_hostile_tokens_runs_nothing(hostile: Any) -> None:
@@ -124,10 +124,10 @@ def test_walking_over_hostile_tokens_runs_nothing(hostile: Any) -> None:
     picker = opened.page.locator(".any-metric select")
     for n in range(min(picker.locator("option").count(), 12)):
         picker.select_option(index=n)
-    alone(opened)
+    assert_untouched(opened)
 
 
-def test_text_that_runs_backwards_turns_nothing_else_around(hostile: Any) -> None:
+def test_right_to_left_text_does_not_reorder_the_page(hostile: Any) -> None:
     opened, _, _ = hostile
     raw = opened.page.locator("main").inner_text()
     assert not {*"\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\u061c"} & set(raw)
@@ -135,14 +135,14 @@ def test_text_that_runs_backwards_turns_nothing_else_around(hostile: Any) -> Non
     assert opened.page.title().endswith("· trimtab report")
 
 
-def test_halves_of_characters_are_replaced_and_shown(chromium: Any, tmp_path: Path) -> None:
+def test_lone_surrogates_are_replaced_and_shown(chromium: Any, tmp_path: Path) -> None:
     halves = ["\ud800 high", "low \udfff", "\udc00\ud800 swapped"]
     run = make_run(tmp_path / "run", Made(steps=1, pieces=["<end>", *halves], metrics=halves))
     (run / "alarms.jsonl").write_text(json.dumps({"step": 1, "alarm": halves[0], "message": halves[1]}))
     with tab(chromium) as opened:
         opened.open(write_report([run]))
-        assert "\ufffd high" in look(opened, ".alarm h3")
-        assert "low \ufffd" in look(opened, ".alarm p")
+        assert "\ufffd high" in text_of(opened, ".alarm h3")
+        assert "low \ufffd" in text_of(opened, ".alarm p")
         assert {"\ufffd high", "low \ufffd", "\ufffd\ufffd swapped"} <= set(opened.texts(".any-metric option"))
-        assert "high" in look(opened, ".tok") and "\ufffd" in look(opened, ".tok")
-        alone(opened)
+        assert "high" in text_of(opened, ".tok") and "\ufffd" in text_of(opened, ".tok")
+        assert_untouched(opened)

@@ -1,4 +1,4 @@
-"""Alarms: each rings for its own trouble, in words with numbers, once; and none for noise."""
+"""Alarms: each rings once for its own problem, with a message and numbers; none rings for noise."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_no_alarm_is_no_json() -> None:
 
 @pytest.fixture(scope="module")
 def figures() -> Iterator[ModuleType]:
-    """The benchmark's own module, and its suite beside it."""
+    """Import the benchmark's module and its suite."""
     before = list(sys.path)
     sys.path.insert(0, str(BENCHMARKS))
     spec = importlib.util.spec_from_file_location("alarm_figures", BENCHMARKS / "alarm_figures.py")

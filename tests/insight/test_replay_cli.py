@@ -16,14 +16,14 @@ from trimtab.insight.replay.tables import parse_span
 run = CliRunner()
 
 
-def replayed(*words: object, width: int = 200) -> str:
-    result = run.invoke(app, ["replay", *map(str, words)], env={"COLUMNS": str(width)})
+def replayed(*arguments: object, width: int = 200) -> str:
+    result = run.invoke(app, ["replay", *map(str, arguments)], env={"COLUMNS": str(width)})
     assert result.exit_code == 0, result.output
     return result.output
 
 
-def refused(*words: object) -> str:
-    result = run.invoke(app, ["replay", *map(str, words)], env={"COLUMNS": "200"})
+def refused(*arguments: object) -> str:
+    result = run.invoke(app, ["replay", *map(str, arguments)], env={"COLUMNS": "200"})
     assert result.exit_code == 2 and "Traceback" not in result.output
     return result.output
 
@@ -70,8 +70,10 @@ def test_everything_goes_into_a_file_too(folder: Path, tmp_path: Path) -> None:
 
 
 def test_many_pairs_are_cut_short(folder: Path) -> None:
-    words = [word for name in ("grpo", "dapo", "gspo", "sspo", "stapo", "stare") for word in ("--objective", name)]
-    assert "the nearest 12 of 15 pairs" in replayed(folder, *words)
+    arguments = [
+        argument for name in ("grpo", "dapo", "gspo", "sspo", "stapo", "stare") for argument in ("--objective", name)
+    ]
+    assert "the nearest 12 of 15 pairs" in replayed(folder, *arguments)
 
 
 def test_a_recorded_share_is_noted() -> None:
@@ -92,7 +94,7 @@ def test_markup_in_a_name_is_only_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--objective", "stapoo"], "did you mean stapo"),
         (["--objective", "grpo + kl"], "reads `ref_logp`"),
@@ -104,8 +106,8 @@ def test_markup_in_a_name_is_only_text() -> None:
         (["--json", "/nowhere/at/all.json"], "No such file"),
     ],
 )
-def test_errors_say_what_to_do(folder: Path, words: list[str], message: str) -> None:
-    assert message in refused(folder, *words)
+def test_errors_say_what_to_do(folder: Path, arguments: list[str], message: str) -> None:
+    assert message in refused(folder, *arguments)
 
 
 def test_a_folder_without_records_is_an_error() -> None:

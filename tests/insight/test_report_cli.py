@@ -28,8 +28,8 @@ device = "cpu"
 """
 
 
-def trimtab(*words: object) -> Result:
-    result = CliRunner().invoke(app, [str(word) for word in words])
+def trimtab(*arguments: object) -> Result:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
 
@@ -70,7 +70,7 @@ def test_several_runs_need_a_place(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["nowhere"], "nowhere is no run: there is no such folder"),
         (["run", "--out", "."], "is a folder; name a file"),
@@ -78,11 +78,11 @@ def test_several_runs_need_a_place(run: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_said_in_words(
-    run: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+    run: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(run.parent)
-    result = trimtab("report", *words)
-    assert result.exit_code == 2 and said in result.stderr
+    result = trimtab("report", *arguments)
+    assert result.exit_code == 2 and message in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -70,9 +70,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_what_is_missing_or_damaged_is_named_and_the_rest_is_shown(tmp_path: Path, damage: str) -> None:
     run = make_run(tmp_path / "run", Made(steps=2))
-    spoil, words = DAMAGE[damage]
-    spoil(run)
-    assert words in notes_of(run)
+    damage_run, note = DAMAGE[damage]
+    damage_run(run)
+    assert note in notes_of(run)
 
 
 def test_a_damaged_step_is_left_out_and_named_while_others_are_shown(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_of_many_damaged_steps_a_few_are_named(tmp_path: Path) -> None:
 
 def test_an_empty_folder_gives_a_page_that_says_so(tmp_path: Path) -> None:
     notes = notes_of(tmp_path)
-    for words in ("config.toml is missing", "metrics.jsonl is missing", "holds no records"):
-        assert words in notes
+    for note in ("config.toml is missing", "metrics.jsonl is missing", "holds no records"):
+        assert note in notes
 
 
 @pytest.mark.parametrize("name", ["file.txt", "nothing"])

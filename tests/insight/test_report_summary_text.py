@@ -17,12 +17,12 @@ def files(curves: dict[str, list[float]], alarms: list[AlarmRecord] | None = Non
     return RunFiles("run", {}, "", made, alarms or [], skipped, None)
 
 
-def said(curves: dict[str, list[float]], **more: object) -> str:
+def summary_of(curves: dict[str, list[float]], **more: object) -> str:
     return " ".join(summary(files(curves, **more)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "text"),
     [
         ([0.2, 0.5, 0.8], "Held-out accuracy rose from 20.0% to 80.0%."),
         ([0.8, 0.5], "Held-out accuracy fell from 80.0% to 50.0%."),
@@ -30,33 +30,33 @@ def said(curves: dict[str, list[float]], **more: object) -> str:
         ([0.5], "Held-out accuracy was 50.0%; it was measured only once."),
     ],
 )
-def test_accuracy_is_told_by_its_ends(values: list[float], words: str) -> None:
-    assert words in said({"eval/accuracy": values})
+def test_the_summary_gives_accuracy_at_the_start_and_the_end(values: list[float], text: str) -> None:
+    assert text in summary_of({"eval/accuracy": values})
 
 
 def test_a_run_that_was_never_tested_says_so() -> None:
-    assert "It was never tested on held-out problems." in said({"reward/mean": [0.5]})
+    assert "It was never tested on held-out problems." in summary_of({"reward/mean": [0.5]})
 
 
 def test_reward_and_entropy_are_means_over_the_first_and_last_steps() -> None:
     curves = {"reward/mean": [0.0, 1.0] * 4 + [2.0, 4.0] * 4, "policy/entropy": [1.0] * 8 + [0.01] * 8}
-    words = said(curves)
-    assert "The mean reward rose from 0.500 to 3.000." in words
-    assert "entropy fell from 1.000 to 0.010 nats per token. Near zero, the model hardly explores any more." in words
+    text = summary_of(curves)
+    assert "The mean reward rose from 0.500 to 3.000." in text
+    assert "entropy fell from 1.000 to 0.010 nats per token. Near zero, the model hardly explores any more." in text
 
 
 def test_shares_are_told_as_one_in_so_many() -> None:
-    words = said(
+    text = summary_of(
         {"tokens/silenced_share": [1e-4, 3e-4], "update/clip_share": [0.25, 0.25], "tokens/boosted_share": [0.0]}
     )
-    assert "one in 5,000 was silenced" in words
-    assert "25.0% was clipped" in words and "none was boosted" in words
+    assert "one in 5,000 was silenced" in text
+    assert "25.0% was clipped" in text and "none was boosted" in text
 
 
 def test_alarms_and_updates_that_were_not_taken_are_told() -> None:
-    words = said({"reward/mean": [1.0]}, alarms=[AlarmRecord(7, "collapse"), AlarmRecord(9, "other")], skipped=3)
-    assert "2 alarms were raised, the first at step 7: collapse." in words
-    assert "3 updates were not taken because something was not finite." in words
+    text = summary_of({"reward/mean": [1.0]}, alarms=[AlarmRecord(7, "collapse"), AlarmRecord(9, "other")], skipped=3)
+    assert "2 alarms were raised, the first at step 7: collapse." in text
+    assert "3 updates were not taken because something was not finite." in text
 
 
 def test_a_run_in_which_nothing_was_measured_says_only_that() -> None:
@@ -72,8 +72,8 @@ def test_tiles_show_only_what_there_is() -> None:
 
 
 def test_length_tokens_and_time_are_told(tmp_path: Path) -> None:
-    words = " ".join(summary(read_run(make_run(tmp_path / "run", Made(steps=4)))))
-    assert "The run took 4 of 8 steps, 132 response tokens." in words
+    text = " ".join(summary(read_run(make_run(tmp_path / "run", Made(steps=4)))))
+    assert "The run took 4 of 8 steps, 132 response tokens." in text
 
 
 def test_the_title_is_in_words_where_the_configuration_is_ours(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""A hundred and fifty texts that try to be more than text. `CANARY` is what they would set if one of them ran."""
+"""A hundred and fifty texts that try to be executed; one that succeeds sets `window.canary`."""
 
 from __future__ import annotations
 
-CANARY = "window.canary=1"
 _RUN = "window.canary=1"
 
 TAGS = [

@@ -1,4 +1,4 @@
-"""Run folders for the tests of the report: metrics, alarms and records with the texts that a test wants to see."""
+"""Made-up run folders for the tests of the report: metrics, alarms and records with given texts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS = {"f4": "<f4", "i4": "<i4", "i2": "<i2", "u1": "u1"}
 
 @dataclass(frozen=True)
 class Made:
-    """What a made run is like; `texts` are the columns of its responses that are not as usual."""
+    """The contents of a made-up run; `texts` replaces columns of its responses."""
 
     steps: int = 4
     lengths: Sequence[int] = (9, 5, 12, 7)
@@ -45,28 +45,28 @@ class Made:
 
 
 def make_run(folder: Path, made: Made | None = None) -> Path:
-    """Write the folder; it comes back."""
+    """Write a run folder and return it."""
     made = made or Made()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.toml").write_text(made.config, encoding="utf-8", errors="surrogateescape")
     (folder / "metrics.jsonl").write_text(metrics_lines(made.steps, made.metrics))
     if made.alarms:
         (folder / "alarms.jsonl").write_text("".join(json.dumps(alarm) + "\n" for alarm in made.alarms))
-    said: list[str] = []
+    warnings: list[str] = []
     manifest = Manifest(objective=dict(made.objective), advantage="group_normalized")
-    recorder = RecordWriter(folder / "tokens", manifest, said.append)
+    recorder = RecordWriter(folder / "tokens", manifest, warnings.append)
     text = [piece.encode("utf-8", "surrogatepass") for piece in made.pieces]
     recorder.start(Vocabulary(text, [n == 0 for n in range(len(text))]), 0)
     for step in range(1, made.steps + 1):
         data = step_of(step, made)
         recorder.write(step, lambda data=data: data)  # type: ignore[misc]
     recorder.close()
-    assert said == []
+    assert warnings == []
     return folder
 
 
 def step_of(step: int, made: Made) -> StepData:
-    """A step whose tokens go through the vocabulary in order, so that every piece is seen."""
+    """Return a step whose tokens go through the vocabulary in order, so that every piece occurs."""
     data = made_step(step, made.lengths, optional=made.optional)
     count = sum(made.lengths)
     tokens = {name: values for name, values in data.tokens.items() if name not in made.without}
@@ -79,7 +79,7 @@ def step_of(step: int, made: Made) -> StepData:
 
 
 def metrics_lines(steps: int, more: Sequence[str] = ()) -> str:
-    """A metrics.jsonl with the metrics that every run has, and more by name."""
+    """Return the text of a metrics.jsonl with the usual metrics, and more by name."""
     lines = [json.dumps({"step": 0, "eval/accuracy": 0.25})]
     for step in range(1, steps + 1):
         record: dict[str, Any] = {
@@ -112,12 +112,12 @@ def decode_array(packed: Mapping[str, Any]) -> np.ndarray[Any, Any]:
 
 
 def data_of(page: str) -> dict[str, Any]:
-    """The data block of a page, read as a browser would."""
+    """Return the data block of a page."""
     return json.loads(_between(page, 'id="data">'))
 
 
 def response_of(page: str, number: int) -> dict[str, Any]:
-    """The block of a response."""
+    """Return the block of a response."""
     return json.loads(_between(page, f'id="response-{number}">'))
 
 
