@@ -24,6 +24,8 @@ from trimtab.rollout.paged.decode_state import (
 from trimtab.rollout.paged.kv_cache import PAGE_SIZE
 from trimtab.rollout.types import SamplingOptions
 
+TensorPair = tuple[Tensor, Tensor]
+
 
 def fused_add_rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
     """residual += delta, then out = RMSNorm(residual) weight."""
@@ -55,9 +57,9 @@ def apply_rope(x: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Ten
 
 def rope_and_write_kv(
     qkv: Tensor,
-    qk_norm: tuple[Tensor, Tensor] | None,
+    qk_norm: TensorPair | None,
     eps: float,
-    cos_sin: tuple[Tensor, Tensor],
+    cos_sin: TensorPair,
     cache: Tensor,
     position: Tensor,
     page: Tensor,
@@ -74,11 +76,7 @@ def rope_and_write_kv(
 
 
 def _split_and_rope(
-    qkv: Tensor,
-    qk_norm: tuple[Tensor, Tensor] | None,
-    eps: float,
-    cos_sin: tuple[Tensor, Tensor],
-    cache: Tensor,
+    qkv: Tensor, qk_norm: TensorPair | None, eps: float, cos_sin: TensorPair, cache: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     kv_heads, head_dim = cache.shape[2], cache.shape[4]
     q, k, v = qkv.view(len(qkv), -1, head_dim).tensor_split([-2 * kv_heads, -kv_heads], 1)
@@ -94,9 +92,9 @@ def copy_pages(kv_cache: Tensor, source: Tensor, target: Tensor) -> None:
 
 def paged_attention(
     qkv: Tensor,
-    qk_norm: tuple[Tensor, Tensor] | None,
+    qk_norm: TensorPair | None,
     eps: float,
-    cos_sin: tuple[Tensor, Tensor],
+    cos_sin: TensorPair,
     cache: Tensor,
     state: DecodeState,
     out: Tensor,

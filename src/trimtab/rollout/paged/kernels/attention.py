@@ -10,6 +10,7 @@ from torch import Tensor
 from trimtab.rollout.paged import decode_state
 from trimtab.rollout.paged.decode_state import DecodeState
 from trimtab.rollout.paged.kv_cache import PAGE_SIZE
+from trimtab.rollout.paged.torch_ops import TensorPair
 
 MIN_GROUP = 4  # the query heads of a kv head are padded to so many at least
 TARGET_PROGRAMS = 512  # split-KV until there are so many programs, which keep a GPU busy
@@ -23,32 +24,21 @@ _LOWEST = tl.constexpr(-3e38)  # below all scores, but finite: -inf - -inf would
 
 def rope_and_write_kv(
     qkv: Tensor,
-    qk_norm: tuple[Tensor, Tensor] | None,
+    qk_norm: TensorPair | None,
     eps: float,
-    cos_sin: tuple[Tensor, Tensor],
+    cos_sin: TensorPair,
     cache: Tensor,
     position: Tensor,
     page: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Split qkv, apply RoPE, write keys and values into their pages, and return (tokens, heads, head_dim) each.
-
-    `cache` is one layer's (2, pages, kv heads, PAGE_SIZE, head_dim). A token whose page is -1 is not written.
-    """
+    """Compute `torch_ops.rope_and_write_kv` in one kernel."""
     tokens, kv_heads, head_dim = len(qkv), cache.shape[2], cache.shape[4]
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     q, k = qkv.new_empty(tokens, heads, head_dim), qkv.new_empty(tokens, kv_heads, head_dim)
     q_norm, k_norm = qk_norm if qk_norm is not None else (qkv, qkv)
+    tensors = (qkv, q_norm, k_norm, *cos_sin, position, page, cache[0], cache[1], q, k)
     _rope_and_write_kv_kernel[(tokens,)](
-        qkv,
-        q_norm,
-        k_norm,
-        *cos_sin,
-        position,
-        page,
-        cache[0],
-        cache[1],
-        q,
-        k,
+        *tensors,
         eps,
         HEADS=heads,
         KV_HEADS=kv_heads,
@@ -149,37 +139,27 @@ def _copy_pages_kernel(kv_cache, source, target, num_pages, page_numel, BLOCK: t
 
 def paged_attention(
     qkv: Tensor,
-    qk_norm: tuple[Tensor, Tensor] | None,
+    qk_norm: TensorPair | None,
     eps: float,
-    cos_sin: tuple[Tensor, Tensor],
+    cos_sin: TensorPair,
     cache: Tensor,
     state: DecodeState,
     out: Tensor,
 ) -> None:
-    """Write each active row's key and value into its page, and attend from its token to all of its pages.
-
-    `qkv` is (rows, (heads + 2 kv heads) head_dim), `cache` one layer's (2, pages, kv heads, PAGE_SIZE, head_dim),
-    `cos_sin` the RoPE table of all positions, and `out` (rows, heads head_dim).
-    """
+    """Compute `torch_ops.paged_attention` in one kernel, or two with split-KV."""
     rows, kv_heads, head_dim = len(qkv), cache.shape[2], cache.shape[4]
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     splits = num_splits(rows * kv_heads, state.page_table.shape[1])
-    partial_out = out if splits == 1 else torch.empty(rows, heads, splits, head_dim, device=out.device)
-    partial_softmax = out if splits == 1 else torch.empty(rows, heads, splits, 2, device=out.device)
+    partial_out = partial_softmax = out  # not used without splits
+    if splits > 1:
+        partial_out = torch.empty(rows, heads, splits, head_dim, device=out.device)
+        partial_softmax = torch.empty(rows, heads, splits, 2, device=out.device)
     q_norm, k_norm = qk_norm if qk_norm is not None else (qkv, qkv)
     small_tiles = head_dim <= 64 and rows * kv_heads >= SMALL_TILE_PROGRAMS
+    inputs = (qkv, q_norm, k_norm, *cos_sin, cache[0], cache[1], state.page_table, state.scalars)
     _paged_attention_kernel[(rows, kv_heads, splits)](
-        qkv,
-        q_norm,
-        k_norm,
-        *cos_sin,
-        cache[0],
-        cache[1],
-        state.page_table,
-        state.scalars,
-        out,
-        partial_out,
-        partial_softmax,
+        *inputs,
+        *(out, partial_out, partial_softmax),
         head_dim**-0.5,
         eps,
         state.page_table.stride(0),
@@ -196,16 +176,9 @@ def paged_attention(
         num_stages=2,
     )
     if splits > 1:
+        tensors = (partial_out, partial_softmax, state.scalars, out)
         _combine_splits_kernel[(rows, heads)](
-            partial_out,
-            partial_softmax,
-            state.scalars,
-            out,
-            state.rows,
-            HEADS=heads,
-            HEAD_DIM=head_dim,
-            SPLITS=splits,
-            num_warps=1,
+            *tensors, state.rows, HEADS=heads, HEAD_DIM=head_dim, SPLITS=splits, num_warps=1
         )
 
 

@@ -27,15 +27,11 @@ _ACTIVE = tl.constexpr(decode_state.ACTIVE)
 
 
 def sample_tokens(logits: Tensor, state: DecodeState, greedy: bool) -> None:
-    """Sample a token for every active row of logits (rows, vocabulary), store it in its slot, and advance the row."""
+    """Compute `torch_ops.sample_tokens` in one kernel."""
     rows, vocab_size = logits.shape
+    tensors = (logits, state.scalars, state.tokens, state.logps, state.eos_token_ids, state.sampling_params)
     _sample_tokens_kernel[(rows,)](
-        logits,
-        state.scalars,
-        state.tokens,
-        state.logps,
-        state.eos_token_ids,
-        state.sampling_params,
+        *tensors,
         vocab_size,
         logits.stride(0),
         state.rows,
@@ -67,42 +63,32 @@ def _sortable_bits(x):
 
 
 @triton.jit
-def _mass_above(
-    row_logits, vocab_size, inv_temperature, row_max, threshold, COUNT: tl.constexpr, floor, BLOCK: tl.constexpr
-):
+def _mass_above(logits, vocab_size, inv_temp, row_max, threshold, COUNT: tl.constexpr, floor, BLOCK: tl.constexpr):
     """Return how many logits are at or above both thresholds, or with COUNT off the sum of their exp(x - row_max)."""
     column = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for first in range(0, vocab_size, BLOCK):
         inside = first + column < vocab_size
-        z = tl.load(row_logits + first + column, mask=inside, other=-float("inf")).to(tl.float32)
+        z = tl.load(logits + first + column, mask=inside, other=-float("inf")).to(tl.float32)
         bits = _sortable_bits(z)
         kept = inside & (bits >= threshold) & (bits >= floor)
         if COUNT:
             total += tl.where(kept, 1.0, 0.0)
         else:
-            total += tl.where(kept, tl.exp(z * inv_temperature - row_max), 0.0)
+            total += tl.where(kept, tl.exp(z * inv_temp - row_max), 0.0)
     return tl.sum(total, 0)
 
 
 @triton.jit
 def _find_threshold(
-    row_logits,
-    vocab_size,
-    inv_temperature,
-    row_max,
-    target,
-    COUNT: tl.constexpr,
-    floor,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    logits, vocab_size, inv_temp, row_max, target, COUNT: tl.constexpr, floor, BITS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Return the highest threshold with at least `target` at or above it, set bit by bit from the highest."""
     threshold = floor * 0
     bit = threshold + 2147483648
     for _ in range(BITS):
         higher = threshold + bit
-        if _mass_above(row_logits, vocab_size, inv_temperature, row_max, higher, COUNT, floor, BLOCK) >= target:
+        if _mass_above(logits, vocab_size, inv_temp, row_max, higher, COUNT, floor, BLOCK) >= target:
             threshold = higher
         bit = bit // 2
     return threshold
@@ -110,7 +96,7 @@ def _find_threshold(
 
 @triton.jit
 def _top_k_top_p_threshold(
-    row_logits, vocab_size, inv_temperature, top_p, top_k, threshold, BITS: tl.constexpr, BLOCK: tl.constexpr
+    logits, vocab_size, inv_temp, top_p, top_k, threshold, BITS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Return the sortable bits of the smallest logit that top-k and then top-p keep; `threshold` where all are kept."""
     if (top_p < 1) | ((top_k > 0) & (top_k < vocab_size)):
@@ -118,24 +104,22 @@ def _top_k_top_p_threshold(
         highest = tl.full([BLOCK], _LOWEST, tl.float32)
         for first in range(0, vocab_size, BLOCK):
             inside = first + column < vocab_size
-            z = tl.load(row_logits + first + column, mask=inside, other=-float("inf")).to(tl.float32)
-            highest = tl.maximum(highest, z * inv_temperature)
+            z = tl.load(logits + first + column, mask=inside, other=-float("inf")).to(tl.float32)
+            highest = tl.maximum(highest, z * inv_temp)
         row_max = tl.max(highest, 0)
         if (top_k > 0) & (top_k < vocab_size):
-            threshold = _find_threshold(
-                row_logits, vocab_size, inv_temperature, row_max, top_k, True, threshold, BITS, BLOCK
-            )
+            threshold = _find_threshold(logits, vocab_size, inv_temp, row_max, top_k, True, threshold, BITS, BLOCK)
         if top_p < 1:
-            mass = _mass_above(row_logits, vocab_size, inv_temperature, row_max, threshold, False, threshold, BLOCK)
+            mass = _mass_above(logits, vocab_size, inv_temp, row_max, threshold, False, threshold, BLOCK)
             narrower = _find_threshold(
-                row_logits, vocab_size, inv_temperature, row_max, top_p * mass, False, threshold, BITS, BLOCK
+                logits, vocab_size, inv_temp, row_max, top_p * mass, False, threshold, BITS, BLOCK
             )
             threshold = tl.maximum(threshold, narrower)
     return threshold
 
 
 @triton.jit
-def _block_softmax(row_logits, vocab_size, inv_temperature, threshold, BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr):
+def _block_softmax(logits, vocab_size, inv_temp, threshold, BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr):
     """Return the maximum of each block's kept logits and the sum of exp(x - maximum), (NUM_BLOCKS,) each."""
     column = tl.arange(0, BLOCK)
     block = tl.arange(0, NUM_BLOCKS)
@@ -143,8 +127,8 @@ def _block_softmax(row_logits, vocab_size, inv_temperature, threshold, BLOCK: tl
     block_sum = tl.zeros([NUM_BLOCKS], tl.float32)
     for number in range(0, tl.cdiv(vocab_size, BLOCK)):
         inside = number * BLOCK + column < vocab_size
-        z = tl.load(row_logits + number * BLOCK + column, mask=inside, other=-float("inf")).to(tl.float32)
-        x = tl.where(inside & (_sortable_bits(z) >= threshold), z * inv_temperature, -float("inf"))
+        z = tl.load(logits + number * BLOCK + column, mask=inside, other=-float("inf")).to(tl.float32)
+        x = tl.where(inside & (_sortable_bits(z) >= threshold), z * inv_temp, -float("inf"))
         highest = tl.maximum(tl.max(x, 0), _LOWEST)
         block_max = tl.where(block == number, highest, block_max)
         block_sum = tl.where(block == number, tl.sum(tl.exp(x - highest), 0), block_sum)
@@ -176,16 +160,14 @@ def _sample_tokens_kernel(
         return
     row_logits = logits + row * logits_stride
     generated = tl.load(scalars + _NUM_GENERATED * state_rows + row)
-    inv_temperature = 1.0
+    inv_temp = 1.0
     threshold = generated * 0  # an int64 zero, below all sortable bits
     if not GREEDY:
-        inv_temperature = 1.0 / tl.load(sampling_params)
+        inv_temp = 1.0 / tl.load(sampling_params)
         top_p, top_k = tl.load(sampling_params + 1), tl.load(sampling_params + 2)
-        threshold = _top_k_top_p_threshold(
-            row_logits, vocab_size, inv_temperature, top_p, top_k, threshold, BITS, BLOCK
-        )
+        threshold = _top_k_top_p_threshold(row_logits, vocab_size, inv_temp, top_p, top_k, threshold, BITS, BLOCK)
 
-    block_max, block_sum = _block_softmax(row_logits, vocab_size, inv_temperature, threshold, BLOCK, NUM_BLOCKS)
+    block_max, block_sum = _block_softmax(row_logits, vocab_size, inv_temp, threshold, BLOCK, NUM_BLOCKS)
     block = tl.arange(0, NUM_BLOCKS)
     row_max = tl.max(block_max, 0)
     mass = block_sum * tl.exp(block_max - row_max)
@@ -204,7 +186,7 @@ def _sample_tokens_kernel(
     candidate = chosen * BLOCK + column
     z = tl.load(row_logits + candidate, mask=candidate < vocab_size, other=-float("inf")).to(tl.float32)
     kept = (candidate < vocab_size) & (_sortable_bits(z) >= threshold)
-    x = tl.where(kept, z * inv_temperature, -float("inf"))
+    x = tl.where(kept, z * inv_temp, -float("inf"))
     if GREEDY:
         token = tl.min(tl.where(x == row_max, candidate, vocab_size), 0)
     else:
@@ -212,7 +194,7 @@ def _sample_tokens_kernel(
         last = tl.max(tl.where(p > 0, column, 0), 0)
         token = chosen * BLOCK + tl.minimum(tl.sum((tl.cumsum(p, 0) <= target).to(tl.int32), 0), last)
     token = tl.minimum(token, vocab_size - 1)  # NaN logits match nothing, and would give a token out of range
-    logp = tl.load(row_logits + token).to(tl.float32) * inv_temperature - row_max - tl.log(total)
+    logp = tl.load(row_logits + token).to(tl.float32) * inv_temp - row_max - tl.log(total)
 
     written = tl.load(scalars + _SLOT * state_rows + row) * tokens_stride + generated
     tl.store(tokens + written, token.to(tl.int32))
