@@ -59,6 +59,13 @@ def test_the_compared_objectives_and_the_steps_can_be_chosen(run: Path) -> None:
     assert sum(entry["step"] == 2 and "requested" in entry["selected_for"] for entry in shown["responses"]) == 4
 
 
+def test_the_reasons_of_an_ablation_are_its_own(run: Path) -> None:
+    assert trimtab("report", run, "--objective", "stapo", "--objective", "stapo(mask=random)").exit_code == 0
+    shown = data_of((run / "report.html").read_text(encoding="utf-8"))["runs"][0]
+    random_mask = {"2": "silenced: picked at random from the rewarded tokens"}
+    assert shown["reason_text"] == [{}, {}, random_mask]
+
+
 def test_several_runs_need_a_place(run: Path, tmp_path: Path) -> None:
     other = make_run(tmp_path / "other", Made(steps=2))
     result = trimtab("report", run, other)

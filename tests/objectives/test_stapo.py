@@ -121,6 +121,25 @@ def test_of_tokens_drawn_from_real_softmaxes_few_are_spurious() -> None:
     assert 1e-4 < share < 0.05
 
 
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        ("spurious", "silenced: rare, confident and rewarded"),
+        ("rare", "silenced: rare and rewarded, whatever its entropy"),
+        ("uncertain", "silenced: rare, uncertain and rewarded"),
+        ("random", "silenced: picked at random from the rewarded tokens"),
+    ],
+)
+def test_each_mask_explains_its_own_choice(mask: str, words: str) -> None:
+    tokens = one_response([RARE] * 4 + [COMMON] * 2, [0.1, 0.2, 0.3, 0.4, 0.0, 0.0])
+    objective = tt.objective("dapo + s2t", mask=mask)
+    plan = objective.plan(tokens)
+    first = int((plan.weight == 0).nonzero()[0])
+    assert plan.why(first).startswith(f"{words} (advantage")
+    assert plan.split(1)[0].why(first) == plan.why(first)
+    assert objective.reason_words[tt.Reason.SILENCED] == words
+
+
 def test_metrics_count_the_silenced() -> None:
     tokens = batch(5, rows=30)
     objective = tt.objective("stapo", tau_p=0.2)

@@ -119,7 +119,11 @@ function microscopeSection(data, run) {
   const tip = document.getElementById("tip");
 
   // The recorded objective and, if one is chosen, the compared one.
-  const shownEffects = (held) => (state.compared === "" ? [held.recorded] : [held.recorded, held.compared[Number(state.compared)]]);
+  const effectsOf = (held, n) => {
+    const effects = n === 0 ? held.recorded : held.compared[n - 1];
+    return effects && { ...effects, reasonText: run.reason_text[n] };
+  };
+  const shownEffects = (held) => (state.compared === "" ? [0] : [0, Number(state.compared) + 1]).map((n) => effectsOf(held, n));
   const shownNames = () => (state.compared === "" ? [run.label] : [run.label, run.compared_objectives[Number(state.compared)]]);
 
   function showCard() {

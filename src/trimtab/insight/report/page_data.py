@@ -100,6 +100,7 @@ def run_json(
         "entropy_target": _entropy_target(recorded),
         "spurious_region": _spurious_region(run, recorded),
         "compared_objectives": list(compared),
+        "reason_text": [_reason_text(objective) for objective in (recorded, *compared.values())],
         "token_statistics": statistics.to_json() if statistics else None,
         "replay": replayed,
         "responses": microscope.entries,
@@ -107,6 +108,13 @@ def run_json(
         "last_recorded_step": steps[-1] if steps else 0,
     }
     return data, microscope.blocks
+
+
+def _reason_text(objective: Objective | None) -> dict[str, str]:
+    """Return the reasons that mean something else under this objective than by default: text by bit."""
+    if objective is None:
+        return {}
+    return {str(int(r)): text for r, text in objective.reason_words.items() if text != REASON_WORDS[r]}
 
 
 def read_tokens(

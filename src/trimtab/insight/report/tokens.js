@@ -5,9 +5,11 @@ let reasonTable = [];
 const hasReason = (code, bit) => (bit === 0 ? code === 0 : (code & bit) !== 0);
 const reasonsOf = (code) => reasonTable.filter((reason) => reason.bit !== 0 && (code & reason.bit) !== 0);
 
-function reasonText(code) {
+// `own` is the text of reasons that mean something else under the objective, by bit.
+function reasonText(code, own) {
   const found = reasonsOf(code);
-  return (found.length ? found : reasonTable.filter((reason) => reason.bit === 0)).map((reason) => reason.text).join("; ");
+  const reasons = found.length ? found : reasonTable.filter((reason) => reason.bit === 0);
+  return reasons.map((reason) => own[reason.bit] || reason.text).join("; ");
 }
 
 // The ways to colour: `value` of token n from the response `r` and the effects `e` of an objective; `kind` says how the
@@ -93,7 +95,7 @@ function tokenFacts(held, allEffects, n) {
     ["clipped", each((e) => (e.clipped[n] ? "yes: no gradient" : "no"))],
     ["gradient norm", each((e) => formatNumber(COLORS.gradient.value(held, e, n)))],
     ["predicted entropy change", each((e) => formatNumber(COLORS.change.value(held, e, n)))],
-    ["reason", each((e) => reasonText(e.reason[n]))],
+    ["reason", each((e) => reasonText(e.reason[n], e.reasonText))],
   ];
 }
 
