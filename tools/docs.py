@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import gpu_tables
-from trimtab.config.reference_docs import recipes_page
+from recipe_docs import recipes_page
 from trimtab.insight.alarms import ALARM_KINDS, threshold_reasons
 from trimtab.objectives.methods.reference_docs import methods_reference
 from trimtab.record import TABLES

@@ -25,20 +25,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Comm",
-    "LossOutput",
-    "Objective",
-    "Plan",
-    "ProcessGroup",
-    "Reason",
-    "TokenBatch",
-    "advantages",
-    "merge_metrics",
-    "objective",
-    "reason_words",
-    "segment_ids",
-    "theory",
-]
+    "Comm", "LossOutput", "Objective", "Plan", "ProcessGroup", "Reason", "TokenBatch", "advantages", "merge_metrics",
+    "objective", "reason_words", "segment_ids", "theory",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from recipe_docs import recipe_title, recipes_page
 from trimtab.config import Config, json_schema, load, packaged_recipes, parse
-from trimtab.config.reference_docs import recipe_title, recipes_page
 from trimtab.objectives.methods.registry import METHODS
 from trimtab.train.run_folder import resolved_toml
 

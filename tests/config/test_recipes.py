@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import trimtab
+from recipe_docs import recipe_title, recipes_page
 from trimtab.config import Config, load, packaged_recipes
-from trimtab.config.reference_docs import recipe_title, recipes_page
 from trimtab.console.reporters import PlainReporter
 from trimtab.train.loop import train
 from trimtab.train.run import Run, StopReason

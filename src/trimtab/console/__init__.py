@@ -5,14 +5,6 @@ from trimtab.console.launch import STOPPED, launch_run, recipe_name, resolve_req
 from trimtab.console.summary_text import LONGEST_WINDOW, describe_model, describe_task, summarize_metrics
 
 __all__ = [
-    "LONGEST_WINDOW",
-    "STOPPED",
-    "describe_dry_run",
-    "describe_model",
-    "describe_task",
-    "launch_run",
-    "recipe_name",
-    "resolve_request",
-    "slug",
-    "summarize_metrics",
-]
+    "LONGEST_WINDOW", "STOPPED", "describe_dry_run", "describe_model", "describe_task", "launch_run", "recipe_name",
+    "resolve_request", "slug", "summarize_metrics",
+]  # fmt: skip

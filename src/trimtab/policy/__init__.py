@@ -9,24 +9,7 @@ from trimtab.policy.score import Transcript, log_probs, score, split_by_token_bu
 from trimtab.policy.update import UpdateOptions, UpdateResult, make_optimizer, update
 
 __all__ = [
-    "Kernels",
-    "Policy",
-    "Precision",
-    "Transcript",
-    "UpdateOptions",
-    "UpdateResult",
-    "add_lora",
-    "demo_model",
-    "demo_tokenizer",
-    "enable_gradient_checkpointing",
-    "fuse_layers",
-    "load_policy",
-    "log_probs",
-    "make_optimizer",
-    "pick_device",
-    "score",
-    "split_by_token_budget",
-    "to_device",
-    "unfuse_layers",
-    "update",
-]
+    "Kernels", "Policy", "Precision", "Transcript", "UpdateOptions", "UpdateResult", "add_lora", "demo_model",
+    "demo_tokenizer", "enable_gradient_checkpointing", "fuse_layers", "load_policy", "log_probs", "make_optimizer",
+    "pick_device", "score", "split_by_token_budget", "to_device", "unfuse_layers", "update",
+]  # fmt: skip

@@ -10,7 +10,7 @@ from trimtab.record.layout import (
     StepInfo,
     UpdateInfo,
     read_step,
-)
+)  # fmt: skip
 from trimtab.record.reader import RecordedStep, RecordedUpdate, Records, open_run
 from trimtab.record.recorder import Recorder
 from trimtab.record.schema import SCHEMA, TABLES, Column
@@ -18,29 +18,8 @@ from trimtab.record.vocabulary import Vocabulary
 from trimtab.record.writer import RecordWriter, StepData, rewind, write_step
 
 __all__ = [
-    "RECORDS_FOLDER",
-    "SCHEMA",
-    "TABLES",
-    "Column",
-    "Manifest",
-    "RecordError",
-    "RecordSettings",
-    "RecordWarning",
-    "RecordWriter",
-    "RecordedResponse",
-    "RecordedStep",
-    "RecordedUpdate",
-    "Recorder",
-    "Records",
-    "StepData",
-    "StepInfo",
-    "UpdateInfo",
-    "UpdateRecord",
-    "Vocabulary",
-    "join_ranks",
-    "open_run",
-    "read_step",
-    "rewind",
-    "update_record",
+    "RECORDS_FOLDER", "SCHEMA", "TABLES", "Column", "Manifest", "RecordError", "RecordSettings", "RecordWarning",
+    "RecordWriter", "RecordedResponse", "RecordedStep", "RecordedUpdate", "Recorder", "Records", "StepData", "StepInfo",
+    "UpdateInfo", "UpdateRecord", "Vocabulary", "join_ranks", "open_run", "read_step", "rewind", "update_record",
     "write_step",
-]
+]  # fmt: skip

@@ -5,13 +5,5 @@ from trimtab.rewards.rules import RULES, check_rule, grade, grade_many, submit
 from trimtab.rewards.verdicts import VERDICT_KINDS, Verdict, VerdictKind
 
 __all__ = [
-    "RULES",
-    "VERDICT_KINDS",
-    "Verdict",
-    "VerdictKind",
-    "check_rule",
-    "grade",
-    "grade_lines",
-    "grade_many",
-    "submit",
-]
+    "RULES", "VERDICT_KINDS", "Verdict", "VerdictKind", "check_rule", "grade", "grade_lines", "grade_many", "submit",
+]  # fmt: skip

@@ -7,14 +7,6 @@ from trimtab.rollout.types import PromptTokens, Response, Sampler, SamplingOptio
 from trimtab.rollout.vllm import VllmSampler, VllmSettings, check_vllm_options
 
 __all__ = [
-    "NativeSampler",
-    "PagedSampler",
-    "PromptTokens",
-    "Response",
-    "Sampler",
-    "SamplingOptions",
-    "VllmSampler",
-    "VllmSettings",
-    "check_vllm_options",
-    "sample_tokens",
-]
+    "NativeSampler", "PagedSampler", "PromptTokens", "Response", "Sampler", "SamplingOptions", "VllmSampler",
+    "VllmSettings", "check_vllm_options", "sample_tokens",
+]  # fmt: skip

@@ -13,27 +13,8 @@ from trimtab.train.run import Run, RunStoppedError, StopReason
 from trimtab.train.run_folder import RunFolder, config_changes, resolved_toml
 
 __all__ = [
-    "METRICS",
-    "TOP_GRADIENT_SHARE",
-    "TOP_GRADIENT_TOKENS",
-    "Alarm",
-    "GradedResponse",
-    "Monitor",
-    "Reporter",
-    "Run",
-    "RunFolder",
-    "RunStoppedError",
-    "StopReason",
-    "build_policy",
-    "build_sampler",
-    "build_task",
-    "config_changes",
-    "list_checkpoints",
-    "load_weights",
-    "observed_entropy",
-    "open_recorder",
-    "resolved_toml",
-    "tokenizer_vocabulary",
-    "train",
-    "versions",
-]
+    "METRICS", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "Alarm", "GradedResponse", "Monitor", "Reporter", "Run",
+    "RunFolder", "RunStoppedError", "StopReason", "build_policy", "build_sampler", "build_task", "config_changes",
+    "list_checkpoints", "load_weights", "observed_entropy", "open_recorder", "resolved_toml", "tokenizer_vocabulary",
+    "train", "versions",
+]  # fmt: skip

@@ -11,16 +11,6 @@ from trimtab.insight.alarms.offline import alarm_lines, read_metrics, replay_met
 from trimtab.insight.alarms.thresholds import Thresholds, threshold_reasons
 
 __all__ = [
-    "ALARM_KINDS",
-    "AlarmKind",
-    "AlarmMonitor",
-    "DetectorInput",
-    "Finding",
-    "Thresholds",
-    "alarm_lines",
-    "alarm_monitor",
-    "read_metrics",
-    "replay_metrics",
-    "replay_run",
-    "threshold_reasons",
-]
+    "ALARM_KINDS", "AlarmKind", "AlarmMonitor", "DetectorInput", "Finding", "Thresholds", "alarm_lines",
+    "alarm_monitor", "read_metrics", "replay_metrics", "replay_run", "threshold_reasons",
+]  # fmt: skip

@@ -6,12 +6,6 @@ from trimtab.rollout.paged.kv_cache import PAGE_SIZE, num_cache_pages, pages_per
 from trimtab.rollout.paged.sampler import MAX_PREFILL_TOKENS, PagedSampler
 
 __all__ = [
-    "MAX_PREFILL_TOKENS",
-    "PAGE_SIZE",
-    "PagedSampler",
-    "get_head_dim",
-    "graph_size",
-    "num_cache_pages",
-    "pages_per_sequence",
-    "unsupported_reason",
-]
+    "MAX_PREFILL_TOKENS", "PAGE_SIZE", "PagedSampler", "get_head_dim", "graph_size", "num_cache_pages",
+    "pages_per_sequence", "unsupported_reason",
+]  # fmt: skip
