@@ -46,7 +46,7 @@ def new_folder(final: Path, *, durable: bool = False) -> Iterator[Path]:
     A block that removes the folder leaves `final` as it is. With `durable` the files survive a power cut as well.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(final.parent)
+    _remove_unfinished(final.parent)
     # Several processes may share the parent (the cache of warm starts), so each has its own temporary name.
     temporary = final.with_name(f"{WRITING}{final.name}-{os.getpid()}")
     temporary.mkdir()
@@ -76,7 +76,7 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(gone)
 
 
-def remove_unfinished(folder: Path) -> None:
+def _remove_unfinished(folder: Path) -> None:
     """Remove the folders that killed processes left half-written; those of processes still alive stay."""
     for path in folder.glob(f"{WRITING}*-*"):
         process = path.name.rpartition("-")[2]
