@@ -190,7 +190,7 @@ class Impatient(threading.Event):
         return False
 
 
-def test_a_server_that_asks_for_patience_gets_it(tmp_path: Path) -> None:
+def test_retry_after_is_respected(tmp_path: Path) -> None:
     busy = [status(429, retry_after=wish) for wish in ("3", "soon", "nan", "9999")]
     with serving(*busy) as server, httpx.Client() as client:
         wanted = served(tmp_path, server, problems=1, retries=4)
@@ -295,7 +295,7 @@ def test_a_usage_that_is_no_count_is_left_out(usage: Any) -> None:
     assert tokens is None
 
 
-def test_nonsense_is_quoted_in_short_and_cannot_steer_a_terminal() -> None:
+def test_garbage_is_quoted_in_short_and_without_control_characters() -> None:
     with pytest.raises(RetryableError) as trouble:
         parse_completion(b"\x1b]0;gotcha\x07" * 1000)
     assert len(str(trouble.value)) <= 200

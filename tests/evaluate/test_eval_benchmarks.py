@@ -97,7 +97,7 @@ def test_blank_lines_shift_no_row_number(tmp_path: Path) -> None:
         (row(question="  "), "`prompt.content`"),
     ],
 )
-def test_a_row_that_cannot_be_asked_or_graded_is_named(tmp_path: Path, bad: dict[str, Any], words: str) -> None:
+def test_a_row_that_cannot_be_used_is_named(tmp_path: Path, bad: dict[str, Any], words: str) -> None:
     write(tmp_path, row(), bad)
     with pytest.raises(ValueError, match="row 2") as error:
         load_benchmark("aime24", tmp_path)

@@ -1,4 +1,4 @@
-"""`trimtab eval` as a user meets it: the table, the files, comparisons, and errors in words."""
+"""`trimtab eval` on the command line: tables, files, comparisons and errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ runner = CliRunner()
 
 
 def call(folder: Path, *words: str, code: int = 0, **environment: str) -> str:
-    """What the command says; the model is the demo, the benchmark six sums."""
+    """Return the output of the command; the model is the demo, the benchmark six sums."""
     write_sums(folder / "data")
     fixed = ["--benchmarks", "gsm8k", "--data", str(folder / "data"), "--samples", "2", "--max-new-tokens", "6"]
     fixed += ["--suffix", "", "--rule", "number", "--device", "cpu", "--out", str(folder / "out")]
@@ -60,7 +60,7 @@ def made(folder: Path, **kinds: list[str]) -> EvalResult:
 
 
 def test_a_model_is_evaluated_shown_and_kept(tmp_path: Path) -> None:
-    said = call(tmp_path, "demo")
+    output = call(tmp_path, "demo")
     for part in (
         "avg@k",
         "pass@k",
@@ -72,9 +72,9 @@ def test_a_model_is_evaluated_shown_and_kept(tmp_path: Path) -> None:
         "entropy",
         "not graded",
     ):
-        assert part in said
-    assert re.search(r"GSM8K \(6\)\W+2\W+[\d.]+ \[[\d.]+, [\d.]+\]", said), "a mean with its interval"
-    assert "the mean over the population of problems" in said
+        assert part in output
+    assert re.search(r"GSM8K \(6\)\W+2\W+[\d.]+ \[[\d.]+, [\d.]+\]", output), "a mean with its interval"
+    assert "the mean over the population of problems" in output
     found = result(tmp_path / "out")
     assert found["settings"]["temperature"] == 1.0
     assert found["metrics"]["gsm8k"]["average"]["problems"] == 6
@@ -94,9 +94,9 @@ def test_resume_needs_something_to_go_on_with(tmp_path: Path) -> None:
 
 def test_other_settings_are_refused_with_what_differs(tmp_path: Path) -> None:
     call(tmp_path, "demo", "--problems", "1")
-    said = call(tmp_path, "demo", "--problems", "1", "--preset", "justrl", code=2)
-    assert "temperature: 1.0 -> 0.7" in said
-    assert "top_p: 1.0 -> 0.9" in said
+    output = call(tmp_path, "demo", "--problems", "1", "--preset", "justrl", code=2)
+    assert "temperature: 1.0 -> 0.7" in output
+    assert "top_p: 1.0 -> 0.9" in output
 
 
 def test_grading_again_needs_no_model(tmp_path: Path) -> None:
@@ -120,10 +120,10 @@ def test_grading_again_needs_no_model(tmp_path: Path) -> None:
 def test_two_models_are_compared_problem_by_problem(tmp_path: Path) -> None:
     with serving() as server:
         call(tmp_path / "right", "--endpoint", server.url, "--model-name", "right")
-    said = call(tmp_path, "demo", "--against", str(tmp_path / "right/out"))
-    assert "Against right, paired by problem" in said
-    assert "worse" in said
-    assert "The two were sampled differently: sampler: 'endpoint' -> 'native'" in said
+    output = call(tmp_path, "demo", "--against", str(tmp_path / "right/out"))
+    assert "Against right, paired by problem" in output
+    assert "worse" in output
+    assert "The two were sampled differently: sampler: 'endpoint' -> 'native'" in output
     found = result(tmp_path / "out")["against"]
     assert found["model"] == "right"
     assert found["differences"]["gsm8k"]["problems"] == 6
@@ -132,10 +132,10 @@ def test_two_models_are_compared_problem_by_problem(tmp_path: Path) -> None:
 
 def test_the_other_model_is_evaluated_too_where_it_was_not(tmp_path: Path) -> None:
     with serving() as server:
-        said = call(tmp_path, "--endpoint", server.url, "--model-name", "a", "--against", "b")
+        output = call(tmp_path, "--endpoint", server.url, "--model-name", "a", "--against", "b")
         assert {request["model"] for request in server.requests} == {"a", "b"}
-    assert "Against b" in said
-    assert "not significant" in said
+    assert "Against b" in output
+    assert "not significant" in output
     assert result(tmp_path / "out/against")["settings"]["model"] == "b"
 
 
@@ -153,9 +153,9 @@ def test_evaluations_without_a_benchmark_in_common_are_not_compared(tmp_path: Pa
 
 
 def test_what_papers_print_stands_beside_it_with_its_source(tmp_path: Path) -> None:
-    said = call(tmp_path, "demo", "--problems", "2", "--papers")
-    assert "JustRL-DeepSeek-1.5B" in said
-    assert "arXiv 2602.15620" in said
+    output = call(tmp_path, "demo", "--problems", "2", "--papers")
+    assert "JustRL-DeepSeek-1.5B" in output
+    assert "arXiv 2602.15620" in output
     assert "JustRL-DeepSeek-1.5B" in (tmp_path / "out/result.md").read_text()
 
 
@@ -175,28 +175,28 @@ def test_every_printed_number_has_a_source_and_is_a_percentage() -> None:
 
 def test_a_server_is_evaluated_through_its_address(tmp_path: Path) -> None:
     with serving(status(500)) as server:
-        said = call(tmp_path, "--endpoint", server.url, "--model-name", "tiny", "--quiet", OPENAI_API_KEY="sk-hidden")
+        output = call(tmp_path, "--endpoint", server.url, "--model-name", "tiny", "--quiet", OPENAI_API_KEY="sk-hidden")
         assert server.keys[0] == "Bearer sk-hidden"
-    assert "There is no entropy" in said
-    assert "100.0 [" in said
+    assert "There is no entropy" in output
+    assert "100.0 [" in output
     kept = "".join(path.read_text() for path in (tmp_path / "out").iterdir() if path.is_file())
-    assert "sk-hidden" not in said + kept
+    assert "sk-hidden" not in output + kept
 
 
-def test_what_failed_is_said_beside_the_table(tmp_path: Path) -> None:
+def test_failures_are_noted_below_the_table(tmp_path: Path) -> None:
     with serving(otherwise=answer(lambda asked: ["0"] * asked["n"])) as server:
         server.script.append(status(400))
-        said = call(tmp_path, "--endpoint", server.url, "--model-name", "tiny")
-    assert "2 samples could not be generated; they are in no mean" in said
-    assert "1 problems have no graded sample" in said
-    assert "if all of those were wrong, avg@k would be 0.0 %" in said
+        output = call(tmp_path, "--endpoint", server.url, "--model-name", "tiny")
+    assert "2 samples could not be generated; they are in no mean" in output
+    assert "1 problems have no graded sample" in output
+    assert "if all of those were wrong, avg@k would be 0.0 %" in output
 
 
-def test_a_server_that_refuses_is_an_error_in_words(tmp_path: Path) -> None:
+def test_a_server_that_refuses_is_an_error_without_a_traceback(tmp_path: Path) -> None:
     with serving(otherwise=status(404, b'{"error": "no model \x1b[31mX"}')) as server:
-        said = call(tmp_path, "--endpoint", server.url, "--model-name", "X", code=2)
-    assert "returned status 404" in said
-    assert "\x1b" not in said
+        output = call(tmp_path, "--endpoint", server.url, "--model-name", "X", code=2)
+    assert "returned status 404" in output
+    assert "\x1b" not in output
 
 
 @pytest.mark.parametrize(
@@ -215,11 +215,13 @@ def test_a_server_that_refuses_is_an_error_in_words(tmp_path: Path) -> None:
         (["--endpoint", "http://localhost:80/v1"], "no model given"),
     ],
 )
-def test_what_is_wrong_is_said_in_words(words: list[str], expected: str, tmp_path: Path) -> None:
+def test_a_wrong_option_is_an_error_that_names_it(words: list[str], expected: str, tmp_path: Path) -> None:
     assert expected in call(tmp_path, *words, code=2)
 
 
-def test_ctrl_c_keeps_what_was_drawn_and_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_finished_samples_and_prints_how_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     append, seen = EvalFolder.append, []
 
     def interrupted(self: EvalFolder, batch: list[Generation]) -> None:
@@ -228,8 +230,8 @@ def test_ctrl_c_keeps_what_was_drawn_and_says_how_to_go_on(tmp_path: Path, monke
         raise KeyboardInterrupt
 
     monkeypatch.setattr(EvalFolder, "append", interrupted)
-    said = call(tmp_path, "demo", "--batch", "4", code=130)
-    assert "the same command resumes it" in said
+    output = call(tmp_path, "demo", "--batch", "4", code=130)
+    assert "the same command resumes it" in output
     monkeypatch.setattr(EvalFolder, "append", append)
     assert "4 of 12 samples are there already" in call(tmp_path, "demo", "--batch", "4")
 
@@ -250,7 +252,7 @@ def test_a_mean_of_benchmarks_leaves_none_out(tmp_path: Path) -> None:
     assert rows["GSM8K (2)"][2] == "-", "nothing is known, and that is not zero"
 
 
-def test_better_and_worse_are_said_only_where_the_interval_says_so(tmp_path: Path) -> None:
+def test_better_and_worse_need_an_interval_without_zero(tmp_path: Path) -> None:
     good, bad = ["correct"] * 20 + ["wrong"] * 4, ["wrong"] * 20 + ["correct"] * 4
     pairs = [(good, bad, "better"), (bad, good, "worse"), (good, good, "not significant")]
     for ours, theirs, verdict in pairs:
@@ -294,7 +296,7 @@ def test_a_terminal_gets_a_bar() -> None:
     assert isinstance(make_progress(console, quiet=True), PlainProgress)
 
 
-def test_long_runs_are_told_about_now_and_then() -> None:
+def test_plain_progress_writes_a_line_now_and_then() -> None:
     lines: list[str] = []
     with PlainProgress(lines.append, every=1000.0).samples(1000, 0) as advance:
         for _ in range(1000):
@@ -324,7 +326,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_models_graded_by_different_rules_are_said_to_be(tmp_path: Path) -> None:
+def test_models_graded_by_different_rules_are_noted(tmp_path: Path) -> None:
     ours, theirs = made(tmp_path, aime24=["correct"]), made(tmp_path, aime24=["correct"])
     theirs = replace(theirs, settings=replace(theirs.settings, rule="exact"))
     assert "The two were graded differently: exact -> number" in report.notes(ours, theirs)

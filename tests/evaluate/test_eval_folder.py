@@ -278,7 +278,7 @@ def test_the_folder_is_named_by_model_and_preset() -> None:
     assert EvalOptions(model="../../etc/passwd", preset="justrl").folder.path == Path("runs/eval-etc-passwd-justrl")
 
 
-def test_data_that_has_changed_is_not_mixed_with_what_was_drawn(tmp_path: Path) -> None:
+def test_changed_data_is_not_mixed_with_stored_samples(tmp_path: Path) -> None:
     wanted = small(tmp_path)
     evaluate(wanted, RecordedProgress())
     path = tmp_path / "data/gsm8k_test.jsonl"
@@ -328,7 +328,7 @@ def test_verdicts_that_are_not_whole_are_made_again_by_their_own_rule(tmp_path: 
     assert done.metrics["gsm8k"].failed_samples == 0
 
 
-def test_memory_that_runs_out_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_an_error_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 

@@ -130,7 +130,7 @@ def test_a_grader_that_failed_says_nothing_about_the_response() -> None:
     assert 2 not in found.pass_at, "no problem has two graded samples"
 
 
-def test_a_sample_that_was_not_drawn_is_no_wrong_answer() -> None:
+def test_a_sample_that_was_not_generated_is_not_a_wrong_answer() -> None:
     found = compute_metrics(
         [*samples("a", "correct"), GradedSample("a", None), *samples("b", "wrong"), GradedSample("b", None)], 2
     )
@@ -161,7 +161,7 @@ def test_nothing_graded_at_all_gives_no_figure_and_no_zero() -> None:
     assert found.average_if_failures_wrong == 0.0
 
 
-def test_several_answers_where_one_is_asked_are_not_right() -> None:
+def test_several_answers_where_one_is_wanted_are_not_correct() -> None:
     found = compute_metrics(samples("a", "ambiguous", "correct"), 2)
     assert found.average is not None
     assert found.average.mean == 0.5
@@ -204,7 +204,7 @@ def test_models_without_a_problem_in_common_have_no_difference() -> None:
     assert paired_difference(samples("a", "correct"), samples("a", "crashed")) is None
 
 
-def test_figures_are_plain_values_for_json() -> None:
+def test_metrics_are_json_values() -> None:
     plain = json.loads(json.dumps(compute_metrics(samples("a", "correct", "wrong"), 2).as_json(), allow_nan=False))
     assert plain["pass_at"]["2"]["mean"] == 1.0
     assert plain["average"] == {"mean": 0.5, "low": None, "high": None, "problems": 1}

@@ -39,7 +39,7 @@ def generator_of(wanted: EvalOptions) -> NativeGenerator:
     return source
 
 
-def test_every_sample_of_every_problem_is_drawn_once(unbroken: EvalResult) -> None:
+def test_every_sample_of_every_problem_is_generated_once(unbroken: EvalResult) -> None:
     kept = unbroken.folder.read()
     assert sorted(generation.key for generation in kept) == sorted(
         ("gsm8k", f"gsm8k-{problem}", sample) for problem in range(len(SUMS)) for sample in range(3)
@@ -50,7 +50,7 @@ def test_every_sample_of_every_problem_is_drawn_once(unbroken: EvalResult) -> No
     assert len({generation.text for generation in kept}) > 5, "samples differ"
 
 
-def test_a_kept_generation_says_all_that_is_known_of_it(unbroken: EvalResult) -> None:
+def test_a_stored_generation_has_every_field(unbroken: EvalResult) -> None:
     row = json.loads(unbroken.folder.generations.read_text().splitlines()[0])
     assert set(row) == {
         *("benchmark", "problem", "sample", "prompt_hash", "settings", "seed", "text", "tokens", "finished"),
@@ -86,7 +86,7 @@ def test_without_entropy_nothing_is_scored_again(tmp_path: Path, unbroken: EvalR
     assert [g.text for g in done.folder.read()] == [g.text for g in unbroken.folder.read()]
 
 
-def test_the_same_command_again_draws_nothing(unbroken: EvalResult, tmp_path: Path) -> None:
+def test_the_same_command_again_generates_nothing(unbroken: EvalResult, tmp_path: Path) -> None:
     log = RecordedProgress()
     wanted = small(tmp_path)
     first = evaluate(wanted, RecordedProgress())
@@ -112,8 +112,8 @@ def test_an_evaluation_that_was_cut_anywhere_ends_as_the_unbroken_one(
     assert 0 < resumed.new_samples <= 18
 
 
-def test_a_batch_that_lost_a_line_is_drawn_whole_again(unbroken: EvalResult, tmp_path: Path) -> None:
-    """A sample drawn alone could differ from the one drawn with others, by rounding."""
+def test_a_batch_that_lost_a_line_is_generated_again(unbroken: EvalResult, tmp_path: Path) -> None:
+    """A sample generated alone could differ from the one in its batch, by rounding."""
     wanted = small(tmp_path)
     evaluate(wanted, RecordedProgress())
     kept = wanted.folder.generations.read_text().splitlines(keepends=True)
@@ -148,12 +148,12 @@ def test_after_kill_9_no_sample_is_lost_or_repeated(moment: str, unbroken: EvalR
     assert resumed.metrics == unbroken.metrics
 
 
-def test_another_seed_draws_other_samples(unbroken: EvalResult, tmp_path: Path) -> None:
+def test_another_seed_gives_other_samples(unbroken: EvalResult, tmp_path: Path) -> None:
     other = evaluate(small(tmp_path, seed=1), RecordedProgress())
     assert [g.text for g in other.folder.read()] != [g.text for g in unbroken.folder.read()]
 
 
-def test_a_problem_draws_from_its_own_stream_whatever_else_is_asked(unbroken: EvalResult, tmp_path: Path) -> None:
+def test_the_samples_of_a_problem_do_not_depend_on_other_problems(unbroken: EvalResult, tmp_path: Path) -> None:
     few = evaluate(small(tmp_path, problems=2, batch=3), RecordedProgress())
     texts = {generation.key: generation.text for generation in unbroken.folder.read()}
     assert [g.text for g in few.folder.read()] == [texts[g.key] for g in few.folder.read()]

@@ -84,7 +84,7 @@ def test_not_a_number_is_not_the_answer() -> None:
     assert grade("\\boxed{nan}", imaginary.answer, imaginary.rule, imaginary.extra).kind == "wrong"
 
 
-def test_a_checker_that_fails_is_told_from_a_wrong_answer() -> None:
+def test_a_checker_that_fails_is_not_a_wrong_answer() -> None:
     problem = GymTask("prime_factorization", size=1)[0]
     assert grade(r"\boxed{2 times 3}", "", problem.rule, problem.extra) == Verdict("crashed", "2 times 3")
 

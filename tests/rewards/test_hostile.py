@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 
 from helpers.rewards import grading_runs
-from helpers.rewards.grading_runs import asked, descendants, gone, honest, resident
+from helpers.rewards.grading_runs import as_pairs, descendants, gone, honest, resident
 from helpers.rewards.hostile import FAMILIES, PER_FAMILY, Hostile, hostiles
 from helpers.rewards.hostile_text import injections, soup
 from trimtab.rewards import Verdict, grade, grade_many
@@ -114,10 +114,10 @@ def test_there_are_twenty_families_of_a_hundred_that_are_all_different() -> None
     assert len(everything) > 0.9 * 20 * PER_FAMILY
 
 
-def test_no_hostile_answer_is_paid(siege: Siege) -> None:
+def test_no_hostile_answer_is_correct(siege: Siege) -> None:
     assert len(siege.trials) == len(FAMILIES) * EACH
-    paid = [str(trial) for trial in siege.trials if trial.verdict.kind == "correct"]
-    assert not paid, "\n".join(paid)
+    rewarded = [str(trial) for trial in siege.trials if trial.verdict.kind == "correct"]
+    assert not rewarded, "\n".join(rewarded)
 
 
 def test_every_verdict_comes_in_time(siege: Siege) -> None:
@@ -209,7 +209,7 @@ def test_the_canary_would_sing(tmp_path: Path) -> None:
 
 def test_honest_answers_among_hostile_ones_are_correct() -> None:
     """And prompt: beyond the workers' limit of 1.5 seconds they would be too costly."""
-    queued = asked(list(islice(hostiles(2), 32)))
+    queued = as_pairs(list(islice(hostiles(2), 32)))
     mixed = [pair for both in zip(honest(), queued, strict=False) for pair in both][:24]
     pairs = [*queued, *honest(3), *mixed]
     verdicts = grade_many(pairs)
@@ -230,7 +230,7 @@ def test_a_large_batch_of_algebra_is_judged_like_a_small_one() -> None:
 
 def test_the_verdicts_come_in_the_order_of_the_answers() -> None:
     pairs = [(rf"\boxed{{{k}}}", grading_runs.problem(str(k if k % 3 else -k - 1))) for k in range(60)]
-    pairs[7:7] = asked([next(hostiles(1))])
+    pairs[7:7] = as_pairs([next(hostiles(1))])
     verdicts = grade_many(pairs)
     kinds = [verdict.kind for verdict in verdicts[:7] + verdicts[8:]]
     assert kinds == ["correct" if k % 3 else "wrong" for k in range(60)]
@@ -267,13 +267,13 @@ def test_a_process_of_multiprocessing_grades_as_well(daemon: bool) -> None:
     process = context.Process(target=grading_runs.into, args=(results, 3), daemon=daemon)
     process.start()
     try:
-        _, was_daemon, faults = results.get(timeout=2 * HANG)
+        _, was_daemon, errors = results.get(timeout=2 * HANG)
     finally:
         process.join(timeout=HANG)
         exitcode = process.exitcode
         process.kill()
     assert was_daemon is daemon
-    assert not faults, faults
+    assert not errors, errors
     assert exitcode == 0
 
 
@@ -292,8 +292,8 @@ def test_no_process_is_left_behind(ending: str) -> None:
     process = start(ending)
     assert process.stdout
     try:
-        said = json.loads(process.stdout.readline())
-        children = {int(pid): began for pid, began in said["children"].items()}
+        report = json.loads(process.stdout.readline())
+        children = {int(pid): began for pid, began in report["children"].items()}
         if ending == "killed":
             time.sleep(0.3)  # it is grading a hostile answer now
             children |= descendants(process.pid)
@@ -303,13 +303,13 @@ def test_no_process_is_left_behind(ending: str) -> None:
     finally:
         process.kill()
         process.stdout.close()
-    assert not said["faults"], said["faults"]
+    assert not report["errors"], report["errors"]
     assert code == {"error": 1, "killed": -signal.SIGKILL}.get(ending, 0)
 
 
 @linux
 def test_grading_again_and_again_starts_no_more_processes() -> None:
-    attacks = asked(list(hostiles(1)))
+    attacks = as_pairs(list(hostiles(1)))
     grade_many([*attacks[:6], *honest()])
     few = len(descendants(os.getpid()))
     for _ in range(2):

@@ -157,7 +157,7 @@ def test_what_is_equal_is_right_at_once(found: str, truth: str) -> None:
         (r"\$", "42", "wrong"),
     ],
 )
-def test_what_is_not_equal_is_told_at_once(found: str, truth: str, kind: str) -> None:
+def test_unequal_answers_are_decided_without_a_worker(found: str, truth: str, kind: str) -> None:
     assert at_once(found, truth) == kind
 
 
@@ -309,7 +309,7 @@ def test_what_can_be_read_in_two_ways_is_not_read(text: str) -> None:
         ("x", None),
     ],
 )
-def test_what_is_one_number_is_told_from_what_has_to_be_worked_out(text: str, value: Fraction | None) -> None:
+def test_a_literal_number_is_not_an_unevaluated_expression(text: str, value: Fraction | None) -> None:
     assert literal_value(node(text)) == value
 
 

@@ -75,7 +75,7 @@ def test_every_line_of_the_working_is_true_and_the_last_one_is_the_answer(task: 
 
 
 @given(tasks, numbers)
-def test_numbers_have_at_most_the_digits_asked_for_and_nothing_is_negative(task: Arithmetic, number: int) -> None:
+def test_numbers_have_at_most_so_many_digits_and_nothing_is_negative(task: Arithmetic, number: int) -> None:
     if task.family != "words":  # what is given away is split of a sum, and boxes are small
         question = text(replace(task, form="bare")[number])
         assert max(len(found) for found in re.findall(r"\d+", question)) <= task.digits

@@ -1,4 +1,4 @@
-"""The order in which a run meets problems."""
+"""The order of problems in a run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from trimtab.tasks.problems import _shuffled
 
 
 @given(st.integers(1, 200), st.integers(), st.integers(0, 20))
-def test_every_epoch_meets_every_problem_once(size: int, seed: int, epoch: int) -> None:
-    met = [problem_index(size, seed, epoch * size + place) for place in range(size)]
-    assert sorted(met) == list(range(size))
+def test_every_epoch_has_every_problem_once(size: int, seed: int, epoch: int) -> None:
+    order = [problem_index(size, seed, epoch * size + place) for place in range(size)]
+    assert sorted(order) == list(range(size))
 
 
 @given(st.integers(1, 50), st.integers(), st.lists(st.integers(0, 500), min_size=1))
-def test_a_position_has_the_same_problem_whatever_was_asked_before(size: int, seed: int, asked: list[int]) -> None:
-    first = [problem_index(size, seed, position) for position in asked]
+def test_a_position_has_the_same_problem_in_any_order_of_access(size: int, seed: int, positions: list[int]) -> None:
+    first = [problem_index(size, seed, position) for position in positions]
     _shuffled.cache_clear()
-    assert [problem_index(size, seed, position) for position in reversed(asked)] == first[::-1]
+    assert [problem_index(size, seed, position) for position in reversed(positions)] == first[::-1]
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
@@ -55,6 +55,6 @@ def test_a_position_that_cannot_be_is_an_error(size: int, position: int) -> None
         problem_index(size, 0, position)
 
 
-def test_streams_of_different_parts_differ() -> None:
+def test_seeds_of_different_values_differ() -> None:
     assert len({derive_seed("a", 1), derive_seed("a", 2), derive_seed("b", 1), derive_seed("a1")}) == 4
     assert all(0 <= derive_seed(n) < 2**63 for n in range(100))

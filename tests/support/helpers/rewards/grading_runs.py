@@ -1,6 +1,6 @@
-"""Grading in processes of its own: what they leave behind, and whether a fork, a spawn or a daemon grades as well.
+"""Grade in other processes: forked, spawned and daemonic ones, and look for processes that they leave behind.
 
-Run as a script it grades, says on one line what it saw, and ends in the way it was told to.
+Run as a script it grades, prints one line of JSON, and ends in the way that its argument names.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ HONEST: tuple[tuple[str, str], ...] = (
 
 
 def problem(truth: str, rule: str = "math") -> Problem:
-    """A problem whose prompt does not matter."""
+    """Return a problem whose prompt does not matter."""
     return Problem(user("?"), truth, rule, "test")
 
 
 def honest(times: int = 1) -> list[tuple[str, Problem]]:
-    """The honest answers in their boxes."""
+    """Return the honest answers in boxes."""
     return [(f"So it is $\\boxed{{{answer}}}$.", problem(truth)) for answer, truth in HONEST] * times
 
 
-def asked(answers: list[Hostile]) -> list[tuple[str, Problem]]:
-    """Hostile answers as pairs for `grade_many`."""
+def as_pairs(answers: list[Hostile]) -> list[tuple[str, Problem]]:
+    """Return hostile answers as pairs for `grade_many`."""
     return [(each.response, problem(each.truth, each.rule)) for each in answers]
 
 
 def wrongly_graded(hostile_ones: int) -> list[str]:
-    """Grades some hostile answers and then the honest ones; which of these were not right, which of those were."""
-    attacks = asked(list(hostiles(1))[:hostile_ones])
+    """Grade hostile and honest answers; return the hostile ones that were correct and the honest ones that were not."""
+    attacks = as_pairs(list(hostiles(1))[:hostile_ones])
     pairs = [*attacks, *honest()]
     verdicts = grade_many(pairs)
     wanted = [False] * len(attacks) + [True] * len(HONEST)
@@ -79,12 +79,12 @@ def wrongly_graded(hostile_ones: int) -> list[str]:
 
 
 def into(results: Any, hostile_ones: int) -> None:
-    """For a process of `multiprocessing`: the result goes into its queue."""
+    """Put the result into a queue of `multiprocessing`."""
     results.put((os.getpid(), multiprocessing.current_process().daemon, wrongly_graded(hostile_ones)))
 
 
 def descendants(of: int) -> dict[int, str]:
-    """The living descendants of a process and when each began: a number is given anew, number and beginning are not."""
+    """Return the living descendants of a process with their start times, since process ids are reused."""
     parents: dict[int, int] = {}
     began: dict[int, str] = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -99,7 +99,7 @@ def descendants(of: int) -> dict[int, str]:
 
 
 def stat(pid: int) -> list[str]:
-    """What the kernel says of a process after its name: state, parent, ...; empty where it is gone or a zombie."""
+    """Return the fields of /proc/PID/stat after the name; empty where the process is gone or a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -109,12 +109,12 @@ def stat(pid: int) -> list[str]:
 
 
 def alive(pids: dict[int, str]) -> list[int]:
-    """Those of them that still live."""
+    """Return those that are still alive."""
     return [pid for pid, began in pids.items() if (fields := stat(pid)) and fields[19] == began]
 
 
 def gone(pids: dict[int, str], within: float = 120.0) -> bool:
-    """Whether all of them end within so many seconds."""
+    """Return whether all of them end within so many seconds."""
     ends = time.monotonic() + within
     while alive(pids):
         if time.monotonic() > ends:
@@ -124,30 +124,30 @@ def gone(pids: dict[int, str], within: float = 120.0) -> bool:
 
 
 def resident() -> int:
-    """Bytes of memory this process holds."""
+    """Return the resident bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def forked() -> list[str]:
-    """Grades, forks, and grades in parent and child at once: what either got wrong."""
-    faults = wrongly_graded(0)
+    """Grade, fork, and grade in parent and child at the same time; return what either got wrong."""
+    errors = wrongly_graded(0)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(writer, json.dumps([f"child: {fault}" for fault in wrongly_graded(0)]).encode())
+        os.write(writer, json.dumps([f"child: {error}" for error in wrongly_graded(0)]).encode())
         os._exit(0)
-    faults += wrongly_graded(0)
+    errors += wrongly_graded(0)
     os.close(writer)
-    with os.fdopen(reader) as said:
-        faults += json.loads(said.read() or '["child: said nothing"]')
+    with os.fdopen(reader) as output:
+        errors += json.loads(output.read() or '["child: no output"]')
     os.waitpid(child, 0)
-    return faults
+    return errors
 
 
 def main(ending: str) -> None:
-    """Grade, say what was wrong and which processes were started, and end: by itself, by an error, or by waiting."""
-    faults = forked() if ending == "forked" else wrongly_graded(4)
-    print(json.dumps({"faults": faults, "children": descendants(os.getpid())}), flush=True)  # noqa: T201
+    """Grade, print what was wrong and which processes were started, and end in the given way."""
+    errors = forked() if ending == "forked" else wrongly_graded(4)
+    print(json.dumps({"errors": errors, "children": descendants(os.getpid())}), flush=True)  # noqa: T201
     if ending == "error":
         raise RuntimeError("this is how it ends")
     if ending == "os exit":

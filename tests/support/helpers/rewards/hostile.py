@@ -55,7 +55,7 @@ SAID = (
 
 @dataclass(frozen=True)
 class Hostile:
-    """A response that must not be paid for, and the truth it is graded against."""
+    """A response that must not be graded as correct, and the truth it is graded against."""
 
     family: str
     number: int
@@ -65,19 +65,19 @@ class Hostile:
 
     @property
     def name(self) -> str:
-        """Where it comes from: family and number."""
+        """Return family and number."""
         return f"{self.family}-{self.number}"
 
 
 def hostiles(per_family: int, canary: str = "/tmp/no-such-folder/canary") -> Iterator[Hostile]:
-    """So many hostile answers of each family; those that run as code where they can write the file `canary`."""
+    """Yield so many hostile answers of each family; code among them writes the file `canary` if it is run."""
     for turn in range(per_family):
         for family in FAMILIES:
             yield hostile(family, STRIDE * turn % PER_FAMILY, canary)
 
 
 def hostile(family: str, number: int, canary: str = "/tmp/no-such-folder/canary") -> Hostile:
-    """The hostile answer of a family by its number."""
+    """Return the hostile answer of a family by its number."""
     rng = random.Random(f"{family}-{number}")
     rule = RULES[number % len(RULES)]
     if family in WHOLE:
