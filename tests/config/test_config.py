@@ -1,4 +1,4 @@
-"""Recipes as users write them, wrong ones above all: every error names the key, the value and what would be right."""
+"""Recipes with errors: every message names the key, the value and what is allowed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from trimtab.train.run_folder import resolved_toml
 ROOT = Path(__file__).parent.parent.parent
 
 
-def complaint(table: dict[str, Any]) -> str:
+def error_of(table: dict[str, Any]) -> str:
     with pytest.raises(ValueError, match=r".") as caught:
         parse(table)
     return str(caught.value)
 
 
-def setting_complaint(*settings: str) -> str:
+def error_of_settings(*settings: str) -> str:
     with pytest.raises(ValueError, match=r".") as caught:
         load("demo", settings)
     return str(caught.value)
@@ -49,8 +49,8 @@ def test_an_empty_recipe_is_all_defaults() -> None:
         ({"task": 3}, "task = 3: task is a section, a table with the keys name, path,"),
     ],
 )
-def test_a_misspelt_key_names_its_nearest(table: dict[str, Any], text: str) -> None:
-    assert text in complaint(table)
+def test_an_unknown_key_is_an_error_that_names_the_nearest(table: dict[str, Any], text: str) -> None:
+    assert text in error_of(table)
 
 
 # Values
@@ -76,8 +76,8 @@ def test_a_misspelt_key_names_its_nearest(table: dict[str, Any], text: str) -> N
         ({"objective": 3}, "objective = 3: must be a table"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_named_with_the_right_type(table: dict[str, Any], text: str) -> None:
-    assert text in complaint(table)
+def test_a_value_of_the_wrong_type_is_an_error_that_names_the_right_type(table: dict[str, Any], text: str) -> None:
+    assert text in error_of(table)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def test_a_value_of_the_wrong_type_is_named_with_the_right_type(table: dict[str,
         ({"task": {"rule": "box"}}, "task.rule: unknown rule 'box': did you mean boxed?"),
     ],
 )
-def test_a_value_out_of_range_is_named_with_the_range(table: dict[str, Any], text: str) -> None:
-    assert text in complaint(table)
+def test_a_value_out_of_range_is_an_error_that_names_the_range(table: dict[str, Any], text: str) -> None:
+    assert text in error_of(table)
 
 
-def test_every_fault_gets_a_line() -> None:
-    lines = complaint({"run": {"stesp": 3, "steps": 0}, "update": {"lr": -1}}).splitlines()
+def test_every_error_has_its_own_line() -> None:
+    lines = error_of({"run": {"stesp": 3, "steps": 0}, "update": {"lr": -1}}).splitlines()
     assert len(lines) == 3
 
 
@@ -109,7 +109,7 @@ def test_whole_numbers_are_numbers_and_reasoning_gym_has_many_tasks() -> None:
     assert parse({"task": {"name": "gym:countdown"}}).task.name == "gym:countdown"
 
 
-# Parts that must fit each other
+# Across sections
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ def test_whole_numbers_are_numbers_and_reasoning_gym_has_many_tasks() -> None:
         ({"reward": {"overlong_buffer": 9}}, "reward.overlong_buffer = 9 must be at most rollout.max_new_tokens = 8"),
     ],
 )
-def test_sections_that_do_not_fit_are_refused(table: dict[str, Any], text: str) -> None:
-    assert text in complaint(table)
+def test_sections_that_contradict_each_other_are_an_error(table: dict[str, Any], text: str) -> None:
+    assert text in error_of(table)
 
 
-def test_a_kl_with_a_reference_is_fine() -> None:
+def test_a_kl_penalty_with_a_reference_is_valid() -> None:
     config = parse({"objective": {"name": "grpo + kl"}, "model": {"reference": "start"}})
     assert "ref_logp" in config.build_objective().needs
 
@@ -151,12 +151,12 @@ def test_an_attachment_can_be_a_key() -> None:
     assert config.build_objective().name == "sspo + stare + tis"
 
 
-def test_a_name_alone_is_an_objective() -> None:
+def test_an_objective_can_be_just_a_name() -> None:
     assert parse({"objective": "grpo"}).objective == {"name": "grpo"}
 
 
 @pytest.mark.parametrize("none", ["none", None])
-def test_none_is_an_options_value_and_survives_the_runs_folder(none: str | None) -> None:
+def test_none_is_a_value_of_an_option_and_is_kept_in_the_runs_folder(none: str | None) -> None:
     config = parse({"objective": {"name": "dapo", "dual_clip": none}})
     again = parse(tomllib.loads(resolved_toml(config)))
     assert again == config
@@ -164,7 +164,7 @@ def test_none_is_an_options_value_and_survives_the_runs_folder(none: str | None)
     assert "10" in parse({"objective": "dapo"}).build_objective().surrogate.formula
 
 
-def test_current_statistics_are_told_to_the_objective() -> None:
+def test_token_stats_are_passed_to_the_objective() -> None:
     assert parse({"update": {"token_stats": "current"}}).build_objective().token_stats == "current"
     assert parse({}).build_objective().token_stats is None
 
@@ -182,8 +182,8 @@ def test_current_statistics_are_told_to_the_objective() -> None:
         ({"tau_p": 1}, "objective: the objective needs a name"),
     ],
 )
-def test_an_objectives_own_error_reaches_the_user(objective: dict[str, Any], text: str) -> None:
-    message = complaint({"objective": objective})
+def test_an_error_of_the_objective_is_shown_to_the_user(objective: dict[str, Any], text: str) -> None:
+    message = error_of({"objective": objective})
     assert text in message
     assert "pydantic" not in message and "Value error" not in message
 
@@ -198,7 +198,7 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
         load("zzz")
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"mine\.toml': there is no such file"):
         load(tmp_path / "mine.toml")
     (tmp_path / "folder.toml").mkdir()
@@ -207,13 +207,13 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"[run\nsteps = 3", b"run.steps = ", b"\xff\xfe", b"[run]\n[run]\n"])
-def test_broken_toml_names_the_file_and_the_place(tmp_path: Path, content: bytes) -> None:
+def test_invalid_toml_is_an_error_that_names_file_and_position(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "mine.toml").write_bytes(content)
     with pytest.raises(ValueError, match=r"mine\.toml is not TOML: .*(line|position|at end)"):
         load(tmp_path / "mine.toml")
 
 
-def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
+def test_a_recipe_can_be_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text("# Mine.\n[run]\nsteps = 7\n")
     assert load(path).run.steps == load(str(path)).run.steps == 7
@@ -247,22 +247,22 @@ def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
         ("model.path=Qwen/Qwen3-1.7B-Base", "model", "path", "Qwen/Qwen3-1.7B-Base"),
     ],
 )
-def test_settings_are_toml_values_or_bare_words(setting: str, section: str, key: str, value: object) -> None:
+def test_settings_are_toml_values_or_strings(setting: str, section: str, key: str, value: object) -> None:
     assert getattr(getattr(load("demo", [setting]), section), key) == value
 
 
 @pytest.mark.parametrize("setting", ["run.steps", "=3", "run.=3", ".steps=3", "", "run..steps=3"])
-def test_a_setting_that_cannot_be_read_shows_how(setting: str) -> None:
-    assert "write section.key=value, for example update.lr=1e-6" in setting_complaint(setting)
+def test_an_invalid_setting_is_an_error_with_an_example(setting: str) -> None:
+    assert "write section.key=value, for example update.lr=1e-6" in error_of_settings(setting)
 
 
 def test_settings_are_checked_like_recipes() -> None:
-    assert "unknown key run.stesp: did you mean steps?" in setting_complaint("run.stesp=3")
-    assert "unknown section runn: did you mean run?" in setting_complaint("runn.steps=3")
-    assert "run.steps = 'seven': must be a whole number" in setting_complaint("run.steps=seven")
-    assert "run.steps = '1\\nseed = 3'" in setting_complaint("run.steps=1\nseed = 3")
-    assert "'steps' is a value, not a section" in setting_complaint("run.steps.x=3")
-    assert "task = 3: task is a section" in setting_complaint("task=3")
+    assert "unknown key run.stesp: did you mean steps?" in error_of_settings("run.stesp=3")
+    assert "unknown section runn: did you mean run?" in error_of_settings("runn.steps=3")
+    assert "run.steps = 'seven': must be a whole number" in error_of_settings("run.steps=seven")
+    assert "run.steps = '1\\nseed = 3'" in error_of_settings("run.steps=1\nseed = 3")
+    assert "'steps' is a value, not a section" in error_of_settings("run.steps.x=3")
+    assert "task = 3: task is a section" in error_of_settings("task=3")
 
 
 def test_the_last_setting_of_a_key_wins() -> None:
@@ -277,7 +277,7 @@ def test_objectives_are_set_by_name(name: str) -> None:
     assert whole.objective == key.objective == quoted.objective == {"name": name}
 
 
-def test_another_method_leaves_the_recipes_options_behind_and_the_same_one_keeps_them() -> None:
+def test_another_method_drops_the_recipes_options_and_the_same_one_keeps_them() -> None:
     assert load("demo").objective["tau_p"] == 0.2
     assert load("demo", ["objective.name=grpo"]).objective == {"name": "grpo"}
     assert load("demo", ["objective.name=stapo + stare"]).objective["tau_p"] == 0.2
@@ -285,11 +285,11 @@ def test_another_method_leaves_the_recipes_options_behind_and_the_same_one_keeps
     assert load("stare-short-14b", ["objective.name=stare + s2t"]).objective["boost"] == 1.05
 
 
-def test_options_may_stand_on_either_side_of_the_name_and_are_never_lost() -> None:
+def test_options_may_come_before_or_after_the_name() -> None:
     settings = ["objective.variant=C2", "objective.name=stare"]
     assert load("demo", settings) == load("demo", settings[::-1])
     assert load("demo", settings).objective == {"name": "stare", "variant": "C2"}
-    assert "unknown option of grpo 'tau_p'" in setting_complaint("objective.tau_p=0.1", "objective.name=grpo")
+    assert "unknown option of grpo 'tau_p'" in error_of_settings("objective.tau_p=0.1", "objective.name=grpo")
 
 
 def test_an_objective_can_be_set_as_a_table() -> None:
@@ -309,12 +309,12 @@ def test_a_resolved_recipe_is_the_same_recipe(recipe: str, settings: list[str], 
     assert load(tmp_path / "config.toml") == config
 
 
-def faults(value: Any, rule: dict[str, Any], root: dict[str, Any]) -> list[str]:
+def schema_errors(value: Any, rule: dict[str, Any], root: dict[str, Any]) -> list[str]:
     """As much of JSON Schema as recipes use."""
     if "$ref" in rule:
-        return faults(value, root["$defs"][rule["$ref"].rpartition("/")[2]], root)
+        return schema_errors(value, root["$defs"][rule["$ref"].rpartition("/")[2]], root)
     if "anyOf" in rule:
-        found = [faults(value, choice, root) for choice in rule["anyOf"]]
+        found = [schema_errors(value, choice, root) for choice in rule["anyOf"]]
         return [] if [] in found else found[0]
     kinds = {"object": dict, "string": str, "boolean": bool, "array": list, "null": type(None)}
     kind = rule.get("type")
@@ -333,26 +333,26 @@ def faults(value: Any, rule: dict[str, Any], root: dict[str, Any]) -> list[str]:
         found.append(f"{value!r} is out of range")
     if isinstance(value, list):
         rules = rule.get("prefixItems", [rule.get("items", {})] * len(value))
-        found += [fault for item, inner in zip(value, rules, strict=True) for fault in faults(item, inner, root)]
+        found += [error for item, inner in zip(value, rules, strict=True) for error in schema_errors(item, inner, root)]
     if isinstance(value, dict):
         known = rule.get("properties", {})
         found += [f"{key} is missing" for key in rule.get("required", []) if key not in value]
         found += [
             f"{key} is unknown" for key in value if key not in known and rule.get("additionalProperties") is False
         ]
-        found += [fault for key in value if key in known for fault in faults(value[key], known[key], root)]
+        found += [error for key in value if key in known for error in schema_errors(value[key], known[key], root)]
     return found
 
 
 @pytest.mark.parametrize("path", packaged_recipes().values(), ids=packaged_recipes())
 def test_the_schema_accepts_every_recipe_as_written_and_as_resolved(path: Path) -> None:
     rules = json_schema()
-    assert faults(tomllib.loads(path.read_text()), rules, rules) == []
-    assert faults(tomllib.loads(resolved_toml(load(path))), rules, rules) == []
+    assert schema_errors(tomllib.loads(path.read_text()), rules, rules) == []
+    assert schema_errors(tomllib.loads(resolved_toml(load(path))), rules, rules) == []
 
 
 @pytest.mark.parametrize(
-    ("table", "fault"),
+    ("table", "error"),
     [
         ({"run": {"stesp": 3}}, "stesp is unknown"),
         ({"runn": {}}, "runn is unknown"),
@@ -364,10 +364,10 @@ def test_the_schema_accepts_every_recipe_as_written_and_as_resolved(path: Path) 
         ({"task": {"family": "sums"}}, "'sums' is none of"),
     ],
 )
-def test_the_schema_rejects_what_the_models_reject(table: dict[str, Any], fault: str) -> None:
+def test_the_schema_rejects_what_the_models_reject(table: dict[str, Any], error: str) -> None:
     rules = json_schema()
-    assert any(fault in found for found in faults(table, rules, rules))
-    assert complaint(table)
+    assert any(error in found for found in schema_errors(table, rules, rules))
+    assert error_of(table)
 
 
 def test_the_schema_knows_every_option_of_every_method() -> None:
@@ -376,7 +376,7 @@ def test_the_schema_knows_every_option_of_every_method() -> None:
         assert entry.options.keys() <= known.keys()
 
 
-def test_every_key_says_what_it_means() -> None:
+def test_every_key_has_a_description() -> None:
     for field in Config.model_fields.values():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
@@ -385,7 +385,7 @@ def test_every_key_says_what_it_means() -> None:
                 assert inner.description, key
 
 
-def test_the_page_of_recipes_is_the_codes() -> None:
+def test_the_page_of_recipes_is_up_to_date() -> None:
     assert (ROOT / "docs/recipes.md").read_text(encoding="utf-8") == recipes_page(), "run `make docs`"
 
 

@@ -1,4 +1,4 @@
-"""The recipes that come with trimtab hold their papers' numbers, and every change their comments offer works."""
+"""The packaged recipes have their papers' numbers, and every setting in their comments works."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAPERS = [*STAPO, *STARE, *SSPO]
 
 
 def comment(name: str) -> list[str]:
-    """The lines a recipe opens with."""
+    """The comment at the start of a recipe."""
     lines = RECIPES[name].read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line.startswith("#")]
 
@@ -36,7 +36,7 @@ def settings_in(line: str) -> list[str]:
     return [word for text in found for word in shlex.split(text)]
 
 
-OFFERED = [(name, tuple(settings_in(line))) for name in RECIPES for line in comment(name) if "--set" in line]
+SUGGESTED = [(name, tuple(settings_in(line))) for name in RECIPES for line in comment(name) if "--set" in line]
 
 
 def minibatch(config: Config) -> int:
@@ -44,7 +44,7 @@ def minibatch(config: Config) -> int:
     return config.rollout.prompts * config.rollout.samples // config.update.per_step
 
 
-def test_all_are_there() -> None:
+def test_all_recipes_are_packaged() -> None:
     assert {*RECIPES} == {
         "demo",
         "smollm2",
@@ -61,7 +61,7 @@ def test_all_are_there() -> None:
     }
 
 
-def test_they_lie_in_the_package_and_the_root_shows_them() -> None:
+def test_recipes_are_in_the_package_and_linked_from_the_root() -> None:
     assert trimtab.__file__ is not None
     inside = Path(trimtab.__file__).parent / "recipes"
     assert all(path.parent == inside for path in RECIPES.values())
@@ -69,7 +69,7 @@ def test_they_lie_in_the_package_and_the_root_shows_them() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_opens_with_what_it_is_for(name: str) -> None:
+def test_a_recipe_starts_with_paper_hardware_and_baselines(name: str) -> None:
     text = "\n".join(comment(name))
     assert recipe_title(RECIPES[name]).endswith(".")
     assert "# Paper: arXiv " in text
@@ -91,21 +91,21 @@ def test_what_the_paper_does_not_give_is_listed(name: str) -> None:
     assert any("DAPO-Math-17k" in line for line in comment(name))
 
 
-@pytest.mark.parametrize(("name", "settings"), OFFERED, ids=lambda value: value if isinstance(value, str) else None)
-def test_every_setting_that_a_comment_offers_works(name: str, settings: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("name", "settings"), SUGGESTED, ids=lambda value: value if isinstance(value, str) else None)
+def test_every_setting_in_a_comment_works(name: str, settings: tuple[str, ...]) -> None:
     config = load(name, settings)
     assert config != load(name)
     assert config.build_objective().explain()
 
 
-def test_the_offers_were_found() -> None:
-    assert len(OFFERED) > 100
-    assert all(settings for _, settings in OFFERED)
-    assert ("demo", ("objective.name=sspo + s2t",)) in OFFERED
-    assert ("smollm2", ("model.precision=fp32",)) in OFFERED
+def test_settings_are_found_in_the_comments() -> None:
+    assert len(SUGGESTED) > 100
+    assert all(settings for _, settings in SUGGESTED)
+    assert ("demo", ("objective.name=sspo + s2t",)) in SUGGESTED
+    assert ("smollm2", ("model.precision=fp32",)) in SUGGESTED
 
 
-def test_the_settings_on_the_page_work() -> None:
+def test_the_settings_on_the_page_of_recipes_work() -> None:
     lines = [line for line in recipes_page().splitlines() if line.startswith("trimtab train")]
     assert len(lines) == 3
     for line in lines:
@@ -126,10 +126,10 @@ def test_stapos_batch_is_the_papers(name: str) -> None:
 @pytest.mark.parametrize("name", STAPO)
 def test_stapos_objective_reward_and_prompt_are_the_papers(name: str) -> None:
     config = load(name)
-    says = config.build_objective().explain()
+    explanation = config.build_objective().explain()
     for number in ("clip(r, 0.8, 1.28)", "at most -A 10", "p < 0.002", "the 0.75 quantile", "rare rewarded tokens"):
-        assert number in says
-    assert "token-mean" in says
+        assert number in explanation
+    assert "token-mean" in explanation
     assert not config.build_objective().penalties
     assert (config.reward.correct, config.reward.wrong, config.reward.overlong_buffer) == (1.0, -1.0, 0)
     assert config.task.suffix.strip() == r"Please reason step by step, and put your final answer within \boxed{}"
@@ -155,10 +155,10 @@ def test_stares_batch_is_the_papers(name: str) -> None:
 def test_stares_objective_is_the_papers_and_milder_from_14b_on(name: str) -> None:
     config = load(name)
     big = name.endswith(("14b", "32b"))
-    says = config.build_objective().explain()
+    explanation = config.build_objective().explain()
     for number in ("clip(r, 0.8, 1.28)", "at most -A 10", "L+ times", "below 0.3", "the top 10% by surprisal"):
-        assert number in says
-    assert f"L+ times {1.05 if big else 1.1} " in says
+        assert number in explanation
+    assert f"L+ times {1.05 if big else 1.1} " in explanation
     damped = load(name, ["objective.variant=C2"]).build_objective().explain()
     assert str(0.95 if big else 0.9) in damped
     assert not config.build_objective().penalties
@@ -173,9 +173,9 @@ def test_stares_models_are_the_papers() -> None:
 @pytest.mark.parametrize("name", SSPO)
 def test_sspo_is_our_reading_off_policy(name: str) -> None:
     config = load(name)
-    says = config.build_objective().explain()
+    explanation = config.build_objective().explain()
     for number in ("over the token's subsentence", "clip(r, 0.8, 1.28)", "0.5, 1.5", "seq-mean-token-mean"):
-        assert number in says
+        assert number in explanation
     assert config.update.per_step > 1, "on-policy every ratio is 1"
     assert minibatch(config) == 512
     assert config.rollout.max_prompt_tokens + config.rollout.max_new_tokens == 4096
@@ -183,7 +183,7 @@ def test_sspo_is_our_reading_off_policy(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_a_part_holds_the_longest_response_and_an_evaluation_has_its_data(name: str) -> None:
+def test_a_micro_batch_holds_the_longest_response_and_an_evaluation_has_its_data(name: str) -> None:
     config = load(name)
     assert config.model.precision == "bf16" and config.model.gradient_checkpointing
     assert config.rollout.batch_size % config.rollout.samples == 0
