@@ -25,15 +25,15 @@ def packed(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     generator = torch.Generator().manual_seed(0)
 
-    def draw(count: int) -> Tensor:
-        drawn = torch.randn(sum(lengths), count, width, generator=generator, dtype=torch.float64)
-        return drawn.to(device, dtype).requires_grad_()
+    def normal(count: int) -> Tensor:
+        values = torch.randn(sum(lengths), count, width, generator=generator, dtype=torch.float64)
+        return values.to(device, dtype).requires_grad_()
 
     cu_seqlens = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=device)
-    return draw(heads), draw(kv_heads), draw(kv_heads), cu_seqlens, max(lengths, default=0)
+    return normal(heads), normal(kv_heads), normal(kv_heads), cu_seqlens, max(lengths, default=0)
 
 
-def written_out(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scale: float | None = None) -> Tensor:
+def by_formula(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scale: float | None = None) -> Tensor:
     """The formula, one sequence and one head at a time."""
     groups = query.shape[1] // key.shape[1]
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -53,8 +53,8 @@ def written_out(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, s
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_every_sequence_attends_to_itself_alone(kv_heads: int, scale: float | None) -> None:
     query, key, value, cu_seqlens, max_seqlen = packed(kv_heads=kv_heads)
-    seen = causal_attention(query, key, value, cu_seqlens, max_seqlen, scale)
-    torch.testing.assert_close(seen, written_out(query, key, value, cu_seqlens, scale))
+    out = causal_attention(query, key, value, cu_seqlens, max_seqlen, scale)
+    torch.testing.assert_close(out, by_formula(query, key, value, cu_seqlens, scale))
 
 
 def test_gradients_are_those_of_the_formula() -> None:
@@ -63,17 +63,17 @@ def test_gradients_are_those_of_the_formula() -> None:
     ours = torch.autograd.grad(
         (causal_attention(query, key, value, cu_seqlens, max_seqlen) * weight).sum(), (query, key, value)
     )
-    theirs = torch.autograd.grad((written_out(query, key, value, cu_seqlens) * weight).sum(), (query, key, value))
+    theirs = torch.autograd.grad((by_formula(query, key, value, cu_seqlens) * weight).sum(), (query, key, value))
     torch.testing.assert_close(ours, theirs)
 
 
-def test_a_sequence_is_not_touched_by_its_neighbours() -> None:
+def test_a_sequence_does_not_depend_on_its_neighbours() -> None:
     query, key, value, cu_seqlens, max_seqlen = packed(dtype=torch.float32)
     alone = causal_attention(query[6:18], key[6:18], value[6:18], torch.tensor([0, 12], dtype=torch.int32), 12)
     assert torch.equal(causal_attention(query, key, value, cu_seqlens, max_seqlen)[6:18], alone)
 
 
-def test_no_tokens_give_no_tokens() -> None:
+def test_an_empty_batch_gives_an_empty_output() -> None:
     query, key, value, cu_seqlens, max_seqlen = packed(lengths=())
     assert causal_attention(query, key, value, cu_seqlens, max_seqlen).shape == (0, 6, 16)
 
@@ -86,54 +86,54 @@ def test_a_sequence_may_be_empty() -> None:
     assert torch.equal(ours, theirs)
 
 
-def test_under_autocast_it_runs_in_half_precision_as_the_padded_kind_does() -> None:
+def test_under_autocast_it_runs_in_half_precision_as_sdpa_does() -> None:
     query, key, value, cu_seqlens, max_seqlen = packed(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        seen = causal_attention(query, key, value.bfloat16(), cu_seqlens, max_seqlen)
-    assert seen.dtype == torch.bfloat16
-    torch.testing.assert_close(seen.float(), written_out(query, key, value, cu_seqlens), atol=0.03, rtol=0.03)
+        out = causal_attention(query, key, value.bfloat16(), cu_seqlens, max_seqlen)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), by_formula(query, key, value, cu_seqlens), atol=0.03, rtol=0.03)
 
 
-def test_tokens_on_a_cpu_or_in_full_precision_do_not_go_through_flash_attention() -> None:
+def test_a_cpu_does_not_use_flash_attention() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         assert not attention._flash_supports(*packed(dtype=dtype)[:3])
 
 
 @pytest.mark.parametrize("kv_heads", [6, 2])
-def test_the_kernel_is_called_as_this_torch_wants(kv_heads: int) -> None:
-    """Tensors without data: nothing is computed, but the call and its gradient have the right form."""
+def test_the_call_of_the_flash_kernel_matches_its_signature(kv_heads: int) -> None:
+    """Tensors on the meta device have no data, but the call and its gradient check arguments and shapes."""
     query, key, value, cu_seqlens, max_seqlen = packed(kv_heads=kv_heads, dtype=torch.bfloat16, device="meta")
-    seen = attention._flash_attention(query, key, value, cu_seqlens, max_seqlen, 0.2)
-    assert seen.shape == query.shape and seen.dtype == torch.bfloat16
-    found = torch.autograd.grad(seen.sum(), (query, key, value))
+    out = attention._flash_attention(query, key, value, cu_seqlens, max_seqlen, 0.2)
+    assert out.shape == query.shape and out.dtype == torch.bfloat16
+    found = torch.autograd.grad(out.sum(), (query, key, value))
     assert [gradient.shape for gradient in found] == [query.shape, key.shape, value.shape]
 
 
-def test_the_kernel_is_asked_for_causal_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_flash_kernel_is_called_with_causal_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     query, key, value, cu_seqlens, max_seqlen = packed()
     names = [argument.name for argument in torch.ops.aten._flash_attention_forward.default._schema.arguments]
 
-    def kernel(*given: object, **options: object) -> tuple[Tensor, None]:
-        asked = dict(zip(names, given, strict=False)) | options
-        assert asked["is_causal"] is True and asked["dropout_p"] == 0.0 and asked["return_debug_mask"] is False
-        assert asked["cum_seq_q"] is asked["cum_seq_k"] is cu_seqlens
-        assert asked["max_q"] == asked["max_k"] == max_seqlen
-        return written_out(query, key, value, cu_seqlens, asked["scale"]), None  # type: ignore[arg-type]
+    def kernel(*args: object, **options: object) -> tuple[Tensor, None]:
+        called = dict(zip(names, args, strict=False)) | options
+        assert called["is_causal"] is True and called["dropout_p"] == 0.0 and called["return_debug_mask"] is False
+        assert called["cum_seq_q"] is called["cum_seq_k"] is cu_seqlens
+        assert called["max_q"] == called["max_k"] == max_seqlen
+        return by_formula(query, key, value, cu_seqlens, called["scale"]), None  # type: ignore[arg-type]
 
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", kernel)
-    seen = attention._flash_attention(query, key, value, cu_seqlens, max_seqlen, 0.2)
-    torch.testing.assert_close(seen, written_out(query, key, value, cu_seqlens, 0.2))
+    out = attention._flash_attention(query, key, value, cu_seqlens, max_seqlen, 0.2)
+    torch.testing.assert_close(out, by_formula(query, key, value, cu_seqlens, 0.2))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kv_heads", [6, 2])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("width", [64, 20])
-def test_on_a_gpu_it_is_the_formula_to_rounding(kv_heads: int, dtype: torch.dtype, width: int) -> None:
+def test_on_a_gpu_it_matches_the_formula_up_to_rounding(kv_heads: int, dtype: torch.dtype, width: int) -> None:
     query, key, value, cu_seqlens, max_seqlen = packed((70, 1, 300, 129), 6, kv_heads, width, dtype, "cuda")
     assert attention._flash_supports(query, key, value) == (width == 64)
     exact = [t.detach().double().requires_grad_() for t in (query, key, value)]
-    ours, theirs = causal_attention(query, key, value, cu_seqlens, max_seqlen), written_out(*exact, cu_seqlens)
+    ours, theirs = causal_attention(query, key, value, cu_seqlens, max_seqlen), by_formula(*exact, cu_seqlens)
     torch.testing.assert_close(ours.double(), theirs, atol=0.02, rtol=0.02)
     weight = torch.randn_like(theirs)
     found = torch.autograd.grad((ours * weight.to(dtype)).sum(), (query, key, value))
@@ -145,9 +145,9 @@ def test_on_a_gpu_it_is_the_formula_to_rounding(kv_heads: int, dtype: torch.dtyp
 @pytest.mark.gpu
 def test_on_a_gpu_full_precision_and_autocast_work_too() -> None:
     query, key, value, cu_seqlens, max_seqlen = packed(dtype=torch.float32, device="cuda")
-    exact = written_out(query, key, value, cu_seqlens)
+    exact = by_formula(query, key, value, cu_seqlens)
     torch.testing.assert_close(causal_attention(query, key, value, cu_seqlens, max_seqlen), exact, atol=1e-4, rtol=1e-4)
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        seen = causal_attention(query, key, value, cu_seqlens, max_seqlen)
-    assert seen.dtype == torch.bfloat16
-    torch.testing.assert_close(seen.float(), exact, atol=0.03, rtol=0.03)
+        out = causal_attention(query, key, value, cu_seqlens, max_seqlen)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), exact, atol=0.03, rtol=0.03)

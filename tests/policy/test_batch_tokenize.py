@@ -1,4 +1,4 @@
-"""Many texts at a time: the same tokens and the same words as one by one, whatever a tokenizer does of its own."""
+"""Batch tokenization gives the same tokens and texts as one by one, also for tokenizers with overridden methods."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% 
 
 
 def byte_level(kind: type[PreTrainedTokenizerFast] = PreTrainedTokenizerFast, **options: Any) -> Any:
-    """As Qwen and Llama 3 have it, with a mark at the beginning of a text."""
+    """Return a byte-level BPE tokenizer (as Qwen's and Llama 3's) with a start-of-text token."""
     inner = byte_level_bpe(TEXTS, 300, ["<s>", "</s>"])
     inner.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
     return kind(tokenizer_object=inner, bos_token="<s>", eos_token="</s>", **options)
 
 
 def word_pieces() -> Any:
-    """As BERT has it: spaces ahead of punctuation are taken out when it decodes."""
+    """Return a WordPiece tokenizer (as BERT's), which removes spaces before punctuation when it decodes."""
     words = ["[UNK]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz0123456789.,?'", "##s", "so", "it", "right"]
     inner = Tokenizer(models.WordPiece({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -41,13 +41,13 @@ def word_pieces() -> Any:
 
 
 def forced() -> Any:
-    """Byte-level, and told to take spaces out although that spoils a text."""
+    """Return a byte-level tokenizer that is forced to remove spaces before punctuation."""
     flag = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
     return byte_level(clean_up_tokenization_spaces=True, **{flag: True})
 
 
-class Louder(PreTrainedTokenizerFast):
-    """A tokenizer with a `decode` and an `encode` of its own."""
+class UpperCase(PreTrainedTokenizerFast):
+    """A tokenizer that overrides `decode` and `encode`."""
 
     def decode(self, *args: Any, **kwargs: Any) -> Any:
         return super().decode(*args, **kwargs).upper()
@@ -56,8 +56,8 @@ class Louder(PreTrainedTokenizerFast):
         return super().encode(text.upper(), **kwargs)
 
 
-class Inwardly(PreTrainedTokenizerFast):
-    """One that overrides what `decode` and `encode` call."""
+class UpperCaseInside(PreTrainedTokenizerFast):
+    """A tokenizer that overrides what `decode` and `encode` call."""
 
     def _decode(self, *args: Any, **kwargs: Any) -> str:
         return super()._decode(*args, **kwargs).upper()
@@ -67,8 +67,8 @@ class Inwardly(PreTrainedTokenizerFast):
         return super()._encode_plus(text.upper() if alone else text, **kwargs)
 
 
-class Spelled:
-    """No tokenizer of transformers at all; bytes for tokens."""
+class ByteTokenizer:
+    """A tokenizer that is not of transformers: tokens are bytes."""
 
     eos_token_id = 0
 
@@ -85,35 +85,35 @@ def smollm2() -> Any:
     return AutoTokenizer.from_pretrained(SMOLLM2)
 
 
-MADE = {
+TOKENIZERS = {
     "demo": demo_tokenizer,
     "byte level": byte_level,
     "byte level, clean-up ignored": lambda: byte_level(clean_up_tokenization_spaces=True),
     "byte level, clean-up forced": forced,
     "word pieces, clean-up": word_pieces,
-    "own decode": lambda: byte_level(Louder),
-    "own _decode": lambda: byte_level(Inwardly),
-    "no tokenizer of transformers": Spelled,
+    "overridden decode": lambda: byte_level(UpperCase),
+    "overridden _decode": lambda: byte_level(UpperCaseInside),
+    "not of transformers": ByteTokenizer,
     "SmolLM2": smollm2,
 }
 PLAIN = ("demo", "byte level", "byte level, clean-up ignored", "SmolLM2")
-OWN = ("byte level, clean-up forced", "word pieces, clean-up", "own decode", "own _decode")
+OVERRIDDEN = ("byte level, clean-up forced", "word pieces, clean-up", "overridden decode", "overridden _decode")
 
 
 @cache
 def policy(name: str, chat: bool = False) -> Policy:
-    """A policy that can do nothing but read and write."""
-    return Policy(None, MADE[name](), torch.device("cpu"), chat=chat)
+    """Return a policy without a model, for its tokenizer."""
+    return Policy(None, TOKENIZERS[name](), torch.device("cpu"), chat=chat)
 
 
 def size(name: str) -> int:
-    return 256 if name == "no tokenizer of transformers" else len(policy(name).tokenizer)
+    return 256 if name == "not of transformers" else len(policy(name).tokenizer)
 
 
 # From tokens to texts.
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
 def test_responses_are_decoded_together_as_one_by_one(name: str, data: st.DataObject) -> None:
     """Special tokens, bytes that are no UTF-8 and empty responses among them."""
@@ -122,8 +122,8 @@ def test_responses_are_decoded_together_as_one_by_one(name: str, data: st.DataOb
     assert policy(name).decode_batch(responses) == [policy(name).decode(tokens) for tokens in responses]
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_what_was_encoded_is_decoded_in_any_kind_of_sequence(name: str) -> None:
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_responses_may_be_lists_or_tuples(name: str) -> None:
     ours = policy(name)
     responses = [ours.tokenizer.encode(text, add_special_tokens=False) for text in TEXTS]
     one_by_one = [ours.decode(tokens) for tokens in responses]
@@ -132,7 +132,7 @@ def test_what_was_encoded_is_decoded_in_any_kind_of_sequence(name: str) -> None:
     assert ours.decode_batch([]) == []
 
 
-def test_bytes_that_are_no_text_are_shown_as_such() -> None:
+def test_bytes_that_are_not_utf8_become_replacement_characters() -> None:
     tokenizer = policy("byte level").tokenizer
     robot = tokenizer.encode("🤖", add_special_tokens=False)
     texts = policy("byte level").decode_batch([robot[:-1], [tokenizer.eos_token_id], [*robot, tokenizer.eos_token_id]])
@@ -141,29 +141,29 @@ def test_bytes_that_are_no_text_are_shown_as_such() -> None:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_plain_tokenizer_is_asked_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plain_tokenizer_decodes_a_batch_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = policy(name)
     expected = ours.decode([3, 4])
-    monkeypatch.setattr(PreTrainedTokenizerFast, "_decode", lambda *_, **__: pytest.fail("one response by itself"))
+    monkeypatch.setattr(PreTrainedTokenizerFast, "_decode", lambda *_, **__: pytest.fail("decoded one by one"))
     assert ours.decode_batch([[3, 4]] * 3) == [expected] * 3
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_what_a_tokenizer_does_of_its_own_is_done(name: str) -> None:
-    """These tests could not fail if the core in Rust said the same."""
+@pytest.mark.parametrize("name", OVERRIDDEN)
+def test_overridden_methods_are_used(name: str) -> None:
+    """The Rust core alone would give another text."""
     ours = policy(name)
     tokens = ours.tokenizer.backend_tokenizer.encode("so , it 's right", add_special_tokens=False).ids
     core = ours.tokenizer.backend_tokenizer.decode(tokens)
     assert ours.decode_batch([tokens]) == [ours.decode(tokens)] != [core]
 
 
-def test_a_method_put_on_one_tokenizer_is_its_own_too() -> None:
+def test_a_method_set_on_one_instance_is_used() -> None:
     tokenizer = byte_level()
     tokenizer.decode = lambda tokens, skip_special_tokens: f"{len(tokens)} tokens"
     assert Policy(None, tokenizer, torch.device("cpu")).decode_batch([[5, 6, 7], []]) == ["3 tokens", "0 tokens"]
 
 
-def test_a_later_transformers_that_no_longer_spares_bpe_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_flag_that_exempts_bpe_transformers_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = byte_level(clean_up_tokenization_spaces=True)
     del tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output
 
@@ -178,7 +178,7 @@ def test_a_later_transformers_that_no_longer_spares_bpe_is_asked_itself(monkeypa
 # From texts to tokens.
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("chat", [False, True])
 def test_prompts_are_encoded_together_as_one_by_one(name: str, chat: bool) -> None:
     ours = policy(name, chat)
@@ -204,15 +204,15 @@ def test_a_plain_tokenizer_encodes_a_batch(name: str, monkeypatch: pytest.Monkey
     ours = policy(name)
     prompts = [[{"role": "user", "content": text}] for text in ("1+2=", "3")]
     expected = [ours.encode(messages) for messages in prompts]
-    monkeypatch.setattr(PreTrainedTokenizerFast, "encode", lambda *_, **__: pytest.fail("one prompt by itself"))
+    monkeypatch.setattr(PreTrainedTokenizerFast, "encode", lambda *_, **__: pytest.fail("encoded one by one"))
     assert ours.encode_batch(prompts) == expected
 
 
-# Side by side with others.
+# With worker processes.
 
 
 def test_a_grader_that_starts_after_parallel_work_starts_quietly(capfd: pytest.CaptureFixture[str]) -> None:
-    """It is a process of its own: nothing of the threads that decode is copied into it."""
+    """The grader's process is not forked from the one whose tokenizer runs threads."""
     pool.close()
     assert len(policy("byte level").decode_batch([[5, 6, 7]] * 2000)) == 2000
     assert grade(r"so \boxed{\sin^2 x + \cos^2 x}", "1", "math").kind == "correct"

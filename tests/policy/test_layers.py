@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 
 from helpers.policy import layer_kernel_cases
 from helpers.policy.layer_kernel_cases import CONFIGS, INTERPRETED, SIZE, cases, model_of, packed
-from helpers.triton_interpreter import faults
+from helpers.triton_interpreter import case_errors
 from trimtab.policy import loading
 from trimtab.policy.layers import (
     FusedAddRMSNorm,
@@ -42,7 +42,7 @@ NO_KERNELS = Kernels(*[nothing] * 6)  # attention is the real one
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, str]:
-    return faults(Path(layer_kernel_cases.__file__))
+    return case_errors(Path(layer_kernel_cases.__file__))
 
 
 @pytest.mark.parametrize("name", INTERPRETED)

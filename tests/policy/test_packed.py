@@ -1,4 +1,4 @@
-"""Sequences end to end give what padded ones give, in every family that packs, and the others are found out."""
+"""Packed sequences give what padded rows give in every family that supports them; other models stay padded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3": {"head_dim": 16},
     "Mistral": {"sliding_window": None},
 }
-OTHERS: dict[str, tuple[str, dict[str, Any], str]] = {
+UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a sliding window": ("Mistral", {"sliding_window": 4}, "no sliding window"),
     "some layers with a window": (
         "Qwen2",
@@ -44,7 +44,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 def tiny(family: str, **options: Any) -> Policy:
-    """A model of a family with random weights; its tokenizer is the demo's."""
+    """Return a model of a family with random weights and the demo's tokenizer."""
     config = getattr(transformers, f"{family}Config")(
         vocab_size=17,
         hidden_size=32,
@@ -62,24 +62,24 @@ def tiny(family: str, **options: Any) -> Policy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-        for parameter in model.parameters():  # norms and biases too: what is 1 or 0 hides mistakes
+        for parameter in model.parameters():  # norms and biases too: values of 1 or 0 would hide mistakes
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.2)
     return Policy(model, demo.tokenizer, demo.device)
 
 
-def lines(count: int = 7, longest: int = 9) -> list[Transcript]:
-    """Prompts and responses of random lengths; the first prompt is one token long."""
+def transcripts(count: int = 7, longest: int = 9) -> list[Transcript]:
+    """Return prompts and responses of random lengths; the first prompt is one token long."""
     rng = torch.Generator().manual_seed(1)
 
-    def draw(most: int) -> list[int]:
+    def sample(most: int) -> list[int]:
         length = int(torch.randint(1, most, (1,), generator=rng))
         return torch.randint(2, 17, (length,), generator=rng).tolist()
 
-    return [Transcript([5], draw(longest)), *(Transcript(draw(longest), draw(longest)) for _ in range(count - 1))]
+    return [Transcript([5], sample(longest)), *(Transcript(sample(longest), sample(longest)) for _ in range(count - 1))]
 
 
-def both(policy: Policy) -> tuple[Policy, Policy]:
-    """The policy with padding, and a copy of it without."""
+def padded_and_packed(policy: Policy) -> tuple[Policy, Policy]:
+    """Return the policy with padding, and a copy of it with packing."""
     packed = with_packing(replace(policy, model=copy.deepcopy(policy.model)))
     assert packed.packed and not policy.packed
     return policy, packed
@@ -93,7 +93,7 @@ def gradients(policy: Policy, sequences: list[Transcript]) -> dict[str, Tensor]:
 
 
 def assert_same_gradients(padded: Policy, packed: Policy, sequences: list[Transcript]) -> None:
-    """In fp64: in fp32 some weights of random models have gradients that rounding changes by 1e-4."""
+    """Compare in fp64: in fp32 rounding changes some gradients of random models by 1e-4."""
     padded.model.double(), packed.model.double()
     right, found = gradients(padded, sequences), gradients(packed, sequences)
     assert right and right.keys() == found.keys()
@@ -104,20 +104,20 @@ def assert_same_gradients(padded: Policy, packed: Policy, sequences: list[Transc
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("count", [7, 1])
 def test_hidden_states_and_gradients_are_those_of_padded_rows(family: str, count: int) -> None:
-    padded, packed = both(tiny(family, **FAMILIES[family]))
-    sequences = lines()[:count]
+    padded, packed = padded_and_packed(tiny(family, **FAMILIES[family]))
+    sequences = transcripts()[:count]
     (right, tokens), (found, same) = (response_hidden_states(policy, sequences) for policy in (padded, packed))
     torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5)
     assert torch.equal(tokens, same)
-    assert tokens.tolist() == [token for line in sequences for token in line.response]
+    assert tokens.tolist() == [token for transcript in sequences for token in transcript.response]
     assert_same_gradients(padded, packed, sequences)
 
 
-def test_gradient_checkpointing_makes_packed_sequences_again() -> None:
-    padded, packed = both(tiny("Llama"))
+def test_gradient_checkpointing_recomputes_packed_sequences() -> None:
+    padded, packed = padded_and_packed(tiny("Llama"))
     packed.model.train()
     packed.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    assert_same_gradients(padded, packed, lines())
+    assert_same_gradients(padded, packed, transcripts())
 
 
 def test_lora_trains_on_packed_sequences() -> None:
@@ -125,18 +125,18 @@ def test_lora_trains_on_packed_sequences() -> None:
     policy = load_policy("demo", device="cpu", seed=3, lora_rank=2, gradient_checkpointing=True)
     rng = torch.Generator().manual_seed(0)
     for name, parameter in policy.model.named_parameters():
-        if "lora_B" in name:  # else an adapter changes nothing, and half of its gradient is 0
+        if "lora_B" in name:  # a fresh adapter changes nothing, and half of its gradients are 0
             torch.nn.init.normal_(parameter, std=0.1, generator=rng)
-    padded, packed = both(policy)
-    assert_same_gradients(padded, packed, lines())
+    padded, packed = padded_and_packed(policy)
+    assert_same_gradients(padded, packed, transcripts())
 
 
-def test_scores_are_the_same_whatever_the_parts() -> None:
-    padded, packed = both(tiny("Qwen3", head_dim=16))
-    right = score(padded, lines(), 0.7, token_budget=10_000, head_chunk=10_000)
+def test_scores_do_not_depend_on_micro_batches() -> None:
+    padded, packed = padded_and_packed(tiny("Qwen3", head_dim=16))
+    right = score(padded, transcripts(), 0.7, token_budget=10_000, head_chunk=10_000)
     for budget in (1, 30, 10_000):
         for fused in (False, True):
-            for mine, theirs in zip(score(packed, lines(), 0.7, budget, 5, fused), right, strict=True):
+            for mine, theirs in zip(score(packed, transcripts(), 0.7, budget, 5, fused), right, strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -149,29 +149,29 @@ def test_a_packed_budget_counts_no_padding() -> None:
     assert micro_batch_sizes([100, 5, 5, 5], 10, packed=True) == [1, 2, 1]
     assert micro_batch_sizes([], 10, packed=True) == []
     assert micro_batch_sizes([0, 0], 10, packed=True) == [2]
-    assert [len(part) for part in split_by_token_budget(lines(), 1000, packed=True)] == [7]
+    assert [len(micro) for micro in split_by_token_budget(transcripts(), 1000, packed=True)] == [7]
 
 
-def test_packed_parts_are_few_and_even() -> None:
+def test_packed_micro_batches_are_few_and_even() -> None:
     rng = torch.Generator().manual_seed(2)
     for count, budget in ((1, 50), (40, 50), (40, 333), (40, 1000)):
         lengths = torch.randint(1, 50, (count,), generator=rng).tolist()
         sizes = micro_batch_sizes(lengths, budget, packed=True)
         assert sum(sizes) == count
-        tokens = [sum(part) for part in torch.tensor(lengths).split(sizes)]
+        tokens = [sum(micro) for micro in torch.tensor(lengths).split(sizes)]
         assert max(tokens) <= budget
-        filled, room = 0, 0  # one after the other, as full as they go: no cut has fewer
+        filled, room = 0, 0  # greedy filling has the fewest micro-batches
         for length in lengths:
             filled, room = (filled, room - length) if length <= room else (filled + 1, budget - length)
         assert len(sizes) == filled
         even = sum(lengths) / len(sizes)
-        assert max(tokens) <= even + budget / 8 + max(lengths), "none is much larger"
+        assert max(tokens) <= even + budget / 8 + max(lengths), "no micro-batch is much larger than the others"
 
 
 def planned(policy: Policy, name: str) -> tuple[tt.Objective, Any]:
-    sequences, objective = lines(), tt.objective(name)
+    sequences, objective = transcripts(), tt.objective(name)
     measured = score(policy, sequences, 1.0, 1000, 1000)
-    lengths = torch.tensor([len(line.response) for line in sequences], device=policy.device)
+    lengths = torch.tensor([len(transcript.response) for transcript in sequences], device=policy.device)
     sequence = torch.arange(len(sequences), device=policy.device).repeat_interleave(lengths)
     advantage = torch.linspace(-1, 1, len(sequences), device=policy.device)[sequence]
     segment = torch.arange(len(sequence), device=policy.device) // 3
@@ -182,15 +182,15 @@ def planned(policy: Policy, name: str) -> tuple[tt.Objective, Any]:
 def updated(policy: Policy, name: str, options: UpdateOptions) -> tuple[dict[str, Tensor], UpdateResult]:
     objective, plan = planned(policy, name)
     optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
-    result = update(policy, optimizer, objective, plan, lines(), options)
-    assert result.taken and sum(result.micro_batch_sizes) == len(lines())
+    result = update(policy, optimizer, objective, plan, transcripts(), options)
+    assert result.taken and sum(result.micro_batch_sizes) == len(transcripts())
     return dict(policy.model.named_parameters()), result
 
 
 @pytest.mark.parametrize("name", ["stapo", "sspo", "gspo"])
 @pytest.mark.parametrize("budget", [25, 1000])
 def test_an_update_through_packed_sequences_and_the_fused_head_is_the_plain_one(name: str, budget: int) -> None:
-    padded, packed = both(tiny("Qwen3", head_dim=16, tie_word_embeddings=budget == 25))
+    padded, packed = padded_and_packed(tiny("Qwen3", head_dim=16, tie_word_embeddings=budget == 25))
     right, plain = updated(padded, name, UpdateOptions(1000, 1000, 1.0, 1e9, fused_head=False))
     found, fused = updated(packed, name, UpdateOptions(budget, 8, 1.0, 1e9, fused_head=True))
     for metric in ("update/loss", "update/grad_norm", "update/ratio_max"):
@@ -201,62 +201,64 @@ def test_an_update_through_packed_sequences_and_the_fused_head_is_the_plain_one(
         torch.testing.assert_close(found[parameter].grad, value.grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", OTHERS)
-def test_a_model_that_does_more_than_causal_attention_stays_padded_and_says_so(kind: str) -> None:
-    family, options, why = OTHERS[kind]
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+def test_a_model_that_does_more_than_causal_attention_stays_padded_with_a_warning(kind: str) -> None:
+    family, options, why = UNSUPPORTED[kind]
     policy = tiny(family, **options)
-    right = response_hidden_states(policy, lines())[0]
+    right = response_hidden_states(policy, transcripts())[0]
     with pytest.warns(UserWarning, match=rf"padded.*{family}ForCausalLM does not support packed sequences \(.*{why}"):
         same = with_packing(policy)
     assert same is policy and policy.causal_lm.config._attn_implementation == "sdpa"
-    assert torch.equal(response_hidden_states(same, lines())[0], right)
+    assert torch.equal(response_hidden_states(same, transcripts())[0], right)
 
 
-def test_a_model_that_mixes_sequences_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = packing._attention
+def test_a_model_that_attends_across_sequences_stays_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed_attention = packing._attention
 
-    def deaf(*args: Any, cu_seq_lens_q: Tensor | None = None, **options: Any) -> tuple[Tensor, None]:
-        return whole(*args, **options)
+    def without_borders(*args: Any, cu_seq_lens_q: Tensor | None = None, **options: Any) -> tuple[Tensor, None]:
+        return packed_attention(*args, **options)
 
-    monkeypatch.setattr(packing, "_attention", deaf)
+    monkeypatch.setattr(packing, "_attention", without_borders)
     with pytest.warns(UserWarning, match="hidden states are [0-9]+% off"):
         assert not with_packing(tiny("Llama")).packed
 
 
-def test_a_chosen_attention_is_left_alone() -> None:
+def test_an_attention_chosen_by_the_user_is_kept() -> None:
     policy = tiny("Llama")
     policy.causal_lm.set_attn_implementation("eager")
     assert with_packing(policy) is policy
     assert policy.causal_lm.config._attn_implementation == "eager"
 
 
-def test_padding_stays_where_nobody_asked() -> None:
+def test_a_cpu_pads() -> None:
     assert not load_policy("demo", device="cpu", precision="bf16").packed
 
 
-def test_other_calls_of_a_packing_model_are_sdpas_to_the_bit() -> None:
-    padded, packed = both(tiny("Qwen3", head_dim=16))
-    right, found = (response_hidden_states(replace(policy, packed=False), lines())[0] for policy in (padded, packed))
+def test_other_calls_of_a_packing_model_are_bit_equal_to_sdpa() -> None:
+    padded, packed = padded_and_packed(tiny("Qwen3", head_dim=16))
+    right, found = (
+        response_hidden_states(replace(policy, packed=False), transcripts())[0] for policy in (padded, packed)
+    )
     assert torch.equal(right, found)
     prompts = [PromptTokens([2, 3, 4], 0), PromptTokens([5], 1)]
-    drawn = [
+    sampled = [
         NativeSampler(policy.model, policy.eos_token_ids, 0, policy.autocast).sample(prompts, 0, SamplingOptions(3, 8))
         for policy in (padded, packed)
     ]
-    assert [[r.tokens for r in group] for group in drawn[0]] == [[r.tokens for r in group] for group in drawn[1]]
-    assert [[r.logp for r in group] for group in drawn[0]] == [[r.logp for r in group] for group in drawn[1]]
+    assert [[r.tokens for r in group] for group in sampled[0]] == [[r.tokens for r in group] for group in sampled[1]]
+    assert [[r.logp for r in group] for group in sampled[0]] == [[r.logp for r in group] for group in sampled[1]]
 
 
-def test_a_saved_model_knows_nothing_of_it(tmp_path: Path) -> None:
-    _, packed = both(tiny("Llama"))
+def test_a_saved_model_has_no_trace_of_packing(tmp_path: Path) -> None:
+    _, packed = padded_and_packed(tiny("Llama"))
     packed.model.save_pretrained(tmp_path)
     assert "trimtab" not in json.dumps(json.loads((tmp_path / "config.json").read_text()))
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert again.config._attn_implementation == "sdpa"
 
 
-class Watch(TorchDispatchMode):
-    """Calls something with every operation and what it gave."""
+class OnEveryOperation(TorchDispatchMode):
+    """Call a function with every operation and its output."""
 
     def __init__(self, see: Callable[[Any, Any], None]) -> None:
         super().__init__()
@@ -268,46 +270,46 @@ class Watch(TorchDispatchMode):
         return out
 
 
-def test_no_mask_of_all_pairs_is_ever_made() -> None:
-    _, packed = both(tiny("Llama"))
-    sequences = lines(60)
+def test_no_mask_of_tokens_by_tokens_is_made() -> None:
+    _, packed = padded_and_packed(tiny("Llama"))
+    sequences = transcripts(60)
     tokens = sum(map(len, sequences))
     sizes: list[int] = []
-    with Watch(lambda func, out: sizes.extend(t.numel() for t in [out] if isinstance(t, Tensor))):
+    with OnEveryOperation(lambda func, out: sizes.extend(t.numel() for t in [out] if isinstance(t, Tensor))):
         log_probs(packed, sequences, 1.0, 16).sum().backward()
     assert max(sizes) <= tokens * 48 < tokens * tokens / 4  # the widest layer
 
 
 @pytest.fixture
-def questions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What the host asks tensors for, each of which would wait for a GPU; attention on a CPU asks too, and is let."""
-    asked: list[str] = []
-    whole = torch.Tensor.tolist
+def host_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Collect reads of tensors by the host, each of which would wait for a GPU; attention on a CPU may."""
+    reads: list[str] = []
+    tensor_tolist = torch.Tensor.tolist
 
     def tolist(self: Tensor) -> Any:
         if self.dtype != torch.int32:  # lengths of sequences
-            asked.append("tolist")
-        return whole(self)
+            reads.append("tolist")
+        return tensor_tolist(self)
 
     monkeypatch.setattr(torch.Tensor, "tolist", tolist)
 
     def see(func: Any, out: Any) -> None:
         if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal):
-            asked.append(str(func))
+            reads.append(str(func))
 
-    with Watch(see):
-        yield asked
+    with OnEveryOperation(see):
+        yield reads
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_an_update_asks_for_its_numbers_once(fused: bool, questions: list[str]) -> None:
-    _, packed = both(tiny("Qwen3", head_dim=16))
+def test_an_update_reads_its_numbers_from_the_device_once(fused: bool, host_reads: list[str]) -> None:
+    _, packed = padded_and_packed(tiny("Qwen3", head_dim=16))
     objective, plan = planned(packed, "stapo")
     optimizer = torch.optim.SGD(packed.model.parameters(), lr=0.1)
-    sequences = lines()
-    questions.clear()
+    sequences = transcripts()
+    host_reads.clear()
     update(packed, optimizer, objective, plan, sequences, UpdateOptions(25, 8, 1.0, 1.0, fused))
-    assert questions == ["tolist"]
+    assert host_reads == ["tolist"]
 
 
 def test_bf16_copies_of_weights_are_made_once_an_update_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +326,7 @@ def test_bf16_copies_of_weights_are_made_once_an_update_and_change_nothing(monke
 
         if policy is fresh:
             monkeypatch.setattr(Policy, "keep_autocast_cache", lambda self: nullcontext())
-        with Watch(see):
+        with OnEveryOperation(see):
             weights, result = updated(policy, "stapo", UpdateOptions(25, 1000, 1.0, 1e9, fused_head=True))
         counts.append(len(casts))
         made.append(weights)
@@ -343,17 +345,18 @@ def test_on_a_gpu_bf16_packs_and_fp32_does_not() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_on_a_gpu_packed_bf16_is_as_near_the_truth_as_padded(family: str) -> None:
     exact = tiny(family, **FAMILIES[family])
-    right, slope = response_hidden_states(exact, lines(40, 25))[0].detach(), gradients(exact, lines(40, 25))
+    right = response_hidden_states(exact, transcripts(40, 25))[0].detach()
+    right_gradients = gradients(exact, transcripts(40, 25))
     model = copy.deepcopy(exact.model).to("cuda")
     padded = Policy(model, exact.tokenizer, torch.device("cuda"), "bf16")
     off: list[float] = []
-    for policy in (padded, both(padded)[1]):
+    for policy in (padded, padded_and_packed(padded)[1]):
         with policy.autocast():
-            hidden = response_hidden_states(policy, lines(40, 25))[0].detach().float().cpu()
-            found = gradients(policy, lines(40, 25))
+            hidden = response_hidden_states(policy, transcripts(40, 25))[0].detach().float().cpu()
+            found = gradients(policy, transcripts(40, 25))
         off.append(float((hidden - right).norm() / right.norm()))
-        apart = sum(float((found[n].cpu() - g).norm() ** 2) for n, g in slope.items())
-        off.append((apart / sum(float(g.norm() ** 2) for g in slope.values())) ** 0.5)
+        apart = sum(float((found[n].cpu() - g).norm() ** 2) for n, g in right_gradients.items())
+        off.append((apart / sum(float(g.norm() ** 2) for g in right_gradients.values())) ** 0.5)
     assert off[0] < 0.1 and off[2] < 1.5 * off[0]
     assert off[1] < 0.3 and off[3] < 1.5 * off[1]
 
@@ -373,14 +376,14 @@ def test_on_a_gpu_an_update_is_that_of_the_cpu_to_rounding(checkpointing: bool) 
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_part_never_waits_for_the_device() -> None:
+def test_on_a_gpu_forward_and_backward_never_wait_for_the_device() -> None:
     packed = load_policy("demo", device="cuda", seed=3, precision="bf16")
     objective, plan = planned(packed, "stapo")
     head = packed.fused_head(1.0, None)
-    forward_backward(packed, objective, plan, lines(), 1.0, 1000, head)  # kernels are compiled
+    forward_backward(packed, objective, plan, transcripts(), 1.0, 1000, head)  # kernels are compiled
     torch.cuda.synchronize()
     with no_host_sync():
-        forward_backward(packed, objective, plan, lines(), 1.0, 1000, head)
+        forward_backward(packed, objective, plan, transcripts(), 1.0, 1000, head)
 
 
 @pytest.mark.gpu

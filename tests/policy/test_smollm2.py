@@ -1,4 +1,4 @@
-"""Converting SmolLM2 from GGUF: an ordinary folder comes out, which every trainer may train."""
+"""Converting SmolLM2 from GGUF gives an ordinary model folder that can be trained."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from trimtab.policy.demo_model import demo_model, demo_tokenizer
 from trimtab.policy.smollm2 import convert_gguf, find_gguf
 
 
-def test_the_folder_says_nothing_of_the_blocks_its_weights_came_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_converted_folder_has_no_quantization_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = demo_model(seed=1)
     loaded.config.quantization_config = {"quant_method": "gguf", "gguf_file": "made.gguf", "dequantize": False}
 
@@ -35,6 +33,6 @@ def test_the_folder_says_nothing_of_the_blocks_its_weights_came_from(
         assert torch.equal(mine, theirs)
 
 
-def test_a_file_that_is_named_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_in_the_environment_variable_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIMTAB_SMOLLM2_GGUF", str(tmp_path / "own.gguf"))
     assert find_gguf() == tmp_path / "own.gguf"

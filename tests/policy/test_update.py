@@ -1,4 +1,4 @@
-"""Scoring and updating: right numbers, whatever the parts, the chunks or the memory tricks."""
+"""Scoring and updating give the same numbers for all sizes of micro-batches and chunks."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def policy() -> Policy:
 def transcripts(count: int = 12) -> list[Transcript]:
     rng = torch.Generator().manual_seed(0)
 
-    def draw(most: int) -> list[int]:
+    def sample(most: int) -> list[int]:
         length = int(torch.randint(1, most, (1,), generator=rng))
         return torch.randint(2, 17, (length,), generator=rng).tolist()
 
-    return [Transcript(draw(9), draw(8)) for _ in range(count)]
+    return [Transcript(sample(9), sample(8)) for _ in range(count)]
 
 
-def batch_of(policy: Policy, lines: list[Transcript]) -> tt.TokenBatch:
-    measured = score(policy, lines, 1.0, token_budget=4096, head_chunk=4096)
-    lengths = torch.tensor([len(line.response) for line in lines])
-    sequence = torch.repeat_interleave(torch.arange(len(lines)), lengths)
-    advantage = torch.linspace(-1, 1, len(lines))[sequence]
+def batch_of(policy: Policy, sequences: list[Transcript]) -> tt.TokenBatch:
+    measured = score(policy, sequences, 1.0, token_budget=4096, head_chunk=4096)
+    lengths = torch.tensor([len(transcript.response) for transcript in sequences])
+    sequence = torch.repeat_interleave(torch.arange(len(sequences)), lengths)
+    advantage = torch.linspace(-1, 1, len(sequences))[sequence]
     segment = torch.arange(len(sequence)) // 3
     return tt.TokenBatch(
         old_logp=measured.logp, entropy=measured.entropy, advantage=advantage, sequence=sequence, segment=segment
@@ -44,14 +44,14 @@ def batch_of(policy: Policy, lines: list[Transcript]) -> tt.TokenBatch:
 
 
 def test_scores_are_those_of_full_logits(policy: Policy) -> None:
-    lines = transcripts()
-    scored = score(policy, lines, 0.8, token_budget=50, head_chunk=5)
+    sequences = transcripts()
+    scored = score(policy, sequences, 0.8, token_budget=50, head_chunk=5)
     expected = []
     with torch.no_grad():
-        for line in lines:
-            logits = policy.model(input_ids=torch.tensor([[*line.prompt, *line.response]])).logits[0]
-            rows = logits[len(line.prompt) - 1 : -1] / 0.8
-            expected.append(moments(rows, torch.tensor(line.response)))
+        for transcript in sequences:
+            logits = policy.model(input_ids=torch.tensor([[*transcript.prompt, *transcript.response]])).logits[0]
+            rows = logits[len(transcript.prompt) - 1 : -1] / 0.8
+            expected.append(moments(rows, torch.tensor(transcript.response)))
     for mine, theirs in zip(scored, zip(*expected, strict=True), strict=True):
         torch.testing.assert_close(mine, torch.cat(theirs), rtol=1e-4, atol=1e-5)
 
@@ -68,25 +68,25 @@ def test_budget_and_chunk_change_scores_by_rounding_alone(policy: Policy, budget
     ("lengths", "budget", "sizes"),
     [([], 10, []), ([5], 1, [1]), ([5, 5, 5], 10, [2, 1]), ([1, 1, 8, 8], 16, [2, 2]), ([3, 3, 3, 3], 100, [4])],
 )
-def test_parts_stay_within_the_budget(lengths: list[int], budget: int, sizes: list[int]) -> None:
+def test_micro_batches_stay_within_the_token_budget(lengths: list[int], budget: int, sizes: list[int]) -> None:
     assert micro_batch_sizes(lengths, budget) == sizes
 
 
-def test_cutting_loses_nothing() -> None:
-    lines = transcripts()
-    parts = list(split_by_token_budget(lines, 40))
-    assert [line for part in parts for line in part] == lines
-    assert all(len(part) == 1 or len(part) * max(map(len, part)) <= 40 for part in parts)
+def test_micro_batches_hold_every_transcript_once() -> None:
+    sequences = transcripts()
+    micros = list(split_by_token_budget(sequences, 40))
+    assert [transcript for micro in micros for transcript in micro] == sequences
+    assert all(len(micro) == 1 or len(micro) * max(map(len, micro)) <= 40 for micro in micros)
 
 
 def updated(
     policy: Policy, objective: tt.Objective, budget: int, chunk: int, fused: bool = False
 ) -> tuple[dict[str, torch.Tensor], float]:
     mine = Policy(copy.deepcopy(policy.model), policy.tokenizer, policy.device, policy.precision)
-    lines = transcripts()
-    plan = objective.plan(batch_of(mine, lines))
+    sequences = transcripts()
+    plan = objective.plan(batch_of(mine, sequences))
     optimizer = torch.optim.SGD(mine.model.parameters(), lr=0.1)
-    result = update(mine, optimizer, objective, plan, lines, UpdateOptions(budget, chunk, 1.0, 1e9, fused))
+    result = update(mine, optimizer, objective, plan, sequences, UpdateOptions(budget, chunk, 1.0, 1e9, fused))
     assert result.taken
     assert result.new_logp is not None
     assert len(result.new_logp) == plan.tokens
@@ -95,7 +95,7 @@ def updated(
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_update_does_not_depend_on_parts(policy: Policy, name: str) -> None:
+def test_the_update_does_not_depend_on_micro_batches(policy: Policy, name: str) -> None:
     base, loss = updated(policy, tt.objective(name), budget=100_000, chunk=100_000)
     before = dict(policy.model.named_parameters())
     assert max((base[n] - before[n]).abs().max().item() for n in base) > 1e-5
@@ -109,37 +109,37 @@ def test_the_update_does_not_depend_on_parts(policy: Policy, name: str) -> None:
 @pytest.mark.parametrize("name", [*METHODS, "stapo(scope=micro)", "gspo(scope=micro)", "lp_reg", "gmpo"])
 def test_gradients_formed_in_the_forward_pass_are_the_same(policy: Policy, name: str) -> None:
     base, loss = updated(policy, tt.objective(name), budget=60, chunk=100_000)
-    for chunk in (100_000, 9, 3):  # whole parts, whole responses, and fewer tokens than a response has
+    for chunk in (100_000, 9, 3):  # whole micro-batches, whole responses, and fewer tokens than a response has
         other, same_loss = updated(policy, tt.objective(name), 60, chunk, fused=True)
         assert same_loss == pytest.approx(loss, abs=1e-5)
         for n in base:
             torch.testing.assert_close(other[n], base[n], rtol=1e-4, atol=1e-6)
 
 
-def test_a_cpu_fuses_no_head_unless_told(policy: Policy) -> None:
+def test_the_head_is_fused_on_a_cpu_only_if_enabled(policy: Policy) -> None:
     assert policy.fused_head(1.0, None) is None
     assert policy.fused_head(1.0, True) is not None
-    lines = transcripts()
-    plain, default, fused = (score(policy, lines, 0.8, 50, 5, wanted) for wanted in (False, None, True))
+    sequences = transcripts()
+    plain, default, fused = (score(policy, sequences, 0.8, 50, 5, wanted) for wanted in (False, None, True))
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(default, plain, strict=True))
     for mine, theirs in zip(fused, plain, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=2e-6)
 
 
-def test_an_update_tells_its_parts(policy: Policy) -> None:
-    lines, objective = transcripts(), tt.objective("grpo")
-    plan = objective.plan(batch_of(policy, lines))
+def test_an_update_reports_the_sizes_of_its_micro_batches(policy: Policy) -> None:
+    sequences, objective = transcripts(), tt.objective("grpo")
+    plan = objective.plan(batch_of(policy, sequences))
     optimizer = make_optimizer(policy, 1e-3, (0.9, 0.999), 0.0)
-    result = update(policy, optimizer, objective, plan, lines, UpdateOptions(40, 1000, 1.0, 1.0))
-    assert result.micro_batch_sizes == [len(part) for part in split_by_token_budget(lines, 40)]
+    result = update(policy, optimizer, objective, plan, sequences, UpdateOptions(40, 1000, 1.0, 1.0))
+    assert result.micro_batch_sizes == [len(micro) for micro in split_by_token_budget(sequences, 40)]
     assert len(result.micro_batch_sizes) > 1
 
 
 def test_a_transcript_is_one_array_made_once() -> None:
-    line = Transcript((3, 4), [5])
-    assert line.ids.tolist() == [3, 4, 5]
-    assert line.ids is line.ids
-    assert line == Transcript((3, 4), [5])
+    transcript = Transcript((3, 4), [5])
+    assert transcript.ids.tolist() == [3, 4, 5]
+    assert transcript.ids is transcript.ids
+    assert transcript == Transcript((3, 4), [5])
 
 
 def test_bf16_gradients_formed_in_the_forward_pass_are_as_good(policy: Policy) -> None:
@@ -154,7 +154,7 @@ def test_bf16_gradients_formed_in_the_forward_pass_are_as_good(policy: Policy) -
     assert off[1] < 1.2 * off[0]
 
 
-def test_a_head_that_is_no_linear_map_is_left_to_autograd(policy: Policy) -> None:
+def test_a_head_that_is_not_a_plain_linear_layer_is_left_to_autograd(policy: Policy) -> None:
     base, _ = updated(policy, tt.objective("stapo"), 1000, 1000)
 
     class Odd(torch.nn.Linear):
@@ -184,14 +184,14 @@ def test_gradient_checkpointing_changes_nothing(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_trainers_loss_is_the_cores(policy: Policy, name: str) -> None:
-    lines, objective = transcripts(), tt.objective(name)
-    plan = objective.plan(batch_of(policy, lines))
+def test_the_update_reports_the_loss_of_the_objective(policy: Policy, name: str) -> None:
+    sequences, objective = transcripts(), tt.objective(name)
+    plan = objective.plan(batch_of(policy, sequences))
     policy.model.train()
-    new = log_probs(policy, lines, 1.0, 1000)
+    new = log_probs(policy, sequences, 1.0, 1000)
     expected = objective.loss(new.detach(), plan).loss.item()
     optimizer = make_optimizer(policy, 1e-3, (0.9, 0.999), 0.0)
-    result = update(policy, optimizer, objective, plan, lines, UpdateOptions(10_000, 1000, 1.0, 1.0))
+    result = update(policy, optimizer, objective, plan, sequences, UpdateOptions(10_000, 1000, 1.0, 1.0))
     assert result.metrics["update/loss"] == pytest.approx(expected, abs=1e-7)
     assert result.metrics["update/ratio_max"] == pytest.approx(1.0, abs=1e-5)
 
@@ -213,18 +213,18 @@ def test_an_unknown_device_or_folder_is_named() -> None:
 
 
 def test_a_transcript_without_a_prompt_is_refused() -> None:
-    """Its first token would be scored by what another transcript ends with."""
+    """Its first token would be scored by the end of another transcript."""
     with pytest.raises(ValueError, match="nothing predicts its response's first token"):
         Transcript([], [4, 5])
 
 
 @pytest.mark.parametrize("name", ["meta", "vulkan", "hpu"])
-def test_a_device_that_holds_no_numbers_here_is_named(name: str) -> None:
+def test_a_device_that_torch_cannot_use_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=rf"run\.device='{name}', which torch cannot use here: say auto, cpu or cuda"):
         pick_device(name)
 
 
-def test_the_cpu_may_be_given_with_its_number() -> None:
+def test_the_cpu_may_be_given_with_an_index() -> None:
     assert load_policy("demo", device="cpu:0").device.type == "cpu"
 
 
@@ -241,7 +241,7 @@ def test_the_gpu_that_is_named_must_be_there_and_is_where_kernels_run(monkeypatc
     assert current == [torch.device("cuda:1")]
     load_policy("demo", device="cuda")
     load_policy("demo", device="cpu")
-    assert len(current) == 1, "else it stays what it is"
+    assert len(current) == 1, "without an index the current device stays"
 
 
 def test_a_saved_policy_loads_by_its_folder(policy: Policy, tmp_path: Path) -> None:
@@ -254,11 +254,11 @@ def test_a_saved_policy_loads_by_its_folder(policy: Policy, tmp_path: Path) -> N
     assert again.eos_token_ids == policy.eos_token_ids
 
 
-def test_a_family_that_changes_its_logits_is_refused(policy: Policy) -> None:
+def test_a_model_that_changes_its_logits_is_refused(policy: Policy) -> None:
     from trimtab.policy.loading import _check_logits
 
     _check_logits(policy)
-    policy.causal_lm.config.final_logit_softcapping = 0.01  # the model itself does not know of it
+    policy.causal_lm.config.final_logit_softcapping = 0.01  # which the model itself does not apply
     with pytest.raises(ValueError, match="does more to its logits"):
         _check_logits(policy)
 
@@ -267,15 +267,16 @@ def test_lora_trains_its_adapters_alone() -> None:
     pytest.importorskip("peft")
     policy = load_policy("demo", device="cpu", seed=3, lora_rank=2, gradient_checkpointing=True)
     plain = load_policy("demo", device="cpu", seed=3)
-    lines, objective = transcripts(), tt.objective("stapo")
+    sequences, objective = transcripts(), tt.objective("stapo")
     # A fresh adapter changes nothing.
-    torch.testing.assert_close(score(policy, lines, 1.0, 999, 99).logp, score(plain, lines, 1.0, 999, 99).logp)
+    torch.testing.assert_close(score(policy, sequences, 1.0, 999, 99).logp, score(plain, sequences, 1.0, 999, 99).logp)
     trained = {name for name, p in policy.model.named_parameters() if p.requires_grad}
     assert trained and all("lora_" in name for name in trained)
     before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     optimizer = make_optimizer(policy, 1e-2, (0.9, 0.999), 0.0)
-    plan = objective.plan(batch_of(policy, lines))
-    assert update(policy, optimizer, objective, plan, lines, UpdateOptions(999, 99, 1.0, 1.0)).taken
-    assert update(policy, optimizer, objective, plan, lines, UpdateOptions(999, 99, 1.0, 1.0, fused_head=True)).taken
+    plan = objective.plan(batch_of(policy, sequences))
+    for fused in (None, True):
+        options = UpdateOptions(999, 99, 1.0, 1.0, fused_head=fused)
+        assert update(policy, optimizer, objective, plan, sequences, options).taken
     changed = {name for name, p in policy.model.named_parameters() if not torch.equal(p, before[name])}
     assert changed and changed <= trained

@@ -9,14 +9,14 @@ import torch
 
 from helpers.rollout import paged_kernel_cases
 from helpers.rollout.paged_kernel_cases import GPU_SHAPES, INTERPRETED, cases
-from helpers.triton_interpreter import faults
+from helpers.triton_interpreter import case_errors
 
 ON_GPU = cases(GPU_SHAPES, [40, 4096, 9000, 50_257], 256)
 
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, str]:
-    return faults(Path(paged_kernel_cases.__file__))
+    return case_errors(Path(paged_kernel_cases.__file__))
 
 
 @pytest.mark.parametrize("name", INTERPRETED)

@@ -1,4 +1,4 @@
-"""The demo model: a tiny Qwen3 that reads characters, made from nothing by a seed."""
+"""The demo model: a tiny Qwen3 over characters, initialised from a seed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ PAD, END = "<pad>", "<end>"
 
 
 def demo_tokenizer() -> Any:
-    """One token per character."""
+    """Return a tokenizer with one token per character."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {word: number for number, word in enumerate([PAD, END, *CHARACTERS])}
+    vocabulary = {token: number for number, token in enumerate([PAD, END, *CHARACTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -23,7 +23,7 @@ def demo_tokenizer() -> Any:
 
 
 def demo_model(seed: int) -> Any:
-    """0.13 million parameters."""
+    """Return a model of 0.13 million parameters with random weights."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(

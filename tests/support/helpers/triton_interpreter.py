@@ -1,8 +1,8 @@
-"""Triton's interpreter in a process of its own: it has to be chosen before Triton is imported.
+"""Run kernels in Triton's interpreter, in a separate process: it must be chosen before Triton is imported.
 
     python triton_interpreter.py SCRIPT
 
-runs a script in which kernels are interpreted; `interpret` does so from a test.
+runs a script whose kernels are interpreted; `interpret` does so from a test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 
 
 def interpret(script: Path) -> str:
-    """What a script prints when its kernels are interpreted."""
+    """Return what a script prints when its kernels are interpreted."""
     environment = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(sys.path)}
     command = [sys.executable, __file__, script]
     out = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -31,31 +31,31 @@ def interpret(script: Path) -> str:
     return out.stdout.strip()
 
 
-def faults(script: Path) -> dict[str, str]:
-    """What went wrong in a script that ends with `try_all`, by case: all in one process, since that starts slowly."""
+def case_errors(script: Path) -> dict[str, str]:
+    """Return the errors, by case, of a script that ends with `run_cases`: one process for all, since it starts slowly."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
-    wrong: dict[str, str] = json.loads(interpret(script))
-    return wrong
+    errors: dict[str, str] = json.loads(interpret(script))
+    return errors
 
 
-def try_all(cases: Mapping[str, Callable[[torch.device, torch.dtype], None]]) -> None:
-    """Try cases on the CPU in fp32, and print by name how each failed, or nothing, as JSON."""
-    wrong = {}
+def run_cases(cases: Mapping[str, Callable[[torch.device, torch.dtype], None]]) -> None:
+    """Run cases on the CPU in fp32 and print, as JSON, each one's traceback, or "" if it passed."""
+    errors = {}
     for name, case in cases.items():
         try:
             case(torch.device("cpu"), torch.float32)
-            wrong[name] = ""
+            errors[name] = ""
         except Exception:
-            wrong[name] = traceback.format_exc()[-3000:]
-    print(json.dumps(wrong))  # noqa: T201
+            errors[name] = traceback.format_exc()[-3000:]
+    print(json.dumps(errors))  # noqa: T201
 
 
-def mend() -> None:
-    """What Triton 3.6 gets wrong.
+def patch_interpreter() -> None:
+    """Patch two faults of Triton 3.6's interpreter.
 
-    It makes an int of an array of one number, which numpy 2.4 refuses unless the array has no dimension; and it cuts
-    fp32 off to bf16, where a GPU rounds.
+    It converts an array of one element to int, which numpy 2.4 refuses unless the array has no dimension; and it
+    truncates fp32 to bf16, where a GPU rounds.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -76,5 +76,5 @@ def mend() -> None:
 
 
 if __name__ == "__main__":
-    mend()
+    patch_interpreter()
     runpy.run_path(sys.argv[1], run_name="__main__")

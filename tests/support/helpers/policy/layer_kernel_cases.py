@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-from helpers.triton_interpreter import try_all
+from helpers.triton_interpreter import run_cases
 from trimtab.policy.layers import FusedAddRMSNorm, RoPE, SwiGLU, fuse_layers, fusion_unsupported_reason, gpu_kernels
 from trimtab.policy.packed import PackedBatch, packed_hidden_states, use_packed_attention
 
@@ -262,7 +262,7 @@ def main() -> None:
 
     swiglu_kernels.ELEMENTS = rope_kernels.PAIRS = 64
     rms_norm_kernels.PROGRAMS = rope_kernels.PROGRAMS = 3  # each program has several rows, and the last ones fewer
-    try_all(INTERPRETED)
+    run_cases(INTERPRETED)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from helpers.triton_interpreter import try_all
+from helpers.triton_interpreter import run_cases
 from trimtab.rollout.paged import torch_ops
 from trimtab.rollout.paged.decode_state import (
     ACTIVE,
@@ -328,7 +328,7 @@ def main() -> None:
     from trimtab.rollout.paged.kernels import sampling
 
     sampling.BLOCK = BLOCK
-    try_all(INTERPRETED)
+    run_cases(INTERPRETED)
 
 
 if __name__ == "__main__":
