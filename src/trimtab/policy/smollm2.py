@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct from its PyPI package (extra `smollm2`), converted from GGUF once and cached as a model folder."""
+"""SmolLM2-135M-Instruct from its PyPI package (extra `smollm2`), converted from GGUF once and cached as a folder."""
 
 from __future__ import annotations
 

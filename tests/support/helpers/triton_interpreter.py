@@ -32,7 +32,7 @@ def interpret(script: Path) -> str:
 
 
 def case_errors(script: Path) -> dict[str, str]:
-    """Return the errors, by case, of a script that ends with `run_cases`: one process for all, since it starts slowly."""
+    """Return the errors, by case, of a script that ends with `run_cases`: one process, since it starts slowly."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
     errors: dict[str, str] = json.loads(interpret(script))
