@@ -1,100 +1,5 @@
 // The token microscope: a list on the left, and a response on the right, optionally beside what another objective would
-// have done. Long responses are rendered in chunks, which hold elements only while they are near the viewport.
-
-const CHUNK = 250; // tokens
-
-// One pane of tokens. `style(n)` is {color, mark, off} of a token; `hooks` are what the microscope does on hover, leave,
-// click or arrow keys (`go`), and the current token.
-function tokenPane(held, start, label, style, hooks) {
-  const box = el("div", { class: "pane", tabindex: "-1", role: "group", "aria-label": label });
-  const chunks = [];
-  const length = held.pieces.length;
-  for (let first = 0; first < length; first += CHUNK) {
-    chunks.push({ first, last: Math.min(first + CHUNK, length), node: el("div", { class: "chunk" }), rendered: false });
-  }
-  // An empty chunk reserves about the height it will have, so that the scroll bar does not jump.
-  const estimatedHeight = (chunk) => `${Math.ceil((held.pieces.slice(chunk.first, chunk.last).join("").length * 8.6) / 560 + 1) * 26}px`;
-  chunks.forEach((chunk) => { chunk.node.style.minHeight = chunks.length > 1 ? estimatedHeight(chunk) : ""; });
-
-  function paint(node, n) {
-    const { color, mark, off } = style(n);
-    node.style.background = color ? css(color) : "";
-    node.style.color = color ? textColor(color) : "";
-    if (mark) node.dataset.mark = mark; else delete node.dataset.mark;
-    node.classList.toggle("off", off);
-  }
-
-  function render(chunk) {
-    if (chunk.rendered) return;
-    chunk.rendered = true;
-    const nodes = [];
-    for (let n = chunk.first; n < chunk.last; n += 1) {
-      const cut = n > 0 && held.arrays.segment && held.arrays.segment[n] !== held.arrays.segment[n - 1];
-      const node = el("span", { class: `tok${cut ? " cut" : ""}${held.arrays.special[n] ? " special" : ""}`, "data-n": n,
-        tabindex: n === hooks.current() ? "0" : "-1", role: "button", "aria-label": `token ${start + n}: ${tokenText(held.pieces[n])}` },
-      tokenText(held.pieces[n]));
-      paint(node, n);
-      nodes.push(node);
-    }
-    chunk.node.replaceChildren(...nodes);
-    chunk.node.style.minHeight = "";
-  }
-
-  function clear(chunk) {
-    if (!chunk.rendered || chunk.node.contains(document.activeElement)) return;
-    chunk.node.style.minHeight = `${chunk.node.offsetHeight}px`;
-    chunk.node.replaceChildren();
-    chunk.rendered = false;
-  }
-
-  const observer = new IntersectionObserver((entries) => entries.forEach((entry) => {
-    const chunk = chunks.find((one) => one.node === entry.target);
-    if (entry.isIntersecting) render(chunk); else clear(chunk);
-  }), { root: box, rootMargin: "800px 0px" });
-  box.append(...chunks.map((chunk) => chunk.node));
-  if (chunks.length === 1) render(chunks[0]); else chunks.forEach((chunk) => observer.observe(chunk.node));
-
-  const nodeOf = (n) => {
-    const chunk = chunks[Math.floor(n / CHUNK)];
-    render(chunk);
-    return chunk.node.children[n - chunk.first];
-  };
-  const tokenAt = (event) => {
-    const node = event.target.closest(".tok");
-    return node ? Number(node.dataset.n) : null;
-  };
-  box.addEventListener("pointerover", (event) => { if (tokenAt(event) !== null) hooks.hover(tokenAt(event), event.target.closest(".tok")); });
-  box.addEventListener("pointerleave", () => hooks.leave());
-  box.addEventListener("click", (event) => { if (tokenAt(event) !== null) hooks.go(tokenAt(event)); });
-  box.addEventListener("focusin", (event) => { if (tokenAt(event) !== null && tokenAt(event) !== hooks.current()) hooks.go(tokenAt(event)); });
-  box.addEventListener("keydown", (event) => {
-    const n = hooks.current();
-    const goal = { ArrowRight: n + 1, ArrowLeft: n - 1, ArrowDown: n + 10, ArrowUp: n - 10, PageDown: n + CHUNK,
-      PageUp: n - CHUNK, Home: 0, End: length - 1 }[event.key];
-    if (goal === undefined) return;
-    hooks.go(Math.min(Math.max(goal, 0), length - 1));
-    event.preventDefault();
-  });
-
-  return {
-    box,
-    repaint() {
-      chunks.filter((chunk) => chunk.rendered).forEach((chunk) => [...chunk.node.children].forEach((node, n) => paint(node, chunk.first + n)));
-    },
-    mark(n, before) {
-      const old = chunks[Math.floor(before / CHUNK)];
-      if (old && old.rendered) {
-        old.node.children[before - old.first].classList.remove("here");
-        old.node.children[before - old.first].tabIndex = -1;
-      }
-      const node = nodeOf(n);
-      node.classList.add("here");
-      node.tabIndex = 0;
-      return node;
-    },
-    close() { observer.disconnect(); },
-  };
-}
+// have done.
 
 // How many tokens of a response an objective silenced, boosted, clipped, ...
 function countReasons(name, effects) {
@@ -102,9 +7,9 @@ function countReasons(name, effects) {
   const counts = new Map();
   effects.reason.forEach((code) => reasonsOf(code).forEach(({ name: reason }) => counts.set(reason, (counts.get(reason) || 0) + 1)));
   const clipped = effects.clipped.reduce((a, b) => a + b, 0);
-  const parts = [...counts].map(([reason, n]) => `${count(n)} ${reason.replace("_", " ")}`);
-  if (clipped) parts.push(`${count(clipped)} clipped`);
-  return `${name}: ${parts.length ? parts.join(", ") : "every token kept"}.`;
+  const texts = [...counts].map(([reason, n]) => `${count(n)} ${reason.replace("_", " ")}`);
+  if (clipped) texts.push(`${count(clipped)} clipped`);
+  return `${name}: ${texts.length ? texts.join(", ") : "every token kept"}.`;
 }
 
 function microscopeSection(data, run) {
@@ -148,9 +53,7 @@ function microscopeSection(data, run) {
     const held = readResponse(state.entry.block);
     tip.replaceChildren(...tokenCard(held, shownEffects(held), shownNames(), n, state.entry.start));
     tip.hidden = false;
-    const [at, size] = [node.getBoundingClientRect(), tip.getBoundingClientRect()];
-    tip.style.left = `${Math.max(8, Math.min(at.left, innerWidth - size.width - 12))}px`;
-    tip.style.top = `${at.bottom + size.height + 14 < innerHeight ? at.bottom + 8 : Math.max(8, at.top - size.height - 8)}px`;
+    placeTip(tip, node);
   }
 
   const leave = () => { tip.hidden = true; };
@@ -185,7 +88,7 @@ function microscopeSection(data, run) {
     if (row >= 0 && list.children[row]) list.children[row].setAttribute("aria-selected", "true");
   }
 
-  function showList(openFirst) {
+  function showList() {
     const tokens = state.filter.show === "tokens";
     const found = tokens ? tokensFor(run, state.filter) : responsesFor(run, state.filter).map((entry) => ({ entry }));
     state.rows = found.slice(0, MOST_ROWS);
@@ -194,27 +97,16 @@ function microscopeSection(data, run) {
     list.replaceChildren(...state.rows.map((row, n) => el("button", { type: "button", class: "row", role: "option",
       "aria-selected": "false", tabindex: n === 0 ? "0" : "-1", on: { click: () => open(row.entry, row.n || 0) } },
     tokens ? tokenRow(row) : responseRow(row.entry, data.selection_reasons))));
-    if (openFirst && found.length) open(found[0].entry, found[0].n || 0);
+    if (found.length) open(found[0].entry, found[0].n || 0);
   }
 
-  list.addEventListener("keydown", (event) => {
-    const rows = [...list.children];
-    const n = rows.indexOf(document.activeElement);
-    const goal = { ArrowDown: n + 1, ArrowUp: n - 1, Home: 0, End: rows.length - 1 }[event.key];
-    if (goal === undefined || !rows[goal]) return;
-    rows.forEach((row, at) => { row.tabIndex = at === goal ? 0 : -1; });
-    rows[goal].focus();
-    rows[goal].click();
-    rows[goal].focus();
-    event.preventDefault();
-  });
-
+  listenToList(list);
   const controls = microscopeControls(data, run, state, { showList, reopen: () => open(state.entry, state.token) });
   const node = section("microscope", "Token microscope", `${plural(run.responses.length, "response")} of ` +
     `${plural(new Set(run.responses.map((entry) => entry.step)).size, "step")}: the most unusual ones and a random sample. ` +
     "Point at a token, or move through them with the arrow keys, to see its numbers.",
   controls.node, el("div", { class: "scope" }, el("div", { class: "side" }, status, list), el("div", {}, view, card)));
-  showList(true);
+  showList();
 
   return {
     node,
@@ -226,6 +118,28 @@ function microscopeSection(data, run) {
       node.scrollIntoView({ block: "start" });
     },
   };
+}
+
+// Put the tool tip below a token, or above it if there is no room below.
+function placeTip(tip, node) {
+  const [at, size] = [node.getBoundingClientRect(), tip.getBoundingClientRect()];
+  tip.style.left = `${Math.max(8, Math.min(at.left, innerWidth - size.width - 12))}px`;
+  tip.style.top = `${at.bottom + size.height + 14 < innerHeight ? at.bottom + 8 : Math.max(8, at.top - size.height - 8)}px`;
+}
+
+// Arrow keys move through the rows, and open the one they reach.
+function listenToList(list) {
+  list.addEventListener("keydown", (event) => {
+    const rows = [...list.children];
+    const n = rows.indexOf(document.activeElement);
+    const goal = { ArrowDown: n + 1, ArrowUp: n - 1, Home: 0, End: rows.length - 1 }[event.key];
+    if (goal === undefined || !rows[goal]) return;
+    rows.forEach((row, at) => { row.tabIndex = at === goal ? 0 : -1; });
+    rows[goal].focus();
+    rows[goal].click();
+    rows[goal].focus();
+    event.preventDefault();
+  });
 }
 
 function promptBox(held, entry) {
@@ -240,7 +154,7 @@ function microscopeControls(data, run, state, act) {
   const verdicts = [...new Set(run.responses.map((entry) => entry.verdict))].sort();
   const selected = [...new Set(run.responses.flatMap((entry) => entry.selected_for))];
   const reasons = reasonTable.filter((entry) => entry.bit).map((entry) => [entry.name, entry.name.replace("_", " ")]);
-  const change = (key) => (value) => { state.filter[key] = value; act.showList(true); };
+  const change = (key) => (value) => { state.filter[key] = value; act.showList(); };
   const step = el("input", { type: "number", min: "0", inputmode: "numeric", placeholder: "any",
     on: { change: () => change("step")(step.value) } });
   const fields = {
@@ -254,7 +168,7 @@ function microscopeControls(data, run, state, act) {
     Object.assign(state.filter, filter);
     step.value = state.filter.step;
     for (const [key, field] of Object.entries(fields)) field.box.value = state.filter[key];
-    act.showList(true);
+    act.showList();
   };
   const color = select("Colour by", Object.entries(COLORS).map(([key, coloring]) => [key, coloring.title]), state.color,
     (value) => { state.color = value; act.reopen(); });
