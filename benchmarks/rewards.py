@@ -1,4 +1,4 @@
-"""The grader beside others': verdicts per second, and every answer on which they disagree.
+"""Compare our grader with others: verdicts per second, and every answer on which they disagree.
 
 The answers are the benchmarks' own truths (`--data` is a folder of parquet files in verl's schema) in common ways of
 writing them, and as many wrong ones. Each grader gets the same responses: trimtab's rule `math`, math-verify called
@@ -65,17 +65,17 @@ def main() -> None:
         "cases": dict(Counter(made for _, _, made in cases)),
         "graders": {},
     }
-    ours, seconds = judged_by_us(cases)
+    ours, seconds = grade_by_us(cases)
     result["graders"]["trimtab math"] = figures(cases, ours, seconds)
     for name, grader in graders.items():
-        theirs, seconds = judged(grader, cases)
+        theirs, seconds = grade_by(grader, cases)
         result["graders"][name] = {**figures(cases, theirs, seconds), **disagreements(cases, ours, theirs)}
         print(name, {key: value for key, value in result["graders"][name].items() if key != "disagreements"})
     arguments.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def make_cases(data: Path) -> list[Case]:
-    """Every truth in several ways of writing it, and another question's truth and a near miss as wrong answers."""
+    """Return every truth in several spellings, and another problem's truth and a near miss as wrong answers."""
     rng = random.Random(0)
     cases: list[Case] = []
     for name in BENCHMARKS:
@@ -92,12 +92,12 @@ def make_cases(data: Path) -> list[Case]:
 
 
 def bare(answer: str) -> str:
-    """An answer without the dollars around its formulas."""
+    """Return an answer without the dollars around its formulas."""
     return re.sub(r"(?<!\\)\$", "", answer)
 
 
 def ways(text: str) -> dict[str, str]:
-    """Common ways of writing an answer."""
+    """Return common spellings of an answer."""
     forms = {"as it is": text, "dfrac": text.replace(r"\frac", r"\dfrac"), "spaced": re.sub(r"([,+=])", r" \1 ", text)}
     if re.fullmatch(r"-?\d+", text):
         forms |= {"decimal": f"{text}.0", "named": f"x = {text}", "grouped": f"{int(text):,}"}
@@ -107,13 +107,13 @@ def ways(text: str) -> dict[str, str]:
 
 
 def one_off(text: str) -> str | None:
-    """The answer with its last digit raised by one."""
+    """Return the answer with its last digit raised by one."""
     place = max((i for i, char in enumerate(text) if char in "012345678"), default=None)
     return None if place is None else text[:place] + str(int(text[place]) + 1) + text[place + 1 :]
 
 
 def easy_speed(cases: Sequence[Case]) -> dict[str, float]:
-    """Verdicts per second, one at a time, on answers that are plain numbers: the median of several rounds."""
+    """Return verdicts per second, one at a time, on answers that are plain numbers: the median of several rounds."""
     plain = [
         case for case in cases if re.search(r"boxed\{-?[\d.,/]+\}", case[0]) and re.fullmatch(r"-?[\d.]+", case[1])
     ]
@@ -127,8 +127,8 @@ def easy_speed(cases: Sequence[Case]) -> dict[str, float]:
     return {"per_processor_second": round(median(rates)), "lowest_round": round(min(rates)), "answers": len(easy)}
 
 
-def judged_by_us(cases: Sequence[Case]) -> tuple[list[bool], float]:
-    """Our verdicts, all in one batch; the worker is started before."""
+def grade_by_us(cases: Sequence[Case]) -> tuple[list[bool], float]:
+    """Return our verdicts, all in one batch; the worker is started before."""
     grade(r"\boxed{\sin^2 x}", r"1 - \cos^2 x")
     problems = [(response, Problem(user("?"), answer, "math", made)) for response, answer, made in cases]
     start = time.perf_counter()
@@ -136,8 +136,8 @@ def judged_by_us(cases: Sequence[Case]) -> tuple[list[bool], float]:
     return [verdict.kind == "correct" for verdict in verdicts], time.perf_counter() - start
 
 
-def judged(grader: Grader, cases: Sequence[Case]) -> tuple[list[bool], float]:
-    """Another's verdicts, one after the other."""
+def grade_by(grader: Grader, cases: Sequence[Case]) -> tuple[list[bool], float]:
+    """Return another grader's verdicts, one after the other."""
     verdicts = []
     start = time.perf_counter()
     for response, answer, _ in cases:
@@ -150,7 +150,7 @@ def judged(grader: Grader, cases: Sequence[Case]) -> tuple[list[bool], float]:
 
 
 def figures(cases: Sequence[Case], verdicts: Sequence[bool], seconds: float) -> dict[str, Any]:
-    """Speed, and the share of each kind of case that was accepted."""
+    """Return speed, and the share of each kind of case that was accepted."""
     accepted: Counter[str] = Counter(made for (_, _, made), right in zip(cases, verdicts, strict=True) if right)
     total = Counter(made for _, _, made in cases)
     shares = {made: round(accepted[made] / count, 4) for made, count in total.items()}
@@ -158,7 +158,7 @@ def figures(cases: Sequence[Case], verdicts: Sequence[bool], seconds: float) -> 
 
 
 def disagreements(cases: Sequence[Case], ours: Sequence[bool], theirs: Sequence[bool]) -> dict[str, Any]:
-    """The cases on which another grader says something else than ours."""
+    """Return the cases on which another grader disagrees with ours."""
     rows = [
         f"{'ours' if mine else 'theirs'} accepts, {made}: {last_box(response)} for {answer}"
         for (response, answer, made), mine, other in zip(cases, ours, theirs, strict=True)
@@ -168,7 +168,7 @@ def disagreements(cases: Sequence[Case], ours: Sequence[bool], theirs: Sequence[
 
 
 def find_graders(peers: Path | None) -> tuple[dict[str, Grader], list[str]]:
-    """The graders that can be run here, and why others cannot."""
+    """Return the graders that can be run here, and why others cannot."""
     found: dict[str, Grader] = {"math-verify": math_verify_directly}
     missing = []
     if peers is None:
@@ -193,7 +193,7 @@ def find_graders(peers: Path | None) -> tuple[dict[str, Grader], list[str]]:
 
 
 def verl_graders(name: str, module: Any) -> dict[str, Grader]:
-    """verl's reward functions of one file; `math_dapo` reads an answer line, and with `strict_box_verify` a box."""
+    """Return verl's reward functions of one file; `math_dapo` grades an answer line, or a box if it is strict."""
     if name == "math_reward":
         return {"verl math_reward": lambda response, answer: module.compute_score(response, unboxed(answer)) == 1.0}
     return {
@@ -207,24 +207,24 @@ def verl_graders(name: str, module: Any) -> dict[str, Grader]:
 
 
 def math_verify_directly(response: str, answer: str) -> bool:
-    """math-verify as its own documentation shows it."""
+    """Grade by math-verify as its documentation shows it."""
     from math_verify import parse, verify
 
     return bool(verify(parse(wrapped(answer)), parse(response)))
 
 
 def wrapped(answer: str) -> str:
-    r"""A truth as a formula, which math-verify and TRL want to be marked as one."""
+    r"""Return a truth marked as a formula, as math-verify and TRL want it."""
     return answer if "boxed" in answer or answer.startswith("$") else f"${answer}$"
 
 
 def unboxed(answer: str) -> str:
-    """A truth out of its box and dollars, as verl's string comparisons want it."""
+    """Return a truth without box and dollars, as verl's string comparisons want it."""
     return bare(last_box(answer) or answer)
 
 
 def load_file(path: Path) -> Any:
-    """A module from its file alone."""
+    """Import a module from its file, without its package."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no module")

@@ -1,4 +1,4 @@
-"""reasoning-gym's own checkers, behind a filter on what they get to see."""
+"""Grade by reasoning-gym's checkers, which get only answers that pass a filter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where prompts and answers come from: generated arithmetic, reasoning-gym, GSM8K, your own jsonl or parquet."""
+"""Tasks: sequences of problems from generated arithmetic, reasoning-gym, GSM8K, or jsonl and parquet files."""
 
 from trimtab.tasks.arithmetic import Arithmetic
 from trimtab.tasks.benchmarks import BENCHMARKS, DEFAULT_BENCHMARKS, PROMPT_SUFFIX, BenchmarkProblem, load_benchmark

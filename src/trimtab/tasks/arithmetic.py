@@ -73,7 +73,7 @@ class Arithmetic:
             generated = FAMILIES[self.family](rng, self.digits, self.terms)
             if split_of(generated.question, TEST_ONE_IN) == self.split:
                 return self._problem(generated)
-        raise ValueError(f"{self.name} has no {self.split} problem among {MAX_ATTEMPTS} draws: raise digits or terms")
+        raise ValueError(f"{self.name} has no {self.split} problem in {MAX_ATTEMPTS} attempts: raise digits or terms")
 
     def _problem(self, generated: ArithmeticProblem) -> Problem:
         answer = str(generated.answer)

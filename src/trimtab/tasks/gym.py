@@ -70,7 +70,7 @@ class GymTask:
             if split_of(entry["question"], TEST_ONE_IN) == self.split:
                 return self._problem(entry)
         raise ValueError(
-            f"{self.name} has no {self.split} problem among {MAX_ATTEMPTS} draws: its options leave too few"
+            f"{self.name} has no {self.split} problem in {MAX_ATTEMPTS} attempts: its options leave too few"
         )
 
     def _problem(self, entry: Mapping[str, Any]) -> Problem:
