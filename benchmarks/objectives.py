@@ -60,13 +60,13 @@ def make_batch(tokens: int, device: str) -> tuple[tt.TokenBatch, torch.Tensor]:
 
 
 def update(objective: tt.Objective, batch: tt.TokenBatch, new: torch.Tensor, responses: int | None = None) -> None:
-    """What an update costs beside the model: plan, then loss and gradient, in parts of `responses` if given."""
+    """What an update costs beside the model: plan, then loss and gradient, in micro-batches of `responses` if given."""
     plan = objective.plan(batch)
-    for part in [plan] if responses is None else plan.split(responses):
-        leaf = new[part.slice].detach().requires_grad_()
-        out = objective.loss(leaf, part)
+    for micro_batch in [plan] if responses is None else plan.split(responses):
+        leaf = new[micro_batch.slice].detach().requires_grad_()
+        out = objective.loss(leaf, micro_batch)
         out.loss.backward()
-        _ = out.metrics  # made when asked for
+        _ = out.metrics  # computed on first access
 
 
 def clock(*update_arguments: Any) -> float:
@@ -96,7 +96,7 @@ def ratios(tokens: int, device: str, rounds: int) -> dict[str, Any]:
 
 
 def growth(device: str, rounds: int) -> dict[str, Any]:
-    """Nanoseconds per token from 100 thousand to 10 million tokens, the loss in parts of 100 responses."""
+    """Nanoseconds per token from 100 thousand to 10 million tokens, the loss in micro-batches of 100 responses."""
     result: dict[str, Any] = {}
     for tokens in (100_000, 1_000_000, 10_000_000):
         batch, new = make_batch(tokens, device)

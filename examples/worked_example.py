@@ -1,7 +1,7 @@
-"""One mini-batch under STAPO, token by token: what the plan decides, why, and what the loss then does.
+"""One mini-batch under STAPO, token by token: what the plan decides and why, and the gradient of the loss.
 
-Two answers to one question; the first is right. It contains a token that the policy thought nearly impossible although
-it was sure of what comes next: rare, confident, rewarded. STAPO silences it.
+Two responses to one prompt; the first is right. It contains a token that the policy gave almost no probability although
+its entropy was low: rare, confident, rewarded. STAPO silences it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from rich.table import Table
 
 import trimtab as tt
 
-WORDS = [["7", " x", " 6", " =", " banana", " 42", " ."], ["7", " x", " 6", " =", " 48", " ."]]
+TOKENS = [["7", " x", " 6", " =", " banana", " 42", " ."], ["7", " x", " 6", " =", " 48", " ."]]
 PROBABILITY = [[0.9, 0.95, 0.9, 0.99, 0.0004, 0.6, 0.001], [0.9, 0.95, 0.9, 0.99, 0.2, 0.9]]
 ENTROPY = [[0.3, 0.2, 0.3, 0.05, 0.08, 0.9, 1.6], [0.3, 0.2, 0.3, 0.05, 0.9, 0.4]]
 
 
 def main() -> None:
-    """Plan, loss and gradient of one mini-batch."""
+    """Print plan, loss and gradient of one mini-batch."""
     reward, group = torch.tensor([1.0, 0.0]), torch.tensor([0, 0])
     stapo = tt.objective("stapo")
     batch = tt.TokenBatch(
-        old_logp=torch.tensor([p for answer in PROBABILITY for p in answer]).log(),
-        entropy=torch.tensor([h for answer in ENTROPY for h in answer]),
-        sequence=torch.tensor([i for i, answer in enumerate(WORDS) for _ in answer]),
-        advantage=stapo.advantages(reward, group).repeat_interleave(torch.tensor([len(a) for a in WORDS])),
+        old_logp=torch.tensor([p for response in PROBABILITY for p in response]).log(),
+        entropy=torch.tensor([h for response in ENTROPY for h in response]),
+        sequence=torch.tensor([i for i, response in enumerate(TOKENS) for _ in response]),
+        advantage=stapo.advantages(reward, group).repeat_interleave(torch.tensor([len(r) for r in TOKENS])),
         group=group,
         reward=reward,
     )
@@ -37,13 +37,21 @@ def main() -> None:
     console = Console(width=120)
     console.print(stapo.explain(), highlight=False)
     table = Table(
-        "answer", "token", "p", "H", "advantage", "push on ln p", "why", title="\nEvery token", title_justify="left"
+        "response",
+        "token",
+        "p",
+        "H",
+        "advantage",
+        "-d loss / d ln p",
+        "why",
+        title="\nEvery token",
+        title_justify="left",
     )
     assert new_logp.grad is not None and batch.entropy is not None
-    for t, word in enumerate(w for answer in WORDS for w in answer):
+    for t, token in enumerate(token for response in TOKENS for token in response):
         table.add_row(
             str(int(batch.sequence[t])),
-            repr(word),
+            repr(token),
             f"{float(batch.old_logp[t].exp()):.4f}",
             f"{float(batch.entropy[t]):.2f}",
             f"{float(plan.advantage[t]):+.2f}",

@@ -14,9 +14,9 @@ from helpers.objectives.batches import EVERY, batch, fields, moved
 def finite(objective: tt.Objective, tokens: tt.TokenBatch, new_logp: torch.Tensor) -> None:
     objective.observe(tokens)
     plan = objective.plan(tokens)
-    for part in [plan, *plan.split(2)]:
-        new = new_logp[part.slice].detach().requires_grad_()
-        out = objective.loss(new, part)
+    for micro_batch in [plan, *plan.split(2)]:
+        new = new_logp[micro_batch.slice].detach().requires_grad_()
+        out = objective.loss(new, micro_batch)
         (gradient,) = torch.autograd.grad(out.loss, new)
         assert torch.isfinite(out.loss)
         assert torch.isfinite(gradient).all()
@@ -77,8 +77,8 @@ def test_responses_without_tokens_do_not_exist(name: str) -> None:
     expected = objective.loss(new, objective.plan(tokens)).loss
     plan = objective.plan(with_empty)
     assert objective.loss(new, plan).loss.item() == pytest.approx(expected.item(), abs=1e-14)
-    parts = [objective.loss(new[part.slice], part).loss for part in plan.split(1)]
-    assert torch.stack(parts).sum().item() == pytest.approx(expected.item(), abs=1e-13)
+    micro_batches = [objective.loss(new[micro_batch.slice], micro_batch).loss for micro_batch in plan.split(1)]
+    assert torch.stack(micro_batches).sum().item() == pytest.approx(expected.item(), abs=1e-13)
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -41,5 +41,12 @@ def test_the_loss_never_syncs_with_the_gpu_and_the_plan_a_few_times(name: str) -
     objective.plan(device)  # what a batch finds out about itself, it finds out once
     assert count_host_syncs(lambda: objective.plan(device)) <= 3 * max(2, len(objective.rules))
     plan = objective.plan(device)
-    parts = plan.split(10)
-    assert count_host_syncs(lambda: [objective.loss(new[part.slice], part).loss.backward() for part in parts]) == 0
+    micro_batches = plan.split(10)
+    assert (
+        count_host_syncs(
+            lambda: [
+                objective.loss(new[micro_batch.slice], micro_batch).loss.backward() for micro_batch in micro_batches
+            ]
+        )
+        == 0
+    )

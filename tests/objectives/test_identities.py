@@ -62,7 +62,7 @@ PAIRS: dict[str, tuple[Build, Build]] = {
         lambda: tt.objective("grpo + kl(coef=0)"),
         lambda: tt.objective("grpo"),
     ),
-    "a mini-batch in one part has the micro scope": (
+    "one micro-batch makes the micro scope the mini-batch": (
         lambda: tt.objective("sspo + s2t", tau_p=0.2, scope="micro"),
         lambda: tt.objective("sspo + s2t", tau_p=0.2),
     ),

@@ -24,7 +24,7 @@ def test_parts_add_up(name: str, seed: int, size: int) -> None:
     tokens, objective = batch(seed), tt.objective(name)
     new, plan = moved(tokens), objective.plan(tokens)
     whole = objective.loss(new, plan)
-    outs = [objective.loss(new[part.slice], part) for part in plan.split(size)]
+    outs = [objective.loss(new[micro_batch.slice], micro_batch) for micro_batch in plan.split(size)]
     total = torch.stack([out.loss for out in outs]).sum()
     torch.testing.assert_close(total, whole.loss, **TIGHT)
     (expected,) = torch.autograd.grad(whole.loss, new)
@@ -41,17 +41,19 @@ def test_parts_add_up(name: str, seed: int, size: int) -> None:
 def test_parts_may_have_any_sizes_and_be_empty(seed: int, cut: int) -> None:
     tokens, objective = batch(seed), tt.objective("sspo + s2t(tau_p=0.2)")
     new, plan = moved(tokens), objective.plan(tokens)
-    parts = plan.split([cut, 0, 6 - cut])
-    assert [part.responses for part in parts] == [cut, 0, 6 - cut]
-    assert [part.tokens for part in parts][1] == 0
-    total = torch.stack([objective.loss(new[part.slice], part).loss for part in parts]).sum()
+    micro_batches = plan.split([cut, 0, 6 - cut])
+    assert [micro_batch.responses for micro_batch in micro_batches] == [cut, 0, 6 - cut]
+    assert [micro_batch.tokens for micro_batch in micro_batches][1] == 0
+    total = torch.stack(
+        [objective.loss(new[micro_batch.slice], micro_batch).loss for micro_batch in micro_batches]
+    ).sum()
     torch.testing.assert_close(total, objective.loss(new, plan).loss, **TIGHT)
 
 
 def test_a_part_can_be_split_again() -> None:
     tokens, objective = batch(3), tt.objective("sspo")
     new, plan = moved(tokens), objective.plan(tokens)
-    leaves = [leaf for part in plan.split(4) for leaf in part.split(1)]
+    leaves = [leaf for micro_batch in plan.split(4) for leaf in micro_batch.split(1)]
     assert [leaf.slice.start for leaf in leaves] == tokens.offsets[:-1]
     total = torch.stack([objective.loss(new[leaf.slice], leaf).loss for leaf in leaves]).sum()
     torch.testing.assert_close(total, objective.loss(new, plan).loss, **TIGHT)
@@ -97,13 +99,13 @@ def test_a_batch_without_padding_unpacks_from_the_left() -> None:
 def test_the_micro_scope_plans_every_part_by_itself() -> None:
     tokens = batch(11)
     micro = tt.objective("stapo", tau_p=0.2, scope="micro")
-    parts = micro.plan(tokens).split(3)
+    micro_batches = micro.plan(tokens).split(3)
     alone = tt.objective("stapo", tau_p=0.2)
-    for part, (first, last) in zip(parts, [(0, 3), (3, 6)], strict=True):
+    for micro_batch, (first, last) in zip(micro_batches, [(0, 3), (3, 6)], strict=True):
         expected = alone.plan(tokens.select(first, last))
-        assert torch.equal(part.weight, expected.weight)
-        assert torch.equal(part.scale, expected.scale * 0.5)  # each has half of the responses
-        assert part.slice == slice(tokens.offsets[first], tokens.offsets[last])
+        assert torch.equal(micro_batch.weight, expected.weight)
+        assert torch.equal(micro_batch.scale, expected.scale * 0.5)  # each has half of the responses
+        assert micro_batch.slice == slice(tokens.offsets[first], tokens.offsets[last])
 
 
 def test_the_micro_scope_depends_on_the_parts_and_the_minibatch_scope_does_not() -> None:
@@ -201,7 +203,9 @@ def test_a_rank_may_hold_responses_without_tokens() -> None:
     alone = tt.objective("stapo").plan(tokens)
     assert plan.responses == tokens.responses
     assert torch.equal(plan.scale, alone.scale)
-    assert [part.tokens for part in plan.split(2)] == [part.tokens for part in alone.split(2)]
+    assert [micro_batch.tokens for micro_batch in plan.split(2)] == [
+        micro_batch.tokens for micro_batch in alone.split(2)
+    ]
 
 
 def test_a_communicator_may_stack_or_concatenate() -> None:

@@ -86,14 +86,14 @@ def new_logp(batch: Batch) -> torch.Tensor:
 
 
 def assert_same(objective: tt.Objective, plan: tt.Plan, batch: Batch, expected: Update, seed: int) -> None:
-    """The plan's loss and gradient, in one piece and in parts, are the reference's."""
-    for parts in ([plan], plan.split(2)):
+    """The plan's loss and gradient, whole and in micro-batches, are the reference's."""
+    for micro_batches in ([plan], plan.split(2)):
         new = new_logp(batch)
-        losses = [objective.loss(new[part.slice], part).loss for part in parts]
+        losses = [objective.loss(new[micro_batch.slice], micro_batch).loss for micro_batch in micro_batches]
         total = torch.stack(losses).sum()
         total.backward()
         assert new.grad is not None
-        where = f"seed {seed}, {len(parts)} part(s)"
+        where = f"seed {seed}, {len(micro_batches)} micro-batch(es)"
         close = {"rtol": TOLERANCE, "atol": TOLERANCE}
         np.testing.assert_allclose(total.item(), expected.loss, err_msg=f"loss, {where}", **close)
         np.testing.assert_allclose(new.grad.numpy(), expected.grad, err_msg=f"gradient, {where}", **close)

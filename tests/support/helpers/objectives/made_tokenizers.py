@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 
 def byte_level_bpe(texts: Iterable[str], size: int, special: Sequence[str]) -> Tokenizer:
-    """As GPT-2's, Qwen's and Llama 3's are made: characters beyond ASCII are cut into bytes."""
+    """Train a byte-level BPE tokenizer, the kind of GPT-2, Qwen and Llama 3: characters beyond ASCII may be cut."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()

@@ -1,7 +1,4 @@
-"""The plain way to segment ids, one response after the other: one expression over the whole text, no tables, no memory.
-
-It takes the tokens' bytes and says what `segment_ids` must say, whatever it remembers of texts before.
-"""
+"""A plain reference of `segment_ids`: one regular expression over the text of each response, without any cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The second writing of every method, loss and gradient, put together from the parts in `reference_parts`."""
+"""A second implementation of every method, its loss and gradient, composed of the terms in `reference_terms`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from helpers.objectives.reference_parts import (
+from helpers.objectives.reference_terms import (
     ATTACHMENTS,
     STARE_VARIANTS,
     Batch,

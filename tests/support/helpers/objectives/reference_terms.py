@@ -1,8 +1,8 @@
-"""Every method once more, in plain Python and NumPy with loops, written from the formulas alone.
+"""A second implementation of every rule and surrogate, in plain Python with loops, written from the formulas alone.
 
-A batch is a list of responses, a response a list of tokens. A rule decides about tokens and writes its verdict on them;
-a term is a token's loss and the slope of that loss in the token's new log-probability, derived by hand. What a paper
-holds constant (old policy, weights, ratios behind a stop-gradient) is constant here too.
+A batch is a list of responses, a response a list of tokens. A rule sets attributes of tokens; a term is a token's loss
+and its derivative by the token's new log-probability, derived by hand. What a paper holds constant (old policy,
+weights, ratios behind a stop-gradient) is constant here too.
 """
 
 from __future__ import annotations
@@ -137,14 +137,14 @@ def token_ppo(low: float, high: float, dual: float | None) -> Terms:
     return terms
 
 
-def shared_ppo(parts: Callable[[Response], list[list[Token]]], low: float, high: float, dual: float | None) -> Terms:
-    """One ratio for all tokens of a part: stopgrad(r) * p / stopgrad(p), so the slope of its logarithm in ln p is 1."""
+def shared_ppo(groups: Callable[[Response], list[list[Token]]], low: float, high: float, dual: float | None) -> Terms:
+    """One ratio for all tokens of a group: stopgrad(r) * p / stopgrad(p), so that d ln r / d ln p is 1."""
 
     def terms(response: Response) -> list[Term]:
         found = []
-        for part in parts(response):
-            ratio = math.exp(sum(log_ratio(token) for token in part) / len(part))
-            for token in part:
+        for group in groups(response):
+            ratio = math.exp(sum(log_ratio(token) for token in group) / len(group))
+            for token in group:
                 found.append(ppo_clip(token, ratio, low, high, dual))
         return found
 
