@@ -118,7 +118,7 @@ def test_every_reason_has_words() -> None:
         assert tt.reason_words(int(reason))
     both = tt.reason_words(int(tt.Reason.SILENCED | tt.Reason.NARROWED))
     assert "silenced" in both and "narrowed" in both
-    assert tt.reason_words(0) == "kept as it came"
+    assert tt.reason_words(0) == "kept unchanged"
 
 
 def test_a_plan_says_why() -> None:

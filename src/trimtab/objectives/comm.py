@@ -66,8 +66,10 @@ def gather_batch(batch: TokenBatch, names: Iterable[str], comm: Comm | None) -> 
         whole = torch.cat([row[:, :count] for row, count in zip(rows, tokens, strict=True)], dim=1)
         return dict(zip(names, whole, strict=True))
 
+    # Two transfers, one per type, whatever the number of fields.
     values: dict[str, Any] = collect([n for n in present if n in TOKEN_FLOATS])
     values |= collect([n for n in present if n in TOKEN_INTS])
+    # Every rank numbers its responses from 0: shift them by those of the ranks before.
     before = torch.tensor([sum(responses[:r]) for r in range(len(responses))], device=batch.old_logp.device)
     values["sequence"] = values["sequence"] + before.repeat_interleave(sizes[:, 0].to(before.device))
     return TokenBatch(**values, responses=sum(responses)), slice(first, first + batch.responses)

@@ -63,6 +63,7 @@ def seq_mean_token_sum_norm(length: float) -> Normalizer:
 
 def _per_response(builder: PlanBuilder, divisor: Tensor | None) -> Tensor:
     """Return 1 / (responses with a counted token x divisor) for every counted token."""
+    # A response whose tokens are all silenced counts neither here nor in the sum; at least 1 keeps this finite.
     lengths = builder.counted_lengths
     each = (lengths > 0).sum().clamp(min=1).to(builder.advantage.dtype).expand(len(lengths))
     if divisor is not None:

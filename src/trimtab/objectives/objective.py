@@ -53,7 +53,7 @@ class LossOutput:
             "update/approx_kl": (self.ratio - 1 - self.log_rho).sum() * self.inverse_tokens,
             "update/clip_share": clipped * self.inverse_tokens,
         }
-        if len(self.ratio):
+        if len(self.ratio):  # aminmax of nothing raises
             metrics["update/ratio_min"], metrics["update/ratio_max"] = torch.aminmax(self.ratio)
         return metrics
 
@@ -120,6 +120,7 @@ class Objective:
             return
         self._check(rollout)
         assert rollout.entropy is not None
+        # Sums instead of means of means: ranks may hold different numbers of tokens.
         total = rollout.entropy.sum(dtype=torch.float64)
         sums = torch.stack([total, torch.full_like(total, rollout.tokens)])
         if comm is not None:
@@ -150,6 +151,7 @@ class Objective:
         terms = terms * plan.weight
         for penalty in self.penalties:
             terms = terms + penalty.terms(new, plan)
+        # The scale includes the normaliser of the whole mini-batch, so micro-batches only have to be added up.
         loss = (terms * plan.scale).sum()
         return LossOutput(loss, ratio.detach(), log_rho.detach(), clipped, 1 / max(plan.tokens_in_minibatch, 1))
 
@@ -158,6 +160,7 @@ class Objective:
 
         A negative gradient means that descent raises the token's probability.
         """
+        # Callers may be inside no_grad, and a leaf of its own keeps the gradient from reaching any model.
         with torch.enable_grad():
             leaf = new_logp.detach().requires_grad_()
             out = self.loss(leaf, plan)
@@ -246,4 +249,5 @@ class Objective:
                 tokens_in_minibatch=micro_batch.tokens / share if share else 0.0,
             )
 
+        # How the micro-batches are cut is known to `Plan.split` alone, so they are planned there.
         return replace(replan(0, batch.responses), replan=replan)

@@ -39,6 +39,7 @@ class Plan:
     penalty: Tensor | None = None
     ref_logp: Tensor | None = None
     proxy_logp: Tensor | None = None
+    # On the host: slicing by them must not wait for a GPU.
     offsets: Sequence[int] = (0,)
     tokens_in_minibatch: float = 0
     start: int = 0
@@ -128,6 +129,7 @@ def _micro_batch_sizes(sequences: int | Sequence[int], responses: int) -> list[i
     if isinstance(sequences, int):
         if sequences < 1:
             raise ValueError(f"a micro-batch must hold at least 1 response, got {sequences}")
+        # Without responses one empty micro-batch, so that callers need no special case.
         return [min(sequences, responses - first) for first in range(0, responses, sequences)] or [0]
     sizes = [int(size) for size in sequences]
     if min(sizes, default=0) < 0 or sum(sizes) != responses:

@@ -124,6 +124,7 @@ class PlanBuilder:
     def penalize(self, tokens: Tensor, coefficient: float) -> None:
         """Put a penalty on tokens in place of their clip range."""
         self.penalty = torch.zeros_like(self.weight).index_fill_(0, tokens, coefficient)
+        # Not in place: the clip ranges are expanded scalars, whose elements share memory.
         self.clip_low = self.clip_low.index_fill(0, tokens, torch.inf)
         self.clip_high = self.clip_high.index_fill(0, tokens, torch.inf)
         self.mark(tokens, Reason.PENALIZED)

@@ -18,7 +18,7 @@ from trimtab.objectives.plan import Plan
 from trimtab.objectives.spans import Spans
 from trimtab.objectives.token_batch import TokenBatch
 
-LOG_RATIO_LIMIT = 20.0
+LOG_RATIO_LIMIT = 20.0  # exp(20) and its products with weights are finite in fp32
 
 Level = Literal["token", "segment", "response"]
 
@@ -41,7 +41,7 @@ class Ratio:
         """Return the ratio of every token."""
         if plan.spans is None:
             return log_rho.exp()
-        if self.prepare is not None:
+        if self.prepare is not None:  # the gradient then goes through the clipped log ratios
             new_logp = log_rho = self.prepare(log_rho, plan)
         shared: Tensor = _SharedRatio.apply(new_logp, log_rho.detach(), plan.spans)  # type: ignore[no-untyped-call]
         return shared
@@ -69,6 +69,7 @@ class _SharedRatio(torch.autograd.Function):
 
 def _clip_where_pushed(log_rho: Tensor, plan: Plan) -> Tensor:
     """Clip log ratios from above where A > 0 and from below where A < 0 (GMPO)."""
+    # A token without signal keeps its log ratio: it still enters the mean of its response.
     held = torch.where(plan.advantage > 0, log_rho.minimum(plan.clip_high), log_rho.maximum(-plan.clip_low))
     return torch.where(plan.advantage == 0, log_rho, held)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from enum import IntFlag
 
 
+# Recorded as int16 per token: new reasons take new bits, and no bit changes its meaning.
 class Reason(IntFlag):
     """What rules did to a token, as bits; no bit means that the token was left as it is."""
 
@@ -29,14 +30,14 @@ class Reason(IntFlag):
 
 
 REASON_WORDS: dict[Reason, str] = {
-    Reason.KEPT: "kept as it came",
+    Reason.KEPT: "kept unchanged",
     Reason.NO_SIGNAL: "advantage is zero: nothing to learn from it",
     Reason.SILENCED: "silenced: rare, confident and rewarded",
     Reason.BOOSTED: "boosted: it raises the entropy, which is below target",
     Reason.DAMPED: "damped: it lowers the entropy, which is below target",
     Reason.MASKED: "masked: its entropy is not among the highest",
     Reason.DROPPED: "dropped from the update, denominator unchanged",
-    Reason.PENALIZED: "kept from moving away by a penalty instead of a clip",
+    Reason.PENALIZED: "held near another policy by a penalty instead of a clip",
     Reason.CORRECTED: "reweighted for the mismatch between sampler and trainer",
     Reason.RESHAPED: "advantage raised by its entropy",
     Reason.WIDENED: "clip range widened: its segment is uncertain",

@@ -23,6 +23,7 @@ class Spans:
         """Return the mean of `values` over each span (NaN for an empty one)."""
         if values.is_cpu and len(values) and torch.backends.mkl.is_available():
             return torch.mv(self._membership.to(values.dtype), values) / self.size
+        # unsafe skips a check of the lengths that would make the host wait for a GPU.
         return torch.segment_reduce(values, "sum", lengths=self.size, unsafe=True) / self.size
 
     def spread(self, per_span: Tensor) -> Tensor:
@@ -41,6 +42,7 @@ class Spans:
         tokens = len(self.index)
         ends = self.size.cumsum(0)
         rows = torch.cat([ends.new_zeros(1), ends]).to(torch.int32)
+        # torch warns that sparse CSR is in beta.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse (CSR tensor support is in beta|invariant checks)")
             columns, ones = torch.arange(tokens, dtype=torch.int32), torch.ones(tokens)

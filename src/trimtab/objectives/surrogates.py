@@ -53,6 +53,7 @@ def weighted_log_prob(low: float, high: float, upper_only: bool) -> Surrogate:
     """CISPO: `-stopgrad(clip(r)) A ln p`; a clipped token keeps its gradient, with the clipped weight."""
 
     def terms(ratio: Tensor, new_logp: Tensor, plan: Plan) -> Terms:
+        # The gradient flows through ln p alone; the floor keeps 0 x -inf out of the product.
         fixed = ratio.detach()
         held = fixed.clamp(max=1 + plan.clip_high) if upper_only else fixed.clamp(1 - plan.clip_low, 1 + plan.clip_high)
         return -held * plan.advantage * new_logp.clamp(min=LOGP_FLOOR), held != fixed

@@ -39,7 +39,7 @@ class Quadrant(IntEnum):
 
 
 def moments(logits: Tensor, token: Tensor) -> Moments:
-    """Compute the moments from full logits (..., vocabulary) and the sampled tokens."""
+    """Return the moments from full logits (..., vocabulary) and the sampled tokens."""
     logp = logits.log_softmax(-1)
     p = logp.exp()
     p_logp = torch.where(p > 0, p * logp, 0.0)  # 0 ln 0 is 0, not NaN
@@ -49,6 +49,7 @@ def moments(logits: Tensor, token: Tensor) -> Moments:
 
 def gradient_norm_squared(logp: Tensor, sum_p2: Tensor, coefficient: Tensor | float = 1.0) -> Tensor:
     """Return |dJ/da|^2 = w^2 (1 - 2 p_k + sum p^2), which is exact."""
+    # Of a nearly certain token the bracket is a difference of almost equal numbers and may round below 0.
     return _squared(coefficient) * (1 - 2 * logp.exp() + sum_p2).clamp(min=0)
 
 
@@ -73,7 +74,7 @@ def critical_surprisal(entropy: Tensor, sum_p2: Tensor, sum_p2_logp: Tensor) -> 
     # With q = p exp(H) and u = ln q the equation is u exp(u) = S2 exp(H), which Newton's method solves from above.
     goal = _s2(entropy, sum_p2, sum_p2_logp).clamp(min=0) * entropy.exp()
     u = torch.log1p(goal)  # u exp(u) >= goal here, and the left side is convex: the steps fall to the root
-    for _ in range(24):
+    for _ in range(24):  # a fixed number: a test of convergence would make the host wait for a GPU
         u = u - (u - goal * (-u).exp()) / (1 + u)
     return entropy - u
 
@@ -86,7 +87,7 @@ def quadrant(advantage: Tensor, logp: Tensor, s_star: Tensor) -> Tensor:
 
 
 def entropy_change(objective: Objective, batch: TokenBatch, plan: Plan, new_logp: Tensor | None = None) -> Tensor:
-    """Return, per token, the first-order change of its own entropy per unit of step size under a plan of `batch`.
+    """Return the first-order change of each token's own entropy per unit of step size under a plan of `batch`.
 
     The sum is the predicted change by the plan. Clipped and silenced tokens contribute 0. `new_logp` defaults to the
     log-probabilities by which rules judged the tokens.

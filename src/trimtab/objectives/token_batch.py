@@ -193,6 +193,7 @@ class TokenBatch:
             value = getattr(self, name)
             if value is None:
                 continue
+            # A graph in a planned batch would be kept alive by the plan and could leak into the loss.
             value = torch.as_tensor(value).detach()
             value = value.to(torch.int64 if name in (*TOKEN_INTS, "group") else dtype)
             if name in LOGPS:

@@ -74,7 +74,7 @@ def _literal(value: str) -> Any:
     if value.lower() in words:
         return words[value.lower()]
     try:
-        return ast.literal_eval(value)
+        return ast.literal_eval(value)  # numbers; choices such as C2 are written without quotes and stay text
     except (ValueError, SyntaxError):
         return value
 

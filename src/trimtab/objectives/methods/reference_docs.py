@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import typing
 from typing import Any
 
+from trimtab.objectives import theory
 from trimtab.objectives.methods.compose import COMMON_OPTIONS, objective
 from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, OPTIONS, Entry
 from trimtab.objectives.objective import Objective
@@ -28,6 +30,19 @@ METRICS: dict[str, str] = {
     "update/ratio_mean": "mean ratio",
     "update/ratio_min": "smallest ratio",
 }
+
+
+THEORY = (
+    theory.moments,
+    theory.gradient_norm_squared,
+    theory.gradient_norm_bounds,
+    theory.phi,
+    theory.batch_phi,
+    theory.critical_surprisal,
+    theory.quadrant,
+    theory.entropy_change,
+    theory.critical_weight,
+)
 
 
 def summary() -> list[tuple[str, str, str, str]]:
@@ -73,7 +88,15 @@ def methods_reference() -> str:
         "",
     ]
     lines += ["| metric | meaning |", "|---|---|", *(f"| `{key}` | {text} |" for key, text in METRICS.items())]
+    lines += ["", "# Theory", "", "`trimtab.theory` computes, per token and in plain torch:", ""]
+    lines += ["| function | returns |", "|---|---|"]
+    lines += [f"| `{f.__name__}` | {_first_sentence(f)} |" for f in THEORY]
     return "\n".join(lines) + "\n"
+
+
+def _first_sentence(function: typing.Callable[..., Any]) -> str:
+    text = inspect.cleandoc(function.__doc__ or "").partition("\n")[0].removeprefix("Return ").removesuffix(".")
+    return text.replace("|", "\\|")
 
 
 def _common_defaults() -> dict[str, Any]:

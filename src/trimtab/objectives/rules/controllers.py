@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# Bounds of the adaptive weights, so that a target out of reach cannot drive them on and on.
 BOOST_LIMIT = 1.5
 DAMP_LIMIT = 0.5
 

@@ -50,6 +50,7 @@ def drop_responses(low: float, high: float, geometric: bool, renormalize: bool) 
     def apply(builder: PlanBuilder) -> None:
         responses = builder.batch.response_spans
         mean = responses.mean(_mismatch(builder))
+        # In logarithms: the product of thousands of ratios overflows.
         log_w = mean if geometric else mean * responses.size
         w = log_w.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
         outside = responses.spread((w < low) | (w > high)).nonzero().squeeze(1)

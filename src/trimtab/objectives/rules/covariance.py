@@ -26,6 +26,7 @@ def drop_covariant(share: float, low: float, high: float, seed: int) -> TokenRul
         over = (builder.advantage > 0) & (ratio > 1 + builder.clip_high)
         under = (builder.advantage < 0) & (ratio < 1 - builder.clip_low)
         among = (cov > low) & (cov < high) & ~over & ~under
+        # The share is of all tokens, not of the candidates.
         count = share_count(builder.batch.tokens, share)
         builder.drop(random_pick(among.nonzero().squeeze(1), count, seed, builder.batch.old_logp))
 

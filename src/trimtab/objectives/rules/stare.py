@@ -50,6 +50,7 @@ def steer_entropy(
         return chosen if name.startswith("L") else among.index_fill(0, chosen, False).nonzero().squeeze(1)
 
     def apply(builder: PlanBuilder) -> None:
+        # The gate is read when a plan is made, not when the rule is built: `observe` changes it between them.
         builder.metrics["stare/gate_open"] = builder.weight.new_full((), float(gate.is_open or gate_scope != "batch"))
         if gate_scope == "batch" and not gate.is_open:
             return
