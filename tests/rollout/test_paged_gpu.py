@@ -41,8 +41,8 @@ def mismatch(policy: Policy, batch: Sequence[PromptTokens], groups: list[list[Re
     return (measured.logp.cpu() - sampled).abs()
 
 
-def nearly_all_same(mine: list[list[Response]], theirs: list[list[Response]]) -> None:
-    pairs = [(a, b) for ours, others in zip(mine, theirs, strict=True) for a, b in zip(ours, others, strict=True)]
+def nearly_all_same(actual: list[list[Response]], reference: list[list[Response]]) -> None:
+    pairs = [(a, b) for ours, others in zip(actual, reference, strict=True) for a, b in zip(ours, others, strict=True)]
     equal = [a for a, b in pairs if a.tokens == b.tokens and a.finished == b.finished]
     assert len(equal) >= 0.95 * len(pairs), f"{len(equal)} of {len(pairs)} samples are the same"
 
@@ -50,9 +50,9 @@ def nearly_all_same(mine: list[list[Response]], theirs: list[list[Response]]) ->
 @pytest.mark.parametrize("family", [*CONFIGS, "lora"])
 def test_in_fp32_it_samples_the_native_samplers_tokens(family: str) -> None:
     model = tiny(family, "cuda")
-    mine = PagedSampler(model, EOS, torch.float32).sample(PROMPTS, 0, OPTIONS)
-    nearly_all_same(mine, NativeSampler(model, EOS, 0, nullcontext).sample(PROMPTS, 0, OPTIONS))
-    assert mismatch(policy_of(model, "fp32"), PROMPTS, mine, 1.0).max() < 5e-5
+    actual = PagedSampler(model, EOS, torch.float32).sample(PROMPTS, 0, OPTIONS)
+    nearly_all_same(actual, NativeSampler(model, EOS, 0, nullcontext).sample(PROMPTS, 0, OPTIONS))
+    assert mismatch(policy_of(model, "fp32"), PROMPTS, actual, 1.0).max() < 5e-5
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_in_fp32_it_samples_the_native_samplers_tokens(family: str) -> None:
 )
 def test_it_follows_the_sampling_options(how: dict[str, Any]) -> None:
     model, options = tiny("qwen3", "cuda"), replace(OPTIONS, **how)
-    mine = PagedSampler(model, EOS, torch.float32).sample(PROMPTS, 0, options)
-    nearly_all_same(mine, NativeSampler(model, EOS, 0, nullcontext).sample(PROMPTS, 0, options))
+    actual = PagedSampler(model, EOS, torch.float32).sample(PROMPTS, 0, options)
+    nearly_all_same(actual, NativeSampler(model, EOS, 0, nullcontext).sample(PROMPTS, 0, options))
 
 
 @pytest.mark.parametrize("family", [*CONFIGS, "lora"])
@@ -78,10 +78,10 @@ def test_it_follows_the_sampling_options(how: dict[str, Any]) -> None:
 def test_in_bf16_log_probabilities_are_the_trainers_to_rounding(family: str, temperature: float) -> None:
     model = tiny(family, "cuda")
     options = replace(OPTIONS, temperature=temperature)
-    mine = PagedSampler(model, EOS, torch.bfloat16).sample(PROMPTS, 0, options)
+    actual = PagedSampler(model, EOS, torch.bfloat16).sample(PROMPTS, 0, options)
     policy = policy_of(model, "bf16")
-    theirs = NativeSampler(model, EOS, 0, policy.autocast).sample(PROMPTS, 0, options)
-    ours, native = mismatch(policy, PROMPTS, mine, temperature), mismatch(policy, PROMPTS, theirs, temperature)
+    reference = NativeSampler(model, EOS, 0, policy.autocast).sample(PROMPTS, 0, options)
+    ours, native = mismatch(policy, PROMPTS, actual, temperature), mismatch(policy, PROMPTS, reference, temperature)
     slack = 3e-2 if family == "lora" else 1e-3  # merged weights are rounded once more
     assert ours.mean() < 1.5 * native.mean() + slack
     assert ours.max() < 3 * native.max() + 10 * slack
@@ -93,11 +93,11 @@ def test_preemption_does_not_change_a_sample(monkeypatch: pytest.MonkeyPatch) ->
     options = SamplingOptions(samples=4, max_new_tokens=180, seed=3)
     roomy = PagedSampler(model, RARE_EOS, torch.float32).sample(batch, 0, options)
     assert not preemptions
-    mine = PagedSampler(model, RARE_EOS, torch.float32, max_pages=1).sample(batch, 0, options)
+    actual = PagedSampler(model, RARE_EOS, torch.float32, max_pages=1).sample(batch, 0, options)
     assert preemptions, "all fitted: the test proves nothing"
-    pairs = [(a, b) for ours, others in zip(mine, roomy, strict=True) for a, b in zip(ours, others, strict=True)]
+    pairs = [(a, b) for ours, others in zip(actual, roomy, strict=True) for a, b in zip(ours, others, strict=True)]
     assert sum(a.tokens == b.tokens for a, b in pairs) >= len(pairs) - 2
-    assert mismatch(policy_of(model, "fp32"), batch, mine, 1.0).max() < 5e-5
+    assert mismatch(policy_of(model, "fp32"), batch, actual, 1.0).max() < 5e-5
 
 
 @pytest.fixture

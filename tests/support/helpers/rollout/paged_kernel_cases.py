@@ -35,10 +35,10 @@ HOST = torch.device("cpu")
 INACTIVE = 2  # the row of a state that is not active
 
 
-def close(mine: Tensor, theirs: Tensor, dtype: torch.dtype) -> None:
+def close(actual: Tensor, reference: Tensor, dtype: torch.dtype) -> None:
     """Equal up to the rounding of a dtype, with NaN in the same places; a GPU's order of addition varies."""
-    tolerance = 3e-2 if dtype != torch.float32 else 1e-4 if mine.is_cuda else 1e-5
-    torch.testing.assert_close(mine.float(), theirs.float(), rtol=tolerance, atol=tolerance, equal_nan=True)
+    tolerance = 3e-2 if dtype != torch.float32 else 1e-4 if actual.is_cuda else 1e-5
+    torch.testing.assert_close(actual.float(), reference.float(), rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def normal(seed: int, *shape: int) -> Tensor:
@@ -71,12 +71,12 @@ def fused_add_rms_norm(width: int, added: bool, device: torch.device, dtype: tor
     residual[3] = 0  # eps alone keeps this row finite
     delta[3] = 0
     weight = normal(2, width).to(device)
-    mine, theirs = (torch.zeros(5, width, dtype=dtype, device=device) for _ in range(2))
+    actual, reference = (torch.zeros(5, width, dtype=dtype, device=device) for _ in range(2))
     updated = residual.clone()
-    kernels.fused_add_rms_norm(updated, delta if added else None, weight, 1e-5, mine)
-    torch_ops.fused_add_rms_norm(residual, delta if added else None, weight, 1e-5, theirs)
+    kernels.fused_add_rms_norm(updated, delta if added else None, weight, 1e-5, actual)
+    torch_ops.fused_add_rms_norm(residual, delta if added else None, weight, 1e-5, reference)
     assert torch.equal(updated, residual), "the residual stream"
-    close(mine, theirs, dtype)
+    close(actual, reference, dtype)
 
 
 def swiglu(width: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -84,10 +84,10 @@ def swiglu(width: int, device: torch.device, dtype: torch.dtype) -> None:
 
     gate_up = (normal(0, 3, 2 * width) * 4).to(device, dtype)
     gate_up[0, 0], gate_up[1, 0] = 90.0, -90.0  # where exp overflows and underflows fp32
-    mine, theirs = (torch.zeros(3, width, dtype=dtype, device=device) for _ in range(2))
-    kernels.swiglu(gate_up, mine)
-    torch_ops.swiglu(gate_up, theirs)
-    close(mine, theirs, dtype)
+    actual, reference = (torch.zeros(3, width, dtype=dtype, device=device) for _ in range(2))
+    kernels.swiglu(gate_up, actual)
+    torch_ops.swiglu(gate_up, reference)
+    close(actual, reference, dtype)
 
 
 def paged_attention(
@@ -114,17 +114,17 @@ def paged_attention(
     angle = (normal(8, pages * PAGE_SIZE, d // 2) * 3).repeat(1, 2).to(device)  # equal halves, as in the model's table
     cos, sin = angle.cos(), angle.sin()
     qk_norm = (normal(10, d).to(device), normal(11, d).to(device)) if normed else None
-    state, mine_cache = copy_state(state, device), cache.clone()
-    mine, theirs = (torch.full((rows, heads * d), 7.0, dtype=dtype, device=device) for _ in range(2))
+    state, actual_cache = copy_state(state, device), cache.clone()
+    actual, reference = (torch.full((rows, heads * d), 7.0, dtype=dtype, device=device) for _ in range(2))
     few_programs = {} if split else {"TARGET_PROGRAMS": 1, "SMALL_TILE_PROGRAMS": 1}
     with constants(attention, **few_programs):
-        kernels.paged_attention(qkv, qk_norm, 1e-6, (cos, sin), mine_cache, state, mine)
-    torch_ops.paged_attention(qkv, qk_norm, 1e-6, (cos, sin), cache, state, theirs)
+        kernels.paged_attention(qkv, qk_norm, 1e-6, (cos, sin), actual_cache, state, actual)
+    torch_ops.paged_attention(qkv, qk_norm, 1e-6, (cos, sin), cache, state, reference)
     active = state.scalars[ACTIVE, :rows].bool()
-    assert mine[active].isfinite().all(), "a row has read what is not its own"
-    close(mine[active], theirs[active], dtype)
-    close(mine_cache, cache, dtype)
-    assert mine[INACTIVE].eq(7).all(), "an inactive row was written"
+    assert actual[active].isfinite().all(), "a row has read what is not its own"
+    close(actual[active], reference[active], dtype)
+    close(actual_cache, cache, dtype)
+    assert actual[INACTIVE].eq(7).all(), "an inactive row was written"
 
 
 def rope_and_write_kv(heads: int, kv: int, d: int, normed: bool, device: torch.device, dtype: torch.dtype) -> None:
@@ -138,12 +138,12 @@ def rope_and_write_kv(heads: int, kv: int, d: int, normed: bool, device: torch.d
     qkv = normal(7, 11, (heads + 2 * kv) * d).to(device, dtype)
     angle = (normal(8, 2 * PAGE_SIZE, d // 2) * 3).repeat(1, 2).to(device)
     qk_norm = (normal(10, d).to(device), normal(11, d).to(device)) if normed else None
-    theirs = torch.full((2, 4, kv, PAGE_SIZE, d), 7.0, dtype=dtype, device=device)
-    mine = theirs.clone()
+    reference = torch.full((2, 4, kv, PAGE_SIZE, d), 7.0, dtype=dtype, device=device)
+    actual = reference.clone()
     cos_sin = angle.cos(), angle.sin()
-    found = kernels.rope_and_write_kv(qkv, qk_norm, 1e-6, cos_sin, mine, position, page)
-    expected = torch_ops.rope_and_write_kv(qkv, qk_norm, 1e-6, cos_sin, theirs, position, page)
-    for ours, others in zip((*found, mine), (*expected, theirs), strict=True):
+    found = kernels.rope_and_write_kv(qkv, qk_norm, 1e-6, cos_sin, actual, position, page)
+    expected = torch_ops.rope_and_write_kv(qkv, qk_norm, 1e-6, cos_sin, reference, position, page)
+    for ours, others in zip((*found, actual), (*expected, reference), strict=True):
         assert ours.shape == others.shape
         assert ours.dtype == others.dtype
         close(ours, others, dtype)
@@ -153,13 +153,13 @@ def copy_pages(kv: int, d: int, device: torch.device, dtype: torch.dtype) -> Non
     """One page may be copied to many, in all layers."""
     from trimtab.rollout.paged import kernels
 
-    theirs = normal(0, 3, 2, 6, kv, PAGE_SIZE, d).to(device, dtype)
-    mine = theirs.clone()
+    reference = normal(0, 3, 2, 6, kv, PAGE_SIZE, d).to(device, dtype)
+    actual = reference.clone()
     source, target = torch.tensor([4, 4, 1], device=device), torch.tensor([0, 5, 2], device=device)
-    kernels.copy_pages(mine, source, target)
-    torch_ops.copy_pages(theirs, source, target)
-    assert torch.equal(mine, theirs)
-    assert torch.equal(mine[:, :, 0], mine[:, :, 5])
+    kernels.copy_pages(actual, source, target)
+    torch_ops.copy_pages(reference, source, target)
+    assert torch.equal(actual, reference)
+    assert torch.equal(actual[:, :, 0], actual[:, :, 5])
 
 
 def sampling_state(rows: int, eos_token_ids: list[int], params: SamplingParams) -> DecodeState:
@@ -196,19 +196,19 @@ def sample_both(
 
     rows = len(logits)
     state = sampling_state(rows, [1, 3, 7] if eos_token_ids is None else eos_token_ids, params or (1.0, 1.0, 0))
-    mine, theirs = copy_state(state, logits.device), copy_state(state, logits.device)
-    kernels.sample_tokens(logits, mine, params is None)
-    torch_ops.sample_tokens(logits, theirs, params is None)
+    actual, reference = copy_state(state, logits.device), copy_state(state, logits.device)
+    kernels.sample_tokens(logits, actual, params is None)
+    torch_ops.sample_tokens(logits, reference, params is None)
     same = torch.ones(rows, dtype=torch.bool, device=logits.device)
     same[list(skip)] = False
-    same &= (mine.scalars[:, :rows] == theirs.scalars[:, :rows]).all(0)
+    same &= (actual.scalars[:, :rows] == reference.scalars[:, :rows]).all(0)
     off = rows - int(same.sum()) - len(skip)
-    assert off <= differing, f"{off} rows of {rows} differ: {mine.scalars[:, :rows][:, ~same].tolist()}"
-    slots = mine.scalars[SLOT, :rows][same]
-    assert torch.equal(mine.tokens[slots], theirs.tokens[slots])
-    torch.testing.assert_close(mine.logps[slots], theirs.logps[slots], rtol=1e-5, atol=1e-5)
-    assert torch.equal(mine.scalars[:, rows:], theirs.scalars[:, rows:]), "rows that are not in the batch"
-    return mine
+    assert off <= differing, f"{off} rows of {rows} differ: {actual.scalars[:, :rows][:, ~same].tolist()}"
+    slots = actual.scalars[SLOT, :rows][same]
+    assert torch.equal(actual.tokens[slots], reference.tokens[slots])
+    torch.testing.assert_close(actual.logps[slots], reference.logps[slots], rtol=1e-5, atol=1e-5)
+    assert torch.equal(actual.scalars[:, rows:], reference.scalars[:, rows:]), "rows that are not in the batch"
+    return actual
 
 
 def sample_tokens(

@@ -86,12 +86,12 @@ def tokens(groups: list[list[Response]]) -> list[list[list[int]]]:
     return [[response.tokens for response in group] for group in groups]
 
 
-def assert_same(mine: list[list[Response]], theirs: list[list[Response]], tolerance: float = 2e-5) -> None:
+def assert_same(actual: list[list[Response]], reference: list[list[Response]], tolerance: float = 2e-5) -> None:
     """Check for equal tokens, `finished` and order, and for log-probabilities that are equal up to rounding."""
     # fp32 products are added in an order that depends on the CPU, and merged adapters are rounded differently:
     # up to 6e-6 apart. A wrong weight or a product in bf16 shows by more than 1e-3.
-    assert tokens(mine) == tokens(theirs)
-    for ours, others in zip(mine, theirs, strict=True):
+    assert tokens(actual) == tokens(reference)
+    for ours, others in zip(actual, reference, strict=True):
         for a, b in zip(ours, others, strict=True):
             assert (a.finished, a.sample) == (b.finished, b.sample)
             torch.testing.assert_close(torch.tensor(a.logp), torch.tensor(b.logp), rtol=0, atol=tolerance)
