@@ -1,6 +1,6 @@
-"""The vocabulary head on a GPU: loss and gradients of hidden states and head, ours beside peers, in one process.
+"""The LM head on a GPU: loss and gradients by hidden states and head, trimtab's beside others', in one process.
 
-Every way gets the same bf16 tensors and the same PPO-clip loss over the log-probabilities. The floor is the three GEMMs
+Every implementation gets the same bf16 tensors and the same PPO-clip loss over the log-probabilities. The floor is the three GEMMs
 alone (logits, gradient of the hidden states, gradient of the head) on all rows at once. Peers come from a folder into
 which their wheels were unpacked (`--peers`); one that cannot be run is listed with its error.
 """
@@ -28,13 +28,13 @@ from trimtab.policy.lm_head import Head, head_gradients, head_scores
 VOCABULARY = 151_936
 SHAPES = ((8192, 2048), (8192, 4096), (32768, 2048))
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
-PAUSE = 0.15  # seconds in which a GPU recovers its clock
+PAUSE = 0.15  # seconds after which a GPU's clock has recovered
 
-Way = Callable[[], tuple[Tensor, Tensor, Tensor]]  # loss, gradient of hidden states, gradient of the head
+Implementation = Callable[[], tuple[Tensor, Tensor, Tensor]]  # loss, d hidden, d weight
 
 
 class Case:
-    """Tensors of one shape, and the loss that all ways share."""
+    """Tensors of one shape, and the loss that all implementations share."""
 
     def __init__(self, rows: int, width: int, vocabulary: int = VOCABULARY) -> None:
         generator = torch.Generator("cuda").manual_seed(0)
@@ -46,27 +46,27 @@ class Case:
         old = head_scores(self.hidden, Head(self.weight), self.token).logp
         self.old_logp = old + 0.1 * torch.randn(rows, generator=generator, device="cuda")
 
-    def loss(self, logp: Tensor, here: slice = slice(None)) -> Tensor:
+    def loss(self, logp: Tensor, rows: slice = slice(None)) -> Tensor:
         """PPO-clip, averaged over all rows."""
-        ratio = (logp - self.old_logp[here]).exp()
-        advantage = self.advantage[here]
+        ratio = (logp - self.old_logp[rows]).exp()
+        advantage = self.advantage[rows]
         clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
         return -torch.minimum(ratio * advantage, clipped * advantage).sum() / self.rows
 
-    def loss_of(self, logp: Tensor, here: slice) -> tuple[Tensor, Tensor]:
-        """The loss on some rows and its derivative."""
+    def loss_and_grad(self, logp: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        """Return the loss of some rows and d loss / d log-prob."""
         with torch.enable_grad():
             leaf = logp.detach().requires_grad_()
-            loss = self.loss(leaf, here)
-            (slope,) = torch.autograd.grad(loss, leaf)
-        return loss.detach(), slope
+            loss = self.loss(leaf, rows)
+            (grad_logp,) = torch.autograd.grad(loss, leaf)
+        return loss.detach(), grad_logp
 
     def leaves(self) -> tuple[Tensor, Tensor]:
-        """Hidden states and head as leaves of a new graph."""
+        """Return hidden states and head as leaves of a new graph."""
         return self.hidden.detach().requires_grad_(), self.weight.detach().requires_grad_()
 
-    def exactly(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss and gradients in fp64."""
+    def in_fp64(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return loss and gradients in fp64."""
         hidden, weight = self.hidden.double().requires_grad_(), self.weight.double().requires_grad_()
         loss = self.loss((hidden @ weight.T).log_softmax(-1).gather(1, self.token[:, None]).squeeze(1))
         loss.backward()
@@ -74,7 +74,7 @@ class Case:
         return loss.detach(), hidden.grad, weight.grad
 
     def by_autograd(self, logp_of: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss and gradients of a way that gives log-probabilities."""
+        """Return loss and gradients of an implementation that returns log-probabilities."""
         hidden, weight = self.leaves()
         loss = self.loss(logp_of(hidden, weight))
         loss.backward()
@@ -82,18 +82,18 @@ class Case:
         return loss.detach(), hidden.grad, weight.grad
 
 
-def ours(case: Case) -> Way:
+def ours(case: Case) -> Implementation:
     """trimtab's head."""
 
     def run() -> tuple[Tensor, Tensor, Tensor]:
-        made = head_gradients(case.hidden, Head(case.weight), case.token, case.loss_of)
+        made = head_gradients(case.hidden, Head(case.weight), case.token, case.loss_and_grad)
         assert made.weight is not None
         return made.loss, made.hidden, made.weight
 
     return run
 
 
-def floor(case: Case) -> Way:
+def floor(case: Case) -> Implementation:
     """The three GEMMs and nothing else."""
     logits = torch.empty(case.rows, case.vocabulary, device="cuda", dtype=torch.bfloat16)
 
@@ -104,7 +104,7 @@ def floor(case: Case) -> Way:
     return run
 
 
-def full_logits(case: Case) -> Way:
+def full_logits(case: Case) -> Implementation:
     """torch with all logits in fp32."""
 
     def logp_of(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -113,8 +113,8 @@ def full_logits(case: Case) -> Way:
     return lambda: case.by_autograd(logp_of)
 
 
-def compiled(case: Case) -> Way:
-    """torch.compile in chunks of 2,048 rows, each computed again in the backward pass."""
+def compiled(case: Case) -> Implementation:
+    """torch.compile in chunks of 2,048 rows, each recomputed in the backward pass."""
 
     @torch.compile
     def piece(hidden: Tensor, weight: Tensor, token: Tensor) -> Tensor:
@@ -128,21 +128,21 @@ def compiled(case: Case) -> Way:
     return lambda: case.by_autograd(logp_of)
 
 
-def verl_kernel(case: Case) -> Way:
+def verl_kernel(case: Case) -> Implementation:
     """verl's Triton kernel, which returns entropy too."""
     apply = importlib.import_module("verl.utils.kernel.linear_cross_entropy").linear_cross_entropy
     return lambda: case.by_autograd(lambda h, w: apply(h, w, case.token, 1.0, "none", None)[0])
 
 
-def verl_chunked(case: Case) -> Way:
+def verl_chunked(case: Case) -> Implementation:
     """verl's chunked head in torch, which returns entropy too."""
     head = importlib.import_module("verl.utils.experimental.torch_functional").FusedLinearForPPO()
     return lambda: case.by_autograd(lambda h, w: head(h, w, case.token)[0])
 
 
-def liger(case: Case) -> Way:
+def liger(case: Case) -> Implementation:
     """Liger's fused linear GRPO loss, over responses of 1,024 tokens."""
-    torch._dynamo.reset()  # what it compiles for one shape fails at the third
+    torch._dynamo.reset()  # what it compiles for one shape fails with the third
     module = importlib.import_module("liger_kernel.chunked_loss").LigerFusedLinearGRPOLoss(
         beta=0.0, use_ref_model=False, epsilon_low=CLIP_LOW, epsilon_high=CLIP_HIGH, loss_type="bnpo"
     )
@@ -166,7 +166,7 @@ def liger(case: Case) -> Way:
     return run
 
 
-WAYS: dict[str, Callable[[Case], Way]] = {
+IMPLEMENTATIONS: dict[str, Callable[[Case], Implementation]] = {
     "floor": floor,
     "trimtab": ours,
     "torch, full logits": full_logits,
@@ -177,53 +177,53 @@ WAYS: dict[str, Callable[[Case], Way]] = {
 }
 
 
-def milliseconds(ways: Sequence[Way], rounds: int, pause: float = 0.0) -> list[float]:
-    """Medians over rounds in which the ways take turns, after two rounds that do not count.
+def milliseconds(runs: Sequence[Implementation], rounds: int, pause: float = 0.0) -> list[float]:
+    """Return medians over rounds that alternate between the implementations, after two warm-up rounds.
 
-    A GPU's clock falls with heat and power: what is timed first would look faster than it is. After a pause (seconds)
-    it is as high as it gets; without one the ways run at what the power limit leaves them.
+    With a pause (seconds) before each run the GPU's clock recovers; without one the power limit lowers it.
     """
-    times: list[list[float]] = [[] for _ in ways]
+    # Alternating: clocks fall with heat, so whatever is timed first would look faster than it is.
+    times: list[list[float]] = [[] for _ in runs]
     for _ in range(rounds + 2):
-        for way, mine in zip(ways, times, strict=True):
+        for run, mine in zip(runs, times, strict=True):
             time.sleep(pause)
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
-            way()
+            run()
             end.record()
             torch.cuda.synchronize()
             mine.append(start.elapsed_time(end))
     return [statistics.median(mine[2:]) for mine in times]
 
 
-def peak_gigabytes(way: Way) -> float:
-    """Memory taken while it runs, beyond what was there and the head's gradient."""
+def peak_gigabytes(run: Implementation) -> float:
+    """Return the peak of memory while it runs, beyond what was allocated before and the head's gradient."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    made = way()
+    made = run()
     torch.cuda.synchronize()
     return (torch.cuda.max_memory_allocated() - before - made[2].nbytes) / 1e9
 
 
 def measure(rows: int, width: int, rounds: int, slow: int) -> dict[str, Any]:
-    """Every way at one shape, each in turns with the floor."""
+    """Measure every implementation at one shape, each alternating with the floor."""
     case = Case(rows, width)
     result: dict[str, Any] = {}
-    for name, make in WAYS.items():
+    for name, make in IMPLEMENTATIONS.items():
         if name == "floor":
             continue
         torch.cuda.empty_cache()
         try:
-            way = make(case)
-            least, took = milliseconds([floor(case), way], rounds if name == "trimtab" else slow)
+            run = make(case)
+            least, took = milliseconds([floor(case), run], rounds if name == "trimtab" else slow)
             result[name] = {"ms": round(took, 2), "floor_ms": round(least, 2), "to_floor": round(took / least, 3)}
             if name == "trimtab":
-                rested, apart = milliseconds([floor(case), way], rounds, PAUSE)
+                rested, apart = milliseconds([floor(case), run], rounds, PAUSE)
                 result[name] |= {"rested_ms": round(apart, 2), "to_floor_rested": round(apart / rested, 3)}
-            result[name]["gigabytes"] = round(peak_gigabytes(way), 2)
-        except Exception as error:  # a peer that cannot be run is part of the result
+            result[name]["gigabytes"] = round(peak_gigabytes(run), 2)
+        except Exception as error:  # an implementation that cannot run is part of the result
             result[name] = {"error": f"{type(error).__name__}: {str(error)[:200]}"}
     torch.cuda.empty_cache()
     scoring, one = milliseconds(
@@ -238,13 +238,15 @@ def measure(rows: int, width: int, rounds: int, slow: int) -> dict[str, Any]:
 
 
 def errors(rows: int = 8192, width: int = 2048, vocabulary: int = 32_000) -> dict[str, dict[str, float]]:
-    """Distance to fp64 of ours and of full fp32 logits, relative to the largest entry: mean and maximum."""
+    """Return the relative distance to fp64 of trimtab's head and of full fp32 logits."""
     case = Case(rows, width, vocabulary)
-    exact = case.exactly()
+    exact = case.in_fp64()
     return {
         name: {
             what: _distance(value, truth)
-            for what, value, truth in zip(("loss", "hidden", "weight"), WAYS[name](case)(), exact, strict=True)
+            for what, value, truth in zip(
+                ("loss", "hidden", "weight"), IMPLEMENTATIONS[name](case)(), exact, strict=True
+            )
         }
         for name in ("trimtab", "torch, full logits")
     }
@@ -255,7 +257,7 @@ def _distance(value: Tensor, truth: Tensor) -> float:
 
 
 def find_peers(folder: Path) -> None:
-    """Make unpacked wheels importable; of verl only what is asked for, without what its package would import."""
+    """Make unpacked wheels importable; of verl only single modules, without what its `__init__` imports."""
     sys.path.insert(0, str(folder))
     for name in ("verl", "verl.utils"):
         module = types.ModuleType(name)

@@ -1,11 +1,11 @@
-"""How much of the GPU's arithmetic the update uses, at the shape of Qwen3-1.7B with random weights; and how cost grows.
+"""MFU of the update at the shape of Qwen3-1.7B with random weights, and how its cost grows with tokens.
 
 Model FLOPs, forward and backward, causal attention counted half:
   6 x weights outside embedding and head x tokens
 + 6 x vocabulary x width x response tokens (the head)
 + 12 x layers x heads x head size x sum of length^2 / 2
-What is computed a second time is not counted. Scoring is the forward pass, a third of it. The share is of the data
-sheet's peak and of a large matrix product's measured rate. Then 1, 2, 4, 8 times the tokens: is the cost a line?
+Recomputation is not counted. Scoring is the forward pass, a third of it. The share is of the data sheet's peak and of
+a large GEMM's measured rate. Then 1, 2, 4, 8 times the tokens: does the cost grow linearly?
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from trimtab.train.trainer import Trainer
 PEAK = 989e12  # bf16 without sparsity, H200 data sheet
 PROMPT = 64  # tokens
 SAMPLES = 8
-NOWHERE = Problem(prompt=(), answer="", rule="exact", source="made")
+NO_PROBLEM = Problem(prompt=(), answer="", rule="exact", source="made")
 
 
 @dataclass(frozen=True)
@@ -53,23 +53,23 @@ class Shape:
     inner: int
     vocabulary: int
     lengths: tuple[int, ...]  # of responses
-    budgets: tuple[int, ...]  # tokens of one pass
+    budgets: tuple[int, ...]  # tokens of one micro-batch
     tokens: int  # response tokens of an update
 
     @property
     def weights(self) -> int:
-        """Weights of the matrices of all layers, embedding and head left out."""
+        """Return the number of weights in the layers' matrices, without embedding and head."""
         attention = self.width * self.head_size * (2 * self.heads + 2 * self.kv_heads)
         return self.layers * (attention + 3 * self.width * self.inner)
 
 
-# Budgets of 8, 16 and 32 sequences of the first length: passes are full.
+# Budgets of 8, 16 and 32 sequences of the first length, so that micro-batches are full.
 QWEN = Shape(28, 2048, 16, 8, 128, 6144, 151_936, (1024, 4096), (8704, 17_408, 34_816), 65_536)
 TINY = Shape(2, 64, 4, 2, 32, 128, 997, (16, 64), (640, 1280), 512)
 
 
 def flops(shape: Shape, prompts: Sequence[int], responses: Sequence[int]) -> dict[str, float]:
-    """Model FLOPs of an update on sequences of these lengths, by where they are spent."""
+    """Return the model FLOPs of an update on sequences of these lengths, by part of the model."""
     lengths = [p + r for p, r in zip(prompts, responses, strict=True)]
     squares = sum(length**2 for length in lengths)
     return {
@@ -79,17 +79,17 @@ def flops(shape: Shape, prompts: Sequence[int], responses: Sequence[int]) -> dic
     }
 
 
-def line(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
-    """The line y = start + slope x nearest to the points, how far they lie off it, and the exponent of y ~ x^e."""
-    slope, start = _slope(x, y)
+def fit_line(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
+    """Fit y = start + slope * x; return it with the largest relative deviation and the exponent of y ~ x^e."""
+    slope, start = _least_squares(x, y)
     fitted = [start + slope * value for value in x]
     off = max(abs(seen - guess) / seen for seen, guess in zip(y, fitted, strict=True))
-    exponent, _ = _slope([math.log(value) for value in x], [math.log(value) for value in y])
+    exponent, _ = _least_squares([math.log(value) for value in x], [math.log(value) for value in y])
     return {"slope": slope, "start": start, "largest_deviation": round(off, 4), "exponent": round(exponent, 4)}
 
 
-def _slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Least squares."""
+def _least_squares(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Return slope and intercept."""
     mean_x, mean_y = fmean(x), fmean(y)
     over = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
     slope = over / sum((a - mean_x) ** 2 for a in x)
@@ -97,14 +97,14 @@ def _slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
 
 
 def gemm_rate(device: torch.device, size: int, rounds: int = 10) -> float:
-    """FLOP/s of a large bf16 matrix product of random numbers."""
+    """Measure the FLOP/s of a large bf16 GEMM of random numbers."""
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     a @ b
     return 2 * size**3 / median([seconds_of(lambda: a @ b, device) for _ in range(rounds)])
 
 
 def made_policy(shape: Shape, device: torch.device, precision: Precision) -> Policy:
-    """A Qwen3 of this shape with random weights, given to the loader in place of what it would find in a folder."""
+    """Return a policy with a Qwen3 of this shape and random weights, loaded as from a folder."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
@@ -129,7 +129,7 @@ def made_policy(shape: Shape, device: torch.device, precision: Precision) -> Pol
 
 
 def made_trainer(policy: Policy, config: Config) -> Trainer:
-    """What updates the policy, as a run would."""
+    """Return a trainer of the policy, as a run has it."""
     update = config.update
     return Trainer(
         config=config,
@@ -143,12 +143,12 @@ def made_trainer(policy: Policy, config: Config) -> Trainer:
 
 
 def made_answers(shape: Shape, responses: int, length: int) -> list[GradedResponse]:
-    """Random responses in groups, of which every second one is right."""
+    """Return random responses in groups; every second one is correct."""
     rng = torch.Generator().manual_seed(0)
     ids = torch.randint(2, shape.vocabulary, (responses, PROMPT + length), generator=rng).tolist()
     return [
         GradedResponse(
-            NOWHERE,
+            NO_PROBLEM,
             row[:PROMPT],
             Response(row[PROMPT:], [0.0] * length, True, sample=number % SAMPLES),
             "",
@@ -162,7 +162,7 @@ def made_answers(shape: Shape, responses: int, length: int) -> list[GradedRespon
 
 @dataclass(frozen=True)
 class Case:
-    """An update and a scoring of some responses of one length."""
+    """An update and a scoring of responses of one length."""
 
     trainer: Trainer
     shape: Shape
@@ -171,7 +171,7 @@ class Case:
     budget: int
 
     def measure(self, rounds: int) -> dict[str, Any]:
-        """Seconds of both, medians after one that does not count, and the share of the peak."""
+        """Measure both: median seconds after one warm-up round, and FLOP/s."""
         responses = max(1, self.tokens // self.length)
         trainer, config = self.trainer, self.trainer.config
         settings = config.update.model_copy(update={"token_budget": self.budget})
@@ -200,7 +200,7 @@ class Case:
 
 
 def rated(row: dict[str, Any], gemm: float) -> dict[str, Any]:
-    """A case with its shares of the peak, rounded for readers."""
+    """Return a case with its shares of the peak, rounded."""
     result = {key: value for key, value in row.items() if not key.endswith("_per_second")}
     for what in ("update", "score"):
         rate = row[f"{what}_flops_per_second"]
@@ -212,7 +212,7 @@ def rated(row: dict[str, Any], gemm: float) -> dict[str, Any]:
 
 
 def attempt(case: Case, rounds: int, gemm: float) -> dict[str, Any]:
-    """A case; one that does not fit is part of the result."""
+    """Measure a case; running out of memory is part of the result."""
     forget(case.trainer.policy.device)
     try:
         return rated(case.measure(rounds), gemm)
@@ -222,24 +222,24 @@ def attempt(case: Case, rounds: int, gemm: float) -> dict[str, Any]:
 
 
 def growth(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Lines through the cost of an update and of scoring against tokens."""
+    """Fit lines to the cost of an update and of scoring by tokens."""
     fine = [row for row in rows if "error" not in row]
     tokens = [float(row["tokens"]) for row in fine]
     return {
         "rows": list(rows),
-        **{f"{what}_line": line(tokens, [row[f"{what}_seconds"] for row in fine]) for what in ("update", "score")},
+        **{f"{what}_line": fit_line(tokens, [row[f"{what}_seconds"] for row in fine]) for what in ("update", "score")},
     }
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--small", action="store_true", help="a tiny model on a CPU, to try the script")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--budgets", type=int, nargs="+", help="tokens of one pass")
-    parser.add_argument("--set", action="append", default=[], help="settings over the recipe")
-    args = parser.parse_args(words)
+    parser.add_argument("--budgets", type=int, nargs="+", help="tokens of one micro-batch")
+    parser.add_argument("--set", action="append", default=[], help="overrides of recipe keys")
+    args = parser.parse_args(arguments)
     shape, device = (TINY, pick_device("cpu")) if args.small else (QWEN, pick_device("cuda"))
     precision: Precision = "fp32" if args.small else "bf16"
     config = load("demo", ["objective.name=grpo", "update.per_step=1", "update.lr=1e-9", *args.set])

@@ -3,8 +3,8 @@
 Objectives: each round samples once; then every objective takes the whole step on those same responses (graded, scored,
 planned, updated at learning rate 0), in an order that rotates. What one adds is the median over rounds of its distance
 to GRPO in the same round. GRPO is there twice: the distance between the two is the noise.
-Recorder: blocks of whole steps, sampling included, with and without it, over the same prompts and random streams. It
-writes while the next step runs, so the first step of a block, which nothing is written behind, does not count.
+Recorder: blocks of whole steps, sampling included, with and without it, over the same prompts and seeds. It writes
+while the next step runs, so the first step of a block, during which nothing is written, does not count.
 """
 
 from __future__ import annotations
@@ -39,36 +39,36 @@ SMALL = ["rollout.prompts=8", "rollout.samples=4", "rollout.max_new_tokens=8", "
 
 
 @dataclass
-class Keeping:
-    """A sampler that keeps what it drew last, and how long that took."""
+class KeepingSampler:
+    """A sampler that keeps its last responses and how long they took."""
 
     sampler: Sampler
     device: torch.device
-    drawn: list[list[Response]] = field(default_factory=list)
+    responses: list[list[Response]] = field(default_factory=list)
     seconds: float = 0.0
 
     def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
-        """What the sampler draws."""
+        """Sample as the wrapped sampler does."""
         start = time.perf_counter()
-        self.drawn = self.sampler.sample(prompts, step, options)
+        self.responses = self.sampler.sample(prompts, step, options)
         settle(self.device)
         self.seconds = time.perf_counter() - start
-        return self.drawn
+        return self.responses
 
 
 @dataclass(frozen=True)
-class Replaying:
-    """A sampler that gives what was drawn before."""
+class ReplayingSampler:
+    """A sampler that returns responses sampled before."""
 
-    drawn: list[list[Response]]
+    responses: list[list[Response]]
 
     def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
-        """The same again."""
-        return self.drawn
+        """Return the same responses again."""
+        return self.responses
 
 
-def still(config: Config) -> Trainer:
-    """A trainer whose updates cost what they cost and change no weight."""
+def frozen_trainer(config: Config) -> Trainer:
+    """Return a trainer with learning rate 0: its updates take their time and change no weight."""
     trainer = build_trainer(config)
     for group in trainer.optimizer.param_groups:
         group["lr"] = 0.0
@@ -76,23 +76,23 @@ def still(config: Config) -> Trainer:
 
 
 def objective_tables() -> dict[str, dict[str, Any]]:
-    """The objectives as their recipes have them, GRPO twice."""
+    """Return the objectives as configured in their recipes, GRPO twice."""
     ours = {name: dict(load(recipe).objective) for name, recipe in RECIPES.items()}
     return {BASE: {"name": "grpo"}, AGAIN: {"name": "grpo"}, **ours}
 
 
 def objectives(trainer: Trainer, rounds: int, settle: Callable[[], None]) -> dict[str, Any]:
-    """What every objective adds, over rounds that each sample anew."""
+    """Measure what every objective adds, over rounds that each sample anew."""
     tables = objective_tables()
     built = {name: build_objective(table) for name, table in tables.items()}
     names, device, progress = list(built), trainer.policy.device, RunProgress()
-    keeping = Keeping(trainer.sampler, device)
+    keeping = KeepingSampler(trainer.sampler, device)
     spent: dict[str, list[float]] = {name: [] for name in names}
     whole, sampling, mixed, tokens = list[float](), list[float](), list[float](), list[float]()
-    for number in range(rounds + 1):  # the first does not count: kernels are made
+    for number in range(rounds + 1):  # the first does not count: kernels are compiled
         trainer.sampler, trainer.objective, before = keeping, built[BASE], copy(progress)
         taken, metrics = timed_step(trainer, progress)
-        trainer.sampler = Replaying(keeping.drawn)
+        trainer.sampler = ReplayingSampler(keeping.responses)
         for name in rotated(names, number):
             trainer.objective = built[name]
             seconds, _ = timed_step(trainer, copy(before))
@@ -117,7 +117,7 @@ def objectives(trainer: Trainer, rounds: int, settle: Callable[[], None]) -> dic
 
 
 def added(spent: Mapping[str, Sequence[float]], whole: float) -> dict[str, dict[str, Any]]:
-    """What each adds to the base in the same round: median, spread, and share of the whole step."""
+    """Return what each adds to GRPO in the same round: median, spread, and share of the whole step."""
     result = {}
     for name, seconds in spent.items():
         apart = [mine - base for mine, base in zip(seconds, spent[BASE], strict=True)]
@@ -132,20 +132,20 @@ def added(spent: Mapping[str, Sequence[float]], whole: float) -> dict[str, dict[
 
 
 def rotated(names: Sequence[str], by: int) -> list[str]:
-    """The names in an order that starts with another one every time."""
+    """Rotate the names, so that each comes first in turn."""
     by %= len(names)
     return [*names[by:], *names[:by]]
 
 
 def timed_step(trainer: Trainer, progress: RunProgress) -> tuple[float, dict[str, float]]:
-    """One step: its seconds and metrics."""
+    """Run one step; return its seconds and metrics."""
     metrics: dict[str, float] = {}
     seconds = seconds_of(lambda: metrics.update(train_step(trainer, progress).metrics), trainer.policy.device)
     return seconds, metrics
 
 
 def recorder(trainer: Trainer, blocks: int, length: int) -> dict[str, Any]:
-    """What recording adds to a whole step."""
+    """Measure what recording adds to a whole step."""
     with tempfile.TemporaryDirectory() as folder:
         recording = start_recording(trainer, Path(folder), step=0, versions=versions(), warn=print, kept=())
         assert recording is not None
@@ -169,7 +169,7 @@ def recorder(trainer: Trainer, blocks: int, length: int) -> dict[str, Any]:
 
 
 def recorded(on: Sequence[float], off: Sequence[float], flushed: Sequence[float]) -> dict[str, Any]:
-    """The recorder's figures, from steps with and without it, pair by pair."""
+    """Return the recorder's figures from pairs of steps with and without it."""
     apart = [with_it - without for with_it, without in zip(on, off, strict=True)]
     whole, middle = median(off), median(apart)
     return {
@@ -188,7 +188,7 @@ def recorded(on: Sequence[float], off: Sequence[float], flushed: Sequence[float]
 def block(
     trainer: Trainer, recording: Recorder | None, progress: RunProgress, length: int
 ) -> tuple[list[float], float]:
-    """Some steps in a row: the seconds of each, and those until all is written after the last."""
+    """Run consecutive steps; return the seconds of each, and those to write the rest after the last."""
     trainer.recorder = recording
     seconds = [timed_step(trainer, progress)[0] for _ in range(length)]
     start = time.perf_counter()
@@ -198,7 +198,7 @@ def block(
     return seconds, time.perf_counter() - start
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -206,8 +206,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--blocks", type=int, default=6, help="blocks of steps with, and as many without the recorder")
     parser.add_argument("--length", type=int, default=4, help="steps of a block")
-    parser.add_argument("--set", action="append", default=[], help="settings over the recipe")
-    args = parser.parse_args(words)
+    parser.add_argument("--set", action="append", default=[], help="overrides of recipe keys")
+    args = parser.parse_args(arguments)
     config = load("demo", [*SMALL, *args.set]) if args.small else load("smollm2", [*FULL, *args.set])
     set_threads(config)
     many, limit = config.rollout.prompts * config.rollout.samples, config.rollout.max_new_tokens
@@ -216,7 +216,7 @@ def main(words: Sequence[str] | None = None) -> None:
         pick_device(config.run.device),
     )
     result["config"] = config.model_dump(include={"task", "model", "rollout", "update", "reward"})
-    trainer = still(config)
+    trainer = frozen_trainer(config)
     with gc_pause() as settle:  # as in a run
         result["objectives"] = objectives(trainer, args.rounds, settle)
         save(result, args.out)

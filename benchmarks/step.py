@@ -1,8 +1,8 @@
-"""A whole RL step (sample, grade, score, update), ours beside TRL's GRPOTrainer: same model, prompts, grader, machine.
+"""A whole RL step (sample, grade, score, update), trimtab's beside TRL's: same model, prompts, grader, machine.
 
-Both run GRPO with one update per step in one process, from fp32 weights under bf16 autocast. First responses end where
-they end (`free`), so the two differ in tokens; then every response has the same length (`fixed`), so they do not. A
-stopwatch that waits for the GPU at every change of phase runs over separate steps and not over the timed ones.
+Both run GRPO with one update per step in one process, from fp32 weights under bf16 autocast. First responses have their
+natural length (`free`), so the two differ in tokens; then all have the same length (`fixed`), so they do not. Phases are
+timed in separate steps, since the stopwatch waits for the GPU at every change of phase.
 TRL may come from a folder into which its wheels were unpacked (`--peers`).
 """
 
@@ -46,7 +46,7 @@ SMALL = ["rollout.prompts=8", "rollout.samples=4", "rollout.max_new_tokens=12", 
 
 @dataclass(frozen=True)
 class Steps:
-    """How many steps: not counted, timed, and under the stopwatch; `fixed`: no response ends before its limit."""
+    """How many steps: warm-up, timed, and with timed phases; `fixed`: no response ends before its limit."""
 
     warmup: int
     timed: int
@@ -60,8 +60,8 @@ class Steps:
 
 
 @dataclass
-class Course:
-    """What a run of several steps left behind."""
+class Measurements:
+    """Seconds, tokens and mean reward of every step."""
 
     steps: Steps
     seconds: list[float] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Course:
     rewards: list[float] = field(default_factory=list)
 
     def figures(self, watch: Stopwatch) -> dict[str, Any]:
-        """The timed steps, and where the time of the watched ones went."""
+        """Return the figures of the timed steps, and the phases of the watched ones."""
         timed = slice(self.steps.warmup, self.steps.warmup + self.steps.timed)
         result = per_step(self.seconds[timed], self.tokens[timed])
         result["mean_reward"] = round(sum(self.rewards[timed]) / self.steps.timed, 4)
@@ -80,22 +80,22 @@ class Course:
 
 @dataclass(frozen=True)
 class Watched:
-    """A sampler under the stopwatch."""
+    """A sampler that is timed."""
 
     sampler: Sampler
     watch: Stopwatch
 
     def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
-        """What the sampler draws."""
+        """Sample as the wrapped sampler does."""
         with self.watch.phase("sample"):
             return self.sampler.sample(prompts, step, options)
 
 
 def ours(config: Config, steps: Steps) -> dict[str, Any]:
-    """trimtab's steps, as `trimtab train` makes them."""
+    """Measure trimtab's steps, as `trimtab train` runs them."""
     forget(pick_device(config.run.device))
     set_threads(config)
-    trainer, progress, course = build_trainer(config), RunProgress(), Course(steps)
+    trainer, progress, measured = build_trainer(config), RunProgress(), Measurements(steps)
     if steps.fixed:
         never_end(trainer)
     watch = Stopwatch(trainer.policy.device)
@@ -107,15 +107,15 @@ def ours(config: Config, steps: Steps) -> dict[str, Any]:
                 start = time.perf_counter()
                 metrics = train_step(trainer, progress).metrics
                 settle(trainer.policy.device)
-            course.seconds.append(time.perf_counter() - start)
-            course.tokens.append(int(metrics["tokens/count"]))
-            course.rewards.append(metrics["reward/mean"])
+            measured.seconds.append(time.perf_counter() - start)
+            measured.tokens.append(int(metrics["tokens/count"]))
+            measured.rewards.append(metrics["reward/mean"])
             tidy()
-    return course.figures(watch)
+    return measured.figures(watch)
 
 
 def never_end(trainer: Trainer) -> None:
-    """Make a token that cannot be drawn the only one that ends a response."""
+    """Make a token outside the vocabulary the only end-of-text token."""
     policy = trainer.policy
     if policy.tokenizer.pad_token_id is None:
         policy.tokenizer.pad_token = policy.tokenizer.eos_token
@@ -126,8 +126,8 @@ def never_end(trainer: Trainer) -> None:
 
 @contextmanager
 def watching(trainer: Trainer, watch: Stopwatch) -> Iterator[None]:
-    """A stopwatch at every phase of a step of ours."""
-    places: list[tuple[Any, str, str]] = [
+    """Time every phase of a step of trimtab."""
+    functions: list[tuple[Any, str, str]] = [
         (rollouts, "grade_many", "grade"),
         (scoring, "score_responses", "score"),
         (Objective, "plan", "plan"),
@@ -137,7 +137,7 @@ def watching(trainer: Trainer, watch: Stopwatch) -> Iterator[None]:
         (loop, "step_metrics", "metrics"),
     ]
     with ExitStack() as stack:
-        for owner, name, phase in places:
+        for owner, name, phase in functions:
             stack.enter_context(patch.object(owner, name, watch.around(getattr(owner, name), phase)))
         stack.enter_context(patch.object(trainer, "sampler", Watched(trainer.sampler, watch)))
         stack.enter_context(watch.phase(REST))
@@ -145,14 +145,14 @@ def watching(trainer: Trainer, watch: Stopwatch) -> Iterator[None]:
 
 
 def problems_of(config: Config, steps: int) -> list[Problem]:
-    """The problems of the first steps, in the order in which our run meets them."""
+    """Return the problems of the first steps, in the order of trimtab's run."""
     task = build_task(config, "train")
     assert task is not None
     return [task[problem_index(len(task), config.run.seed, n)] for n in range(steps * config.rollout.prompts)]
 
 
 def peer_model(config: Config) -> tuple[Any, Any]:
-    """The same weights and tokenizer, as transformers loads them."""
+    """Load the same weights and tokenizer by transformers."""
     if config.model.path == "demo":
         return demo_model(config.run.seed), demo_tokenizer()
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -163,7 +163,7 @@ def peer_model(config: Config) -> tuple[Any, Any]:
 
 
 def peer_options(config: Config, steps: Steps, rows: int) -> dict[str, Any]:
-    """GRPOTrainer's settings: what ours does, nothing logged or saved, and nothing recomputed to save memory."""
+    """Return GRPOTrainer's settings: as trimtab's, without logs and checkpoints, nothing recomputed to save memory."""
     rollout, update = config.rollout, config.update
     cpu = pick_device(config.run.device).type == "cpu"
     return {
@@ -199,11 +199,11 @@ def peer_options(config: Config, steps: Steps, rows: int) -> dict[str, Any]:
 
 
 def theirs(config: Config, steps: Steps, rows: int) -> dict[str, Any]:
-    """TRL's steps; `rows` completions in one forward pass."""
+    """Measure TRL's steps with `rows` completions per forward pass."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    course, watch = Course(steps), Stopwatch(pick_device(config.run.device), on=False)
+    measured, watch = Measurements(steps), Stopwatch(pick_device(config.run.device), on=False)
     problems = problems_of(config, steps.all)
     model, tokenizer = peer_model(config)
     chat = config.model.chat and tokenizer.chat_template
@@ -214,9 +214,9 @@ def theirs(config: Config, steps: Steps, rows: int) -> dict[str, Any]:
             model=model,
             args=GRPOConfig(output_dir=folder, **options),
             processing_class=tokenizer,
-            reward_funcs=grader(config, problems, course),
+            reward_funcs=grader(config, problems, measured),
             train_dataset=Dataset.from_dict({"prompt": prompts, "number": list(range(len(prompts)))}),
-            callbacks=[step_clock(course, watch)],
+            callbacks=[step_clock(measured, watch)],
         )
         for owner, name, phase in (
             (trainer, "training_step", "forward and backward"),
@@ -227,60 +227,60 @@ def theirs(config: Config, steps: Steps, rows: int) -> dict[str, Any]:
         ):
             setattr(owner, name, watch.around(getattr(owner, name), phase))
         trainer.train()
-    return {**course.figures(watch), "options": options}
+    return {**measured.figures(watch), "options": options}
 
 
-def grader(config: Config, problems: Sequence[Problem], course: Course) -> Callable[..., list[float | None]]:
-    """Our grader as TRL's reward function, which also sees how many tokens there are."""
+def grader(config: Config, problems: Sequence[Problem], measured: Measurements) -> Callable[..., list[float | None]]:
+    """Return trimtab's grader as TRL's reward function, which also counts tokens."""
 
     def reward(completions: list[Any], completion_ids: list[list[int]], number: list[int], **_: Any) -> Any:
-        texts = [said if isinstance(said, str) else said[0]["content"] for said in completions]
+        texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
         verdicts = grade_many(zip(texts, (problems[n] for n in number), strict=True))
         rewards = [config.reward.of(verdict.kind) for verdict in verdicts]
-        course.tokens.append(sum(len(ids) for ids in completion_ids))
-        course.rewards.append(sum(given or 0.0 for given in rewards) / len(rewards))
+        measured.tokens.append(sum(len(ids) for ids in completion_ids))
+        measured.rewards.append(sum(given or 0.0 for given in rewards) / len(rewards))
         return rewards
 
     return reward
 
 
-def step_clock(course: Course, watch: Stopwatch) -> Any:
-    """A callback of the transformers trainer: a step lasts from the end of the last one to its own end."""
+def step_clock(measured: Measurements, watch: Stopwatch) -> Any:
+    """Return a callback that times steps, each from the end of the one before to its own end."""
     from transformers import TrainerCallback
 
     class Clock(TrainerCallback):
-        """The clock, and the phases that have no method of their own."""
+        """Times steps, and the phases that have no method to wrap."""
 
         since = 0.0
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            """The first step starts."""
+            """Start the first step."""
             self.since = time.perf_counter()
 
         def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-            """Gradients are ready."""
+            """Start timing the optimizer."""
             watch.start("optimizer")
 
         def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-            """Weights are new."""
+            """Stop timing the optimizer."""
             watch.stop()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            """One step is over and the next one starts; the stopwatch starts with the first of its own."""
+            """Store the step's seconds and start the next one; time phases after the timed steps."""
             watch.stop()
             settle(watch.device)
             now = time.perf_counter()
-            course.seconds.append(now - self.since)
-            print(f"TRL: {course.seconds[-1]:.1f} s, {course.tokens[-1]} tokens", flush=True)
+            measured.seconds.append(now - self.since)
+            print(f"TRL: {measured.seconds[-1]:.1f} s, {measured.tokens[-1]} tokens", flush=True)
             self.since = now
-            watch.on = len(course.seconds) >= course.steps.warmup + course.steps.timed
+            watch.on = len(measured.seconds) >= measured.steps.warmup + measured.steps.timed
             watch.start(REST)
 
     return Clock()
 
 
 def try_peer(config: Config, steps: Steps, rows: Sequence[int]) -> dict[str, Any]:
-    """TRL with as many rows at once as fit; a peer that cannot be run is part of the result."""
+    """Measure TRL with as many rows per pass as fit; a failure is part of the result."""
     device = pick_device(config.run.device)
     for many in rows:
         forget(device)
@@ -295,7 +295,7 @@ def try_peer(config: Config, steps: Steps, rows: Sequence[int]) -> dict[str, Any
 
 
 def compare(config: Config, args: argparse.Namespace, fixed: bool) -> Iterator[dict[str, Any]]:
-    """Ours, then the peer, then how they compare; what is known so far after each."""
+    """Measure trimtab, then TRL; yield the result so far after each."""
     watched, threads = 0 if fixed else 1, torch.get_num_threads()
     result: dict[str, Any] = {"trimtab": ours(config, Steps(args.warmup, args.steps, 3 * watched, fixed))}
     torch.set_num_threads(threads)
@@ -309,7 +309,7 @@ def compare(config: Config, args: argparse.Namespace, fixed: bool) -> Iterator[d
     yield result
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -317,13 +317,13 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--peers", type=Path, help="a folder with the unpacked wheels of trl and what it needs")
     parser.add_argument("--small", action="store_true", help="the demo model on a CPU, to try the script")
     parser.add_argument("--only", choices=["free", "fixed"])
-    parser.add_argument("--steps", type=int, default=9, help="timed steps of ours")
-    parser.add_argument("--warmup", type=int, default=3, help="steps of ours that do not count")
+    parser.add_argument("--steps", type=int, default=9, help="timed steps of trimtab")
+    parser.add_argument("--warmup", type=int, default=3, help="warm-up steps of trimtab")
     parser.add_argument("--peer-steps", type=int, default=3)
     parser.add_argument("--peer-warmup", type=int, default=1)
     parser.add_argument("--rows", type=int, nargs="+", help="TRL's completions in one pass; the first that fits")
-    parser.add_argument("--set", action="append", default=[], help="settings over the recipe, for both")
-    args = parser.parse_args(words)
+    parser.add_argument("--set", action="append", default=[], help="overrides of recipe keys, for both")
+    args = parser.parse_args(arguments)
     args.rows = args.rows or ([8] if args.small else [128, 64, 32])
     if args.peer == "trl":
         os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}

@@ -129,14 +129,14 @@ def test_flops_add_up_over_sequences() -> None:
 
 
 def test_a_line_is_found_again() -> None:
-    found = mfu.line([1, 2, 4, 8], [3, 5, 9, 17])
+    found = mfu.fit_line([1, 2, 4, 8], [3, 5, 9, 17])
     assert (found["slope"], found["start"]) == (pytest.approx(2), pytest.approx(1))
     assert found["largest_deviation"] == 0
 
 
 def test_the_exponent_tells_growth_in_proportion_from_a_square() -> None:
-    assert mfu.line([1, 2, 4, 8], [3, 6, 12, 24])["exponent"] == 1
-    square = mfu.line([1, 2, 4, 8], [1, 4, 16, 64])
+    assert mfu.fit_line([1, 2, 4, 8], [3, 6, 12, 24])["exponent"] == 1
+    square = mfu.fit_line([1, 2, 4, 8], [1, 4, 16, 64])
     assert square["exponent"] == 2
     assert square["largest_deviation"] > 0.5
 
@@ -199,14 +199,14 @@ def test_the_objectives_are_those_of_the_recipes() -> None:
 
 def test_what_was_drawn_is_drawn_again() -> None:
     trainer = small_trainer()
-    keeping = overhead.Keeping(trainer.sampler, CPU)
+    keeping = overhead.KeepingSampler(trainer.sampler, CPU)
     drawn = keeping.sample([PromptTokens([2, 3], 0)], 0, SamplingOptions(2, 4))
-    assert overhead.Replaying(keeping.drawn).sample([], 1, SamplingOptions(2, 4)) is drawn
+    assert overhead.ReplayingSampler(keeping.responses).sample([], 1, SamplingOptions(2, 4)) is drawn
     assert keeping.seconds > 0
 
 
 def test_a_still_trainer_changes_no_weight() -> None:
-    trainer = overhead.still(load("demo", overhead.SMALL))
+    trainer = overhead.frozen_trainer(load("demo", overhead.SMALL))
     before = [p.clone() for p in trainer.policy.model.parameters()]
     metrics = train_step(trainer, RunProgress()).metrics
     assert metrics["update/grad_norm"] > 0
@@ -214,10 +214,10 @@ def test_a_still_trainer_changes_no_weight() -> None:
 
 
 def test_only_timed_steps_count() -> None:
-    course = step.Course(step.Steps(warmup=1, timed=2, watched=1, fixed=False))
-    course.seconds, course.tokens, course.rewards = [9.0, 1.0, 2.0, 7.0], [90, 10, 20, 70], [9.0, 0.0, 1.0, 7.0]
+    measured = step.Measurements(step.Steps(warmup=1, timed=2, watched=1, fixed=False))
+    measured.seconds, measured.tokens, measured.rewards = [9.0, 1.0, 2.0, 7.0], [90, 10, 20, 70], [9.0, 0.0, 1.0, 7.0]
     watch = Stopwatch(CPU, seconds={"sample": 4.0, REST: 4.0})
-    figures = course.figures(watch)
+    figures = measured.figures(watch)
     assert (figures["all_seconds"], figures["tokens"], figures["mean_reward"]) == ([1.0, 2.0], 15, 0.5)
     assert list(figures["where"]) == list(step.PHASES)
     assert figures["where"]["sample"] == {"ms": 4000.0, "share": 0.5}
@@ -259,10 +259,10 @@ def test_the_peer_updates_once_on_all_responses_of_a_step() -> None:
 
 def test_the_peer_is_graded_by_our_grader() -> None:
     config = load("demo", step.SMALL)
-    problems, course = step.problems_of(config, steps=1), step.Course(step.Steps(0, 1, 0, False))
+    problems, measured = step.problems_of(config, steps=1), step.Measurements(step.Steps(0, 1, 0, False))
     said = [problems[1].answer, [{"role": "assistant", "content": "no idea"}]]
-    assert step.grader(config, problems, course)(said, [[1, 2], [3]], number=[1, 0], trainer_state=None) == [1.0, 0.0]
-    assert (course.tokens, course.rewards) == ([3], [0.5])
+    assert step.grader(config, problems, measured)(said, [[1, 2], [3]], number=[1, 0], trainer_state=None) == [1.0, 0.0]
+    assert (measured.tokens, measured.rewards) == ([3], [0.5])
 
 
 def test_a_peer_that_cannot_be_run_is_part_of_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
