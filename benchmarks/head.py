@@ -1,8 +1,8 @@
 """The LM head on a GPU: loss and gradients by hidden states and head, trimtab's beside others', in one process.
 
-Every implementation gets the same bf16 tensors and the same PPO-clip loss over the log-probabilities. The floor is the three GEMMs
-alone (logits, gradient of the hidden states, gradient of the head) on all rows at once. Peers come from a folder into
-which their wheels were unpacked (`--peers`); one that cannot be run is listed with its error.
+Every implementation gets the same bf16 tensors and the same PPO-clip loss over the log-probabilities. The floor is the
+three GEMMs alone (logits, gradient by hidden states, gradient by the head) on all rows at once. Others come from a
+folder into which their wheels were unpacked (`--peers`); one that cannot be run is listed with its error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A whole RL step (sample, grade, score, update), trimtab's beside TRL's: same model, prompts, grader, machine.
 
 Both run GRPO with one update per step in one process, from fp32 weights under bf16 autocast. First responses have their
-natural length (`free`), so the two differ in tokens; then all have the same length (`fixed`), so they do not. Phases are
-timed in separate steps, since the stopwatch waits for the GPU at every change of phase.
+natural length (`free`), so the two differ in tokens; then all have the same length (`fixed`), so they do not. Phases
+are timed in separate steps, since the stopwatch waits for the GPU at every change of phase.
 TRL may come from a folder into which its wheels were unpacked (`--peers`).
 """
 
