@@ -70,8 +70,8 @@ class _SharedRatio(torch.autograd.Function):
 def _clip_where_pushed(log_rho: Tensor, plan: Plan) -> Tensor:
     """Clip log ratios from above where A > 0 and from below where A < 0 (GMPO)."""
     # A token without signal keeps its log ratio: it still enters the mean of its response.
-    held = torch.where(plan.advantage > 0, log_rho.minimum(plan.clip_high), log_rho.maximum(-plan.clip_low))
-    return torch.where(plan.advantage == 0, log_rho, held)
+    clipped = torch.where(plan.advantage > 0, log_rho.minimum(plan.clip_high), log_rho.maximum(-plan.clip_low))
+    return torch.where(plan.advantage == 0, log_rho, clipped)
 
 
 token_ratio = Ratio("token", "r = p_new / p_old of each token")

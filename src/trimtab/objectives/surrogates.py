@@ -40,8 +40,8 @@ def ppo_clip(low: float, high: float, dual: float | None = None) -> Surrogate:
         if dual is not None and plan.penalty is not None:  # a penalised token has no clip, and no dual clip
             most = plan.clip_low.clamp(min=dual)
         upper = torch.where(up, 1 + plan.clip_high, most)
-        held = torch.clamp(ratio, lower, upper)
-        return -plan.advantage * held, held != ratio
+        clipped = torch.clamp(ratio, lower, upper)
+        return -plan.advantage * clipped, clipped != ratio
 
     formula = f"l = max(-A r, -A clip(r, {_bound(1, -low)}, {_bound(1, high)}))"
     if dual is not None:
@@ -54,9 +54,13 @@ def weighted_log_prob(low: float, high: float, upper_only: bool) -> Surrogate:
 
     def terms(ratio: Tensor, new_logp: Tensor, plan: Plan) -> Terms:
         # The gradient flows through ln p alone; the floor keeps 0 x -inf out of the product.
-        fixed = ratio.detach()
-        held = fixed.clamp(max=1 + plan.clip_high) if upper_only else fixed.clamp(1 - plan.clip_low, 1 + plan.clip_high)
-        return -held * plan.advantage * new_logp.clamp(min=LOGP_FLOOR), held != fixed
+        detached = ratio.detach()
+        clipped = (
+            detached.clamp(max=1 + plan.clip_high)
+            if upper_only
+            else detached.clamp(1 - plan.clip_low, 1 + plan.clip_high)
+        )
+        return -clipped * plan.advantage * new_logp.clamp(min=LOGP_FLOOR), clipped != detached
 
     lowest = "0" if upper_only else _bound(1, -low)
     return Surrogate(f"l = -stopgrad(clip(r, {lowest}, {_bound(1, high)})) A ln p_new", terms, low, high)

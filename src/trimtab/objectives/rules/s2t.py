@@ -12,7 +12,7 @@ from trimtab.objectives.selection import quantile, random_pick
 Population = Literal["candidates", "all"]
 Mask = Literal["spurious", "rare", "uncertain", "random"]
 
-# Why a token is silenced, mask by mask; `Reason.SILENCED` says that of "spurious".
+# The words of `Reason.SILENCED` under the ablations; its own words are those of "spurious".
 _MASK_WORDS: dict[Mask, str] = {
     "rare": "silenced: rare and rewarded, whatever its entropy",
     "uncertain": "silenced: rare, uncertain and rewarded",
@@ -24,7 +24,7 @@ def silence_spurious(tau_p: float, q: float, population: Population, mask: Mask,
     """Silence rare tokens of rewarded responses, chosen by their entropy.
 
     `spurious`: entropy strictly below the quantile; `rare`: all of them; `uncertain`: entropy strictly above it;
-    `random`: as many as `spurious` finds, drawn from all rewarded tokens.
+    `random`: as many as `spurious` finds, sampled from all rewarded tokens.
     """
     log_tau = math.log(tau_p) if tau_p > 0 else -math.inf
 
