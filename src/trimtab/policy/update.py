@@ -73,10 +73,10 @@ def update(
     first = 0
     with policy.keep_autocast_cache():
         for micro in plan.split(sizes):
-            mine = transcripts[first : first + micro.responses]
+            held = transcripts[first : first + micro.responses]
             first += micro.responses
             out, new_logp = forward_backward(
-                policy, objective, micro, mine, options.temperature, options.head_chunk, head
+                policy, objective, micro, held, options.temperature, options.head_chunk, head
             )
             losses.append(out.loss.detach())
             metrics.append(out.metrics)
