@@ -18,14 +18,15 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/trimtab train
 
+# Two workers with one torch thread each: more threads than cores made the suite several times slower.
 test:
 	$(MAKE) -j2 check tokenizers chromium $(ENGINES)/.ready
-	$(BIN)/python -m pytest -n 2 --ignore=tests/engines
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --ignore=tests/engines
 	$(MAKE) test-engines
 
 # Inside TRL and verl, which have an environment of their own: they bring two gigabytes that nothing else needs.
 test-engines: $(ENGINES)/.ready
-	$(ENGINES)/bin/python -m pytest -n 2 --dist loadfile tests/engines
+	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest -n 2 --dist loadfile tests/engines
 
 $(ENGINES)/.ready: pyproject.toml constraints.txt | $(VENV)/.ready
 	@test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
