@@ -27,7 +27,7 @@ from trimtab.policy import pick_device
 from trimtab.record import Recorder
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.train.loop import train_step
-from trimtab.train.process import gc_pause, set_threads, versions
+from trimtab.train.process import gc_pause, set_threads
 from trimtab.train.recording import start_recording
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
 
@@ -147,7 +147,7 @@ def timed_step(trainer: Trainer, progress: RunProgress) -> tuple[float, dict[str
 def recorder(trainer: Trainer, blocks: int, length: int) -> dict[str, Any]:
     """Measure what recording adds to a whole step."""
     with tempfile.TemporaryDirectory() as folder:
-        recording = start_recording(trainer, Path(folder), step=0, versions=versions(), warn=print, kept=())
+        recording = start_recording(trainer, Path(folder), 0, warn=print, kept=())
         assert recording is not None
         progress, on, off, flushed = RunProgress(), list[float](), list[float](), list[float]()
         for number in range(blocks + 1):  # the first does not count

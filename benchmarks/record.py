@@ -157,8 +157,9 @@ def made_step(step: int, responses: int, length: int, updates: int, seed: int) -
 def made_run(folder: Path, steps: int, responses: int, length: int, updates: int) -> None:
     """Write a run folder that holds synthetic records alone."""
     manifest = Manifest({"name": "dapo"}, "group_normalized", RecordSettings())
-    writer = RecordWriter(folder / "tokens", manifest, print)
-    writer.start(Vocabulary([b"a"] * 150_001, [False] * 150_001), 0)
+    vocabulary = Vocabulary([b"a"] * 150_001, [False] * 150_001)
+    writer = RecordWriter(folder / "tokens", manifest, vocabulary, print)
+    writer.start(0)
     for step in range(1, steps + 1):
         writer.write(step, lambda step=step: made_step(step, responses, length, updates, step))  # type: ignore[misc]
     writer.close()

@@ -96,8 +96,8 @@ def make_run(folder: Path, steps: int, tokens: int) -> None:
     ]
     templates[0] = make_step(rng, [LONG, *[mean] * 15], spelling)
     manifest = Manifest(objective=OBJECTIVE, advantage="group_normalized", settings=RecordSettings(max_megabytes=1e6))
-    recorder = RecordWriter(folder / "tokens", manifest, print)
-    recorder.start(vocabulary, 0)
+    recorder = RecordWriter(folder / "tokens", manifest, vocabulary, print)
+    recorder.start(0)
     for step in range(1, steps + 1):
         data = templates[step % len(templates)]
         numbered = {**data.responses, "step": [step] * data.info.responses}

@@ -33,8 +33,10 @@ def test_one_step_in_every_is_recorded_starting_with_the_first(tmp_path: Path, e
 
 
 def test_a_step_that_is_not_wanted_is_not_even_built(tmp_path: Path) -> None:
-    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(settings=RecordSettings(every=2)), pytest.fail)
-    writer.start(VOCABULARY, 0)
+    writer = RecordWriter(
+        tmp_path / RECORDS_FOLDER, manifest(settings=RecordSettings(every=2)), VOCABULARY, pytest.fail
+    )
+    writer.start(0)
     writer.write(2, lambda: pytest.fail("step 2 is not wanted"))
     writer.close()
     assert not writer.wants(2) and writer.wants(3)
@@ -119,9 +121,9 @@ def test_a_resumed_run_is_thinned_like_one_that_was_not_stopped(tmp_path: Path, 
 @pytest.mark.parametrize("kept", [(), (42, 43), tuple(range(40, 60))])
 def test_a_record_that_begins_late_is_thinned_too_and_kept_steps_go_last(tmp_path: Path, kept: tuple[int, ...]) -> None:
     messages: list[str] = []
-    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(settings=budget(0.15)), messages.append)
+    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(settings=budget(0.15)), VOCABULARY, messages.append)
     writer.keep(kept)
-    writer.start(VOCABULARY, 39)
+    writer.start(39)
     for step in range(40, 60):
         writer.write(step, lambda step=step: made_step(step, BIG))  # type: ignore[misc]
     writer.close()
@@ -176,8 +178,8 @@ def test_an_error_while_a_step_is_built_ends_the_recording_too(tmp_path: Path) -
         raise ZeroDivisionError("a bug")
 
     messages: list[str] = []
-    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), messages.append)
-    writer.start(VOCABULARY, 0)
+    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), VOCABULARY, messages.append)
+    writer.start(0)
     writer.write(1, lambda: made_step(1))
     writer.write(2, broken)
     writer.flush()
@@ -197,8 +199,8 @@ def test_training_does_not_wait_for_the_disk(tmp_path: Path) -> None:
         written.wait()
         return made_step(1)
 
-    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), pytest.fail)
-    writer.start(VOCABULARY, 0)
+    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), VOCABULARY, pytest.fail)
+    writer.start(0)
     writer.write(1, slow)  # returns although the step cannot be built yet
     assert steps_of(tmp_path) == []
     written.set()
@@ -215,8 +217,8 @@ def test_training_waits_when_the_queue_is_full(tmp_path: Path) -> None:
         released.wait()
         return made_step(step)
 
-    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), pytest.fail)
-    writer.start(VOCABULARY, 0)
+    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), VOCABULARY, pytest.fail)
+    writer.start(0)
     training = threading.Thread(target=lambda: [writer.write(n, lambda n=n: slow(n)) for n in range(1, 9)])  # type: ignore[misc]
     training.start()
     training.join(0.3)
@@ -228,8 +230,8 @@ def test_training_waits_when_the_queue_is_full(tmp_path: Path) -> None:
 
 
 def test_closing_ends_the_thread_and_may_be_done_twice(tmp_path: Path) -> None:
-    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), pytest.fail)
-    writer.start(VOCABULARY, 0)
+    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), VOCABULARY, pytest.fail)
+    writer.start(0)
     writer.write(1, lambda: made_step(1))
     writer.close()
     writer.close()
@@ -238,7 +240,7 @@ def test_closing_ends_the_thread_and_may_be_done_twice(tmp_path: Path) -> None:
 
 
 def test_a_recorder_that_was_never_used_leaves_nothing(tmp_path: Path) -> None:
-    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), pytest.fail)
+    writer = RecordWriter(tmp_path / RECORDS_FOLDER, manifest(), VOCABULARY, pytest.fail)
     writer.flush()
     writer.close()
     assert not (tmp_path / RECORDS_FOLDER).exists()

@@ -209,9 +209,9 @@ def test_the_steps_around_saved_alarms_are_known_from_the_folder(tmp_path: Path)
 def record_with_keeping(run: Path, keep: list[int], megabytes: float, steps: int = 40) -> list[int]:
     """The steps that are on the disk when a recorder under a size budget was told to keep some of them."""
     messages: list[str] = []
-    recorder = RecordWriter(run / RECORDS_FOLDER, manifest(settings=budget(megabytes)), messages.append)
+    recorder = RecordWriter(run / RECORDS_FOLDER, manifest(settings=budget(megabytes)), VOCABULARY, messages.append)
     recorder.keep(keep)
-    recorder.start(VOCABULARY, 0)
+    recorder.start(0)
     for step in range(1, steps + 1):
         recorder.write(step, lambda step=step: made_step(step, [60] * 16))  # type: ignore[misc]
     recorder.close()

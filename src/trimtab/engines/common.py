@@ -1,6 +1,4 @@
-"""What the adapters share: tested versions of the engines, the user's objective, controller state in checkpoints,
-and metrics over all ranks.
-"""
+"""What the adapters share: tested versions, the user's objective, state in checkpoints, records, metrics of ranks."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ import importlib.metadata
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from torch import Tensor
 
 from trimtab import __version__
 from trimtab.files import write_atomically
-from trimtab.objectives import Comm, Objective, gather_rows, merge_metrics
+from trimtab.objectives import Comm, Objective, gather_rows, merge_metrics, segment_ids
+from trimtab.record import RECORDS_FOLDER, Manifest, Recorder, Vocabulary
 from trimtab.train import versions
 
 TESTED_VERSIONS = {"trl": "1.16.0", "verl": "0.9.1"}
@@ -53,9 +53,18 @@ def check_version(engine: str) -> None:
         )
 
 
-def engine_versions(engine: str) -> dict[str, str]:
-    """Return the versions that results depend on, with the engine's."""
-    return {**versions(), engine: importlib.metadata.version(engine)}
+def start_recorder(
+    engine: str, folder: Path, step: int, manifest: Manifest, vocabulary: Vocabulary, device: str = "cpu"
+) -> Recorder:
+    """Start the recorder of a run that continues after `step`; `device` is where plans are made."""
+    manifest = replace(manifest, versions={**versions(), engine: importlib.metadata.version(engine)})
+
+    def warn(text: str) -> None:
+        warnings.warn(text, stacklevel=2)
+
+    recorder = Recorder(folder / RECORDS_FOLDER, manifest, vocabulary, warn, find_segments=segment_ids, device=device)
+    recorder.start(step)
+    return recorder
 
 
 def objective_table(option: str | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -77,12 +86,8 @@ def startup_message(objective: Objective) -> str:
 
 def save_state(folder: Path, objective: Objective, **numbers: int) -> None:
     """Save the state of the controllers, and counters of the adapter, in a checkpoint's folder."""
-    state = {
-        "format": STATE_FORMAT,
-        "objective": objective.name,
-        "controllers": objective.state_dict(),
-        "numbers": numbers,
-    }
+    state = {"format": STATE_FORMAT, "objective": objective.name, "numbers": numbers}
+    state["controllers"] = objective.state_dict()
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / STATE_FILE, json.dumps(state, sort_keys=True, allow_nan=False) + "\n")
 
@@ -111,22 +116,18 @@ def load_state(folder: Path, objective: Objective) -> dict[str, int]:
 
 
 def reduce_metrics(
-    micro_batches: Sequence[Mapping[str, Tensor]], names: Sequence[str], comm: Comm | None
+    micro_batches: Sequence[dict[str, Tensor]], names: Sequence[str], comm: Comm | None
 ) -> dict[str, float]:
     """Reduce the metrics of an update's micro-batches over all ranks: `_max` and `_min`, else sums."""
-    merged = merge_metrics([dict(metrics) for metrics in micro_batches])
+    merged = merge_metrics(micro_batches)
     like = next(iter(merged.values()))
-    # Every rank sends the same names, so that the gathered rows line up.
-    local = torch.stack([merged[name].to(torch.float64) if name in merged else _neutral(name, like) for name in names])
+    # Every rank sends the same names, so that the gathered rows line up; one without tokens sends what changes nothing.
+    neutral = {"_max": -torch.inf, "_min": torch.inf}
+    found = [merged[name] if name in merged else like.new_full((), neutral.get(name[-4:], 0.0)) for name in names]
+    local = torch.stack([value.to(torch.float64) for value in found])
     if comm is not None:
         all_ranks = merge_metrics([dict(zip(names, row, strict=True)) for row in gather_rows(comm, local)])
         local = torch.stack([all_ranks[name] for name in names])
     values = dict(zip(names, local.tolist(), strict=True))
     # Still infinite: no rank had a token.
     return {name: value for name, value in values.items() if abs(value) != torch.inf}
-
-
-def _neutral(name: str, like: Tensor) -> Tensor:
-    """Return the value that leaves a metric unchanged, for a rank without tokens."""
-    value = -torch.inf if name.endswith("_max") else torch.inf if name.endswith("_min") else 0.0
-    return torch.full((), value, dtype=torch.float64, device=like.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,34 +46,25 @@ class UpdateRecord:
     taken: bool = True
 
 
-class BatchColumns(Protocol):
-    """The attributes of a `TokenBatch` that are read by name here; its columns are read by the schema's names."""
-
+# What is read by name here of a `TokenBatch` and a `Plan`; the rest are columns, read by the schema's names.
+class _Batch(Protocol):
     @property
-    def responses(self) -> int:
-        """How many responses it holds."""
-
+    def responses(self) -> int: ...
     @property
-    def sequence(self) -> Tensor:
-        """Which response each token belongs to."""
+    def sequence(self) -> Tensor: ...
 
 
-class PlanColumns(Protocol):
-    """The attributes of a `Plan` that are read by name here; its columns are read by the schema's names."""
-
+class _Plan(Protocol):
     @property
-    def replan(self) -> Callable[[int, int], Any] | None:
-        """Set where every micro-batch is planned by itself."""
-
-    def split(self, sequences: Sequence[int]) -> Sequence[Any]:
-        """Return the plans of micro-batches."""
+    def replan(self) -> Callable[[int, int], Any] | None: ...
+    def split(self, sequences: Sequence[int]) -> Sequence[Any]: ...
 
 
 def update_record(
     number: int,
     first_response: int,
-    batch: BatchColumns,
-    plan: PlanColumns,
+    batch: _Batch,
+    plan: _Plan,
     *,
     micro_batches: Sequence[int] = (),
     new_logp: Tensor | None = None,
@@ -95,9 +86,8 @@ def update_record(
     found |= {"planned_advantage": planned("advantage"), "new_logp": new_logp, "clipped": clipped}
     # On a CPU nothing is copied: nobody changes a batch or a plan after its update.
     columns = to_host({"sequence": batch.sequence} | {k: value for k, value in found.items() if value is not None})
-    return UpdateRecord(
-        number, first_response, batch.responses, _without_equal_advantage(columns), tuple(micro_batches), taken
-    )
+    columns = _without_equal_advantage(columns)
+    return UpdateRecord(number, first_response, batch.responses, columns, tuple(micro_batches), taken)
 
 
 def to_host(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -121,13 +111,12 @@ def join_ranks(ranks: Sequence[UpdateRecord], first_response: int) -> UpdateReco
     # Each rank numbers its responses from 0.
     before = torch.tensor([0, *accumulate(rank.responses for rank in ranks)][:-1])
     columns["sequence"] += before.repeat_interleave(torch.tensor([len(rank.columns["sequence"]) for rank in ranks]))
-    return UpdateRecord(
-        ranks[0].number,
-        first_response,
-        sum(rank.responses for rank in ranks),
-        _without_equal_advantage(columns),
-        [size for rank in ranks for size in rank.micro_batches],
-        ranks[0].taken,
+    return replace(
+        ranks[0],
+        first_response=first_response,
+        responses=sum(rank.responses for rank in ranks),
+        columns=_without_equal_advantage(columns),
+        micro_batches=[size for rank in ranks for size in rank.micro_batches],
     )
 
 

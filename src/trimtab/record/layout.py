@@ -120,7 +120,6 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a run's records."""
     path = folder / MANIFEST
     table = read_json(path)
-    _check_schema(path, table)
     try:
         known = {key: table[key] for key in Manifest.__dataclass_fields__}
         return Manifest(**{**known, "settings": RecordSettings(**table["settings"])})
@@ -137,7 +136,6 @@ def read_step(folder: Path, step: int) -> tuple[StepInfo, dict[str, str]]:
     """Read a step's JSON: its facts, and the SHA-256 that its tables must have."""
     path = step_folder(folder, step) / STEP
     table = read_json(path)
-    _check_schema(path, table)
     try:
         # By the fields known here: a later version may write more of them under the same schema.
         known = {key: table[key] for key in StepInfo.__dataclass_fields__}
@@ -158,7 +156,7 @@ def json_with_digest(table: Mapping[str, Any]) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read what `json_with_digest` returned, and check its SHA-256."""
+    """Read what `json_with_digest` returned, and check its SHA-256 and schema."""
     try:
         table = json.loads(read_bytes(path, LARGEST_JSON))
         expected = table.pop("sha256")
@@ -167,6 +165,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise RecordError(f"{path} cannot be read: {error!r:.200}") from None
     check_digest(path, found, expected)
+    schema = table.get("schema")
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise RecordError(f"{path} has schema {schema!r:.40}; this trimtab reads up to {SCHEMA}: use a newer one")
     return dict(table)
 
 
@@ -196,9 +197,3 @@ def digest(data: bytes | memoryview) -> str:
 def size_of(paths: Sequence[Path]) -> int:
     """Return the size of the files in some folders."""
     return sum(file.stat().st_size for path in paths for file in path.iterdir())
-
-
-def _check_schema(path: Path, table: Mapping[str, Any]) -> None:
-    found = table.get("schema")
-    if not isinstance(found, int) or found > SCHEMA:
-        raise RecordError(f"{path} has schema {found!r:.40}; this trimtab reads up to {SCHEMA}: use a newer one")

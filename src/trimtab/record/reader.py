@@ -46,18 +46,15 @@ class Records:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """Read the bytes of every token id."""
-        path = self.folder / layout.VOCABULARY
-        data = layout.read_bytes(path)
-        layout.check_digest(path, layout.digest(data), self.manifest.vocabulary_sha256)
-        table = read_columns(open_table("vocabulary", data, str(path)), ["text", "special"], str(path))
-        return Vocabulary(table.column("text").to_pylist(), table.column("special").to_pylist())
+        columns = _open_columns(self.folder / layout.VOCABULARY, self.manifest.vocabulary_sha256)
+        return Vocabulary(columns["text"], columns["special"].tolist())
 
     def step(self, number: int) -> RecordedStep:
         """Open one step."""
         if number not in self.steps:
             near = f"; the nearest is {min(self.steps, key=lambda n: abs(n - number))}" if self.steps else ""
             raise RecordError(f"step {number} is not recorded under {self.folder}{near}")
-        return self._step(number)
+        return RecordedStep(self, *layout.read_step(self.folder, number))
 
     def select(self, first: int | None = None, last: int | None = None, every: int = 1) -> Iterator[RecordedStep]:
         """Yield the steps from `first` to `last` inclusive, or one in `every` of them; one at a time is in memory."""
@@ -65,12 +62,9 @@ class Records:
         for number in wanted[::every]:
             try:
                 # Checked here: a damaged step is skipped, and is no error in the middle of the caller's work.
-                yield self._step(number).checked()
+                yield RecordedStep(self, *layout.read_step(self.folder, number)).checked()
             except RecordError as error:
                 warnings.warn(f"{error}; step {number} is left out", RecordWarning, stacklevel=2)
-
-    def _step(self, number: int) -> RecordedStep:
-        return RecordedStep(self, *layout.read_step(self.folder, number))
 
     def __iter__(self) -> Iterator[RecordedStep]:
         return self.select()
@@ -134,18 +128,14 @@ class RecordedStep:
         return self
 
     def _ids(self, response: int) -> list[int]:
-        ids: list[int] = self.tokens["token"][self.offsets[response] : self.offsets[response + 1]].tolist()
-        return ids
+        return list(self.tokens["token"][self.offsets[response] : self.offsets[response + 1]].tolist())
 
     def _columns(self, table: str, rows: int) -> TableColumns:
         path = layout.step_folder(self.records.folder, self.number) / f"{table}.parquet"
-        data = layout.read_bytes(path)
-        # Before parsing: a parquet file with a flipped bit may still parse, to other numbers.
-        layout.check_digest(path, layout.digest(data), self.files.get(path.name))
-        file = open_table(table, data, str(path))
-        if file.metadata.num_rows != rows:
-            raise RecordError(f"{path} has {file.metadata.num_rows} rows instead of {rows}")
-        return TableColumns(file, str(path))
+        columns = _open_columns(path, self.files.get(path.name))
+        if columns.file.metadata.num_rows != rows:
+            raise RecordError(f"{path} has {columns.file.metadata.num_rows} rows instead of {rows}")
+        return columns
 
 
 @dataclass(frozen=True)
@@ -199,3 +189,10 @@ class TableColumns(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.file.schema_arrow.names)
+
+
+def _open_columns(path: Path, sha256: str | None) -> TableColumns:
+    data = layout.read_bytes(path)
+    # Before parsing: a parquet file with a flipped bit may still parse, to other numbers.
+    layout.check_digest(path, layout.digest(data), sha256)
+    return TableColumns(open_table(path.stem, data, str(path)), str(path))

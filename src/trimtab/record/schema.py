@@ -7,7 +7,7 @@ plan are stored as the exact float32 values of the run, so a replay makes the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -91,19 +91,12 @@ VOCABULARY: tuple[Column, ...] = (
 TABLES: dict[str, tuple[Column, ...]] = {"tokens": TOKENS, "responses": RESPONSES, "vocabulary": VOCABULARY}
 
 
-def arrow_schema(table: str, names: Iterable[str] | None = None) -> pa.Schema:
+def arrow_schema(table: str, names: Container[str] | None = None) -> pa.Schema:
     """Return the Arrow schema of a table, or of the named columns of it. No column has nulls."""
     import pyarrow as pa
 
-    wanted = None if names is None else set(names)
-    types = {"bool": pa.bool_()}
-    return pa.schema(
-        [
-            pa.field(column.name, types.get(column.type) or pa.type_for_alias(column.type), nullable=False)
-            for column in TABLES[table]
-            if wanted is None or column.name in wanted
-        ]
-    )
+    columns = [column for column in TABLES[table] if names is None or column.name in names]
+    return pa.schema([pa.field(c.name, pa.type_for_alias(c.type), nullable=False) for c in columns])
 
 
 def required(table: str) -> list[str]:

@@ -94,20 +94,15 @@ def _response_columns(
     # A prompt is decoded once for its group: of eight samples seven would give the same text again.
     one_per_group = {response.group: response for response in responses}
     prompts = {group: vocabulary.decode(response.prompt) for group, response in one_per_group.items()}
+    copied = ("group", "sample", "reward", "verdict", "finished")
     return {
         "step": [step] * len(rows),
         "response": list(range(len(rows))),
         "update": [update for update, _ in rows],
         "tokens": [len(r.tokens) for r in responses],
-        "group": [r.group for r in responses],
-        "sample": [r.sample for r in responses],
-        "reward": [r.reward for r in responses],
-        "verdict": [r.verdict for r in responses],
-        "extracted": encodable(r.extracted for r in responses),
-        "finished": [r.finished for r in responses],
         "prompt": encodable(prompts[r.group] for r in responses),
-        "answer": encodable(r.answer for r in responses),
-        "source": encodable(r.source for r in responses),
+        **{name: [getattr(r, name) for r in responses] for name in copied},
+        **{name: encodable(getattr(r, name) for r in responses) for name in ("extracted", "answer", "source")},
     }
 
 

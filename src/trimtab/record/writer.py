@@ -64,6 +64,7 @@ class RecordWriter:
 
     folder: Path
     manifest: Manifest
+    vocabulary: Vocabulary
     warn: Callable[[str], None]
     _queue: queue.Queue[Callable[[], None] | None] = field(default_factory=lambda: queue.Queue(QUEUE_SIZE))
     _thread: threading.Thread | None = None
@@ -72,9 +73,9 @@ class RecordWriter:
     _error: str = ""
     _warned: bool = False
 
-    def start(self, vocabulary: Vocabulary, step: int) -> None:
+    def start(self, step: int) -> None:
         """Start a record, or continue one after `step`; what was recorded later is deleted."""
-        self._enqueue(lambda: self._open(vocabulary, step))
+        self._enqueue(lambda: self._open(step))
 
     def wants(self, step: int) -> bool:
         """Return whether a step is to be recorded; the first always is."""
@@ -131,50 +132,39 @@ class RecordWriter:
             self._warned = True
             self.warn(f"warning: nothing more is recorded under {self.folder}: {self._error:.500}")
 
-    def _open(self, vocabulary: Vocabulary, step: int) -> None:
+    def _open(self, step: int) -> None:
         rewind(self.folder, step)
         self.folder.mkdir(parents=True, exist_ok=True)
-        table = encode("vocabulary", {"text": vocabulary.text, "special": vocabulary.special})
+        table = encode("vocabulary", {"text": self.vocabulary.text, "special": self.vocabulary.special})
         write_atomically(self.folder / layout.VOCABULARY, table)
-        self.manifest = replace(
-            self.manifest,
-            vocabulary=len(vocabulary),
-            vocabulary_sha256=layout.digest(table),
-            stride=self._stride_so_far(),
-        )
-        self._write_manifest()
+        try:
+            stride = layout.read_manifest(self.folder).stride
+        except RecordError:
+            stride = 1
+        self._update_manifest(vocabulary=len(self.vocabulary), vocabulary_sha256=layout.digest(table), stride=stride)
         # What an earlier process recorded counts towards the size limit.
         recorded = layout.recorded_steps(self.folder)
         self._sizes = {n: layout.size_of([layout.step_folder(self.folder, n)]) for n in recorded}
         self._drop_unwanted()
 
-    def _stride_so_far(self) -> int:
-        try:
-            return layout.read_manifest(self.folder).stride
-        except RecordError:
-            return 1
-
     def _write(self, step: int, build: Callable[[], StepData]) -> None:
-        if not self.wants(step):  # the stride has grown since the step was queued
-            return
-        self._sizes[step] = write_step(self.folder, build())
-        self._thin()
+        if self.wants(step):  # else the stride has grown since the step was queued
+            self._sizes[step] = write_step(self.folder, build())
+            self._thin()
 
     def _thin(self) -> None:
         """Double the stride and drop steps until the records fit the size budget."""
         limit = self.manifest.settings.max_megabytes * 1e6
         while sum(self._sizes.values()) > limit:
             if len(self._sizes) == 1:
-                (step,), (size,) = self._sizes.keys(), self._sizes.values()
+                step, size = self._sizes.popitem()
                 remove_folder(layout.step_folder(self.folder, step))
-                self._sizes = {}
                 raise RecordError(
                     f"step {step} alone takes {size / 1e6:.1f} MB, more than record.max_megabytes = {limit / 1e6:g}: "
                     "raise that, or lower record.group_share"
                 )
-            self.manifest = replace(self.manifest, stride=2 * self.manifest.stride)
             # The manifest first: a kill in between leaves too many records, which the next start drops.
-            self._write_manifest()
+            self._update_manifest(stride=2 * self.manifest.stride)
             self._drop_unwanted()
             # Only steps that `keep` protects are left, and they are too many: give up protecting them.
             if self.manifest.stride > max(self._sizes, default=0):
@@ -185,5 +175,6 @@ class RecordWriter:
             remove_folder(layout.step_folder(self.folder, step))
             del self._sizes[step]
 
-    def _write_manifest(self) -> None:
+    def _update_manifest(self, **changes: Any) -> None:
+        self.manifest = replace(self.manifest, **changes)
         write_atomically(self.folder / layout.MANIFEST, layout.manifest_text(self.manifest))

@@ -6,7 +6,7 @@ from trimtab.train.checkpoints import list_checkpoints, load_weights
 from trimtab.train.loop import train
 from trimtab.train.metrics import METRICS, TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS
 from trimtab.train.process import versions
-from trimtab.train.recording import observed_entropy, open_recorder, tokenizer_vocabulary
+from trimtab.train.recording import observed_entropy, tokenizer_vocabulary
 from trimtab.train.reporting import Reporter
 from trimtab.train.rollouts import GradedResponse
 from trimtab.train.run import Run, RunStoppedError, StopReason
@@ -15,6 +15,6 @@ from trimtab.train.run_folder import RunFolder, config_changes, resolved_toml
 __all__ = [
     "METRICS", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "Alarm", "GradedResponse", "Monitor", "Reporter", "Run",
     "RunFolder", "RunStoppedError", "StopReason", "build_policy", "build_sampler", "build_task", "config_changes",
-    "list_checkpoints", "load_weights", "observed_entropy", "open_recorder", "resolved_toml", "tokenizer_vocabulary",
+    "list_checkpoints", "load_weights", "observed_entropy", "resolved_toml", "tokenizer_vocabulary",
     "train", "versions",
 ]  # fmt: skip

@@ -17,11 +17,11 @@ from trimtab.record import (
     RecordedResponse,
     Recorder,
     RecordSettings,
-    RecordWriter,
     Vocabulary,
     rewind,
     update_record,
 )
+from trimtab.train.process import versions
 from trimtab.train.rollouts import GradedResponse
 from trimtab.train.scoring import Experience, Minibatch
 from trimtab.train.trainer import Trainer
@@ -37,15 +37,12 @@ class FinishedUpdate:
 
 
 def start_recording(
-    trainer: Trainer,
-    folder: Path,
-    *,
-    step: int,
-    versions: dict[str, str],
-    warn: Callable[[str], None],
-    kept: Iterable[int],
+    trainer: Trainer, folder: Path, step: int, *, warn: Callable[[str], None], kept: Iterable[int]
 ) -> Recorder | None:
-    """Open the recorder of a run that continues after `step`; None if the recipe does not record."""
+    """Start the recorder of a run that continues after `step`; None if the recipe does not record.
+
+    `kept` are steps that the size budget drops last.
+    """
     config, policy = trainer.config, trainer.policy
     if not config.record.enabled:
         try:
@@ -59,28 +56,14 @@ def start_recording(
         objective={**current, **config.objective},
         advantage=trainer.objective.advantage,
         settings=RecordSettings(config.record.every, config.record.group_share, config.record.max_megabytes),
-        versions=versions,
+        versions=versions(),
     )
     size = int(policy.lm_head.weight.shape[0])  # type: ignore[index]
-    vocabulary = tokenizer_vocabulary(policy.tokenizer, size)
-    return open_recorder(folder, manifest, vocabulary, step=step, device=policy.device.type, warn=warn, kept=kept)
-
-
-def open_recorder(
-    folder: Path,
-    manifest: Manifest,
-    vocabulary: Vocabulary,
-    *,
-    step: int,
-    device: str,
-    warn: Callable[[str], None],
-    kept: Iterable[int] = (),
-) -> Recorder:
-    """Open the recorder of a run that continues after `step`; `kept` are steps that the size budget drops last."""
-    writer = RecordWriter(folder / RECORDS_FOLDER, manifest, warn)
-    writer.keep(kept)
-    writer.start(vocabulary, step)
-    return Recorder(writer, vocabulary, segment_ids, device)
+    vocabulary, device = tokenizer_vocabulary(policy.tokenizer, size), policy.device.type
+    recorder = Recorder(folder / RECORDS_FOLDER, manifest, vocabulary, warn, find_segments=segment_ids, device=device)
+    recorder.keep(kept)
+    recorder.start(step)
+    return recorder
 
 
 def tokenizer_vocabulary(tokenizer: Any, size: int) -> Vocabulary:

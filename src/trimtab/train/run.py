@@ -16,7 +16,7 @@ from trimtab.config import Config
 from trimtab.train import checkpoints, run_state
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_around
 from trimtab.train.metrics import StepResult, has_learning_signal, no_signal_diagnosis
-from trimtab.train.process import Interrupt, deferred_interrupt, set_threads, versions
+from trimtab.train.process import Interrupt, deferred_interrupt, set_threads
 from trimtab.train.recording import start_recording
 from trimtab.train.reporting import Loggers, Reporter
 from trimtab.train.rollouts import evaluate
@@ -89,9 +89,7 @@ class Run:
         self._alarms.replay(self.folder.records())
         # Only now, for it deletes the records of steps after the checkpoint that was restored.
         kept, step = self._alarms.steps_to_keep(), self.progress.step
-        trainer.recorder = start_recording(
-            trainer, self.folder.path, step=step, versions=versions(), warn=message, kept=kept
-        )
+        trainer.recorder = start_recording(trainer, self.folder.path, step, warn=message, kept=kept)
         return trainer
 
     def steps(self) -> Generator[int]:

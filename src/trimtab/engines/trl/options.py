@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +28,7 @@ _CORRECTION = (
 
 
 @dataclass(frozen=True)
-class ReplacedOption:
+class Replaced:
     """An option of TRL that the objective replaces: TRL's default, and what to write instead.
 
     `off` is true if the default switches a feature off; setting that value is allowed, since it holds here too.
@@ -40,48 +39,42 @@ class ReplacedOption:
     off: bool = False
 
 
-REPLACED: dict[str, ReplacedOption] = {
-    "loss_type": ReplacedOption(
+REPLACED = {
+    "loss_type": Replaced(
         "dapo", "name the method as the objective: objective='grpo', 'dapo', 'dr_grpo', 'cispo', 'sapo', 'gspo', ..."
     ),
-    "epsilon": ReplacedOption(0.2, _CLIP),
-    "epsilon_high": ReplacedOption(None, _CLIP + "; cispo's cap is 1 + clip_high, TRL's is the cap itself"),
-    "delta": ReplacedOption(
+    "epsilon": Replaced(0.2, _CLIP),
+    "epsilon_high": Replaced(None, _CLIP + "; cispo's cap is 1 + clip_high, TRL's is the cap itself"),
+    "delta": Replaced(
         None, "set dual_clip in the objective: 'grpo(dual_clip=4)'; it caps the ratio of negative advantages"
     ),
-    "importance_sampling_level": ReplacedOption(
+    "importance_sampling_level": Replaced(
         "token", "the objective sets the ratio: 'gspo' for one per response, 'sspo' for one per subsentence"
     ),
-    "beta": ReplacedOption(
+    "beta": Replaced(
         0.0, "attach the penalty: 'grpo + kl(coef=0.04)'; TRL then keeps the reference model as for beta", off=True
     ),
-    "use_bias_correction_kl": ReplacedOption(
+    "use_bias_correction_kl": Replaced(
         False, "the penalty of 'kl' has no factor of the ratio; leave this option out", off=True
     ),
-    "top_entropy_quantile": ReplacedOption(
-        1.0, "attach 'top_entropy(share=0.2)', or take objective='top_entropy'", off=True
+    "top_entropy_quantile": Replaced(1.0, "attach 'top_entropy(share=0.2)', or take objective='top_entropy'", off=True),
+    "entropy_coef": Replaced(
+        0.0, "no objective has an entropy bonus; 'stare' and 'entropy_advantage' keep the entropy up", off=True
     ),
-    "entropy_coef": ReplacedOption(
-        0.0,
-        "no objective has an entropy bonus; 'stare' and 'entropy_advantage' keep the entropy up",
-        off=True,
-    ),
-    "use_adaptive_entropy": ReplacedOption(False, "use objective='stare', whose gate follows the entropy", off=True),
-    "off_policy_mask_threshold": ReplacedOption(
-        None, "attach 'mis(low=0.5, high=2)', which drops off-policy responses"
-    ),
-    "vllm_importance_sampling_correction": ReplacedOption(False, _CORRECTION, off=True),
-    "vllm_importance_sampling_mode": ReplacedOption("sequence_mask", _CORRECTION),
-    "vllm_importance_sampling_clip_max": ReplacedOption(3.0, _CORRECTION),
-    "vllm_importance_sampling_clip_min": ReplacedOption(None, _CORRECTION),
-    "vllm_importance_sampling_cap": ReplacedOption(None, _CORRECTION),
-    "use_liger_kernel": ReplacedOption(
+    "use_adaptive_entropy": Replaced(False, "use objective='stare', whose gate follows the entropy", off=True),
+    "off_policy_mask_threshold": Replaced(None, "attach 'mis(low=0.5, high=2)', which drops off-policy responses"),
+    "vllm_importance_sampling_correction": Replaced(False, _CORRECTION, off=True),
+    "vllm_importance_sampling_mode": Replaced("sequence_mask", _CORRECTION),
+    "vllm_importance_sampling_clip_max": Replaced(3.0, _CORRECTION),
+    "vllm_importance_sampling_clip_min": Replaced(None, _CORRECTION),
+    "vllm_importance_sampling_cap": Replaced(None, _CORRECTION),
+    "use_liger_kernel": Replaced(
         False, "in some versions of TRL it replaces the loss; set model_init_kwargs={'use_kernels': True}", off=True
     ),
 }
-REWARD_SCALING: dict[str, ReplacedOption] = {
-    "scale_rewards": ReplacedOption("group", _ADVANTAGES),
-    "multi_objective_aggregation": ReplacedOption("sum_then_normalize", _ADVANTAGES),
+REWARD_SCALING = {
+    "scale_rewards": Replaced("group", _ADVANTAGES),
+    "multi_objective_aggregation": Replaced("sum_then_normalize", _ADVANTAGES),
 }
 
 
@@ -125,45 +118,28 @@ class TrimtabConfig(GRPOConfig):
     def __post_init__(self) -> None:
         if self.advantages not in ("objective", "trl"):
             raise ValueError(f"advantages={self.advantages!r} must be 'objective' or 'trl'")
-        reset_replaced(self)
+        check_replaced(self, built=False)
         super().__post_init__()
         build_objective(objective_table(self.objective))  # a wrong name or option is an error before the model loads
-        check_steps(self)
+        generation, update = self.steps_per_generation, self.gradient_accumulation_steps
+        if generation % update:  # an update that spans rollout batches cannot be planned before its first forward pass
+            raise ValueError(
+                f"steps_per_generation={generation} must be a multiple of gradient_accumulation_steps={update}: an "
+                "update is planned over all its responses before the first forward pass (left out, the two are equal)"
+            )
 
 
-def reset_replaced(config: TrimtabConfig) -> None:
-    """Refuse options that the objective replaces, and set the others to TRL's defaults."""
-    for name, option in replaced_options(config).items():
-        value = getattr(config, name)
-        if value is None or (option.off and value == option.default):
-            setattr(config, name, option.default)  # TRL reads the option and expects a value
-        else:
-            raise ValueError(_no_effect(name, value, option))
-    for name, option in REWARD_SCALING.items():
-        if getattr(config, name) is None:
-            setattr(config, name, option.default)
-
-
-def check_unchanged(config: TrimtabConfig) -> None:
-    """Refuse a replaced option that was set after the configuration was made."""
-    for name, option in replaced_options(config).items():
-        if getattr(config, name) != option.default:
-            raise ValueError(_no_effect(name, getattr(config, name), option))
-
-
-def replaced_options(config: TrimtabConfig) -> Mapping[str, ReplacedOption]:
-    """Return the options of TRL that have no effect under this configuration."""
-    return REPLACED if config.advantages == "trl" else {**REPLACED, **REWARD_SCALING}
-
-
-def check_steps(config: TrimtabConfig) -> None:
-    """Refuse updates that span rollout batches: a plan needs all responses before the first forward pass."""
-    generation, update = config.steps_per_generation, config.gradient_accumulation_steps
-    if generation % update:
-        raise ValueError(
-            f"steps_per_generation={generation} must be a multiple of gradient_accumulation_steps={update}: an update "
-            "is planned over all its responses before the first forward pass (left out, the two are equal)"
-        )
+def check_replaced(config: TrimtabConfig, *, built: bool) -> None:
+    """Refuse options that the objective replaces; set the others to TRL's defaults unless that is done (`built`)."""
+    for name, option in {**REPLACED, **REWARD_SCALING}.items():
+        value, default = getattr(config, name), option.default
+        is_set = value != default if built else value is not None and not (option.off and value == default)
+        if is_set and (name in REPLACED or config.advantages != "trl"):
+            raise ValueError(
+                f"{name}={value!r:.80} has no effect here, because the objective is the loss: {option.instead}"
+            )
+        if value is None and not built:
+            setattr(config, name, default)  # TRL reads the option and expects a value
 
 
 def with_reference(config: TrimtabConfig, objective: Objective) -> TrimtabConfig:
@@ -189,7 +165,3 @@ def check_sampler(objective: Objective, use_vllm: bool, rollout_func: bool) -> N
             f"correction has no effect here): write '{objective.name} + tis' or '{objective.name} + mis'",
             stacklevel=3,
         )
-
-
-def _no_effect(name: str, value: object, option: ReplacedOption) -> str:
-    return f"{name}={value!r:.80} has no effect here, because the objective is the loss: {option.instead}"

@@ -6,7 +6,6 @@ makes the same plans. The folder is laid out like a run's: `tokens/` and `metric
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.engines.common import engine_versions
+from trimtab.engines import common
 from trimtab.engines.trl.batch import ENTROPY, RESPONSE_INDEX, REWARD, PaddedBatch, sampled_mask
 from trimtab.objectives import LossOutput, Objective, Plan, TokenBatch
 from trimtab.record import (
@@ -23,14 +22,12 @@ from trimtab.record import (
     Manifest,
     RecordedResponse,
     Recorder,
-    RecordSettings,
     UpdateRecord,
+    Vocabulary,
     join_ranks,
     update_record,
 )
-from trimtab.train import RunFolder, open_recorder, tokenizer_vocabulary
-
-Gather = Callable[[list[Any]], list[Any]]
+from trimtab.train import RunFolder
 
 
 @dataclass(frozen=True)
@@ -55,13 +52,12 @@ class PlannedUpdate:
 
 @dataclass
 class TrlRecording:
-    """Collect the updates of a rollout batch and record them; `folder` and `recorder` exist on the main process."""
+    """Collect the updates of a rollout batch and record them; `recorder` exists on the main process alone."""
 
     shape: RolloutShape
     objective: Objective
-    gather: Gather
-    folder: RunFolder | None = None
-    recorder: Recorder | None = None
+    gather: Callable[[list[Any]], list[Any]]
+    recorder: Recorder | None
     _wanted: bool = False
     _planned: PlannedUpdate | None = None
     _entropy: tuple[float, int] = (0.0, 0)
@@ -92,70 +88,57 @@ class TrlRecording:
         planned, self._planned = self._planned, None
         self._metrics.append(metrics)
         if self._wanted:
-            # In rank order, which is the order in which the plan saw the responses.
-            local = _update_record(planned, outputs)
+            clipped = [out.clipped for out, _ in outputs if out.clipped is not None]
+            local = update_record(
+                planned.number,
+                0,
+                planned.batch,
+                planned.plan,
+                micro_batches=[len(batch["completion_ids"]) for batch in planned.micro_batches],
+                new_logp=torch.cat([new_logp for _, new_logp in outputs]).float(),  # a model in bf16 returns bf16
+                clipped=torch.cat(clipped) if clipped else None,
+            )
             responses = [r for batch in planned.micro_batches for r in recorded_responses(step, batch, self.shape)]
+            # In rank order, which is the order in which the plan saw the responses.
             ranks = self.gather([(local, responses)])
             if self.recorder is not None:
                 self._updates.append(join_ranks([update for update, _ in ranks], len(self._responses)))
                 self._responses += [response for _, rank in ranks for response in rank]
-        if planned.number + 1 == self.shape.updates:
-            self._write(step)
+        if planned.number + 1 == self.shape.updates and self.recorder is not None:
+            self._write(step, self.recorder)
 
     def flush(self) -> None:
         """Wait until everything is on disk."""
-        if self.recorder is not None and self.folder is not None:
+        if self.recorder is not None:
             self.recorder.flush()
-            self.folder.sync()
+            RunFolder(self.recorder.folder.parent).sync()
 
     def close(self) -> None:
         """Write what is queued and end the recorder."""
         if self.recorder is not None:
             self.recorder.close()
 
-    def _write(self, step: int) -> None:
-        if self.recorder is None or self.folder is None:
-            return
+    def _write(self, step: int, recorder: Recorder) -> None:
         entropy, tokens = self._entropy
         observed = entropy / tokens if tokens else None
         names = {name: None for metrics in self._metrics for name in metrics}
-        means = {name: _mean([m[name] for m in self._metrics if name in m]) for name in names}
+        found = {name: [metrics[name] for metrics in self._metrics if name in metrics] for name in names}
+        means = {name: sum(values) / len(values) for name, values in found.items()}
         facts = {"tokens/count": float(tokens)} | ({} if observed is None else {"policy/entropy": observed})
-        self.folder.append_metrics({"step": step, **means, **facts})
+        RunFolder(recorder.folder.parent).append_metrics({"step": step, **means, **facts})
         if self._wanted:
-            controllers = self.objective.state_dict()
-            self.recorder.record_step(
-                step, self._responses, self._updates, observed_entropy=observed, controllers=controllers
-            )
+            state = self.objective.state_dict()
+            recorder.record_step(step, self._responses, self._updates, observed_entropy=observed, controllers=state)
 
 
-def start_recording(
-    to: Path,
-    step: int,
-    recording: TrlRecording,
-    *,
-    objective_table: Mapping[str, Any],
-    settings: RecordSettings,
-    tokenizer: Any,
-    vocabulary_size: int,
-    device: str,
-) -> None:
+def start_recorder(to: Path, step: int, manifest: Manifest, vocabulary: Vocabulary, device: str) -> Recorder:
     """Open the files of a run that continues after `step`; for the main process alone."""
     # Starting anew deletes what is there; a resumed run continues its own records.
     if not step and (to / RECORDS_FOLDER).exists():
         raise ValueError(f"record_to={str(to)!r} holds the records of another run: choose another folder, or remove it")
-    recording.folder = RunFolder(to)
     to.mkdir(parents=True, exist_ok=True)
-    recording.folder.rewind(step)
-    manifest = Manifest(dict(objective_table), recording.objective.advantage, settings, versions=engine_versions("trl"))
-    recording.recorder = open_recorder(
-        to,
-        manifest,
-        tokenizer_vocabulary(tokenizer, vocabulary_size),
-        step=step,
-        device=device,
-        warn=lambda text: warnings.warn(text, stacklevel=2),
-    )
+    RunFolder(to).rewind(step)
+    return common.start_recorder("trl", to, step, manifest, vocabulary, device)
 
 
 def recorded_responses(step: int, batch: PaddedBatch, shape: RolloutShape) -> list[RecordedResponse]:
@@ -178,20 +161,3 @@ def recorded_responses(step: int, batch: PaddedBatch, shape: RolloutShape) -> li
             )
         )
     return responses
-
-
-def _update_record(planned: PlannedUpdate, outputs: Sequence[tuple[LossOutput, Tensor]]) -> UpdateRecord:
-    clipped = [out.clipped for out, _ in outputs if out.clipped is not None]
-    return update_record(
-        planned.number,
-        0,
-        planned.batch,
-        planned.plan,
-        micro_batches=[len(batch["completion_ids"]) for batch in planned.micro_batches],
-        new_logp=torch.cat([new_logp for _, new_logp in outputs]).float(),  # a model in bf16 returns bf16
-        clipped=torch.cat(clipped) if clipped else None,
-    )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

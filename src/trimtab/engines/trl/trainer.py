@@ -14,16 +14,7 @@ import torch
 from torch import Tensor
 
 from trimtab.config import build_objective
-from trimtab.engines.common import (
-    LOSS_METRICS,
-    check_version,
-    load_state,
-    missing_engine,
-    objective_table,
-    reduce_metrics,
-    save_state,
-    startup_message,
-)
+from trimtab.engines import common
 from trimtab.engines.trl.batch import (
     ENTROPY,
     PLAN,
@@ -38,10 +29,11 @@ from trimtab.engines.trl.batch import (
     segments,
     token_batch,
 )
-from trimtab.engines.trl.options import TrimtabConfig, check_sampler, check_unchanged, with_reference
-from trimtab.engines.trl.recording import PlannedUpdate, RolloutShape, TrlRecording, start_recording
+from trimtab.engines.trl.options import TrimtabConfig, check_replaced, check_sampler, with_reference
+from trimtab.engines.trl.recording import PlannedUpdate, RolloutShape, TrlRecording, start_recorder
 from trimtab.objectives import LossOutput, Plan, TokenBatch, kl_estimate
-from trimtab.record import RecordSettings
+from trimtab.record import Manifest, RecordSettings
+from trimtab.train import tokenizer_vocabulary
 
 try:
     from accelerate.utils import gather_object
@@ -49,11 +41,9 @@ try:
     from trl import GRPOTrainer
     from trl.models.utils import disable_gradient_checkpointing
 except ImportError as error:
-    raise missing_engine("trl", error) from error
+    raise common.missing_engine("trl", error) from error
 
-__all__ = ["TrimtabConfig", "TrimtabTrainer"]
-
-check_version("trl")
+common.check_version("trl")
 
 # Sums over the tokens of a micro-batch, from which TRL's own metrics `entropy` and `kl` are made.
 _TOKEN_SUMS = ("tokens", "entropy", "kl")
@@ -70,8 +60,8 @@ class TrimtabTrainer(GRPOTrainer):
                 f"args is {type(args).__name__}: pass a trimtab.engines.trl.TrimtabConfig, which is TRL's GRPOConfig "
                 "with an `objective`"
             )
-        check_unchanged(args)
-        self.objective_table = objective_table(args.objective)
+        check_replaced(args, built=True)
+        self.objective_table = common.objective_table(args.objective)
         self.objective = build_objective(self.objective_table)
         self._scored: list[tuple[Tensor, Tensor]] | None = None  # while TRL scores a rollout batch
         super().__init__(model, reward_funcs, with_reference(args, self.objective), *more, **options)
@@ -86,7 +76,7 @@ class TrimtabTrainer(GRPOTrainer):
         self._sums: list[dict[str, Tensor]] = []
         self._losses = 0
         self._recording: TrlRecording | None = None
-        self.accelerator.print(startup_message(self.objective))
+        self.accelerator.print(common.startup_message(self.objective))
 
     def train(self, *args: Any, **options: Any) -> Any:
         """Train as TRL does; the records are complete when it returns."""
@@ -246,8 +236,8 @@ class TrimtabTrainer(GRPOTrainer):
 
     def _log_metrics(self, mode: str, plan: Plan, micro_batches: Sequence[dict[str, Tensor]]) -> dict[str, float]:
         """Add the metrics of an update over all processes to TRL's log, and return them."""
-        names = (*LOSS_METRICS, *_TOKEN_SUMS)
-        values = reduce_metrics(micro_batches, names, self._comm)
+        names = (*common.LOSS_METRICS, *_TOKEN_SUMS)
+        values = common.reduce_metrics(micro_batches, names, self._comm)
         tokens = max(values.pop("tokens"), 1.0)
         logged = {name: value / tokens if name in _TOKEN_SUMS else value for name, value in values.items()}
         if plan.ref_logp is None:
@@ -288,19 +278,14 @@ class TrimtabTrainer(GRPOTrainer):
             prompts=args.generation_batch_size // self.num_generations,
             end_tokens=frozenset(self.eos_token_ids),
         )
-        recording = TrlRecording(shape, self.objective, gather_object if self._comm is not None else list)
+        recorder = None
         if self.accelerator.is_main_process:
-            start_recording(
-                Path(args.record_to),
-                self._rollouts - 1,
-                recording,
-                objective_table=self.objective_table,
-                settings=RecordSettings(args.record_every, max_megabytes=args.record_max_megabytes),
-                tokenizer=self._tokenizer,
-                vocabulary_size=self.accelerator.unwrap_model(self.model).get_output_embeddings().weight.shape[0],
-                device=self.accelerator.device.type,
-            )
-        return recording
+            settings = RecordSettings(args.record_every, max_megabytes=args.record_max_megabytes)
+            manifest = Manifest(self.objective_table, self.objective.advantage, settings)
+            size = self.accelerator.unwrap_model(self.model).get_output_embeddings().weight.shape[0]
+            vocabulary, device = tokenizer_vocabulary(self._tokenizer, size), self.accelerator.device.type
+            recorder = start_recorder(Path(args.record_to), self._rollouts - 1, manifest, vocabulary, device)
+        return TrlRecording(shape, self.objective, gather_object if self._comm is not None else list, recorder)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save TRL's checkpoint with the state of the controllers in it."""
@@ -309,11 +294,11 @@ class TrimtabTrainer(GRPOTrainer):
             self._recording.flush()
         if self.args.should_save:
             name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            save_state(Path(self._get_output_dir(trial=trial)) / name, self.objective, rollouts=self._rollouts)
+            common.save_state(Path(self._get_output_dir(trial=trial)) / name, self.objective, rollouts=self._rollouts)
         super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load TRL's state and, from a checkpoint, that of the controllers."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            self._rollouts = load_state(Path(checkpoint), self.objective).get("rollouts", 0)
+            self._rollouts = common.load_state(Path(checkpoint), self.objective).get("rollouts", 0)

@@ -6,17 +6,16 @@ and `clipped` are missing.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trimtab.engines.common import engine_versions
+from trimtab.engines.common import start_recorder
 from trimtab.engines.verl.options import VerlOptions
 from trimtab.engines.verl.planning import PlannedStep
 from trimtab.objectives import Objective
 from trimtab.record import Manifest, RecordedResponse, Recorder, RecordSettings, update_record
-from trimtab.train import observed_entropy, open_recorder, tokenizer_vocabulary
+from trimtab.train import observed_entropy, tokenizer_vocabulary
 
 FIELDS = ("uid", "prompts", "rm_scores", "reward_model", "data_source")  # of verl's data, per response
 
@@ -25,20 +24,10 @@ def start_recording(options: VerlOptions, objective: Objective, tokenizer: Any, 
     """Open the recorder of a run that continues after `step`; None if `record` is not set."""
     if not options.record:
         return None
-    manifest = Manifest(
-        objective=dict(options.objective),
-        advantage=objective.advantage,
-        settings=RecordSettings(options.record_every, options.record_group_share, options.record_max_megabytes),
-        versions=engine_versions("verl"),
-    )
-    return open_recorder(
-        Path(options.record),
-        manifest,
-        tokenizer_vocabulary(tokenizer, len(tokenizer)),
-        step=step,
-        device="cpu",  # the driver plans on the CPU
-        warn=lambda text: warnings.warn(text, stacklevel=2),
-    )
+    settings = RecordSettings(options.record_every, options.record_group_share, options.record_max_megabytes)
+    manifest = Manifest(options.objective, objective.advantage, settings)
+    vocabulary = tokenizer_vocabulary(tokenizer, len(tokenizer))
+    return start_recorder("verl", Path(options.record), step, manifest, vocabulary, device="cpu")  # the driver's
 
 
 def record_step(

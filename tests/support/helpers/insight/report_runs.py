@@ -54,9 +54,10 @@ def make_run(folder: Path, made: Made | None = None) -> Path:
         (folder / "alarms.jsonl").write_text("".join(json.dumps(alarm) + "\n" for alarm in made.alarms))
     warnings: list[str] = []
     manifest = Manifest(objective=dict(made.objective), advantage="group_normalized")
-    recorder = RecordWriter(folder / "tokens", manifest, warnings.append)
     text = [piece.encode("utf-8", "surrogatepass") for piece in made.pieces]
-    recorder.start(Vocabulary(text, [n == 0 for n in range(len(text))]), 0)
+    vocabulary = Vocabulary(text, [n == 0 for n in range(len(text))])
+    recorder = RecordWriter(folder / "tokens", manifest, vocabulary, warnings.append)
+    recorder.start(0)
     for step in range(1, made.steps + 1):
         data = step_of(step, made)
         recorder.write(step, lambda data=data: data)  # type: ignore[misc]

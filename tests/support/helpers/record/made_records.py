@@ -93,8 +93,8 @@ def manifest(**changes: Any) -> Manifest:
 def record(run: Path, steps: Sequence[StepData], after: int = 0, **changes: Any) -> list[str]:
     """Record steps in a run's folder, continuing after a step; return the warnings."""
     messages: list[str] = []
-    writer = RecordWriter(run / RECORDS_FOLDER, manifest(**changes), messages.append)
-    writer.start(VOCABULARY, after)
+    writer = RecordWriter(run / RECORDS_FOLDER, manifest(**changes), VOCABULARY, messages.append)
+    writer.start(after)
     for data in steps:
         writer.write(data.info.step, lambda data=data: data)  # type: ignore[misc]
     writer.close()
