@@ -13,7 +13,13 @@ from helpers.browser.browsing import Tab, expect, tab
 from helpers.insight.report_runs import Made, make_run
 from trimtab.insight.replay import recorded_objective
 from trimtab.insight.report import write_report
-from trimtab.insight.report.token_table import TokenTable, mini_batches, read_checked_step, token_effects, token_table
+from trimtab.insight.report.token_table import (
+    StepTokenTable,
+    mini_batches,
+    read_checked_step,
+    token_effects,
+    token_table,
+)
 from trimtab.objectives import objective
 from trimtab.objectives.reasons import reason_words
 from trimtab.record import open_run
@@ -30,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tables(run: Path) -> list[TokenTable]:
+def tables(run: Path) -> list[StepTokenTable]:
     records = open_run(run)
     mine = recorded_objective(dict(records.manifest.objective))
     return [token_table(read_checked_step(records, step), mine) for step in records.steps]
@@ -141,7 +147,9 @@ def test_an_alarm_is_shown_in_full_and_leads_to_its_tokens(opened: Tab) -> None:
     assert {text.split()[1] for text in opened.texts(".row b")} == {"3"}
 
 
-def test_the_heat_map_holds_all_tokens_and_marks_where_they_are_silenced(opened: Tab, tables: list[TokenTable]) -> None:
+def test_the_heat_map_holds_all_tokens_and_marks_where_they_are_silenced(
+    opened: Tab, tables: list[StepTokenTable]
+) -> None:
     total = sum(len(step.logp) for step in tables)
     heat_map = opened.page.locator("svg.heat-map").first
     assert f"{total} tokens" in heat_map.get_attribute("aria-label")
@@ -163,7 +171,7 @@ def test_quadrants_add_up(opened: Tab) -> None:
     assert sum(float(cell.removesuffix("%")) for cell in cells) == pytest.approx(100, abs=2)
 
 
-def test_a_tokens_numbers_are_those_of_the_record(opened: Tab, tables: list[TokenTable]) -> None:
+def test_a_tokens_numbers_are_those_of_the_record(opened: Tab, tables: list[StepTokenTable]) -> None:
     opened.page.locator(".row").first.click()
     row = opened.texts(".row")[0]
     step, response = int(row.split("step ")[1].split("response")[0]), int(row.split("response ")[1][0])
@@ -213,7 +221,7 @@ def test_colours_grow_with_the_value(opened: Tab) -> None:
     assert [lightness[n] for n in order] == sorted(lightness, reverse=True)  # on white, more is darker
 
 
-def test_silenced_tokens_of_a_step_are_found(opened: Tab, tables: list[TokenTable]) -> None:
+def test_silenced_tokens_of_a_step_are_found(opened: Tab, tables: list[StepTokenTable]) -> None:
     page = opened.page
     page.get_by_role("button", name="Silenced tokens").click()
     page.get_by_label("Step", exact=True).fill("4")
@@ -226,7 +234,7 @@ def test_silenced_tokens_of_a_step_are_found(opened: Tab, tables: list[TokenTabl
     assert facts(opened)["reason"] == ["silenced: rare, confident and rewarded"]
 
 
-def test_the_largest_gradients_are_found_in_order(opened: Tab, tables: list[TokenTable]) -> None:
+def test_the_largest_gradients_are_found_in_order(opened: Tab, tables: list[StepTokenTable]) -> None:
     opened.page.get_by_role("button", name="100 largest gradients").click()
     heads = opened.page.locator(".row .row-head span:last-child").all_inner_texts()
     shown = [number(text.removeprefix("gradient ")) for text in heads]
@@ -248,7 +256,7 @@ def test_for_a_step_that_is_not_there_the_nearest_are_named(opened: Tab) -> None
     assert "Step 400 is not in this report" in text and "5" in text and "--step 400" in text
 
 
-def test_another_objective_is_shown_beside_the_recorded_one(opened: Tab, tables: list[TokenTable]) -> None:
+def test_another_objective_is_shown_beside_the_recorded_one(opened: Tab, tables: list[StepTokenTable]) -> None:
     page = opened.page
     page.get_by_label("Compare with").select_option(label="sspo")
     assert page.locator(".pane").count() == 2

@@ -17,7 +17,7 @@ from trimtab.insight.report import page as paging
 from trimtab.insight.report import write_report
 from trimtab.insight.report.page import SCRIPTS, asset, joined_script
 
-ASSETS = Path(paging.__file__).parent
+ASSETS = Path(paging.__file__).with_suffix("")
 
 
 @pytest.fixture(scope="module")

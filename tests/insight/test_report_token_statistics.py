@@ -15,11 +15,11 @@ from trimtab.insight.report import response_selection
 from trimtab.insight.report.response_selection import TOP_TOKENS, CandidatePool
 from trimtab.insight.report.run_files import read_run
 from trimtab.insight.report.token_statistics import H_BINS, P_BINS, P_RANGE, QUANTILES, TokenStatistics
-from trimtab.insight.report.token_table import TokenTable, read_checked_step, token_table
+from trimtab.insight.report.token_table import StepTokenTable, read_checked_step, token_table
 from trimtab.objectives import theory
 
 
-def read_tables(run: Path) -> list[TokenTable]:
+def read_tables(run: Path) -> list[StepTokenTable]:
     files = read_run(run)
     assert files.records is not None
     objective = recorded_objective(files.records.manifest.objective)
@@ -27,13 +27,13 @@ def read_tables(run: Path) -> list[TokenTable]:
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> list[TokenTable]:
+def tables(tmp_path_factory: pytest.TempPathFactory) -> list[StepTokenTable]:
     made = Made(steps=5, lengths=(40, 30, 20, 10), objective={"name": "dapo"})
     return read_tables(make_run(tmp_path_factory.mktemp("statistics") / "run", made))
 
 
 @pytest.fixture(scope="module")
-def statistics(tables: list[TokenTable]) -> TokenStatistics:
+def statistics(tables: list[StepTokenTable]) -> TokenStatistics:
     statistics = TokenStatistics(h_max=3.0)
     for table in tables:
         statistics.add(table)
@@ -41,14 +41,14 @@ def statistics(tables: list[TokenTable]) -> TokenStatistics:
 
 
 @pytest.fixture(scope="module")
-def pool(tables: list[TokenTable]) -> CandidatePool:
+def pool(tables: list[StepTokenTable]) -> CandidatePool:
     pool = CandidatePool(alarm_steps=frozenset({2}), end_steps=frozenset({1, 5}))
     for table in tables:
         pool.add(table, sample=True)
     return pool
 
 
-def test_every_token_is_in_one_cell_of_the_heat_map(statistics: TokenStatistics, tables: list[TokenTable]) -> None:
+def test_every_token_is_in_one_cell_of_the_heat_map(statistics: TokenStatistics, tables: list[StepTokenTable]) -> None:
     assert statistics.tokens == 500 == statistics.probability_entropy[:3].sum()
     rewarded = sum(int((table.effects.advantage > 0).sum()) for table in tables)
     assert statistics.probability_entropy[0].sum() == rewarded
@@ -56,7 +56,7 @@ def test_every_token_is_in_one_cell_of_the_heat_map(statistics: TokenStatistics,
     assert statistics.probability_entropy[3].sum() == silenced > 0
 
 
-def test_cells_are_those_of_numpys_histogram(statistics: TokenStatistics, tables: list[TokenTable]) -> None:
+def test_cells_are_those_of_numpys_histogram(statistics: TokenStatistics, tables: list[StepTokenTable]) -> None:
     x = np.concatenate([table.logp for table in tables]) / math.log(10)
     y = np.concatenate([table.entropy for table in tables])
     bins = [np.linspace(0, 3.0, H_BINS + 1), np.linspace(*P_RANGE, P_BINS + 1)]
@@ -65,7 +65,7 @@ def test_cells_are_those_of_numpys_histogram(statistics: TokenStatistics, tables
     assert np.abs(found - expected).sum() <= 4  # values on an edge may fall to either side
 
 
-def test_quadrants_are_the_theorys(statistics: TokenStatistics, tables: list[TokenTable]) -> None:
+def test_quadrants_are_the_theorys(statistics: TokenStatistics, tables: list[StepTokenTable]) -> None:
     counts = np.zeros(5)
     for table in tables:
         moments = [torch.tensor(v) for v in (table.entropy, table.sum_p2, table.sum_p2_logp)]
@@ -76,7 +76,7 @@ def test_quadrants_are_the_theorys(statistics: TokenStatistics, tables: list[Tok
     assert statistics.surprisal_advantage.sum() == counts[1:].sum() + counts[0]
 
 
-def test_quantiles_are_those_of_each_step(statistics: TokenStatistics, tables: list[TokenTable]) -> None:
+def test_quantiles_are_those_of_each_step(statistics: TokenStatistics, tables: list[StepTokenTable]) -> None:
     assert statistics.steps == [1, 2, 3, 4, 5]
     for row, table in zip(statistics.quantiles, tables, strict=True):
         assert row == pytest.approx(np.quantile(table.entropy, QUANTILES).tolist())
@@ -102,7 +102,7 @@ def test_a_record_without_entropies_gives_candidates_and_no_heat_maps(tmp_path: 
 # --- candidates for the microscope
 
 
-def test_the_largest_gradients_are_among_the_candidates(pool: CandidatePool, tables: list[TokenTable]) -> None:
+def test_the_largest_gradients_are_among_the_candidates(pool: CandidatePool, tables: list[StepTokenTable]) -> None:
     everything = np.concatenate([table.grad_norm for table in tables])
     scores = sorted((candidate.score for candidate in pool.candidates["gradient"]), reverse=True)
     best = np.sort(everything[everything > 0])[::-1]
@@ -110,7 +110,7 @@ def test_the_largest_gradients_are_among_the_candidates(pool: CandidatePool, tab
     assert scores[:count] == pytest.approx(best[:count].tolist())
 
 
-def test_candidates_point_at_their_notable_token(pool: CandidatePool, tables: list[TokenTable]) -> None:
+def test_candidates_point_at_their_notable_token(pool: CandidatePool, tables: list[StepTokenTable]) -> None:
     for candidate in pool.candidates["gradient"]:
         table = tables[candidate.step - 1]
         at = table.step.offsets[candidate.response] + candidate.position
@@ -128,7 +128,7 @@ def test_alarm_steps_first_and_last_steps_and_random_ones_give_candidates_too(po
     assert {candidate.length for candidate in pool.candidates["longest"]} == {40}
 
 
-def test_the_pool_keeps_only_the_best_candidates(tables: list[TokenTable], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pool_keeps_only_the_best_candidates(tables: list[StepTokenTable], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response_selection, "POOL_SIZE", 7)
     pool = CandidatePool()
     for table in tables * 3:
@@ -138,7 +138,7 @@ def test_the_pool_keeps_only_the_best_candidates(tables: list[TokenTable], monke
     assert max(c.score for c in pool.candidates["gradient"]) == pytest.approx(everything.max())
 
 
-def test_the_same_tokens_give_the_same_statistics_and_candidates(tables: list[TokenTable]) -> None:
+def test_the_same_tokens_give_the_same_statistics_and_candidates(tables: list[StepTokenTable]) -> None:
     statistics, pools = [TokenStatistics(h_max=3.0) for _ in range(2)], [CandidatePool() for _ in range(2)]
     for table in tables:
         for number in range(2):

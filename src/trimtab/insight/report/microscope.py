@@ -10,8 +10,8 @@ from typing import Any
 from trimtab.insight.report.embed import encode_array, safe_json, truncated
 from trimtab.insight.report.response_selection import ResponseExcerpt
 from trimtab.insight.report.token_table import (
+    StepTokenTable,
     TokenEffects,
-    TokenTable,
     mini_batches,
     read_checked_step,
     token_effects,
@@ -99,7 +99,7 @@ def _compared_effects(
                 notes.append(note)
 
 
-def list_entry(table: TokenTable, excerpt: ResponseExcerpt, block: int, vocabulary: Vocabulary) -> dict[str, Any]:
+def list_entry(table: StepTokenTable, excerpt: ResponseExcerpt, block: int, vocabulary: Vocabulary) -> dict[str, Any]:
     """Return what the page needs to list, filter and sort a response before its block is parsed."""
     step, tokens = table.step, _token_slice(table.step, excerpt)
     return {
@@ -120,7 +120,7 @@ def list_entry(table: TokenTable, excerpt: ResponseExcerpt, block: int, vocabula
 
 
 def response_json(
-    table: TokenTable, compared: Mapping[str, TokenEffects | None], excerpt: ResponseExcerpt, vocabulary: Vocabulary
+    table: StepTokenTable, compared: Mapping[str, TokenEffects | None], excerpt: ResponseExcerpt, vocabulary: Vocabulary
 ) -> dict[str, Any]:
     """Return a response with all its numbers; `compared` is None for an objective that could not be planned."""
     step, tokens = table.step, _token_slice(table.step, excerpt)

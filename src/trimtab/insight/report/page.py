@@ -55,7 +55,7 @@ def joined_script() -> str:
 @cache
 def asset(name: str) -> str:
     """Return the text of one of the page's source files."""
-    return (resources.files("trimtab.insight.report") / name).read_text(encoding="utf-8")
+    return (resources.files("trimtab.insight.report") / "page" / name).read_text(encoding="utf-8")
 
 
 def _block(name: str, text: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from trimtab.insight.report.embed import NumpyArray
 from trimtab.insight.report.token_statistics import REMOVED
-from trimtab.insight.report.token_table import TokenTable
+from trimtab.insight.report.token_table import StepTokenTable
 
 # Why a response is in the report, in the order in which kinds take turns, and the text on the page.
 SELECTION_REASONS = {
@@ -54,7 +54,7 @@ class CandidatePool:
     requested_steps: frozenset[int] = frozenset()
     candidates: dict[str, list[ResponseCandidate]] = field(default_factory=dict)
 
-    def add(self, table: TokenTable, sample: bool) -> None:
+    def add(self, table: StepTokenTable, sample: bool) -> None:
         """Add a step's candidates; `sample` adds a random response as well."""
         step, offsets = table.step, np.array(table.step.offsets)
         if not step.info.tokens:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from trimtab.insight.report.embed import NumpyArray, encode_array
-from trimtab.insight.report.token_table import TokenTable
+from trimtab.insight.report.token_table import StepTokenTable
 from trimtab.objectives import Reason
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -41,7 +41,7 @@ class TokenStatistics:
     quantiles: list[list[float]] = field(default_factory=list)
     tokens: int = 0
 
-    def add(self, table: TokenTable) -> None:
+    def add(self, table: StepTokenTable) -> None:
         """Add a step; one without recorded entropies only counts its tokens."""
         self.tokens += len(table.logp)
         if len(table.logp) and np.isfinite(table.entropy).all():
@@ -50,7 +50,7 @@ class TokenStatistics:
             self._add_probability_entropy(table)
             self._add_quadrants(table)
 
-    def _add_probability_entropy(self, table: TokenTable) -> None:
+    def _add_probability_entropy(self, table: StepTokenTable) -> None:
         x = _bins(table.logp / math.log(10), P_RANGE, P_BINS)
         y = _bins(table.entropy, (0.0, self.h_max), H_BINS)
         advantage = table.effects.advantage
@@ -59,7 +59,7 @@ class TokenStatistics:
         for row, mask in enumerate((advantage > 0, advantage < 0, advantage == 0, removed)):
             self.probability_entropy[row] += _histogram(y[mask], x[mask], H_BINS, P_BINS)
 
-    def _add_quadrants(self, table: TokenTable) -> None:
+    def _add_quadrants(self, table: StepTokenTable) -> None:
         excess, advantage = table.excess_surprisal, table.effects.advantage
         if not np.isfinite(excess).all():
             return

@@ -44,7 +44,7 @@ class TokenEffects:
 
 
 @dataclass(frozen=True)
-class TokenTable:
+class StepTokenTable:
     """A recorded step's tokens and the effects of its own objective; NaN where a column is not recorded."""
 
     step: RecordedStep
@@ -90,13 +90,13 @@ def read_checked_step(records: Records, number: int) -> RecordedStep:
     return RecordedStep(records, info, files).checked()
 
 
-def token_table(step: RecordedStep, objective: Objective | None) -> TokenTable:
+def token_table(step: RecordedStep, objective: Objective | None) -> StepTokenTable:
     """Return a step's tokens under the recorded objective; without it coefficients are NaN."""
     load_columns(step, objective.needs if objective else ())
     # The log-probabilities by which the run judged its tokens.
     judged = "current_logp" if "current_logp" in step.tokens else "old_logp"
     log_ratio = _column(step, "new_logp") - step.tokens["old_logp"]
-    return TokenTable(
+    return StepTokenTable(
         step=step,
         logp=np.maximum(step.tokens[judged], np.float32(-1e4)),  # -inf would make NaN of every product with 0
         entropy=_column(step, "entropy"),
