@@ -179,7 +179,7 @@ def test_other_versions_are_a_warning(copy: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_there_is_no_warning_if_nothing_has_changed(copy: Path) -> None:
     _, log = trained(copy, resume=True)
-    assert not log.has("warning")
+    assert not log.has("warning:")
 
 
 def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
