@@ -7,10 +7,10 @@ phases, and the run needs what the largest of them does. Every prompt and respon
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -24,17 +24,9 @@ from trimtab.memory.fake_model import (
     update_memory,
 )
 from trimtab.memory.model_shape import model_shape
-from trimtab.memory.oom_advice import Phase
+from trimtab.memory.oom_advice import DURING, Phase
 from trimtab.policy import Policy
-from trimtab.rollout.paged import (
-    MAX_PREFILL_TOKENS,
-    PAGE_SIZE,
-    get_head_dim,
-    graph_size,
-    num_cache_pages,
-    pages_per_sequence,
-    unsupported_reason,
-)
+from trimtab.rollout import paged
 
 Device = Literal["cpu", "cuda"]
 
@@ -68,12 +60,7 @@ class MemoryEstimate:
     @property
     def phases(self) -> dict[Phase, int]:
         """The peak of every phase, in the order of a step."""
-        return {
-            "sampling": self.sampling,
-            "scoring": self.scoring,
-            "update": self.update,
-            "optimizer_step": self.optimizer_step,
-        }
+        return {phase: getattr(self, phase) for phase in DURING}
 
     @property
     def peak(self) -> int:
@@ -85,26 +72,26 @@ class MemoryEstimate:
         """The phase with the largest peak."""
         return max(self.phases, key=lambda phase: self.phases[phase])
 
-    @property
-    def persistent(self) -> int:
-        """What is allocated in every phase."""
-        return self.weights + self.optimizer_state + self.reference + self.sampler + self.kv_cache
-
 
 def estimate_memory(config: Config, device: Device, memory: int | None = None) -> MemoryEstimate:
     """Estimate what a run needs on a device; with its `memory` the KV cache is limited to its share of that."""
     model, shape = config.model, model_shape(config.model.path)
     with fake_tensors():
         policy = fake_policy(shape, model.precision, model.lora_rank, model.gradient_checkpointing)
-        weights, trained = _bytes(policy.model.parameters()), _bytes(_trained(policy))
+        parameters = [p for p in policy.model.parameters() if p.requires_grad]
+        weights, trained = _bytes(policy.model.parameters()), _bytes(parameters)
         micro_batch = largest_micro_batch(config, device)
         # With several micro-batches the gradients of the first are already there in the backward pass of the others.
         only = micro_batch.tokens >= max(minibatches(config)) * longest_response(config)
         update = update_memory(policy, micro_batch, first=only)
         scoring = scoring_memory(policy, micro_batch)
         sampler = sampler_memory(config, device, policy, memory)
-        widest = max((_bytes([p]) for p in _trained(policy)), default=0)
-        reference = _reference(config, policy)
+        widest = max((_bytes([p]) for p in parameters), default=0)
+        reference = 0
+        if model.reference == "start":  # a frozen copy of the policy as it was before training
+            reference = weights
+        elif model.reference is not None:
+            reference = _bytes(fake_policy(model_shape(model.reference), model.precision).model.parameters())
     on_gpu = device == "cuda"
     base = weights + 2 * trained + reference + sampler.buffers + sampler.kv_cache + (WORKSPACE if on_gpu else 0)
     return MemoryEstimate(
@@ -114,9 +101,9 @@ def estimate_memory(config: Config, device: Device, memory: int | None = None) -
         optimizer_state=2 * trained,
         reference=reference,
         activations=update.activations,
-        weight_copies=update.categories.get("weight_copies", 0),
-        head=update.categories.get("head", 0),
-        backward=update.categories.get("backward", 0),
+        weight_copies=update.categories["weight_copies"],
+        head=update.categories["head"],
+        backward=update.categories["backward"],
         sampler=sampler.buffers,
         kv_cache=sampler.kv_cache,
         sampling=base + sampler.temporary,
@@ -140,7 +127,7 @@ def sampler_memory(config: Config, device: Device, policy: Policy, memory: int |
     """Estimate what sampling takes with vLLM, the paged sampler or the native one."""
     if config.rollout.engine == "vllm":
         return SamplerMemory(0, 0, int(config.rollout.vllm_gpu_memory_utilization * memory) if memory else 0)
-    if device == "cuda" and unsupported_reason(policy.model) is None:
+    if device == "cuda" and paged.unsupported_reason(policy.model) is None:
         return _paged_sampler_memory(config, policy, memory)
     rollout = config.rollout
     # The native sampler takes whole groups, at least one, even where that is more than the batch size.
@@ -152,11 +139,12 @@ def sampler_memory(config: Config, device: Device, policy: Policy, memory: int |
 def _paged_sampler_memory(config: Config, policy: Policy, memory: int | None) -> SamplerMemory:
     rollout, shape = config.rollout, policy.causal_lm.config
     size = 2 if config.model.precision == "bf16" else 4
-    heads, kv_heads, head_dim = shape.num_attention_heads, shape.num_key_value_heads, get_head_dim(shape)
-    # The sampler keeps a copy of the linear weights in its own precision and layout.
-    linear = sum(p.numel() for p in _linear_weights(policy.causal_lm))
+    heads, kv_heads, head_dim = shape.num_attention_heads, shape.num_key_value_heads, paged.get_head_dim(shape)
+    # The sampler keeps a copy of the linear weights, the head's included, in its own precision and layout.
+    layers = [m for name, m in policy.causal_lm.named_modules() if isinstance(m, nn.Linear) and "lora_" not in name]
+    linear = [p for module in layers for p in module.parameters(recurse=False)]
     # CUDA graphs are captured for a few batch sizes, so buffers have the next larger one.
-    rows = graph_size(min(rollout.batch_size, max(sequences_at_once(config), _evaluated(config))))
+    rows = paged.graph_size(min(rollout.batch_size, max(sequences_at_once(config), _evaluated(config))))
     token = shape.num_hidden_layers * 2 * kv_heads * head_dim * size
     limit = None if memory is None else int(rollout.kv_cache_memory * memory)
     # A row's logits, the hidden states inside one layer, and its tokens with their log-probs.
@@ -164,19 +152,19 @@ def _paged_sampler_memory(config: Config, policy: Policy, memory: int | None) ->
     row = (shape.vocab_size + layer) * size + 4 * shape.hidden_size + 8 * rollout.max_new_tokens
     # Prefill works on many tokens at a time: one layer's values, Q and K in RoPE, and their fp32 intermediates.
     prompt = layer * size + (heads + kv_heads) * head_dim * size + 4 * shape.hidden_size + 16 * heads * head_dim
-    prefill = min(MAX_PREFILL_TOKENS, rollout.prompts * rollout.max_prompt_tokens) * prompt
+    prefill = min(paged.MAX_PREFILL_TOKENS, rollout.prompts * rollout.max_prompt_tokens) * prompt
     # LoRA weights are merged one after the other: the product in fp32 and the sum. The head has no adapter.
-    adapted = [p.numel() for p in _linear_weights(policy.causal_lm) if p is not policy.lm_head.weight]
+    adapted = [p.numel() for p in linear if p is not policy.lm_head.weight]
     merged = 8 * max(adapted) if config.model.lora_rank else 0
     kv_cache = kv_cache_bytes(token, rows, longest_response(config), limit)
-    return SamplerMemory(linear * size + rows * row, kv_cache, max(prefill, merged))
+    return SamplerMemory(sum(p.numel() for p in linear) * size + rows * row, kv_cache, max(prefill, merged))
 
 
 def kv_cache_bytes(token_bytes: int, sequences: int, tokens: int, limit: int | None = None) -> int:
     """Return the size of a KV cache with pages for so many sequences of so many tokens, or up to a limit in bytes."""
-    page, pages_each = token_bytes * PAGE_SIZE, pages_per_sequence(tokens)
+    page, pages_each = token_bytes * paged.PAGE_SIZE, paged.pages_per_sequence(tokens)
     budget = sequences * pages_each if limit is None else limit // page
-    return page * num_cache_pages(sequences, pages_each, budget)
+    return page * paged.num_cache_pages(sequences, pages_each, budget)
 
 
 def sequences_at_once(config: Config) -> int:
@@ -218,25 +206,5 @@ def largest_micro_batch(config: Config, device: Device) -> MicroBatchShape:
     return MicroBatchShape(rows, longest, chunk, packed=False, fused=fused)
 
 
-def _trained(policy: Policy) -> list[nn.Parameter]:
-    return [p for p in policy.model.parameters() if p.requires_grad]
-
-
 def _bytes(parameters: Iterable[nn.Parameter]) -> int:
     return sum(p.numel() * p.element_size() for p in parameters)
-
-
-def _linear_weights(causal: Any) -> Iterator[nn.Parameter]:
-    """Yield the parameters of all linear layers, the head included and LoRA adapters left out."""
-    for name, module in causal.named_modules():
-        if isinstance(module, nn.Linear) and "lora_" not in name:
-            yield from (p for p in module.parameters(recurse=False))
-
-
-def _reference(config: Config, policy: Policy) -> int:
-    path = config.model.reference
-    if path is None:
-        return 0
-    if path == "start":  # a frozen copy of the policy as it was before training
-        return _bytes(policy.model.parameters())
-    return _bytes(fake_policy(model_shape(path), config.model.precision).model.parameters())

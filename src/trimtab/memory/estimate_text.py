@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -44,16 +45,13 @@ def describe_estimate(config: Config, available: DeviceMemory | None = None) -> 
     on_gpu = kind == "cuda" or (kind == "auto" and available is not None)
     try:
         if on_gpu:
-            total = None if available is None else available.total
-            return _on_gpu(config, estimate_memory(config, "cuda", total), available)
+            return _on_gpu(config, estimate_memory(config, "cuda", available and available.total), available)
         return _on_cpu(config, estimate_memory(config, "cpu"))
     except NoEstimateError as error:
         return [f"  no estimate: {error}"]
     except Exception as error:  # models may do anything that fake tensors cannot
-        why = " ".join(str(error).split())[:200]
-        return [
-            f"  no estimate: {config.model.path} does not run on tensors without data: {type(error).__name__}: {why}"
-        ]
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return [f"  no estimate: {config.model.path} does not run on tensors without data: {why}"]
 
 
 def describe_fit(estimate: MemoryEstimate, config: Config, available: DeviceMemory) -> str:
@@ -79,25 +77,23 @@ def visible_gpu(device: str) -> DeviceMemory | None:
 
 
 def _on_gpu(config: Config, estimate: MemoryEstimate, available: DeviceMemory | None) -> list[str]:
-    rows = {label: getattr(estimate, name) for name, label in ROWS.items()}
-    width = max(len(label) for label in rows)
+    rollout, width = config.rollout, max(map(len, ROWS.values()))
+    rows = [(label, getattr(estimate, name)) for name, label in ROWS.items()]
     lines = [
         "  estimated for a GPU, in GB (10^9 bytes), with every prompt and response at its maximal length:",
-        *(f"    {label:<{width}} {_gb(size):>8}" for label, size in rows.items() if size),
+        *(f"    {label:<{width}} {_gb(size):>8}" for label, size in rows if size),
         "  at most " + ", ".join(f"{_gb(peak)} {DURING[phase]}" for phase, peak in estimate.phases.items()),
         f"  so the run needs {_gb(estimate.peak)} GB of device memory, {DURING[estimate.worst_phase]}",
     ]
     if available is not None:
         return [*lines, f"  {describe_fit(estimate, config, available)}"]
-    more = []
-    if config.rollout.engine == "vllm":
-        share = config.rollout.vllm_gpu_memory_utilization
-        more = [f"  and {share:.0%} of the device for vLLM while it samples (rollout.vllm_gpu_memory_utilization)"]
+    if rollout.engine == "vllm":
+        share = rollout.vllm_gpu_memory_utilization
+        lines.append(f"  and {share:.0%} of the device for vLLM while it samples (rollout.vllm_gpu_memory_utilization)")
     elif estimate.kv_cache:
-        more = [
-            f"  the KV cache takes at most {config.rollout.kv_cache_memory:.0%} of the device (rollout.kv_cache_memory)"
-        ]
-    return [*lines, *more, "  whether that fits is unknown: no GPU is visible here"]
+        share = rollout.kv_cache_memory
+        lines.append(f"  the KV cache takes at most {share:.0%} of the device (rollout.kv_cache_memory)")
+    return [*lines, "  whether that fits is unknown: no GPU is visible here"]
 
 
 def _on_cpu(config: Config, estimate: MemoryEstimate) -> list[str]:
@@ -114,10 +110,9 @@ def _on_cpu(config: Config, estimate: MemoryEstimate) -> list[str]:
 
 def _main_memory() -> int | None:
     """Return the free main memory; None where the system does not report it."""
-    try:
+    with suppress(ValueError, OSError, AttributeError):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return None
+    return None
 
 
 def _gb(size: float) -> str:

@@ -7,6 +7,7 @@ flash attention keeps its inputs, its output and one number per head and token; 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class PassMemory:
     """Bytes of a pass beyond the weights: the peak, its categories, and the activations kept by the forward pass."""
 
     peak: int
-    categories: dict[str, int]
+    categories: Counter[str]
     activations: int = 0
 
 
@@ -119,7 +120,7 @@ def update_memory(policy: Policy, micro_batch: MicroBatchShape, *, first: bool) 
         for hook in hooks:
             hook.remove()
         policy.model.zero_grad(set_to_none=True)
-    return PassMemory(tracker.peak, dict(tracker.at_peak), activations)
+    return PassMemory(tracker.peak, tracker.at_peak, activations)
 
 
 @torch.no_grad()
@@ -139,7 +140,7 @@ def scoring_memory(policy: Policy, micro_batch: MicroBatchShape) -> PassMemory:
             else:
                 hidden = hidden.to(head.weight.dtype)
                 head.buffer(min(micro_batch.chunk, micro_batch.tokens))
-    return PassMemory(tracker.peak, dict(tracker.at_peak))
+    return PassMemory(tracker.peak, tracker.at_peak)
 
 
 @torch.no_grad()
@@ -161,7 +162,7 @@ def sampling_memory(policy: Policy, prompts: int, prompt_tokens: int, options: S
                 )
             logits = _step(policy, rows, 1, seen, cache).logits[:, -1]
         sample_tokens(logits, torch.zeros(rows, dtype=torch.int64), 0, options)
-    return PassMemory(tracker.peak, dict(tracker.at_peak))
+    return PassMemory(tracker.peak, tracker.at_peak)
 
 
 def _step(policy: Policy, rows: int, tokens: int, seen: int, cache: Any) -> Any:
@@ -174,23 +175,20 @@ def _step(policy: Policy, rows: int, tokens: int, seen: int, cache: Any) -> Any:
 
 def _hidden(policy: Policy, micro_batch: MicroBatchShape) -> Tensor:
     """Return the hidden states that predict a response token; taken to be all of a micro-batch's."""
+    rows, longest, options = micro_batch.rows, micro_batch.longest, dict[str, Any](attention_mask=None)
     policy.causal_lm.set_attn_implementation(ATTENTION if micro_batch.packed else "sdpa")
     if micro_batch.packed:
         fuse_layers(policy.causal_lm, FAKE_KERNELS)
+        ids = torch.zeros(1, micro_batch.tokens, dtype=torch.int64)
+        options |= {"cu_seq_lens_q": ids[0], "max_length_q": longest}
     else:
         unfuse_layers(policy.causal_lm)
-    shape = (1, micro_batch.tokens) if micro_batch.packed else (micro_batch.rows, micro_batch.longest)
-    ids = torch.zeros(shape, dtype=torch.int64)
-    mask = (
-        None
-        if micro_batch.packed
-        else torch.ones(micro_batch.rows, 1, micro_batch.longest, micro_batch.longest, dtype=torch.bool)
-    )
-    starts = {"cu_seq_lens_q": ids[0], "max_length_q": micro_batch.longest} if micro_batch.packed else {}
+        ids = torch.zeros(rows, longest, dtype=torch.int64)
+        options["attention_mask"] = torch.ones(rows, 1, longest, longest, dtype=torch.bool)
     with policy.autocast():
-        out = policy.backbone(input_ids=ids, position_ids=ids, attention_mask=mask, use_cache=False, **starts)
-        rows: Tensor = out.last_hidden_state.flatten(0, 1)
-        return rows.index_select(0, torch.zeros(micro_batch.tokens, dtype=torch.int64))
+        out = policy.backbone(input_ids=ids, position_ids=ids, use_cache=False, **options)
+        hidden: Tensor = out.last_hidden_state.flatten(0, 1)
+        return hidden.index_select(0, torch.zeros(micro_batch.tokens, dtype=torch.int64))
 
 
 def _fused_head(policy: Policy, compute: Tensor, hidden: Tensor, chunk: int, tracker: MemoryTracker) -> Tensor:

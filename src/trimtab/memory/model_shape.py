@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any
 
 # Written out, since the packaged GGUF file has no config.json and reading it takes seconds.
@@ -23,6 +24,8 @@ class NoEstimateError(Exception):
 
 def model_shape(path: str) -> Any:
     """Return the configuration of `demo`, `smollm2`, a folder, or a model of the hub that is cached or reachable."""
+    import httpx
+    from huggingface_hub import constants, hf_hub_url
     from transformers import AutoConfig, LlamaConfig
 
     from trimtab.policy import demo_model
@@ -40,25 +43,10 @@ def model_shape(path: str) -> Any:
     except (OSError, ValueError) as error:
         if os.path.isdir(folder):
             raise NoEstimateError(f"model.path={path!r} has no config.json that can be read: {error}") from None
-    found = _from_hub(path)
-    if found is None:
-        raise NoEstimateError(
-            f"the config of {path} is neither cached nor can it be fetched; memory cannot be estimated without it"
-        )
-    return found
-
-
-def _from_hub(name: str) -> Any:
-    """Fetch a model's config.json from the hub; None where that fails."""
-    import httpx
-    from huggingface_hub import constants, hf_hub_url
-    from transformers import AutoConfig
-
-    if constants.HF_HUB_OFFLINE:
-        return None
     # `from_pretrained` would retry for minutes where there is no network; a dry run should not wait for that.
-    try:
-        reply = httpx.get(hf_hub_url(name, "config.json"), timeout=5, follow_redirects=True)
-        return AutoConfig.for_model(**reply.raise_for_status().json())
-    except (httpx.HTTPError, ValueError, TypeError):
-        return None
+    if not constants.HF_HUB_OFFLINE:
+        with suppress(httpx.HTTPError, ValueError, TypeError):
+            reply = httpx.get(hf_hub_url(path, "config.json"), timeout=5, follow_redirects=True)
+            return AutoConfig.for_model(**reply.raise_for_status().json())
+    why = "is neither cached nor can it be fetched; memory cannot be estimated without it"
+    raise NoEstimateError(f"the config of {path} {why}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from traceback import walk_tb
 from typing import Literal
 
 import torch
@@ -29,7 +29,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def oom_message(error: BaseException, config: Config) -> str:
     """Return one sentence on what the run was doing when memory ran out, and which settings to lower."""
     # By the call stack, since torch's error does not contain what the memory was for.
-    phase = _phase(_call_stack(error.__traceback__))
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    phase = _phase([(str(frame.f_globals.get("__name__", "")), frame.f_code.co_name) for frame in frames])
     if phase is None:
         return f"out of memory before the first step: {too_large(config)}"
     why = ", whose state is two numbers per weight" if phase == "optimizer_step" else ""
@@ -59,7 +60,7 @@ def too_large(config: Config) -> str:
 
 
 def _phase(stack: list[tuple[str, str]]) -> Phase | None:
-    """Return the phase that a call stack belongs to; None outside of all phases."""
+    """Return the phase of a call stack, given as (module, function) pairs; None outside of all phases."""
     if any(module.startswith("trimtab.rollout") for module, _ in stack):
         return "sampling"
     if ("trimtab.policy.score", "score") in stack:
@@ -69,13 +70,3 @@ def _phase(stack: list[tuple[str, str]]) -> Phase | None:
     if ("trimtab.policy.update", "update") in stack or ("trimtab.policy.score", "log_probs") in stack:
         return "update"
     return None
-
-
-def _call_stack(trace: TracebackType | None) -> list[tuple[str, str]]:
-    """Return module and function of every frame, outermost first."""
-    stack = []
-    while trace is not None:
-        frame = trace.tb_frame
-        stack.append((str(frame.f_globals.get("__name__", "")), frame.f_code.co_name))
-        trace = trace.tb_next
-    return stack
