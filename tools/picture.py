@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from trimtab.config import load
-from trimtab.console.display import DisplayState, RunDisplay
+from trimtab.console.display import RunDisplay
 from trimtab.console.summary_text import describe_model, describe_task
 
 
@@ -25,13 +25,13 @@ def picture(run: Path) -> str:
     title = f"{config.build_objective().name} · {describe_model(config)} · {describe_task(config)}"
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     spent = sum(record.get("time/rollout", 0.0) + record.get("time/update", 0.0) for record in records)
-    state = DisplayState(title=title, began=time.monotonic() - spent)
+    display = RunDisplay(title=title, began=time.monotonic() - spent)
     for record in records:
         step = record.pop("step")
-        state.advance("step", step, config.run.steps)
-        state.set_metrics(step, record)
+        display.advance("step", step, config.run.steps)
+        display.set_metrics(step, record)
     console = Console(record=True, width=100, height=12, file=io.StringIO(), force_terminal=True)
-    console.print(RunDisplay(state))
+    console.print(display)
     svg = console.export_svg(title="trimtab train")
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL).replace("Fira Code, ", "")
 

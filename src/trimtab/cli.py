@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -36,14 +35,8 @@ def options_from(options: type[Any]) -> Callable[[Callable[[Any], None]], Callab
         def run(**values: Any) -> None:
             command(options(**values))
 
-        hints = get_type_hints(options, include_extras=True)
-        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [
-                inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
-                for f in fields(options)
-            ]
-        )
-        run.__annotations__ = hints
+        run.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
+        run.__annotations__ = get_type_hints(options, include_extras=True)
         run.__doc__ = command.__doc__
         return run
 
@@ -72,13 +65,6 @@ def print_error(text: str) -> None:
     typer.echo(printable(text), err=True)  # a message may quote a model's response
 
 
-def write_run_report(runs: list[Path], out: Path | None = None) -> Path | None:
-    """Write the report of runs that have just ended; return its path, or None after printing why there is none."""
-    from trimtab.insight.report import try_report
-
-    return try_report(runs, print_error, out)
-
-
 @app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method, an attachment, or a combination of them.")] = None,
@@ -92,9 +78,8 @@ def methods(
         for kind, entry, paper, title in reference_docs.summary():
             table.add_row(entry, kind, paper, title)
         console.print(table)
-        console.print(
-            "One method: trimtab methods stapo. A combination: trimtab methods 'sspo + s2t'.", highlight=False
-        )
+        hint = "One method: trimtab methods stapo. A combination: trimtab methods 'sspo + s2t'."
+        console.print(hint, highlight=False)
         return
     with print_user_errors():
         text = reference_docs.describe(name)
@@ -136,6 +121,7 @@ def train(
             typer.echo(describe_dry_run(request.config))
             return
         from trimtab.insight.alarms import alarm_monitor
+        from trimtab.insight.report import try_report
 
         code = launch_run(
             request,
@@ -143,7 +129,7 @@ def train(
             print_line=typer.echo,
             print_error=print_error,
             monitor=alarm_monitor(request.config, print_error),
-            write_report=lambda run: write_run_report([run]),
+            write_report=lambda run: try_report([run], print_error),
         )
     raise typer.Exit(code)
 
@@ -174,14 +160,15 @@ def compare(
     """Run a recipe under several objectives and seeds; one table, one report. Finished runs are not run again."""
     with print_user_errors():
         from trimtab.compare import Comparison, plan_runs, show_comparison
-        from trimtab.console import recipe_name
+        from trimtab.config import find_recipe
+        from trimtab.insight.report import try_report
 
-        where = out or Path("runs") / f"compare-{recipe_name(recipe)}"
+        where = out or Path("runs") / f"compare-{find_recipe(recipe).stem}"
         comparison = Comparison(tuple(objectives), where, recipe, seeds, tuple(settings or ()), jobs)
         runs = plan_runs(comparison)
         code = show_comparison(comparison, runs, Console())
     started = [run.folder.path for run in runs if run.folder.records()]
-    if started and (path := write_run_report(started, where / "report.html")):
+    if started and (path := try_report(started, print_error, where / "report.html")):
         typer.echo(f"written: {path}")
     raise typer.Exit(code)
 
@@ -251,7 +238,6 @@ def report(
     with print_user_errors():
         from trimtab.insight.report import COMPARED_OBJECTIVES, write_report
 
-        path = write_report(
-            runs, out, compared=objectives or COMPARED_OBJECTIVES, steps=steps or (), progress=print_error
-        )
+        compared = objectives or COMPARED_OBJECTIVES
+        path = write_report(runs, out, compared=compared, steps=steps or (), progress=print_error)
     typer.echo(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB)")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from trimtab.console.display import DisplayState, LiveReporter, RunDisplay
+from trimtab.console.display import LiveReporter, RunDisplay
 from trimtab.console.reporters import PlainReporter
 from trimtab.text import BARS, clock, number, percent, printable, sparkline
 
@@ -25,22 +25,22 @@ METRICS = {
 }
 
 
-def shown(state: DisplayState, width: int = 100, height: int = 30, encoding: str = "utf-8") -> str:
+def shown(display: RunDisplay, width: int = 100, height: int = 30, encoding: str = "utf-8") -> str:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="\n")
     console = Console(file=file, width=width, height=height, force_terminal=True, color_system=None)
-    console.print(RunDisplay(state))
+    console.print(display)
     file.flush()
     return file.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
 
 
-def state_after(steps: int, **metrics: float) -> DisplayState:
-    state = DisplayState("a run", target_entropy=0.3)
-    state.set_metrics(0, {"eval/accuracy": 0.25})
+def display_after(steps: int, **metrics: float) -> RunDisplay:
+    display = RunDisplay("a run", target_entropy=0.3)
+    display.set_metrics(0, {"eval/accuracy": 0.25})
     for step in range(1, steps + 1):
-        state.set_metrics(step, {**METRICS, **metrics, "reward/mean": step / steps})
-        state.advance("step", step, 2 * steps)
-    state.set_metrics(steps, {**METRICS, **metrics, "eval/accuracy": 0.75})
-    return state
+        display.set_metrics(step, {**METRICS, **metrics, "reward/mean": step / steps})
+        display.advance("step", step, 2 * steps)
+    display.set_metrics(steps, {**METRICS, **metrics, "eval/accuracy": 0.75})
+    return display
 
 
 def terminal(file: io.StringIO) -> Console:
@@ -48,7 +48,7 @@ def terminal(file: io.StringIO) -> Console:
 
 
 def test_the_display_shows_the_main_metrics() -> None:
-    text = shown(state_after(20))
+    text = shown(display_after(20))
     for words in (
         "step 20/40",
         "reward    0.515",
@@ -66,7 +66,7 @@ def test_the_display_shows_the_main_metrics() -> None:
 
 
 def test_a_rising_reward_is_a_rising_curve() -> None:
-    (line,) = [line for line in shown(state_after(20)).splitlines() if "reward" in line]
+    (line,) = [line for line in shown(display_after(20)).splitlines() if "reward" in line]
     curve = [BARS.index(c) for c in line if c in BARS][:-1]  # the last step is another one
     assert curve == sorted(curve)
     assert curve[0] == 0
@@ -76,28 +76,28 @@ def test_a_rising_reward_is_a_rising_curve() -> None:
 @pytest.mark.parametrize("width", [1, 2, 5, 20, 49, 50, 80, 400])
 @pytest.mark.parametrize("height", [1, 2, 5, 11, 12, 24, 200])
 def test_the_display_fits_into_every_terminal(width: int, height: int) -> None:
-    state = state_after(30)
-    state.messages.append("a long message " * 30)
-    lines = shown(state, width, height).splitlines()
+    display = display_after(30)
+    display.messages.append("a long message " * 30)
+    lines = shown(display, width, height).splitlines()
     assert len(lines) <= max(height - 1, 1)
     assert all(len(line) <= width for line in lines)
     assert lines[0][:1] in {"s", "╭", "…"}
 
 
 def test_a_terminal_without_unicode_gets_ascii_curves() -> None:
-    assert "#" in shown(state_after(20), encoding="ascii")
+    assert "#" in shown(display_after(20), encoding="ascii")
 
 
 def test_numbers_that_are_not_finite_are_dashes() -> None:
-    text = shown(state_after(5, **{"update/grad_norm": math.nan, "policy/entropy": math.inf}))
+    text = shown(display_after(5, **{"update/grad_norm": math.nan, "policy/entropy": math.inf}))
     assert "gradient norm -" in text
     assert "entropy   - " in text
 
 
 def test_no_boosted_share_is_shown_once_the_gate_is_closed() -> None:
-    state = state_after(5)
-    state.set_metrics(6, {"reward/mean": 0.5, "stare/gate_open": 0.0})
-    text = shown(state)
+    display = display_after(5)
+    display.set_metrics(6, {"reward/mean": 0.5, "stare/gate_open": 0.0})
+    text = shown(display)
     assert "gate closed" in text
     assert "boosted" not in text
 
@@ -105,12 +105,12 @@ def test_no_boosted_share_is_shown_once_the_gate_is_closed() -> None:
 def test_time_left_is_extrapolated_from_the_steps_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    state = DisplayState("a run")
-    state.advance("step", 10, 50)  # resumed at step 10
-    assert math.isnan(state.seconds_left())
+    display = RunDisplay("a run")
+    display.advance("step", 10, 50)  # resumed at step 10
+    assert math.isnan(display.seconds_left())
     now = 140.0
-    state.advance("step", 20, 50)
-    assert state.seconds_left() == pytest.approx(120.0)
+    display.advance("step", 20, 50)
+    assert display.seconds_left() == pytest.approx(120.0)
 
 
 def test_text_of_a_model_cannot_control_the_terminal() -> None:
@@ -179,9 +179,9 @@ def test_a_display_that_fails_becomes_plain_lines(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_display_that_cannot_be_drawn_still_shows_the_step() -> None:
-    state = state_after(5)
-    state.history = {}
-    assert "step 5/10" in shown(state)
+    display = display_after(5)
+    display.history = {}
+    assert "step 5/10" in shown(display)
 
 
 def test_a_resumed_run_continues_its_curves() -> None:
@@ -189,7 +189,7 @@ def test_a_resumed_run_continues_its_curves() -> None:
     reporter = LiveReporter("a run", console=terminal(io.StringIO()), earlier=earlier)
     reporter.step(4, 10, METRICS)  # done again after the checkpoint of step 3
     reporter.close()
-    assert sorted(reporter.state.history["reward/mean"]) == [1, 2, 3, 4, 5]
+    assert sorted(reporter.display.history["reward/mean"]) == [1, 2, 3, 4, 5]
 
 
 def test_a_sparkline_has_the_shape_of_its_values() -> None:

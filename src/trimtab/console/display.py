@@ -1,6 +1,6 @@
 """The live display of a run in a terminal: progress, the main metrics, two curves, the last messages.
 
-The run's thread only updates `DisplayState`; another thread draws it. So a slow or closed terminal cannot slow or stop
+The run's thread only updates a `RunDisplay`; another thread draws it. So a slow or closed terminal cannot slow or stop
 the run, and after an error while drawing, plain lines are printed instead.
 """
 
@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,8 +35,11 @@ CURVES = ("reward/mean", "policy/entropy", "eval/accuracy")
 # There is no lock between the two threads: a frame that is drawn while fields change is redrawn a quarter of a second
 # later.
 @dataclass
-class DisplayState:
-    """What is displayed. Histories are by step, so steps that a resumed run repeats are overwritten."""
+class RunDisplay:
+    """What is displayed; rich renders it. Histories are by step, so steps that a resumed run repeats are overwritten.
+
+    In a small terminal the last lines, which matter least, are left out.
+    """
 
     title: str
     target_entropy: float | None = None
@@ -70,18 +74,11 @@ class DisplayState:
         since, at = self.first
         return (time.monotonic() - since) / (self.done - at) * (self.steps - self.done)
 
-
-@dataclass
-class RunDisplay:
-    """Renders a state for rich; in a small terminal the last lines, which matter least, are left out."""
-
-    state: DisplayState
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         try:
             yield self._fitted(console, options)
         except Exception as error:  # the state may change while it is drawn; the next frame is whole again
-            yield Text(f"step {self.state.done}/{self.state.steps} (display: {type(error).__name__})", no_wrap=True)
+            yield Text(f"step {self.done}/{self.steps} (display: {type(error).__name__})", no_wrap=True)
 
     def _fitted(self, console: Console, options: ConsoleOptions) -> RenderableType:
         width, height = min(options.max_width, MAX_WIDTH), console.size.height
@@ -89,57 +86,46 @@ class RunDisplay:
         inside = width - 4 if framed else width
         # The frame takes two lines, and the cursor stays on the one below.
         lines = self._lines(inside, bars_for(console.encoding))[: max(1, height - (3 if framed else 1))]
-        body = Group(*lines)
-        if not framed:
-            return body
-        return Panel(body, title=Text(printable(self.state.title)), title_align="left", width=width)
+        title = Text(printable(self.title))
+        return Panel(Group(*lines), title=title, title_align="left", width=width) if framed else Group(*lines)
 
     def _lines(self, width: int, bars: str) -> list[RenderableType]:
-        state = self.state
-        lines: list[RenderableType] = [_progress(state, width)]
-        if state.phase == "warm start":
-            lines.append(_row("loss", number(state.loss), "a short supervised start before RL"))
-        if state.last:
-            lines += _numbers(state, max(width - LABEL - 22, 0), bars)
-        for message in state.messages:
+        lines = [self._progress(width)]
+        if self.phase == "warm start":
+            lines.append(_row("loss", number(self.loss), "a short supervised start before RL"))
+        if self.last:
+            lines += self._numbers(max(width - LABEL - 22, 0), bars)
+        for message in self.messages:
             style = "yellow" if message.startswith("warning") else "dim"
             lines.append(Text(message, style=style, no_wrap=True, overflow="ellipsis"))
         return lines
 
+    def _progress(self, width: int) -> RenderableType:
+        elapsed, left = clock(time.monotonic() - self.began), clock(self.seconds_left())
+        position = f"{self.phase} {self.done}/{self.steps}" if self.steps else f"{self.phase} ..."
+        times = f"{elapsed} elapsed, {left} left" if self.steps else f"{elapsed} elapsed"
+        space = width - len(position) - len(times) - 4
+        if space < 5:  # no bar
+            return Text(f"{position}  {left} left", no_wrap=True, overflow="ellipsis")
+        grid = Table.grid(padding=(0, 2))
+        bar = ProgressBar(total=max(self.steps, 1), completed=self.done, width=space, pulse=not self.steps)
+        grid.add_row(Text(position, style="bold"), bar, Text(times))
+        return grid
 
-def _progress(state: DisplayState, width: int) -> RenderableType:
-    elapsed, left = clock(time.monotonic() - state.began), clock(state.seconds_left())
-    position = f"{state.phase} {state.done}/{state.steps}" if state.steps else f"{state.phase} ..."
-    times = f"{elapsed} elapsed, {left} left" if state.steps else f"{elapsed} elapsed"
-    space = width - len(position) - len(times) - 4
-    if space < 5:  # no bar
-        return Text(f"{position}  {left} left", no_wrap=True, overflow="ellipsis")
-    grid = Table.grid(padding=(0, 2))
-    bar = ProgressBar(total=max(state.steps, 1), completed=state.done, width=space, pulse=not state.steps)
-    grid.add_row(Text(position, style="bold"), bar, Text(times))
-    return grid
-
-
-def _numbers(state: DisplayState, space: int, bars: str) -> list[RenderableType]:
-    last, history = state.last, state.history
-    held_out = history["eval/accuracy"]
-    lines = [_row("reward", number(last.get("reward/mean")), _curve(history["reward/mean"], space, bars))]
-    if held_out:
-        start, now = min(held_out), max(held_out)
-        note = (
-            "before the first step"
-            if now == start == 0
-            else f"at step {now} ({percent(held_out[start])} at step {start})"
-        )
-        lines.append(_row("held-out", percent(held_out[now]), note))
-    target = "" if state.target_entropy is None else f"target {state.target_entropy:g}  "
-    curve = _curve(history["policy/entropy"], space - len(target), bars)
-    lines.append(_row("entropy", number(last.get("policy/entropy")), target + curve))
-    lines.append(_row("tokens", "", _shares(last)))
-    clipped, norm = percent(last.get("update/clip_share")), number(last.get("update/grad_norm"))
-    speed = number(last.get("time/tokens_per_second"), 0)
-    lines.append(_row("update", "", f"clipped {clipped}, gradient norm {norm}, {speed} tokens/s"))
-    return list(lines)
+    def _numbers(self, space: int, bars: str) -> list[Text]:
+        last, held_out = self.last, self.history["eval/accuracy"]
+        lines = [_row("reward", number(last.get("reward/mean")), _curve(self.history["reward/mean"], space, bars))]
+        if held_out:
+            start, now = min(held_out), max(held_out)
+            note = f"at step {now} ({percent(held_out[start])} at step {start})" if now else "before the first step"
+            lines.append(_row("held-out", percent(held_out[now]), note))
+        target = "" if self.target_entropy is None else f"target {self.target_entropy:g}  "
+        curve = _curve(self.history["policy/entropy"], space - len(target), bars)
+        lines.append(_row("entropy", number(last.get("policy/entropy")), target + curve))
+        lines.append(_row("tokens", "", _shares(last)))
+        clipped, norm = percent(last.get("update/clip_share")), number(last.get("update/grad_norm"))
+        speed = number(last.get("time/tokens_per_second"), 0)
+        return [*lines, _row("update", "", f"clipped {clipped}, gradient norm {norm}, {speed} tokens/s")]
 
 
 def _shares(metrics: Mapping[str, float]) -> str:
@@ -175,12 +161,12 @@ class LiveReporter:
         every: float = 0.25,
         earlier: Iterable[Mapping[str, Any]] = (),
     ) -> None:
-        self.state = DisplayState(title, target_entropy)
+        self.display = RunDisplay(title, target_entropy)
         for record in earlier:  # a resumed run continues its curves
-            self.state.set_metrics(int(record["step"]), record)
+            self.display.set_metrics(int(record["step"]), record)
         self.console = console or Console()
         self._plain = PlainReporter(self._write)
-        self._live: Live | None = Live(RunDisplay(self.state), console=self.console, auto_refresh=False)
+        self._live: Live | None = Live(self.display, console=self.console, auto_refresh=False)
         self._over = threading.Event()
         # A daemon, so that a terminal that blocks cannot keep the process from ending.
         self._thread = threading.Thread(target=self._draw, args=(every,), name="display", daemon=True)
@@ -192,19 +178,19 @@ class LiveReporter:
         if self._live is None:
             self._plain.message(text)
         else:
-            self.state.messages.extend(line for line in printable(text).splitlines() if line.strip())
+            self.display.messages.extend(line for line in printable(text).splitlines() if line.strip())
 
     def warm(self, step: int, steps: int, loss: float) -> None:
         """Show a step of the warm start."""
-        self.state.loss = loss
-        self.state.advance("warm start", step, steps)
+        self.display.loss = loss
+        self.display.advance("warm start", step, steps)
         if self._live is None:
             self._plain.warm(step, steps, loss)
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
         """Show a step of RL."""
-        self.state.set_metrics(step, metrics)
-        self.state.advance("step", step, steps)
+        self.display.set_metrics(step, metrics)
+        self.display.advance("step", step, steps)
         if self._live is None:
             self._plain.step(step, steps, metrics)
 
@@ -214,10 +200,8 @@ class LiveReporter:
             return
         self._over.set()
         self._thread.join(timeout=5)  # it may be blocked in a write, as after Ctrl-S
-        live = self._live
-        if live is not None:
-            self._guard(lambda: live.update(RunDisplay(self.state), refresh=True))
-            self._guard(live.stop)
+        if self._live is not None:
+            self._guard(self._live.stop)
 
     def _draw(self, every: float) -> None:
         while not self._over.wait(every) and self._live is not None:
@@ -233,8 +217,6 @@ class LiveReporter:
                 self._guard(live.stop)
 
     def _write(self, text: str) -> None:
-        try:
+        with suppress(OSError, ValueError):  # closed
             self.console.file.write(text + "\n")
             self.console.file.flush()
-        except (OSError, ValueError):  # closed
-            return

@@ -11,36 +11,15 @@ from trimtab.train import build_task, resolved_toml
 
 def describe_dry_run(config: Config) -> str:
     """Return the resolved configuration as TOML, and all that follows from it as comments below."""
-    lines = [
-        *config.build_objective().explain().splitlines(),
-        "",
-        "One step",
-        *_step(config),
-        "",
-        "The run",
-        *_run(config),
-        "",
-        "Memory",
-        *_memory(config),
-        *describe_estimate(config),
-    ]
+    lines = config.build_objective().explain().splitlines()
+    lines += ["", "One step", *_step(config), "", "The run", *_run(config)]
+    lines += ["", "Memory", *_memory(config), *describe_estimate(config)]
     # Comments, so that the whole output is a recipe again: `--dry-run > mine.toml`.
     return resolved_toml(config) + "\n" + "\n".join(f"# {line}".rstrip() for line in lines)
 
 
-def task_size(config: Config) -> int | None:
-    """Return how many problems an epoch has; None for a data set that would have to be downloaded first."""
-    path = config.task.path
-    # Without a file, gsm8k would be downloaded from the hub just to be counted.
-    if config.task.name == "gsm8k" and (path is None or not Path(path).exists()):
-        return None
-    task = build_task(config, "train")
-    return None if task is None else len(task)
-
-
 def _step(config: Config) -> list[str]:
-    rollout = config.rollout
-    sizes = minibatches(config)
+    rollout, sizes = config.rollout, minibatches(config)
     each = f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
     lines = [
         f"  {rollout.prompts:,} prompts x {rollout.samples} samples = {sum(sizes):,} responses, in groups of "
@@ -65,12 +44,14 @@ def _step(config: Config) -> list[str]:
 
 def _run(config: Config) -> list[str]:
     steps, updates = config.run.steps, len(minibatches(config))
-    prompts = steps * config.rollout.prompts
-    size = task_size(config)
-    if size is None:
+    prompts, path = steps * config.rollout.prompts, config.task.path
+    # Without a file, gsm8k would be downloaded from the hub just to be counted.
+    known = config.task.name != "gsm8k" or (path is not None and Path(path).exists())
+    task = build_task(config, "train") if known else None
+    if task is None:
         epochs = "prompts; how many epochs that is shows once the data set is loaded"
     else:
-        epochs = f"prompts of a task with {size:,} problems = {prompts / size:.2f} epochs"
+        epochs = f"prompts of a task with {len(task):,} problems = {prompts / len(task):.2f} epochs"
     # Dynamic sampling takes further prompts for groups without reward spread.
     at_least = "at least " if config.rollout.dynamic_sampling else ""
     return [
@@ -85,25 +66,24 @@ def _memory(config: Config) -> list[str]:
     rollout, update = config.rollout, config.update
     longest, largest = longest_response(config), max(minibatches(config))
     fit = update.token_budget // longest
+    if fit:
+        packing = (
+            f": at most {_count(fit, 'response')} of that length in one forward pass (a micro-batch), so the "
+            f"{_count(largest, 'response')} of an update take at most {_count(-(-largest // fit), 'pass', 'passes')}"
+        )
+    else:
+        packing = (
+            " is less than one response of that length: such a response is a micro-batch of its own, of up to "
+            f"{longest:,} tokens"
+        )
+    at_once = max(1, rollout.batch_size // rollout.samples) * rollout.samples  # whole groups
     lines = [
         f"  prompt + response are at most {rollout.max_prompt_tokens:,} + {rollout.max_new_tokens:,} = {longest:,} "
         "tokens (rollout.max_prompt_tokens, rollout.max_new_tokens)",
+        f"  update.token_budget = {update.token_budget:,}{packing}",
+        f"  sampling: at most {at_once:,} responses at once (rollout.batch_size)",
+        f"  logits of at most {update.head_chunk:,} tokens exist at one time (update.head_chunk)",
     ]
-    if fit:
-        passes = -(-largest // fit)
-        lines.append(
-            f"  update.token_budget = {update.token_budget:,}: at most {_count(fit, 'response')} of that length in one "
-            f"forward pass (a micro-batch), so the {_count(largest, 'response')} of an update take at most "
-            f"{_count(passes, 'pass', 'passes')}"
-        )
-    else:
-        lines.append(
-            f"  update.token_budget = {update.token_budget:,} is less than one response of that length: such a "
-            f"response is a micro-batch of its own, of up to {longest:,} tokens"
-        )
-    at_once = max(1, rollout.batch_size // rollout.samples) * rollout.samples  # whole groups
-    lines.append(f"  sampling: at most {at_once:,} responses at once (rollout.batch_size)")
-    lines.append(f"  logits of at most {update.head_chunk:,} tokens exist at one time (update.head_chunk)")
     # An objective that plans per micro-batch depends on how responses are packed, as other trainers do.
     if config.build_objective().scope == "minibatch":
         lines.append("  none of these changes the update beyond rounding: they only trade memory for speed")

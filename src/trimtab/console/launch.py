@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from trimtab.objectives import EntropyGate
 from trimtab.text import PrintLine
 from trimtab.train import Monitor, Reporter, Run, RunFolder, RunStoppedError, StopReason, train
 
-DEFAULT_RECIPE = "demo"
 # Exit codes: 2 as for a wrong command line, 130 as shells report Ctrl-C; 3 is a run that ended early with a checkpoint.
 INVALID, STOPPED, INTERRUPTED = 2, 3, 130
 
@@ -38,7 +38,7 @@ def resolve_request(recipe: str | None, settings: Sequence[str], out: Path | Non
     if resume is None:
         if out is not None and out.exists() and not out.is_dir():
             raise ValueError(f"--out {out} is a file; a run is a folder")
-        recipe = recipe or DEFAULT_RECIPE
+        recipe = recipe or "demo"
         return TrainRequest(load(recipe, settings), recipe, out)
     if out is not None:
         raise ValueError("--resume continues in the run's own folder: leave out --out")
@@ -61,9 +61,11 @@ def launch_run(
 
     `write_report` is called with the folder of a run that has metrics, before the summary.
     """
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # it would write over the live display
     folder = RunFolder(request.resume or request.out or claim_folder(request))
     new = request.resume is None and not (folder.path / "config.toml").exists()
-    _disable_progress_bars()
     reporter = make_reporter(request, folder, quiet, print_line)
     run = Run(request.config, folder, reporter, request.resume is not None, monitor)
     began = time.monotonic()
@@ -114,22 +116,15 @@ def make_reporter(request: TrainRequest, folder: RunFolder, quiet: bool, print_l
 
 def claim_folder(request: TrainRequest, parent: Path = Path("runs")) -> Path:
     """Make and return runs/<recipe>-<objective>-<n> with the first free n."""
-    stem = f"{recipe_name(request.recipe)}-{slug(str(request.config.objective['name']))}"
+    stem = f"{find_recipe(request.recipe).stem}-{slug(str(request.config.objective['name']))}"
     parent.mkdir(parents=True, exist_ok=True)
-    number = 1
+    number = 0
     while True:
+        number += 1
         # mkdir fails if the folder exists, so two runs that start at the same time never share one.
-        try:
-            (parent / f"{stem}-{number}").mkdir()
-        except FileExistsError:
-            number += 1
-        else:
-            return parent / f"{stem}-{number}"
-
-
-def recipe_name(recipe: str) -> str:
-    """Return a recipe's short name."""
-    return find_recipe(recipe).stem
+        with suppress(FileExistsError):
+            (folder := parent / f"{stem}-{number}").mkdir()
+            return folder
 
 
 def slug(objective: str) -> str:
@@ -145,9 +140,3 @@ def _remove_unused(folder: RunFolder) -> None:
     folder.metrics.unlink(missing_ok=True)
     if folder.path.is_dir() and not any(folder.path.iterdir()):
         folder.path.rmdir()
-
-
-def _disable_progress_bars() -> None:
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # it would write over the live display

@@ -66,17 +66,14 @@ def closing_summary(config: Config, folder: RunFolder, seconds: float, recipe: s
         f"Trained {describe_model(config)} on {describe_task(config)} with {config.build_objective().name}: "
         f"{result.steps} of {config.run.steps} steps, {clock(seconds)}.",
         "",
-        *_number_lines(config, result),
+        *_number_lines(result),
         "",
         f"  run folder  {folder.path}",
     ]
-    model = folder.path / "model"
+    model, report = folder.path / "model", folder.path / "report.html"
     finished = result.steps >= config.run.steps and model.exists()
-    if finished:
-        lines.append(f"  model       {model}")
-    report = folder.path / "report.html"
-    if report.exists():
-        lines.append(f"  report      {report}")
+    lines += [f"  model       {model}"] if finished else []
+    lines += [f"  report      {report}"] if report.exists() else []
     if result.accuracy_end is not None and result.accuracy_end < (result.accuracy_start or 0.0):
         lines += ["", f"  Held-out accuracy fell: try more steps, or a lower update.lr (it was {config.update.lr:g})."]
     return "\n".join([*lines, "", "Next:", *_next_lines(config, folder.path, finished, recipe)])
@@ -96,21 +93,15 @@ def describe_model(config: Config) -> str:
     return "the demo model" if config.model.path == "demo" else config.model.path
 
 
-def _number_lines(config: Config, result: RunSummary) -> list[str]:
+def _number_lines(result: RunSummary) -> list[str]:
     one = result.window == 1
     ends = "the first and the last step" if one else f"means over the first and last {result.window} steps"
+    accuracy = f"{percent(result.accuracy_start)} -> {percent(result.accuracy_end)}"
+    entropy = f"{number(result.entropy_start)} -> {number(result.entropy_end)}"
     rows = [
-        (
-            "held-out accuracy",
-            f"{percent(result.accuracy_start)} -> {percent(result.accuracy_end)}",
-            "on problems it was not trained on",
-        ),
+        ("held-out accuracy", accuracy, "on problems it was not trained on"),
         ("reward", f"{number(result.reward_start)} -> {number(result.reward_end)}", ends),
-        (
-            "entropy",
-            f"{number(result.entropy_start)} -> {number(result.entropy_end)}",
-            "near 0 the model no longer explores",
-        ),
+        ("entropy", entropy, "near 0 the model no longer explores"),
         ("silenced", percent(result.silenced), "of tokens: their gradient was set to zero"),
         ("boosted", percent(result.boosted), "of tokens: their weight was raised"),
         ("clipped", percent(result.clipped), "of tokens: the policy had moved too far"),
