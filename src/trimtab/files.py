@@ -12,7 +12,7 @@ import mmap
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +144,8 @@ def last_json_line(path: Path) -> dict[str, Any] | None:
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))  # a line of metrics has a few thousand bytes
         for line in reversed(file.read().splitlines()):
-            try:
+            with suppress(ValueError):
                 return parse_json_line(line)
-            except ValueError:
-                continue
     return None
 
 
@@ -211,9 +209,8 @@ def _json_line(row: Mapping[str, Any]) -> str:
 
 def _alive(process: int) -> bool:
     try:
-        os.kill(process, 0)
+        with suppress(PermissionError):  # it exists and belongs to somebody else
+            os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # it exists and belongs to somebody else
-        return True
     return True

@@ -84,28 +84,21 @@ class ProcessPool:
         if self.at_once > 1 and not run.config.run.threads:  # else each run would take all cores
             environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.at_once))
         with run.log.open("ab") as log:  # appended to, so that the log of a resumed run keeps its beginning
+            # In a group of its own: else the terminal's Ctrl-C would reach the run twice, directly and from here.
             process = subprocess.Popen(
-                run.command(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                process_group=0,  # the terminal's Ctrl-C would reach the run twice: directly, and through this process
+                run.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, process_group=0
             )
         self._running.append((run, process, time.monotonic()))
 
     def _collect(self) -> None:
         """Take the processes that have ended off the list."""
-        for entry in list(self._running):
+        for entry in [entry for entry in self._running if entry[1].poll() is not None]:
             run, process, began = entry
-            code = process.poll()
-            if code is None:
-                continue
             self._running.remove(entry)
             if self._stopping:
                 self.outcomes.append(RunOutcome(run, run.state(), "interrupted"))
             else:
-                self._report(_outcome(run, code), clock(time.monotonic() - began))
+                self._report(_outcome(run, process.returncode), clock(time.monotonic() - began))
 
     def _report(self, outcome: RunOutcome, note: str) -> None:
         self.outcomes.append(outcome)
@@ -113,9 +106,8 @@ class ProcessPool:
         if outcome.counts:
             summary = summarize_metrics(outcome.run.folder.records())
             accuracy = f"held-out {percent(summary.accuracy_start)} -> {percent(summary.accuracy_end)}"
-            self.print_line(
-                f"{number}: {outcome.state}, {note}, {accuracy}" + (f" ({outcome.why})" if outcome.why else "")
-            )
+            why = f" ({outcome.why})" if outcome.why else ""
+            self.print_line(f"{number}: {outcome.state}, {note}, {accuracy}{why}")
         else:
             self.print_line(f"{number}: {outcome.state}: {outcome.why} (log: {outcome.run.log})")
 
@@ -125,9 +117,8 @@ class ProcessPool:
             self._kill_runs()
         elif not self._stopping:
             self._stopping = True
-            self.print_line(
-                "stopping: every run finishes its step and leaves a checkpoint; Ctrl-C again to stop at once"
-            )
+            then = "every run finishes its step and leaves a checkpoint; Ctrl-C again to stop at once"
+            self.print_line(f"stopping: {then}")
             for _, process, _ in self._running:
                 process.send_signal(signal.SIGINT)
 

@@ -32,6 +32,7 @@ COLUMNS: list[tuple[str, str, Callable[[float | None], str]]] = [
     ("clipped", "clipped", percent),
     ("seconds", "seconds", lambda value: number(value, 1)),
 ]
+HEADS = ["objective", "runs", *(column for column, _, _ in COLUMNS)]
 CURVES = {"held-out accuracy": "eval/accuracy", "entropy": "policy/entropy"}
 CURVE_WIDTH = 28
 LEGEND = (
@@ -72,13 +73,10 @@ def make_rows(outcomes: Sequence[RunOutcome]) -> list[ObjectiveRow]:
 def _row(objective: str, outcomes: list[RunOutcome]) -> ObjectiveRow:
     records = [outcome.run.folder.records() for outcome in outcomes if outcome.counts]
     summaries = [asdict(summarize_metrics(run)) for run in records]
-    mean: dict[str, float | None] = {}
-    spread: dict[str, float | None] = {}
-    for _, name, _ in COLUMNS:
-        # Some objectives silence or clip nothing, and a run without evaluation has no accuracy.
-        values = [summary[name] for summary in summaries if summary[name] is not None]
-        mean[name] = fmean(values) if values else None
-        spread[name] = stdev(values) if len(values) > 1 else None
+    # Some objectives silence or clip nothing, and a run without evaluation has no accuracy.
+    values = {name: [run[name] for run in summaries if run[name] is not None] for _, name, _ in COLUMNS}
+    mean = {name: fmean(column) if column else None for name, column in values.items()}
+    spread = {name: stdev(column) if len(column) > 1 else None for name, column in values.items()}
     curves = {name: _mean_curve(records, key) for name, key in CURVES.items()}
     return ObjectiveRow(objective, outcomes, mean, spread, curves)
 
@@ -94,14 +92,12 @@ def _mean_curve(records: list[list[dict[str, Any]]], key: str) -> dict[int, floa
 def sparklines(rows: Sequence[ObjectiveRow], curve: str, bars: str) -> list[str]:
     """Return one curve for every row, all on the same scale, with its first and last value."""
     values = [list(row.curves[curve].values()) for row in rows]
-    seen = [value for line in values for value in line]
-    if not seen:
-        return ["" for _ in rows]
     # One scale for all rows: otherwise every objective would seem to go from bottom to top.
-    drawn = [sparkline(line, CURVE_WIDTH, min(seen), max(seen), bars) for line in values]
+    seen = [value for line in values for value in line] or [0.0]
+    low, high = min(seen), max(seen)
     return [
-        f"{number(line[0], 2)} {spark} {number(line[-1], 2)}" if line else ""
-        for spark, line in zip(drawn, values, strict=True)
+        f"{number(line[0], 2)} {sparkline(line, CURVE_WIDTH, low, high, bars)} {number(line[-1], 2)}" if line else ""
+        for line in values
     ]
 
 
@@ -112,7 +108,7 @@ def _curve_cells(rows: Sequence[ObjectiveRow], bars: str) -> list[list[str]]:
 
 def as_table(rows: Sequence[ObjectiveRow], bars: str) -> RenderableType:
     """Return the tables for a terminal."""
-    table = Table("objective", "runs", *(column for column, _, _ in COLUMNS), title="Comparison", title_justify="left")
+    table = Table(*HEADS, title="Comparison", title_justify="left")
     for row in rows:
         table.add_row(*map(Text, row.cells()))  # Text, since rich would read [..] in a name as markup
     curves = Table("objective", *CURVES, title="Curves (one scale per column)", title_justify="left")
@@ -128,7 +124,7 @@ def as_markdown(comparison: Comparison, rows: Sequence[ObjectiveRow]) -> str:
     sections = [
         "# Comparison",
         f"```\n{shlex.join(comparison.command())}\n```",
-        _markdown_table(["objective", "runs", *(column for column, _, _ in COLUMNS)], [row.cells() for row in rows]),
+        _markdown_table(HEADS, [row.cells() for row in rows]),
         LEGEND,
         _markdown_table(["objective", *CURVES], _curve_cells(rows, BARS)),
         *(["\n".join(notes)] if notes else []),
@@ -138,15 +134,10 @@ def as_markdown(comparison: Comparison, rows: Sequence[ObjectiveRow]) -> str:
 
 def as_json(comparison: Comparison, rows: Sequence[ObjectiveRow]) -> str:
     """Return the comparison as JSON."""
-    objectives = {
-        row.objective: {
-            "mean": row.mean,
-            "spread": row.spread,
-            "curves": row.curves,
-            "runs": [_run_json(outcome) for outcome in row.outcomes],
-        }
-        for row in rows
-    }
+    objectives = {}
+    for row in rows:
+        runs = [_run_json(outcome) for outcome in row.outcomes]
+        objectives[row.objective] = {"mean": row.mean, "spread": row.spread, "curves": row.curves, "runs": runs}
     table = {"command": comparison.command(), "recipe": comparison.recipe, "objectives": objectives}
     return json.dumps(table, indent=2, allow_nan=False) + "\n"
 

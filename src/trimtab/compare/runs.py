@@ -68,10 +68,9 @@ class CompareRun:
 
     def command(self) -> list[str]:
         """Return the command line that starts the run, or resumes it."""
-        arguments = [sys.executable, "-m", "trimtab", "train", self.comparison.recipe, "--quiet"]
-        for setting in self.comparison.run_settings(self.objective, self.seed):
-            arguments += ["--set", setting]
-        return [*arguments, "--out" if self.state() == "new" else "--resume", str(self.folder.path)]
+        settings = [f"--set={setting}" for setting in self.comparison.run_settings(self.objective, self.seed)]
+        where = ["--out" if self.state() == "new" else "--resume", str(self.folder.path)]
+        return [sys.executable, "-m", "trimtab", "train", self.comparison.recipe, "--quiet", *settings, *where]
 
     def state(self) -> RunState:
         """Return how far the run has come, judged by its folder."""

@@ -45,7 +45,8 @@ def describe_estimate(config: Config, available: DeviceMemory | None = None) -> 
     on_gpu = kind == "cuda" or (kind == "auto" and available is not None)
     try:
         if on_gpu:
-            return _on_gpu(config, estimate_memory(config, "cuda", available and available.total), available)
+            total = available.total if available else None
+            return _on_gpu(config, estimate_memory(config, "cuda", total), available)
         return _on_cpu(config, estimate_memory(config, "cpu"))
     except NoEstimateError as error:
         return [f"  no estimate: {error}"]
