@@ -45,9 +45,9 @@ class PlannedLoss:
         with torch.autocast(device_type=new_logp.device.type, enabled=False):
             out = self.objective.loss(new_logp, micro_batch_plan(self.objective, data, sampled))
             loss = out.loss * ranks  # engines average gradients over ranks, and our losses add up
-        return loss, {
-            f"{METRIC_PREFIX}{name}": metric(name, value, ranks) for name, value in _complete(out.metrics).items()
-        }
+        # verl expects the same metrics from every micro-batch: one without tokens has a ratio of 1.
+        metrics = dict.fromkeys(("update/ratio_min", "update/ratio_max"), torch.ones(())) | out.metrics
+        return loss, {f"{METRIC_PREFIX}{name}": metric(name, value, ranks) for name, value in metrics.items()}
 
 
 def metric(name: str, value: Tensor, ranks: int) -> Any:
@@ -56,12 +56,6 @@ def metric(name: str, value: Tensor, ranks: int) -> Any:
         if name.endswith(ending):
             return Metric(kind, value)
     return Metric(AggregationType.SUM, value * ranks)
-
-
-def _complete(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Add a ratio of 1 for a micro-batch without tokens: verl expects the same metrics from every micro-batch."""
-    one = torch.ones(())
-    return {"update/ratio_min": one, "update/ratio_max": one, **metrics}
 
 
 def _check(data: Any) -> None:

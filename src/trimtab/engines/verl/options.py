@@ -17,12 +17,6 @@ from trimtab.text import nearest
 
 ADAPTER_KEYS = ("advantage", "record", "record_every", "record_group_share", "record_max_megabytes")
 
-ADVANTAGES = {
-    "group_normalized": "algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo=True",
-    "group_centered": "algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo=False",
-    "leave_one_out": "algorithm.adv_estimator=rloo",
-}
-
 # verl's losses: our methods for them.
 LOSSES = {
     "gspo": "gspo", "sapo": "sapo", "gpg": "reinforce", "clip_cov": "clip_cov", "kl_cov": "kl_cov", "geo_mean": "gmpo",
@@ -79,10 +73,7 @@ def _check_adapter_keys(options: VerlOptions) -> None:
         "advantage": (options.advantage in ("method", "verl"), "method (what it is defined with) or verl (any)"),
         "record": (isinstance(options.record, str | None), "a folder"),
         "record_every": (type(every) is int and every >= 1, "a whole number of steps, at least 1"),
-        "record_group_share": (
-            type(share) in (int, float) and 0 < share <= 1,
-            "above 0 and at most 1",
-        ),
+        "record_group_share": (type(share) in (int, float) and 0 < share <= 1, "above 0 and at most 1"),
         "record_max_megabytes": (type(megabytes) in (int, float) and megabytes > 0, "a number above 0"),
     }
     for key, (valid, wanted) in checks.items():
@@ -101,101 +92,81 @@ def _explained(error: ValueError, given: Mapping[str, Any]) -> ValueError:
 
 def check_config(config: Any, options: VerlOptions, objective: Objective) -> None:
     """Check verl's configuration; one error lists all problems."""
-    problems = [
-        *_loss_problems(config.actor_rollout_ref.actor),
-        *_run_problems(config),
-        *_field_problems(config, objective),
-        *_advantage_problems(config.algorithm, options, objective),
-    ]
-    if problems:
-        listed = "\n".join(f"  - {problem}" for problem in problems)
+    checks = {
+        **_loss_problems(config.actor_rollout_ref.actor),
+        **_run_problems(config),
+        **_field_problems(config, objective),
+        **_advantage_problem(config.algorithm, options, objective),
+    }
+    if any(checks.values()):
+        listed = "\n".join(f"  - {problem}" for problem, found in checks.items() if found)
         raise ValueError(f"trimtab cannot run {objective.name} in verl with this configuration:\n{listed}")
 
 
-def _loss_problems(actor: Any) -> list[str]:
-    where = "actor_rollout_ref.actor"
-    problems = []
+# Each of the following returns possible problems, and whether this configuration has them.
+
+
+def _loss_problems(actor: Any) -> dict[str, bool]:
+    where, mode = "actor_rollout_ref.actor", actor.policy_loss.loss_mode
+    checks = {}
     for key, (default, ours) in REPLACED.items():
         value = actor.get(key, default)
-        if value != default:
-            problems.append(
-                f"{where}.{key}={value} is a setting of verl's loss, which is replaced: leave it out and use {ours}"
-            )
-    mode = actor.policy_loss.loss_mode
-    if mode != "vanilla":
-        ours = f"+trimtab.objective={LOSSES[mode]}" if mode in LOSSES else "a method of `trimtab methods`"
-        problems.append(f"{where}.policy_loss.loss_mode={mode} is replaced: leave it out and use {ours}")
-    if actor.shuffle:
-        problems.append(f"{where}.shuffle=True makes other mini-batches than were planned: turn it off")
-    return problems
+        replaced = f"{where}.{key}={value} is a setting of verl's loss, which is replaced: leave it out and use {ours}"
+        checks[replaced] = value != default
+    ours = f"+trimtab.objective={LOSSES[mode]}" if mode in LOSSES else "a method of `trimtab methods`"
+    checks[f"{where}.policy_loss.loss_mode={mode} is replaced: leave it out and use {ours}"] = mode != "vanilla"
+    checks[f"{where}.shuffle=True makes other mini-batches than were planned: turn it off"] = bool(actor.shuffle)
+    return checks
 
 
-def _run_problems(config: Any) -> list[str]:
-    problems = []
-    if not config.trainer.use_v1:
-        problems.append(
-            "trainer.use_v1=False selects verl's old trainer, which the adapter does not support: leave it out"
-        )
-    if config.algorithm.adv_estimator == "gae" or config.critic.enable:
-        problems.append(
-            "a critic (algorithm.adv_estimator=gae or critic.enable=True): use algorithm.adv_estimator=grpo"
-        )
-    if config.get("distillation") and config.distillation.get("enabled", False):
-        problems.append("distillation.enabled=True uses a loss of its own: leave it out")
+def _run_problems(config: Any) -> dict[str, bool]:
+    old = "trainer.use_v1=False selects verl's old trainer, which the adapter does not support: leave it out"
+    critic = "a critic (algorithm.adv_estimator=gae or critic.enable=True): use algorithm.adv_estimator=grpo"
+    distilled = config.get("distillation") and config.distillation.get("enabled", False)
     correction = config.algorithm.get("rollout_correction") or {}
-    if correction.get("rollout_is"):
-        problems.append(
-            f"algorithm.rollout_correction.rollout_is={correction['rollout_is']} weights verl's loss, which is "
-            'replaced: use +trimtab.objective="METHOD + tis" or "METHOD + icepop"'
-        )
-    if correction.get("rollout_rs"):
-        problems.append(
-            f"algorithm.rollout_correction.rollout_rs={correction['rollout_rs']} masks tokens after the plan is made: "
-            'use +trimtab.objective="METHOD + mis"'
-        )
-    return problems
+    weights, mask = correction.get("rollout_is"), correction.get("rollout_rs")
+    return {
+        old: not config.trainer.use_v1,
+        critic: config.algorithm.adv_estimator == "gae" or bool(config.critic.enable),
+        "distillation.enabled=True uses a loss of its own: leave it out": bool(distilled),
+        f"algorithm.rollout_correction.rollout_is={weights} weights verl's loss, which is replaced: use "
+        '+trimtab.objective="METHOD + tis" or "METHOD + icepop"': bool(weights),
+        f"algorithm.rollout_correction.rollout_rs={mask} masks tokens after the plan is made: use "
+        '+trimtab.objective="METHOD + mis"': bool(mask),
+    }
 
 
-def _field_problems(config: Any, objective: Objective) -> list[str]:
+def _field_problems(config: Any, objective: Objective) -> dict[str, bool]:
     """Name what the objective reads and this run does not have."""
-    problems, needs = [], objective.needs
-    correction = config.algorithm.get("rollout_correction") or {}
-    if "entropy" in needs and correction.get("bypass_mode"):
-        problems.append(
-            f"algorithm.rollout_correction.bypass_mode=True skips the forward pass that computes the entropy, which "
-            f"{objective.name} reads: turn it off"
-        )
-    if "sampler_logp" in needs and not config.actor_rollout_ref.rollout.calculate_log_probs:
-        problems.append(
-            f"{objective.name} reads the sampler's log-probabilities: set "
-            "actor_rollout_ref.rollout.calculate_log_probs=True"
-        )
-    if "current_logp" in needs:
-        problems.append(
-            "token_stats=current needs a forward pass before every update, but verl runs all updates of a step in one "
-            "call: leave it out (for the first update of a step it makes no difference)"
-        )
-    if objective.scope == "micro":
-        problems.append("scope=micro plans per micro-batch, and verl makes micro-batches after the plan: leave it out")
-    problems += [
-        f"{objective.name} reads {name}, which verl does not compute"
-        for name in sorted(needs - {"entropy", "sampler_logp", "ref_logp", "segment", "current_logp"})
-    ]
-    return problems
+    name, needs = objective.name, objective.needs
+    bypass = (config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False)
+    sampler = config.actor_rollout_ref.rollout.calculate_log_probs
+    unknown = sorted(needs - {"entropy", "sampler_logp", "ref_logp", "segment", "current_logp"})
+    return {
+        "algorithm.rollout_correction.bypass_mode=True skips the forward pass that computes the entropy, which "
+        f"{name} reads: turn it off": "entropy" in needs and bool(bypass),
+        f"{name} reads the sampler's log-probabilities: set actor_rollout_ref.rollout.calculate_log_probs=True": (
+            "sampler_logp" in needs and not sampler
+        ),
+        "token_stats=current needs a forward pass before every update, but verl runs all updates of a step in one "
+        "call: leave it out (for the first update of a step it makes no difference)": "current_logp" in needs,
+        "scope=micro plans per micro-batch, and verl makes micro-batches after the plan: leave it out": (
+            objective.scope == "micro"
+        ),
+        **{f"{name} reads {field}, which verl does not compute": True for field in unknown},
+    }
 
 
-def _advantage_problems(algorithm: Any, options: VerlOptions, objective: Objective) -> list[str]:
-    if options.advantage == "verl" or algorithm.adv_estimator == "gae":
-        return []
-    normalized = algorithm.get("norm_adv_by_std_in_grpo", True)
-    right = {
-        "group_normalized": algorithm.adv_estimator == "grpo" and normalized,
-        "group_centered": algorithm.adv_estimator == "grpo" and not normalized,
-        "leave_one_out": algorithm.adv_estimator == "rloo",
+def _advantage_problem(algorithm: Any, options: VerlOptions, objective: Objective) -> dict[str, bool]:
+    estimator, normalized = algorithm.adv_estimator, bool(algorithm.get("norm_adv_by_std_in_grpo", True))
+    grpo = "algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo"
+    wanted, right = {
+        "group_normalized": (f"{grpo}=True", estimator == "grpo" and normalized),
+        "group_centered": (f"{grpo}=False", estimator == "grpo" and not normalized),
+        "leave_one_out": ("algorithm.adv_estimator=rloo", estimator == "rloo"),
     }[objective.advantage]
-    if right:
-        return []
-    return [
-        f"{objective.name} is defined with another advantage: set {ADVANTAGES[objective.advantage]}, or "
-        "+trimtab.advantage=verl to take what verl computes"
-    ]
+    problem = (
+        f"{objective.name} is defined with another advantage: set {wanted}, or +trimtab.advantage=verl to take what "
+        "verl computes"
+    )
+    return {problem: not right and options.advantage != "verl" and estimator != "gae"}

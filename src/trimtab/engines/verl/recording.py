@@ -6,7 +6,7 @@ and `clipped` are missing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ def start_recording(options: VerlOptions, objective: Objective, tokenizer: Any, 
     settings = RecordSettings(options.record_every, options.record_group_share, options.record_max_megabytes)
     manifest = Manifest(options.objective, objective.advantage, settings)
     vocabulary = tokenizer_vocabulary(tokenizer, len(tokenizer))
-    return start_recorder("verl", Path(options.record), step, manifest, vocabulary, device="cpu")  # the driver's
+    return start_recorder("verl", Path(options.record), step, manifest, vocabulary)
 
 
 def record_step(
@@ -85,5 +85,4 @@ def _field(data: Mapping[str, Any], name: str) -> Sequence[Any]:
     if name not in data.keys():  # noqa: SIM118  (a TensorDict)
         return [""] * len(data["prompts"].unbind())
     values = data[name]
-    found: Iterable[Any] = values.tolist() if hasattr(values, "tolist") else values
-    return list(found)
+    return list(values.tolist() if hasattr(values, "tolist") else values)
