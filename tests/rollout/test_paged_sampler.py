@@ -17,7 +17,7 @@ from helpers.rollout.paged_models import CONFIGS, EOS, assert_same, count_preemp
 from trimtab.policy import Transcript, load_policy, score
 from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, SamplingOptions
 from trimtab.rollout.paged.decoder import Decoder, unsupported_reason
-from trimtab.rollout.paged.scheduler import SampledTokens, Scheduler
+from trimtab.rollout.paged.scheduler import SampledSequence, Scheduler, SequenceGroup
 
 LENGTHS = (1, 63, 64, 65, 66, 130)  # around the page size
 OPTIONS = SamplingOptions(samples=3, max_new_tokens=20, seed=3)
@@ -101,18 +101,34 @@ def test_with_pages_for_all_none_is_preempted(llama: Any, preemptions: Counter[i
 
 
 def test_tokens_are_appended_while_the_next_interval_runs(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
+    sequences: list[SampledSequence] = []
+    seen: list[tuple[str, int]] = []  # the calls, and how many tokens the sequences had then
+    init = Scheduler.__init__
+
+    def keep_sequences(self: Scheduler, groups: list[SequenceGroup], *rest: Any, **options: Any) -> None:
+        sequences.extend(sequence for group in groups for sequence in group.waiting)
+        init(self, groups, *rest, **options)
 
     def record(owner: Any, name: str) -> None:
         original = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda self, *rest: (seen.append(name), original(self, *rest))[1])
 
-    for owner, name in ((Decoder, "decode_step"), (SampledTokens, "append_new"), (Scheduler, "record_outputs")):
-        record(owner, name)
+        def recording(self: Any, *rest: Any) -> Any:
+            seen.append((name, sum(len(sequence.tokens) for sequence in sequences)))
+            return original(self, *rest)
+
+        monkeypatch.setattr(owner, name, recording)
+
+    monkeypatch.setattr(Scheduler, "__init__", keep_sequences)
+    record(Decoder, "decode_step")
+    record(Scheduler, "record_outputs")
     options = SamplingOptions(samples=1, max_new_tokens=12)
     responses = PagedSampler(llama, frozenset(), torch.float32, steps_per_sync=2).sample(prompts(5, 9), 0, options)
-    first, later = [*["decode_step"] * 4, "record_outputs"], [*["decode_step"] * 4, "append_new", "record_outputs"]
-    assert seen == [*first, *later, *later, "append_new"]
+    assert seen == [
+        *[("decode_step", 0)] * 4,
+        *[("record_outputs", 0), *[("decode_step", 0)] * 4],  # the 8 tokens of the first interval are not appended yet
+        *[("record_outputs", 8), *[("decode_step", 8)] * 4],
+        ("record_outputs", 16),
+    ]
     assert_same(responses, NativeSampler(llama, frozenset(), 0, nullcontext).sample(prompts(5, 9), 0, options))
 
 

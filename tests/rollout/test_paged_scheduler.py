@@ -19,24 +19,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from trimtab.rollout.paged import scheduler as module
-from trimtab.rollout.paged.decode_state import (
-    ACTIVE,
-    LAST_TOKEN,
-    MAX_NEW_TOKENS,
-    NUM_GENERATED,
-    POSITION,
-    RNG_KEY,
-    SLOT,
-)
+from trimtab.rollout.paged.decode_state import Scalar
 from trimtab.rollout.paged.kv_cache import PageAllocator
-from trimtab.rollout.paged.scheduler import (
-    Admission,
-    IntArray,
-    SampledSequence,
-    SampledTokens,
-    Scheduler,
-    SequenceGroup,
-)
+from trimtab.rollout.paged.scheduler import Admission, IntArray, SampledSequence, Scheduler, SequenceGroup
 
 PAGE_SIZE = 8  # small, so that every few tokens a page is full
 
@@ -134,34 +119,44 @@ class Device:
 
     def last_tokens(self, scalars: IntArray, steps: int) -> npt.NDArray[np.int32]:
         """The last tokens of every row; anything where it has generated fewer."""
-        columns = np.maximum(scalars[NUM_GENERATED, :, None] + np.arange(-steps, 0), 0)
-        return self.tokens[scalars[SLOT, :, None], columns].astype(np.int32)
+        columns = np.maximum(scalars[Scalar.NUM_GENERATED, :, None] + np.arange(-steps, 0), 0)
+        return self.tokens[scalars[Scalar.SLOT, :, None], columns].astype(np.int32)
 
     def step(self, scalars: IntArray, pages: npt.NDArray[np.int32]) -> None:
         """Sample one token for every active row."""
-        active = np.flatnonzero(scalars[ACTIVE])
-        readers = Counter(int(page) for row in active for page in pages[row, : scalars[POSITION, row] // PAGE_SIZE + 1])
+        active = np.flatnonzero(scalars[Scalar.ACTIVE])
+        readers = Counter(
+            int(page) for row in active for page in pages[row, : scalars[Scalar.POSITION, row] // PAGE_SIZE + 1]
+        )
         for row in active:
-            position, generated, slot = (int(scalars[n, row]) for n in (POSITION, NUM_GENERATED, SLOT))
+            position, generated, slot = (
+                int(scalars[n, row]) for n in (Scalar.POSITION, Scalar.NUM_GENERATED, Scalar.SLOT)
+            )
             page = int(pages[row, position // PAGE_SIZE])
             assert page not in self.shared, "a page of a shared prefix was written"
             assert readers[page] == 1, "a page was written that another sequence reads"
-            self.cache[page, position % PAGE_SIZE] = scalars[LAST_TOKEN, row]
-            token = token_of(int(scalars[RNG_KEY, row]), generated)
+            self.cache[page, position % PAGE_SIZE] = scalars[Scalar.LAST_TOKEN, row]
+            token = token_of(int(scalars[Scalar.RNG_KEY, row]), generated)
             self.tokens[slot, generated] = token
-            prompt, sample = divmod(int(scalars[RNG_KEY, row]) - 1, 100)
-            length = min(self.work.lengths[prompt][sample], scalars[MAX_NEW_TOKENS, row])
-            scalars[[LAST_TOKEN, POSITION, NUM_GENERATED], row] = token, position + 1, generated + 1
-            scalars[ACTIVE, row] = generated + 1 != length
+            prompt, sample = divmod(int(scalars[Scalar.RNG_KEY, row]) - 1, 100)
+            length = min(self.work.lengths[prompt][sample], scalars[Scalar.MAX_NEW_TOKENS, row])
+            scalars[[Scalar.LAST_TOKEN, Scalar.POSITION, Scalar.NUM_GENERATED], row] = (
+                token,
+                position + 1,
+                generated + 1,
+            )
+            scalars[Scalar.ACTIVE, row] = generated + 1 != length
 
     def check(self, scalars: IntArray, pages: npt.NDArray[np.int32]) -> None:
         """Every row reads its prompt and what it has generated, and nothing else."""
-        for row, (position, generated, key) in enumerate(scalars[[POSITION, NUM_GENERATED, RNG_KEY]].T.tolist()):
+        for row, (position, generated, key) in enumerate(
+            scalars[[Scalar.POSITION, Scalar.NUM_GENERATED, Scalar.RNG_KEY]].T.tolist()
+        ):
             number, _ = divmod(key - 1, 100)
             whole = [*self.work.prompt(number), *(token_of(key, n) for n in range(generated))]
             assert len(whole) == position + 1
             assert self.cache[pages[row]].ravel()[:position].tolist() == whole[:-1]
-            assert scalars[LAST_TOKEN, row] == whole[-1]
+            assert scalars[Scalar.LAST_TOKEN, row] == whole[-1]
 
 
 class TooFewPagesError(Exception):
@@ -184,7 +179,7 @@ class Outcome:
 
 def check_pages(scheduler: Scheduler, scalars: IntArray, pages: npt.NDArray[np.int32]) -> None:
     """Every row has the pages of the next steps, none of them free, and none twice."""
-    for row, (position, generated) in enumerate(scalars[[POSITION, NUM_GENERATED]].T.tolist()):
+    for row, (position, generated) in enumerate(scalars[[Scalar.POSITION, Scalar.NUM_GENERATED]].T.tolist()):
         last = position + min(scheduler.steps_until_sync(), scheduler.max_new_tokens - generated) - 1
         own = pages[row, : last // PAGE_SIZE + 1].tolist()
         assert len(set(own)) == len(own) == last // PAGE_SIZE + 1
@@ -213,7 +208,7 @@ def run(work: Work, pages: int | None = None) -> Outcome:
             raise TooFewPagesError
         scheduler.allocate_pages()
         scalars, table = scheduler.batch()
-        assert scalars.shape[1] == len(set(scalars[SLOT].tolist())) <= work.slots
+        assert scalars.shape[1] == len(set(scalars[Scalar.SLOT].tolist())) <= work.slots
         check_pages(scheduler, scalars, table)
         device.check(scalars, table)
         steps = scheduler.steps_until_sync()
@@ -370,7 +365,7 @@ def test_preempted_sequences_are_first_in_the_queue_in_their_order() -> None:
     scheduler = new_scheduler([new_group([1] * 3, 0, 1, 2, 3)], pages=50, slots=3, max_new_tokens=30, steps_per_sync=1)
     scheduler.admit(1000)
     scalars, _ = scheduler.batch()
-    scalars[[POSITION, NUM_GENERATED]] += 1
+    scalars[[Scalar.POSITION, Scalar.NUM_GENERATED]] += 1
     assert not scheduler.record_outputs(scalars, np.full((3, 1), 9, np.int32), np.zeros((3, 1), np.float32))
     for slot in list(scheduler.running)[:0:-1]:
         scheduler.preempt(slot)
@@ -381,7 +376,13 @@ def test_preempted_sequences_are_first_in_the_queue_in_their_order() -> None:
 def test_a_sequence_gets_the_tokens_that_it_does_not_have_yet() -> None:
     sequences = [SampledSequence(n, n, [1], tokens=[5] * n, logp=[0.5] * n) for n in range(3)]
     tokens = np.array([[90, 10, 11], [20, 21, 22], [91, 92, 93]], dtype=np.int32)
-    SampledTokens(sequences, [2, 4, 2], tokens, logp_of(tokens)).append_new()
+    scheduler = new_scheduler([], pages=9, slots=3, max_new_tokens=30, steps_per_sync=3)
+    scheduler.running = dict(enumerate(sequences))
+    scalars = np.zeros((len(Scalar), 3), dtype=np.int64)
+    scalars[Scalar.SLOT], scalars[Scalar.NUM_GENERATED] = range(3), [2, 4, 2]
+    scheduler.record_outputs(scalars, tokens, logp_of(tokens))
+    for _ in range(2):  # the second time there is nothing left to append
+        scheduler.append_outputs()
     assert [sequence.tokens for sequence in sequences] == [[10, 11], [5, 20, 21, 22], [5, 5]]
     assert [sequence.logp for sequence in sequences] == [[5, 5.5], [0.5, 10, 10.5, 11], [0.5, 0.5]]
     assert {type(token) for sequence in sequences for token in sequence.tokens} == {int}

@@ -51,41 +51,23 @@ class NativeSampler:
         batch = _DecodeBatch.from_prompts(prompts, step, options, self.pad_token_id, device)
         eos_token_ids = torch.tensor(sorted(self.eos_token_ids), device=device)
         with self.autocast():
-            logits = self._prefill(batch, options.samples)
+            logits = self._forward(batch, batch.prompt_ids, (batch.mask.cumsum(1) - 1).clamp(min=0))
+            logits = batch.repeat(options.samples, logits)
             for position in range(options.max_new_tokens):
                 token, logp = sample_tokens(logits, batch.keys, position, options)
                 batch.append(token, logp, torch.isin(token, eos_token_ids))
-                if position + 1 == options.max_new_tokens or batch.all_finished():
+                if position + 1 == options.max_new_tokens or batch.finished.all():
                     break
                 token = batch.compact(token)
-                logits = self._decode(batch, token)
+                batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(token), 1)], dim=1)
+                logits = self._forward(batch, token[:, None], batch.mask.sum(1, keepdim=True) - 1)
         return batch.responses(len(prompts), options.samples)
 
-    def _prefill(self, batch: _DecodeBatch, samples: int) -> Tensor:
-        """Run the prompts once, repeat cache and mask for their samples, and return the next-token logits."""
-        out = self.model(
-            input_ids=batch.prompt_ids,
-            attention_mask=batch.mask,
-            position_ids=(batch.mask.cumsum(1) - 1).clamp(min=0),
-            use_cache=True,
-            logits_to_keep=1,
-        )
+    def _forward(self, batch: _DecodeBatch, ids: Tensor, position: Tensor) -> Tensor:
+        """Run tokens of every row, add their keys and values to the cache, and return the next-token logits."""
+        inputs = {"input_ids": ids, "attention_mask": batch.mask, "position_ids": position}
+        out = self.model(**inputs, past_key_values=batch.cache, use_cache=True, logits_to_keep=1)
         batch.cache = out.past_key_values
-        batch.cache.batch_repeat_interleave(samples)
-        batch.mask = batch.mask.repeat_interleave(samples, 0)
-        return out.logits[:, -1].repeat_interleave(samples, 0)  # type: ignore[no-any-return]
-
-    def _decode(self, batch: _DecodeBatch, token: Tensor) -> Tensor:
-        """Run one token per row, and return the next-token logits."""
-        batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(token), 1)], dim=1)
-        out = self.model(
-            input_ids=token[:, None],
-            attention_mask=batch.mask,
-            position_ids=batch.mask.sum(1, keepdim=True) - 1,
-            past_key_values=batch.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
         return out.logits[:, -1]  # type: ignore[no-any-return]
 
 
@@ -108,23 +90,21 @@ class _DecodeBatch:
         width = max(len(prompt.ids) for prompt in prompts)
         ids = [[pad] * (width - len(prompt.ids)) + list(prompt.ids) for prompt in prompts]
         mask = [[0] * (width - len(prompt.ids)) + [1] * len(prompt.ids) for prompt in prompts]
-        count = len(prompts) * options.samples
         keys = rng_keys(options.seed, step, [prompt.number for prompt in prompts], options.samples).to(device)
-        return cls(
-            prompt_ids=torch.tensor(ids, device=device),
-            mask=torch.tensor(mask, device=device),
-            keys=keys,
-            response=torch.arange(count, device=device),
-            finished=torch.zeros(count, dtype=torch.bool, device=device),
-        )
+        response = torch.arange(len(keys), device=device)
+        finished = torch.zeros(len(keys), dtype=torch.bool, device=device)
+        return cls(torch.tensor(ids, device=device), torch.tensor(mask, device=device), keys, response, finished)
+
+    def repeat(self, samples: int, logits: Tensor) -> Tensor:
+        """Repeat cache and mask of the prompts for their samples; return the logits repeated as well."""
+        self.cache.batch_repeat_interleave(samples)
+        self.mask = self.mask.repeat_interleave(samples, 0)
+        return logits.repeat_interleave(samples, 0)
 
     def append(self, token: Tensor, logp: Tensor, is_end: Tensor) -> None:
         """Keep the sampled tokens of unfinished rows, and mark rows that sampled an end token."""
         self.sampled.append((self.response, token, logp, ~self.finished))
         self.finished = self.finished | is_end
-
-    def all_finished(self) -> bool:
-        return bool(self.finished.all())
 
     def compact(self, token: Tensor) -> Tensor:
         """Drop finished rows once they are many; return the tokens of the rows that remain."""
@@ -147,8 +127,6 @@ class _DecodeBatch:
                 tokens[row].append(t)
                 logps[row].append(lp)
         unfinished = set(self.response[~self.finished].tolist())
-        responses = [
-            Response(tokens[row], logps[row], row not in unfinished, sample=row % samples)
-            for row in range(prompts * samples)
-        ]
+        rows = enumerate(zip(tokens, logps, strict=True))
+        responses = [Response(t, lp, row not in unfinished, sample=row % samples) for row, (t, lp) in rows]
         return [responses[first : first + samples] for first in range(0, len(responses), samples)]

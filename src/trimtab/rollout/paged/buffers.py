@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trimtab.rollout.paged.decode_state import DecodeState
@@ -19,6 +20,13 @@ class PrefillBatch:
     page: Tensor  # (tokens,) int64; -1 for padding after the last prefix, whose keys and values are not written
     cu_seqlens: Tensor  # (prefixes + 1,) int32
     max_seqlen: int
+
+    @classmethod
+    def padding(cls, tokens: int, prefixes: int, max_seqlen: int, device: torch.device) -> PrefillBatch:
+        """Return a batch of so many tokens of padding, and empty prefixes."""
+        ids, position = torch.zeros(2, tokens, dtype=torch.int64, device=device)
+        cu_seqlens = torch.zeros(prefixes + 1, dtype=torch.int32, device=device)
+        return cls(ids, position, torch.full_like(ids, -1), cu_seqlens, max_seqlen)
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -26,7 +26,12 @@ def capture_graph(work: Callable[[], None], pool: Any = None) -> Any:
     return graph
 
 
+def next_power_of_2(size: int) -> int:
+    """Round up to a power of two."""
+    return 1 << (size - 1).bit_length()
+
+
 def graph_size(size: int) -> int:
     """Round up to 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ...: few graphs, and at most half as much padding as work."""
-    power = 1 << (size - 1).bit_length()
+    power = next_power_of_2(size)
     return power * 3 // 4 if power >= 4 and size <= power * 3 // 4 else power

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 
-# Rows of `DecodeState.scalars`.
-LAST_TOKEN, POSITION, NUM_GENERATED, MAX_NEW_TOKENS, RNG_KEY, SLOT, ACTIVE = range(7)
-NUM_SCALARS = 7
+
+class Scalar(IntEnum):
+    """The rows of `DecodeState.scalars`, one number for each sequence."""
+
+    LAST_TOKEN = 0
+    POSITION = 1  # of the last token
+    NUM_GENERATED = 2
+    MAX_NEW_TOKENS = 3
+    RNG_KEY = 4
+    SLOT = 5  # its row of `tokens` and `logps`; unlike its row of the batch, it does not change as others leave
+    ACTIVE = 6  # 0 once it has finished
 
 
 @dataclass(frozen=True)
 class DecodeState:
-    """The running sequences, as tensors that are allocated once and only copied into: CUDA graphs hold addresses.
+    """The running sequences, as tensors that are allocated once and only copied into: CUDA graphs hold addresses."""
 
-    A sequence's scalars are its last token and that token's position, how many tokens it has generated and may
-    generate, the key of its random numbers, its slot, and whether it is active (0 once it has finished). Its row
-    changes as others leave the batch; its slot, the row of `tokens` and `logps` that it writes, does not.
-    """
-
-    scalars: Tensor  # (NUM_SCALARS, rows) int64
+    scalars: Tensor  # (len(Scalar), rows) int64
     page_table: Tensor  # (rows, pages of the longest sequence) int32
     tokens: Tensor  # (slots, longest response) int32
     logps: Tensor  # (slots, longest response) fp32
@@ -34,7 +38,7 @@ class DecodeState:
     ) -> DecodeState:
         """Return a state in which no row is active."""
         return cls(
-            torch.zeros(NUM_SCALARS, rows, dtype=torch.int64, device=device),
+            torch.zeros(len(Scalar), rows, dtype=torch.int64, device=device),
             torch.zeros(rows, pages, dtype=torch.int32, device=device),
             torch.zeros(rows, max_new_tokens, dtype=torch.int32, device=device),
             torch.zeros(rows, max_new_tokens, device=device),

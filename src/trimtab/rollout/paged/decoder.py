@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trimtab.attention import causal_attention
 from trimtab.rollout.paged.buffers import Activations, DeviceBuffers, PrefillBatch
-from trimtab.rollout.paged.decode_state import LAST_TOKEN, DecodeState
+from trimtab.rollout.paged.decode_state import DecodeState, Scalar
 from trimtab.rollout.paged.kv_cache import PAGE_SIZE
 from trimtab.rollout.weights import causal_lm, checkpoint_weights
 
@@ -166,7 +166,7 @@ class Decoder:
     def decode_step(self, rows: int, greedy: bool, buffers: DeviceBuffers) -> None:
         """Sample one token for each of the first rows of the decode state."""
         a, state, ops = buffers.activations.first(rows), buffers.state, buffers.ops
-        a.residual.copy_(self.embedding.index_select(0, state.scalars[LAST_TOKEN, :rows]))
+        a.residual.copy_(self.embedding.index_select(0, state.scalars[Scalar.LAST_TOKEN, :rows]))
         delta: Tensor | None = None
         for layer, cache in zip(self.layers, buffers.kv_cache, strict=True):
             ops.fused_add_rms_norm(a.residual, delta, layer.input_norm, self.eps, a.normed)

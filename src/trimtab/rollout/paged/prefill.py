@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trimtab.rollout.paged.buffers import DeviceBuffers, PrefillBatch
-from trimtab.rollout.paged.cuda_graphs import capture_graph, graph_size
+from trimtab.rollout.paged.cuda_graphs import capture_graph, graph_size, next_power_of_2
 from trimtab.rollout.paged.decoder import Decoder
 from trimtab.rollout.paged.kv_cache import PAGE_SIZE
 
@@ -37,37 +37,32 @@ class Prefill:
     def run(self, prefixes: Sequence[Sequence[int]], pages: Sequence[Sequence[int]]) -> None:
         """Write the keys and values of prefixes into their pages."""
         arrays, max_seqlen = pack_prefixes(prefixes, pages), max(len(prefix) for prefix in prefixes)
-        padded = max(MIN_GRAPH_TOKENS, graph_size(len(arrays[0])))
-        if not is_launch_bound(self.decoder, padded):
-            ids, position, page, cu_seqlens = (_to_device(array, self.decoder.device) for array in arrays)
-            self.decoder.prefill(PrefillBatch(ids, position, page, cu_seqlens, max_seqlen), self.buffers)
-            return
-        key = padded, _next_power_of_2(len(prefixes)), _next_power_of_2(max_seqlen)
-        if key not in self._graphs:
-            self._capture(key)
-        batch, graph = self._graphs[key]
+        tokens, padded = len(arrays[0]), max(MIN_GRAPH_TOKENS, graph_size(len(arrays[0])))
+        if is_launch_bound(self.decoder, padded):
+            batch, graph = self._captured(padded, next_power_of_2(len(prefixes)), next_power_of_2(max_seqlen))
+        else:
+            batch, graph = PrefillBatch.padding(tokens, len(prefixes), max_seqlen, self.decoder.device), None
         # Padding belongs to no sequence (those beyond the last are empty) and to no page (-1).
-        fills = (0, 0, -1, len(arrays[0]))
-        for array, target, fill in zip(arrays, batch.tensors, fills, strict=True):
-            padded_array = np.full(len(target), fill, dtype=array.dtype)
-            padded_array[: len(array)] = array
-            copy_to_device(padded_array, target)
-        graph.replay()
+        for array, target, fill in zip(arrays, batch.tensors, (0, 0, -1, tokens), strict=True):
+            copy_to_device(np.pad(array, (0, len(target) - len(array)), constant_values=fill), target)
+        if graph is None:
+            self.decoder.prefill(batch, self.buffers)
+        else:
+            graph.replay()
 
-    def _capture(self, key: tuple[int, int, int]) -> None:
-        """Capture the prefill of so many tokens, prefixes and tokens of the longest prefix."""
-        if len(self._graphs) == MAX_GRAPHS:
-            self._graphs.clear()
-            self._pool = None
-        tokens, sequences, max_seqlen = key
-        device = self.decoder.device
-        ids, position = torch.zeros(2, tokens, dtype=torch.int64, device=device)
-        # Nothing but padding: the warm-up run before the capture writes no keys and values.
-        page, cu_seqlens = torch.full_like(ids, -1), torch.zeros(sequences + 1, dtype=torch.int32, device=device)
-        batch = PrefillBatch(ids, position, page, cu_seqlens, max_seqlen)
-        graph = capture_graph(lambda: self.decoder.prefill(batch, self.buffers), self._pool)
-        self._pool = graph.pool()
-        self._graphs[key] = batch, graph
+    def _captured(self, tokens: int, prefixes: int, max_seqlen: int) -> tuple[PrefillBatch, Any]:
+        """Return the input and the graph of a prefill of this size."""
+        key = tokens, prefixes, max_seqlen
+        if key not in self._graphs:
+            if len(self._graphs) == MAX_GRAPHS:
+                self._graphs.clear()
+                self._pool = None
+            # Nothing but padding: the warm-up run before the capture writes no keys and values.
+            batch = PrefillBatch.padding(*key, self.decoder.device)
+            graph = capture_graph(lambda: self.decoder.prefill(batch, self.buffers), self._pool)
+            self._pool = graph.pool()
+            self._graphs[key] = batch, graph
+        return self._graphs[key]
 
 
 def is_launch_bound(decoder: Decoder, tokens: int) -> bool:
@@ -97,13 +92,3 @@ def copy_to_device(array: Array, target: Tensor) -> None:
     """Copy an array into a tensor, from pinned memory where it is on a GPU: the host need not wait then."""
     tensor = torch.from_numpy(array)
     target.copy_(tensor.pin_memory() if target.is_cuda else tensor, non_blocking=True)
-
-
-def _to_device(array: Array, device: torch.device) -> Tensor:
-    target = torch.empty(array.shape, dtype=torch.from_numpy(array).dtype, device=device)
-    copy_to_device(array, target)
-    return target
-
-
-def _next_power_of_2(size: int) -> int:
-    return 1 << (size - 1).bit_length()

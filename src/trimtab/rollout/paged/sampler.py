@@ -19,7 +19,7 @@ from torch import Tensor
 from trimtab.rollout.paged import torch_ops
 from trimtab.rollout.paged.buffers import DeviceBuffers
 from trimtab.rollout.paged.cuda_graphs import capture_graph, graph_size
-from trimtab.rollout.paged.decode_state import ACTIVE, NUM_GENERATED, SLOT, DecodeState
+from trimtab.rollout.paged.decode_state import DecodeState, Scalar
 from trimtab.rollout.paged.decoder import Decoder
 from trimtab.rollout.paged.kv_cache import PageAllocator, num_cache_pages, page_bytes, pages_per_sequence
 from trimtab.rollout.paged.prefill import Prefill, copy_to_device
@@ -132,10 +132,10 @@ class PagedSampler:
 
     def _capture(self, decoder: Decoder, rows: int, greedy: bool, buffers: DeviceBuffers) -> Any:
         # No row is active during the warm-up run, which then changes nothing.
-        active = buffers.state.scalars[ACTIVE].clone()
-        buffers.state.scalars[ACTIVE] = 0
+        active = buffers.state.scalars[Scalar.ACTIVE].clone()
+        buffers.state.scalars[Scalar.ACTIVE] = 0
         graph = capture_graph(lambda: decoder.decode_step(rows, greedy, buffers))
-        buffers.state.scalars[ACTIVE] = active
+        buffers.state.scalars[Scalar.ACTIVE] = active
         return graph
 
     def _ensure_buffers(
@@ -203,7 +203,7 @@ def _upload(scheduler: Scheduler, state: DecodeState) -> int:
 def _download(count: int, steps: int, state: DecodeState) -> list[Tensor]:
     """Start copying the first rows' scalars and last `steps` tokens and log-probabilities to the host."""
     scalars = state.scalars[:, :count]
-    last = (scalars[NUM_GENERATED, :, None] + torch.arange(-steps, 0, device=scalars.device)).clamp(min=0)
-    slots = scalars[SLOT, :, None]
+    last = (scalars[Scalar.NUM_GENERATED, :, None] + torch.arange(-steps, 0, device=scalars.device)).clamp(min=0)
+    slots = scalars[Scalar.SLOT, :, None]
     outputs = (scalars, state.tokens[slots, last], state.logps[slots, last])
     return [output.to("cpu", non_blocking=True, copy=True) for output in outputs]  # into pinned memory

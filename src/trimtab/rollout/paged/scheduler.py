@@ -8,23 +8,14 @@ freed, and they wait at the head of the queue to be recomputed from the prompt a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
 
-from trimtab.rollout.paged.decode_state import (
-    ACTIVE,
-    LAST_TOKEN,
-    MAX_NEW_TOKENS,
-    NUM_GENERATED,
-    NUM_SCALARS,
-    POSITION,
-    RNG_KEY,
-    SLOT,
-)
+from trimtab.rollout.paged.decode_state import Scalar
 from trimtab.rollout.paged.kv_cache import PAGE_SIZE, PageAllocator
 
 IntArray = npt.NDArray[np.int64]
@@ -65,25 +56,6 @@ class Admission:
     admitted: dict[int, list[int]] = field(default_factory=dict)  # the pages of each new slot
 
 
-@dataclass(frozen=True)
-class SampledTokens:
-    """What sequences sampled between two syncs: each one's number of tokens in all, and the last of them."""
-
-    sequences: list[SampledSequence]
-    num_generated: list[int]
-    tokens: npt.NDArray[np.int32]  # (sequences, steps)
-    logps: npt.NDArray[np.float32]
-
-    def append_new(self) -> None:
-        """Append to each sequence the tokens that it does not have yet."""
-        rows = zip(self.sequences, self.num_generated, self.tokens, self.logps, strict=True)
-        for sequence, generated, tokens, logps in rows:
-            # A sequence that finished early has fewer new tokens than there were steps; they are the last columns.
-            first = len(tokens) - (generated - len(sequence.tokens))
-            sequence.tokens += tokens[first:].tolist()
-            sequence.logp += logps[first:].tolist()
-
-
 class Scheduler:
     """Assigns slots and pages to sequences.
 
@@ -109,9 +81,10 @@ class Scheduler:
         self.running: dict[int, SampledSequence] = {}  # by slot, in the order of admission
         self._free_slots = list(range(slots - 1, -1, -1))
         self._page_table = np.zeros((slots, pages_per_slot), dtype=np.int32)
-        self._scalars = np.zeros((NUM_SCALARS, slots), dtype=np.int64)
+        self._scalars = np.zeros((len(Scalar), slots), dtype=np.int64)
         self._num_pages = np.zeros(slots, dtype=np.int64)
-        self._pending: SampledTokens | None = None
+        # By sequence: how many tokens it has generated, and the last of them with their log-probabilities.
+        self._pending: Iterator[tuple[SampledSequence, int, npt.NDArray[np.int32], npt.NDArray[np.float32]]] = iter(())
 
     def admit(self, max_prefill_tokens: int) -> Admission:
         """Admit waiting sequences, up to so many tokens to prefill, but one group at least.
@@ -168,12 +141,12 @@ class Scheduler:
         slots = list(admitted)
         sequences = [self.running[slot] for slot in slots]
         generated = np.array([len(sequence.tokens) for sequence in sequences])
-        scalars = np.empty((NUM_SCALARS, len(slots)), dtype=np.int64)
-        scalars[LAST_TOKEN] = [(sequence.tokens or sequence.prompt)[-1] for sequence in sequences]
-        scalars[POSITION] = generated + [len(sequence.prompt) - 1 for sequence in sequences]
-        scalars[NUM_GENERATED], scalars[MAX_NEW_TOKENS] = generated, self.max_new_tokens
-        scalars[RNG_KEY] = [sequence.key for sequence in sequences]
-        scalars[SLOT], scalars[ACTIVE] = slots, 1
+        scalars = np.empty((len(Scalar), len(slots)), dtype=np.int64)
+        scalars[Scalar.LAST_TOKEN] = [(sequence.tokens or sequence.prompt)[-1] for sequence in sequences]
+        scalars[Scalar.POSITION] = generated + [len(sequence.prompt) - 1 for sequence in sequences]
+        scalars[Scalar.NUM_GENERATED], scalars[Scalar.MAX_NEW_TOKENS] = generated, self.max_new_tokens
+        scalars[Scalar.RNG_KEY] = [sequence.key for sequence in sequences]
+        scalars[Scalar.SLOT], scalars[Scalar.ACTIVE] = slots, 1
         self._scalars[:, slots] = scalars
         self._num_pages[slots] = [len(pages) for pages in admitted.values()]
         table = np.array(list(zip_longest(*admitted.values(), fillvalue=0)), dtype=np.int32)
@@ -181,7 +154,7 @@ class Scheduler:
 
     def steps_until_sync(self) -> int:
         """Return how many decoding steps to run before the next sync: no more than some sequence can still use."""
-        generated = self._scalars[NUM_GENERATED, self._running_slots()]
+        generated = self._scalars[Scalar.NUM_GENERATED, self._running_slots()]
         return int(min(self._lookahead, self.max_new_tokens - generated.min()))
 
     @property
@@ -202,18 +175,21 @@ class Scheduler:
     ) -> list[int]:
         """Take the rows' scalars and last tokens from the device; return the slots of finished sequences."""
         self.append_outputs()
-        slots = scalars[SLOT]
+        slots = scalars[Scalar.SLOT]
         self._scalars[:, slots] = scalars
         sequences = [self.running[slot] for slot in slots.tolist()]
-        self._pending = SampledTokens(sequences, scalars[NUM_GENERATED].tolist(), tokens, logps)
-        finished: list[int] = slots[scalars[ACTIVE] == 0].tolist()
+        # An iterator: the rows are only split when `append_outputs` runs through it, once, while the device is busy.
+        self._pending = zip(sequences, scalars[Scalar.NUM_GENERATED].tolist(), tokens, logps, strict=True)
+        finished: list[int] = slots[scalars[Scalar.ACTIVE] == 0].tolist()
         return finished
 
     def append_outputs(self) -> None:
         """Append the recorded tokens to their sequences; call it while the device is busy."""
-        if self._pending is not None:
-            self._pending.append_new()
-            self._pending = None
+        for sequence, generated, tokens, logps in self._pending:
+            # A sequence that finished early has fewer new tokens than there were steps; they are the last columns.
+            first = len(tokens) - (generated - len(sequence.tokens))
+            sequence.tokens += tokens[first:].tolist()
+            sequence.logp += logps[first:].tolist()
 
     def release(self, slots: list[int]) -> None:
         """Remove sequences from the batch and free their slots and pages."""
@@ -250,7 +226,7 @@ class Scheduler:
     def _missing_pages(self) -> tuple[IntArray, IntArray]:
         """Return the running slots, and how many pages each lacks until the next sync."""
         slots = self._running_slots()
-        position, generated = self._scalars[POSITION, slots], self._scalars[NUM_GENERATED, slots]
+        position, generated = self._scalars[Scalar.POSITION, slots], self._scalars[Scalar.NUM_GENERATED, slots]
         last = position + np.minimum(self._lookahead, self.max_new_tokens - generated) - 1
         return slots, last // PAGE_SIZE + 1 - self._num_pages[slots]
 

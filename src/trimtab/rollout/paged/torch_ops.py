@@ -11,20 +11,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from trimtab.rollout import sampling
-from trimtab.rollout.paged.decode_state import (
-    ACTIVE,
-    LAST_TOKEN,
-    MAX_NEW_TOKENS,
-    NUM_GENERATED,
-    POSITION,
-    RNG_KEY,
-    SLOT,
-    DecodeState,
-)
+from trimtab.rollout.paged.decode_state import DecodeState, Scalar
 from trimtab.rollout.paged.kv_cache import PAGE_SIZE
 from trimtab.rollout.types import SamplingOptions
 
-TensorPair = tuple[Tensor, Tensor]
+Pair = tuple[Tensor, Tensor]
 
 
 def fused_add_rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -56,13 +47,7 @@ def apply_rope(x: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Ten
 
 
 def rope_and_write_kv(
-    qkv: Tensor,
-    qk_norm: TensorPair | None,
-    eps: float,
-    cos_sin: TensorPair,
-    cache: Tensor,
-    position: Tensor,
-    page: Tensor,
+    qkv: Tensor, qk_norm: Pair | None, eps: float, cos_sin: Pair, cache: Tensor, position: Tensor, page: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split qkv, apply RoPE, write keys and values into their pages, and return (tokens, heads, head_dim) each.
 
@@ -76,7 +61,7 @@ def rope_and_write_kv(
 
 
 def _split_and_rope(
-    qkv: Tensor, qk_norm: TensorPair | None, eps: float, cos_sin: TensorPair, cache: Tensor
+    qkv: Tensor, qk_norm: Pair | None, eps: float, cos_sin: Pair, cache: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     kv_heads, head_dim = cache.shape[2], cache.shape[4]
     q, k, v = qkv.view(len(qkv), -1, head_dim).tensor_split([-2 * kv_heads, -kv_heads], 1)
@@ -91,13 +76,7 @@ def copy_pages(kv_cache: Tensor, source: Tensor, target: Tensor) -> None:
 
 
 def paged_attention(
-    qkv: Tensor,
-    qk_norm: TensorPair | None,
-    eps: float,
-    cos_sin: TensorPair,
-    cache: Tensor,
-    state: DecodeState,
-    out: Tensor,
+    qkv: Tensor, qk_norm: Pair | None, eps: float, cos_sin: Pair, cache: Tensor, state: DecodeState, out: Tensor
 ) -> None:
     """Write each active row's key and value into its page, and attend from its token to all of its pages.
 
@@ -105,7 +84,7 @@ def paged_attention(
     `cos_sin` the RoPE table of all positions, and `out` (rows, heads head_dim).
     """
     rows, kv_heads, head_dim = len(qkv), cache.shape[2], cache.shape[4]
-    position, active = state.scalars[POSITION, :rows], state.scalars[ACTIVE, :rows].bool()
+    position, active = state.scalars[Scalar.POSITION, :rows], state.scalars[Scalar.ACTIVE, :rows].bool()
     q, k, v = _split_and_rope(qkv, qk_norm, eps, (cos_sin[0][position], cos_sin[1][position]), cache)
     table = state.page_table[:rows].long()
     page = table.gather(1, (position // PAGE_SIZE)[:, None]).squeeze(1)
@@ -122,14 +101,16 @@ def paged_attention(
 def sample_tokens(logits: Tensor, state: DecodeState, greedy: bool) -> None:
     """Sample a token for every active row, store it in the row's slot, and advance the row."""
     scalars = state.scalars[:, : len(logits)]
-    active = scalars[ACTIVE].bool()
+    active = scalars[Scalar.ACTIVE].bool()
     temperature, top_p, top_k = state.sampling_params.tolist()
     options = SamplingOptions(1, 1, 0.0 if greedy else temperature, top_p, int(top_k))
-    token, logp = sampling.sample_tokens(logits, scalars[RNG_KEY], scalars[NUM_GENERATED], options)
-    slot, generated = scalars[SLOT][active], scalars[NUM_GENERATED][active]
+    token, logp = sampling.sample_tokens(logits, scalars[Scalar.RNG_KEY], scalars[Scalar.NUM_GENERATED], options)
+    slot, generated = scalars[Scalar.SLOT][active], scalars[Scalar.NUM_GENERATED][active]
     state.tokens[slot, generated] = token[active].int()
     state.logps[slot, generated] = logp[active]
-    scalars[LAST_TOKEN] = torch.where(active, token, scalars[LAST_TOKEN])
-    scalars[POSITION] += active
-    scalars[NUM_GENERATED] += active
-    scalars[ACTIVE] *= ~torch.isin(token, state.eos_token_ids) & (scalars[NUM_GENERATED] < scalars[MAX_NEW_TOKENS])
+    scalars[Scalar.LAST_TOKEN] = torch.where(active, token, scalars[Scalar.LAST_TOKEN])
+    scalars[Scalar.POSITION] += active
+    scalars[Scalar.NUM_GENERATED] += active
+    scalars[Scalar.ACTIVE] *= ~torch.isin(token, state.eos_token_ids) & (
+        scalars[Scalar.NUM_GENERATED] < scalars[Scalar.MAX_NEW_TOKENS]
+    )

@@ -17,16 +17,7 @@ from torch import Tensor
 
 from helpers.triton_interpreter import run_cases
 from trimtab.rollout.paged import torch_ops
-from trimtab.rollout.paged.decode_state import (
-    ACTIVE,
-    LAST_TOKEN,
-    MAX_NEW_TOKENS,
-    NUM_GENERATED,
-    POSITION,
-    RNG_KEY,
-    SLOT,
-    DecodeState,
-)
+from trimtab.rollout.paged.decode_state import DecodeState, Scalar
 from trimtab.rollout.paged.kv_cache import PAGE_SIZE
 
 Case = Callable[[torch.device, torch.dtype], None]
@@ -99,14 +90,14 @@ def paged_attention(
 
     rows, pages = 7, 5
     state = DecodeState.allocate(rows + 2, pages, 1, [1], HOST)  # a graph of fewer rows than the state has
-    state.scalars[ACTIVE, :rows] = 1
-    state.scalars[ACTIVE, INACTIVE] = 0
-    state.scalars[POSITION, :rows] = torch.tensor([0, 1, 77, 63, 64, 130, pages * PAGE_SIZE - 1])
+    state.scalars[Scalar.ACTIVE, :rows] = 1
+    state.scalars[Scalar.ACTIVE, INACTIVE] = 0
+    state.scalars[Scalar.POSITION, :rows] = torch.tensor([0, 1, 77, 63, 64, 130, pages * PAGE_SIZE - 1])
     order = torch.randperm(rows * pages, generator=torch.Generator().manual_seed(0))
     state.page_table[:rows] = order.view(rows, pages).int()
     cache = torch.full((2, rows * pages, kv, PAGE_SIZE, d), torch.nan)
     for row in range(rows):
-        for position in range(int(state.scalars[POSITION, row])):
+        for position in range(int(state.scalars[Scalar.POSITION, row])):
             page = int(state.page_table[row, position // PAGE_SIZE])
             cache[:, page, :, position % PAGE_SIZE] = normal(row * 1000 + position, 2, kv, d)
     cache = cache.to(device, dtype)
@@ -120,7 +111,7 @@ def paged_attention(
     with constants(attention, **few_programs):
         kernels.paged_attention(qkv, qk_norm, 1e-6, (cos, sin), actual_cache, state, actual)
     torch_ops.paged_attention(qkv, qk_norm, 1e-6, (cos, sin), cache, state, reference)
-    active = state.scalars[ACTIVE, :rows].bool()
+    active = state.scalars[Scalar.ACTIVE, :rows].bool()
     assert actual[active].isfinite().all(), "a row has read what is not its own"
     close(actual[active], reference[active], dtype)
     close(actual_cache, cache, dtype)
@@ -167,14 +158,14 @@ def sampling_state(rows: int, eos_token_ids: list[int], params: SamplingParams) 
     generator = torch.Generator().manual_seed(5)
     state = DecodeState.allocate(rows + 3, 1, 6, eos_token_ids, HOST)
     scalars = state.scalars[:, :rows]
-    scalars[ACTIVE] = 1
-    scalars[ACTIVE, INACTIVE] = 0
-    scalars[RNG_KEY] = torch.randint(-(2**62), 2**62, (rows,), generator=generator)
-    scalars[NUM_GENERATED] = torch.arange(rows) % 6
-    scalars[POSITION] = scalars[NUM_GENERATED] + 3
-    scalars[LAST_TOKEN] = 3
-    scalars[MAX_NEW_TOKENS] = 6
-    scalars[SLOT] = torch.randperm(rows, generator=generator)
+    scalars[Scalar.ACTIVE] = 1
+    scalars[Scalar.ACTIVE, INACTIVE] = 0
+    scalars[Scalar.RNG_KEY] = torch.randint(-(2**62), 2**62, (rows,), generator=generator)
+    scalars[Scalar.NUM_GENERATED] = torch.arange(rows) % 6
+    scalars[Scalar.POSITION] = scalars[Scalar.NUM_GENERATED] + 3
+    scalars[Scalar.LAST_TOKEN] = 3
+    scalars[Scalar.MAX_NEW_TOKENS] = 6
+    scalars[Scalar.SLOT] = torch.randperm(rows, generator=generator)
     state.tokens.fill_(-1)
     state.logps.fill_(-1)
     state.sampling_params.copy_(torch.tensor(params, dtype=torch.float))
@@ -204,7 +195,7 @@ def sample_both(
     same &= (actual.scalars[:, :rows] == reference.scalars[:, :rows]).all(0)
     off = rows - int(same.sum()) - len(skip)
     assert off <= differing, f"{off} rows of {rows} differ: {actual.scalars[:, :rows][:, ~same].tolist()}"
-    slots = actual.scalars[SLOT, :rows][same]
+    slots = actual.scalars[Scalar.SLOT, :rows][same]
     assert torch.equal(actual.tokens[slots], reference.tokens[slots])
     torch.testing.assert_close(actual.logps[slots], reference.logps[slots], rtol=1e-5, atol=1e-5)
     assert torch.equal(actual.scalars[:, rows:], reference.scalars[:, rows:]), "rows that are not in the batch"
@@ -238,9 +229,9 @@ def sample_possible_tokens(params: SamplingParams | None, device: torch.device, 
     logits = logits.to(device, dtype)
     state = sample_both(logits, params)
     for row in (row for row in range(7) if row != INACTIVE):
-        token = int(state.scalars[LAST_TOKEN, row])
+        token = int(state.scalars[Scalar.LAST_TOKEN, row])
         assert logits[row, token] > -600 or token == 64
-        slot, last = int(state.scalars[SLOT, row]), int(state.scalars[NUM_GENERATED, row]) - 1
+        slot, last = int(state.scalars[Scalar.SLOT, row]), int(state.scalars[Scalar.NUM_GENERATED, row]) - 1
         assert state.tokens[slot, last] == token
         assert state.logps[slot, last].isfinite()
 
@@ -251,8 +242,8 @@ def sample_beside_nan(params: SamplingParams | None, device: torch.device, dtype
     logits[3], logits[4, 70] = torch.nan, torch.nan
     state = sample_both(logits, params, skip=(3, 4))
     for row in (3, 4):
-        assert 0 <= state.scalars[LAST_TOKEN, row] < 150
-        slot = int(state.scalars[SLOT, row])
+        assert 0 <= state.scalars[Scalar.LAST_TOKEN, row] < 150
+        slot = int(state.scalars[Scalar.SLOT, row])
         assert state.logps[slot, row].isnan()
         assert state.tokens[slot].ge(0).nonzero().tolist() == [[row]]
 
@@ -265,8 +256,8 @@ def sample_to_the_end(device: torch.device, dtype: torch.dtype) -> None:
         for eos_token_ids in ([5], [7, 11, 1], [69, 2, 0, 4, 9], []):
             state = sample_both(logits.to(device, dtype), params, eos_token_ids)
             active = [row not in eos_token_ids and row % 6 != 5 and row != INACTIVE for row in range(13)]
-            assert state.scalars[ACTIVE, :13].tolist() == active
-            assert state.tokens[int(state.scalars[SLOT, INACTIVE])].eq(-1).all()
+            assert state.scalars[Scalar.ACTIVE, :13].tolist() == active
+            assert state.tokens[int(state.scalars[Scalar.SLOT, INACTIVE])].eq(-1).all()
 
 
 def sample_what_is_kept(rows: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -274,7 +265,7 @@ def sample_what_is_kept(rows: int, device: torch.device, dtype: torch.dtype) -> 
     logits = torch.tensor([0.0, 3.0, -1.0, 2.0, 1.0, -2.0]).expand(rows, 6).contiguous().to(device, dtype)
     for params, kept in (((1.0, 0.85, 0), {1, 3}), ((2.0, 0.9, 3), {1, 3, 4})):
         state = sample_both(logits, params)
-        sampled = state.scalars[LAST_TOKEN, :rows].tolist()
+        sampled = state.scalars[Scalar.LAST_TOKEN, :rows].tolist()
         assert {token for row, token in enumerate(sampled) if row != INACTIVE} == kept
 
 

@@ -7,10 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trimtab.rollout.paged import decode_state
-from trimtab.rollout.paged.decode_state import DecodeState
+from trimtab.rollout.paged.decode_state import DecodeState, Scalar
 from trimtab.rollout.paged.kv_cache import PAGE_SIZE
-from trimtab.rollout.paged.torch_ops import TensorPair
+from trimtab.rollout.paged.torch_ops import Pair
 
 MIN_GROUP = 4  # the query heads of a kv head are padded to so many at least
 TARGET_PROGRAMS = 512  # split-KV until there are so many programs, which keep a GPU busy
@@ -18,18 +17,12 @@ TARGET_PROGRAMS = 512  # split-KV until there are so many programs, which keep a
 SMALL_TILE_PROGRAMS = 512
 
 _PAGE_SIZE = tl.constexpr(PAGE_SIZE)
-_POSITION, _ACTIVE = tl.constexpr(decode_state.POSITION), tl.constexpr(decode_state.ACTIVE)
+_POSITION, _ACTIVE = tl.constexpr(Scalar.POSITION.value), tl.constexpr(Scalar.ACTIVE.value)
 _LOWEST = tl.constexpr(-3e38)  # below all scores, but finite: -inf - -inf would be NaN
 
 
 def rope_and_write_kv(
-    qkv: Tensor,
-    qk_norm: TensorPair | None,
-    eps: float,
-    cos_sin: TensorPair,
-    cache: Tensor,
-    position: Tensor,
-    page: Tensor,
+    qkv: Tensor, qk_norm: Pair | None, eps: float, cos_sin: Pair, cache: Tensor, position: Tensor, page: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `torch_ops.rope_and_write_kv` in one kernel."""
     tokens, kv_heads, head_dim = len(qkv), cache.shape[2], cache.shape[4]
@@ -37,17 +30,9 @@ def rope_and_write_kv(
     q, k = qkv.new_empty(tokens, heads, head_dim), qkv.new_empty(tokens, kv_heads, head_dim)
     q_norm, k_norm = qk_norm if qk_norm is not None else (qkv, qkv)
     tensors = (qkv, q_norm, k_norm, *cos_sin, position, page, cache[0], cache[1], q, k)
-    _rope_and_write_kv_kernel[(tokens,)](
-        *tensors,
-        eps,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        HEADS_BLOCK=triton.next_power_of_2(heads),
-        KV_HEADS_BLOCK=triton.next_power_of_2(kv_heads),
-        QK_NORM=qk_norm is not None,
-        num_warps=4,
-    )
+    sizes = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": head_dim}
+    blocks = {f"{name}_BLOCK": triton.next_power_of_2(sizes[name]) for name in ("HEADS", "KV_HEADS")}
+    _rope_and_write_kv_kernel[(tokens,)](*tensors, eps, **sizes, **blocks, QK_NORM=qk_norm is not None, num_warps=4)
     return q, k, qkv.view(tokens, -1, head_dim)[:, heads + kv_heads :]
 
 
@@ -138,48 +123,35 @@ def _copy_pages_kernel(kv_cache, source, target, num_pages, page_numel, BLOCK: t
 
 
 def paged_attention(
-    qkv: Tensor,
-    qk_norm: TensorPair | None,
-    eps: float,
-    cos_sin: TensorPair,
-    cache: Tensor,
-    state: DecodeState,
-    out: Tensor,
+    qkv: Tensor, qk_norm: Pair | None, eps: float, cos_sin: Pair, cache: Tensor, state: DecodeState, out: Tensor
 ) -> None:
     """Compute `torch_ops.paged_attention` in one kernel, or two with split-KV."""
     rows, kv_heads, head_dim = len(qkv), cache.shape[2], cache.shape[4]
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     splits = num_splits(rows * kv_heads, state.page_table.shape[1])
-    partial_out = partial_softmax = out  # not used without splits
+    split_acc = split_stats = out  # not used without splits
     if splits > 1:
-        partial_out = torch.empty(rows, heads, splits, head_dim, device=out.device)
-        partial_softmax = torch.empty(rows, heads, splits, 2, device=out.device)
+        split_acc = torch.empty(rows, heads, splits, head_dim, device=out.device)
+        split_stats = torch.empty(rows, heads, splits, 2, device=out.device)
     q_norm, k_norm = qk_norm if qk_norm is not None else (qkv, qkv)
     small_tiles = head_dim <= 64 and rows * kv_heads >= SMALL_TILE_PROGRAMS
     inputs = (qkv, q_norm, k_norm, *cos_sin, cache[0], cache[1], state.page_table, state.scalars)
+    numbers = (head_dim**-0.5, eps, state.page_table.stride(0), state.rows)
+    sizes = {"HEADS": heads, "HEAD_DIM": head_dim, "SPLITS": splits}
     _paged_attention_kernel[(rows, kv_heads, splits)](
-        *inputs,
-        *(out, partial_out, partial_softmax),
-        head_dim**-0.5,
-        eps,
-        state.page_table.stride(0),
-        state.rows,
-        HEADS=heads,
+        *(*inputs, out, split_acc, split_stats, *numbers),
+        **sizes,
         KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
         GROUP=max(MIN_GROUP, triton.next_power_of_2(heads // kv_heads)),
         QK_NORM=qk_norm is not None,
-        SPLITS=splits,
         TILE=PAGE_SIZE // 2 if small_tiles else PAGE_SIZE,
         FP32=qkv.dtype == torch.float32,
         num_warps=2 if small_tiles else 4,
         num_stages=2,
     )
     if splits > 1:
-        tensors = (partial_out, partial_softmax, state.scalars, out)
-        _combine_splits_kernel[(rows, heads)](
-            *tensors, state.rows, HEADS=heads, HEAD_DIM=head_dim, SPLITS=splits, num_warps=1
-        )
+        tensors = (split_acc, split_stats, state.scalars, out)
+        _combine_splits_kernel[(rows, heads)](*tensors, state.rows, **sizes, num_warps=1)
 
 
 def num_splits(programs: int, pages: int) -> int:
@@ -202,8 +174,8 @@ def _paged_attention_kernel(
     page_table,
     scalars,
     out,
-    partial_out,
-    partial_softmax,
+    split_acc,
+    split_stats,
     scale,
     eps,
     page_table_stride,
@@ -273,9 +245,9 @@ def _paged_attention_kernel(
         tl.store(target, (acc / running_sum[:, None]).to(out.dtype.element_ty), mask=stored[:, None])
     else:
         part = (row * HEADS + head) * SPLITS + split
-        tl.store(partial_out + part[:, None] * HEAD_DIM + d[None, :], acc, mask=stored[:, None])
-        tl.store(partial_softmax + part * 2, running_max, mask=stored)
-        tl.store(partial_softmax + part * 2 + 1, running_sum, mask=stored)
+        tl.store(split_acc + part[:, None] * HEAD_DIM + d[None, :], acc, mask=stored[:, None])
+        tl.store(split_stats + part * 2, running_max, mask=stored)
+        tl.store(split_stats + part * 2 + 1, running_sum, mask=stored)
 
 
 @triton.jit
@@ -306,14 +278,7 @@ def _online_softmax(scores, visible, v, running_max, running_sum, acc, FP32: tl.
 
 @triton.jit
 def _combine_splits_kernel(
-    partial_out,
-    partial_softmax,
-    scalars,
-    out,
-    state_rows,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
+    split_acc, split_stats, scalars, out, state_rows, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr
 ):
     """One program per row and head: merge its splits, weighted by their softmax maxima and sums."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -322,8 +287,8 @@ def _combine_splits_kernel(
     split = tl.arange(0, SPLITS)
     d = tl.arange(0, HEAD_DIM)
     part = (row * HEADS + head) * SPLITS + split
-    split_max = tl.load(partial_softmax + part * 2)
+    split_max = tl.load(split_stats + part * 2)
     rescale = tl.exp(split_max - tl.max(split_max, 0))
-    total = tl.sum(tl.load(partial_softmax + part * 2 + 1) * rescale, 0)
-    acc = tl.sum(tl.load(partial_out + part[:, None] * HEAD_DIM + d[None, :]) * rescale[:, None], 0)
+    total = tl.sum(tl.load(split_stats + part * 2 + 1) * rescale, 0)
+    acc = tl.sum(tl.load(split_acc + part[:, None] * HEAD_DIM + d[None, :]) * rescale[:, None], 0)
     tl.store(out + (row * HEADS + head) * HEAD_DIM + d, (acc / total).to(out.dtype.element_ty))

@@ -13,17 +13,9 @@ SWIGLU_BLOCK = 1024
 def fused_add_rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
     """residual += delta, then out = RMSNorm(residual) weight. `residual` and `weight` are fp32."""
     rows, width = residual.shape
-    _fused_add_rms_norm_kernel[(rows,)](
-        residual,
-        residual if delta is None else delta,
-        weight,
-        out,
-        width,
-        eps,
-        ADD=delta is not None,
-        BLOCK=triton.next_power_of_2(width),
-        num_warps=NORM_WARPS,
-    )
+    tensors = (residual, residual if delta is None else delta, weight, out)
+    add, block = delta is not None, triton.next_power_of_2(width)
+    _fused_add_rms_norm_kernel[(rows,)](*tensors, width, eps, ADD=add, BLOCK=block, num_warps=NORM_WARPS)
 
 
 @triton.jit

@@ -11,32 +11,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trimtab.rollout.paged import decode_state
-from trimtab.rollout.paged.decode_state import DecodeState
+from trimtab.rollout.paged.decode_state import DecodeState, Scalar
 from trimtab.splitmix64 import GOLDEN
 
 BLOCK = 4096  # logits per block
 
 _GOLDEN = tl.constexpr(GOLDEN)
 _LOWEST = tl.constexpr(-3e38)  # below all logits, but finite: -inf - -inf would be NaN
-_LAST_TOKEN, _POSITION = tl.constexpr(decode_state.LAST_TOKEN), tl.constexpr(decode_state.POSITION)
-_NUM_GENERATED = tl.constexpr(decode_state.NUM_GENERATED)
-_MAX_NEW_TOKENS = tl.constexpr(decode_state.MAX_NEW_TOKENS)
-_RNG_KEY, _SLOT = tl.constexpr(decode_state.RNG_KEY), tl.constexpr(decode_state.SLOT)
-_ACTIVE = tl.constexpr(decode_state.ACTIVE)
+_LAST_TOKEN, _POSITION = tl.constexpr(Scalar.LAST_TOKEN.value), tl.constexpr(Scalar.POSITION.value)
+_NUM_GENERATED, _MAX_NEW_TOKENS = tl.constexpr(Scalar.NUM_GENERATED.value), tl.constexpr(Scalar.MAX_NEW_TOKENS.value)
+_RNG_KEY, _SLOT = tl.constexpr(Scalar.RNG_KEY.value), tl.constexpr(Scalar.SLOT.value)
+_ACTIVE = tl.constexpr(Scalar.ACTIVE.value)
 
 
 def sample_tokens(logits: Tensor, state: DecodeState, greedy: bool) -> None:
     """Compute `torch_ops.sample_tokens` in one kernel."""
     rows, vocab_size = logits.shape
     tensors = (logits, state.scalars, state.tokens, state.logps, state.eos_token_ids, state.sampling_params)
+    numbers = (vocab_size, logits.stride(0), state.rows, state.tokens.stride(0), len(state.eos_token_ids))
     _sample_tokens_kernel[(rows,)](
-        *tensors,
-        vocab_size,
-        logits.stride(0),
-        state.rows,
-        state.tokens.stride(0),
-        len(state.eos_token_ids),
+        *(*tensors, *numbers),
         GREEDY=greedy,
         # As fp32, a bf16 logit has zeros in its lower 16 bits: no threshold needs them.
         BITS=16 if logits.dtype == torch.bfloat16 else 32,
