@@ -23,6 +23,7 @@ from trimtab.evaluate.settings import (
     parse_benchmarks,
     settings_from,
 )
+from trimtab.files import locked
 from trimtab.tasks.benchmarks import BenchmarkProblem
 from trimtab.tasks.problems import Problem, user
 
@@ -166,15 +167,10 @@ def test_an_evaluation_without_a_sample_may_be_started_anew(tmp_path: Path) -> N
 
 
 def test_only_one_process_writes_at_a_time(tmp_path: Path) -> None:
-    folder = EvalFolder(tmp_path / "new")
-    with (
-        folder.locked(),
-        pytest.raises(ValueError, match="is in use by another process"),
-        EvalFolder(folder.path).locked(),
-    ):
-        pass
-    with folder.locked():
-        pass
+    options = small(tmp_path)
+    with locked(options.folder.path), pytest.raises(ValueError, match="is in use by another process"):
+        evaluate(options, RecordedProgress())
+    assert evaluate(options, RecordedProgress()).metrics
 
 
 def test_a_folder_that_is_no_evaluation_says_so(tmp_path: Path) -> None:

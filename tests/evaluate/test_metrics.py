@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from itertools import combinations
 
 import pytest
@@ -205,6 +206,6 @@ def test_models_without_a_problem_in_common_have_no_difference() -> None:
 
 
 def test_metrics_are_json_values() -> None:
-    plain = json.loads(json.dumps(compute_metrics(samples("a", "correct", "wrong"), 2).as_json(), allow_nan=False))
+    plain = json.loads(json.dumps(asdict(compute_metrics(samples("a", "correct", "wrong"), 2)), allow_nan=False))
     assert plain["pass_at"]["2"]["mean"] == 1.0
     assert plain["average"] == {"mean": 0.5, "low": None, "high": None, "problems": 1}

@@ -15,7 +15,7 @@ from trimtab.rewards.mathematics.answer import parse_answer
 from trimtab.rewards.mathematics.cost import check_text_cost, estimate_bits
 from trimtab.rewards.mathematics.math_rule import grade_extracted
 from trimtab.rewards.mathematics.nodes import Node, ParseError, TooCostlyError, literal_value
-from trimtab.rewards.mathematics.normal_form import NormalForm, NormalizeError, Normalizer, factorize
+from trimtab.rewards.mathematics.normal_form import NormalForm, NormalFormBuilder, NormalizeError, factorize
 from trimtab.rewards.mathematics.numeric import numerically_different
 from trimtab.rewards.mathematics.parser import parse_expression
 from trimtab.rewards.mathematics.tokenizer import normalize_latex, tokenize
@@ -30,7 +30,7 @@ def node(text: str) -> Node:
 
 
 def normalized(text: str) -> NormalForm:
-    return Normalizer().normalize(node(text))
+    return NormalFormBuilder().normalize(node(text))
 
 
 def at_once(found: str, truth: str) -> str:

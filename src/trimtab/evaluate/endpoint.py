@@ -13,15 +13,14 @@ import random
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit
 
-from trimtab.evaluate.folder import Generation, SampleKey, prompt_hash
-from trimtab.evaluate.generator import GenerationRequest
+from trimtab.evaluate.folder import Batches, Generation, GenerationRequest, SampleKey
 from trimtab.evaluate.settings import EvalSettings
 from trimtab.tasks import derive_seed
 from trimtab.text import printable
@@ -84,20 +83,16 @@ class EndpointGenerator:
     _client: Any = field(default=None, repr=False)
 
     def reusable(self, requests: Sequence[GenerationRequest], done: AbstractSet[SampleKey]) -> set[SampleKey]:
-        """Return all that is done: a server's samples do not depend on each other."""
+        """Return all that is done: a server's samples do not depend on each other, as those of a native batch do."""
         return set(done)
 
-    def generate(
-        self, requests: Sequence[GenerationRequest], done: AbstractSet[SampleKey]
-    ) -> Iterator[list[Generation]]:
+    def generate(self, requests: Sequence[GenerationRequest], done: AbstractSet[SampleKey]) -> Batches:
         """Yield the missing samples by problem, as they arrive."""
         import httpx
 
-        work = []
-        for request in requests:
-            missing = [key[2] for key in request.sample_keys() if key not in done]
-            for first in range(0, len(missing), SAMPLES_PER_REQUEST):
-                work.append((request, missing[first : first + SAMPLES_PER_REQUEST]))
+        missing = ((request, [key[2] for key in request.sample_keys() if key not in done]) for request in requests)
+        size = SAMPLES_PER_REQUEST
+        work = [(request, some[n : n + size]) for request, some in missing for n in range(0, len(some), size)]
         timeout = httpx.Timeout(self.connection.timeout, connect=min(30.0, self.connection.timeout), pool=None)
         limits = httpx.Limits(max_connections=self.connection.concurrency)
         with httpx.Client(timeout=timeout, limits=limits, headers=_headers()) as self._client:
@@ -106,7 +101,7 @@ class EndpointGenerator:
             finally:
                 self._stop.set()
 
-    def _in_threads(self, work: Sequence[tuple[GenerationRequest, list[int]]]) -> Iterator[list[Generation]]:
+    def _in_threads(self, work: Sequence[tuple[GenerationRequest, list[int]]]) -> Batches:
         """Send the requests from several threads and yield the samples as they arrive."""
         queue: SimpleQueue[tuple[GenerationRequest, list[int]]] = SimpleQueue()
         results: SimpleQueue[list[Generation] | Exception] = SimpleQueue()
@@ -151,8 +146,8 @@ class EndpointGenerator:
                 break
         if self._stop.is_set() and len(received) < len(samples):
             raise EndpointError("stopped")  # not failed: they are requested when the evaluation is resumed
-        failed = [self._generation(request, sample, failed=reason) for sample in samples[len(received) :]]
-        return received + failed
+        missing = samples[len(received) :]
+        return received + [request.generation(sample, self.settings, seed=0, failed=reason) for sample in missing]
 
     def _request(self, request: GenerationRequest, samples: Sequence[int]) -> list[Generation]:
         """Send one request; return between one and all of the samples."""
@@ -176,7 +171,7 @@ class EndpointGenerator:
         choices, usage = parse_completion(body)
         tokens = usage / len(choices) if usage is not None else None  # usage is a sum: each gets the mean
         return [
-            self._generation(request, sample, seed=seed, **{"tokens": tokens, **choice})
+            request.generation(sample, settings, seed=seed, **{"tokens": tokens, **choice})
             for sample, choice in zip(samples, choices[:count], strict=False)
         ]
 
@@ -211,17 +206,6 @@ class EndpointGenerator:
         if status in RETRY_STATUS or status >= 500:
             raise RetryableError(message, wait)
         raise RejectedRequestError(message)
-
-    def _generation(self, request: GenerationRequest, sample: int, **known: Any) -> Generation:
-        item = request.item
-        return Generation(
-            benchmark=item.benchmark,
-            problem=item.id,
-            sample=sample,
-            prompt_hash=prompt_hash(item),
-            settings=self.settings.digest(),
-            **{"seed": 0, **known},
-        )
 
 
 def retry_pause(attempt: int) -> float:

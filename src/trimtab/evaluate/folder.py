@@ -8,24 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from trimtab import failpoints
 from trimtab.evaluate.settings import EvalSettings, differences, digest, settings_from
-from trimtab.files import (
-    append_json_lines,
-    cut_torn_line,
-    iter_json_lines,
-    locked,
-    write_atomically,
-    write_json_lines,
-)
+from trimtab.files import append_json_lines, cut_torn_line, iter_json_lines, write_atomically, write_json_lines
 from trimtab.tasks import BenchmarkProblem, Problem
 
 SampleKey = tuple[str, str, int]  # benchmark, problem, sample
+Batches = Iterator[list["Generation"]]
 
 
 @dataclass(frozen=True)
@@ -52,6 +45,23 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class GenerationRequest:
+    """A problem and the number of samples to generate for it."""
+
+    item: BenchmarkProblem
+    samples: int
+
+    def sample_keys(self) -> list[SampleKey]:
+        """Return the keys of its samples."""
+        return [(self.item.benchmark, self.item.id, sample) for sample in range(self.samples)]
+
+    def generation(self, sample: int, settings: EvalSettings, **known: Any) -> Generation:
+        """Return one of its samples; `known` are the fields of `Generation` that the generator fills in."""
+        item = self.item
+        return Generation(item.benchmark, item.id, sample, prompt_hash(item), settings.digest(), **known)
+
+
+@dataclass(frozen=True)
 class EvalFolder:
     """The files of an evaluation."""
 
@@ -66,11 +76,6 @@ class EvalFolder:
     def verdicts(self) -> Path:
         """Return the file with one JSON line per graded sample."""
         return self.path / "verdicts.jsonl"
-
-    @property
-    def result(self) -> Path:
-        """Return the file with the metrics."""
-        return self.path / "result.json"
 
     def open(self, settings: EvalSettings, problems: Sequence[BenchmarkProblem]) -> None:
         """Start an evaluation, or resume one with the same settings; without any sample yet it starts afresh."""
@@ -132,10 +137,6 @@ class EvalFolder:
     def keep_only(self, generations: Iterable[Generation]) -> None:
         """Remove all other generations."""
         write_json_lines(self.generations, map(asdict, generations))
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Lock the folder against other processes."""
-        return locked(self.path)
 
 
 def problem_row(item: BenchmarkProblem) -> dict[str, Any]:

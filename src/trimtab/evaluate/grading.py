@@ -10,7 +10,7 @@ from trimtab.evaluate.folder import EvalFolder, Generation, SampleKey, rows
 from trimtab.evaluate.metrics import GradedSample
 from trimtab.files import write_json_lines
 from trimtab.rewards import Verdict, grade, grade_many
-from trimtab.tasks import BenchmarkProblem, Problem
+from trimtab.tasks import BenchmarkProblem
 
 BOX_RULES = ("math", "boxed", "strict-box")  # rules that extract the answer from a box
 
@@ -24,10 +24,8 @@ def rejected_truths(problems: Sequence[BenchmarkProblem], rule: str) -> list[Ben
     """Return the problems whose own answer the rule rejects: no response to them can be correct."""
     if rule not in BOX_RULES:
         return []
-    pairs = [
-        (f"The answer is \\boxed{{{_unboxed(item.problem.answer)}}}.", _with_rule(rule, item.problem))
-        for item in problems
-    ]
+    boxed = [f"The answer is \\boxed{{{_unboxed(item.problem.answer)}}}." for item in problems]
+    pairs = [(text, replace(item.problem, rule=rule)) for text, item in zip(boxed, problems, strict=True)]
     return [item for item, verdict in zip(problems, grade_many(pairs), strict=True) if verdict.kind != "correct"]
 
 
@@ -35,7 +33,7 @@ def grade_folder(
     folder: EvalFolder, problems: Sequence[BenchmarkProblem], generations: Sequence[Generation], rule: str
 ) -> dict[SampleKey, Verdict]:
     """Grade every generation by a rule and store the verdicts."""
-    by_id = {(item.benchmark, item.id): _with_rule(rule, item.problem) for item in problems}
+    by_id = {(item.benchmark, item.id): replace(item.problem, rule=rule) for item in problems}
     generated = [generation for generation in generations if generation.failed is None]
     pairs = [(generation.text, by_id[generation.benchmark, generation.problem]) for generation in generated]
     verdicts = {g.key: verdict for g, verdict in zip(generated, grade_many(pairs), strict=True)}
@@ -63,22 +61,11 @@ def graded_samples(
     # Sorted: a server's samples are stored in the order of their arrival, and sums of floats depend on the order.
     for generation in sorted(generations, key=lambda g: g.key):
         verdict = verdicts.get(generation.key)
-        samples.setdefault(generation.benchmark, []).append(
-            GradedSample(
-                problem=generation.problem,
-                kind=verdict.kind if verdict else None,
-                extracted=verdict.extracted if verdict else None,
-                tokens=generation.tokens,
-                finished=generation.finished,
-                entropy=generation.entropy,
-                logp=generation.logp,
-            )
-        )
+        kind, extracted = (verdict.kind, verdict.extracted) if verdict else (None, None)
+        measured = generation.tokens, generation.finished, generation.entropy, generation.logp
+        sample = GradedSample(generation.problem, kind, extracted, *measured)
+        samples.setdefault(generation.benchmark, []).append(sample)
     return samples
-
-
-def _with_rule(rule: str, problem: Problem) -> Problem:
-    return replace(problem, rule=rule)
 
 
 def _row(key: SampleKey, verdict: Verdict, rule: str) -> dict[str, Any]:

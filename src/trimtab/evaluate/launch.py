@@ -14,6 +14,7 @@ from trimtab.evaluate.folder import EvalFolder
 from trimtab.evaluate.options import EvalOptions
 from trimtab.evaluate.progress import EvalProgress, LiveProgress, PlainProgress
 from trimtab.evaluate.run import EvalResult, evaluate, grade_evaluation, trusted_rule
+from trimtab.files import locked
 
 INTERRUPTED = 130  # the shell's exit code of a process that was ended by Ctrl-C
 
@@ -38,7 +39,7 @@ def regrade_and_show(path: Path, options: EvalOptions) -> int:
     folder, console = EvalFolder(path), make_console()
     settings = folder.settings()
     log = make_progress(console, options.quiet).message
-    with folder.locked():
+    with locked(folder.path):
         result = grade_evaluation(folder, options.rule or trusted_rule(folder, settings.rule), log)
     finish(console, result, None, options.papers)
     return 0

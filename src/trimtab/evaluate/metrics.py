@@ -10,9 +10,8 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 from trimtab.evaluate.intervals import Interval, difference_interval, mean_interval, share_interval
 
@@ -62,19 +61,13 @@ class BenchmarkMetrics:
     problems_without_samples: int
     average_if_failures_wrong: float | None
 
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        plain = asdict(self)
-        plain["pass_at"] = {str(k): value for k, value in plain["pass_at"].items()}
-        return plain
-
 
 def compute_metrics(samples: Iterable[GradedSample], requested: int) -> BenchmarkMetrics:
     """Compute the metrics of one benchmark from its samples, `requested` of them per problem."""
     samples = list(samples)
     groups = by_problem(samples)
-    graded = {name: [s for s in group if s.graded] for name, group in groups.items()}
-    graded = {name: group for name, group in graded.items() if group}
+    graded = by_problem(sample for sample in samples if sample.graded)
+    generated = by_problem(sample for sample in samples if sample.kind is not None)
     kinds = Counter(sample.kind for sample in samples if sample.kind is not None)
     failed = sum(sample.kind is None for sample in samples)
     ungraded = sum(kinds[kind] for kind in GRADER_FAILURES)
@@ -87,7 +80,7 @@ def compute_metrics(samples: Iterable[GradedSample], requested: int) -> Benchmar
         pass_at=_pass_at(graded, requested),
         majority=share_interval([majority(group) for group in graded.values()]),
         length=mean_interval(_means(groups, lambda s: s.tokens)),
-        truncated=share_interval([_share(g, lambda s: not s.finished) for g in _generated(groups)]),
+        truncated=share_interval([_share(g, lambda s: not s.finished) for g in generated.values()]),
         no_answer=share_interval([_share(group, lambda s: s.kind == "no_answer") for group in graded.values()]),
         entropy=mean_interval(_means(groups, lambda s: s.entropy)),
         surprisal=mean_interval(_means(groups, lambda s: None if s.logp is None else -s.logp)),
@@ -110,9 +103,7 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     """Return the unbiased estimate of pass@k from n samples, c of them correct: 1 - C(n-c, k) / C(n, k)."""
     # In integers until the last division: the product form in floats loses digits for large n.
     if not 0 <= correct <= n or not 1 <= k <= n:
-        raise ValueError(
-            f"pass@{k} of {correct} correct among {n} samples: k goes from 1 to n, and 0 to n can be correct"
-        )
+        raise ValueError(f"pass@{k} of {correct} correct among {n} samples: k is 1 to n, and 0 to n can be correct")
     return float(1 - Fraction(math.comb(n - correct, k), math.comb(n, k)))
 
 
@@ -134,9 +125,7 @@ def majority(samples: Sequence[GradedSample]) -> float:
 
 def vote_key(text: str) -> str:
     r"""Return the spelling of an answer by which votes are counted: no LaTeX spacing and sizing, `$`, final period."""
-    text = re.sub(
-        r"\\(?:left|right|displaystyle|[,!;: ])", "", text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    )
+    text = re.sub(r"\\(?:left|right|displaystyle|[,!;: ])", "", re.sub(r"\\[dt]frac", r"\\frac", text))
     return re.sub(r"[\s$]+", "", text).rstrip(".").casefold()
 
 
@@ -162,11 +151,6 @@ def _pass_at(graded: dict[str, list[GradedSample]], requested: int) -> dict[int,
 def _accuracies(samples: Iterable[GradedSample]) -> dict[str, float]:
     graded = by_problem(sample for sample in samples if sample.graded)
     return {name: _share(group, lambda s: s.correct) for name, group in graded.items()}
-
-
-def _generated(groups: dict[str, list[GradedSample]]) -> list[list[GradedSample]]:
-    generated = [[s for s in group if s.kind is not None] for group in groups.values()]
-    return [group for group in generated if group]
 
 
 def _share(samples: Sequence[GradedSample], true: Callable[[GradedSample], bool]) -> float:

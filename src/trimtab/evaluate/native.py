@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trimtab.config import load
-from trimtab.evaluate.folder import Generation, SampleKey, prompt_hash
-from trimtab.evaluate.generator import GenerationRequest
+from trimtab.evaluate.folder import Batches, Generation, GenerationRequest, SampleKey
 from trimtab.evaluate.settings import EvalSettings, digest
 from trimtab.policy import Policy, Transcript, load_policy, score
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
@@ -43,9 +42,7 @@ class NativeGenerator:
         complete = [batch for batch in self.batches(requests) if _keys(batch) <= done]
         return set().union(*map(_keys, complete))
 
-    def generate(
-        self, requests: Sequence[GenerationRequest], done: AbstractSet[SampleKey]
-    ) -> Iterator[list[Generation]]:
+    def generate(self, requests: Sequence[GenerationRequest], done: AbstractSet[SampleKey]) -> Batches:
         """Yield the batches that are not complete."""
         for batch in self.batches(requests):
             if not _keys(batch) <= done:
@@ -85,7 +82,9 @@ class NativeGenerator:
 
     def _generate_batch(self, batch: list[GenerationRequest]) -> list[Generation]:
         settings = self.settings
-        prompts = [PromptTokens(self._prompt(request), _prompt_seed(request)) for request in batch]
+        # Seeds go by the problem's id, not its position in the benchmark, so that `--problems` changes no sample.
+        seeds = [derive_seed("evaluate", request.item.benchmark, request.item.id) for request in batch]
+        prompts = [PromptTokens(self._prompt(request), seed) for request, seed in zip(batch, seeds, strict=True)]
         options = SamplingOptions(
             samples=batch[0].samples,
             max_new_tokens=settings.max_new_tokens,
@@ -112,9 +111,8 @@ class NativeGenerator:
         if not self.entropy:
             return [None] * len(transcripts)
         temperature = self.settings.temperature or 1.0  # greedy sampling has no entropy of its own
-        order = sorted(
-            range(len(transcripts)), key=lambda n: len(transcripts[n])
-        )  # similar lengths share a forward pass
+        # Similar lengths share a forward pass.
+        order = sorted(range(len(transcripts)), key=lambda n: len(transcripts[n]))
         measured = score(self.policy, [transcripts[n] for n in order], temperature, SCORE_BUDGET, SCORE_CHUNK)
         means: list[float | None] = [None] * len(transcripts)
         lengths = [len(transcripts[n].response) for n in order]
@@ -126,14 +124,10 @@ class NativeGenerator:
     def _generation(
         self, request: GenerationRequest, sample: int, response: Response, entropy: float | None
     ) -> Generation:
-        item = request.item
         logp = math.fsum(response.logp) / len(response.logp)
-        return Generation(
-            benchmark=item.benchmark,
-            problem=item.id,
-            sample=sample,
-            prompt_hash=prompt_hash(item),
-            settings=self.settings.digest(),
+        return request.generation(
+            sample,
+            self.settings,
             seed=self.settings.seed,
             text=self.policy.decode(response.tokens),
             tokens=len(response.tokens),
@@ -155,12 +149,8 @@ def open_model(model: str, device: str, precision: str, chat: bool) -> Policy:
         return load_policy(model, device=device, precision=precision, chat=chat)  # type: ignore[arg-type]
     config = load(run / "config.toml", [f"run.device={device}", f"model.precision={precision}"])
     if checkpoint is None:
-        return load_policy(
-            str((run / "model").resolve()),
-            device=device,
-            precision=precision,  # type: ignore[arg-type]
-            chat=chat and config.model.chat,
-        )
+        path, chat = str((run / "model").resolve()), chat and config.model.chat
+        return load_policy(path, device=device, precision=precision, chat=chat)  # type: ignore[arg-type]
     policy = build_policy(config)
     load_weights(policy, checkpoint)
     return policy
@@ -196,11 +186,6 @@ def _end_digests(file: Path) -> list[str]:
         first = content.read(FINGERPRINT_BYTES)
         content.seek(max(0, file.stat().st_size - FINGERPRINT_BYTES))
         return [digest(first.hex()), digest(content.read(FINGERPRINT_BYTES).hex())]
-
-
-def _prompt_seed(request: GenerationRequest) -> int:
-    # By the problem's id, not its position in the benchmark, so that `--problems` changes no sample.
-    return derive_seed("evaluate", request.item.benchmark, request.item.id)
 
 
 def _keys(batch: Sequence[GenerationRequest]) -> set[SampleKey]:

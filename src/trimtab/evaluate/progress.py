@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
-from rich import progress as rich_progress
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress
 from rich.text import Text
 
 from trimtab.evaluate.folder import Generation
 from trimtab.text import clock, printable
 
 Advance = Callable[[Sequence[Generation]], None]
+MessageLog = Callable[[str], object]
 LINE_EVERY = 15.0  # seconds; a log of hours stays readable
-
-
-class EvalProgress(Protocol):
-    """Receives the messages and batches of an evaluation."""
-
-    def message(self, text: str) -> None:
-        """Show a message."""
-        ...
-
-    def samples(self, total: int, done: int) -> AbstractContextManager[Advance]:
-        """Return a context whose callback is given every batch of samples."""
-        ...
 
 
 @dataclass
@@ -63,7 +51,7 @@ class SampleCounter:
 class PlainProgress:
     """Lines for logs and pipes."""
 
-    write: Callable[[str], object]
+    write: MessageLog
     every: float = LINE_EVERY
 
     def message(self, text: str) -> None:
@@ -99,13 +87,8 @@ class LiveProgress:
     def samples(self, total: int, done: int) -> Iterator[Advance]:
         """Advance the bar with every batch."""
         count = SampleCounter(total, done)
-        columns = (
-            rich_progress.TextColumn("samples"),
-            rich_progress.BarColumn(),
-            rich_progress.MofNCompleteColumn(),
-            rich_progress.TextColumn("{task.fields[status]}"),
-        )
-        with rich_progress.Progress(*columns, console=self.console, transient=True) as bar:
+        columns = ("samples", BarColumn(), MofNCompleteColumn(), "{task.fields[status]}")
+        with Progress(*columns, console=self.console, transient=True) as bar:
             task = bar.add_task("samples", total=total, completed=done, status="")
 
             def advance(batch: Sequence[Generation]) -> None:
@@ -113,3 +96,6 @@ class LiveProgress:
                 bar.update(task, completed=count.done, status=count.status())
 
             yield advance
+
+
+EvalProgress = PlainProgress | LiveProgress

@@ -91,7 +91,8 @@ def write(result: EvalResult, baseline: EvalResult | None = None, papers: bool =
     text = "\n".join(map(_markdown, tables(result, baseline, papers)))
     text += "\n" + "\n".join(f"- {printable(note)}" for note in notes(result, baseline)) + "\n"
     write_atomically(result.folder.path / "result.md", text)
-    write_atomically(result.folder.result, json.dumps(as_json(result, baseline), indent=2, allow_nan=False) + "\n")
+    stored = json.dumps(as_json(result, baseline), indent=2, allow_nan=False)
+    write_atomically(result.folder.path / "result.json", stored + "\n")
 
 
 def as_json(result: EvalResult, baseline: EvalResult | None = None) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def as_json(result: EvalResult, baseline: EvalResult | None = None) -> dict[str,
         "machine": machine(),
         "versions": versions(),
         "level": LEVEL,
-        "metrics": {name: metrics.as_json() for name, metrics in result.metrics.items()},
+        "metrics": {name: asdict(metrics) for name, metrics in result.metrics.items()},
         "average": _interval_json(_average(result)),
         "rejected_truths": result.rejected_truths,
         "this_process": {
@@ -186,10 +187,9 @@ def _response_table(result: EvalResult) -> ReportTable:
 def _comparison_table(result: EvalResult, baseline: EvalResult) -> ReportTable:
     rows = []
     for name, difference in compare_results(result, baseline).items():
-        significance = "" if difference is None else _significance(difference)
         ours, theirs = percent(result.metrics[name].average), percent(baseline.metrics[name].average)
-        paired = str(difference.problems) if difference else "0"
-        rows.append([BENCHMARKS[name].title, ours, theirs, percent(difference, signed=True), paired, significance])
+        paired = [percent(difference, signed=True), str(difference.problems) if difference else "0"]
+        rows.append([BENCHMARKS[name].title, ours, theirs, *paired, _significance(difference)])
     columns = ("benchmark", "avg@k", "baseline", "difference", "paired problems", "")
     return ReportTable(f"Against {baseline.settings.model}, paired by problem, percentage points", columns, rows)
 
@@ -206,8 +206,8 @@ def _published_table(result: EvalResult) -> ReportTable:
     return ReportTable("Beside published results (which come without intervals)", columns, rows)
 
 
-def _significance(difference: Interval) -> str:
-    if difference.low is None or difference.high is None:
+def _significance(difference: Interval | None) -> str:
+    if difference is None or difference.low is None or difference.high is None:
         return ""
     return "better" if difference.low > 0 else "worse" if difference.high < 0 else "not significant"
 

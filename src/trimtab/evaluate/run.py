@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from trimtab.evaluate import grading
 from trimtab.evaluate.endpoint import EndpointGenerator
-from trimtab.evaluate.folder import EvalFolder, Generation, SampleKey, problem_row
-from trimtab.evaluate.generator import GenerationRequest, ResponseGenerator
+from trimtab.evaluate.folder import EvalFolder, Generation, GenerationRequest, SampleKey, problem_row
 from trimtab.evaluate.metrics import BenchmarkMetrics, GradedSample, compute_metrics
 from trimtab.evaluate.native import NativeGenerator, fingerprint, open_model
 from trimtab.evaluate.options import EvalOptions
-from trimtab.evaluate.progress import EvalProgress
+from trimtab.evaluate.progress import EvalProgress, MessageLog
 from trimtab.evaluate.settings import EvalSettings, decoding, digest, parse_benchmarks
+from trimtab.files import locked
 from trimtab.memory import is_out_of_memory
 from trimtab.policy import pick_device
 from trimtab.rewards import Verdict
@@ -27,23 +27,17 @@ DEFAULT_RULE = "math"
 
 @dataclass(frozen=True)
 class EvalResult:
-    """A finished evaluation: its samples and metrics by benchmark.
-
-    `rejected_truths` are the locations of problems whose own answer the rule rejects. `new_samples`, `tokens` and
-    `seconds` count what this process generated.
-    """
+    """A finished evaluation: its samples and metrics by benchmark."""
 
     folder: EvalFolder
     settings: EvalSettings
     samples: dict[str, list[GradedSample]]
     metrics: dict[str, BenchmarkMetrics]
-    rejected_truths: list[str] = field(default_factory=list)
+    rejected_truths: list[str] = field(default_factory=list)  # locations of problems whose answer the rule rejects
+    # What this process generated:
     seconds: float = 0.0
     new_samples: int = 0
     tokens: float = 0.0
-
-
-Log = Callable[[str], object]
 
 
 def prepare(options: EvalOptions) -> tuple[EvalSettings, list[GenerationRequest]]:
@@ -92,7 +86,7 @@ def evaluate(options: EvalOptions, progress: EvalProgress) -> EvalResult:
     if options.resume:
         folder.settings()  # raises where there is nothing to resume
     progress.message(settings.describe())
-    with folder.locked():
+    with locked(folder.path):
         _warn_of_other_machine(folder, settings, progress.message)  # before `open` replaces the stored settings
         folder.open(settings, [request.item for request in requests])
         generated, seconds = _generate(folder, options, settings, requests, progress)
@@ -101,7 +95,7 @@ def evaluate(options: EvalOptions, progress: EvalProgress) -> EvalResult:
     return replace(result, settings=settings, seconds=seconds, new_samples=len(generated), tokens=tokens)
 
 
-def grade_evaluation(folder: EvalFolder, rule: str | None = None, log: Log = lambda text: None) -> EvalResult:
+def grade_evaluation(folder: EvalFolder, rule: str | None = None, log: MessageLog = lambda text: None) -> EvalResult:
     """Compute the metrics of a folder; grade again where a rule is given or a verdict is missing."""
     settings, generations = folder.settings(), folder.read()
     verdicts, used = grading.read_verdicts(folder) if rule is None else ({}, None)
@@ -128,7 +122,7 @@ def trusted_rule(folder: EvalFolder, rule: str) -> str:
 
 
 def _grade(
-    folder: EvalFolder, generations: Sequence[Generation], rule: str, log: Log
+    folder: EvalFolder, generations: Sequence[Generation], rule: str, log: MessageLog
 ) -> tuple[dict[SampleKey, Verdict], list[str]]:
     """Return the verdicts by a rule, and the locations of the problems whose own answers the rule rejects."""
     grading.check_rule(rule)
@@ -181,7 +175,7 @@ def _generate(
 
 def open_generator(
     options: EvalOptions, settings: EvalSettings, requests: Sequence[GenerationRequest]
-) -> ResponseGenerator:
+) -> NativeGenerator | EndpointGenerator:
     """Return what generates the samples: a server, or a model in this process."""
     if options.connection is not None:
         return EndpointGenerator(options.connection, settings, options.name)
@@ -196,7 +190,7 @@ def _data_digest(problems: Sequence[BenchmarkProblem]) -> str:
     return digest([{k: v for k, v in problem_row(item).items() if k != "location"} for item in problems])
 
 
-def _warn_of_other_machine(folder: EvalFolder, settings: EvalSettings, log: Log) -> None:
+def _warn_of_other_machine(folder: EvalFolder, settings: EvalSettings, log: MessageLog) -> None:
     """Warn where a resumed evaluation runs on another device or thread count, which changes rounding."""
     if not (folder.path / "settings.json").exists():
         return

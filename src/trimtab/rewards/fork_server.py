@@ -22,6 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from trimtab.rewards.pool import write_all
+
 MAX_WORKERS = 40
 # Workers start at normal priority and are reniced after BOOST_CPU_SECONDS, so that a short call is never held up by
 # long ones. A worker counts as new until then, and only so many new ones run at once: most calls need no more.
@@ -76,13 +78,12 @@ def load(path: str) -> Function:
     """Import the function at `package.module:name`; call its module's `warm_up()` where a module of ours has one."""
     module_name, _, name = path.partition(":")
     module = importlib.import_module(module_name)
-    function = getattr(module, name)
+    function: Function = getattr(module, name)
     if not callable(function):
         raise TypeError(f"{path} is {type(function).__name__}, not a function")
     if module_name.startswith("trimtab.") and hasattr(module, "warm_up"):
         module.warm_up()
-    result: Function = function
-    return result
+    return function
 
 
 class ForkServer:
@@ -103,11 +104,12 @@ class ForkServer:
         self.enqueue(b"")
         while True:
             for key, _ in self.selector.select(self.timeout()):
-                if key.fd == 0:
-                    if not self.read_calls():
-                        return self.stop()
-                else:
+                if key.fd != 0:
                     self.read_output(self.running[key.fd])
+                elif not self.read_calls():
+                    for call in self.running.values():
+                        os.kill(call.pid, signal.SIGKILL)
+                    return
             now = time.monotonic()
             for call in [call for call in self.running.values() if call.deadline <= now]:
                 self.finish(call, {"outcome": "too_costly"})
@@ -186,11 +188,6 @@ class ForkServer:
             os.waitpid(call.pid, 0)
         _send(self.results, {"id": call.id, "seconds": time.monotonic() - call.start, **result})
 
-    def stop(self) -> None:
-        """Kill all workers."""
-        for call in self.running.values():
-            os.kill(call.pid, signal.SIGKILL)
-
 
 def _is_new(call: RunningCall, now: float) -> bool:
     """Return whether a worker still runs at normal priority, by the clock and by its CPU time."""
@@ -227,9 +224,7 @@ def _run_call(function: Function, message: dict[str, Any], pipe: int) -> None:
         output = '{"outcome": "too_costly"}'
     except BaseException as error:
         output = json.dumps({"outcome": "crashed", "error": f"{type(error).__name__}: {error}"[:500]})
-    data = output.encode()
-    while data:
-        data = data[os.write(pipe, data) :]
+    write_all(pipe, output.encode())
     os._exit(0)
 
 
@@ -274,10 +269,8 @@ def _die_with_parent() -> None:
 
 
 def _send(pipe: int, message: dict[str, Any]) -> None:
-    data = json.dumps(message).encode() + b"\n"
     try:
-        while data:
-            data = data[os.write(pipe, data) :]
+        write_all(pipe, json.dumps(message).encode() + b"\n")
     except BrokenPipeError:
         os._exit(0)
 

@@ -18,6 +18,7 @@ from typing import IO, Any, Literal
 START_SECONDS = 60.0  # to load the function
 GRACE_SECONDS = 10.0  # beyond all limits, before a server is killed
 
+# not_loaded: there is no such function, or its module cannot be imported
 WorkerOutcome = Literal["done", "too_costly", "crashed", "not_loaded"]
 
 
@@ -45,10 +46,7 @@ class WorkerCall:
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """The outcome of a call: its value, or an error, and the wall-clock seconds it ran.
-
-    `not_loaded`: there is no such function, or its module cannot be imported.
-    """
+    """The outcome of a call: its value, or an error, and the wall-clock seconds it ran."""
 
     outcome: WorkerOutcome
     value: Any = None
@@ -60,7 +58,6 @@ class ForkServerClient:
     """The server process of one function, and the thread that reads its results."""
 
     def __init__(self, function: str) -> None:
-        self.function = function
         self.lock = threading.Lock()
         self.futures: dict[int, Future[WorkerResult]] = {}
         self.count = 0
@@ -70,23 +67,13 @@ class ForkServerClient:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_package_path()), "OMP_NUM_THREADS": "1"}
         # `subprocess` and not `multiprocessing`: daemonic processes may use it, and it copies none of this process's
         # memory, threads and CUDA state.
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "trimtab.rewards.fork_server", function],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
+        command, pipe = [sys.executable, "-m", "trimtab.rewards.fork_server", function], subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment)
         # Plain descriptors, because a forked child must be able to close them: a file object may be locked there.
         self.pipes = [_plain_descriptor(self.process.stdin), _plain_descriptor(self.process.stdout)]
         self.write(sys.path)
         self.thread = threading.Thread(target=self.read_results, name="trimtab-rewards", daemon=True)
         self.thread.start()
-
-    @property
-    def alive(self) -> bool:
-        """Whether it can take calls."""
-        return self.process.poll() is None and not self.error
 
     def submit(self, arguments: tuple[Any, ...], limits: WorkerLimits) -> Future[WorkerResult]:
         """Send a call."""
@@ -106,10 +93,8 @@ class ForkServerClient:
 
     def write(self, message: object) -> None:
         """Write a line to the server; several threads may call this."""
-        line = json.dumps(message).encode() + b"\n"
         with self.write_lock:
-            while line:
-                line = line[os.write(self.pipes[0], line) :]
+            write_all(self.pipes[0], json.dumps(message).encode() + b"\n")
 
     def read_results(self) -> None:
         """Resolve futures until the server ends; runs in a thread."""
@@ -148,6 +133,12 @@ class ForkServerClient:
         os.close(self.pipes[1])
 
 
+def write_all(pipe: int, data: bytes) -> None:
+    """Write to a pipe until all is written."""
+    while data:
+        data = data[os.write(pipe, data) :]
+
+
 _clients: dict[str, ForkServerClient] = {}
 _lock = threading.Lock()
 
@@ -161,11 +152,12 @@ def client(function: str) -> ForkServerClient:
     """Return this process's client for a function; a new one where the last has ended."""
     with _lock:
         known = _clients.get(function)
-        if known is None or not known.alive:
-            if known is not None:
-                known.close()
-            known = _clients[function] = ForkServerClient(function)
-        return known
+        if known is not None and known.process.poll() is None and not known.error:
+            return known
+        if known is not None:
+            known.close()
+        _clients[function] = ForkServerClient(function)
+        return _clients[function]
 
 
 def wait(future: Future[WorkerResult], function: str) -> WorkerResult:

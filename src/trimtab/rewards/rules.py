@@ -100,7 +100,7 @@ def _grade_number(response: str, answer: str) -> Verdict:
 
 
 def _grade_boxed(response: str, answer: str) -> Verdict:
-    extracted = _stripped(last_box(response))
+    extracted = (last_box(response) or "").strip()
     if not extracted:
         return Verdict("no_answer")
     if len(extracted) > MAX_ANSWER_CHARS:
@@ -120,21 +120,21 @@ def _grade_strict_box(response: str, answer: str) -> Verdict:
 
 
 def _grade_math(response: str, answer: str) -> Verdict | WorkerCall:
-    extracted = _stripped(answer_box(response))
+    extracted = (answer_box(response) or "").strip()
     return grade_extracted(extracted, answer) if extracted else Verdict("no_answer")
 
 
 def _grade_dapo(response: str, answer: str) -> Verdict | WorkerCall:
     """Compare what follows the last `Answer:` as `math` does; of a box on that line, its content."""
     line = answer_line(response)
-    extracted = _stripped(answer_box(line)) if line and "boxed" in line else line
+    extracted = (answer_box(line) or "").strip() if line and "boxed" in line else line
     return grade_extracted(extracted, answer) if extracted else Verdict("no_answer")
 
 
 def _grade_choice(response: str, answer: str) -> Verdict:
     """Compare the letter in the last box, or without a box after the last `Answer:`; nothing else may be beside it."""
     box = answer_box(response)
-    extracted = _stripped(answer_line(response) if box is None else box)
+    extracted = ((answer_line(response) if box is None else box) or "").strip()
     if not extracted:
         return Verdict("no_answer")
     letter, truth = _letter(extracted), _letter(unbox(answer))
@@ -157,20 +157,14 @@ def _letter(text: str) -> str | None:
 
 def _grade_gym(response: str, kind: str, extra: Mapping[str, Any]) -> Verdict:
     if "entry" not in extra:
-        raise ValueError(
-            f"the rule gym:{kind} needs the problem's `extra` with `entry`: grade GymTask's problems by it"
-        )
-    extracted = _stripped(last_box(response))
+        raise ValueError(f"the rule gym:{kind} needs the problem's `extra` with `entry`: use it for GymTask's problems")
+    extracted = (last_box(response) or "").strip()
     if not extracted:
         return Verdict("no_answer")
     if len(extracted) > MAX_ANSWER_CHARS:
         return _right_or_wrong(extracted, False)
     score = gym_score(extracted, kind, extra["entry"], extra.get("options", {}))
     return make_verdict("crashed", extracted) if score is None else _right_or_wrong(extracted, score >= CORRECT_SCORE)
-
-
-def _stripped(text: str | None) -> str | None:
-    return None if text is None else text.strip()
 
 
 def _right_or_wrong(extracted: str, correct: bool) -> Verdict:

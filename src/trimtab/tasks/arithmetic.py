@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, get_args
 
 from trimtab.tasks.problems import Problem, Split, check_index, derive_seed, split_of, user
@@ -31,15 +32,12 @@ class ArithmeticProblem:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Arithmetic problems of one family with numbers of up to `digits` digits; chains and stories have `terms` of them.
-
-    `form="bare"` writes `12+34=` for character-level models; `instruct` asks a question that wants `\\boxed{}`.
-    """
+    """Arithmetic problems of one family, with numbers up to `digits` digits, `terms` of them in chains and stories."""
 
     family: Family = "addition"
     digits: int = 2
     terms: int = 3
-    form: PromptForm = "bare"
+    form: PromptForm = "bare"  # `12+34=` for character-level models; instruct: a question that wants a box
     size: int = 10_000
     seed: int = 0
     split: Split = "train"
@@ -119,10 +117,8 @@ def _multiplication(rng: random.Random, digits: int, terms: int) -> ArithmeticPr
     a, b = _random_number(rng, digits), rng.randrange(2, 10)  # one digit: the working is one product per digit of a
     products = [place * b for place in _place_values(a)]
     working = [f"{place} * {b} = {place * b}." for place in _place_values(a)]
-    total = products[0]
-    for product in products[1:]:
-        working.append(f"{total} + {product} = {total + product}.")
-        total += product
+    sums = zip(accumulate(products), products[1:], strict=False)
+    working += [f"{total} + {product} = {total + product}." for total, product in sums]
     return ArithmeticProblem(f"{a}*{b}", a * b, working)
 
 

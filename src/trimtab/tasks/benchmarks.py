@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 
 from trimtab.tasks.files import gsm8k, plain_file, read_rows, verl_file
-from trimtab.tasks.problems import FixedTask, Problem
+from trimtab.tasks.problems import FixedTask, Problem, user
 
 PROMPT_SUFFIX = "\nPlease reason step by step, and put your final answer within \\boxed{}"
 SMALL, LARGE = 32, 4  # samples per problem of small and large benchmarks, as in the STAPO and JustRL papers
@@ -20,10 +21,7 @@ SMALL, LARGE = 32, 4  # samples per problem of small and large benchmarks, as in
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark: its size, samples per problem, and its dataset and columns on the hub.
-
-    `files` are the file names (without ending) that are looked for in a folder; default: the benchmark's name.
-    """
+    """A benchmark: its size, samples per problem, and its dataset and columns on the hub."""
 
     name: str
     title: str
@@ -33,7 +31,7 @@ class Benchmark:
     question: str
     answer: str
     split: str = "test"
-    files: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # looked for in a folder, names without ending; default: the benchmark's name
 
 
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -97,9 +95,8 @@ def _read(benchmark: Benchmark, source: str, suffix: str, hub: bool) -> FixedTas
         return verl_file(source, suffix=suffix)
     if benchmark.answer == "final_answer":  # OlympiadBench
         return _listed_answers(benchmark, source, suffix)
-    return plain_file(
-        source, question=benchmark.question, answer=benchmark.answer, suffix=suffix, split=benchmark.split
-    )
+    question, answer = benchmark.question, benchmark.answer
+    return plain_file(source, question=question, answer=answer, suffix=suffix, split=benchmark.split)
 
 
 def _listed_answers(benchmark: Benchmark, source: str, suffix: str) -> FixedTask:
@@ -109,14 +106,10 @@ def _listed_answers(benchmark: Benchmark, source: str, suffix: str) -> FixedTask
         question, parts = row.get(benchmark.question), row.get(benchmark.answer)
         if not isinstance(question, str) or not question.strip():
             raise ValueError(f"{location}: `{benchmark.question}` is missing or empty; the dataset has changed")
-        if (
-            not isinstance(parts, list)
-            or not parts
-            or not all(isinstance(part, str) and part.strip() for part in parts)
-        ):
+        answers = parts if isinstance(parts, list) else []
+        if not answers or not all(isinstance(part, str) and part.strip() for part in answers):
             raise ValueError(f"{location}: `{benchmark.answer}` is {parts!r:.60}; it must be a list of answers")
-        prompt = ({"role": "user", "content": question + suffix},)
-        problems.append(Problem(prompt, ", ".join(parts), "math", benchmark.name))
+        problems.append(Problem(user(question + suffix), ", ".join(answers), "math", benchmark.name))
     return FixedTask(benchmark.name, tuple(problems))
 
 
@@ -134,11 +127,8 @@ def _check_answer(item: BenchmarkProblem) -> None:
     answer = item.problem.answer
     # Escaped braces are characters of the answer, not groups.
     plain = answer.replace("\\\\", "").replace("\\{", "").replace("\\}", "")
-    depth = lowest = 0
-    for character in plain:
-        depth += (character == "{") - (character == "}")
-        lowest = min(lowest, depth)
-    if depth or lowest < 0:
+    depths = list(accumulate((character == "{") - (character == "}") for character in plain))
+    if depths and (depths[-1] or min(depths) < 0):
         raise ValueError(f"{item.location}: the answer {answer[:60]!r} has unbalanced braces; fix the row")
     if not answer.replace("\\boxed", "").strip(" {}$.,"):
         raise ValueError(f"{item.location}: the answer {answer[:60]!r} is empty; fix the row")

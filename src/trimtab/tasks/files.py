@@ -18,19 +18,14 @@ from trimtab.tasks.problems import FixedTask, Message, Problem, optional_module,
 BOXED_SUFFIX = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 Row = Mapping[str, Any]
-Rows = Iterable[tuple[str, Row]]
 
 
 def verl_file(
     source: str, rule: str = "boxed", suffix: str = "", split: str = "train", config: str | None = None
 ) -> FixedTask:
     """Read a file in verl's schema; `suffix` is appended to the last message of each prompt."""
-    name = Path(source).stem
-    return _task(
-        name,
-        source,
-        (_verl_problem(location, row, name, rule, suffix) for location, row in read_rows(source, split, config)),
-    )
+    name, rows = Path(source).stem, read_rows(source, split, config)
+    return _task(name, source, (_verl_problem(location, row, name, rule, suffix) for location, row in rows))
 
 
 def plain_file(
@@ -50,36 +45,26 @@ def plain_file(
     A row whose answer is empty is an error, or is left out with `skip_unanswered`.
     """
 
-    def problem(location: str, row: Row) -> Problem:
+    name, problems = Path(source).stem, []
+    for location, row in read_rows(source, split, config):
+        if skip_unanswered and _column(location, row, answer) in (None, ""):
+            continue
         prompt = user(_text(location, row, question) + suffix)
         worked = _text(location, row, solution) if solution else None
-        return Problem(prompt, _ground_truth(location, row, answer), rule, name, solution=worked)
-
-    def skipped(location: str, row: Row) -> bool:
-        return skip_unanswered and _column(location, row, answer) in (None, "")
-
-    name = Path(source).stem
-    return _task(
-        name,
-        source,
-        (problem(location, row) for location, row in read_rows(source, split, config) if not skipped(location, row)),
-    )
+        problems.append(Problem(prompt, _ground_truth(location, row, answer), rule, name, solution=worked))
+    return _task(name, source, problems)
 
 
 def gsm8k(
     source: str = "openai/gsm8k", suffix: str = BOXED_SUFFIX, split: str = "train", config: str | None = "main"
 ) -> FixedTask:
     """Read GSM8K: `question`, and `answer` with the result after `####`."""
-    return _task(
-        "gsm8k", source, (_gsm8k_problem(location, row, suffix) for location, row in read_rows(source, split, config))
-    )
+    rows = read_rows(source, split, config)
+    return _task("gsm8k", source, (_gsm8k_problem(location, row, suffix) for location, row in rows))
 
 
 def read_rows(source: str, split: str = "train", config: str | None = None) -> Iterator[tuple[str, Row]]:
-    """Yield (location, row) for every row of a jsonl or parquet file, or of a dataset of the hub.
-
-    `split` and `config` select within a dataset of the hub; a file has neither.
-    """
+    """Yield (location, row) for every row of a jsonl or parquet file, or of a split and config of a hub dataset."""
     path = Path(source).expanduser()
     if path.is_file():
         if path.suffix == ".jsonl":
@@ -142,7 +127,7 @@ def _messages(location: str, row: Row) -> tuple[Message, ...]:
     for message in prompt:
         if not isinstance(message, Mapping):
             raise ValueError(
-                f"{location}: a chat message of `prompt` is {_shown(message)}; it must have `role` and `content`"
+                f"{location}: a chat message of `prompt` is {_shown(message)}; it needs `role` and `content`"
             )
     return tuple({key: _text(location, message, key, "prompt.") for key in ("role", "content")} for message in prompt)
 
@@ -154,17 +139,15 @@ def _gsm8k_problem(location: str, row: Row, suffix: str) -> Problem:
     if not mark or not result:
         raise ValueError(f"{location}: `answer` is {_shown(worked)}; GSM8K writes the result after ####")
     working = re.sub(r"<<[^<>]*>>", "", working).strip()  # GSM8K's calculator annotations
-    return Problem(
-        user(question + suffix), result, "boxed", "gsm8k", solution=f"{working}\nThe answer is \\boxed{{{result}}}."
-    )
+    solution = f"{working}\nThe answer is \\boxed{{{result}}}."
+    return Problem(user(question + suffix), result, "boxed", "gsm8k", solution=solution)
 
 
 def _column(location: str, row: Row, column: str, inside: str = "") -> Any:
     if column not in row:
-        raise ValueError(
-            f"{location}: there is no `{inside}{column}`, only {', '.join(f'`{key}`' for key in row) or 'nothing'}; "
-            "verl_file reads verl's schema, plain_file takes the names of your columns"
-        )
+        columns = ", ".join(f"`{key}`" for key in row) or "nothing"
+        advice = "verl_file reads verl's schema, plain_file takes the names of your columns"
+        raise ValueError(f"{location}: there is no `{inside}{column}`, only {columns}; {advice}")
     return row[column]
 
 

@@ -69,14 +69,11 @@ class GymTask:
             entry = self._dataset(attempt)[index]
             if split_of(entry["question"], TEST_ONE_IN) == self.split:
                 return self._problem(entry)
-        raise ValueError(
-            f"{self.name} has no {self.split} problem in {MAX_ATTEMPTS} attempts: its options leave too few"
-        )
+        raise ValueError(f"{self.name} has no {self.split} problem in {MAX_ATTEMPTS} attempts: loosen its options")
 
     def _problem(self, entry: Mapping[str, Any]) -> Problem:
-        answer = (
-            "" if entry["answer"] is None else str(entry["answer"])
-        )  # some puzzles have a checker but no single answer
+        # Some puzzles have a checker but no single answer.
+        answer = "" if entry["answer"] is None else str(entry["answer"])
         extra = {"entry": entry, "options": dict(self.options)}
         return Problem(user(entry["question"] + SUFFIX), answer, f"gym:{self.kind}", self.name, extra=extra)
 

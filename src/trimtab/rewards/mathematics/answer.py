@@ -31,16 +31,7 @@ _OTHER_RELATIONS = frozenset(
 )
 _SEPARATORS = frozenset(("or", "and", ", and", ", or", "lor", "vee", "land", "wedge"))
 _EMPTY = frozenset(
-    (
-        "emptyset",
-        "no solution",
-        "no solutions",
-        "no real solution",
-        "no real solutions",
-        "none",
-        "the empty set",
-        "empty set",
-    )
+    "emptyset|no solution|no solutions|no real solution|no real solutions|none|the empty set|empty set".split("|")
 )
 _TIME = re.compile(r"(\d{1,2}):(\d{2})(?:\s*\(?([ap])\.?\s?m\.?\)?)?", re.IGNORECASE)
 _BASE = re.compile(
@@ -52,20 +43,16 @@ _BASE_NAMES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7,
 
 @dataclass(frozen=True)
 class ParsedAnswer:
-    """An answer: its kind, its members, and for a value its expression, unit and percent sign.
-
-    `text` is the whole as text. `brackets` are those of a tuple, which includes intervals such as `[0,1)`. `name` is
-    the variable of an inequality, or an equation's left side where that is a single variable.
-    """
+    """An answer: its kind, its members, and for a value its expression, unit and percent sign."""
 
     kind: AnswerKind
-    text: str
+    text: str  # of the whole
     members: tuple[ParsedAnswer, ...] = ()
     node: Node | None = None
     unit: str | None = None
     percent: bool = False
-    brackets: str = ""
-    name: str = ""
+    brackets: str = ""  # of a tuple, which includes intervals such as `[0,1)`
+    name: str = ""  # the variable of an inequality, or an equation's left side where that is a single variable
 
 
 def parse_answer(source: str) -> ParsedAnswer:
@@ -174,14 +161,8 @@ def _is_prose(tokens: Sequence[Token]) -> bool:
 def _make_list(members: list[ParsedAnswer], text: str) -> ParsedAnswer:
     """Make a list; of equations of one variable (`x = 1 or x = 2`, `x = 1, 2`) it keeps the right sides."""
     names = {member.name for member in members if member.kind == "equation"}
-    others = {member.kind for member in members} - {"equation"}
-    if (
-        len(names) == 1
-        and members[0].kind == "equation"
-        and names != {""}
-        and others <= {"value"}
-        and "(" not in members[0].name
-    ):
+    one_variable = len(names) == 1 and names != {""} and {member.kind for member in members} <= {"equation", "value"}
+    if one_variable and members[0].kind == "equation" and "(" not in members[0].name:
         members = [member.members[1] if member.kind == "equation" else member for member in members]
     flat = [part for member in members for part in (member.members if member.kind == "list" else (member,))]
     return ParsedAnswer("list", text, tuple(flat))
@@ -309,7 +290,9 @@ def _strip_unit(tokens: list[Token]) -> tuple[list[Token], str | None, bool]:
     texts = [token.text for token in tokens]
     for tail in (["^", "circ"], ["^", "{", "circ", "}"], ["degree"]):
         if len(texts) > len(tail) and texts[-len(tail) :] == tail:
-            return (tokens, None, False) if _has_function(tokens) else (tokens[: -len(tail)], "deg", False)
+            # In `\sin 30^\circ` the degrees belong to the function: it is not an angle.
+            applied = any(token.text in FUNCTIONS for token in tokens)
+            return (tokens, None, False) if applied else (tokens[: -len(tail)], "deg", False)
     if len(tokens) > 1 and (texts[-1] == "%" or texts[-1].strip().lower() in ("percent", "per cent")):
         return tokens[:-1], None, True
     power = ""
@@ -330,11 +313,6 @@ def _strip_unit(tokens: list[Token]) -> tuple[list[Token], str | None, bool]:
     if power:
         tokens = [*tokens, Token("mark", "^"), Token("number", power)]  # it was an exponent, not a unit's
     return tokens, None, False
-
-
-def _has_function(tokens: list[Token]) -> bool:
-    """Return whether degrees at the end belong to a function: `\\sin 30^\\circ` is not an angle."""
-    return any(token.text in FUNCTIONS for token in tokens)
 
 
 def _expand_plus_minus(node: Node) -> list[Node]:

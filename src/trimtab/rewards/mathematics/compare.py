@@ -7,14 +7,14 @@ Where exact algebra cannot decide, `fallback` is called; the trainer's process n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 
 from trimtab.rewards.mathematics.answer import ParsedAnswer, normalize_words
 from trimtab.rewards.mathematics.commands import has_foreign_commands
 from trimtab.rewards.mathematics.nodes import Node, ParseError, literal_value, negate, symbols
-from trimtab.rewards.mathematics.normal_form import NormalForm, NormalizeError, Normalizer, rational
-from trimtab.rewards.mathematics.numeric import evaluate, numerically_different
+from trimtab.rewards.mathematics.normal_form import NormalForm, NormalFormBuilder, NormalizeError, rational
+from trimtab.rewards.mathematics.numeric import float_value, numerically_different
 from trimtab.rewards.mathematics.units import compatible_units
 from trimtab.rewards.verdicts import VerdictKind
 
@@ -27,9 +27,8 @@ def compare(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback) ->
     """Return `correct`, `wrong`, or `ambiguous` where several answers were given and the truth is one."""
     if equivalent(truth, extracted, fallback):
         return "correct"
-    several = extracted.kind in ("list", "set", "chain", "union") or (
-        extracted.kind == "equation" and not extracted.name
-    )
+    nameless = extracted.kind == "equation" and not extracted.name
+    several = nameless or extracted.kind in ("list", "set", "chain", "union")
     return "ambiguous" if several and truth.kind in ("value", "text", "base", "opaque") else "wrong"
 
 
@@ -48,9 +47,9 @@ def equivalent(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback)
     if truth.kind == extracted.kind:
         return _COMPARATORS[truth.kind](truth, extracted, fallback)
     if {truth.kind, extracted.kind} == {"list", "set"}:
-        return _equal_unordered(truth.members, extracted.members, fallback)
+        return _equal_unordered(truth, extracted, fallback)
     if truth.kind == "list" and extracted.kind == "tuple" and extracted.brackets == "()":
-        return _equal_ordered(truth.members, extracted.members, fallback)
+        return _equal_ordered(truth, extracted, fallback)
     if truth.kind == "chain":  # a truth that gives the same value in several ways
         return any(equivalent(member, extracted, fallback) for member in truth.members)
     return _equal_opaque(truth, extracted, fallback)
@@ -75,16 +74,15 @@ def _words(answer: ParsedAnswer) -> str:
     return normalize_words(text) if len(text) > 1 or text.isupper() else answer.text
 
 
-def _equal_ordered(truth: Sequence[ParsedAnswer], extracted: Sequence[ParsedAnswer], fallback: Fallback) -> bool:
-    return len(truth) == len(extracted) and all(
-        equivalent(t, e, fallback) for t, e in zip(truth, extracted, strict=True)
-    )
+def _equal_ordered(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback) -> bool:
+    pairs = zip(truth.members, extracted.members, strict=False)
+    return len(truth.members) == len(extracted.members) and all(equivalent(t, e, fallback) for t, e in pairs)
 
 
-def _equal_unordered(truth: Sequence[ParsedAnswer], extracted: Sequence[ParsedAnswer], fallback: Fallback) -> bool:
+def _equal_unordered(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback) -> bool:
     """Match every member of one with a different member of the other."""
-    left = list(extracted)
-    for member in truth:
+    left = list(extracted.members)
+    for member in truth.members:
         match = next((e for e in left if equivalent(member, e, fallback)), None)
         if match is None:
             return False
@@ -100,7 +98,7 @@ def _equal_sets(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback
 
 
 def _equal_tuples(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback) -> bool:
-    return truth.brackets == extracted.brackets and _equal_ordered(truth.members, extracted.members, fallback)
+    return truth.brackets == extracted.brackets and _equal_ordered(truth, extracted, fallback)
 
 
 def _equal_ranges(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback) -> bool:
@@ -121,7 +119,7 @@ def _equal_equations(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fal
         return _equal_opaque(truth, extracted, fallback)
     a, b, c, d = nodes
     try:
-        left, right = (Normalizer().normalize(Node("sum", (x, negate(y)))) for x, y in ((a, b), (c, d)))
+        left, right = (NormalFormBuilder().normalize(Node("sum", (x, negate(y)))) for x, y in ((a, b), (c, d)))
     except (NormalizeError, ParseError):
         return fallback(truth, extracted)
     if _proportional(left, right):  # both sides brought to the left; the sign and a common factor are free
@@ -177,7 +175,7 @@ def _equal_nodes(truth: ParsedAnswer, extracted: ParsedAnswer, a: Node, b: Node,
     if numerically_different(a, b):  # cheaper than exact algebra, and wrong answers end here
         return False
     try:
-        left, right = Normalizer().normalize(a), Normalizer().normalize(b)
+        left, right = NormalFormBuilder().normalize(a), NormalFormBuilder().normalize(b)
     except ParseError:
         return False  # a division by zero
     except NormalizeError:
@@ -199,24 +197,13 @@ def _rounds_to(truth: Node, extracted: Node, value: Fraction | None) -> bool:
     if value is None:
         if symbols(extracted) - {"pi", "e"} or unevaluated(extracted):
             return False
-        try:
-            number = complex(evaluate(extracted, (1.0,)))
-        except (ArithmeticError, ValueError, TypeError, NormalizeError):
-            return False
-        if number.imag or not math.isfinite(number.real):
+        number = float_value(extracted)
+        if number is None or number.imag or not math.isfinite(number.real):
             return False
         value = Fraction(number.real)  # exact from here on; a float's error is far below half a digit
-    elif _is_finite_decimal(value):
+    elif pow(10, value.denominator.bit_length(), value.denominator) == 0:  # a finite decimal: 2 and 5 divide it only
         return False
     return abs(value - truth.value) <= Fraction(1, 2) / Fraction(10) ** truth.decimals
-
-
-def _is_finite_decimal(value: Fraction) -> bool:
-    denominator = value.denominator
-    for prime in (2, 5):
-        while denominator % prime == 0:
-            denominator //= prime
-    return denominator == 1
 
 
 def unevaluated(node: Node) -> bool:
@@ -239,7 +226,7 @@ def _is_rational(node: Node) -> bool:
     if symbols(node):
         return False
     try:
-        return rational(Normalizer(100).normalize(node)) is not None
+        return rational(NormalFormBuilder(100).normalize(node)) is not None
     except (NormalizeError, ParseError):
         return False
 
@@ -264,11 +251,11 @@ def _letter_unit(node: Node) -> tuple[Node, str] | None:
 
 _COMPARATORS: dict[str, Callable[[ParsedAnswer, ParsedAnswer, Fallback], bool]] = {
     "value": _equal_values,
-    "list": lambda truth, extracted, fallback: _equal_unordered(truth.members, extracted.members, fallback),
+    "list": _equal_unordered,
     "set": _equal_sets,
     "tuple": _equal_tuples,
-    "union": lambda truth, extracted, fallback: _equal_unordered(truth.members, extracted.members, fallback),
-    "matrix": lambda truth, extracted, fallback: _equal_ordered(truth.members, extracted.members, fallback),
+    "union": _equal_unordered,
+    "matrix": _equal_ordered,
     "equation": _equal_equations,
     "chain": lambda truth, extracted, fallback: False,
     "base": lambda truth, extracted, fallback: truth.name == extracted.name,

@@ -10,8 +10,7 @@ import math
 import re
 
 from trimtab.rewards.mathematics.nodes import Node, TooCostlyError, symbols
-from trimtab.rewards.mathematics.normal_form import NormalizeError
-from trimtab.rewards.mathematics.numeric import evaluate
+from trimtab.rewards.mathematics.numeric import float_value
 
 MAX_BITS = 20_000  # of a number that would be computed
 MAX_FACTORIAL = 2_000
@@ -25,11 +24,6 @@ _LARGE_NUMBER = re.compile(r"\d{5,}")
 _EXPONENT = re.compile(r"(?:\^|\*\*)\s*\{?\s*[-+(]*\s*(\d+)")
 _BIG_OPERATOR = re.compile(r"\\(?:sum|prod|int|iint|oint|lim|bigcup|binom|uparrow)(?![a-zA-Z])")
 _GROWING_OPERATOR = re.compile(r"!|\\[dt]?binom|\\choose|\*\*")
-
-
-def estimate_bits(node: Node) -> float:
-    """Estimate the bits of the largest or smallest number in an expression; raise `TooCostlyError` where too many."""
-    return _bits(node, 0)
 
 
 def check_text_cost(text: str) -> None:
@@ -66,8 +60,11 @@ def _tower(text: str) -> int:
     return max(highest, text.count("^") if re.search(r"\^[^{}\s]\s*\^[^{}\s]\s*\^", text) else 0)
 
 
-def _bits(node: Node, tower: int) -> float:
-    """Estimate the bits of a value's integers; variables count as one."""
+def estimate_bits(node: Node, tower: int = 0) -> float:
+    """Estimate the bits of an expression's integers, a variable as one; raise `TooCostlyError` where too many.
+
+    `tower` is in how many exponents the expression stands.
+    """
     if tower > MAX_TOWER:
         raise TooCostlyError("a tower of powers")
     if node.kind == "number":
@@ -75,7 +72,7 @@ def _bits(node: Node, tower: int) -> float:
     if node.kind == "symbol":
         return 1.0
     raised = node.kind == "power" and not node.children[1].literal
-    child_bits = [_bits(child, tower + (raised and place == 1)) for place, child in enumerate(node.children)]
+    child_bits = [estimate_bits(child, tower + (raised and place == 1)) for place, child in enumerate(node.children)]
     if node.kind == "power":
         size = child_bits[0] * _size(node.children[1], child_bits[1])
         if node.children[0].kind in ("sum", "product") and _size(node.children[1], child_bits[1]) > MAX_EXPONENT:
@@ -101,8 +98,6 @@ def _size(node: Node, bits: float) -> float:
     if symbols(node) - {"pi", "e"}:
         return max(bits, 1.0)
     # Floats overflow to infinity at once, where exact arithmetic would build the number.
-    try:
-        size = abs(complex(evaluate(node, (1.0,))))
-    except (ArithmeticError, ValueError, TypeError, NormalizeError):
-        return 1e9
+    value = float_value(node)
+    size = math.inf if value is None else math.hypot(value.real, value.imag)  # abs() raises where it overflows
     return size if size < 1e9 else 1e9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -21,15 +22,14 @@ class TooCostlyError(Exception):
 class Node:
     """A node of an expression tree: `value` of a number, `name` of a symbol or function, `children` of the rest.
 
-    `decimals` is how many digits follow the point of a number written as a decimal. `literal` marks what is written as
-    one number (`-3`, `2/3`, `1\\frac45`, `4.5\\times10^{33}`), so that no arithmetic is left to do.
+    `literal` marks what is written as one number (`-3`, `2/3`, `1\\frac45`, `4.5\\times10^{33}`): nothing to compute.
     """
 
     kind: NodeKind
     children: tuple[Node, ...] = ()
     name: str = ""
     value: Fraction = Fraction(0)
-    decimals: int | None = None
+    decimals: int | None = None  # how many digits follow the point of a number written as a decimal
     literal: bool = False
 
 
@@ -62,10 +62,7 @@ def literal_value(node: Node) -> Fraction | None:
     if node.kind == "power":
         base, exponent = values[0] or Fraction(0), values[1] or Fraction(0)
         return base ** int(exponent) if base or exponent > 0 else None
-    result = Fraction(1)
-    for value in values:
-        result *= value or Fraction(0)
-    return result
+    return math.prod((value or Fraction(0) for value in values), start=Fraction(1))
 
 
 def symbols(node: Node) -> set[str]:

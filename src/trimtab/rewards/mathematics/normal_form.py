@@ -27,7 +27,7 @@ class NormalizeError(Exception):
     """The expression is beyond this algebra: its budget, its powers, or its functions."""
 
 
-class Normalizer:
+class NormalFormBuilder:
     """One normalization with its budget."""
 
     def __init__(self, budget: int = BUDGET) -> None:

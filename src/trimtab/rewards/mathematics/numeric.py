@@ -54,13 +54,18 @@ def evaluate(node: Node, point: tuple[float, ...], backend: Any = FLOAT_BACKEND)
         total = sum(values[1:], values[0])
         return math.nan if backend.cancels and abs(total) < backend.cancels * max(map(abs, values)) else total
     if node.kind == "product":
-        total = values[0]
-        for value in values[1:]:
-            total = total * value
-        return total
+        return math.prod(values[1:], start=values[0])
     if node.kind == "power":
         return _power(values[0], values[1], node)
     return _function(node.name, values, backend)
+
+
+def float_value(node: Node, point: tuple[float, ...] = (1.0,)) -> complex | None:
+    """Return the expression's value in floating point; None where it cannot be computed."""
+    try:
+        return complex(evaluate(node, point))
+    except (ArithmeticError, ValueError, TypeError, NormalizeError):
+        return None
 
 
 def _function(name: str, values: list[Any], backend: Any) -> Any:
@@ -115,11 +120,8 @@ def _value_at(name: str, point: tuple[float, ...]) -> float:
 def numerically_different(a: Node, b: Node) -> bool:
     """Return whether floating-point values at some point prove that two expressions are not equal."""
     for point in POINTS:
-        try:
-            x, y = complex(evaluate(a, point)), complex(evaluate(b, point))
-        except (ArithmeticError, ValueError, TypeError, NormalizeError):
-            continue
-        if cmath.isnan(x) or cmath.isnan(y) or (cmath.isinf(x) and cmath.isinf(y)):
+        x, y = float_value(a, point), float_value(b, point)
+        if x is None or y is None or cmath.isnan(x) or cmath.isnan(y) or (cmath.isinf(x) and cmath.isinf(y)):
             continue
         if cmath.isinf(x) or cmath.isinf(y) or abs(x - y) > TOLERANCE * max(abs(x), abs(y), 1e-3):
             return True

@@ -344,13 +344,8 @@ def _is_literal(factors: list[Node]) -> bool:
         if second.literal and exponent.value == -1:
             return base.kind == "number" or (base.literal and base.kind == "product")
         whole = literal_value(exponent)
-        return (
-            base.value == 10
-            and base.kind == "number"
-            and whole is not None
-            and abs(whole) <= 400
-            and whole == int(whole)
-        )
+        small = whole is not None and abs(whole) <= 400 and whole == int(whole)
+        return small and base.kind == "number" and base.value == 10
     return first.literal and first.kind == "product" and second.literal and second.kind == "power"
 
 

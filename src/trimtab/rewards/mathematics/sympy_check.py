@@ -32,15 +32,9 @@ def warm_up() -> None:
     import mpmath  # noqa: F401
 
     logging.disable(logging.CRITICAL)
-    for text in (
-        r"\frac{x}{2}+x^{2}_1",
-        r"\sum_{i=1}^{n} i",
-        r"\int_0^1 x\,dx",
-        "(1, 2]",
-        r"\{1,2\} \cup [3,4)",
-        "y=2x",
-    ):
-        # ANTLR fills its prediction tables by use; these texts fill most of them, and forked workers share them.
+    # ANTLR fills its prediction tables by use; these texts fill most of them, and forked workers share them.
+    texts = r"\frac{x}{2}+x^{2}_1", r"\sum_{i=1}^{n} i", r"\int_0^1 x\,dx", "(1, 2]", r"\{1,2\} \cup [3,4)", "y=2x"
+    for text in texts:
         math_verify_equal(text, text.replace("2", "3"))
 
 

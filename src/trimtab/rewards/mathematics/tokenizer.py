@@ -58,14 +58,11 @@ TokenKind = Literal["command", "number", "word", "letter", "mark", "text"]
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token: a command (`\\frac` as `frac`), a number, a word, a letter, a mark, or the content of `\\text{}`.
-
-    `spaced`: white space stands before it.
-    """
+    """A token: a command (`\\frac` as `frac`), a number, a word, a letter, a mark, or the content of `\\text{}`."""
 
     kind: TokenKind
     text: str
-    spaced: bool = False
+    spaced: bool = False  # white space stands before it
 
 
 def tokenize(source: str) -> list[Token]:
@@ -87,9 +84,8 @@ def tokenize(source: str) -> list[Token]:
         elif kind == "escaped":
             token = Token("mark", _ESCAPED.get(match["escaped"], match["escaped"]), spaced)
         elif kind == "mark":
-            token = Token(
-                "letter" if text.isalpha() and text.isascii() else "mark", "" if text == "$" else text, spaced
-            )
+            letter = text.isalpha() and text.isascii()
+            token = Token("letter" if letter else "mark", "" if text == "$" else text, spaced)
         elif kind == "word":
             token = Token("word", text, spaced)
         else:
