@@ -50,6 +50,13 @@ def test_an_unknown_method_offers_the_nearest() -> None:
     assert "Traceback" not in result.output
 
 
+def test_eval_takes_a_model_and_explains_its_options() -> None:
+    result = run.invoke(app, ["eval", "--help"], env={"COLUMNS": "160"})
+    for text in ("eval [OPTIONS] [model]", "A folder or hub name of a model", "Of aime24, aime25", "--resume"):
+        assert text in result.output
+    assert "--no-resume" not in result.output
+
+
 def test_the_docs_are_the_same_text() -> None:
     assert (ROOT / "docs/methods.md").read_text() == methods_reference()
 

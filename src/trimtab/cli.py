@@ -35,8 +35,11 @@ def options_from(options: type[Any]) -> Callable[[Callable[[Any], None]], Callab
         def run(**values: Any) -> None:
             command(options(**values))
 
-        run.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
-        run.__annotations__ = get_type_hints(options, include_extras=True)
+        # The signature alone has annotations as strings, which typer does not evaluate.
+        hints = get_type_hints(options, include_extras=True)
+        parameters = [p.replace(annotation=hints[p.name]) for p in inspect.signature(options).parameters.values()]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = hints
         run.__doc__ = command.__doc__
         return run
 
