@@ -16,7 +16,7 @@ from helpers.engines import trl_runs
 from helpers.engines.trl_fakes import KnownModel, Rollout, install, rollout
 from helpers.objectives.batches import EVERY
 from trimtab.engines.common import LOSS_METRICS
-from trimtab.engines.trl.batch import RESPONSE_INDEX
+from trimtab.engines.trl.padded import RESPONSE_INDEX
 from trimtab.objectives import merge_metrics
 
 BATCHES = 50

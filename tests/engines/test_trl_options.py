@@ -18,8 +18,8 @@ import trimtab as tt
 from helpers.engines import trl_runs
 from trimtab.engines import common
 from trimtab.engines.trl import TrimtabConfig, TrimtabTrainer
-from trimtab.engines.trl.batch import advantages, segments
 from trimtab.engines.trl.options import REPLACED, check_sampler, with_reference
+from trimtab.engines.trl.padded import advantages, segments
 
 # A value of each option that the objective takes over, as someone might set it, and a word of the advice.
 SET = {

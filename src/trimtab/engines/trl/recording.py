@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trimtab.engines import common
-from trimtab.engines.trl.batch import ENTROPY, RESPONSE_INDEX, REWARD, PaddedBatch, sampled_mask
+from trimtab.engines.trl.padded import ENTROPY, RESPONSE_INDEX, REWARD, PaddedBatch, sampled_mask
 from trimtab.objectives import LossOutput, Objective, Plan, TokenBatch
 from trimtab.record import (
     RECORDS_FOLDER,

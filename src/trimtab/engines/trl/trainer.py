@@ -15,21 +15,9 @@ from torch import Tensor
 
 from trimtab.config import build_objective
 from trimtab.engines import common
-from trimtab.engines.trl.batch import (
-    ENTROPY,
-    PLAN,
-    RESPONSE_INDEX,
-    REWARD,
-    SEGMENT,
-    AcceleratorComm,
-    PaddedBatch,
-    advantages,
-    forward_inputs,
-    sampled_mask,
-    segments,
-    token_batch,
-)
+from trimtab.engines.trl import padded
 from trimtab.engines.trl.options import TrimtabConfig, check_replaced, check_sampler, with_reference
+from trimtab.engines.trl.padded import PaddedBatch
 from trimtab.engines.trl.recording import PlannedUpdate, RolloutShape, TrlRecording, start_recorder
 from trimtab.objectives import LossOutput, Plan, TokenBatch, kl_estimate
 from trimtab.record import Manifest, RecordSettings
@@ -66,7 +54,7 @@ class TrimtabTrainer(GRPOTrainer):
         self._scored: list[tuple[Tensor, Tensor]] | None = None  # while TRL scores a rollout batch
         super().__init__(model, reward_funcs, with_reference(args, self.objective), *more, **options)
         check_sampler(self.objective, self.use_vllm, self.rollout_func is not None)
-        self._comm = AcceleratorComm(self.accelerator) if self.accelerator.num_processes > 1 else None
+        self._comm = padded.AcceleratorComm(self.accelerator) if self.accelerator.num_processes > 1 else None
         self._rewards: Tensor = torch.empty(0)
         self._mean_reward = 0.0  # of the present rollout batch
         self._rollouts = 0  # rollout batches so far
@@ -119,14 +107,14 @@ class TrimtabTrainer(GRPOTrainer):
         reward = self._total_reward()
         if self.args.advantages == "objective":
             samples = self.num_generations if self.model.training else self.num_generations_eval
-            ours = advantages(self.objective, reward, samples)
+            ours = padded.advantages(self.objective, reward, samples)
             self._log_advantages(ours)
             batch["advantages"] = ours[local]
-        batch["old_per_token_logps"], batch[ENTROPY] = self._old_logps(batch, scored)
-        batch[REWARD] = reward[local]
-        batch[RESPONSE_INDEX] = torch.arange(local.start, local.stop, device=reward.device)
+        batch["old_per_token_logps"], batch[padded.ENTROPY] = self._old_logps(batch, scored)
+        batch[padded.REWARD] = reward[local]
+        batch[padded.RESPONSE_INDEX] = torch.arange(local.start, local.stop, device=reward.device)
         if "segment" in self.objective.needs:
-            batch[SEGMENT] = segments(batch, self._tokenizer)
+            batch[padded.SEGMENT] = padded.segments(batch, self._tokenizer)
         if self.model.training:
             self._rollouts, self._updates = self._rollouts + 1, 0
             self._mean_reward = float(reward.nanmean())
@@ -159,7 +147,7 @@ class TrimtabTrainer(GRPOTrainer):
         rows = self.args.per_device_train_batch_size if training else self.args.per_device_eval_batch_size
         with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
             logps, entropies, _ = self._get_per_token_logps_and_entropies(
-                self.model, **forward_inputs(batch), batch_size=rows, compute_entropy=True
+                self.model, **padded.forward_inputs(batch), batch_size=rows, compute_entropy=True
             )
         assert entropies is not None
         return logps, entropies
@@ -168,10 +156,11 @@ class TrimtabTrainer(GRPOTrainer):
         """Return TRL's micro-batch with its slice of the update's plan."""
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
         if not self.model.training:
-            return {**inputs, PLAN: self.objective.plan(token_batch([inputs], self.objective), self._comm)}
+            plan = self.objective.plan(padded.token_batch([inputs], self.objective), self._comm)
+            return {**inputs, padded.PLAN: plan}
         if self._step not in self._plans:
             self._begin_update()
-        return {**inputs, PLAN: self._plans[self._step]}
+        return {**inputs, padded.PLAN: self._plans[self._step]}
 
     def _begin_update(self) -> None:
         """Plan the update whose first micro-batch is next."""
@@ -185,11 +174,11 @@ class TrimtabTrainer(GRPOTrainer):
             )
         # Once per rollout batch, and over all of it: controllers must not see a batch twice.
         if not self._updates and self.objective.controllers:
-            self.objective.observe(token_batch(self._buffered_inputs, self.objective), self._comm)
+            self.objective.observe(padded.token_batch(self._buffered_inputs, self.objective), self._comm)
         current = None
         if self._updates and "current_logp" in self.objective.needs:
             current = tuple(torch.cat(pair) for pair in zip(*map(self._score, micro_batches), strict=True))
-        batch = token_batch(micro_batches, self.objective, current)  # type: ignore[arg-type]
+        batch = padded.token_batch(micro_batches, self.objective, current)  # type: ignore[arg-type]
         plan = self.objective.plan(batch, self._comm)
         sizes = [len(batch["completion_ids"]) for batch in micro_batches]
         self._plans = dict(enumerate(plan.split(sizes), start=self._step))
@@ -200,11 +189,11 @@ class TrimtabTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: PaddedBatch) -> Tensor:
         """Return the loss of a micro-batch; those of an update on all processes add up to the mini-batch's loss."""
         logps, entropies, aux = self._get_per_token_logps_and_entropies(
-            model, **forward_inputs(inputs), compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
+            model, **padded.forward_inputs(inputs), compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
         )
-        mask = sampled_mask(inputs)
+        mask = padded.sampled_mask(inputs)
         new_logp = logps[mask]
-        out = self.objective.loss(new_logp, inputs[PLAN])
+        out = self.objective.loss(new_logp, inputs[padded.PLAN])
         self._losses += 1
         self._collect(out, new_logp.detach(), entropies[mask].detach(), inputs)  # type: ignore[index]
         # Gradients are averaged over processes, and our losses add up; TRL and accelerate divide by nothing else.
@@ -218,7 +207,7 @@ class TrimtabTrainer(GRPOTrainer):
 
     def _collect(self, out: LossOutput, new_logp: Tensor, entropy: Tensor, inputs: PaddedBatch) -> None:
         """Collect the metrics of a micro-batch; after the last one of an update, log the update's metrics."""
-        plan: Plan = inputs[PLAN]
+        plan: Plan = inputs[padded.PLAN]
         sums = {"tokens": entropy.new_tensor(float(len(entropy))), "entropy": entropy.sum()}
         if plan.ref_logp is not None:
             sums["kl"] = kl_estimate(new_logp, plan.ref_logp).sum()

@@ -100,7 +100,7 @@ def install(trainer: TrimtabTrainer, made: Rollout, model: KnownModel, monkeypat
 
     monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", generate)
     monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", lambda *_: made.padded["reward"].unsqueeze(1))
-    monkeypatch.setattr("trimtab.engines.trl.trainer.segments", lambda table, _: made.padded["segment"])
+    monkeypatch.setattr("trimtab.engines.trl.padded.segments", lambda table, _: made.padded["segment"])
     trainer.model = model
     trainer._step, trainer._buffered_inputs, trainer._plans = 0, None, {}
     trainer.num_generations = made.samples
