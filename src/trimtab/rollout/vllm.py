@@ -33,20 +33,15 @@ PROBE_TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.3}
 ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
 
 # Engine arguments that the sampler sets itself, with the key of the recipe to set instead.
-MANAGED_OPTIONS = {
+MANAGED_OPTIONS: dict[str, str | None] = {
     "model": "model.path",
     "dtype": "model.precision",
     "gpu_memory_utilization": "rollout.vllm_gpu_memory_utilization",
     "max_num_seqs": "rollout.batch_size",
     "max_model_len": "rollout.max_prompt_tokens and rollout.max_new_tokens",
     "seed": "run.seed",
-    "logprobs_mode": None,
-    "load_format": None,
-    "skip_tokenizer_init": None,
-    "generation_config": None,
-    "tensor_parallel_size": None,
-    "pipeline_parallel_size": None,
-    "data_parallel_size": None,
+    **dict.fromkeys(["logprobs_mode", "load_format", "skip_tokenizer_init", "generation_config"]),
+    **dict.fromkeys(["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"]),
 }
 
 _running: list[Any] = []  # the engine of this process: one at most, because vLLM's process groups are global

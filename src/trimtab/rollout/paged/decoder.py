@@ -101,8 +101,9 @@ class Decoder:
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the policy's current weights."""
-        owners = self._weight_owners()
-        if owners is None:
+        modules = dict(causal_lm(self.model).named_modules())
+        owners = [(modules[module], attribute) for module, _, attribute in (n.rpartition(".") for n in self._targets)]
+        if any(hasattr(module, "get_delta_weight") for module, _ in owners):
             for name, weight in checkpoint_weights(self.model):  # merges adapters, one weight at a time
                 if name in self._targets:
                     self._targets[name].copy_(weight)
@@ -148,10 +149,8 @@ class Decoder:
         normed = torch.empty_like(residual, dtype=self.dtype)
         for layer, cache in zip(self.layers, buffers.kv_cache, strict=True):
             ops.fused_add_rms_norm(residual, delta, layer.input_norm, self.eps, normed)
-            qkv = layer.qkv_proj(normed)
-            q, k, v = ops.rope_and_write_kv(
-                qkv, layer.qk_norm, self.eps, buffers.cos_sin, cache, batch.position, batch.page
-            )
+            projected = (layer.qkv_proj(normed), layer.qk_norm, self.eps, buffers.cos_sin, cache)
+            q, k, v = ops.rope_and_write_kv(*projected, batch.position, batch.page)
             if layer is self.layers[-1]:
                 break  # a prefix samples nothing: of the last layer only keys and values are needed
             attention = causal_attention(q, k, v, batch.cu_seqlens, batch.max_seqlen)
@@ -180,14 +179,6 @@ class Decoder:
         ops.fused_add_rms_norm(a.residual, delta, self.final_norm, self.eps, a.normed)
         self.lm_head(a.normed, a.logits)
         ops.sample_tokens(a.logits, state, greedy)
-
-    def _weight_owners(self) -> list[tuple[Any, str]] | None:
-        """Return module and attribute of each weight; None where LoRA adapters have to be merged."""
-        modules = dict(causal_lm(self.model).named_modules())
-        names = [name.rpartition(".") for name in self._targets]
-        if any(hasattr(modules[module], "get_delta_weight") for module, _, _ in names):
-            return None
-        return [(modules[module], attribute) for module, _, attribute in names]
 
     def _allocate_layer(self, name: str) -> LayerWeights:
         attention, mlp = f"{name}.self_attn", f"{name}.mlp"
