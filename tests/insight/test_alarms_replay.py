@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from helpers.insight.made_metrics import after, made_run
 from helpers.train.short_runs import SETTINGS, short_run
 from trimtab.cli import app
+from trimtab.files import read_json_lines
 from trimtab.insight.alarms import (
     ALARM_KINDS,
     AlarmKind,
@@ -28,7 +29,6 @@ from trimtab.insight.alarms import (
 from trimtab.insight.alarms.detector_input import Finding
 from trimtab.insight.alarms.offline import alarm_lines
 from trimtab.train.loop import train
-from trimtab.train.run_folder import RunFolder
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -56,7 +56,7 @@ def test_a_replay_rings_what_rang_while_the_run_went_on(tmp_path: Path, monkeypa
     run, log = short_run(tmp_path / "run", {"warm_start.steps": "0", "record.enabled": "false"})
     run.monitor = alarm_monitor(run.config)
     train(run)
-    written_alarms = RunFolder(tmp_path / "run").alarm_records()
+    written_alarms = read_json_lines(tmp_path / "run/alarms.jsonl")
     again = replay_run(tmp_path / "run")
     assert [(alarm.step, alarm.message, alarm.evidence) for alarm in again] == [
         (record["step"], record["message"], record["evidence"]) for record in written_alarms
@@ -80,7 +80,7 @@ def test_a_run_from_the_command_line_is_watched(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["train", "--quiet", "--out", str(tmp_path / "run"), *settings])
     assert result.exit_code == 3
     assert "alarm: step 7: only 0 % of the groups have any spread" in result.output
-    written_alarms = [(r["alarm"], r["action"], r["step"]) for r in RunFolder(tmp_path / "run").alarm_records()]
+    written_alarms = [(r["alarm"], r["action"], r["step"]) for r in read_json_lines(tmp_path / "run/alarms.jsonl")]
     assert written_alarms == [
         ("no_signal", "stop", 7),
         ("truncation", "warn", 7),

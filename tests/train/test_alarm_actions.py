@@ -11,6 +11,7 @@ import pytest
 from helpers.record.made_records import VOCABULARY, budget, made_step, manifest
 from helpers.train.short_runs import recipe, short_run
 from trimtab.config import load
+from trimtab.files import read_json_lines
 from trimtab.record import RecordWriter
 from trimtab.record.layout import RECORDS_FOLDER, recorded_steps
 from trimtab.train import checkpoints
@@ -98,7 +99,7 @@ def test_a_run_that_an_alarm_stopped_can_be_resumed_without_the_same_alarm(tmp_p
     run, messages = run_monitored(tmp_path / "run", AlarmAt(3), {"alarms.default": "stop"}, resume=True)
     assert run.progress.step == 6
     assert not [text for text in messages if "entropy is low" in text]
-    assert [record["step"] for record in RunFolder(tmp_path / "run").alarm_records()] == [3]
+    assert [record["step"] for record in read_json_lines(tmp_path / "run/alarms.jsonl")] == [3]
 
 
 def test_an_alarm_in_the_last_step_does_not_stop_the_run(tmp_path: Path) -> None:
@@ -180,9 +181,9 @@ def test_alarms_after_the_checkpoint_are_removed_and_raised_again(tmp_path: Path
             break
     folder = RunFolder(tmp_path / "run")
     before = folder.alarms.read_text()
-    assert [record["step"] for record in folder.alarm_records()] == [2, 5]
+    assert [record["step"] for record in read_json_lines(folder.alarms)] == [2, 5]
     folder.rewind(4)
-    assert [record["step"] for record in folder.alarm_records()] == [2]
+    assert [record["step"] for record in read_json_lines(folder.alarms)] == [2]
     run_monitored(tmp_path / "run", AlarmAt(2, 5), resume=True)
     assert folder.alarms.read_text() == before
 
@@ -200,7 +201,7 @@ def test_the_actions_of_alarms_may_change_on_resume(tmp_path: Path) -> None:
 def test_the_steps_around_saved_alarms_are_known_from_the_folder(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for step, action in ((2, "save"), (20, "warn"), (30, "stop")):
-        folder.append_alarm({"step": step, "alarm": "ratio", "action": action})
+        folder.append(folder.alarms, {"step": step, "alarm": "ratio", "action": action})
     handler = AlarmHandler(None, recipe().alarms, folder, print)
     assert handler.steps_to_keep() == [*steps_around(2), *steps_around(30)]
     assert list(steps_around(2)) == [1, 2, 3, 4, 5]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from helpers.train.short_runs import MessageLog, contents, differences, short_run, trained
+from trimtab.files import read_json_lines
 from trimtab.objectives import Objective
 from trimtab.policy import Policy
 from trimtab.rollout import Response
@@ -216,7 +217,7 @@ def test_an_update_that_is_not_finite_is_skipped(
     place, _, value_name = UPDATES[where]
     run, log = injected(tmp_path, monkeypatch, place, count, VALUES[value])
     assert_all_finite(run)
-    (record,) = run.folder.nonfinite_records()
+    (record,) = read_json_lines(run.folder.nonfinite)
     assert record["step"] == STEP and value_name in record["value"]
     assert record["count"] == len(record["responses"])
     assert [r["update/skipped"] for r in run.folder.records()] == [0, 1, 0]
@@ -232,7 +233,7 @@ def test_a_step_whose_scores_are_not_finite_is_skipped(
     place, count, value_name = SCORES[where]
     run, log = injected(tmp_path, monkeypatch, place, count, VALUES[value])
     assert_all_finite(run)
-    (record,) = run.folder.nonfinite_records()
+    (record,) = read_json_lines(run.folder.nonfinite)
     assert (record["step"], record["value"]) == (STEP, value_name) and 1 <= record["count"] <= 4
     after = checkpoints.read(run.folder.checkpoints / f"step-{STEP:08d}")
     assert all(torch.equal(after.tensors["model"][name], weight) for name, weight in before_the_step(run).items())
@@ -243,12 +244,12 @@ def test_a_step_whose_scores_are_not_finite_is_skipped(
 def test_a_log_probability_of_minus_infinity_is_a_valid_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = injected(tmp_path, monkeypatch, in_the_score("logp"), 1, -math.inf)
     assert_all_finite(run)
-    assert not run.folder.nonfinite_records()
+    assert not read_json_lines(run.folder.nonfinite)
 
 
 def test_the_record_names_the_response_with_the_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = injected(tmp_path, monkeypatch, in_the_new_log_probs, 1, math.nan)
-    (record,) = run.folder.nonfinite_records()
+    (record,) = read_json_lines(run.folder.nonfinite)
     (response,) = record["responses"]
     assert record["update"] == 0 and record["count"] == 1
     assert response["prompt"] in range(4, 8), "the second step has the prompts 4 to 7 of the stream"
@@ -258,7 +259,7 @@ def test_the_record_names_the_response_with_the_value(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("where", ["logits", "loss", "gradient", "plan's scale"])
 def test_the_other_update_of_the_step_is_taken(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = injected(tmp_path, monkeypatch, UPDATES[where][0], 1, math.nan)
-    (record,) = run.folder.nonfinite_records()
+    (record,) = read_json_lines(run.folder.nonfinite)
     assert record["update"] == 0
     after = checkpoints.read(run.folder.checkpoints / f"step-{STEP:08d}").tensors
     assert not all(torch.equal(after["model"][name], weight) for name, weight in before_the_step(run).items())
@@ -276,7 +277,7 @@ def test_a_run_with_on_nonfinite_stop_ends_with_a_diagnosis_and_saves_nothing_of
     folder = short_run(tmp_path / "run", CHANGES)[0].folder
     assert checkpoints.list_checkpoints(folder.checkpoints)[-1].name == f"step-{STEP - 1:08d}"
     assert [record["step"] for record in folder.records()] == [1]
-    assert len(folder.nonfinite_records()) == 1
+    assert len(read_json_lines(folder.nonfinite)) == 1
 
 
 def test_a_stopped_run_can_be_resumed_with_skip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,14 +327,18 @@ def test_a_run_in_which_no_update_is_finite_stops_with_that_diagnosis(
     run, _ = short_run(tmp_path / "run", {**CHANGES, "run.steps": "9", "run.patience": "3"})
     with pytest.raises(RunStoppedError, match=r"3 steps in a row .*no update was finite.*lower update.lr"):
         train(run)
-    assert run.progress.step == 3 and len(run.folder.nonfinite_records()) == 6
+    assert run.progress.step == 3 and len(read_json_lines(run.folder.nonfinite)) == 6
 
 
 def test_a_record_that_cannot_be_written_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: RunFolder, record: dict[str, Any]) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    append = RunFolder.append
 
-    monkeypatch.setattr(RunFolder, "append_nonfinite", full)
+    def full(self: RunFolder, file: Path, record: dict[str, Any]) -> None:
+        if file == self.nonfinite:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(self, file, record)
+
+    monkeypatch.setattr(RunFolder, "append", full)
     run, log = injected(tmp_path, monkeypatch, in_the_loss, 1, math.nan)
     assert run.progress.step == STEPS and log.has("warning", "nonfinite.jsonl", "No space left")
 

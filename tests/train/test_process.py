@@ -80,10 +80,10 @@ def press_ctrl_c() -> None:
 
 def test_the_first_ctrl_c_is_a_request_and_the_second_an_exception() -> None:
     before, messages = signal.getsignal(signal.SIGINT), list[str]()
-    with deferred_interrupt(messages.append) as interrupt:
-        assert not interrupt.requested
+    with deferred_interrupt(messages.append) as requested:
+        assert not requested.is_set()
         press_ctrl_c()
-        assert interrupt.requested
+        assert requested.is_set()
         assert messages == ["finishing this step; press Ctrl-C again to stop at once"]
         with pytest.raises(KeyboardInterrupt):
             press_ctrl_c()
@@ -94,8 +94,8 @@ def test_a_run_outside_of_the_main_thread_leaves_ctrl_c_alone() -> None:
     before, seen = signal.getsignal(signal.SIGINT), []
 
     def run() -> None:
-        with deferred_interrupt(pytest.fail) as interrupt:
-            seen.append((interrupt.requested, signal.getsignal(signal.SIGINT)))
+        with deferred_interrupt(pytest.fail) as requested:
+            seen.append((requested.is_set(), signal.getsignal(signal.SIGINT)))
 
     thread = threading.Thread(target=run)
     thread.start()

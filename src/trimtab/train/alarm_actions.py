@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trimtab.config import AlarmsConfig
+from trimtab.files import read_json_lines
 from trimtab.train.run_folder import RunFolder
 
 STEPS_AROUND = 3  # recorded steps before and after an alarm that the size limit of records deletes last
@@ -60,7 +61,7 @@ class AlarmHandler:
 
     def steps_to_keep(self) -> list[int]:
         """Return the steps around the run's earlier alarms with a checkpoint, whose records are to be kept."""
-        records = [record for record in self.folder.alarm_records() if record.get("action") in ("save", "stop")]
+        records = [record for record in read_json_lines(self.folder.alarms) if record.get("action") in ("save", "stop")]
         return [step for record in records for step in steps_around(record["step"])]
 
     def _alarms(self, record: Mapping[str, float]) -> Sequence[Alarm]:
@@ -75,7 +76,7 @@ class AlarmHandler:
 
     def _write(self, record: dict[str, Any]) -> None:
         try:
-            self.folder.append_alarm(record)
+            self.folder.append(self.folder.alarms, record)
         except (OSError, ValueError) as error:
             self.message(f"warning: {self.folder.alarms} could not be written: {error}")
 

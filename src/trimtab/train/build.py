@@ -16,22 +16,19 @@ from trimtab.tasks import Arithmetic, GymTask, Task, gsm8k, verl_file
 def build_task(config: Config, split: Literal["train", "test"]) -> Task | None:
     """Build the task with the training or the held-out problems; None if a file task has no held-out ones."""
     task = config.task
+    size = task.size if split == "train" else config.run.eval_problems
     if task.name == "arithmetic":
-        size = task.size if split == "train" else config.run.eval_problems
         return Arithmetic(task.family, task.digits, task.terms, task.form, size, split=split)
     if task.name.startswith("gym:"):
-        size = task.size if split == "train" else config.run.eval_problems
         return GymTask(task.name.removeprefix("gym:"), size, options=task.options, split=split)
     path = task.path if split == "train" else task.eval_path
+    if path is None and split == "test":
+        return None
     if task.name == "gsm8k":
-        return None if path is None and split == "test" else gsm8k(path or "openai/gsm8k")
-    if task.name == "file":
-        if path is None:
-            if split == "test":
-                return None
-            raise ValueError("task.name='file' needs task.path: a jsonl or parquet file in verl's schema")
-        return verl_file(path, rule=task.rule, suffix=task.suffix)
-    raise ValueError(f"task.name={task.name!r}: there are arithmetic, gsm8k, file and gym:KIND")
+        return gsm8k(path or "openai/gsm8k")
+    if path is None:
+        raise ValueError("task.name='file' needs task.path: a jsonl or parquet file in verl's schema")
+    return verl_file(path, rule=task.rule, suffix=task.suffix)
 
 
 def build_policy(config: Config, path: str | None = None) -> Policy:
@@ -61,24 +58,19 @@ def build_reference(config: Config) -> Policy | None:
 
 def build_sampler(policy: Policy, rollout: RolloutConfig | None = None) -> Sampler:
     """Build the sampler of a policy; without a configuration the native one."""
-    if rollout is None or rollout.engine == "native":
-        return _native(policy, rollout)
-    # vLLM reserves memory for this context, and refuses one longer than the model's position embeddings.
-    wanted = rollout.max_prompt_tokens + rollout.max_new_tokens
-    settings = VllmSettings(
-        dtype=torch.bfloat16 if policy.precision == "bf16" else torch.float32,
-        max_model_len=min(wanted, getattr(policy.causal_lm.config, "max_position_embeddings", None) or wanted),
-        max_num_seqs=rollout.batch_size,
-        gpu_memory_utilization=rollout.vllm_gpu_memory_utilization,
-        options=rollout.vllm_options,
-    )
-    return VllmSampler(policy.model, policy.eos_token_ids, policy.autocast, settings)
-
-
-def _native(policy: Policy, rollout: RolloutConfig | None) -> Sampler:
-    """Return the paged sampler on a GPU if it supports the model's architecture, else the general one."""
+    rollout = rollout or RolloutConfig()
+    dtype = torch.bfloat16 if policy.precision == "bf16" else torch.float32
+    if rollout.engine == "vllm":
+        # vLLM reserves memory for this context, and refuses one longer than the model's position embeddings.
+        wanted = rollout.max_prompt_tokens + rollout.max_new_tokens
+        settings = VllmSettings(
+            dtype=dtype,
+            max_model_len=min(wanted, getattr(policy.causal_lm.config, "max_position_embeddings", None) or wanted),
+            max_num_seqs=rollout.batch_size,
+            gpu_memory_utilization=rollout.vllm_gpu_memory_utilization,
+            options=rollout.vllm_options,
+        )
+        return VllmSampler(policy.model, policy.eos_token_ids, policy.autocast, settings)
     if policy.device.type == "cuda" and unsupported_reason(policy.model) is None:
-        dtype = torch.bfloat16 if policy.precision == "bf16" else torch.float32
-        memory = RolloutConfig().kv_cache_memory if rollout is None else rollout.kv_cache_memory
-        return PagedSampler(policy.model, policy.eos_token_ids, dtype, memory)
+        return PagedSampler(policy.model, policy.eos_token_ids, dtype, rollout.kv_cache_memory)
     return NativeSampler(policy.model, policy.eos_token_ids, policy.pad_token_id, policy.autocast)

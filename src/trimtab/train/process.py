@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,14 +34,12 @@ def gc_pause() -> Iterator[Callable[[], None]]:
     """
     # A full collection walks through everything that was ever imported, torch and transformers included: a few tenths
     # of a second in the middle of some step. What is alive after the first step stays alive for the whole run.
-    frozen, ours = False, not gc.get_freeze_count()
+    ours = not gc.get_freeze_count()
 
     def freeze_once() -> None:
-        nonlocal frozen
-        if ours and not frozen:
+        if not gc.get_freeze_count():
             gc.collect()  # or the garbage of the start would be frozen, and kept for the whole run
             gc.freeze()
-            frozen = True
 
     try:
         yield freeze_once
@@ -51,22 +48,15 @@ def gc_pause() -> Iterator[Callable[[], None]]:
             gc.unfreeze()
 
 
-@dataclass
-class Interrupt:
-    """Whether Ctrl-C was pressed."""
-
-    requested: bool = False
-
-
 @contextmanager
-def deferred_interrupt(message: Callable[[str], None]) -> Iterator[Interrupt]:
-    """Make the first Ctrl-C a request to stop after the step; the second raises KeyboardInterrupt."""
-    interrupt = Interrupt()
+def deferred_interrupt(message: Callable[[str], None]) -> Iterator[threading.Event]:
+    """Make the first Ctrl-C set the event, a request to stop after the step; the second raises KeyboardInterrupt."""
+    requested = threading.Event()
 
     def handle(number: int, frame: Any) -> None:
-        if interrupt.requested:
+        if requested.is_set():
             raise KeyboardInterrupt
-        interrupt.requested = True
+        requested.set()
         with suppress(RuntimeError):  # a signal in the middle of a print makes another print a reentrant call
             message("finishing this step; press Ctrl-C again to stop at once")
 
@@ -74,7 +64,7 @@ def deferred_interrupt(message: Callable[[str], None]) -> Iterator[Interrupt]:
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, handle) if in_main_thread else None
     try:
-        yield interrupt
+        yield requested
     finally:
         if before is not None:
             signal.signal(signal.SIGINT, before)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from trimtab.config import Config
@@ -17,19 +18,15 @@ class Reporter(Protocol):
 
     def message(self, text: str) -> None:
         """Show a message."""
-        ...
 
     def warm(self, step: int, steps: int, loss: float) -> None:
         """Show a step of the warm start."""
-        ...
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
         """Show an RL step."""
-        ...
 
     def close(self) -> None:
         """End the display."""
-        ...
 
 
 class Loggers:
@@ -39,29 +36,29 @@ class Loggers:
         self.warn = warn
         self.active: dict[str, tuple[Log, Close]] = {}
         for name in config.run.loggers:
-            # Any exception: these are other people's packages, networks and accounts.
-            try:
+            with self._dropped_on_error(name, "could not be opened and is not used"):
                 self.active[name] = _OPENERS[name](config, folder)
-            except Exception as error:
-                warn(f"warning: the {name} logger could not be opened and is not used: {error!r:.200}")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of a step to every logger."""
         for name, (log, _) in list(self.active.items()):  # a copy, since a failing logger is deleted
-            try:
+            with self._dropped_on_error(name, "failed and is not used any more"):
                 log(step, metrics)
-            except Exception as error:
-                del self.active[name]
-                self.warn(f"warning: the {name} logger failed and is not used any more: {error!r:.200}")
 
     def close(self) -> None:
         """Close every logger."""
-        for name, (_, close) in self.active.items():
-            try:
+        for name, (_, close) in list(self.active.items()):
+            with self._dropped_on_error(name, "did not close"):
                 close()
-            except Exception as error:
-                self.warn(f"warning: the {name} logger did not close: {error!r:.200}")
         self.active = {}
+
+    @contextmanager
+    def _dropped_on_error(self, name: str, problem: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # any: these are other people's packages, networks and accounts
+            self.active.pop(name, None)
+            self.warn(f"warning: the {name} logger {problem}: {error!r:.200}")
 
 
 def _wandb(config: Config, folder: RunFolder) -> tuple[Log, Close]:
@@ -90,8 +87,4 @@ def _tensorboard(config: Config, folder: RunFolder) -> tuple[Log, Close]:
     return log, writer.close
 
 
-_OPENERS: dict[str, Callable[[Config, RunFolder], tuple[Log, Close]]] = {
-    "wandb": _wandb,
-    "trackio": _trackio,
-    "tensorboard": _tensorboard,
-}
+_OPENERS = {"wandb": _wandb, "trackio": _trackio, "tensorboard": _tensorboard}

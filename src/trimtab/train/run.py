@@ -16,7 +16,7 @@ from trimtab.config import Config
 from trimtab.train import checkpoints, run_state
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_around
 from trimtab.train.metrics import StepResult, has_learning_signal, no_signal_diagnosis
-from trimtab.train.process import Interrupt, deferred_interrupt, set_threads
+from trimtab.train.process import deferred_interrupt, set_threads
 from trimtab.train.recording import start_recording
 from trimtab.train.reporting import Loggers, Reporter
 from trimtab.train.rollouts import evaluate
@@ -59,16 +59,11 @@ class Run:
     stopped: StopReason = StopReason.FINISHED
     # Records that found no space in metrics.jsonl; kept so that a full disk costs no step of the curve.
     _unwritten: list[dict[str, float]] = field(default_factory=list)
-    _trainer: Trainer | None = None
-    _loggers: Loggers | None = None
-    _alarms: AlarmHandler | None = None
     _step_started: float = 0.0
-
-    @property
-    def trainer(self) -> Trainer:
-        """The trainer, once the run is prepared."""
-        assert self._trainer is not None
-        return self._trainer
+    # The rest is set by `prepare`.
+    trainer: Trainer = field(init=False, repr=False)
+    _loggers: Loggers = field(init=False, repr=False)
+    _alarms: AlarmHandler = field(init=False, repr=False)
 
     def prepare(self) -> Trainer:
         """Build the trainer and bring it to the start of the first step: by a warm start, or from a checkpoint."""
@@ -78,7 +73,7 @@ class Run:
             self.folder.reopen(self.config)
         else:
             self.folder.create(self.config)
-        trainer = self._trainer = build_trainer(self.config)
+        trainer = self.trainer = build_trainer(self.config)
         message = self.reporter.message
         self._loggers = Loggers(self.config, self.folder, message)
         if self.resume and checkpoints.list_checkpoints(self.folder.checkpoints):
@@ -95,15 +90,14 @@ class Run:
     def steps(self) -> Generator[int]:
         """Yield the steps that remain; Ctrl-C ends them after the present one."""
         try:
-            with deferred_interrupt(self.reporter.message) as interrupt:
-                while self.progress.step < self.config.run.steps and not interrupt.requested:
+            with deferred_interrupt(self.reporter.message) as interrupted:
+                while self.progress.step < self.config.run.steps and not interrupted.is_set():
                     self._step_started = time.perf_counter()
                     yield self.progress.step
-                self._end(interrupt)
+                self._end()
         finally:  # also when the loop raises: the recorder still has steps in its queue
             if self.trainer.recorder is not None:
                 self.trainer.recorder.close()
-            assert self._loggers is not None
             self._loggers.close()
             self.reporter.close()
 
@@ -118,7 +112,6 @@ class Run:
         # It may stop the run; the step is then not logged, since its checkpoint is not written either.
         self._handle_nonfinite(result)
         self._log({"step": step, **metrics})
-        assert self._loggers is not None
         self._loggers.log(step, metrics)
         self.reporter.step(step, run.steps, metrics)
         stopping = self._check_alarms({"step": step, **metrics})
@@ -180,10 +173,10 @@ class Run:
         for warning in run_state.environment_warnings(saved.state["environment"], self.trainer):
             self.reporter.message(warning)
 
-    def _end(self, interrupt: Interrupt) -> None:
+    def _end(self) -> None:
         """Save the run and, if it is finished, publish its model."""
         self.save()
-        if interrupt.requested and self.progress.step < self.config.run.steps:
+        if self.progress.step < self.config.run.steps:
             self.stopped = StopReason.INTERRUPTED
             self.reporter.message(f"stopped after step {self.progress.step}; go on with: {self._resume_command}")
             return
@@ -212,7 +205,7 @@ class Run:
             return
         try:
             for record in result.nonfinite:
-                self.folder.append_nonfinite(record)
+                self.folder.append(self.folder.nonfinite, record)
         except OSError as error:
             self.reporter.message(f"warning: {self.folder.nonfinite} could not be written: {error}")
         found = "; ".join(f"{record['value']} ({record['count']} responses)" for record in result.nonfinite)
@@ -229,7 +222,6 @@ class Run:
 
     def _check_alarms(self, record: dict[str, float]) -> list[Alarm]:
         """Handle the alarms of a step; return those that stop the run."""
-        assert self._alarms is not None
         by_action = self._alarms.handle(record)
         if by_action["save"] or by_action["stop"]:
             if self.trainer.recorder is not None:

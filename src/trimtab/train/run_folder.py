@@ -8,74 +8,38 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from trimtab import failpoints
-from trimtab.config import AlarmsConfig, Config, load
+from trimtab.config import Config, load
 from trimtab.files import append_json_lines, locked, read_json_lines, sync, write_atomically, write_json_lines
 
 # Keys that may change when a run is resumed: how long it lasts, what stops it, what it saves, and (with a warning) the
-# threads and the device it runs on.
-CHANGEABLE_ON_RESUME = {
-    "run.steps",
-    "run.checkpoint_every",
-    "run.keep_checkpoints",
-    "run.loggers",
-    "run.report",
-    "run.patience",
-    "run.threads",
-    "run.device",
-    "update.on_nonfinite",
-    "rollout.kv_cache_memory",
-    "rollout.vllm_gpu_memory_utilization",
-    "rollout.vllm_options",
-    "record.enabled",
-    "record.every",
-    "record.group_share",
-    "record.max_megabytes",
-    *(f"alarms.{key}" for key in AlarmsConfig.model_fields),
+# threads and the device it runs on. In the form of pydantic's `exclude`; True: all keys of a section.
+CHANGEABLE_ON_RESUME: dict[str, Any] = {
+    "run": {"steps", "checkpoint_every", "keep_checkpoints", "loggers", "report", "patience", "threads", "device"},
+    "update": {"on_nonfinite"},
+    "rollout": {"kv_cache_memory", "vllm_gpu_memory_utilization", "vllm_options"},
+    "record": True,
+    "alarms": True,
 }
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """The files of a run."""
 
-    path: Path
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def alarm_checkpoints(self) -> Path:
-        """The folder of the checkpoints that alarms asked for."""
-        return self.path / "alarms"
-
-    @property
-    def reference(self) -> Path:
-        """The weights that the run started from, for a KL penalty."""
-        return self.path / "reference"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON line per step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def nonfinite(self) -> Path:
-        """One JSON line per update that was skipped because it was not finite."""
-        return self.path / "nonfinite.jsonl"
-
-    @property
-    def alarms(self) -> Path:
-        """One JSON line per alarm."""
-        return self.path / "alarms.jsonl"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.checkpoints = path / "checkpoints"
+        self.alarm_checkpoints = path / "alarms"  # the checkpoints that alarms asked for
+        self.reference = path / "reference"  # the weights that the run started from, for a KL penalty
+        self.metrics = path / "metrics.jsonl"  # a line per step
+        self.nonfinite = path / "nonfinite.jsonl"  # a line per update that was skipped because it was not finite
+        self.alarms = path / "alarms.jsonl"  # a line per alarm
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the folder against other processes."""
@@ -83,37 +47,31 @@ class RunFolder:
 
     def create(self, config: Config) -> None:
         """Start a run; a folder that already holds one is an error."""
-        if (self.path / "config.toml").exists():
+        if self.config.exists():
             raise ValueError(f"{self.path} already holds a run: add --resume to go on with it, or choose another --out")
         self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path / "config.toml", resolved_toml(config))
+        write_atomically(self.config, resolved_toml(config))
 
     def reopen(self, config: Config) -> None:
         """Resume a run; a recipe that would change its results is an error."""
-        if not (self.path / "config.toml").exists():
+        if not self.config.exists():
             raise ValueError(f"{self.path} holds no run to resume")
-        changes = config_changes(load(self.path / "config.toml"), config)
+        changes = config_changes(load(self.config), config)
         if changes:
             lines = "".join(f"\n  {line}" for line in changes)
             raise ValueError(f"{self.path} was run with another recipe; these keys differ:{lines}")
         # Written again, for keys such as run.steps may have changed.
-        write_atomically(self.path / "config.toml", resolved_toml(config))
+        write_atomically(self.config, resolved_toml(config))
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Append the metrics of a step, without those that are NaN or infinite."""
         # JSON has no NaN; readers take a missing metric as missing.
-        append_json_lines(self.metrics, {name: value for name, value in record.items() if math.isfinite(value)})
-        failpoints.failpoint("metrics.written")
+        self.append(self.metrics, {name: value for name, value in record.items() if math.isfinite(value)})
 
-    def append_nonfinite(self, record: dict[str, Any]) -> None:
-        """Append the record of a skipped update."""
-        append_json_lines(self.nonfinite, record)
-        failpoints.failpoint("nonfinite.written")
-
-    def append_alarm(self, record: dict[str, Any]) -> None:
-        """Append an alarm."""
-        append_json_lines(self.alarms, record)
-        failpoints.failpoint("alarm.written")
+    def append(self, file: Path, record: dict[str, Any]) -> None:
+        """Append a line to one of the JSON-lines files."""
+        append_json_lines(file, record)
+        failpoints.failpoint(f"{file.stem}.written")
 
     def sync(self) -> None:
         """Wait until the JSON lines are on the disk: a checkpoint that survives a power cut must have its metrics."""
@@ -137,14 +95,6 @@ class RunFolder:
         """Return the metrics of every step."""
         return read_json_lines(self.metrics)
 
-    def nonfinite_records(self) -> list[dict[str, Any]]:
-        """Return the record of every skipped update."""
-        return read_json_lines(self.nonfinite)
-
-    def alarm_records(self) -> list[dict[str, Any]]:
-        """Return every alarm."""
-        return read_json_lines(self.alarms)
-
 
 def resolved_toml(config: Config) -> str:
     """Return the whole configuration as TOML, without the keys that are not set."""
@@ -153,12 +103,9 @@ def resolved_toml(config: Config) -> str:
 
 def config_fingerprint(config: Config) -> dict[str, Any]:
     """Return the keys that determine a run's results; two runs with equal fingerprints are the same run."""
-    table: dict[str, Any] = {}
     # JSON mode turns tuples into lists, as the fingerprint in a checkpoint's state.json has them.
-    for section, values in config.model_dump(mode="json").items():
-        keys = {f"{section}.{key}": value for key, value in values.items()}
-        table |= {key: value for key, value in keys.items() if key not in CHANGEABLE_ON_RESUME}
-    return table
+    table = config.model_dump(mode="json", exclude=CHANGEABLE_ON_RESUME)
+    return {f"{section}.{key}": value for section, values in table.items() for key, value in values.items()}
 
 
 def config_changes(before: Config, now: Config) -> list[str]:
