@@ -73,7 +73,7 @@ def assert_step_4_is_not_loaded(folder: Path) -> None:
 
 
 def test_a_checkpoint_is_loaded_bit_for_bit(folder: Path) -> None:
-    saved = checkpoints.load_newest(folder, accept)
+    saved = checkpoints.load_newest(folder, accept, print)
     assert saved is not None and saved.step == 4 and saved.state == {"step": 4, **STATE}
     for name, group in tensors(4).items():
         if name == "model":
@@ -202,7 +202,7 @@ def test_an_intact_checkpoint_that_cannot_be_restored_is_skipped_for_the_one_bef
         if saved.step == 4:
             raise CheckpointError("of another model")
 
-    saved = checkpoints.load_newest(folder, refuse)
+    saved = checkpoints.load_newest(folder, refuse, print)
     assert saved is not None and saved.step == 2
 
 
@@ -233,7 +233,7 @@ def test_the_newest_checkpoints_are_kept(tmp_path: Path, keep: int) -> None:
 def test_a_damaged_later_checkpoint_does_not_replace_an_intact_one(folder: Path, keep: int) -> None:
     (folder / "step-00000004" / "state.json").write_text("{}")
     save(folder, 3, keep)
-    saved = checkpoints.load_newest(folder, accept)
+    saved = checkpoints.load_newest(folder, accept, print)
     assert saved is not None and saved.step == 3
 
 

@@ -128,8 +128,8 @@ def experience(policy: Policy, task: FixedTask, texts: Sequence[str], config: Co
 def test_a_batch_holds_only_what_is_trained_on(policy: Policy) -> None:
     quiet = four(reward={"no_answer": "exclude"})
     gathered = experience(policy, sums("number", ["46", "46"]), ["46", "45", "=", "="], quiet)
-    assert gathered.batch.responses == len(gathered.responses) == sum(gathered.rollouts.minibatch_sizes) == 4
-    assert {a.verdict.kind for a in gathered.responses} == {"correct", "wrong"}
+    assert gathered.batch.responses == len(gathered.rollouts.responses) == sum(gathered.rollouts.minibatch_sizes) == 4
+    assert {a.verdict.kind for a in gathered.rollouts.responses} == {"correct", "wrong"}
     assert [a.verdict.kind for a in gathered.rollouts.excluded] == ["no_answer"] * 4
     advantages = sorted(gathered.batch.advantage.tolist())
     assert advantages[0] == pytest.approx(-advantages[-1])  # of two, not of four
@@ -137,7 +137,7 @@ def test_a_batch_holds_only_what_is_trained_on(policy: Policy) -> None:
 
 def test_a_step_whose_responses_are_all_excluded_has_an_empty_batch(policy: Policy) -> None:
     gathered = experience(policy, sums("number", ["forty-six"]), ["46", "45", "1", "2"], four())
-    assert (gathered.responses, gathered.rollouts.minibatch_sizes, gathered.batch.tokens) == ([], [], 0)
+    assert (gathered.rollouts.responses, gathered.rollouts.minibatch_sizes, gathered.batch.tokens) == ([], [], 0)
     assert len(gathered.rollouts.excluded) == 8
     metrics = step_metrics(gathered, [])
     assert metrics["reward/crashed_share"] == 1.0
@@ -175,5 +175,5 @@ def test_a_custom_rule_grades_a_step(policy: Policy, tmp_path: Path, monkeypatch
     (tmp_path / "my_rule.py").write_text("def ends(response, answer, extra):\n    return response.endswith(answer)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     gathered = experience(policy, sums("python:my_rule:ends", ["6"]), ["46", "45", "6", "7"], four())
-    kinds = {a.text: a.verdict.kind for a in gathered.responses}
+    kinds = {a.text: a.verdict.kind for a in gathered.rollouts.responses}
     assert kinds == {"46": "correct", "45": "wrong", "6": "correct", "7": "wrong"}

@@ -55,7 +55,10 @@ class AlarmHandler:
             if action == "off":
                 continue
             self.message(f"alarm: step {alarm.step}: {alarm.message}. {alarm.suggestion}".rstrip())
-            self._write({**asdict(alarm), "action": action})
+            try:
+                self.folder.append(self.folder.alarms, {**asdict(alarm), "action": action})
+            except (OSError, ValueError) as error:
+                self.message(f"warning: {self.folder.alarms} could not be written: {error}")
             by_action.setdefault(action, []).append(alarm)
         return by_action
 
@@ -73,12 +76,6 @@ class AlarmHandler:
             self.monitor = None
             self.message(f"warning: the alarms failed and are off from here: {error!r:.300}")
             return []
-
-    def _write(self, record: dict[str, Any]) -> None:
-        try:
-            self.folder.append(self.folder.alarms, record)
-        except (OSError, ValueError) as error:
-            self.message(f"warning: {self.folder.alarms} could not be written: {error}")
 
 
 def steps_around(step: int) -> range:

@@ -24,8 +24,10 @@ from torch import Tensor
 from trimtab import failpoints
 from trimtab.files import new_folder
 from trimtab.policy import Policy
+from trimtab.text import PrintLine
 
 FORMAT = 1
+TensorGroups = Mapping[str, Mapping[str, Tensor]]  # tensors by name, for each file of a checkpoint
 MAX_JSON_BYTES = 1 << 20  # ours have a few thousand; anything larger is not ours and could fill the memory
 
 
@@ -34,7 +36,7 @@ class Checkpoint:
     """A loaded checkpoint: named tensors by file, and the state as JSON."""
 
     step: int
-    tensors: dict[str, dict[str, Tensor]]
+    tensors: TensorGroups
     state: dict[str, Any]
     path: Path
 
@@ -47,9 +49,7 @@ class NonFiniteStateError(ValueError):
     """Weights or optimizer state are not finite; they are never saved."""
 
 
-def save(
-    folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], keep: int
-) -> Path:
+def save(folder: Path, step: int, tensors: TensorGroups, state: Mapping[str, Any], keep: int) -> Path:
     """Write a checkpoint, then delete the oldest ones beyond `keep`."""
     final = folder / f"step-{step:08d}"
     try:
@@ -68,19 +68,15 @@ def save(
     return final
 
 
-def load_newest(
-    folder: Path, restore: Callable[[Checkpoint], None], warn: Callable[[str], None] | None = None
-) -> Checkpoint | None:
+def load_newest(folder: Path, restore: Callable[[Checkpoint], None], warn: PrintLine) -> Checkpoint | None:
     """Pass the newest intact checkpoint to `restore`; if that raises CheckpointError, the one before it, and so on."""
     for path in reversed(list_checkpoints(folder)):
         try:
             saved = read(path)
             restore(saved)
-        except CheckpointError as error:
-            if warn is not None:
-                warn(f"warning: {error}; it is not used")
-        else:
             return saved
+        except CheckpointError as error:
+            warn(f"warning: {error}; it is not used")
     return None
 
 
@@ -126,18 +122,13 @@ def trained_parameters(policy: Policy) -> dict[str, Tensor]:
 @torch.no_grad()
 def load_parameters(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
     """Load saved weights: all of them, or none if any does not fit."""
-    own = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
-    wrong = [
-        name
-        for name in own.keys() | tensors.keys()
-        if name not in own or name not in tensors or own[name].shape != tensors[name].shape
-    ]
+    own = trained_parameters(policy)
+    shapes, saved = ({(name, value.shape) for name, value in group.items()} for group in (own, tensors))
+    wrong = sorted({name for name, _ in shapes ^ saved})
     if wrong:  # checked before the first copy: a policy that is half restored would be worse than an error
-        raise CheckpointError(
-            f"the checkpoint is of another model: {wrong[0]} does not fit (and {len(wrong) - 1} more)"
-        )
-    for name, p in own.items():
-        p.copy_(tensors[name])
+        raise CheckpointError(f"checkpoint of another model: {wrong[0]} does not fit (and {len(wrong) - 1} more)")
+    for name, value in own.items():
+        value.copy_(tensors[name])
 
 
 def load_weights(policy: Policy, path: Path) -> None:
@@ -149,16 +140,13 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return an optimizer's state as tensors named `NUMBER OF THE PARAMETER/NAME`."""
     # Only tensors and counters; learning rate and betas come from the recipe.
     state = optimizer.state_dict()["state"]
-    return {
-        f"{number}/{name}": torch.as_tensor(value) for number, slots in state.items() for name, value in slots.items()
-    }
+    return {f"{n}/{name}": torch.as_tensor(value) for n, slots in state.items() for name, value in slots.items()}
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Restore what `optimizer_tensors` returned."""
-    shapes = {
-        str(number): p.shape for number, p in enumerate(p for group in optimizer.param_groups for p in group["params"])
-    }
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    shapes = {str(number): p.shape for number, p in enumerate(parameters)}
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, _, name = key.partition("/")
@@ -169,7 +157,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
-def training_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+def training_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> TensorGroups:
     """Return the tensors of a checkpoint to go on training from."""
     return {"model": trained_parameters(policy), "optimizer": optimizer_tensors(optimizer)}
 
@@ -180,7 +168,7 @@ def load_training_tensors(policy: Policy, optimizer: torch.optim.Optimizer, save
     load_optimizer(optimizer, saved.tensors["optimizer"])
 
 
-def _write(folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+def _write(folder: Path, state: Mapping[str, Any], tensors: TensorGroups) -> None:
     for name, group in tensors.items():
         save_file(_finite_on_cpu(group), folder / f"{name}.safetensors")
         failpoints.failpoint("checkpoint.tensors")

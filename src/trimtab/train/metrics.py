@@ -1,7 +1,4 @@
-"""The metrics of a step, each named `area/name`, and the table of their meanings.
-
-Some are warning signs that alarms look for, the same for every objective: `token_signals`.
-"""
+"""The metrics of a step, each named `area/name`, and the table of their meanings."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from trimtab.objectives import TokenBatch, gradient_norm_squared, largest, quant
 from trimtab.policy import UpdateResult
 from trimtab.rewards import VERDICT_KINDS
 from trimtab.train.rollouts import GradedResponse, has_reward_spread
-from trimtab.train.scoring import Experience, sampler_mismatch
+from trimtab.train.scoring import Experience
 
 MAX_NAMED = 20  # responses named in the record of a non-finite update
 # A token is spurious if its surprisal is this many nats above the entropy, the surprisal's expectation: it is 20 times
@@ -73,7 +70,7 @@ def step_metrics(experience: Experience, results: Sequence[UpdateResult]) -> dic
     """Return the metrics of a step; those of its updates are averaged (`_max`, `_min`: the extreme)."""
     rollouts, batch = experience.rollouts, experience.batch
     metrics: dict[str, float] = {"groups/dropped": rollouts.dropped_groups, "tokens/count": batch.tokens}
-    metrics |= _token_metrics(experience) | _response_metrics(rollouts.responses)
+    metrics |= _token_metrics(batch) | _response_metrics(rollouts.responses)
     metrics |= _verdict_shares([*rollouts.responses, *rollouts.excluded])
     metrics["reward/excluded"] = len(rollouts.excluded)
     metrics["update/skipped"] = sum(not result.taken for result in results)
@@ -86,12 +83,11 @@ def step_metrics(experience: Experience, results: Sequence[UpdateResult]) -> dic
     return metrics
 
 
-def _token_metrics(experience: Experience) -> dict[str, float]:
-    batch = experience.batch
+def _token_metrics(batch: TokenBatch) -> dict[str, float]:
     if not batch.tokens:
         return {}
-    mismatch = sampler_mismatch(batch)
-    assert batch.entropy is not None
+    assert batch.entropy is not None and batch.sampler_logp is not None
+    mismatch = (batch.sampler_logp - batch.old_logp).abs()
     values = {"policy/entropy": batch.entropy.mean(), "sampler/mismatch_mean": mismatch.mean()}
     values |= {"sampler/mismatch_max": mismatch.max(), **token_signals(batch)}
     # One copy for all of them: each copy from a GPU waits for it.
@@ -126,11 +122,10 @@ def nonfinite_records(step: int, experience: Experience, results: Sequence[Updat
     sizes = experience.rollouts.minibatch_sizes if experience.nonfinite is None else [0]
     for update, (result, size) in enumerate(zip(results, sizes, strict=True)):
         if not result.taken:
-            found = [experience.responses[first + row] for row in result.nonfinite_responses]
+            found = [experience.rollouts.responses[first + row] for row in result.nonfinite_responses]
             named = [{"prompt": r.group, "sample": r.response.sample, "text": r.text[:200]} for r in found[:MAX_NAMED]]
-            records.append(
-                {"step": step, "update": update, "value": result.nonfinite, "count": len(found), "responses": named}
-            )
+            value, count = result.nonfinite, len(found)
+            records.append({"step": step, "update": update, "value": value, "count": count, "responses": named})
         first += size
     return records
 
@@ -178,8 +173,7 @@ def repetition_share(token: Tensor, sequence: Tensor) -> Tensor:
         code = (code + token[offset : offset + count]) * _ODD
     # Drop n-grams that reach over the end of a response.
     code = code[sequence[:count] == sequence[NGRAM - 1 :]].sort().values
-    repeats = (code[1:] == code[:-1]).sum(dtype=torch.float32)
-    return repeats / max(len(code), 1)
+    return (code[1:] == code[:-1]).sum(dtype=torch.float32) / max(len(code), 1)
 
 
 def has_learning_signal(metrics: Mapping[str, float]) -> bool:
@@ -197,6 +191,5 @@ def no_signal_diagnosis(steps: int, metrics: Mapping[str, float], nonfinite: Pat
         advice = "no response is right: check the task's rule and prompt, use a warm start or an easier task"
     else:
         advice = "every response is right: use a harder task, or stop here"
-    return (
-        f"{steps} steps in a row without learning signal (accuracy {accuracy:.2f}, truncated {truncated:.2f}): {advice}"
-    )
+    figures = f"accuracy {accuracy:.2f}, truncated {truncated:.2f}"
+    return f"{steps} steps in a row without learning signal ({figures}): {advice}"

@@ -101,7 +101,7 @@ def record_step(
     ]
     recorder.record_step(
         step,
-        [recorded_response(response) for response in experience.responses],
+        [recorded_response(response) for response in experience.rollouts.responses],
         records,
         observed_entropy=observed_entropy(experience.batch),
         controllers=objective.state_dict(),

@@ -38,6 +38,9 @@ class GradedResponse:
         return Transcript(self.prompt, self.response.tokens)
 
 
+Group = list[GradedResponse]  # the responses to one prompt
+
+
 @dataclass(frozen=True)
 class Rollouts:
     """The graded responses of a step, in the order of training and split into mini-batches.
@@ -60,14 +63,14 @@ def collect_rollouts(trainer: Trainer, progress: RunProgress) -> Rollouts:
     return Rollouts(responses, sizes, position, dropped, excluded)
 
 
-def sample_groups(trainer: Trainer, progress: RunProgress) -> tuple[list[list[GradedResponse]], int, int]:
+def sample_groups(trainer: Trainer, progress: RunProgress) -> tuple[list[Group], int, int]:
     """Sample the groups of a step; return them, the number of groups dropped, and the next position in the stream.
 
     With dynamic sampling only groups whose rewards differ are kept, and further prompts are sampled in their place.
     """
     config, rollout, position = trainer.config, trainer.config.rollout, progress.position
     options = config.sampling_options(rollout.samples)
-    groups: list[list[GradedResponse]] = []
+    groups: list[Group] = []
     dropped = 0
     for _ in range(rollout.dynamic_max_rounds if rollout.dynamic_sampling else 1):
         missing = rollout.prompts - len(groups)
@@ -76,7 +79,7 @@ def sample_groups(trainer: Trainer, progress: RunProgress) -> tuple[list[list[Gr
         numbers = range(position, position + count)
         problems = [(n, trainer.task[problem_index(len(trainer.task), config.run.seed, n)]) for n in numbers]
         sampled = sample_and_grade(trainer, problems, progress.step, options)
-        useful = [group for group in sampled if has_reward_spread(group)] if rollout.dynamic_sampling else sampled
+        useful = list(filter(has_reward_spread, sampled)) if rollout.dynamic_sampling else sampled
         dropped += len(sampled) - len(useful)
         used = useful[:missing]
         groups += used
@@ -89,7 +92,7 @@ def sample_groups(trainer: Trainer, progress: RunProgress) -> tuple[list[list[Gr
 
 def sample_and_grade(
     trainer: Trainer, problems: Sequence[tuple[int, Problem]], step: int, options: SamplingOptions
-) -> list[list[GradedResponse]]:
+) -> list[Group]:
     """Sample responses to numbered problems and grade them; return one group per problem."""
     config, policy = trainer.config, trainer.policy
     prompts = encode_prompts(policy, problems, config.rollout.max_prompt_tokens)
@@ -137,7 +140,7 @@ def has_reward_spread(group: Sequence[GradedResponse]) -> bool:
     return len({response.reward for response in group if not response.excluded}) > 1
 
 
-def remove_excluded(groups: list[list[GradedResponse]]) -> tuple[list[list[GradedResponse]], list[GradedResponse]]:
+def remove_excluded(groups: list[Group]) -> tuple[list[Group], list[GradedResponse]]:
     """Split off the responses that are not trained on: return the remaining groups, and the excluded responses."""
     kept, excluded = [], []
     for group in groups:
@@ -150,9 +153,7 @@ def remove_excluded(groups: list[list[GradedResponse]]) -> tuple[list[list[Grade
     return kept, excluded
 
 
-def split_into_minibatches(
-    groups: list[list[GradedResponse]], minibatches: int
-) -> tuple[list[GradedResponse], list[int]]:
+def split_into_minibatches(groups: list[Group], minibatches: int) -> tuple[list[GradedResponse], list[int]]:
     """Split groups into mini-batches of whole groups; return all responses in order, and the mini-batches' sizes."""
     responses, sizes = [], []
     # With groups dropped or excluded the mini-batches differ by up to one group, and some may be empty.

@@ -16,7 +16,7 @@ from trimtab.config import Config
 from trimtab.train import checkpoints, run_state
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_around
 from trimtab.train.metrics import StepResult, has_learning_signal, no_signal_diagnosis
-from trimtab.train.process import deferred_interrupt, set_threads
+from trimtab.train.process import deferred_interrupt, environment, set_threads
 from trimtab.train.recording import start_recording
 from trimtab.train.reporting import Loggers, Reporter
 from trimtab.train.rollouts import evaluate
@@ -170,8 +170,10 @@ class Run:
         # Steps after the checkpoint are repeated with the same results, and must not be logged twice.
         self.folder.rewind(self.progress.step)
         self.reporter.message(f"resumed from step {saved.step} ({saved.path})")
-        for warning in run_state.environment_warnings(saved.state["environment"], self.trainer):
-            self.reporter.message(warning)
+        before = saved.state["environment"]
+        for name, now in environment(self.trainer.policy.device).items():
+            if (was := before.get(name)) != now:
+                self.reporter.message(f"warning: {name} was {was} and is {now}: results may differ in the last bits")
 
     def _end(self) -> None:
         """Save the run and, if it is finished, publish its model."""
@@ -233,9 +235,8 @@ class Run:
         """Warn about the first of several steps that teach nothing; stop once `run.patience` is used up."""
         streak, patience = self.progress.steps_without_signal, self.config.run.patience
         if streak == 1 and not metrics["update/skipped"]:
-            self.reporter.message(
-                f"warning: step {self.progress.step}: rewards do not differ within any group, nothing was learnt"
-            )
+            step = f"step {self.progress.step}"
+            self.reporter.message(f"warning: {step}: rewards do not differ within any group, nothing was learnt")
         if patience and streak >= patience:
             self.save()
             raise self._stop(StopReason.NO_SIGNAL, no_signal_diagnosis(streak, metrics, self.folder.nonfinite))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from trimtab import failpoints
 from trimtab.files import new_folder
@@ -17,7 +17,7 @@ from trimtab.train.trainer import RunProgress, Trainer
 def save_checkpoint(folder: Path, trainer: Trainer, progress: RunProgress, keep: int) -> None:
     """Write a checkpoint that the run can resume from."""
     state = {
-        "progress": progress.state_dict(),
+        "progress": asdict(progress),
         "objective": trainer.objective.state_dict(),
         "config_fingerprint": config_fingerprint(trainer.config),
         "environment": environment(trainer.policy.device),
@@ -36,20 +36,12 @@ def restore_checkpoint(saved: checkpoints.Checkpoint, trainer: Trainer, progress
             raise ValueError(f"it is of a run with another {', '.join(other)}")
         checkpoints.load_training_tensors(trainer.policy, trainer.optimizer, saved)
         trainer.objective.load_state_dict(saved.state["objective"])
-        progress.load_state_dict(saved.state["progress"])
+        for name in asdict(progress):
+            setattr(progress, name, int(saved.state["progress"][name]))  # int: an infinity or a text raises here
         # Checksums prove that nothing was damaged, not that the numbers make sense.
-        valid = progress.step == saved.step and min(progress.state_dict().values()) >= 0
+        valid = progress.step == saved.step and min(asdict(progress).values()) >= 0
         if not valid or not isinstance(saved.state["environment"], dict):
             raise ValueError("its state is not valid")
-
-
-def environment_warnings(before: dict[str, Any], trainer: Trainer) -> list[str]:
-    """Return a warning for everything that differs from the environment of a checkpoint."""
-    return [
-        f"warning: {name} was {before.get(name)} and is {now}: results may differ in the last bits"
-        for name, now in environment(trainer.policy.device).items()
-        if before.get(name) != now
-    ]
 
 
 def save_reference(trainer: Trainer, folder: RunFolder) -> None:

@@ -8,10 +8,9 @@ from itertools import accumulate, chain, pairwise
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from trimtab.config import Config
-from trimtab.objectives import NotFiniteError, Objective, TokenBatch, segment_ids
+from trimtab.objectives import Moments, NotFiniteError, Objective, TokenBatch, segment_ids
 from trimtab.policy import Policy, Transcript, score, to_device
 from trimtab.train.rollouts import GradedResponse, Rollouts
 from trimtab.train.trainer import Trainer
@@ -35,16 +34,11 @@ class Experience:
     batch: TokenBatch
     nonfinite: NotFiniteError | None = None
 
-    @property
-    def responses(self) -> list[GradedResponse]:
-        """The responses in the order of training."""
-        return self.rollouts.responses
-
     def minibatches(self) -> Iterator[Minibatch]:
         """Yield the mini-batches of the step's updates."""
         sizes = self.rollouts.minibatch_sizes if self.nonfinite is None else []
         for number, (first, last) in enumerate(pairwise(accumulate(sizes, initial=0))):
-            transcripts = [response.transcript for response in self.responses[first:last]]
+            transcripts = [response.transcript for response in self.rollouts.responses[first:last]]
             # Lazily, so that the tensors of one mini-batch exist at a time.
             yield Minibatch(number, first, self.batch.select(first, last), transcripts)
 
@@ -63,7 +57,7 @@ def score_responses(trainer: Trainer, responses: Sequence[GradedResponse]) -> To
     if not responses:
         return empty_batch(policy, objective)
     transcripts = [response.transcript for response in responses]
-    scores = score(policy, transcripts, *_score_options(trainer.config))
+    scores = _score(policy, transcripts, trainer.config)
     # A GPU is still computing the scores: whatever the host prepares before `TokenBatch` checks them costs no time.
     ids = np.concatenate([transcript.ids[len(transcript.prompt) :] for transcript in transcripts])
     owner = np.repeat(np.arange(len(responses)), [len(response.response.tokens) for response in responses])
@@ -89,7 +83,7 @@ def score_responses(trainer: Trainer, responses: Sequence[GradedResponse]) -> To
         token=token,
         segment=segment[0] if segment else None,
         sampler_logp=sampler_logp,
-        ref_logp=None if reference is None else score(reference, transcripts, *_score_options(trainer.config)).logp,
+        ref_logp=None if reference is None else _score(reference, transcripts, trainer.config).logp,
         group=group,
         reward=reward,
         responses=len(responses),
@@ -98,14 +92,8 @@ def score_responses(trainer: Trainer, responses: Sequence[GradedResponse]) -> To
 
 def rescore(policy: Policy, minibatch: Minibatch, config: Config) -> Minibatch:
     """Return the mini-batch with statistics of the policy as it is now, for `update.token_stats = "current"`."""
-    scores = score(policy, minibatch.transcripts, *_score_options(config))
-    batch = replace(
-        minibatch.batch,
-        current_logp=scores.logp,
-        entropy=scores.entropy,
-        sum_p2=scores.sum_p2,
-        sum_p2_logp=scores.sum_p2_logp,
-    )
+    logp, entropy, sum_p2, sum_p2_logp = _score(policy, minibatch.transcripts, config)
+    batch = replace(minibatch.batch, current_logp=logp, entropy=entropy, sum_p2=sum_p2, sum_p2_logp=sum_p2_logp)
     return replace(minibatch, batch=batch)
 
 
@@ -117,11 +105,5 @@ def empty_batch(policy: Policy, objective: Objective) -> TokenBatch:
     return TokenBatch(old_logp=none, advantage=none, sequence=none, **fields)  # type: ignore[arg-type]
 
 
-def sampler_mismatch(batch: TokenBatch) -> Tensor:
-    """Return the absolute difference between the sampler's and the trainer's log-probability of each token."""
-    assert batch.sampler_logp is not None
-    return (batch.sampler_logp - batch.old_logp).abs()
-
-
-def _score_options(config: Config) -> tuple[float, int, int]:
-    return config.rollout.temperature, config.update.token_budget, config.update.head_chunk
+def _score(policy: Policy, transcripts: Sequence[Transcript], config: Config) -> Moments:
+    return score(policy, transcripts, config.rollout.temperature, config.update.token_budget, config.update.head_chunk)

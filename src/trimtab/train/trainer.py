@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -27,15 +26,6 @@ class RunProgress:
     position: int = 0
     steps_without_signal: int = 0
     updates_skipped: int = 0
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the progress as plain numbers."""
-        return asdict(self)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        for name in self.state_dict():
-            setattr(self, name, int(state[name]))  # int: an infinity or a text in a damaged file raises here
 
 
 @dataclass

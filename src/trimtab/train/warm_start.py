@@ -9,27 +9,23 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from trimtab import failpoints
 from trimtab.config import Config
 from trimtab.policy import Policy, Transcript, log_probs, make_optimizer, split_by_token_budget
-from trimtab.tasks import Task, derive_seed, read_rows
+from trimtab.tasks import Problem, Task, derive_seed, read_rows
 from trimtab.train import checkpoints
 from trimtab.train.reporting import Reporter
 from trimtab.train.rollouts import evaluate
 from trimtab.train.trainer import Trainer
 
 
-def warm_start(
-    trainer: Trainer,
-    cache: Path,
-    reporter: Reporter,
-    evaluate: Callable[[Trainer], dict[str, float]] = evaluate,
-) -> None:
+def warm_start(trainer: Trainer, cache: Path, reporter: Reporter) -> None:
     """Train the policy on worked solutions, or load the weights of the same warm start from the cache."""
     policy, config, warm = trainer.policy, trainer.config, trainer.config.warm_start
     if not warm.steps:
@@ -94,30 +90,26 @@ def _stamp(path: str) -> list[tuple[str, int, int]]:
 
 def _examples(policy: Policy, task: Task, config: Config) -> Callable[[int], Transcript]:
     """Return a function from any number to a worked solution; numbers beyond the last one start over."""
-    warm = config.warm_start
-    if warm.path is not None:
-        pairs = [(where, row.get("prompt"), row.get("solution")) for where, row in read_rows(warm.path)]
-        for where, prompt, solution in pairs:
-            if not isinstance(prompt, str) or not isinstance(solution, str) or not prompt:
-                raise ValueError(f"{where}: a warm-start row needs `prompt` and `solution`, both text, and some prompt")
-        return lambda n: _transcript(
-            policy, ({"role": "user", "content": str(pairs[n % len(pairs)][1])},), str(pairs[n % len(pairs)][2])
-        )
-    if task[0].solution is None:
-        raise ValueError(
-            f"task {task.name} has no worked solutions: set warm_start.path to a jsonl, or warm_start.steps = 0"
-        )
-    count = min(warm.max_problems or len(task), len(task))
+    path = config.warm_start.path
+    problems = task if path is None else [_problem(where, row) for where, row in read_rows(path)]
+    if path is None and task[0].solution is None:
+        advice = "set warm_start.path to a jsonl, or warm_start.steps = 0"
+        raise ValueError(f"task {task.name} has no worked solutions: {advice}")
+    limit = config.warm_start.max_problems if path is None else None
+    count = min(limit or len(problems), len(problems))
 
     def example(number: int) -> Transcript:
-        problem = task[number % count]
-        return _transcript(policy, problem.prompt, str(problem.solution))
+        problem = problems[number % count]
+        return Transcript(policy.encode(problem.prompt), policy.encode_solution(str(problem.solution)))
 
     return example
 
 
-def _transcript(policy: Policy, prompt: object, solution: str) -> Transcript:
-    return Transcript(policy.encode(prompt), policy.encode_solution(solution))  # type: ignore[arg-type]
+def _problem(where: str, row: Mapping[str, Any]) -> Problem:
+    prompt, solution = row.get("prompt"), row.get("solution")
+    if not isinstance(prompt, str) or not isinstance(solution, str) or not prompt:
+        raise ValueError(f"{where}: a warm-start row needs `prompt` and `solution`, both text, and some prompt")
+    return Problem(({"role": "user", "content": prompt},), answer="", rule="", source=where, solution=solution)
 
 
 def _sample_batch(examples: Callable[[int], Transcript], step: int, config: Config) -> list[Transcript]:
