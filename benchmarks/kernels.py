@@ -73,8 +73,8 @@ def layer_cases() -> Iterator[tuple[str, Counter[str], dict[str, int], int]]:
     """Yield the same for the kernels of a fused layer."""
     fp32 = ("x", "residual", "weight", "inverse_rms", "d_residual", "d_x", "partial")
     for width in (576, 2048):
-        block = triton.next_power_of_2(width)
-        warps, constants = rms_norm._warps(block), {"BLOCK": block}
+        constants = rms_norm._row_options(width)
+        warps = constants.pop("num_warps")
         for kernel, flags in (
             (rms_norm._fused_add_rms_norm, {"ADD": True}),
             (

@@ -23,20 +23,14 @@ def causal_attention(
     its last entry may be less than `tokens`, and the output of the tokens after it is then undefined. `max_seqlen` is
     the length of the longest sequence. Under autocast it runs in autocast's dtype.
     """
-    query, key, value = _to_autocast_dtype(query, key, value)
+    if torch.is_autocast_enabled(query.device.type):
+        # Autocast casts the arguments of scaled_dot_product_attention, but not those of the variable-length kernel.
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if not len(query):
         return torch.zeros_like(query)
     attend = _flash_attention if _flash_supports(query, key, value) else _sdpa_per_sequence
     return attend(query, key, value, cu_seqlens, max_seqlen, scale)
-
-
-def _to_autocast_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-    # Autocast casts the arguments of scaled_dot_product_attention, but not those of the variable-length kernel.
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(tensor.to(dtype) for tensor in tensors)
 
 
 def _flash_supports(query: Tensor, key: Tensor, value: Tensor) -> bool:

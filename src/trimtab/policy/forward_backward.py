@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from trimtab.objectives import LossOutput, Objective, Plan
 from trimtab.policy.lm_head import Head, HeadGradients, head_gradients, head_scores
 from trimtab.policy.policy import Policy
-from trimtab.policy.score import Transcript, log_probs, response_hidden_states
+from trimtab.policy.score import Transcript, log_probs, packed_sizes, response_hidden_states
 
 
 def forward_backward(
@@ -72,15 +72,9 @@ def _head_backward(
             return out.loss, grad_logp
 
     linear: Any = policy.lm_head
+    weight_grad, bias_grad = _grad_buffer(linear.weight), _grad_buffer(linear.bias)
     gradients = head_gradients(
-        hidden,
-        head,
-        tokens,
-        loss_fn,
-        sizes,
-        frozen=not linear.weight.requires_grad,
-        weight_grad=_grad_buffer(linear.weight),
-        bias_grad=_grad_buffer(linear.bias),
+        hidden, head, tokens, loss_fn, sizes, frozen=weight_grad is None, weight_grad=weight_grad, bias_grad=bias_grad
     )
     return LossOutput.concat(outputs), gradients
 
@@ -98,14 +92,7 @@ def _independent_chunks(micro: Plan, head_chunk: int) -> list[Plan] | None:
     """Split into chunks of at most `head_chunk` tokens whose losses do not depend on each other; None if impossible."""
     if micro.spans is None and micro.replan is None:
         return [micro.cut(first, min(first + head_chunk, micro.tokens)) for first in range(0, micro.tokens, head_chunk)]
-    lengths = [last - first for first, last in pairwise(micro.offsets)]
-    if max(lengths, default=0) > head_chunk or micro.replan is not None:
+    longest = max((last - first for first, last in pairwise(micro.offsets)), default=0)
+    if longest > head_chunk or micro.replan is not None:
         return None
-    sizes, tokens = [0], 0
-    for length in lengths:
-        if sizes[-1] and tokens + length > head_chunk:
-            sizes.append(0)
-            tokens = 0
-        sizes[-1] += 1
-        tokens += length
-    return micro.split(sizes)
+    return micro.split(packed_sizes(micro.offsets, head_chunk))

@@ -119,16 +119,12 @@ def _is_fused(module: Any) -> bool:
 
 def _layer_forward(module: Any, kernels: Kernels, hidden_states: LayerState, **options: Any) -> LayerState:
     """Run a decoder layer fused if the call allows it, else as transformers does."""
-    if isinstance(hidden_states, tuple):
-        residual, delta = hidden_states
-    elif _can_fuse(hidden_states, options):
-        residual, delta = hidden_states[0], None
-    else:
-        plain: Tensor = type(module).forward(module, hidden_states, **options)
+    unfused = isinstance(hidden_states, Tensor) and not _can_fuse(hidden_states, options)
+    if unfused or any(map(_has_hooks, module._modules.values())):
+        whole = hidden_states if isinstance(hidden_states, Tensor) else _add_delta(*hidden_states)
+        plain: Tensor = type(module).forward(module, whole, **options)
         return plain
-    if any(map(_has_hooks, module._modules.values())):
-        hooked: Tensor = type(module).forward(module, _add_delta(residual, delta), **options)
-        return hooked
+    residual, delta = (hidden_states[0], None) if isinstance(hidden_states, Tensor) else hidden_states
     residual, normed = _add_rms_norm(kernels, residual, delta, module.input_layernorm)
     attended = _attention_forward(module.self_attn, kernels, normed, options)
     residual, normed = _add_rms_norm(kernels, residual, attended, module.post_attention_layernorm)
@@ -213,14 +209,7 @@ class FusedAddRMSNorm(torch.autograd.Function):
         d_weight = torch.empty_like(weight) if ctx.needs_input_grad[3] else None
         d_residual = None if d_residual is None else d_residual.contiguous()
         ctx.kernels.fused_add_rms_norm_backward(
-            d_out.contiguous(),
-            d_residual,
-            residual,
-            weight,
-            inverse_rms,
-            d_x=d_x,
-            d_delta=d_delta,
-            d_weight=d_weight,
+            d_out.contiguous(), d_residual, residual, weight, inverse_rms, d_x=d_x, d_delta=d_delta, d_weight=d_weight
         )
         return None, d_x, d_delta, d_weight, None, None
 

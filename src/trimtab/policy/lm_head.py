@@ -176,12 +176,8 @@ def target_logits(logits: Tensor, hidden: Tensor, head: Head, tokens: Tensor) ->
 def softmax_moments(logits: Tensor, tokens: Tensor, target: Tensor, head: Head) -> Tensor:
     """Return ln p, entropy, sum p^2 and sum p^2 ln p of every row, (4, rows)."""
     kernels = _kernels_for(logits)
-    if kernels is not None:
-        numbers: Tensor = kernels.softmax_moments(
-            logits, tokens, target, head.temperature, head.soft_cap, write_grad=False
-        )
-        return numbers
-    return _torch_softmax_moments(logits, tokens, target, head.temperature, head.soft_cap, write_grad=False)
+    run: Callable[..., Tensor] = _torch_softmax_moments if kernels is None else kernels.softmax_moments
+    return run(logits, tokens, target, head.temperature, head.soft_cap, write_grad=False)
 
 
 def logp_and_grad(logits: Tensor, tokens: Tensor, target: Tensor, head: Head) -> tuple[Tensor, Tensor]:
@@ -197,10 +193,7 @@ def logp_and_grad(logits: Tensor, tokens: Tensor, target: Tensor, head: Head) ->
 def scale_rows(x: Tensor, factor: Tensor, out: Tensor) -> Tensor:
     """Write out = x * factor[:, None], rounded once."""
     kernels = _kernels_for(x)
-    if kernels is not None:
-        scaled: Tensor = kernels.scale_rows(x, factor, out)
-        return scaled
-    return torch.mul(x, factor[:, None], out=out)
+    return torch.mul(x, factor[:, None], out=out) if kernels is None else kernels.scale_rows(x, factor, out)
 
 
 def _kernels_for(x: Tensor) -> Any:

@@ -7,8 +7,8 @@ chunks, biases, dropout) raises, so that `packing_unsupported_reason` finds such
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import accumulate
@@ -41,7 +41,8 @@ def packed_hidden_states(backbone: Any, batch: PackedBatch) -> Tensor:
     # A mask of ones: without any, transformers looks for sequence borders in the positions, which waits for the GPU.
     # One element, expanded, takes no memory.
     ones = batch.ids.new_ones((1, 1), dtype=torch.bool).expand(1, len(batch.ids))
-    with _no_mask():
+    token = _without_mask.set(True)
+    try:
         out = backbone(
             input_ids=batch.ids[None],
             position_ids=batch.positions[None],
@@ -50,6 +51,8 @@ def packed_hidden_states(backbone: Any, batch: PackedBatch) -> Tensor:
             cu_seq_lens_q=batch.cu_seqlens,
             max_length_q=batch.max_seqlen,
         )
+    finally:
+        _without_mask.reset(token)
     hidden: Tensor = out.last_hidden_state[0]
     return hidden
 
@@ -112,37 +115,21 @@ def _trial_batch(backbone: Any, device: torch.device) -> PackedBatch:
     return PackedBatch(ids, positions, cu_seqlens, max(TRIAL_LENGTHS))
 
 
-@contextmanager
-def _no_mask() -> Iterator[None]:
-    token = _without_mask.set(True)
-    try:
-        yield
-    finally:
-        _without_mask.reset(token)
-
-
 def _attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **options: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it: from (rows, heads, tokens, head_dim) to (rows, tokens, heads, head_dim)."""
     cu_seqlens = options.get("cu_seq_lens_q")
     if cu_seqlens is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **options)
-    if dropout or attention_mask is not None or options.get("position_bias") is not None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    if options.get("dropout") or attention_mask is not None or options.get("position_bias") is not None:
         raise NotImplementedError("packed attention has no dropout, mask or bias")
     if options.get("is_causal") is False or not getattr(module, "is_causal", True):
         raise NotImplementedError("packed attention is causal")
     q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
-    return causal_attention(q, k, v, cu_seqlens, options["max_length_q"], scaling).unsqueeze(0), None
+    return causal_attention(q, k, v, cu_seqlens, options["max_length_q"], options.get("scaling")).unsqueeze(0), None
 
 
 def _mask(*args: Any, **options: Any) -> Tensor | None:

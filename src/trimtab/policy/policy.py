@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from trimtab.policy.batch_tokenize import decode_batch, encode_batch
 from trimtab.policy.lm_head import Head
-from trimtab.policy.packed import PackedBatch, packed_hidden_states
 
 Precision = Literal["fp32", "bf16"]
 
@@ -64,10 +63,6 @@ class Policy:
         states: Tensor = self.backbone(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
         return states
 
-    def packed_hidden_states(self, batch: PackedBatch) -> Tensor:
-        """Return the last hidden states of packed sequences, (tokens, width)."""
-        return packed_hidden_states(self.backbone, batch)
-
     def logits(self, hidden: Tensor, temperature: float) -> Tensor:
         """Return fp32 logits divided by the sampling temperature, soft-capped if the model does so."""
         logits: Tensor = self.lm_head(hidden).float()
@@ -98,9 +93,7 @@ class Policy:
         listed = configured if isinstance(configured, list) else [configured]
         found = {token for token in (*listed, self.tokenizer.eos_token_id) if token is not None}
         if not found:
-            raise ValueError(
-                "neither the model nor the tokenizer names an end-of-text token: responses would never end"
-            )
+            raise ValueError("neither model nor tokenizer names an end-of-text token: responses would never end")
         return frozenset(found)
 
     @property

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trimtab.objectives import Moments, moments
 from trimtab.policy.lm_head import Head, head_scores
-from trimtab.policy.packed import PackedBatch
+from trimtab.policy.packed import PackedBatch, packed_hidden_states
 from trimtab.policy.policy import Policy
 
 _TORCH_DTYPES = {"int64": torch.int64, "float32": torch.float32}
@@ -57,8 +57,8 @@ def micro_batch_sizes(lengths: Sequence[int], token_budget: int, packed: bool = 
     ends = list(accumulate(lengths, initial=0))
     # Few, since a small micro-batch takes the host as long as a large one; even, since the allocator reuses blocks of
     # the same size.
-    fewest = len(_packed_sizes(ends, token_budget))
-    choices = (_packed_sizes(ends, token_budget * eighths // 8) for eighths in range(1, 9))
+    fewest = len(packed_sizes(ends, token_budget))
+    choices = (packed_sizes(ends, token_budget * eighths // 8) for eighths in range(1, 9))
     return next(sizes for sizes in choices if len(sizes) == fewest)
 
 
@@ -73,8 +73,8 @@ def _padded_sizes(lengths: Sequence[int], token_budget: int) -> list[int]:
     return [*sizes, rows] if rows else sizes
 
 
-def _packed_sizes(ends: Sequence[int], token_budget: int) -> list[int]:
-    """Fill micro-batches greedily; `ends` are the cumulative lengths from 0 on."""
+def packed_sizes(ends: Sequence[int], token_budget: int) -> list[int]:
+    """Return the sizes of greedily filled micro-batches; `ends` are the cumulative lengths from 0 on."""
     sizes, first = [], 0
     while first < len(ends) - 1:
         last = max(bisect_right(ends, ends[first] + token_budget) - 1, first + 1)
@@ -108,7 +108,7 @@ def response_hidden_states(policy: Policy, transcripts: Sequence[Transcript]) ->
             policy.device, ids, positions, cu_seqlens, targets - 1, ids[targets]
         )
         batch = PackedBatch(flat, position_ids, bounds.to(torch.int32), int(lengths.max()))
-        hidden = policy.packed_hidden_states(batch)
+        hidden = packed_hidden_states(policy.backbone, batch)
     else:
         real = np.arange(lengths.max()) < lengths[:, None]
         table = np.full(real.shape, policy.pad_token_id)

@@ -12,6 +12,7 @@ from math import isfinite
 
 import torch
 from torch import Tensor
+from torch.optim import AdamW, Optimizer
 
 from trimtab.objectives import Objective, Plan, merge_metrics
 from trimtab.policy.forward_backward import forward_backward
@@ -49,16 +50,16 @@ class UpdateOptions:
     fused_head: bool | None = None
 
 
-def make_optimizer(policy: Policy, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
+def make_optimizer(policy: Policy, lr: float, betas: tuple[float, float], weight_decay: float) -> AdamW:
     """Return AdamW over the trained parameters, fused on a GPU."""
     trained = [p for p in policy.model.parameters() if p.requires_grad]
     fused = policy.device.type == "cuda"
-    return torch.optim.AdamW(trained, lr=lr, betas=betas, weight_decay=weight_decay, fused=fused)
+    return AdamW(trained, lr=lr, betas=betas, weight_decay=weight_decay, fused=fused)
 
 
 def update(
     policy: Policy,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     objective: Objective,
     plan: Plan,
     transcripts: Sequence[Transcript],
@@ -88,12 +89,7 @@ def update(
 
 
 def _step(
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    plan: Plan,
-    metrics: dict[str, Tensor],
-    new_logp: Tensor,
-    max_grad_norm: float,
+    policy: Policy, optimizer: Optimizer, plan: Plan, metrics: dict[str, Tensor], new_logp: Tensor, max_grad_norm: float
 ) -> UpdateResult:
     """Clip gradients and step if everything is finite; else leave the weights alone and name what is not."""
     grad_norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), max_grad_norm)

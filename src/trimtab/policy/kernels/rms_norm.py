@@ -21,21 +21,9 @@ def fused_add_rms_norm(
     `x` and `residual` are (..., width) fp32, `delta` and `out` (..., width) in any float dtype, `weight` (width) fp32,
     `inverse_rms` (...) fp32; all contiguous. Without a delta `residual` is `x` and is not written.
     """
-    width = x.shape[-1]
-    block = triton.next_power_of_2(width)
-    _fused_add_rms_norm[(inverse_rms.numel(),)](
-        x,
-        x if delta is None else delta,
-        weight,
-        residual,
-        out,
-        inverse_rms,
-        width,
-        eps,
-        ADD=delta is not None,
-        BLOCK=block,
-        num_warps=_warps(block),
-    )
+    width, added = x.shape[-1], x if delta is None else delta
+    options = _row_options(width) | {"ADD": delta is not None}
+    _fused_add_rms_norm[(inverse_rms.numel(),)](x, added, weight, residual, out, inverse_rms, width, eps, **options)
 
 
 @triton.jit
@@ -71,25 +59,15 @@ def fused_add_rms_norm_backward(
     Shapes and dtypes are those of the forward pass; `d_delta` or `d_weight` None means not needed.
     """
     rows, width = inverse_rms.numel(), residual.shape[-1]
-    block, programs = triton.next_power_of_2(width), min(rows, PROGRAMS)
+    programs = min(rows, PROGRAMS)
     # One row of sums per program, added up afterwards: atomic adds would make the result depend on their order.
     partial = d_x if d_weight is None else torch.empty(programs, width, device=d_x.device)
+    given = {"HAS_D_RESIDUAL": d_residual, "HAS_D_DELTA": d_delta, "HAS_D_WEIGHT": d_weight}
+    options = _row_options(width) | {flag: tensor is not None for flag, tensor in given.items()}
+    # Triton needs a pointer even for what is not read or written.
+    d_residual, d_delta = d_out if d_residual is None else d_residual, d_x if d_delta is None else d_delta
     _fused_add_rms_norm_backward[(programs,)](
-        d_out,
-        d_out if d_residual is None else d_residual,
-        residual,
-        weight,
-        inverse_rms,
-        d_x,
-        d_x if d_delta is None else d_delta,
-        partial,
-        rows,
-        width,
-        HAS_D_RESIDUAL=d_residual is not None,
-        HAS_D_DELTA=d_delta is not None,
-        HAS_D_WEIGHT=d_weight is not None,
-        BLOCK=block,
-        num_warps=_warps(block),
+        d_out, d_residual, residual, weight, inverse_rms, d_x, d_delta, partial, rows, width, **options
     )
     if d_weight is not None:
         torch.sum(partial, 0, out=d_weight)
@@ -136,6 +114,7 @@ def _fused_add_rms_norm_backward(
         tl.store(partial + first.to(tl.int64) * width + column, sums, mask=inside)
 
 
-def _warps(block: int) -> int:
-    """Return the warps for a row: eight elements per thread (16 bytes of bf16), at most sixteen warps."""
-    return min(max(block // 256, 1), 16)
+def _row_options(width: int) -> dict[str, int]:
+    """Return block and warps for a row: eight elements per thread (16 bytes of bf16), at most sixteen warps."""
+    block = triton.next_power_of_2(width)
+    return {"BLOCK": block, "num_warps": min(max(block // 256, 1), 16)}

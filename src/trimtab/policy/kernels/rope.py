@@ -18,15 +18,7 @@ PAIRS = 1024  # rotated by one program at a time
 
 
 def rope(
-    q: Tensor,
-    k: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    q_out: Tensor,
-    k_out: Tensor,
-    *,
-    norms: Sequence[Tensor],
-    eps: float,
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, q_out: Tensor, k_out: Tensor, *, norms: Sequence[Tensor], eps: float
 ) -> None:
     """Write rotated queries and keys.
 
@@ -34,28 +26,18 @@ def rope(
     `cos` and `sin` (tokens, head_dim) or (1, tokens, head_dim) in fp32; all contiguous. `norms` is empty, or the
     weights of the queries' and the keys' RMSNorm, (head_dim) fp32 each.
     """
-    (tokens, heads, d), kv_heads = q.shape, k.shape[1]
+    tokens, constants = len(q), _constants(q, k, norms)
+    programs = sum(triton.cdiv(tokens * constants[heads], constants["ROWS"]) for heads in ("HEADS", "KV_HEADS"))
+    q_norm, k_norm = norms or (cos, cos)  # not read without norms, but Triton needs a pointer
+    _rope[(programs,)](q, k, q_norm, k_norm, cos, sin, q_out, k_out, tokens, eps, **constants)
+
+
+def _constants(q: Tensor, k: Tensor, norms: Sequence[Tensor]) -> dict[str, int]:
+    """Return the compile-time constants that both directions share."""
+    (_, heads, d), kv_heads = q.shape, k.shape[1]
     half = triton.next_power_of_2(d // 2)
     rows = max(PAIRS // half, 1)
-    q_norm, k_norm = norms if norms else (cos, cos)  # not read without norms, but Triton needs a pointer
-    _rope[(triton.cdiv(tokens * heads, rows) + triton.cdiv(tokens * kv_heads, rows),)](
-        q,
-        k,
-        q_norm,
-        k_norm,
-        cos,
-        sin,
-        q_out,
-        k_out,
-        tokens,
-        eps,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        D=d,
-        HALF=half,
-        ROWS=rows,
-        NORM=bool(norms),
-    )
+    return {"HEADS": heads, "KV_HEADS": kv_heads, "D": d, "HALF": half, "ROWS": rows, "NORM": bool(norms)}
 
 
 # `tokens` changes with every batch: specialised on its divisibility the kernels would be compiled several times.
@@ -158,35 +140,14 @@ def rope_backward(
 
     Shapes and dtypes are those of the forward pass. Without norms `q` and `k` are not read.
     """
-    (tokens, heads, d), kv_heads = d_q.shape, d_k.shape[1]
-    half = triton.next_power_of_2(d // 2)
-    rows = max(PAIRS // half, 1)
-    programs = triton.cdiv(tokens * heads, rows)
+    tokens, constants = len(d_q), _constants(d_q, d_k, norms) | {"HAS_D_NORMS": d_norms is not None}
+    programs = triton.cdiv(tokens * constants["HEADS"], constants["ROWS"])
     programs = programs if d_norms is None else min(programs, PROGRAMS)
     # One row of sums per program, added up afterwards: atomic adds would make the result depend on their order.
-    partial = cos if d_norms is None else torch.empty(programs, 2, d, device=d_q.device)
-    q_norm, k_norm = norms if norms else (cos, cos)
+    partial = cos if d_norms is None else torch.empty(programs, 2, constants["D"], device=d_q.device)
+    q_norm, k_norm = norms or (cos, cos)
     _rope_backward[(programs,)](
-        d_q_out,
-        d_k_out,
-        q,
-        k,
-        q_norm,
-        k_norm,
-        cos,
-        sin,
-        d_q,
-        d_k,
-        partial,
-        tokens,
-        eps,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        D=d,
-        HALF=half,
-        ROWS=rows,
-        NORM=bool(norms),
-        HAS_D_NORMS=d_norms is not None,
+        d_q_out, d_k_out, q, k, q_norm, k_norm, cos, sin, d_q, d_k, partial, tokens, eps, **constants
     )
     if d_norms is not None:
         torch.sum(partial, 0, out=d_norms)

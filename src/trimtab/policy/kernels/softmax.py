@@ -92,15 +92,7 @@ def _base(start, vocabulary, target, inverse_temperature, cap, HAS_CAP: tl.const
 
 @triton.jit
 def _row_sums(
-    start,
-    vocabulary,
-    token,
-    target_logit,
-    base,
-    inverse_temperature,
-    cap,
-    HAS_CAP: tl.constexpr,
-    BLOCK: tl.constexpr,
+    start, vocabulary, token, target_logit, base, inverse_temperature, cap, HAS_CAP: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Return, with d = logit - base and e = exp(d), a row's sums of e, e d, e^2 and e^2 d, and its largest d."""
     column = tl.arange(0, BLOCK)
@@ -171,29 +163,14 @@ def _softmax_moments(
 
 
 def softmax_moments(
-    logits: Tensor,
-    tokens: Tensor,
-    target_logits: Tensor,
-    temperature: float,
-    soft_cap: float | None,
-    *,
-    write_grad: bool,
+    logits: Tensor, tokens: Tensor, target: Tensor, temperature: float, soft_cap: float | None, *, write_grad: bool
 ) -> Tensor:
     """Return ln p of each row's token, entropy, sum p^2 and sum p^2 ln p, (4, rows) fp32.
 
-    `logits` are (rows, vocabulary), before soft cap and temperature; `tokens` (rows) int64; `target_logits` (rows)
-    fp32. With `write_grad` the logits become d ln p / d logit * temperature.
+    `logits` are (rows, vocabulary), before soft cap and temperature; `tokens` (rows) int64; `target`, their logits,
+    (rows) fp32. With `write_grad` the logits become d ln p / d logit * temperature.
     """
-    return _launch(
-        _softmax_moments,
-        4,
-        logits,
-        tokens,
-        target_logits,
-        temperature=temperature,
-        soft_cap=soft_cap,
-        WRITE_GRAD=write_grad,
-    )
+    return _launch(_softmax_moments, 4, (logits, tokens, target), temperature, soft_cap, WRITE_GRAD=write_grad)
 
 
 @triton.jit
@@ -245,49 +222,27 @@ def _logp_and_grad(
     tl.store(out + rows + row, tl.where(held == 0.0, -1.0, target_grad / held) / total)
 
 
-def logp_and_grad(
-    logits: Tensor, tokens: Tensor, target_logits: Tensor, temperature: float, soft_cap: float | None
-) -> Tensor:
+def logp_and_grad(logits: Tensor, tokens: Tensor, target: Tensor, temperature: float, soft_cap: float | None) -> Tensor:
     """Return ln p of each row's token and a factor, (2, rows) fp32; logits times it become d ln p / d logit * T.
 
     Shapes and dtypes are those of `softmax_moments`. A target below probability e^-80 may overflow to a non-finite
     gradient, which the update then reports.
     """
     if logits.dtype == torch.float16:  # what is not yet normalised would overflow at e^-11: read the row twice instead
-        logp = softmax_moments(logits, tokens, target_logits, temperature, soft_cap, write_grad=True)[0]
+        logp = softmax_moments(logits, tokens, target, temperature, soft_cap, write_grad=True)[0]
         return torch.stack([logp, torch.ones_like(logp)])
-    return _launch(_logp_and_grad, 2, logits, tokens, target_logits, temperature=temperature, soft_cap=soft_cap)
+    return _launch(_logp_and_grad, 2, (logits, tokens, target), temperature, soft_cap)
 
 
 def _launch(
-    kernel: Any,
-    numbers: int,
-    logits: Tensor,
-    tokens: Tensor,
-    target_logits: Tensor,
-    *,
-    temperature: float,
-    soft_cap: float | None,
-    **flags: bool,
+    kernel: Any, numbers: int, inputs: tuple[Tensor, ...], temperature: float, soft_cap: float | None, **flags: bool
 ) -> Tensor:
-    """Run one program for every row; return their results, (numbers, rows) fp32."""
-    rows, vocabulary = logits.shape
-    out = torch.empty(numbers, rows, device=logits.device, dtype=torch.float32)
+    """Run one program for every row of logits, the first input; return their results, (numbers, rows) fp32."""
+    rows, vocabulary = inputs[0].shape
+    out = torch.empty(numbers, rows, device=inputs[0].device, dtype=torch.float32)
+    sizes, scales = (inputs[0].stride(0), rows, vocabulary), (1.0 / temperature, soft_cap or 1.0)
     if rows:
-        with torch.cuda.device_of(logits):
-            kernel[(rows,)](
-                logits,
-                tokens,
-                target_logits,
-                out,
-                logits.stride(0),
-                rows,
-                vocabulary,
-                1.0 / temperature,
-                soft_cap or 1.0,
-                HAS_CAP=bool(soft_cap),
-                BLOCK=BLOCK,
-                num_warps=WARPS,
-                **flags,
-            )
+        with torch.cuda.device_of(inputs[0]):
+            options = {"HAS_CAP": bool(soft_cap), "BLOCK": BLOCK, "num_warps": WARPS, **flags}
+            kernel[(rows,)](*inputs, out, *sizes, *scales, **options)
     return out
