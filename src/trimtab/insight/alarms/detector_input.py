@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from trimtab.insight.alarms.history import History, Shift
+from trimtab.insight.alarms.history import History, spread
 from trimtab.insight.alarms.thresholds import Thresholds
 
 
@@ -16,6 +16,16 @@ class Finding:
     """What a detector found: a message, and the numbers behind it by metric."""
 
     message: str
+    evidence: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A metric's median now and at the start of the run, whether noise can explain the change, and the evidence."""
+
+    now: float
+    start: float
+    significant: bool
     evidence: dict[str, Any]
 
 
@@ -33,9 +43,15 @@ class DetectorInput:
     rewards: tuple[float, float] = (0.0, 1.0)
 
     def shift(self, metric: str) -> Shift | None:
-        """Compare a metric now with the start of the run."""
-        limits = self.limits
-        return self.history.shift(metric, limits.start_steps, limits.recent_steps, limits.min_spreads)
+        """Compare a metric now with the start of the run; None until there are enough values for both."""
+        first, recent = self.limits.start_steps, self.limits.recent_steps
+        steps, values = self.history.steps(metric), self.history.values(metric)
+        if len(values) < first + recent:
+            return None
+        now, start, noise = median(values[-recent:]), median(values[:first]), spread(values[:first])
+        evidence = {"now": now, "steps": [steps[-recent], steps[-1]], "start": start}
+        evidence |= {"start_steps": [steps[0], steps[first - 1]], "start_spread": noise}
+        return Shift(now, start, abs(now - start) > self.limits.min_spreads * noise, {metric: evidence})
 
     def now(self, metric: str) -> float | None:
         """Return the median of a metric over the recent steps; None until there are enough."""

@@ -7,41 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 MAD_TO_DEVIATION = 1.4826  # from the median absolute deviation to the standard deviation of a normal distribution
 NOISE_WINDOW = 50  # values over which noise is measured
-
-
-@dataclass(frozen=True)
-class Shift:
-    """A metric's median now and at the start of the run; `spread` is the deviation within the start."""
-
-    metric: str
-    now: float
-    start: float
-    spread: float
-    steps: tuple[int, int]
-    start_steps: tuple[int, int]
-    min_spreads: float
-
-    @property
-    def significant(self) -> bool:
-        """Return whether the change since the start is larger than `min_spreads` spreads."""
-        return abs(self.now - self.start) > self.min_spreads * self.spread
-
-    @property
-    def evidence(self) -> dict[str, Any]:
-        """Return the numbers behind an alarm, by metric."""
-        return {
-            self.metric: {
-                "now": self.now,
-                "steps": list(self.steps),
-                "start": self.start,
-                "start_steps": list(self.start_steps),
-                "start_spread": self.spread,
-            }
-        }
 
 
 @dataclass
@@ -91,22 +59,6 @@ class History:
         # From differences of neighbours, so that a slow trend does not count as noise.
         changes = [abs(later - earlier) for earlier, later in pairwise(values)]
         return MAD_TO_DEVIATION * median(changes) / math.sqrt(2) if changes else 0.0
-
-    def shift(self, name: str, start: int, recent: int, min_spreads: float) -> Shift | None:
-        """Compare a metric now with its start; None until there are enough values for both."""
-        steps, values = self.series.get(name, ([], []))
-        if len(values) < start + recent:
-            return None
-        first = values[:start]
-        return Shift(
-            name,
-            median(values[-recent:]),
-            median(first),
-            spread(first),
-            (steps[-recent], steps[-1]),
-            (steps[0], steps[start - 1]),
-            min_spreads,
-        )
 
 
 def spread(values: list[float]) -> float:

@@ -23,10 +23,8 @@ def entropy_collapse(run: DetectorInput) -> Finding | None:
         low = max(low, limits.collapse_target * run.entropy_target)
     share = percent(entropy.now / entropy.start)
     if entropy.now < low:
-        return Finding(
-            f"entropy is down to {entropy.now:.3g}, {share} of the {entropy.start:.3g} at the start",
-            entropy.evidence,
-        )
+        message = f"entropy is down to {entropy.now:.3g}, {share} of the {entropy.start:.3g} at the start"
+        return Finding(message, entropy.evidence)
     ahead = forecast(run)
     if ahead is None or ahead > limits.collapse_floor * entropy.start or not entropy.significant:
         return None
@@ -48,10 +46,8 @@ def entropy_explosion(run: DetectorInput) -> Finding | None:
     if not entropy.significant or entropy.now <= usual:
         return None
     if entropy.now > high:
-        return Finding(
-            f"entropy is up to {entropy.now:.3g} from {entropy.start:.3g} at the start; {high:.3g} is the limit",
-            {**entropy.evidence, "limit": high},
-        )
+        message = f"entropy is up to {entropy.now:.3g} from {entropy.start:.3g} at the start; {high:.3g} is the limit"
+        return Finding(message, {**entropy.evidence, "limit": high})
     ahead = forecast(run)
     if ahead is None or ahead < max(limits.explosion_ceiling * usual, usual + limits.explosion_min_rise):
         return None
@@ -78,33 +74,23 @@ def spurious_growth(run: DetectorInput) -> Finding | None:
     shares, tokens = run.history.values(metric), run.history.values("tokens/count")
     if len(shares) < limits.start_steps + limits.trend_steps or len(shares) != len(tokens):
         return None
-    before, now = (
-        _pooled(shares, tokens, slice(limits.start_steps)),
-        _pooled(shares, tokens, slice(-limits.trend_steps, None)),
-    )
+    before = _pooled(shares[: limits.start_steps], tokens[: limits.start_steps])
+    now = _pooled(shares[-limits.trend_steps :], tokens[-limits.trend_steps :])
     # There are one or two in a thousand tokens, so shares are too noisy: counts are compared, as of a Poisson process.
-    expected = before[0] / before[1] * now[1]
     share, usual = now[0] / now[1], before[0] / before[1]
+    expected = usual * now[1]
     significant = (now[0] - expected) / math.sqrt(now[0] + expected + 1) > limits.min_spreads / 2
     if share < limits.spurious_min_share or share < limits.spurious_growth * usual or not significant:
         return None
     steps = run.history.steps(metric)
-    evidence = {
-        metric: {
-            "now": share,
-            "steps": [steps[-limits.trend_steps], steps[-1]],
-            "start": usual,
-            "start_steps": [steps[0], steps[limits.start_steps - 1]],
-        }
-    }
-    return Finding(
-        f"{percent(share)} of the tokens are rare, confident and rewarded; {percent(usual)} were at the start", evidence
-    )
+    recent, first = [steps[-limits.trend_steps], steps[-1]], [steps[0], steps[limits.start_steps - 1]]
+    message = f"{percent(share)} of the tokens are rare, confident and rewarded; {percent(usual)} were at the start"
+    return Finding(message, {metric: {"now": share, "steps": recent, "start": usual, "start_steps": first}})
 
 
-def _pooled(shares: list[float], tokens: list[float], where: slice) -> tuple[float, float]:
+def _pooled(shares: list[float], tokens: list[float]) -> tuple[float, float]:
     """Return (spurious tokens, all tokens) over a window without its highest tenth, which one odd step could fill."""
-    pairs = sorted(zip(shares[where], tokens[where], strict=True))
+    pairs = sorted(zip(shares, tokens, strict=True))
     del pairs[-max(1, len(pairs) // 10) :]
     return sum(share * count for share, count in pairs), max(sum(count for _, count in pairs), 1.0)
 
@@ -120,10 +106,8 @@ def gradient_concentration(run: DetectorInput) -> Finding | None:
     grown = (held.now / even_now) / max(held.start / even_start, 1e-9)
     if held.now < limits.gradient_min_share or grown < limits.gradient_growth or not held.significant:
         return None
-    return Finding(
-        f"few tokens hold {percent(held.now)} of the gradient; at the start they held {percent(held.start)}",
-        {**held.evidence, **mixed.evidence},
-    )
+    message = f"few tokens hold {percent(held.now)} of the gradient; at the start they held {percent(held.start)}"
+    return Finding(message, {**held.evidence, **mixed.evidence})
 
 
 def even_share(tokens: float) -> float:
@@ -133,32 +117,24 @@ def even_share(tokens: float) -> float:
 
 def ratio(run: DetectorInput) -> Finding | None:
     """Detect a policy that moves too far within a step."""
-    limits, moved, highest = run.limits, run.now("update/approx_kl"), run.now("update/ratio_max")
+    metric, limits = "update/approx_kl", run.limits
+    moved, shift, highest = run.now(metric), run.shift(metric), run.now("update/ratio_max")
     # An absolute limit first, which needs no start: a wrong learning rate shows at step 1.
     if moved is not None and moved > limits.ratio_kl:
-        return Finding(
-            f"the policy moves {moved:.2g} nats within a step; {limits.ratio_kl:g} is the limit",
-            run.level("update/approx_kl", limit=limits.ratio_kl),
-        )
+        message = f"the policy moves {moved:.2g} nats within a step; {limits.ratio_kl:g} is the limit"
+        return Finding(message, run.level(metric, limit=limits.ratio_kl))
     # A single huge step, which the median hides.
-    once = max(run.history.values("update/approx_kl")[-limits.recent_steps :], default=0.0)
+    once = max(run.history.values(metric)[-limits.recent_steps :], default=0.0)
     if once > limits.ratio_kl_once:
-        return Finding(
-            f"the policy has moved {once:.2g} nats within one step; {limits.ratio_kl_once:g} is the limit",
-            {"update/approx_kl": {"now": once, "limit": limits.ratio_kl_once}},
-        )
-    shift = run.shift("update/approx_kl")
+        message = f"the policy has moved {once:.2g} nats within one step; {limits.ratio_kl_once:g} is the limit"
+        return Finding(message, {metric: {"now": once, "limit": limits.ratio_kl_once}})
     if shift is not None and shift.now > max(limits.ratio_kl_min, limits.ratio_growth * shift.start):
-        return Finding(
-            f"the policy moves {shift.now:.2g} nats within a step; at the start {shift.start:.2g}",
-            shift.evidence,
-        )
+        message = f"the policy moves {shift.now:.2g} nats within a step; at the start {shift.start:.2g}"
+        return Finding(message, shift.evidence)
     # A few tokens with a huge ratio hardly show in the mean KL.
     if highest is not None and highest > limits.ratio_max:
-        return Finding(
-            f"the largest ratio of a step is {highest:.3g}; {limits.ratio_max:g} is the limit",
-            run.level("update/ratio_max", limit=limits.ratio_max),
-        )
+        message = f"the largest ratio of a step is {highest:.3g}; {limits.ratio_max:g} is the limit"
+        return Finding(message, run.level("update/ratio_max", limit=limits.ratio_max))
     return None
 
 
@@ -168,10 +144,7 @@ def clip(run: DetectorInput) -> Finding | None:
     cut, limits = run.shift("update/clip_share"), run.limits
     if cut is None or cut.now < max(limits.clip_min_share, limits.clip_growth * cut.start) or not cut.significant:
         return None
-    return Finding(
-        f"the clip cuts {percent(cut.now)} of the tokens; at the start {percent(cut.start)}",
-        cut.evidence,
-    )
+    return Finding(f"the clip cuts {percent(cut.now)} of the tokens; at the start {percent(cut.start)}", cut.evidence)
 
 
 def sampler_mismatch(run: DetectorInput) -> Finding | None:
@@ -179,13 +152,9 @@ def sampler_mismatch(run: DetectorInput) -> Finding | None:
     metric, limits = "sampler/mismatch_mean", run.limits
     now, shift = run.now(metric), run.shift(metric)
     if now is not None and now > limits.mismatch_level:
-        return Finding(
-            f"sampler and trainer differ by {now:.2g} nats per token; {limits.mismatch_level:g} is the limit",
-            run.level(metric, limit=limits.mismatch_level),
-        )
+        message = f"sampler and trainer differ by {now:.2g} nats per token; {limits.mismatch_level:g} is the limit"
+        return Finding(message, run.level(metric, limit=limits.mismatch_level))
     if shift is None or shift.now < max(limits.mismatch_min, limits.mismatch_growth * shift.start):
         return None
-    return Finding(
-        f"sampler and trainer differ by {shift.now:.2g} nats per token; at the start by {shift.start:.2g}",
-        shift.evidence,
-    )
+    message = f"sampler and trainer differ by {shift.now:.2g} nats per token; at the start by {shift.start:.2g}"
+    return Finding(message, shift.evidence)

@@ -13,17 +13,13 @@ def no_signal(run: DetectorInput) -> Finding | None:
     mixed, shift, right = run.now(metric), run.shift(metric), run.now(run.accuracy)
     how = "" if right is None else f" (mean {run.accuracy.partition('/')[2]} {right:.2f})"
     if mixed is not None and mixed < limits.signal_min_share:
-        return Finding(
-            f"only {percent(mixed)} of the groups have any spread in reward{how}",
-            run.level(metric, limit=limits.signal_min_share),
-        )
+        message = f"only {percent(mixed)} of the groups have any spread in reward{how}"
+        return Finding(message, run.level(metric, limit=limits.signal_min_share))
     # Fewer mixed groups are welcome if more problems are solved.
     if shift is None or shift.now > limits.signal_fall * shift.start or not shift.significant or run.gain() > 0:
         return None
-    return Finding(
-        f"{percent(shift.now)} of the groups have spread in reward{how}; at the start {percent(shift.start)}",
-        shift.evidence,
-    )
+    message = f"{percent(shift.now)} of the groups have spread in reward{how}; at the start {percent(shift.start)}"
+    return Finding(message, shift.evidence)
 
 
 def truncation(run: DetectorInput) -> Finding | None:
@@ -34,9 +30,8 @@ def truncation(run: DetectorInput) -> Finding | None:
         return Finding(f"{percent(now)} of the responses are cut off", run.level(metric, limit=limits.truncated_level))
     if shift is None or shift.now - shift.start < limits.truncated_growth or not shift.significant:
         return None
-    return Finding(
-        f"{percent(shift.now)} of the responses are cut off; at the start {percent(shift.start)}", shift.evidence
-    )
+    message = f"{percent(shift.now)} of the responses are cut off; at the start {percent(shift.start)}"
+    return Finding(message, shift.evidence)
 
 
 def repetition(run: DetectorInput) -> Finding | None:
@@ -44,10 +39,8 @@ def repetition(run: DetectorInput) -> Finding | None:
     repeats, limits = run.shift("response/repetition_share"), run.limits
     if repeats is None or repeats.now - repeats.start < limits.repetition_growth or not repeats.significant:
         return None
-    return Finding(
-        f"{percent(repeats.now)} of all 4-grams repeat the same response; at the start {percent(repeats.start)}",
-        repeats.evidence,
-    )
+    message = f"{percent(repeats.now)} of all 4-grams repeat the same response; at the start {percent(repeats.start)}"
+    return Finding(message, repeats.evidence)
 
 
 def length_drift(run: DetectorInput) -> Finding | None:
@@ -98,9 +91,10 @@ def _jumps(run: DetectorInput) -> Finding | None:
     windows = [run.history.last(name, limits.trend_steps) for name in names]
     if not all(windows):
         return None
-    (reward, reward_before), (length, length_before), (entropy, entropy_before) = (
-        (median(window[-limits.recent_steps :]), median(window[: limits.recent_steps])) for window in windows
-    )
+    reward, length, entropy = now = [median(window[-limits.recent_steps :]) for window in windows]
+    reward_before, length_before, entropy_before = before = [
+        median(window[: limits.recent_steps]) for window in windows
+    ]
     if reward - reward_before < limits.jump_rise:
         return None
     longer = abs(length / max(length_before, 1e-9) - 1)
@@ -110,12 +104,7 @@ def _jumps(run: DetectorInput) -> Finding | None:
     return Finding(
         f"within {limits.trend_steps} steps {run.accuracy} jumped from {reward_before:.2f} to {reward:.2f}, length "
         f"from {length_before:.3g} to {length:.3g} and entropy from {entropy_before:.3g} to {entropy:.3g}",
-        {
-            name: {"now": now, "before": before}
-            for name, now, before in zip(
-                names, (reward, length, entropy), (reward_before, length_before, entropy_before), strict=True
-            )
-        },
+        {name: {"now": a, "before": b} for name, a, b in zip(names, now, before, strict=True)},
     )
 
 
@@ -125,20 +114,17 @@ def reward_drop(run: DetectorInput) -> Finding | None:
     # The best is a median over the longer window, so that a lucky streak is no yardstick.
     now, best = run.now(run.accuracy), run.history.best(run.accuracy, limits.start_steps)
     if now is not None and _is_drop(run, run.accuracy, now, best):
-        return Finding(
-            f"{run.accuracy} is {now:.2f}; its best was {best:.2f}", {run.accuracy: {"now": now, "best": best}}
-        )
-    metric = "eval/accuracy"
+        message = f"{run.accuracy} is {now:.2f}; its best was {best:.2f}"
+        return Finding(message, {run.accuracy: {"now": now, "best": best}})
     held_out = run.held_out()
     if held_out is None:
         return None
-    best = max(held_out[0], run.history.best(metric, 2))
-    if not _is_drop(run, metric, held_out[1], best):
+    start, now = held_out
+    best = max(start, run.history.best("eval/accuracy", 2))
+    if not _is_drop(run, "eval/accuracy", now, best):
         return None
-    return Finding(
-        f"held-out accuracy is {held_out[1]:.2f}; its best was {best:.2f}",
-        {metric: {"now": held_out[1], "best": best}},
-    )
+    message = f"held-out accuracy is {now:.2f}; its best was {best:.2f}"
+    return Finding(message, {"eval/accuracy": {"now": now, "best": best}})
 
 
 def _is_drop(run: DetectorInput, metric: str, now: float, best: float) -> bool:
