@@ -123,7 +123,7 @@ def test_two_processes_update_as_one(whole: Any, start: Path, tmp_path: Path) ->
 def assert_replays(folder: Path, steps: int) -> None:
     """The records are complete, and the recorded objective plans them again as it did."""
     from trimtab.insight.replay import replay
-    from trimtab.insight.replay.batches import recorded_objective, replan, set_controllers, to_token_batch
+    from trimtab.insight.replay.batches import recorded_mini_batch, recorded_objective, replan, set_controllers
     from trimtab.record import open_run
 
     records = open_run(folder)
@@ -133,7 +133,7 @@ def assert_replays(folder: Path, steps: int) -> None:
         assert step.info.complete
         set_controllers(objective, step, recorded=True)
         for one in step.updates:
-            (plan,) = replan(objective, to_token_batch(one, objective.needs), one)
+            (plan,) = replan(objective, recorded_mini_batch(one, objective.needs).batch, one)
             for column in ("weight", "scale", "clip_low", "clip_high", "reason"):
                 again = getattr(plan, column)
                 assert torch.equal(again, torch.from_numpy(one.column(column).copy())), column

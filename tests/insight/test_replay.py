@@ -15,9 +15,9 @@ import torch
 
 from helpers.record.made_records import made_run, made_step, record
 from trimtab.insight.replay import replay
-from trimtab.insight.replay.batches import to_token_batch
+from trimtab.insight.replay.batches import recorded_mini_batch
 from trimtab.insight.replay.replay import replay_steps
-from trimtab.insight.replay.stats import GradientMass, ObjectiveStats, TokenOverlap, sum_overlaps, sum_stats
+from trimtab.insight.replay.stats import GradientMass, ObjectiveStats, TokenOverlap, add_up
 from trimtab.insight.replay.tables import to_json
 from trimtab.insight.replay.variants import has_option, make_variants, parse_sweep
 from trimtab.objectives import METHODS, objective, theory
@@ -88,7 +88,7 @@ def test_the_predicted_entropy_change_is_that_of_the_theory(spurious: Path) -> N
     new = torch.from_numpy(update.column("new_logp").copy())
     for name, stats in zip(("stapo", "sspo + s2t", "gspo"), found, strict=True):
         built = objective(name)
-        batch = to_token_batch(update, built.needs)
+        batch = recorded_mini_batch(update, built.needs).batch
         wanted = theory.entropy_change(built, batch, built.plan(batch), new).sum()
         assert stats.entropy_change == pytest.approx(float(wanted), rel=1e-5, abs=1e-8)
         assert stats.updates == 1
@@ -124,8 +124,7 @@ def test_what_happens_in_a_step_is_the_sum_of_its_updates_and_a_run_that_of_its_
     made_run(tmp_path, 4)
     result = replay(tmp_path, ["stapo(tau_p=0.2)", "gspo", "sspo"])
     assert [step.step for step in result.steps] == [1, 2, 3, 4]
-    assert result.stats == sum_stats((step.stats for step in result.steps), 3)
-    assert result.overlaps == sum_overlaps((step.overlaps for step in result.steps), 3)
+    assert (result.stats, result.overlaps) == add_up(((step.stats, step.overlaps) for step in result.steps), 3)
     assert all(step.stats[0].updates == 2 and step.stats[0].tokens == 10 for step in result.steps)
     assert result.stats[0].tokens == 40
     assert [(pair.first, pair.second) for pair in result.overlaps] == [(0, 1), (0, 2), (1, 2)]
@@ -316,7 +315,7 @@ def test_without_segments_they_are_made_from_the_recorded_pieces(tmp_path: Path)
     without = {name: values for name, values in data.tokens.items() if name != "segment"}
     record(tmp_path, [replace(data, tokens=without)])
     (update,) = open_run(tmp_path).step(1).updates
-    batch = to_token_batch(update, {"segment"})
+    batch = recorded_mini_batch(update, {"segment"}).batch
     assert batch.segment is not None and batch.segment.tolist() == [0, 0, 1, 1, 1, 1] * 2
     assert replay(tmp_path, ["sspo"]).stats[0].tokens == 12
 

@@ -12,12 +12,11 @@ import torch
 from helpers.train.short_runs import RunProcess, trained
 from trimtab.insight.replay import replay
 from trimtab.insight.replay.batches import (
-    new_log_probs,
+    recorded_mini_batch,
     recorded_objective,
     recorded_threads,
     replan,
     set_controllers,
-    to_token_batch,
     with_advantages_of,
 )
 from trimtab.insight.replay.variants import make_variants
@@ -69,10 +68,10 @@ def assert_plans_come_again(records: Records) -> dict[int, int]:
         set_controllers(objective, step, recorded=True)
         for update in step.updates:
             with recorded_threads(step):
-                batch = to_token_batch(update, needs)
+                recorded = recorded_mini_batch(update, needs)
+                batch, new = recorded.batch, recorded.new_logp
                 assert with_advantages_of(batch, objective, update) is batch
                 plans = replan(objective, batch, update)
-                new = new_log_probs(update, batch)
                 clipped = [objective.loss(new[plan.slice], plan).clipped for plan in plans]
             for name in PLAN:
                 values = [getattr(plan, name) for plan in plans]
@@ -185,7 +184,7 @@ def test_segments_made_from_recorded_pieces_are_the_tokenizers(recorded: Path) -
 
     for step in records:
         for update in step.updates:
-            batch = to_token_batch(update, {"segment"})
+            batch = recorded_mini_batch(update, {"segment"}).batch
             ids = torch.from_numpy(update.column("token").astype(np.int64))
             wanted = segment_ids(ids, demo_tokenizer(), sequence=batch.sequence)
             assert batch.segment is not None and torch.equal(batch.segment, wanted)
@@ -197,8 +196,8 @@ def test_another_objective_gets_the_advantages_it_is_defined_with(recorded: Path
     records = open_run(recorded)
     (variant,) = make_variants(records, ["dr_grpo"], {})
     for update in records.step(1).updates:
-        batch = with_advantages_of(to_token_batch(update), variant.objective, update)
+        batch = with_advantages_of(recorded_mini_batch(update).batch, variant.objective, update)
         assert batch.reward is not None and batch.group is not None
         wanted = variant.objective.advantages(batch.reward, batch.group)[batch.sequence]
         assert torch.equal(batch.advantage, wanted)
-        assert not torch.equal(batch.advantage, to_token_batch(update).advantage)
+        assert not torch.equal(batch.advantage, recorded_mini_batch(update).batch.advantage)

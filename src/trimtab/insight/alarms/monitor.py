@@ -9,7 +9,7 @@ from trimtab.config import Config
 from trimtab.insight.alarms.detector_input import DetectorInput
 from trimtab.insight.alarms.kinds import ALARM_KINDS, AlarmKind
 from trimtab.insight.alarms.thresholds import Thresholds
-from trimtab.objectives import EntropyGate
+from trimtab.objectives import EntropyGate, Objective
 from trimtab.train import Alarm
 
 
@@ -50,24 +50,21 @@ class AlarmMonitor:
     def __call__(self, record: Mapping[str, float]) -> list[Alarm]:
         """Add a record and return the alarms that ring at its step."""
         step = self.run.history.add(record)
+        alarms: list[Alarm] = []
         if step < 1:  # the evaluation before the first step
-            return []
-        return [alarm for name in self.kinds if (alarm := self._check(name, step)) is not None]
-
-    def _check(self, name: str, step: int) -> Alarm | None:
-        if name in self.broken:
-            return None
-        kind = self.kinds[name]
-        try:
-            found = kind.detect(self.run)
-            if not self.episodes.setdefault(name, Episode()).update(found is not None, self.run.limits):
-                return None
-            assert found is not None
-            return Alarm(step, name, found.message, found.evidence, kind.suggestion)
-        except Exception as error:  # a bug in a detector must not stop the run or the other alarms
-            self.broken.add(name)
-            self.warn(f"warning: the alarm {name} failed and is off from here: {error!r:.300}")
-            return None
+            return alarms
+        for name, kind in self.kinds.items():
+            if name in self.broken:
+                continue
+            try:
+                found = kind.detect(self.run)
+                rings = self.episodes.setdefault(name, Episode()).update(found is not None, self.run.limits)
+                if rings and found is not None:
+                    alarms.append(Alarm(step, name, found.message, found.evidence, kind.suggestion))
+            except Exception as error:  # a bug in a detector must not stop the run or the other alarms
+                self.broken.add(name)
+                self.warn(f"warning: the alarm {name} failed and is off from here: {error!r:.300}")
+        return alarms
 
 
 def alarm_monitor(config: Config | None = None, warn: Callable[[str], object] = lambda text: None) -> AlarmMonitor:
@@ -75,10 +72,11 @@ def alarm_monitor(config: Config | None = None, warn: Callable[[str], object] = 
     if config is None:
         return AlarmMonitor(warn=warn)
     rewards = (config.reward.wrong, config.reward.correct)
-    return AlarmMonitor(DetectorInput(entropy_target=entropy_target(config), rewards=rewards), warn=warn)
+    target = entropy_target(config.build_objective())
+    return AlarmMonitor(DetectorInput(entropy_target=target, rewards=rewards), warn=warn)
 
 
-def entropy_target(config: Config) -> float | None:
+def entropy_target(objective: Objective) -> float | None:
     """Return the target of the objective's entropy controller, if it has one."""
-    gates = config.build_objective().controllers.values()
+    gates = objective.controllers.values()
     return next((gate.target for gate in gates if isinstance(gate, EntropyGate)), None)

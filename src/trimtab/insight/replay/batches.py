@@ -26,7 +26,7 @@ OPTIONAL = frozenset({"sampler_logp", "ref_logp", "segment"})
 
 @dataclass(frozen=True)
 class RecordedMiniBatch:
-    """A recorded update: its mini-batch, and the log-probabilities of its own forward pass."""
+    """A recorded update, its mini-batch, and its new log-probabilities (the judged ones if those are not recorded)."""
 
     update: RecordedUpdate
     batch: TokenBatch
@@ -51,37 +51,25 @@ def load_columns(step: RecordedStep, needs: Iterable[str]) -> None:
 
 def recorded_mini_batch(update: RecordedUpdate, needs: Iterable[str] = ()) -> RecordedMiniBatch:
     """Read the mini-batch of a recorded update; `needs` names the optional fields that objectives read."""
-    batch = to_token_batch(update, needs)
-    return RecordedMiniBatch(update, batch, new_log_probs(update, batch))
-
-
-def to_token_batch(update: RecordedUpdate, needs: Iterable[str] = ()) -> TokenBatch:
-    """Read the batch alone of a recorded update."""
     step = update.step
     present = [name for name in (*COLUMNS, *sorted(OPTIONAL & set(needs))) if name in step.tokens]
     fields: dict[str, Any] = {name: as_tensor(update.column(name)) for name in present}
-    lengths = as_tensor(step.responses["tokens"][update.responses])
+    lengths, group, reward = (
+        as_tensor(step.responses[name][update.responses]) for name in ("tokens", "group", "reward")
+    )
     sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths.to(torch.int64))
     if "segment" in needs and "segment" not in fields:
         # Runs of methods without segments do not record them, but the tokens are enough.
         spelling = step.records.vocabulary.text_bytes
         fields["segment"] = segment_ids(as_tensor(update.column("token")).long(), spelling, sequence=sequence)
-    return TokenBatch(
-        **fields,
-        sequence=sequence,
-        group=as_tensor(step.responses["group"][update.responses]),
-        reward=as_tensor(step.responses["reward"][update.responses]),
-        responses=len(lengths),
-    )
-
-
-def new_log_probs(update: RecordedUpdate, batch: TokenBatch) -> Tensor:
-    """Return the log-probabilities of the update's forward pass; if not recorded, those that tokens are judged by."""
-    if "new_logp" not in update.step.tokens:
-        return batch.judged_logp
-    recorded = as_tensor(update.column("new_logp"))
+    batch = TokenBatch(**fields, sequence=sequence, group=group, reward=reward, responses=len(lengths))
+    if "new_logp" not in step.tokens:
+        return RecordedMiniBatch(update, batch, batch.judged_logp)
+    new_logp = as_tensor(update.column("new_logp"))
     # An update that was skipped because something was not finite may have NaN here.
-    return recorded if update.info.taken else torch.where(recorded.isfinite(), recorded, batch.judged_logp)
+    if not update.info.taken:
+        new_logp = torch.where(new_logp.isfinite(), new_logp, batch.judged_logp)
+    return RecordedMiniBatch(update, batch, new_logp)
 
 
 def with_advantages_of(batch: TokenBatch, objective: Objective, update: RecordedUpdate) -> TokenBatch:

@@ -31,11 +31,12 @@ from trimtab.insight.replay.stats import (
     TOUCHING_REASONS,
     GradientMass,
     ObjectiveStats,
+    Overlaps,
     Replay,
+    Stats,
     StepReplay,
     TokenOverlap,
-    sum_overlaps,
-    sum_stats,
+    add_up,
 )
 from trimtab.insight.replay.variants import RECORDED, ReplayVariant, Sweep, make_variants
 from trimtab.objectives import Reason, TokenBatch, theory
@@ -70,13 +71,14 @@ def replay(
     if not steps:
         recorded = f"{records.steps[0]} to {records.steps[-1]}" if records.steps else "no steps"
         raise RecordError(f"{run}: none of the steps asked for is recorded (it has {recorded})")
+    stats, overlaps = add_up(((step.stats, step.overlaps) for step in steps), len(variants))
     return Replay(
         run=str(run),
         recorded=str(records.manifest.objective.get("name", "")),
         objectives=tuple(variant.label for variant in variants),
         steps=tuple(steps),
-        stats=sum_stats((step.stats for step in steps), len(variants)),
-        overlaps=sum_overlaps((step.overlaps for step in steps), len(variants)),
+        stats=stats,
+        overlaps=overlaps,
         notes=tuple(_notes(records, variants, steps, every)),
     )
 
@@ -98,20 +100,13 @@ def replay_steps(
             set_controllers(variant.objective, step, variant.recorded)
         with recorded_threads(step):
             updates = [_replay_update(update, variants, needs) for update in step.updates]
-        yield StepReplay(
-            step.number,
-            step.info.tokens,
-            step.info.complete,
-            "new_logp" in step.tokens,
-            step.info.device,
-            sum_stats((stats for stats, _ in updates), len(variants)),
-            sum_overlaps((overlaps for _, overlaps in updates), len(variants)),
-        )
+        info, sums = step.info, add_up(updates, len(variants))
+        yield StepReplay(info.step, info.tokens, info.complete, "new_logp" in step.tokens, info.device, *sums)
 
 
 def _replay_update(
     update: RecordedUpdate, variants: Sequence[ReplayVariant], needs: frozenset[str]
-) -> tuple[tuple[ObjectiveStats, ...], tuple[TokenOverlap, ...]]:
+) -> tuple[Stats, Overlaps]:
     recorded = recorded_mini_batch(update, needs)
     grad_norm, phi = _gradient_norm_and_phi(recorded.batch)
     stats, touched = [], []

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import reduce
 
 from trimtab.objectives import Reason
 
 CLIPPED = "clipped"
 # Reasons for which a token counts as touched; the others (no signal, corrected, widened, narrowed) hold for most.
-TOUCHING_REASONS = (
-    Reason.SILENCED | Reason.BOOSTED | Reason.DAMPED | Reason.MASKED | Reason.DROPPED | Reason.PENALIZED
-) | Reason.RESHAPED
+TOUCHING_REASONS = Reason.SILENCED | Reason.BOOSTED | Reason.DAMPED | Reason.MASKED | Reason.DROPPED
+TOUCHING_REASONS |= Reason.PENALIZED | Reason.RESHAPED
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +101,10 @@ class TokenOverlap:
         return _ratio(self.agreed, self.both)
 
 
+Stats = tuple[ObjectiveStats, ...]  # of each objective
+Overlaps = tuple[TokenOverlap, ...]  # of each pair
+
+
 @dataclass(frozen=True, slots=True)
 class StepReplay:
     """A step: the stats of each objective, and the overlap of each pair.
@@ -116,8 +118,8 @@ class StepReplay:
     exact: bool
     has_new_logp: bool
     device: str
-    stats: tuple[ObjectiveStats, ...]
-    overlaps: tuple[TokenOverlap, ...]
+    stats: Stats
+    overlaps: Overlaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +130,8 @@ class Replay:
     recorded: str
     objectives: tuple[str, ...]
     steps: tuple[StepReplay, ...]
-    stats: tuple[ObjectiveStats, ...]
-    overlaps: tuple[TokenOverlap, ...]
+    stats: Stats
+    overlaps: Overlaps
     notes: tuple[str, ...] = ()
 
     @property
@@ -138,16 +140,15 @@ class Replay:
         return all(step.exact for step in self.steps)
 
 
-def sum_stats(rows: Iterable[tuple[ObjectiveStats, ...]], count: int) -> tuple[ObjectiveStats, ...]:
-    """Add up rows objective by objective."""
+def add_up(rows: Iterable[tuple[Stats, Overlaps]], count: int) -> tuple[Stats, Overlaps]:
+    """Add up the stats of `count` objectives and the overlaps of their pairs over updates or steps."""
     # From zeros, so that a step without updates has stats too.
-    return reduce(lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)), rows, (ObjectiveStats(),) * count)
-
-
-def sum_overlaps(rows: Iterable[tuple[TokenOverlap, ...]], count: int) -> tuple[TokenOverlap, ...]:
-    """Add up rows pair by pair."""
-    pairs = tuple(TokenOverlap(first, second) for second in range(count) for first in range(second))
-    return reduce(lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)), rows, pairs)
+    stats: Stats = (ObjectiveStats(),) * count
+    overlaps: Overlaps = tuple(TokenOverlap(first, second) for second in range(count) for first in range(second))
+    for more_stats, more_overlaps in rows:
+        stats = tuple(a + b for a, b in zip(stats, more_stats, strict=True))
+        overlaps = tuple(a + b for a, b in zip(overlaps, more_overlaps, strict=True))
+    return stats, overlaps
 
 
 def _ratio(numerator: float, denominator: float) -> float:

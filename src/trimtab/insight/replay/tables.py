@@ -16,10 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from trimtab.insight.replay.replay import replay
-from trimtab.insight.replay.stats import CLIPPED, ObjectiveStats, Replay, TokenOverlap
+from trimtab.insight.replay.stats import CLIPPED, Replay, TokenOverlap
 from trimtab.insight.replay.variants import RECORDED, parse_sweep
 from trimtab.record import RecordWarning, open_run
-from trimtab.text import NOTHING, percent, printable
+from trimtab.text import NOTHING, number, percent, printable
 
 REASONS = ("silenced", "boosted", "damped", "masked", "dropped", "penalized", "reshaped", "corrected", CLIPPED)
 SHOWN_PAIRS = 12  # six objectives have 15 pairs
@@ -63,59 +63,65 @@ def parse_span(text: str | None) -> tuple[int | None, int | None]:
 def print_replay(result: Replay, console: Console) -> None:
     """Print what each objective does to which share of tokens and gradient, and how far objectives agree."""
     title = f"{result.run}: steps {result.steps[0].step} to {result.steps[-1].step}, {result.stats[0].tokens} tokens"
-    reasons = shown_reasons(result)
+    reasons, rows = objective_rows(result)
     table = Table("objective", *reasons, "entropy", title=_plain(title), title_justify="left")
-    for label, stats in zip(result.objectives, result.stats, strict=True):
-        table.add_row(_plain(label), *(reason_cell(stats, name) for name in reasons), entropy_cell(stats))
+    for row in rows:
+        table.add_row(*map(_plain, row))
     console.print(table)
     _print_text(LEGEND, console)
     if result.overlaps:
-        console.print(_overlap_table(result))
+        pairs = Table("touch the same tokens", "", "Jaccard", "same reason", title_justify="left")
+        # NaN has no order: pairs without touched tokens come last.
+        nearest = sorted(result.overlaps, key=lambda pair: 0.0 if math.isnan(pair.jaccard) else -pair.jaccard)
+        for overlap in nearest[:SHOWN_PAIRS]:
+            pairs.add_row(*map(_plain, overlap_row(result, overlap)))
+        if len(nearest) > SHOWN_PAIRS:
+            pairs.caption = f"the nearest {SHOWN_PAIRS} of {len(nearest)} pairs"
+        console.print(pairs)
     for note in result.notes:
         _print_text(f"Note: {note}.", console)
 
 
+def objective_rows(result: Replay) -> tuple[list[str], list[list[str]]]:
+    """Return the reasons that occur, and a row per objective: label, shares for each reason, entropy change."""
+    reasons = [name for name in REASONS if any(name in stats.reasons for stats in result.stats)]
+    rows = []
+    for label, stats in zip(result.objectives, result.stats, strict=True):
+        shares = {name: f"{percent(stats.share(name))} ({percent(stats.mass(name))})" for name in stats.reasons}
+        change = stats.entropy_change_per_update
+        entropy = NOTHING if math.isnan(change) else f"{change:+.3g}"
+        rows.append([label, *(shares.get(name, NOTHING) for name in reasons), entropy])
+    return reasons, rows
+
+
+def overlap_row(result: Replay, overlap: TokenOverlap) -> list[str]:
+    """Return the labels of two objectives, the Jaccard index of the tokens they touch, and their agreement."""
+    labels = [result.objectives[overlap.first], result.objectives[overlap.second]]
+    return [*labels, number(overlap.jaccard), percent(overlap.agreement)]
+
+
 def to_json(result: Replay) -> dict[str, Any]:
     """Return a replay as plain values; NaN becomes None."""
-    table = {
-        **asdict(result),
-        "exact": result.exact,
-        "summary": {
-            label: {
-                "touched_share": stats.touched / max(stats.tokens, 1),
-                "entropy_change_per_update": stats.entropy_change_per_update,
-                "reasons": {
-                    name: {
-                        "share": stats.share(name),
-                        "mass": stats.mass(name),
-                        "mass_after": stats.mass_after(name),
-                    }
-                    for name in stats.reasons
-                },
-            }
-            for label, stats in zip(result.objectives, result.stats, strict=True)
-        },
-        "agreement": [
-            {
-                "objectives": [result.objectives[overlap.first], result.objectives[overlap.second]],
-                "jaccard": overlap.jaccard,
-                "agreement": overlap.agreement,
-            }
-            for overlap in result.overlaps
-        ],
-    }
-    plain: dict[str, Any] = _without_nan(table)
-    return plain
-
-
-def _overlap_table(result: Replay) -> Table:
-    table = Table("touch the same tokens", "", "Jaccard", "same reason", title_justify="left")
-    for overlap in sorted(result.overlaps, key=_distance)[:SHOWN_PAIRS]:
-        names = (_plain(result.objectives[n]) for n in (overlap.first, overlap.second))
-        table.add_row(*names, jaccard_cell(overlap.jaccard), percent(overlap.agreement))
-    if len(result.overlaps) > SHOWN_PAIRS:
-        table.caption = f"the nearest {SHOWN_PAIRS} of {len(result.overlaps)} pairs"
-    return table
+    summary = {}
+    for label, stats in zip(result.objectives, result.stats, strict=True):
+        summary[label] = {
+            "touched_share": stats.touched / max(stats.tokens, 1),
+            "entropy_change_per_update": stats.entropy_change_per_update,
+            "reasons": {
+                name: {"share": stats.share(name), "mass": stats.mass(name), "mass_after": stats.mass_after(name)}
+                for name in stats.reasons
+            },
+        }
+    agreement = [
+        {
+            "objectives": [result.objectives[overlap.first], result.objectives[overlap.second]],
+            "jaccard": overlap.jaccard,
+            "agreement": overlap.agreement,
+        }
+        for overlap in result.overlaps
+    ]
+    table = {**asdict(result), "exact": result.exact, "summary": summary, "agreement": agreement}
+    return {key: _without_nan(value) for key, value in table.items()}
 
 
 def _print_text(text: str, console: Console) -> None:
@@ -126,34 +132,6 @@ def _plain(text: str) -> Text:
     """Return text without control sequences, which rich does not parse as markup."""
     # A label or a path may hold anything, even escape sequences.
     return Text(printable(text))
-
-
-def _distance(overlap: TokenOverlap) -> float:
-    # NaN has no order: pairs without touched tokens come last.
-    return 0.0 if math.isnan(overlap.jaccard) else -overlap.jaccard
-
-
-def reason_cell(stats: ObjectiveStats, reason: str) -> str:
-    """Write the share of tokens with a reason, and their share of the gradient mass before the objective's rules."""
-    if reason not in stats.reasons:
-        return NOTHING
-    return f"{percent(stats.share(reason))} ({percent(stats.mass(reason))})"
-
-
-def entropy_cell(stats: ObjectiveStats) -> str:
-    """Write the predicted entropy change per update."""
-    value = stats.entropy_change_per_update
-    return NOTHING if math.isnan(value) else f"{value:+.3g}"
-
-
-def jaccard_cell(value: float) -> str:
-    """Write a Jaccard index."""
-    return NOTHING if math.isnan(value) else f"{value:.3f}"
-
-
-def shown_reasons(result: Replay) -> list[str]:
-    """Return the reasons that occur, in the order of the table."""
-    return [name for name in REASONS if any(name in stats.reasons for stats in result.stats)]
 
 
 def _without_nan(value: Any) -> Any:

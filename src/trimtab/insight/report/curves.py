@@ -38,30 +38,29 @@ def downsample(values: NumpyArray, points: int = POINTS) -> NumpyArray:
 
 def curves_json(curves: dict[str, MetricCurve], points: int) -> dict[str, Any]:
     """Return a run's metrics for the page."""
-    return {name: _curve_json(curve, points) for name, curve in sorted(curves.items())}
-
-
-def _curve_json(curve: MetricCurve, points: int) -> dict[str, Any]:
-    kept = downsample(curve.values, points)
-    return {"steps": encode_array(curve.steps[kept], "i4"), "values": encode_array(curve.values[kept])}
+    return {name: _curve_json(points, curve.steps, curve.values) for name, curve in sorted(curves.items())}
 
 
 def groups_json(runs: Sequence[RunFiles], points: int) -> list[dict[str, Any]]:
     """Return the runs by objective: each metric's mean and standard deviation over seeds."""
-    members: dict[str, list[int]] = {}
-    for number, run in enumerate(runs):
-        members.setdefault(run.label, []).append(number)
     groups = []
-    for label, numbers in members.items():
-        names = sorted({name for number in numbers for name in runs[number].curves})
-        seeds = {name: [runs[n].curves[name] for n in numbers if name in runs[n].curves] for name in names}
+    for label in dict.fromkeys(run.label for run in runs):
+        members = [number for number, run in enumerate(runs) if run.label == label]
+        names = sorted({name for number in members for name in runs[number].curves})
+        seeds = {name: [runs[n].curves[name] for n in members if name in runs[n].curves] for name in names}
         groups.append({
             "label": label,
-            "runs": numbers,
-            "curves": {name: _mean_json(curves, points) for name, curves in seeds.items()},
+            "runs": members,
+            "curves": {name: _curve_json(points, *mean_and_std(curves)) for name, curves in seeds.items()},
             "final_values": {name: final_value(name, curves) for name, curves in seeds.items()},
         })  # fmt: skip
     return groups
+
+
+def _curve_json(points: int, steps: NumpyArray, values: NumpyArray, std: NumpyArray | None = None) -> dict[str, Any]:
+    kept = downsample(values, points)
+    encoded = {"steps": encode_array(steps[kept], "i4"), "values": encode_array(values[kept])}
+    return encoded if std is None else encoded | {"std": encode_array(std[kept])}
 
 
 def final_value(name: str, curves: Sequence[MetricCurve]) -> list[float]:
@@ -85,13 +84,3 @@ def mean_and_std(curves: Sequence[MetricCurve]) -> tuple[NumpyArray, NumpyArray,
     mean = total / count
     variance = (squares - count * mean**2) / np.maximum(count - 1, 1)
     return steps, mean, np.sqrt(np.maximum(variance, 0) * (count > 1))
-
-
-def _mean_json(curves: Sequence[MetricCurve], points: int) -> dict[str, Any]:
-    steps, mean, std = mean_and_std(curves)
-    kept = downsample(mean, points)
-    return {
-        "steps": encode_array(steps[kept], "i4"),
-        "values": encode_array(mean[kept]),
-        "std": encode_array(std[kept]),
-    }

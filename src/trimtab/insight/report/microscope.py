@@ -52,7 +52,11 @@ def microscope_data(
 ) -> MicroscopeData:
     """Read the excerpts' steps again, and encode the excerpts that fit into the budget."""
     data = MicroscopeData()
-    vocabulary = _vocabulary(records, data.notes)
+    try:
+        vocabulary = records.vocabulary
+    except RecordError as error:
+        data.notes.append(f"{error}: tokens are shown by their numbers")
+        vocabulary = Vocabulary([], [])
     left, skipped = byte_budget, 0
     for number, group in groupby(excerpts, key=lambda excerpt: excerpt.step):
         try:
@@ -75,15 +79,6 @@ def microscope_data(
     return data
 
 
-def _vocabulary(records: Records, notes: list[str]) -> Vocabulary:
-    """Return the run's vocabulary; if it is damaged, an empty one, which shows every token by its id."""
-    try:
-        return records.vocabulary
-    except RecordError as error:
-        notes.append(f"{error}: tokens are shown by their numbers")
-        return Vocabulary([], [])
-
-
 def _compared_effects(
     step: RecordedStep, compared: Mapping[str, Objective], notes: list[str]
 ) -> Iterator[tuple[str, TokenEffects]]:
@@ -93,10 +88,9 @@ def _compared_effects(
         try:
             yield name, token_effects(step, objective, batches)
         except (ValueError, RecordError) as error:
-            note = f"{name} cannot be planned over these records: {truncated(str(error), 200)}"
             # Once for each objective, not for each step.
             if not any(known.startswith(f"{name} cannot") for known in notes):
-                notes.append(note)
+                notes.append(f"{name} cannot be planned over these records: {truncated(str(error), 200)}")
 
 
 def list_entry(table: StepTokenTable, excerpt: ResponseExcerpt, block: int, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -127,14 +121,9 @@ def response_json(
     ids = step.tokens["token"][tokens].tolist()
     # Everything a model or a task wrote is truncated: one endless prompt must not fill the page.
     texts = {name: step.responses[name][excerpt.response] for name in ("prompt", "answer", "extracted", "source")}
-    arrays = {
-        "logp": encode_array(table.logp[tokens]),
-        "entropy": encode_array(table.entropy[tokens]),
-        "logp_grad_norm": encode_array(table.logp_grad_norm[tokens]),
-        "phi": encode_array(table.phi[tokens]),
-        "log_ratio": encode_array(table.log_ratio[tokens]),
-        "special": encode_array([vocabulary.is_special(token) for token in ids], "u1"),
-    }
+    columns = ("logp", "entropy", "logp_grad_norm", "phi", "log_ratio")
+    arrays = {name: encode_array(getattr(table, name)[tokens]) for name in columns}
+    arrays["special"] = encode_array([vocabulary.is_special(token) for token in ids], "u1")
     if "segment" in step.tokens:
         arrays["segment"] = encode_array(step.tokens["segment"][tokens], "i4")
     return {

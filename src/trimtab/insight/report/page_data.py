@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trimtab.insight.alarms import entropy_target
 from trimtab.insight.replay import recorded_objective, torch_threads
 from trimtab.insight.report import summary_text
 from trimtab.insight.report.curves import curves_json, groups_json, points_per_curve
@@ -24,7 +25,7 @@ from trimtab.insight.report.run_files import RunFiles, read_run
 from trimtab.insight.report.step_selection import select_steps
 from trimtab.insight.report.token_statistics import H_MAX, TokenStatistics
 from trimtab.insight.report.token_table import read_checked_step, token_table
-from trimtab.objectives import REASON_WORDS, EntropyGate, Objective, objective
+from trimtab.objectives import REASON_WORDS, Objective, objective
 from trimtab.record import RecordError
 from trimtab.train import METRICS
 
@@ -97,10 +98,10 @@ def run_json(
         "alarms": [asdict(alarm) for alarm in run.alarms],
         "notes": [*notes, *microscope.notes],
         "config": truncated(run.config_text),
-        "entropy_target": _entropy_target(recorded),
+        "entropy_target": _entropy_band(recorded),
         "spurious_region": _spurious_region(run, recorded),
         "compared_objectives": list(compared),
-        "reason_text": [_reason_text(objective) for objective in (recorded, *compared.values())],
+        "reason_text": [_reason_text(each) for each in (recorded, *compared.values())],
         "token_statistics": statistics.to_json() if statistics else None,
         "replay": replayed,
         "responses": microscope.entries,
@@ -159,17 +160,15 @@ def _recorded_objective(run: RunFiles, notes: list[str]) -> Objective | None:
 
 def _compared_objectives(run: RunFiles, names: Sequence[str]) -> dict[str, Objective]:
     """Build the objectives to compare with, without the recorded one if it has its default options."""
-    own = str(run.objective.get("name", ""))
-    has_defaults = len(run.objective) == 1
-    return {name: objective(name) for name in names if not (has_defaults and name == own)}
+    return {name: objective(name) for name in names if run.objective != {"name": name}}
 
 
-def _entropy_target(recorded: Objective | None) -> dict[str, float] | None:
+def _entropy_band(recorded: Objective | None) -> dict[str, float] | None:
     """Return the target of an entropy gate, and the range that STARE's paper reports around it."""
-    gates = [gate for gate in recorded.controllers.values() if isinstance(gate, EntropyGate)] if recorded else []
-    if not gates:
+    target = entropy_target(recorded) if recorded else None
+    if target is None:
         return None
-    return {"value": gates[0].target, "low": gates[0].target * STARE_BAND[0], "high": gates[0].target * STARE_BAND[1]}
+    return {"value": target, "low": target * STARE_BAND[0], "high": target * STARE_BAND[1]}
 
 
 def _spurious_region(run: RunFiles, recorded: Objective | None) -> dict[str, float] | None:

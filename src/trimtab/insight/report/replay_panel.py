@@ -6,9 +6,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from trimtab.insight.replay import LEGEND, RECORDED, entropy_cell, jaccard_cell, reason_cell, replay, shown_reasons
+from trimtab.insight.replay import LEGEND, RECORDED, objective_rows, overlap_row, replay
 from trimtab.record import RecordError, Records, RecordWarning
-from trimtab.text import percent
 
 MOST_STEPS = 60  # evenly spaced; `trimtab replay` goes through all of them
 
@@ -23,24 +22,15 @@ def replay_json(records: Records, names: Sequence[str], notes: list[str]) -> dic
         except (RecordError, ValueError, LookupError, TypeError) as error:
             notes.append(f"no replay: {error}")
             return None
-    reasons = shown_reasons(result)
+    reasons, rows = objective_rows(result)
+    # Pairs with the run's own objective; `trimtab replay` prints all.
+    pairs = [overlap_row(result, overlap) for overlap in result.overlaps if overlap.first == 0]
     return {
         "steps": len(result.steps),
         "recorded_steps": len(steps),
         "reasons": reasons,
-        "rows": [
-            {"name": label, "cells": [reason_cell(stats, reason) for reason in reasons], "entropy": entropy_cell(stats)}
-            for label, stats in zip(result.objectives, result.stats, strict=True)
-        ],
-        "pairs": [
-            {
-                "names": [result.objectives[overlap.first], result.objectives[overlap.second]],
-                "jaccard": jaccard_cell(overlap.jaccard),
-                "agreement": percent(overlap.agreement),
-            }
-            for overlap in result.overlaps
-            if overlap.first == 0  # pairs with the run's own objective; `trimtab replay` prints all
-        ],
+        "rows": [{"name": label, "cells": cells, "entropy": entropy} for label, *cells, entropy in rows],
+        "pairs": [{"names": names, "jaccard": value, "agreement": share} for *names, value, share in pairs],
         "legend": LEGEND,
         "notes": list(result.notes),
     }
