@@ -26,12 +26,12 @@ def replay_metrics(records: Iterable[Mapping[str, float]], monitor: AlarmMonitor
 
 def replay_run(run: Path) -> list[Alarm]:
     """Return the alarms of a run's folder, or of a single file of metrics."""
-    folder = run if run.is_dir() else run.parent
-    path = run / "metrics.jsonl" if run.is_dir() else run
-    config = folder / "config.toml"
     # A metrics file alone may lie beside a config.toml that is not its own.
-    monitor = alarm_monitor(load(config) if run.is_dir() and config.exists() else None)
-    return replay_metrics(read_metrics(path), monitor)
+    if not run.is_dir():
+        return replay_metrics(read_metrics(run))
+    config = run / "config.toml"
+    monitor = alarm_monitor(load(config) if config.exists() else None)
+    return replay_metrics(read_metrics(run / "metrics.jsonl"), monitor)
 
 
 def alarm_lines(alarms: Sequence[Alarm], as_json: bool = False) -> list[str]:
@@ -46,12 +46,11 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     """Read the finite numbers of a metrics file; lines that are no JSON or have no step are skipped."""
     if not path.is_file():
         raise ValueError(f"{path} does not exist: give a run's folder, or a jsonl file of metrics")
-    rows = iter_json_lines(path, on_error=lambda problem: None, longest=LONGEST_LINE)
-    records = [record for _, row in rows if "step" in (record := _finite_numbers(row))]
+    records = []
+    for _, row in iter_json_lines(path, on_error=lambda problem: None, longest=LONGEST_LINE):
+        finite = {name: value for name, value in row.items() if isinstance(value, int | float) and math.isfinite(value)}
+        if "step" in finite:
+            records.append(finite)
     if not records:
         raise ValueError(f"{path} has no line of JSON with a `step`: metrics are one such line per step")
     return records
-
-
-def _finite_numbers(row: Mapping[str, object]) -> dict[str, float]:
-    return {name: value for name, value in row.items() if isinstance(value, int | float) and math.isfinite(value)}

@@ -54,24 +54,18 @@ def encode_array(values: Sequence[float] | NumpyArray, dtype: str = "f4") -> dic
     if not len(array):
         return encoded | {"c": 0}
     # Weights, clip ranges and reasons are the same for nearly all tokens: exceptions are far shorter.
-    common = array[0] if (array == array[0]).all() else _most_common(array)
-    rest = np.flatnonzero(~_same(array, common))
+    common = array[0]
+    if (array != common).any():
+        distinct, counts = np.unique(array, return_counts=True)
+        common = distinct[counts.argmax()]
+    # NaN is not equal to itself.
+    rest = np.flatnonzero(~np.isnan(array) if np.isnan(common) else array != common)
     if len(rest) > _SPARSE * len(array):
         return encoded | {"b": _base64(array)}
     encoded["c"] = common.item() if np.abs(common) < np.inf else _NOT_FINITE[str(common)]
     if len(rest):
         encoded |= {"i": _base64(rest.astype("<i4")), "v": _base64(array[rest])}
     return encoded
-
-
-def _same(array: NumpyArray, value: Any) -> NumpyArray:
-    # NaN is not equal to itself.
-    return np.isnan(array) if np.isnan(value) else array == value
-
-
-def _most_common(array: NumpyArray) -> Any:
-    values, counts = np.unique(array, return_counts=True)
-    return values[counts.argmax()]
 
 
 def _base64(array: NumpyArray) -> str:

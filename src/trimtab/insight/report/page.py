@@ -36,8 +36,7 @@ def page(title: str, data: Mapping[str, Any], blocks: Iterable[str]) -> Iterator
     }
     template, after = asset("page.html").split("{{scripts}}")
     # In one pass, since a value may contain {{...}} itself.
-    before = re.sub(r"\{\{(\w+)\}\}", lambda mark: values[mark[1]], template)
-    yield before
+    yield re.sub(r"\{\{(\w+)\}\}", lambda mark: values[mark[1]], template)
     yield _block("data", safe_json(data))
     yield f"<script>{script}</script>\n"
     for number, block in enumerate(blocks):

@@ -15,12 +15,7 @@ from trimtab.insight.report.curves import curves_json, groups_json, points_per_c
 from trimtab.insight.report.embed import truncated
 from trimtab.insight.report.microscope import MicroscopeData, affordable_tokens, microscope_data
 from trimtab.insight.report.replay_panel import replay_json
-from trimtab.insight.report.response_selection import (
-    MOST_RESPONSES,
-    SELECTION_REASONS,
-    CandidatePool,
-    select_responses,
-)
+from trimtab.insight.report.response_selection import MOST_RESPONSES, SELECTION_REASONS, CandidatePool, select_responses
 from trimtab.insight.report.run_files import RunFiles, read_run
 from trimtab.insight.report.step_selection import select_steps
 from trimtab.insight.report.token_statistics import H_MAX, TokenStatistics

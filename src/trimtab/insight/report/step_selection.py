@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trimtab.insight.report.run_files import MetricCurve, RunFiles
+from trimtab.insight.report.run_files import RunFiles
 from trimtab.record import read_step
 
 MOST_STEPS = 160  # evenly spaced
@@ -35,14 +35,11 @@ def select_steps(run: RunFiles, requested: Sequence[int] = ()) -> StepSelection:
     highlighted |= {_nearest(steps, step) for step in requested}
     for name in ("tokens/silenced_share", "update/grad_norm", "update/clip_share"):
         if name in run.curves:
-            highlighted |= _highest(run.curves[name], set(steps))
+            # The recorded steps at which the metric is highest.
+            rows, recorded = np.argsort(-run.curves[name].values, kind="stable"), set(steps)
+            highest = [step for step in run.curves[name].steps[rows].tolist() if step in recorded]
+            highlighted |= set(highest[:MOST_HIGHLIGHTED])
     return StepSelection(even, sorted(highlighted - set(even)))
-
-
-def _highest(curve: MetricCurve, recorded: set[int]) -> set[int]:
-    """Return the recorded steps at which a metric is highest."""
-    rows = np.argsort(-curve.values, kind="stable")
-    return set([step for step in curve.steps[rows].tolist() if step in recorded][:MOST_HIGHLIGHTED])
 
 
 def _affordable_steps(run: RunFiles, steps: Sequence[int]) -> int:

@@ -17,9 +17,8 @@ _UNCHANGED = 0.02  # a smaller relative change counts as none
 def title_of(run: RunFiles) -> str:
     """Return model, task and objective in one line."""
     config = config_of(run)
-    if config is None:
-        return run.label
-    return truncated(f"{describe_model(config)} on {describe_task(config)} with {run.label}", 300)
+    model_and_task = f"{describe_model(config)} on {describe_task(config)} with " if config else ""
+    return truncated(f"{model_and_task}{run.label}", 300)
 
 
 def config_of(run: RunFiles) -> Config | None:
@@ -52,13 +51,11 @@ def tiles(run: RunFiles) -> list[dict[str, str]]:
     ]
     shown = []
     for name, metric, write, window in rows:
-        curve = run.curves.get(metric)
-        if curve is None:
-            continue
-        if window == -1:
-            shown.append({"name": name, "value": write(float(curve.values.mean())), "from": "of all tokens"})
-        else:
-            first, last = _start_and_end(curve, window)
+        if metric in run.curves and window == -1:
+            mean = float(run.curves[metric].values.mean())
+            shown.append({"name": name, "value": write(mean), "from": "of all tokens"})
+        elif metric in run.curves:
+            first, last = _start_and_end(run.curves[metric], window)
             shown.append({"name": name, "value": write(last), "from": f"from {write(first)}"})
     return shown
 
@@ -66,9 +63,8 @@ def tiles(run: RunFiles) -> list[dict[str, str]]:
 def _length(run: RunFiles) -> Iterator[str]:
     config = config_of(run)
     wanted = f" of {config.run.steps:,}" if config else ""
-    seconds = sum(
-        float(run.curves[name].values.sum()) for name in ("time/rollout", "time/update") if name in run.curves
-    )
+    times = [run.curves[name].values for name in ("time/rollout", "time/update") if name in run.curves]
+    seconds = sum(float(values.sum()) for values in times)
     spent = f", {clock(seconds)} of sampling and updates" if seconds else ""
     tokens = run.curves.get("tokens/count")
     seen = f", {float(tokens.values.sum(dtype='f8')):,.0f} response tokens" if tokens else ""
@@ -107,12 +103,8 @@ def _entropy(run: RunFiles) -> Iterator[str]:
 def _tokens(run: RunFiles) -> Iterator[str]:
     metrics = {name: f"tokens/{name}_share" for name in ("silenced", "boosted", "damped", "masked", "dropped")}
     metrics["clipped"] = "update/clip_share"
-    clauses = []
-    for name, metric in metrics.items():
-        curve = run.curves.get(metric)
-        if curve is not None:
-            share = float(curve.values.mean())
-            clauses.append(f"{_one_in(share)} was {name}" if share else f"none was {name}")
+    shares = {name: float(run.curves[metric].values.mean()) for name, metric in metrics.items() if metric in run.curves}
+    clauses = [f"{_one_in(share) if share else 'none'} was {name}" for name, share in shares.items()]
     if clauses:
         yield f"Of the tokens, {', '.join(clauses)}."
 
@@ -142,9 +134,7 @@ def _moved(first: float, last: float) -> str:
 
 def _one_in(share: float) -> str:
     # "One in 3" would hide the difference between 0.3 and 0.4.
-    if share >= 0.1:
-        return percent(share)
-    return f"one in {round(1 / share):,}"
+    return percent(share) if share >= 0.1 else f"one in {round(1 / share):,}"
 
 
 def facts(run: RunFiles) -> list[dict[str, Any]]:

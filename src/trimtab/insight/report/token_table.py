@@ -8,7 +8,7 @@ and STARE's `phi`, by which the token changes the entropy.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -117,7 +117,7 @@ def token_effects(step: RecordedStep, objective: Objective, batches: Sequence[Re
     # An adaptive gate observes this step only: the microscope does not read the steps before it.
     set_controllers(objective, step, recorded=False)
     effects = [_update_effects(recorded, objective) for recorded in batches]
-    names = [each.name for each in fields(TokenEffects)]
+    names = TokenEffects.__dataclass_fields__
     return TokenEffects(**{name: np.concatenate([getattr(one, name) for one in effects]) for name in names})
 
 
@@ -162,11 +162,8 @@ def _with_recorded_values(plan: Plan, update: RecordedUpdate) -> Plan:
     """Return the plan with its recorded values, which a record of a share of the groups cannot reproduce."""
     columns = {name: name for name in ("weight", "scale", "clip_low", "clip_high", "penalty")}
     columns["advantage"] = _advantage_column(update.step)
-    values: dict[str, Any] = {
-        name: as_tensor(update.column(column)[plan.slice])
-        for name, column in columns.items()
-        if column in update.step.tokens
-    }
+    present = {name: column for name, column in columns.items() if column in update.step.tokens}
+    values: dict[str, Any] = {name: as_tensor(update.column(column)[plan.slice]) for name, column in present.items()}
     return replace(plan, **values)
 
 
