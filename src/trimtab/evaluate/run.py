@@ -22,8 +22,6 @@ from trimtab.policy import pick_device
 from trimtab.rewards import Verdict
 from trimtab.tasks import BENCHMARKS, BenchmarkProblem, load_benchmark
 
-DEFAULT_RULE = "math"
-
 
 @dataclass(frozen=True)
 class EvalResult:
@@ -48,7 +46,7 @@ def prepare(options: EvalOptions) -> tuple[EvalSettings, list[GenerationRequest]
             raise ValueError(f"--{name.replace('_', '-')} {value}: it must be at least 1")
     temperature, top_p = decoding(options.preset, options.temperature, options.top_p)
     benchmarks = parse_benchmarks(options.benchmarks)
-    rule = DEFAULT_RULE if options.rule is None else options.rule
+    rule = "math" if options.rule is None else options.rule
     grading.check_rule(rule)  # hours of sampling should not end with a misspelt rule
     problems = {
         name: load_benchmark(name, options.data, options.prompt_suffix, rule)[: options.problems] for name in benchmarks

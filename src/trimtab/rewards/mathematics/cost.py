@@ -61,11 +61,8 @@ def _tower(text: str) -> int:
 
 
 def estimate_bits(node: Node, tower: int = 0) -> float:
-    """Estimate the bits of an expression's integers, a variable as one; raise `TooCostlyError` where too many.
-
-    `tower` is in how many exponents the expression stands.
-    """
-    if tower > MAX_TOWER:
+    """Estimate the bits of an expression's integers, a variable as one; raise `TooCostlyError` where too many."""
+    if tower > MAX_TOWER:  # the expression stands in so many exponents
         raise TooCostlyError("a tower of powers")
     if node.kind == "number":
         return float(max(abs(node.value.numerator), node.value.denominator).bit_length())
