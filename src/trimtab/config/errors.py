@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -62,12 +62,9 @@ def _unknown_key(location: tuple[str | int, ...], root: type[BaseModel]) -> str:
         section = section.model_fields[name].annotation
     name = str(location[-1])
     if len(location) == 1:
-        owners = [field for field in root.model_fields if name in _keys(root, field)]
+        sections = {key: getattr(field.annotation, "model_fields", ()) for key, field in root.model_fields.items()}
+        owners = [section for section, keys in sections.items() if name in keys]
         if owners:  # the key was written without its section
             return f"unknown section {name}: it is a key of {' and '.join(f'[{owner}]' for owner in owners)}"
         return f"unknown section {name}: {nearest(name, root.model_fields)}"
     return f"unknown key {'.'.join(map(str, location))}: {nearest(name, section.model_fields)}"
-
-
-def _keys(root: type[BaseModel], field: str) -> Iterable[str]:
-    return getattr(root.model_fields[field].annotation, "model_fields", ())

@@ -74,9 +74,7 @@ class ModelConfig(Section):
     """The policy model."""
 
     path: str = Field("demo", description="a folder or hub name of a causal LM, `demo`, or `smollm2`")
-    reference: str | None = Field(
-        None, description="the reference model of a KL penalty: a path, or `start` for the policy before RL"
-    )
+    reference: str | None = Field(None, description="the KL reference model: a path, or `start`: the policy before RL")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast over fp32 master weights")
     attention: str | None = Field(None, description="transformers' attn_implementation")
     gradient_checkpointing: bool = Field(False, description="recompute activations: less memory, more time")
@@ -116,12 +114,8 @@ class RolloutConfig(Section):
     dynamic_oversample: float = Field(
         3.0, ge=1, description="dynamic sampling: prompts per round, as a multiple of the groups still missing"
     )
-    dynamic_max_rounds: int = Field(
-        10, ge=1, description="dynamic sampling: rounds before a step goes on with fewer groups"
-    )
-    kv_cache_memory: float = Field(
-        0.3, gt=0, lt=1, description="native on a GPU: the share of its memory that the KV cache may take"
-    )
+    dynamic_max_rounds: int = Field(10, ge=1, description="dynamic sampling: rounds until a step takes fewer groups")
+    kv_cache_memory: float = Field(0.3, gt=0, lt=1, description="native on a GPU: share of its memory for the KV cache")
     vllm_gpu_memory_utilization: float = Field(
         0.4, gt=0, lt=1, description="vllm: the share of the GPU's memory it may take while it samples"
     )
@@ -179,9 +173,7 @@ class UpdateConfig(Section):
         (0.9, 0.999), strict=False, description="AdamW's betas"
     )
     max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
-    on_nonfinite: Literal["skip", "stop"] = Field(
-        "skip", description="what to do with an update that has a NaN or infinity: skip it, or stop the run"
-    )
+    on_nonfinite: Literal["skip", "stop"] = Field("skip", description="on a NaN or infinity: skip the update, or stop")
     head_chunk: int = Field(4096, ge=1, description="tokens per pass through the LM head: bounds the memory of logits")
 
 
@@ -231,9 +223,7 @@ class RunConfig(Section):
     seed: int = Field(0, description="of sampling, the order of problems, and the demo model's weights")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     threads: int = Field(
-        0,
-        ge=0,
-        description="CPU threads; 0: torch's default, or one beside a GPU. Results depend on it in the last bit",
+        0, ge=0, description="CPU threads; 0: torch's default, or one beside a GPU. Last bits of results depend on it"
     )
     eval_every: int = Field(50, ge=0, description="steps between evaluations on held-out problems; 0: none")
     eval_problems: int = Field(200, ge=1, description="held-out problems per evaluation")
@@ -305,11 +295,7 @@ class Config(Section):
                 f"rollout.dynamic_sampling needs rollout.samples of 2 or more, not {rollout.samples}: "
                 "the rewards of one response cannot differ"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_rewards(self) -> Config:
-        reward, limit = self.reward, self.rollout.max_new_tokens
+        reward, limit = self.reward, rollout.max_new_tokens
         if reward.correct <= reward.wrong:
             raise ValueError(f"reward.correct = {reward.correct} must be more than reward.wrong = {reward.wrong}")
         if reward.overlong_buffer > limit:
