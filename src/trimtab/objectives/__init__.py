@@ -8,8 +8,8 @@ from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, OPTIONS
 from trimtab.objectives.objective import LossOutput, Objective
 from trimtab.objectives.plan import Plan, merge_metrics
 from trimtab.objectives.reasons import REASON_WORDS, Reason, reason_words
-from trimtab.objectives.rules.controllers import EntropyGate
 from trimtab.objectives.rules.penalties import kl_estimate
+from trimtab.objectives.rules.stare import EntropyGate
 from trimtab.objectives.segments import segment_ids, token_bytes
 from trimtab.objectives.selection import largest, quantile, share_count
 from trimtab.objectives.theory import Moments, gradient_norm_squared, moments

@@ -22,25 +22,24 @@ def group_normalized(reward: Values, group: Groups, eps: float = 1e-6) -> Tensor
     stats = _Groups(reward, group)
     variance = stats.total(stats.centered**2) / (stats.size - 1).clamp(min=1)
     deviation = torch.where(stats.size == 1, torch.ones_like(variance), variance.sqrt())
-    return stats.result(stats.centered / (deviation + eps))
+    return (stats.centered / (deviation + eps)).to(stats.dtype)
 
 
 def group_centered(reward: Values, group: Groups) -> Tensor:
     """Dr.GRPO: `R - mean` in the group."""
     stats = _Groups(reward, group)
-    return stats.result(stats.centered)
+    return stats.centered.to(stats.dtype)
 
 
 def leave_one_out(reward: Values, group: Groups) -> Tensor:
     """RLOO: `R` minus the mean of the group's other responses."""
     stats = _Groups(reward, group)
-    return stats.result(stats.centered * stats.size / (stats.size - 1).clamp(min=1))
+    # R - (S - R) / (n - 1) = (R - S / n) n / (n - 1)
+    return (stats.centered * stats.size / (stats.size - 1).clamp(min=1)).to(stats.dtype)
 
 
 ADVANTAGES: dict[str, Callable[[Values, Groups], Tensor]] = {
-    "group_normalized": group_normalized,
-    "group_centered": group_centered,
-    "leave_one_out": leave_one_out,
+    function.__name__: function for function in (group_normalized, group_centered, leave_one_out)
 }
 
 
@@ -51,21 +50,19 @@ class _Groups:
         values = torch.as_tensor(reward).detach()
         ids = torch.as_tensor(group, device=values.device)
         if values.ndim != 1 or ids.shape != values.shape:
-            raise ValueError(
-                f"reward and group take one value per response each, got shapes {tuple(values.shape)} and "
-                f"{tuple(ids.shape)}"
-            )
+            shapes = f"{tuple(values.shape)} and {tuple(ids.shape)}"
+            raise ValueError(f"reward and group take one value per response each, got shapes {shapes}")
         if not bool(torch.isfinite(values).all()):
             bad: list[int] = (~torch.isfinite(values)).nonzero().squeeze(1).tolist()
             first = f"reward {float(values[bad[0]])} of response {bad[0]}"
             raise NotFiniteError(f"{first} is not a number to learn from: leave it out", "reward", bad)
         self.dtype = values.dtype if values.is_floating_point() else torch.float32
         self.index = torch.unique(ids, return_inverse=True)[1]
-        wide = values.to(torch.float64)
+        wide = values.to(torch.float64)  # a group's mean of large rewards keeps its last digits
         self.size = self.total(torch.ones_like(wide))
-        mean = torch.where(self.size == 1, torch.zeros_like(wide), self.total(wide) / self.size)
-        # A mean of equal numbers can be off in the last bit; divided by a deviation of 0 + eps that would be large.
         none = torch.zeros_like(wide)
+        mean = torch.where(self.size == 1, none, self.total(wide) / self.size)
+        # A mean of equal numbers can be off in the last bit; divided by a deviation of 0 + eps that would be large.
         low = none.scatter_reduce(0, self.index, wide, "amin", include_self=False)[self.index]
         high = none.scatter_reduce(0, self.index, wide, "amax", include_self=False)[self.index]
         self.centered = torch.where((low == high) & (self.size > 1), none, wide - mean)
@@ -73,7 +70,3 @@ class _Groups:
     def total(self, values: Tensor) -> Tensor:
         """Return, for every response, the sum over its group."""
         return torch.zeros_like(values).index_add_(0, self.index, values)[self.index]
-
-    def result(self, values: Tensor) -> Tensor:
-        """Convert to the float type of the rewards."""
-        return values.to(self.dtype)

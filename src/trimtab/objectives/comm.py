@@ -22,7 +22,6 @@ class Comm(Protocol):
 
     def all_gather(self, tensor: Tensor) -> Sequence[Tensor] | Tensor:
         """Return the tensors of all ranks in rank order: a list, stacked, or concatenated along the first axis."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,8 @@ class ProcessGroup:
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Gather equal-shaped tensors from every rank of the group."""
-        world = torch.distributed.get_world_size(self.group)
-        out = [torch.empty_like(tensor) for _ in range(world)]
+        out = [torch.empty_like(tensor) for _ in range(torch.distributed.get_world_size(self.group))]
+        # NCCL takes contiguous tensors alone.
         torch.distributed.all_gather(out, tensor.contiguous(), group=self.group)
         return out
 
@@ -78,6 +77,7 @@ def gather_batch(batch: TokenBatch, names: Iterable[str], comm: Comm | None) -> 
 def _sizes(batch: TokenBatch, present: list[str], comm: Comm) -> tuple[Tensor, int]:
     """Return every rank's (tokens, responses), and this rank's number."""
     known = (*TOKEN_FLOATS, *TOKEN_INTS)
+    # Ranks with other fields would wait for each other forever, or read a row as another field: compare them first.
     schema = sum(1 << known.index(n) for n in present) * 2 + int(batch.old_logp.dtype == torch.float64)
     # A communicator need not know ranks: each sends a random number and finds its own among those that come back.
     nonce = secrets.randbits(62)
@@ -87,7 +87,5 @@ def _sizes(batch: TokenBatch, present: list[str], comm: Comm) -> tuple[Tensor, i
     if len(ranks) != 1:
         raise ValueError("comm.all_gather did not return what this rank sent: it must give the tensors of all ranks")
     if (rows[:, 1] != schema).any():
-        raise ValueError(
-            "the ranks give TokenBatches with different fields or float types: make them alike on all ranks"
-        )
+        raise ValueError("the ranks give TokenBatches with different fields or float types: make them alike")
     return rows[:, 2:], ranks[0]

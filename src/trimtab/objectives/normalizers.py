@@ -23,42 +23,12 @@ class Normalizer:
     scale: Callable[[PlanBuilder], Tensor]
 
 
-def token_mean() -> Normalizer:
-    """Average over all counted tokens: each weighs the same."""
-
-    def scale(builder: PlanBuilder) -> Tensor:
-        out = 0 if builder.uncounted is None else len(builder.uncounted)
-        one = builder.advantage.new_full((), 1 / max(builder.batch.tokens - out, 1))
-        return _counted(builder, one.expand(builder.batch.tokens))
-
-    return Normalizer("token-mean", "mean over the counted tokens of the mini-batch", scale)
-
-
-def seq_mean_token_mean() -> Normalizer:
-    """Average over the tokens of each response, then over responses: each response weighs the same."""
-    return Normalizer(
-        "seq-mean-token-mean",
-        "mean over a response's counted tokens, then over responses",
-        lambda builder: _per_response(builder, builder.counted_lengths),
-    )
-
-
-def seq_mean_token_sum() -> Normalizer:
-    """Sum over the tokens of each response, average over responses."""
-    return Normalizer(
-        "seq-mean-token-sum",
-        "sum over a response's counted tokens, mean over responses",
-        lambda builder: _per_response(builder, None),
-    )
-
-
-def seq_mean_token_sum_norm(length: float) -> Normalizer:
-    """Sum over the tokens of each response and divide by a constant length, average over responses."""
-    return Normalizer(
-        "seq-mean-token-sum-norm",
-        f"sum over a response's counted tokens / {length:g}, mean over responses",
-        lambda builder: _per_response(builder, builder.counted_lengths.new_full((), length)),
-    )
+def _per_token(builder: PlanBuilder) -> Tensor:
+    """Return 1 / counted tokens for every counted token."""
+    out = 0 if builder.uncounted is None else len(builder.uncounted)
+    # An expanded scalar: no memory for a million equal numbers. At least 1 keeps it finite if all are silenced.
+    one = builder.advantage.new_full((), 1 / max(builder.batch.tokens - out, 1))
+    return _counted(builder, one.expand(builder.batch.tokens))
 
 
 def _per_response(builder: PlanBuilder, divisor: Tensor | None) -> Tensor:
@@ -76,8 +46,26 @@ def _counted(builder: PlanBuilder, scale: Tensor) -> Tensor:
     return scale if builder.uncounted is None else scale.index_fill(0, builder.uncounted, 0.0)
 
 
-AGGREGATIONS: dict[str, Callable[[], Normalizer]] = {
-    "token-mean": token_mean,
-    "seq-mean-token-mean": seq_mean_token_mean,
-    "seq-mean-token-sum": seq_mean_token_sum,
-}
+token_mean = Normalizer("token-mean", "mean over the counted tokens of the mini-batch", _per_token)
+seq_mean_token_mean = Normalizer(
+    "seq-mean-token-mean",
+    "mean over a response's counted tokens, then over responses",
+    lambda builder: _per_response(builder, builder.counted_lengths),
+)
+seq_mean_token_sum = Normalizer(
+    "seq-mean-token-sum",
+    "sum over a response's counted tokens, mean over responses",
+    lambda builder: _per_response(builder, None),
+)
+
+
+def seq_mean_token_sum_norm(length: float) -> Normalizer:
+    """Sum over the tokens of each response and divide by a constant length, average over responses."""
+    return Normalizer(
+        "seq-mean-token-sum-norm",
+        f"sum over a response's counted tokens / {length:g}, mean over responses",
+        lambda builder: _per_response(builder, builder.counted_lengths.new_full((), length)),
+    )
+
+
+AGGREGATIONS = {each.name: each for each in (token_mean, seq_mean_token_mean, seq_mean_token_sum)}

@@ -23,7 +23,7 @@ from trimtab.objectives.ratios import Ratio, log_ratio
 from trimtab.objectives.reasons import REASON_WORDS, Reason
 from trimtab.objectives.rules.penalties import Penalty
 from trimtab.objectives.surrogates import Surrogate
-from trimtab.objectives.token_batch import TokenBatch, missing_field_help
+from trimtab.objectives.token_batch import FIELD_HELP, TokenBatch
 
 Scope = Literal["minibatch", "micro"]
 TokenStats = Literal["old", "current"]
@@ -60,6 +60,7 @@ class LossOutput:
     @staticmethod
     def concat(outputs: Sequence[LossOutput]) -> LossOutput:
         """Concatenate the outputs of consecutive chunks of one micro-batch, without gradient."""
+        # All chunks have one surrogate: they all have a mask, or none does.
         clipped = [out.clipped for out in outputs if out.clipped is not None]
         return LossOutput(
             torch.stack([out.loss.detach() for out in outputs]).sum(),
@@ -140,6 +141,7 @@ class Objective:
         plan = self._plan_whole(whole)
         if mine == slice(0, whole.responses):
             return plan
+        # `slice` is the position in this rank's mini-batch, not in the whole.
         return replace(plan.select(mine.start, mine.stop), start=0)
 
     def loss(self, new_logp: Tensor, plan: Plan) -> LossOutput:
@@ -156,10 +158,7 @@ class Objective:
         return LossOutput(loss, ratio.detach(), log_rho.detach(), clipped, 1 / max(plan.tokens_in_minibatch, 1))
 
     def loss_and_grad(self, new_logp: Tensor, plan: Plan) -> tuple[LossOutput, Tensor]:
-        """Return the loss without its graph, and d loss / d log-prob of every token.
-
-        A negative gradient means that descent raises the token's probability.
-        """
+        """Return the loss without its graph, and d loss / d log-prob: negative where descent raises a probability."""
         # Callers may be inside no_grad, and a leaf of its own keeps the gradient from reaching any model.
         with torch.enable_grad():
             leaf = new_logp.detach().requires_grad_()
@@ -169,21 +168,17 @@ class Objective:
 
     def explain(self) -> str:
         """Return the formula with this objective's numbers, as text."""
-        lines = [self.name + (f": {self.title}" if self.title else "")]
-        if self.paper:
-            lines.append(f"  arXiv {self.paper}")
-        lines.append("  minimise  sum over tokens of  scale x (weight x l + penalties)")
-        lines.append(f"  advantage   {self.advantage}")
-        lines.append(f"  ratio       {self.ratio.formula}")
-        lines.append(f"  surrogate   {self.surrogate.formula}")
-        lines += [f"  {rule.name:<11} {rule.formula}" for rule in self.rules]
-        lines += [f"  {penalty.name:<11} {penalty.formula}" for penalty in self.penalties if penalty.formula]
         where = "the mini-batch of all processes" if self.scope == "minibatch" else "each micro-batch (scope = micro)"
-        lines.append(f"  scale       {self.normalizer.name}: {self.normalizer.formula}")
-        lines.append(f"  scope       quantiles and normalisers over {where}")
-        if self.needs:
-            lines.append(f"  reads       {', '.join(sorted(self.needs))}")
-        return "\n".join(lines)
+        rows = [("advantage", self.advantage), ("ratio", self.ratio.formula), ("surrogate", self.surrogate.formula)]
+        rows += [(rule.name, rule.formula) for rule in self.rules]
+        rows += [(penalty.name, penalty.formula) for penalty in self.penalties if penalty.formula]
+        rows += [("scale", f"{self.normalizer.name}: {self.normalizer.formula}")]
+        rows += [("scope", f"quantiles and normalisers over {where}")]
+        rows += [("reads", ", ".join(sorted(self.needs)))] if self.needs else []
+        lines = [self.name + (f": {self.title}" if self.title else "")]
+        lines += [f"  arXiv {self.paper}"] if self.paper else []
+        lines += ["  minimise  sum over tokens of  scale x (weight x l + penalties)"]
+        return "\n".join(lines + [f"  {name:<11} {text}" for name, text in rows])
 
     def state_dict(self) -> dict[str, dict[str, float]]:
         """Return the controllers' state as plain numbers."""
@@ -193,22 +188,20 @@ class Objective:
         """Restore a state that `state_dict` returned."""
         controllers = self.controllers
         if set(state) != set(controllers):
-            raise ValueError(
-                f"{self.name} has the controllers {sorted(controllers)}, but the state is of {sorted(state)}: "
-                "load it into the objective that it was saved from"
-            )
+            where = f"{self.name} has the controllers {sorted(controllers)}, but the state is of {sorted(state)}"
+            raise ValueError(f"{where}: load it into the objective that it was saved from")
         for name, controller in controllers.items():
             controller.load_state_dict(state[name])
 
     def _check(self, batch: TokenBatch) -> None:
         for name in sorted(self.needs):
             if getattr(batch, name) is None:
-                raise ValueError(f"{self.name} reads `{name}`, which this TokenBatch lacks: {missing_field_help(name)}")
+                advice = FIELD_HELP.get(name, "measure it in the pass that gives old_logp")
+                raise ValueError(f"{self.name} reads `{name}`, which this TokenBatch lacks: {advice}")
         if self.token_stats == "old" and batch.current_logp is not None:
-            raise ValueError(
-                f"{self.name} has token_stats='old', but the TokenBatch carries `current_logp` (and so the current "
-                "policy's entropy): leave it out, or set token_stats='current'"
-            )
+            carried = "carries `current_logp` (and so the current policy's entropy)"
+            where = f"{self.name} has token_stats='old', but the TokenBatch {carried}"
+            raise ValueError(f"{where}: leave it out, or set token_stats='current'")
 
     def _plan_whole(self, batch: TokenBatch) -> Plan:
         builder = PlanBuilder(batch, self.surrogate.clip_low, self.surrogate.clip_high)
@@ -240,14 +233,11 @@ class Objective:
 
         @torch.no_grad()
         def replan(first: int, last: int) -> Plan:
-            micro_batch = self._plan_whole(batch.select(first, last))
+            plan = self._plan_whole(batch.select(first, last))
             share = (last - first) / max(responses, 1)
-            return replace(
-                micro_batch,
-                scale=micro_batch.scale * share,
-                start=batch.offsets[first],
-                tokens_in_minibatch=micro_batch.tokens / share if share else 0.0,
-            )
+            # Metrics divide by `tokens_in_minibatch`, and so are means weighted by this share too.
+            tokens = plan.tokens / share if share else 0.0
+            return replace(plan, scale=plan.scale * share, start=batch.offsets[first], tokens_in_minibatch=tokens)
 
         # How the micro-batches are cut is known to `Plan.split` alone, so they are planned there.
         return replace(replan(0, batch.responses), replan=replan)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -23,9 +24,8 @@ class Plan:
     """The terms of the loss of every token of this process; a micro-batch of a plan is a `Plan` too.
 
     Per token: `advantage`; `weight` on the surrogate; `scale`, which includes aggregation and normaliser; `clip_low`
-    and `clip_high`, how far the ratio may leave 1; `segment`, the number of the segment whose ratio it shares (None:
-    it has its own); `penalty`, the coefficient of a rule's penalty; `reason`, bits of `Reason`. `metrics` describes the
-    mini-batch and is the same on every rank and in every micro-batch.
+    and `clip_high`, how far the ratio may leave 1; `penalty`, the coefficient of a rule's penalty; `reason`, bits of
+    `Reason`. `metrics` describes the mini-batch and is the same on every rank and in every micro-batch.
     """
 
     old_logp: Tensor
@@ -73,13 +73,8 @@ class Plan:
 
         `sequences` is the number of responses in each micro-batch, or the list of their sizes.
         """
-        sizes = _micro_batch_sizes(sequences, self.responses)
-        select = self.replan or self.select
-        micro_batches, first = [], 0
-        for size in sizes:
-            micro_batches.append(select(first, first + size))
-            first += size
-        return micro_batches
+        ends = accumulate(_micro_batch_sizes(sequences, self.responses), initial=0)
+        return [(self.replan or self.select)(first, last) for first, last in pairwise(ends)]
 
     def select(self, first: int, last: int) -> Plan:
         """Return the plan of the responses `first` up to, not including, `last`."""
@@ -95,14 +90,13 @@ class Plan:
     def cut(self, first: int, last: int) -> Plan:
         """Return the plan of the tokens `first` up to `last`, wherever responses begin; none may share a ratio."""
         if self.spans is not None or self.replan is not None:
-            raise ValueError(
-                "tokens that share a ratio, or are planned by micro-batch, cannot be cut apart: use `split`"
-            )
+            raise ValueError("tokens that share a ratio or are planned by micro-batch cannot be cut apart: use `split`")
         span = builtins.slice(first, last)
         return replace(self, **self._sliced(span), start=self.start + first, offsets=(0, last - first))
 
     def check(self, new_logp: Tensor) -> Tensor:
         """Return `new_logp` in the plan's float type; raise if its shape is not the plan's."""
+        # A padded tensor would broadcast against the plan's vectors, and train on a wrong loss in silence.
         if new_logp.shape != self.old_logp.shape:
             raise ValueError(
                 f"new_logp has shape {tuple(new_logp.shape)}, but the plan holds {self.tokens} tokens: give one "
@@ -113,12 +107,11 @@ class Plan:
 
     def why(self, index: int) -> str:
         """Explain the treatment of one token in words and numbers."""
-        low, high = float(self.clip_low[index]), float(self.clip_high[index])
-        return (
-            f"{reason_words(int(self.reason[index]), self.reason_words)} "
-            f"(advantage {float(self.advantage[index]):+.3g}, "
-            f"weight {float(self.weight[index]):.3g}, ratio within [{1 - low:.3g}, {1 + high:.3g}])"
-        )
+        values = (self.advantage, self.weight, self.clip_low, self.clip_high)
+        advantage, weight, low, high = (float(value[index]) for value in values)
+        words = reason_words(int(self.reason[index]), self.reason_words)
+        limits = f"ratio within [{1 - low:.3g}, {1 + high:.3g}]"
+        return f"{words} (advantage {advantage:+.3g}, weight {weight:.3g}, {limits})"
 
     def _sliced(self, span: builtins.slice) -> dict[str, Any]:
         values = ((f.name, getattr(self, f.name)) for f in fields(self))
@@ -133,19 +126,16 @@ def _micro_batch_sizes(sequences: int | Sequence[int], responses: int) -> list[i
         return [min(sequences, responses - first) for first in range(0, responses, sequences)] or [0]
     sizes = [int(size) for size in sequences]
     if min(sizes, default=0) < 0 or sum(sizes) != responses:
-        raise ValueError(
-            f"the micro-batch sizes {sizes} must be non-negative and add up to the plan's {responses} responses"
-        )
+        raise ValueError(f"micro-batch sizes {sizes} must be non-negative and add up to the {responses} responses")
     return sizes
 
 
 def merge_metrics(micro_batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Merge the metrics of micro-batches into the mini-batch's: extremes of `_max` and `_min`, sums of the others."""
+    merge = {"_max": torch.max, "_min": torch.min}
     merged: dict[str, Tensor] = {}
+    # A micro-batch without tokens has no extremes, so the first one need not have all names.
     for name in {name: None for metrics in micro_batches for name in metrics}:
         values = torch.stack([metrics[name] for metrics in micro_batches if name in metrics])
-        if name.endswith("_max"):
-            merged[name] = values.max()
-        else:
-            merged[name] = values.min() if name.endswith("_min") else values.sum()
+        merged[name] = merge.get(name[-4:], torch.sum)(values)
     return merged

@@ -23,15 +23,12 @@ class Controller(Protocol):
 
     def observe(self, entropy: float) -> None:
         """Update the state with the token-mean entropy of a rollout batch."""
-        ...
 
     def state_dict(self) -> dict[str, float]:
         """Return the state as plain numbers."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore a state that `state_dict` returned."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -50,13 +47,10 @@ class TokenRule:
 
 
 class PlanBuilder:
-    """The plan of a mini-batch while rules are applied to it.
+    """The plan of a mini-batch while rules are applied to it; `uncounted` are the tokens the normaliser leaves out."""
 
-    Rules name tokens by position (`mask.nonzero()`), not by mask. `uncounted` are the positions of the tokens that the
-    normaliser leaves out.
-    """
-
-    # Positions, because rules concern few tokens: each then passes over a million tokens once, not at every operation.
+    # Rules name tokens by position (`mask.nonzero()`), not by mask, because most concern few tokens: each then
+    # passes over a million tokens once, not at every operation.
 
     def __init__(self, batch: TokenBatch, clip_low: float, clip_high: float) -> None:
         self.batch = batch
@@ -108,6 +102,7 @@ class PlanBuilder:
 
     def silence(self, tokens: Tensor, reason: Reason = Reason.SILENCED) -> None:
         """Take tokens out of numerator and denominator of the mean."""
+        # Rules may overlap, and the normaliser counts these positions: each must be there once.
         self.uncounted = tokens if self.uncounted is None else torch.unique(torch.cat([self.uncounted, tokens]))
         self.drop(tokens, reason)
 

@@ -43,7 +43,7 @@ def ppo_clip(low: float, high: float, dual: float | None = None) -> Surrogate:
         clipped = torch.clamp(ratio, lower, upper)
         return -plan.advantage * clipped, clipped != ratio
 
-    formula = f"l = max(-A r, -A clip(r, {_bound(1, -low)}, {_bound(1, high)}))"
+    formula = f"l = max(-A r, -A clip(r, {1 - low:.6g}, {1 + high:.6g}))"
     if dual is not None:
         formula += f", at most -A {dual:g} where A < 0"
     return Surrogate(formula, terms, low, high)
@@ -55,34 +55,31 @@ def weighted_log_prob(low: float, high: float, upper_only: bool) -> Surrogate:
     def terms(ratio: Tensor, new_logp: Tensor, plan: Plan) -> Terms:
         # The gradient flows through ln p alone; the floor keeps 0 x -inf out of the product.
         detached = ratio.detach()
-        clipped = (
-            detached.clamp(max=1 + plan.clip_high)
-            if upper_only
-            else detached.clamp(1 - plan.clip_low, 1 + plan.clip_high)
-        )
+        clipped = detached.clamp(None if upper_only else 1 - plan.clip_low, 1 + plan.clip_high)
         return -clipped * plan.advantage * new_logp.clamp(min=LOGP_FLOOR), clipped != detached
 
-    lowest = "0" if upper_only else _bound(1, -low)
-    return Surrogate(f"l = -stopgrad(clip(r, {lowest}, {_bound(1, high)})) A ln p_new", terms, low, high)
+    lowest = 0 if upper_only else 1 - low
+    return Surrogate(f"l = -stopgrad(clip(r, {lowest:.6g}, {1 + high:.6g})) A ln p_new", terms, low, high)
 
 
 def soft_gate(tau_positive: float, tau_negative: float) -> Surrogate:
     """SAPO: a sigmoid around ratio 1 in place of a clip."""
 
     def terms(ratio: Tensor, new_logp: Tensor, plan: Plan) -> Terms:
+        # where of two Python numbers gives float32, also for a plan in float64: one of them is a tensor.
         up = plan.advantage.new_full((), tau_positive)
         tau = torch.where(plan.advantage > 0, up, tau_negative)
         return -plan.advantage * (4 / tau) * torch.sigmoid(tau * (ratio - 1)), None
 
-    return Surrogate(
-        f"l = -A (4 / tau) sigmoid(tau (r - 1)), tau = {tau_positive:g} where A > 0, else {tau_negative:g}", terms
-    )
+    taus = f"tau = {tau_positive:g} where A > 0, else {tau_negative:g}"
+    return Surrogate(f"l = -A (4 / tau) sigmoid(tau (r - 1)), {taus}", terms)
 
 
 def geometric_clip(low: float, high: float) -> Surrogate:
     """GMPO: `-A r`, where the log ratios behind `r` were clipped token by token."""
 
     def terms(ratio: Tensor, new_logp: Tensor, plan: Plan) -> Terms:
+        # `clipped_response_ratio` did the clipping; here the clipped tokens are only found again, for the metrics.
         log_rho = log_ratio(new_logp.detach(), plan.old_logp)
         over = (plan.advantage > 0) & (log_rho > plan.clip_high)
         under = (plan.advantage < 0) & (log_rho < -plan.clip_low)
@@ -92,12 +89,8 @@ def geometric_clip(low: float, high: float) -> Surrogate:
     return Surrogate(formula, terms, low, high)
 
 
-def log_prob() -> Surrogate:
-    """`-A ln p`: the plain policy gradient."""
-    return Surrogate(
-        "l = -A ln p_new", lambda ratio, new_logp, plan: (-plan.advantage * new_logp.clamp(min=LOGP_FLOOR), None)
-    )
+def _policy_gradient(ratio: Tensor, new_logp: Tensor, plan: Plan) -> Terms:
+    return -plan.advantage * new_logp.clamp(min=LOGP_FLOOR), None
 
 
-def _bound(centre: float, offset: float) -> str:
-    return f"{centre + offset:.6g}"
+log_prob = Surrogate("l = -A ln p_new", _policy_gradient)

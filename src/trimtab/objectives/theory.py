@@ -50,7 +50,7 @@ def moments(logits: Tensor, token: Tensor) -> Moments:
 def gradient_norm_squared(logp: Tensor, sum_p2: Tensor, coefficient: Tensor | float = 1.0) -> Tensor:
     """Return |dJ/da|^2 = w^2 (1 - 2 p_k + sum p^2), which is exact."""
     # Of a nearly certain token the bracket is a difference of almost equal numbers and may round below 0.
-    return _squared(coefficient) * (1 - 2 * logp.exp() + sum_p2).clamp(min=0)
+    return coefficient * coefficient * (1 - 2 * logp.exp() + sum_p2).clamp(min=0)
 
 
 def gradient_norm_bounds(
@@ -60,13 +60,22 @@ def gradient_norm_bounds(
     if vocabulary < 2:
         raise ValueError(f"vocabulary={vocabulary}: a distribution needs at least 2 tokens")
     c_v = (vocabulary - 1) / (vocabulary * math.log(vocabulary) ** 2)
-    p, w2 = logp.exp(), _squared(coefficient)
+    p, w2 = logp.exp(), coefficient * coefficient
     return w2 * (1 - 2 * p + (-entropy).exp()), w2 * (2 - 2 * p - c_v * entropy**2)
 
 
 def phi(logp: Tensor, entropy: Tensor, sum_p2: Tensor, sum_p2_logp: Tensor) -> Tensor:
     """Return STARE's Phi(p) = p (ln p + H) - S2, S2 = sum p^2 (ln p + H); an unclipped step changes H by -A Phi."""
     return logp.exp() * (logp + entropy) - _s2(entropy, sum_p2, sum_p2_logp)
+
+
+def batch_phi(batch: TokenBatch) -> Tensor:
+    """Return `phi` of a batch's tokens, at the log-probabilities by which rules judge them."""
+    for name in ("entropy", "sum_p2", "sum_p2_logp"):
+        if getattr(batch, name) is None:
+            raise ValueError(f"the entropy change needs `{name}`, which this TokenBatch lacks: see theory.moments")
+    assert batch.entropy is not None and batch.sum_p2 is not None and batch.sum_p2_logp is not None
+    return phi(batch.judged_logp, batch.entropy, batch.sum_p2, batch.sum_p2_logp)
 
 
 def critical_surprisal(entropy: Tensor, sum_p2: Tensor, sum_p2_logp: Tensor) -> Tensor:
@@ -83,15 +92,16 @@ def quadrant(advantage: Tensor, logp: Tensor, s_star: Tensor) -> Tensor:
     """Return the `Quadrant` of each token."""
     surprising = (-logp > s_star).to(torch.int64)
     code = torch.where(advantage > 0, 1, 3) + surprising
+    # An exact tie is neutral: the critical token leaves the entropy as it is.
     return torch.where((advantage == 0) | (-logp == s_star), 0, code)
 
 
 def entropy_change(objective: Objective, batch: TokenBatch, plan: Plan, new_logp: Tensor | None = None) -> Tensor:
     """Return the first-order change of each token's own entropy per unit of step size under a plan of `batch`.
 
-    The sum is the predicted change by the plan. Clipped and silenced tokens contribute 0. `new_logp` defaults to the
-    log-probabilities by which rules judged the tokens.
+    `new_logp` defaults to the log-probabilities by which rules judged the tokens.
     """
+    # Clipped and silenced tokens have gradient 0. The sum is the change that the plan predicts.
     _, grad_logp = objective.loss_and_grad(batch.judged_logp if new_logp is None else new_logp, plan)
     return grad_logp * batch_phi(batch)
 
@@ -99,25 +109,12 @@ def entropy_change(objective: Objective, batch: TokenBatch, plan: Plan, new_logp
 def critical_weight(advantage: Tensor, drive: Tensor, boosted: Tensor) -> Tensor:
     """Return W* = 1 + Lam / Gam, the weight on the boosted tokens at which an update leaves the entropy unchanged.
 
-    `drive` is Phi; Lam = sum A Phi over all tokens, Gam = -sum A Phi over the boosted ones. Infinite where the boosted
-    tokens do not move the entropy.
+    `drive` is Phi; Lam = sum A Phi over all tokens, Gam = -sum A Phi over the boosted ones.
     """
+    # Infinite where the boosted tokens do not move the entropy: then no weight on them balances the others.
     pull = advantage * drive
     return 1 + pull.sum() / -(pull * boosted).sum()
 
 
-def batch_phi(batch: TokenBatch) -> Tensor:
-    """Return `phi` of a batch's tokens, at the log-probabilities by which rules judge them."""
-    for name in ("entropy", "sum_p2", "sum_p2_logp"):
-        if getattr(batch, name) is None:
-            raise ValueError(f"the entropy change needs `{name}`, which this TokenBatch lacks: see theory.moments")
-    assert batch.entropy is not None and batch.sum_p2 is not None and batch.sum_p2_logp is not None
-    return phi(batch.judged_logp, batch.entropy, batch.sum_p2, batch.sum_p2_logp)
-
-
 def _s2(entropy: Tensor, sum_p2: Tensor, sum_p2_logp: Tensor) -> Tensor:
     return sum_p2_logp + entropy * sum_p2
-
-
-def _squared(coefficient: Tensor | float) -> Tensor | float:
-    return coefficient * coefficient

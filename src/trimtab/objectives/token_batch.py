@@ -6,7 +6,7 @@ policy did not sample (prompt, padding, tool output) are left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -99,8 +99,13 @@ class TokenBatch:
 
         `advantage` may also hold one value per response; `group` and `reward` always do.
         """
-        layout = _layout(mask)
-        rows, columns = layout.shape
+        mask = torch.as_tensor(mask)
+        if mask.ndim != 2:
+            raise ValueError(f"mask must be (responses, positions), got shape {tuple(mask.shape)}")
+        if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
+            raise ValueError("mask must hold 0 and 1 alone, 1 where the policy sampled a token; it takes no weights")
+        rows, columns = mask.shape
+        layout = Layout(mask.bool().reshape(-1).nonzero().squeeze(1), (rows, columns))
         adv = torch.as_tensor(advantage)
         if adv.ndim == 1 and len(adv) == rows:
             advantage = adv.unsqueeze(1).expand(rows, columns)
@@ -148,6 +153,7 @@ class TokenBatch:
     @cached_property
     def spans(self) -> Spans:
         """The segments as spans: consecutive equal `segment` ids within a response, numbered through the batch."""
+        # Two responses may end and begin with the same id, so a new response starts a segment too.
         assert self.segment is not None
         starts = torch.zeros_like(self.sequence, dtype=torch.bool)  # where a segment starts, except the very first
         starts[1:] = (self.segment[1:] != self.segment[:-1]) | (self.sequence[1:] != self.sequence[:-1])
@@ -187,8 +193,8 @@ class TokenBatch:
 
     def _convert(self) -> None:
         """Detach every tensor and convert to one float type: float64 if `old_logp` has it, else float32."""
-        wide = getattr(self.old_logp, "dtype", None) == torch.float64
-        dtype = torch.float64 if wide else torch.float32
+        # bfloat16 has three digits, too few for a ratio of probabilities; a list has no dtype.
+        dtype = torch.float64 if getattr(self.old_logp, "dtype", None) == torch.float64 else torch.float32
         for name in (*TOKEN_FLOATS, *TOKEN_INTS, *RESPONSE_FIELDS):
             value = getattr(self, name)
             if value is None:
@@ -201,24 +207,21 @@ class TokenBatch:
             object.__setattr__(self, name, value)
 
     def _check_lengths(self) -> None:
-        for name in (*TOKEN_FLOATS, *TOKEN_INTS):
-            value = getattr(self, name)
-            if value is not None and value.shape != self.old_logp.shape[:1]:
-                raise ValueError(
-                    f"TokenBatch field `{name}` has shape {tuple(value.shape)}, but `old_logp` has "
-                    f"{len(self.old_logp)} tokens: give one value per response token"
-                )
+        tokens = f"`old_logp` has {self.tokens} tokens: give one value per response token"
+        self._check_shapes((*TOKEN_FLOATS, *TOKEN_INTS), self.tokens, tokens)
         if self.responses < 0:
+            # Responses at the end may have no tokens: a field with one value per response counts them too.
             per_response = self.group if self.group is not None else self.reward
             counted = int(self.sequence.max()) + 1 if self.tokens else 0
             object.__setattr__(self, "responses", counted if per_response is None else len(per_response))
-        for name in RESPONSE_FIELDS:
+        responses = f"there are {self.responses} responses: give one value per response"
+        self._check_shapes(RESPONSE_FIELDS, self.responses, responses)
+
+    def _check_shapes(self, names: Sequence[str], count: int, expected: str) -> None:
+        for name in names:
             value = getattr(self, name)
-            if value is not None and value.shape != (self.responses,):
-                raise ValueError(
-                    f"TokenBatch field `{name}` has shape {tuple(value.shape)}, but there are {self.responses} "
-                    "responses: give one value per response"
-                )
+            if value is not None and value.shape != (count,):
+                raise ValueError(f"TokenBatch field `{name}` has shape {tuple(value.shape)}, but {expected}")
 
     def _check_values(self) -> None:
         """Raise if a value is not finite or `sequence` is out of order."""
@@ -233,34 +236,20 @@ class TokenBatch:
             if total != 0:
                 raise self._not_finite(name)
         if flags[-1]:
-            raise ValueError(
-                f"TokenBatch field `sequence` must be non-decreasing response numbers from 0 to {self.responses - 1}: "
-                "concatenate the tokens response by response"
+            where = (
+                f"TokenBatch field `sequence` must be non-decreasing response numbers from 0 to {self.responses - 1}"
             )
+            raise ValueError(f"{where}: concatenate the tokens response by response")
 
     def _not_finite(self, name: str) -> NotFiniteError:
         value = getattr(self, name)
         bad = (~torch.isfinite(value)).nonzero().squeeze(1)
         first = int(bad[0])
         rows: list[int] = (bad if name == "reward" else self.sequence[bad].unique()).tolist()
-        where = f"response {rows[0]}"
-        if name != "reward":
-            where += f", token {first - self.offsets[rows[0]]}"
-        message = (
-            f"TokenBatch field `{name}` is {float(value[first])} at {where}: find the pass that made it "
-            "(a log-probability of -inf is fine, NaN and +inf never are), or leave that response out"
-        )
-        return NotFiniteError(message, name, rows)
-
-
-def _layout(mask: Tensor) -> Layout:
-    mask = torch.as_tensor(mask)
-    if mask.ndim != 2:
-        raise ValueError(f"mask must be (responses, positions), got shape {tuple(mask.shape)}")
-    if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
-        raise ValueError("mask must hold 0 and 1 alone: 1 where the policy sampled a token; weights belong elsewhere")
-    rows, columns = mask.shape
-    return Layout(mask.bool().reshape(-1).nonzero().squeeze(1), (rows, columns))
+        token = "" if name == "reward" else f", token {first - self.offsets[rows[0]]}"
+        where = f"TokenBatch field `{name}` is {float(value[first])} at response {rows[0]}{token}"
+        advice = "(a log-probability of -inf is fine, NaN and +inf never are), or leave that response out"
+        return NotFiniteError(f"{where}: find the pass that made it {advice}", name, rows)
 
 
 def _pack(padded: Tensor, layout: Layout, name: str) -> Tensor:
@@ -270,12 +259,8 @@ def _pack(padded: Tensor, layout: Layout, name: str) -> Tensor:
     return padded.reshape(-1).index_select(0, layout.index)
 
 
-def missing_field_help(name: str) -> str:
-    """Return how to obtain an optional field."""
-    return _HELP.get(name, "measure it in the pass that gives old_logp")
-
-
-_HELP: Mapping[str, str] = {
+# How to obtain an optional field.
+FIELD_HELP = {
     "entropy": "measure it in the pass that gives old_logp: -sum p ln p over the vocabulary",
     "segment": "make it from token ids with trimtab.segment_ids(ids, tokenizer)",
     "sampler_logp": "keep the log-probabilities that the sampler drew its tokens with",

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from trimtab.objectives.methods import attachments
 from trimtab.objectives.methods.registry import method
 from trimtab.objectives.normalizers import seq_mean_token_mean, seq_mean_token_sum_norm, token_mean
 from trimtab.objectives.objective import Objective
 from trimtab.objectives.ratios import clipped_response_ratio, response_ratio, segment_ratio, token_ratio
 from trimtab.objectives.rules import covariance, entropy, penalties
+from trimtab.objectives.rules.s2t import s2t
+from trimtab.objectives.rules.stare import stare as stare_rule
 from trimtab.objectives.surrogates import geometric_clip, log_prob, ppo_clip, soft_gate, weighted_log_prob
 
 
@@ -23,7 +24,7 @@ def grpo(clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None 
 
     The KL to a reference model is an attachment: "grpo + kl".
     """
-    return Objective("grpo", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), seq_mean_token_mean())
+    return Objective("grpo", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), seq_mean_token_mean)
 
 
 @method(paper="2503.14476")
@@ -32,7 +33,7 @@ def dapo(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None
 
     Its dynamic sampling and overlong penalty concern prompts and rewards: they are the trainer's.
     """
-    return Objective("dapo", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean())
+    return Objective("dapo", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean)
 
 
 @method(paper="2503.20783")
@@ -43,19 +44,14 @@ def dr_grpo(
 
     Set `length` to the response limit of the run; the default is that of the paper's runs.
     """
-    return Objective(
-        "dr_grpo",
-        token_ratio,
-        ppo_clip(clip_low, clip_high, dual_clip),
-        seq_mean_token_sum_norm(length),
-        advantage="group_centered",
-    )
+    surrogate, normalizer = ppo_clip(clip_low, clip_high, dual_clip), seq_mean_token_sum_norm(length)
+    return Objective("dr_grpo", token_ratio, surrogate, normalizer, advantage="group_centered")
 
 
 @method(paper="2507.18071")
 def gspo(clip_low: float = 3e-4, clip_high: float = 4e-4, dual_clip: float | None = None) -> Objective:
     """One ratio per response: the geometric mean over its tokens."""
-    return Objective("gspo", response_ratio, ppo_clip(clip_low, clip_high, dual_clip), seq_mean_token_mean())
+    return Objective("gspo", response_ratio, ppo_clip(clip_low, clip_high, dual_clip), seq_mean_token_mean)
 
 
 @method(paper="2506.13585")
@@ -64,13 +60,13 @@ def cispo(clip_low: float = 0.2, clip_high: float = 0.28, upper_only: bool = Fal
 
     The cap is 1 + clip_high (verl's reading; in TRL the option is the cap itself).
     """
-    return Objective("cispo", token_ratio, weighted_log_prob(clip_low, clip_high, upper_only), token_mean())
+    return Objective("cispo", token_ratio, weighted_log_prob(clip_low, clip_high, upper_only), token_mean)
 
 
 @method(paper="2511.20347")
 def sapo(tau_positive: float = 1.0, tau_negative: float = 1.05) -> Objective:
     """A soft gate around ratio 1 instead of a hard clip."""
-    return Objective("sapo", token_ratio, soft_gate(tau_positive, tau_negative), seq_mean_token_mean())
+    return Objective("sapo", token_ratio, soft_gate(tau_positive, tau_negative), seq_mean_token_mean)
 
 
 @method(paper="2507.20673")
@@ -79,10 +75,10 @@ def gmpo(clip_low: float = 0.4, clip_high: float = 0.4) -> Objective:
 
     The clip options are limits of the log ratio, on the side that the advantage pushes to.
     """
-    return Objective("gmpo", clipped_response_ratio, geometric_clip(clip_low, clip_high), seq_mean_token_mean())
+    return Objective("gmpo", clipped_response_ratio, geometric_clip(clip_low, clip_high), seq_mean_token_mean)
 
 
-@method(paper="2506.01939", rule=attachments.top_entropy)
+@method(paper="2506.01939", rule=entropy.top_entropy)
 def top_entropy(
     clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0, **options: Any
 ) -> Objective:
@@ -90,15 +86,14 @@ def top_entropy(
 
     The denominator is all tokens; renormalize=true makes it the kept ones.
     """
-    rule = attachments.top_entropy(**options)
-    surrogate = ppo_clip(clip_low, clip_high, dual_clip)
-    return Objective("top_entropy", token_ratio, surrogate, token_mean(), (rule,))
+    rule = entropy.top_entropy(**options)
+    return Objective("top_entropy", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean, (rule,))
 
 
 @method(paper="2512.16649")
 def justrl(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0) -> Objective:
     """DAPO's clip and mean and nothing else: no KL, no entropy term, no dynamic sampling."""
-    return Objective("justrl", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean())
+    return Objective("justrl", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean)
 
 
 @method(paper="2505.22617")
@@ -115,14 +110,14 @@ def clip_cov(
     The random choice is a pure function of the seed and the batch, so a plan can be made again from its record.
     """
     rule = covariance.drop_covariant(share, cov_low, cov_high, seed)
-    return Objective("clip_cov", token_ratio, ppo_clip(clip_low, clip_high), token_mean(), (rule,))
+    return Objective("clip_cov", token_ratio, ppo_clip(clip_low, clip_high), token_mean, (rule,))
 
 
 @method(paper="2505.22617")
 def kl_cov(share: float = 2e-3, coef: float = 1.0, clip_low: float = 1.0, clip_high: float = 1.0) -> Objective:
     """Hold the tokens whose log-probability and advantage move together most near the old policy."""
-    rule, penalty = covariance.penalize_covariant(share, coef), penalties.distance_from_old()
-    return Objective("kl_cov", token_ratio, ppo_clip(clip_low, clip_high), token_mean(), (rule,), (penalty,))
+    rule, surrogate = covariance.penalize_covariant(share, coef), ppo_clip(clip_low, clip_high)
+    return Objective("kl_cov", token_ratio, surrogate, token_mean, (rule,), (penalties.distance_from_old,))
 
 
 @method(paper="2506.14758")
@@ -135,8 +130,7 @@ def entropy_advantage(
 ) -> Objective:
     """DAPO with a bonus on the advantage of uncertain tokens, too small to change its sign."""
     rule = entropy.entropy_shaped_advantage(coef, entropy_cap)
-    surrogate = ppo_clip(clip_low, clip_high, dual_clip)
-    return Objective("entropy_advantage", token_ratio, surrogate, token_mean(), (rule,))
+    return Objective("entropy_advantage", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean, (rule,))
 
 
 @method(paper="2510.03222")
@@ -152,18 +146,17 @@ def lp_reg(
     A penalty holds them to q, the old policy without its noise (tokens under 0.02 of the most probable one removed):
     give it as `proxy_logp`. Without it nothing counts as noise and q is the old policy.
     """
-    rule, penalty = penalties.penalize_improbable(share, coef), penalties.below_proxy()
-    surrogate = ppo_clip(clip_low, clip_high, dual_clip)
-    return Objective("lp_reg", token_ratio, surrogate, token_mean(), (rule,), (penalty,))
+    rule, surrogate = penalties.penalize_improbable(share, coef), ppo_clip(clip_low, clip_high, dual_clip)
+    return Objective("lp_reg", token_ratio, surrogate, token_mean, (rule,), (penalties.below_proxy,))
 
 
 @method()
 def reinforce() -> Objective:
     """The plain policy gradient: no ratio, no clip. For on-policy updates."""
-    return Objective("reinforce", token_ratio, log_prob(), token_mean())
+    return Objective("reinforce", token_ratio, log_prob, token_mean)
 
 
-@method(paper="2602.15620", rule=attachments.s2t)
+@method(paper="2602.15620", rule=s2t)
 def stapo(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0, **options: Any) -> Objective:
     """Clip-higher PPO in which rare, confident, rewarded tokens are silenced and the rest renormalised.
 
@@ -171,19 +164,19 @@ def stapo(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | Non
     its version 4; for earlier ones we read population=all with quantile=0.8. mask=rare, uncertain and random are the
     paper's ablations: rare tokens of any entropy, rare tokens of high entropy, random rewarded tokens.
     """
-    rule = attachments.s2t(**options)
-    return Objective("stapo", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean(), (rule,))
+    surrogate = ppo_clip(clip_low, clip_high, dual_clip)
+    return Objective("stapo", token_ratio, surrogate, token_mean, (s2t(**options),))
 
 
-@method(paper="2606.19236", rule=attachments.stare)
+@method(paper="2606.19236", rule=stare_rule)
 def stare(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0, **options: Any) -> Objective:
     """Clip-higher PPO that reweights the tokens which decide the entropy, until the entropy is on target.
 
     Weights do not enter the denominator. The authors' code takes the quantile per micro-batch and rank; ours is over
     the mini-batch and all ranks. For models of 14B and more the paper has boost 1.05 and damp 0.95.
     """
-    rule = attachments.stare(**options)
-    return Objective("stare", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean(), (rule,))
+    surrogate = ppo_clip(clip_low, clip_high, dual_clip)
+    return Objective("stare", token_ratio, surrogate, token_mean, (stare_rule(**options),))
 
 
 @method(paper="2511.04256")
@@ -200,5 +193,4 @@ def sspo(
     and multiply both clip distances by clip(h, widen_low, widen_high).
     """
     rule = entropy.widen_by_entropy(widen_low, widen_high)
-    surrogate = ppo_clip(clip_low, clip_high, dual_clip)
-    return Objective("sspo", segment_ratio, surrogate, seq_mean_token_mean(), (rule,))
+    return Objective("sspo", segment_ratio, ppo_clip(clip_low, clip_high, dual_clip), seq_mean_token_mean, (rule,))

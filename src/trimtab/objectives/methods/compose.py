@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-import trimtab.objectives.methods.catalog  # noqa: F401  (fills the registry)
+import trimtab.objectives.methods.attachments
+import trimtab.objectives.methods.catalog  # noqa: F401  (both fill the registry)
 from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, Entry, check_option
 from trimtab.objectives.normalizers import AGGREGATIONS
 from trimtab.objectives.objective import Objective, Scope, TokenStats
@@ -34,15 +35,13 @@ def objective(name: str, **options: Any) -> Objective:
     or the value of its first option). Every method takes `aggregation`, `scope` and `token_stats`.
     """
     (base, base_options), *attached = _terms(name)
-    if base not in METHODS:
-        raise _unknown_method(base)
+    method = _method(base)
     attached += [(key, _as_options(key, options.pop(key))) for key in list(options) if key in ATTACHMENTS]
     common = {key: options.pop(key) for key in list(options) if key in COMMON_OPTIONS}
     common |= {key: base_options.pop(key) for key in list(base_options) if key in COMMON_OPTIONS}
-    terms = [(METHODS[base], base_options)] + [(_attachment(key), value) for key, value in attached]
+    terms = [(method, base_options)] + [(_attachment(key), value) for key, value in attached]
     _distribute(name, options, terms)
-    built = [_build(entry, given) for entry, given in terms]
-    return _combine(built, [entry for entry, _ in terms], common)
+    return _combine([_build(entry, given) for entry, given in terms], [entry for entry, _ in terms], common)
 
 
 def _terms(text: str) -> list[tuple[str, dict[str, Any]]]:
@@ -50,10 +49,8 @@ def _terms(text: str) -> list[tuple[str, dict[str, Any]]]:
     while at <= len(text):
         match = _TERM.match(text, at)
         if not match or (match.end() < len(text) and text[match.end()] != "+"):
-            raise ValueError(
-                f"cannot read the objective {text!r:.80} at {text[at:]!r:.80}: "
-                "write 'method + attachment(option=value)'"
-            )
+            where = f"cannot read the objective {text!r:.80} at {text[at:]!r:.80}"
+            raise ValueError(f"{where}: write 'method + attachment(option=value)'")
         terms.append((match["name"], _parse_options(text, match["options"] or "")))
         at = match.end() + 1
     return terms
@@ -89,20 +86,21 @@ def _as_options(key: str, value: Any) -> dict[str, Any]:
     return {next(iter(ATTACHMENTS[key].options)): value}
 
 
-def _unknown_method(name: str) -> ValueError:
+def _method(name: str) -> Entry:
+    if name in METHODS:
+        return METHODS[name]
     if name in ATTACHMENTS:
-        return ValueError(f"{name!r} attaches to a method and is none itself: write for example 'dapo + {name}'")
-    return ValueError(f"unknown method {name!r}: {nearest(name, sorted(METHODS))}")
+        raise ValueError(f"{name!r} attaches to a method and is none itself: write for example 'dapo + {name}'")
+    raise ValueError(f"unknown method {name!r}: {nearest(name, sorted(METHODS))}")
 
 
 def _attachment(name: str) -> Entry:
-    if name not in ATTACHMENTS:
-        if name in METHODS:
-            raise ValueError(
-                f"{name!r} is a method and cannot attach to another: attachments are {', '.join(ATTACHMENTS)}"
-            )
-        raise ValueError(f"unknown attachment {name!r}: {nearest(name, sorted(ATTACHMENTS))}")
-    return ATTACHMENTS[name]
+    if name in ATTACHMENTS:
+        return ATTACHMENTS[name]
+    if name in METHODS:
+        known = ", ".join(ATTACHMENTS)
+        raise ValueError(f"{name!r} is a method and cannot attach to another: attachments are {known}")
+    raise ValueError(f"unknown attachment {name!r}: {nearest(name, sorted(ATTACHMENTS))}")
 
 
 def _distribute(name: str, options: Mapping[str, Any], terms: list[tuple[Entry, dict[str, Any]]]) -> None:
@@ -113,9 +111,8 @@ def _distribute(name: str, options: Mapping[str, Any], terms: list[tuple[Entry, 
             known = {*COMMON_OPTIONS, *ATTACHMENTS, *(option for entry, _ in terms for option in entry.options)}
             raise ValueError(f"unknown option of {name} {key!r}: {nearest(key, sorted(known))}")
         if len(owners) > 1 and key not in terms[0][0].options:
-            raise ValueError(
-                f"several attachments of {name!r} have the option {key!r}: put it in brackets after the one you mean"
-            )
+            where = f"several attachments of {name!r} have the option {key!r}"
+            raise ValueError(f"{where}: put it in brackets after the one you mean")
         owners[0][key] = value
 
 
@@ -123,33 +120,25 @@ def _build(entry: Entry, options: dict[str, Any]) -> Objective | TokenRule | Pen
     for key in options:
         if key not in entry.options:
             raise ValueError(f"unknown option of {entry.name} {key!r}: {nearest(key, sorted(entry.options))}")
-    built: Objective | TokenRule | Penalty = entry.build(**entry.checked(options))
+    checked = {key: check_option(entry.name, key, value, entry.types[key]) for key, value in options.items()}
+    built: Objective | TokenRule | Penalty = entry.build(**checked)
     return built
 
 
 def _combine(built: list[Objective | TokenRule | Penalty], entries: list[Entry], common: dict[str, Any]) -> Objective:
-    base = built[0]
+    base, *others = built
     assert isinstance(base, Objective)
     rules, penalties = list(base.rules), list(base.penalties)
-    for attached in built[1:]:
+    for attached in others:
         present = rules if isinstance(attached, TokenRule) else penalties
         if any(attached.name == other.name for other in present):
-            raise ValueError(
-                f"{attached.name!r} is in {entries[0].name!r} already: attach it once, with the options you mean"
-            )
+            where = f"{attached.name!r} is in {entries[0].name!r} already"
+            raise ValueError(f"{where}: attach it once, with the options you mean")
         present.append(attached)  # type: ignore[arg-type]
     name = " + ".join(entry.name for entry in entries)
-    checked = {
-        key: check_option(name, key, value, COMMON_OPTIONS[key]) for key, value in common.items() if value is not None
-    }
-    if "aggregation" in checked:
-        checked["normalizer"] = AGGREGATIONS[checked.pop("aggregation")]()
-    return replace(
-        base,
-        name=name,
-        rules=tuple(rules),
-        penalties=tuple(penalties),
-        title=entries[0].title,
-        paper=entries[0].paper,
-        **checked,
-    )
+    given = {key: value for key, value in common.items() if value is not None}  # none: as if it were not there
+    common = {key: check_option(name, key, value, COMMON_OPTIONS[key]) for key, value in given.items()}
+    if "aggregation" in common:
+        common["normalizer"] = AGGREGATIONS[common.pop("aggregation")]
+    common |= {"name": name, "title": entries[0].title, "paper": entries[0].paper}
+    return replace(base, rules=tuple(rules), penalties=tuple(penalties), **common)

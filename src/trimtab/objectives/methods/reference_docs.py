@@ -32,19 +32,6 @@ METRICS: dict[str, str] = {
 }
 
 
-THEORY = (
-    theory.moments,
-    theory.gradient_norm_squared,
-    theory.gradient_norm_bounds,
-    theory.phi,
-    theory.batch_phi,
-    theory.critical_surprisal,
-    theory.quadrant,
-    theory.entropy_change,
-    theory.critical_weight,
-)
-
-
 def summary() -> list[tuple[str, str, str, str]]:
     """Return (kind, name, paper, title) of every method and attachment."""
     rows = [("method", METHODS), ("attachment", ATTACHMENTS)]
@@ -71,36 +58,24 @@ def methods_reference() -> str:
     lines = ["# Methods", "", "Made from the code by `make docs`; `trimtab methods NAME` prints the same text.", ""]
     lines += ["| name | kind | arXiv | what it does |", "|---|---|---|---|"]
     lines += [f"| `{name}` | {kind} | {paper or '-'} | {title} |" for kind, name, paper, title in summary()]
-    lines += [
-        "",
-        "Options that every method takes:",
-        "",
-        *_table(dict.fromkeys(COMMON_OPTIONS), COMMON_OPTIONS, _common_defaults()),
-    ]
-    pages = dict.fromkeys([*METHODS, *ATTACHMENTS])
-    for name in pages:
+    defaults = {"aggregation": "the method's own", "scope": Objective.scope, "token_stats": Objective.token_stats}
+    lines += ["", "Options that every method takes:", "", *_table(COMMON_OPTIONS, defaults)]
+    for name in {**METHODS, **ATTACHMENTS}:  # a name that is both has one page
         lines += ["", describe(name)]
-    lines += [
-        "",
-        "# Metrics",
-        "",
-        "Losses of micro-batches and ranks add up, and so do metrics, except `_max` and `_min`.",
-        "",
-    ]
+    lines += ["", "# Metrics", ""]
+    lines += ["Losses of micro-batches and ranks add up, and so do metrics, except `_max` and `_min`.", ""]
     lines += ["| metric | meaning |", "|---|---|", *(f"| `{key}` | {text} |" for key, text in METRICS.items())]
     lines += ["", "# Theory", "", "`trimtab.theory` computes, per token and in plain torch:", ""]
     lines += ["| function | returns |", "|---|---|"]
-    lines += [f"| `{f.__name__}` | {_first_sentence(f)} |" for f in THEORY]
+    # In the order of the file; functions that it imports have another `__module__`.
+    functions = [f for f in vars(theory).values() if inspect.isfunction(f) and f.__module__ == theory.__name__]
+    lines += [f"| `{f.__name__}` | {_first_line(f)} |" for f in functions if not f.__name__.startswith("_")]
     return "\n".join(lines) + "\n"
 
 
-def _first_sentence(function: typing.Callable[..., Any]) -> str:
+def _first_line(function: typing.Callable[..., Any]) -> str:
     text = inspect.cleandoc(function.__doc__ or "").partition("\n")[0].removeprefix("Return ").removesuffix(".")
-    return text.replace("|", "\\|")
-
-
-def _common_defaults() -> dict[str, Any]:
-    return {"aggregation": "the method's own", "scope": Objective.scope, "token_stats": Objective.token_stats}
+    return text.replace("|", "\\|")  # a bare | would start a new column
 
 
 def _page(entry: Entry, formula: str) -> str:
@@ -109,14 +84,12 @@ def _page(entry: Entry, formula: str) -> str:
         lines += ["", entry.notes]
     lines += ["", "```", formula, "```"]
     if entry.options:
-        lines += ["", *_table(entry.options, entry.types, entry.options)]
+        lines += ["", *_table(entry.types, entry.options)]
     return "\n".join(lines)
 
 
-def _table(
-    names: typing.Iterable[str], types: typing.Mapping[str, Any], defaults: typing.Mapping[str, Any]
-) -> list[str]:
-    rows = [f"| `{key}` | {_show(defaults[key])} | {OPTIONS[key].meaning}{_choices(types[key])} |" for key in names]
+def _table(types: typing.Mapping[str, Any], defaults: typing.Mapping[str, Any]) -> list[str]:
+    rows = [f"| `{k}` | {_show(defaults[k])} | {OPTIONS[k].meaning}{_choices(types[k])} |" for k in types]
     return ["| option | default | meaning |", "|---|---|---|", *rows]
 
 

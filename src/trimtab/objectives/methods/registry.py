@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeVar
 
 from trimtab.objectives.objective import Objective
 from trimtab.objectives.plan_builder import TokenRule
-from trimtab.objectives.rules.penalties import Penalty
 
 
 @dataclass(frozen=True)
@@ -83,13 +82,8 @@ class Entry:
     options: Mapping[str, Any]
     types: Mapping[str, Any]
 
-    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options as the function takes them; raise on the first wrong one."""
-        return {key: check_option(self.name, key, value, self.types[key]) for key, value in options.items()}
-
 
 MethodBuilder = TypeVar("MethodBuilder", bound=Callable[..., Objective])
-AttachmentBuilder = TypeVar("AttachmentBuilder", bound=Callable[..., TokenRule | Penalty])
 
 METHODS: dict[str, Entry] = {}
 ATTACHMENTS: dict[str, Entry] = {}
@@ -102,74 +96,53 @@ def method(paper: str = "", rule: Callable[..., TokenRule] | None = None) -> Cal
     """
 
     def register(build: MethodBuilder) -> MethodBuilder:
-        METHODS[build.__name__] = _entry(build, paper, build.__name__, rule)
+        METHODS[build.__name__] = entry(build, paper, rule)
         return build
 
     return register
 
 
-def attachment(name: str, paper: str = "") -> Callable[[AttachmentBuilder], AttachmentBuilder]:
-    """Register a function that builds a `TokenRule` or `Penalty` which can be added to any method."""
-
-    def register(build: AttachmentBuilder) -> AttachmentBuilder:
-        ATTACHMENTS[name] = _entry(build, paper, name)
-        return build
-
-    return register
-
-
-def _entry(build: Callable[..., Any], paper: str, name: str, rule: Callable[..., Any] | None = None) -> Entry:
+def entry(build: Callable[..., Any], paper: str, rule: Callable[..., Any] | None = None) -> Entry:
+    """Read an entry off a function: its name, its docstring, its options with their defaults and types."""
     title, _, notes = inspect.cleandoc(build.__doc__ or "").partition("\n")
-    sources = [build] if rule is None else [rule, build]
-    parameters = {
-        key: parameter
-        for source in sources
-        for key, parameter in inspect.signature(source).parameters.items()
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    }
-    hints = {key: hint for source in sources for key, hint in typing.get_type_hints(source).items()}
-    return Entry(
-        name=name,
-        paper=paper,
-        title=title,
-        notes=notes.strip(),
-        build=build,
-        options={key: parameter.default for key, parameter in parameters.items()},
-        types={key: hints[key] for key in parameters},
-    )
+    options: dict[str, Any] = {}
+    types: dict[str, Any] = {}
+    for source in (build,) if rule is None else (rule, build):
+        # Annotations are text (`from __future__ import annotations`); get_type_hints evaluates them.
+        hints = typing.get_type_hints(source)
+        for key, parameter in inspect.signature(source).parameters.items():
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+                options[key], types[key] = parameter.default, hints[key]
+    return Entry(build.__name__, paper, title, notes.strip(), build, options, types)
 
 
 def check_option(owner: str, key: str, value: Any, annotation: Any) -> Any:
     """Return `value` as the option's type; raise with the option, the value and what would be right."""
-    types = _alternatives(annotation)
+    union = typing.get_origin(annotation) in (typing.Union, UnionType)
+    types = typing.get_args(annotation) if union else (annotation,)
     choices = [choice for one in types if typing.get_origin(one) is Literal for choice in typing.get_args(one)]
-    plain = [one for one in types if one in (bool, int, float, str)]
     where = f"{owner}: option {key}={value!r}"
     if value is None and type(None) in types:
         return None
     if choices:
+        # In brackets `none` is read as None, and is a choice of some options.
         value = "none" if value is None and "none" in choices else value
         if value not in choices:
             raise ValueError(f"{where} must be one of {', '.join(map(str, choices))}")
         return value
-    if bool in plain:
+    if bool in types:
         if not isinstance(value, bool):
             raise ValueError(f"{where} must be true or false")
         return value
-    return _number(where, key, value, whole=float not in plain)
+    return _number(where, OPTIONS[key], value, whole=float not in types)
 
 
-def _number(where: str, key: str, value: Any, whole: bool) -> float:
+def _number(where: str, option: Option, value: Any, whole: bool) -> float:
+    # Python's bool is an int, and clip_low=true would pass as 1.
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise ValueError(f"{where} must be a {'whole number' if whole else 'number'}")
-    option = OPTIONS[key]
     if not option.low <= value <= option.high:
         if math.isfinite(option.high):
             raise ValueError(f"{where} must be between {option.low:g} and {option.high:g}")
         raise ValueError(f"{where} must be at least {option.low:g}")
     return value if whole else float(value)
-
-
-def _alternatives(annotation: Any) -> tuple[Any, ...]:
-    union = typing.get_origin(annotation) in (typing.Union, UnionType)
-    return typing.get_args(annotation) if union else (annotation,)

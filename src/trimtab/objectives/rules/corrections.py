@@ -12,24 +12,26 @@ SAMPLER = frozenset({"sampler_logp"})
 
 
 def _mismatch(builder: PlanBuilder) -> torch.Tensor:
+    # p_old even where rules judge by the current policy: the ratio of the surrogate covers p_new / p_old already.
     assert builder.batch.sampler_logp is not None
     return log_ratio(builder.batch.old_logp, builder.batch.sampler_logp)
 
 
-def truncated(cap: float) -> TokenRule:
-    """Weight every token by `min(w, cap)` (TIS)."""
+def tis(cap: float = 2.0) -> TokenRule:
+    """Truncated importance sampling: weight every token by p_old / p_sampler, capped."""
 
     def apply(builder: PlanBuilder) -> None:
         w = _mismatch(builder).exp()
         builder.weight = builder.weight * w.clamp(max=cap)
         builder.mark_all(w != 1, Reason.CORRECTED)
+        # The mean before the cap: it shows how far sampler and trainer are apart.
         builder.metrics["correction/weight_mean"] = w.sum() / max(builder.batch.tokens, 1)
 
     return TokenRule("tis", f"weight min(w, {cap:g}), w = p_old / p_sampler", apply, SAMPLER)
 
 
-def banded(low: float, high: float, renormalize: bool) -> TokenRule:
-    """Weight tokens by `w`, and drop those outside the band (IcePop)."""
+def icepop(low: float = 0.5, high: float = 5.0, renormalize: bool = False) -> TokenRule:
+    """Weight tokens by p_old / p_sampler and drop those outside a band."""
 
     def apply(builder: PlanBuilder) -> None:
         w = _mismatch(builder).exp()
@@ -39,13 +41,15 @@ def banded(low: float, high: float, renormalize: bool) -> TokenRule:
         (builder.silence if renormalize else builder.drop)(outside, Reason.DROPPED)
         builder.metrics["correction/weight_mean"] = w.sum() / max(builder.batch.tokens, 1)
 
-    return TokenRule(
-        "icepop", f"weight w where {low:g} <= w <= {high:g}, else 0; w = p_old / p_sampler", apply, SAMPLER
-    )
+    formula = f"weight w where {low:g} <= w <= {high:g}, else 0; w = p_old / p_sampler"
+    return TokenRule("icepop", formula, apply, SAMPLER)
 
 
-def drop_responses(low: float, high: float, geometric: bool, renormalize: bool) -> TokenRule:
-    """Drop whole responses whose ratio is outside the band (MIS)."""
+def mis(low: float = 0.5, high: float = 2.0, geometric: bool = False, renormalize: bool = False) -> TokenRule:
+    """Masked importance sampling: drop responses whose p_old / p_sampler leaves a band.
+
+    A response's ratio is the product over its tokens; kept responses keep weight 1 (add tis to weight their tokens).
+    """
 
     def apply(builder: PlanBuilder) -> None:
         responses = builder.batch.response_spans
@@ -53,10 +57,10 @@ def drop_responses(low: float, high: float, geometric: bool, renormalize: bool) 
         # In logarithms: the product of thousands of ratios overflows.
         log_w = mean if geometric else mean * responses.size
         w = log_w.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        # NaN, the mean of a response without tokens, compares false with both ends.
         outside = responses.spread((w < low) | (w > high)).nonzero().squeeze(1)
         (builder.silence if renormalize else builder.drop)(outside, Reason.DROPPED)
 
     what = "geometric mean" if geometric else "product"
-    return TokenRule(
-        "mis", f"responses dropped unless {low:g} <= {what} of p_old / p_sampler <= {high:g}", apply, SAMPLER
-    )
+    formula = f"responses dropped unless {low:g} <= {what} of p_old / p_sampler <= {high:g}"
+    return TokenRule("mis", formula, apply, SAMPLER)

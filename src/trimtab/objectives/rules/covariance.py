@@ -1,7 +1,4 @@
-"""Clip-Cov and KL-Cov: act on the few tokens with a high covariance of log-probability and advantage.
-
-These tokens lower the entropy most.
-"""
+"""Clip-Cov and KL-Cov: act on the few tokens with a high covariance of log-probability and advantage."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from trimtab.objectives.selection import random_pick, share_count, top_share
 
 
 def _covariance(builder: PlanBuilder) -> Tensor:
+    # To first order an update lowers the entropy by the covariance of ln p and A: these are a token's terms of it.
     logp, advantage = builder.logp, builder.advantage
     return (advantage - advantage.mean()) * (logp - logp.mean())
 
@@ -26,8 +24,7 @@ def drop_covariant(share: float, low: float, high: float, seed: int) -> TokenRul
         over = (builder.advantage > 0) & (ratio > 1 + builder.clip_high)
         under = (builder.advantage < 0) & (ratio < 1 - builder.clip_low)
         among = (cov > low) & (cov < high) & ~over & ~under
-        # The share is of all tokens, not of the candidates.
-        count = share_count(builder.batch.tokens, share)
+        count = share_count(builder.batch.tokens, share)  # of all tokens, not of the candidates
         builder.drop(random_pick(among.nonzero().squeeze(1), count, seed, builder.batch.old_logp))
 
     formula = f"a random {share:g} of all tokens dropped, among unclipped ones with {low:g} < cov < {high:g}"

@@ -32,11 +32,12 @@ def kl_estimate(new_logp: Tensor, other_logp: Tensor, estimator: Estimator = "k3
     d = -log_ratio(new_logp, other_logp)
     if estimator == "k1":
         return -d
+    # expm1, because exp(d) - 1 has no correct digits left where d is small and k3 is about d^2 / 2.
     return d * d / 2 if estimator == "k2" else torch.expm1(d) - d
 
 
-def reference_kl(coef: float, estimator: Estimator) -> Penalty:
-    """Penalise the KL divergence from a reference model."""
+def kl(coef: float = 0.001, estimator: Estimator = "k3") -> Penalty:
+    """Penalise the KL divergence from a reference model, token by token."""
 
     def terms(new_logp: Tensor, plan: Plan) -> Tensor:
         assert plan.ref_logp is not None
@@ -45,40 +46,31 @@ def reference_kl(coef: float, estimator: Estimator) -> Penalty:
     return Penalty("kl", f"+ {coef:g} {estimator}(p_new, p_ref) on every counted token", terms, frozenset({"ref_logp"}))
 
 
-def distance_from_old() -> Penalty:
+def _distance_from_old(new_logp: Tensor, plan: Plan) -> Tensor:
     """Penalise `|ln p_new - ln p_old|` on the tokens that the plan penalises (KL-Cov)."""
-
-    def terms(new_logp: Tensor, plan: Plan) -> Tensor:
-        assert plan.penalty is not None
-        return plan.penalty * log_ratio(new_logp, plan.old_logp).abs()
-
-    return Penalty("kl_cov", "", terms)
+    assert plan.penalty is not None
+    return plan.penalty * log_ratio(new_logp, plan.old_logp).abs()
 
 
-def below_proxy() -> Penalty:
-    """Penalise k3 to the proxy policy on the tokens that the plan penalises, while they are below it (Lp-Reg).
+def _below_proxy(new_logp: Tensor, plan: Plan) -> Tensor:
+    """Penalise k3 to the proxy policy on the tokens that the plan penalises, while they are below it (Lp-Reg)."""
+    assert plan.penalty is not None
+    # Without `proxy_logp` nothing was filtered away, and the proxy is the old policy itself.
+    proxy = plan.old_logp if plan.proxy_logp is None else plan.proxy_logp
+    below = new_logp.detach() < proxy
+    return plan.penalty * below * kl_estimate(new_logp, proxy)
 
-    Without `proxy_logp` nothing was filtered away, and the proxy is the old policy itself.
-    """
 
-    def terms(new_logp: Tensor, plan: Plan) -> Tensor:
-        assert plan.penalty is not None
-        proxy = plan.old_logp if plan.proxy_logp is None else plan.proxy_logp
-        below = new_logp.detach() < proxy
-        return plan.penalty * below * kl_estimate(new_logp, proxy)
-
-    return Penalty("lp_reg", "", terms)
+# Without a formula: that of the rule which selects their tokens states both.
+distance_from_old = Penalty("kl_cov", "", _distance_from_old)
+below_proxy = Penalty("lp_reg", "", _below_proxy)
 
 
 def penalize_improbable(share: float, coef: float) -> TokenRule:
     """Select the least probable tokens of punished responses for the penalty of `below_proxy` (Lp-Reg)."""
 
     def apply(builder: PlanBuilder) -> None:
-        punished = builder.batch.advantage < 0
-        builder.penalize(top_share(-builder.logp, share, punished), coef)
+        builder.penalize(top_share(-builder.logp, share, builder.batch.advantage < 0), coef)
 
-    return TokenRule(
-        "lp_reg",
-        f"of tokens with A < 0 the lowest {share:.0%} by ln p get l = -A r + {coef:g} k3(p_new, q) while p_new < q",
-        apply,
-    )
+    tokens = f"of tokens with A < 0 the lowest {share:.0%} by ln p"
+    return TokenRule("lp_reg", f"{tokens} get l = -A r + {coef:g} k3(p_new, q) while p_new < q", apply)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from trimtab.objectives import selection
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
 from trimtab.objectives.reasons import Reason
-from trimtab.objectives.selection import quantile, random_pick
 
 Population = Literal["candidates", "all"]
 Mask = Literal["spurious", "rare", "uncertain", "random"]
@@ -20,18 +20,27 @@ _MASK_WORDS: dict[Mask, str] = {
 }
 
 
-def silence_spurious(tau_p: float, q: float, population: Population, mask: Mask, seed: int) -> TokenRule:
-    """Silence rare tokens of rewarded responses, chosen by their entropy.
+def s2t(
+    tau_p: float = 0.002,
+    quantile: float = 0.75,
+    population: Population = "candidates",
+    mask: Mask = "spurious",
+    seed: int = 0,
+) -> TokenRule:
+    """Silence spurious tokens (rare, confident, rewarded) and renormalise over the rest.
 
-    `spurious`: entropy strictly below the quantile; `rare`: all of them; `uncertain`: entropy strictly above it;
-    `random`: as many as `spurious` finds, sampled from all rewarded tokens.
+    The quantile is taken over the rare tokens of rewarded responses, as in version 4 of the paper. Earlier versions
+    silence "the bottom 80 %" without naming the population; we read that as population=all, quantile=0.8. The paper's
+    ablations are mask=rare (rare and rewarded, whatever the entropy), mask=uncertain (rare, rewarded, high entropy) and
+    mask=random (as many random rewarded tokens).
     """
-    log_tau = math.log(tau_p) if tau_p > 0 else -math.inf
+    log_tau = math.log(tau_p) if tau_p > 0 else -math.inf  # tau_p = 0 is allowed: no token is rare
 
     def apply(builder: PlanBuilder) -> None:
         rare = (builder.positive & (builder.logp < log_tau)).nonzero().squeeze(1)
         entropy = builder.entropy[rare]
-        threshold = quantile(entropy if population == "candidates" else builder.entropy, q)
+        # NaN where there are no tokens: both comparisons below are then false, and nothing is silenced.
+        threshold = selection.quantile(entropy if population == "candidates" else builder.entropy, quantile)
         chosen = rare
         if mask == "uncertain":
             chosen = rare[entropy > threshold]
@@ -39,13 +48,13 @@ def silence_spurious(tau_p: float, q: float, population: Population, mask: Mask,
             chosen = rare[entropy < threshold]
         if mask == "random":
             rewarded = builder.positive.nonzero().squeeze(1)
-            chosen = random_pick(rewarded, len(chosen), seed, builder.batch.old_logp)
+            chosen = selection.random_pick(rewarded, len(chosen), seed, builder.batch.old_logp)
         builder.silence(chosen)
         builder.metrics["s2t/entropy_threshold"] = threshold
         builder.metrics["s2t/candidate_share"] = threshold.new_full((), len(rare) / max(builder.batch.tokens, 1))
 
     tokens = "rare rewarded tokens" if population == "candidates" else "all tokens"
-    bound = f"the {q:g} quantile of H over {tokens}"
+    bound = f"the {quantile:g} quantile of H over {tokens}"
     formula = {
         "spurious": f"silenced where A > 0, p < {tau_p:g} and H < {bound}",
         "rare": f"silenced where A > 0 and p < {tau_p:g}, whatever H",

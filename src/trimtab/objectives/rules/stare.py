@@ -1,23 +1,25 @@
-"""STARE: steer the entropy by reweighting the tokens that decide it."""
+"""STARE: steer the entropy by reweighting the tokens that decide it, behind a gate on the rollout's entropy."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
 from trimtab.objectives.reasons import Reason
-from trimtab.objectives.rules.controllers import EntropyGate
 from trimtab.objectives.selection import top_share
 
 GateScope = Literal["batch", "sample", "token", "none"]
+StareVariant = Literal["O1", "O2", "O3", "O4", "C1", "C2", "C3", "C4"]
 Threshold = Literal["quantile", "probability"]
 
 # The sets that a variant multiplies by `boost` and by `damp`: low-probability, surprising (L) and unsurprising (U)
 # tokens of responses with positive (+) and negative (-) advantage.
-STARE_VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+STARE_VARIANTS: dict[StareVariant, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "O1": (("L+",), ()),
     "O2": ((), ("U+",)),
     "O3": (("U-",), ()),
@@ -28,48 +30,117 @@ STARE_VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "C4": ((), ("U+", "L-")),
 }
 
+# Bounds of the adaptive weights, so that a target out of reach cannot drive them on and on.
+BOOST_LIMIT = 1.5
+DAMP_LIMIT = 0.5
 
-def steer_entropy(
-    gate: EntropyGate,
-    variant: str,
-    share: float,
-    gate_scope: GateScope,
-    threshold: Threshold,
-    p_threshold: float,
+
+@dataclass
+class EntropyGate:
+    """STARE's gate: open while the rollout's token-mean entropy is strictly below the target. It starts open.
+
+    With `rate` > 0 the two weights adapt: each rollout moves `boost` up and `damp` down by `rate` while the entropy is
+    below the target, and back while it is above.
+    """
+
+    target: float
+    boost: float
+    damp: float
+    rate: float = 0.0
+    is_open: bool = True
+    entropy: float = math.nan
+
+    def observe(self, entropy: float) -> None:
+        """Update the gate with a rollout's token-mean entropy; one that is not finite changes nothing."""
+        if not math.isfinite(entropy):  # a rollout without tokens has NaN
+            return
+        self.entropy = entropy
+        self.is_open = entropy < self.target
+        if self.rate:
+            step = self.rate * ((self.target > entropy) - (self.target < entropy))
+            self.boost = min(max(self.boost + step, 1.0), BOOST_LIMIT)
+            self.damp = min(max(self.damp - step, DAMP_LIMIT), 1.0)
+
+    def state_dict(self) -> dict[str, float]:
+        """Return gate and weights, and `entropy` once one has been observed."""
+        state = {"is_open": float(self.is_open), "boost": self.boost, "damp": self.damp}
+        # NaN is no JSON, and checkpoints and records hold this as JSON.
+        return state | ({"entropy": self.entropy} if math.isfinite(self.entropy) else {})
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restore a state that `state_dict` returned; a missing or non-finite value raises and changes nothing."""
+        known = {"is_open", "boost", "damp"}
+        if not known <= set(state) <= known | {"entropy"}:
+            raise ValueError(f"an entropy gate's state has the keys {sorted(known)}, got {sorted(state)}")
+        if not all(math.isfinite(float(value)) for value in state.values()):
+            raise ValueError(f"an entropy gate's state must be finite numbers, got {dict(state)}")
+        self.is_open = bool(state["is_open"])
+        self.boost, self.damp = float(state["boost"]), float(state["damp"])
+        self.entropy = float(state.get("entropy", math.nan))
+
+
+def stare(
+    variant: StareVariant = "O1",
+    share: float = 0.1,
+    boost: float = 1.1,
+    damp: float = 0.9,
+    target: float = 0.3,
+    gate: GateScope = "batch",
+    threshold: Threshold = "quantile",
+    p_threshold: float = 0.1,
+    adaptive: bool = False,
+    rate: float = 0.01,
 ) -> TokenRule:
-    """Reweight the tokens that decide the entropy, while it is below the gate's target."""
-    boosted, damped = STARE_VARIANTS[variant]
+    """Reweight the tokens that decide the entropy, behind a gate that closes once the entropy is on target.
 
-    def members(builder: PlanBuilder, name: str) -> Tensor:
-        among = builder.positive if name.endswith("+") else builder.batch.advantage < 0
-        if threshold == "probability":
-            log_threshold = math.log(p_threshold) if p_threshold > 0 else -math.inf
-            chosen = (among & (builder.logp < log_threshold)).nonzero().squeeze(1)
-        else:
-            chosen = top_share(-builder.logp, share, among)
-        return chosen if name.startswith("L") else among.index_fill(0, chosen, False).nonzero().squeeze(1)
+    Call `observe` with every rollout batch: it updates the gate. The authors' code takes the quantile per micro-batch
+    and rank; ours is over the mini-batch and all ranks. For models of 14B and more the paper has boost 1.05, damp 0.95.
+    """
+    state = EntropyGate(target, boost, damp, rate if adaptive else 0.0)
+    boosted, damped = STARE_VARIANTS[variant]
+    log_threshold = None
+    if threshold == "probability":
+        log_threshold = math.log(p_threshold) if p_threshold > 0 else -math.inf
 
     def apply(builder: PlanBuilder) -> None:
         # The gate is read when a plan is made, not when the rule is built: `observe` changes it between them.
-        builder.metrics["stare/gate_open"] = builder.weight.new_full((), float(gate.is_open or gate_scope != "batch"))
-        if gate_scope == "batch" and not gate.is_open:
+        builder.metrics["stare/gate_open"] = builder.weight.new_full((), float(state.is_open or gate != "batch"))
+        if gate == "batch" and not state.is_open:
             return
-        within = _gated(builder, gate.target, gate_scope)
-        for names, factor, reason in ((boosted, gate.boost, Reason.BOOSTED), (damped, gate.damp, Reason.DAMPED)):
+        within = _gated(builder, target, gate)
+        for names, factor, reason in ((boosted, state.boost, Reason.BOOSTED), (damped, state.damp, Reason.DAMPED)):
             for name in names:
-                tokens = members(builder, name)
+                tokens = _members(builder, name, share, log_threshold)
                 builder.multiply(tokens if within is None else tokens[within[tokens]], factor, reason)
 
-    top = f"the top {share:.0%} by surprisal" if threshold == "quantile" else f"p < {p_threshold:g}"
-    formula = (
-        f"{_actions(gate, variant)} {_gate_formula(gate, gate_scope)} (L: {top} of an advantage's sign, U: the rest)"
-    )
-    if gate.rate:
-        formula += f"; the factors adapt by {gate.rate:g} per rollout"
-    return TokenRule("stare", formula, apply, frozenset({"entropy"}), gate)
+    top = f"the top {share:.0%} by surprisal" if log_threshold is None else f"p < {p_threshold:g}"
+    factors = [(boosted, boost), (damped, damp)]
+    formula = ", ".join(f"{' and '.join(names)} times {factor:g}" for names, factor in factors if names)
+    formula += f" {_GATE_FORMULAS[gate].format(target)} (L: {top} of an advantage's sign, U: the rest)"
+    if state.rate:
+        formula += f"; the factors adapt by {rate:g} per rollout"
+    return TokenRule("stare", formula, apply, frozenset({"entropy"}), state)
 
 
-def _gated(builder: PlanBuilder, target: float, scope: str) -> Tensor | None:
+_GATE_FORMULAS: dict[GateScope, str] = {
+    "batch": "while the rollout's mean entropy is below {:g}",
+    "sample": "in responses whose mean entropy is below {:g}",
+    "token": "at tokens whose entropy is below {:g}",
+    "none": "always",
+}
+
+
+def _members(builder: PlanBuilder, name: str, share: float, log_threshold: float | None) -> Tensor:
+    """Return the tokens of the set `name`: surprising are those below the threshold, without one the top share."""
+    among = builder.positive if name.endswith("+") else builder.batch.advantage < 0
+    if log_threshold is None:
+        chosen = top_share(-builder.logp, share, among)
+    else:
+        chosen = (among & (builder.logp < log_threshold)).nonzero().squeeze(1)
+    return chosen if name.startswith("L") else among.index_fill(0, chosen, False).nonzero().squeeze(1)
+
+
+def _gated(builder: PlanBuilder, target: float, scope: GateScope) -> Tensor | None:
     """Return a mask of the tokens that a gate per response or token is open for; None for a gate over the batch."""
     if scope == "token":
         return builder.entropy < target
@@ -77,17 +148,3 @@ def _gated(builder: PlanBuilder, target: float, scope: str) -> Tensor | None:
         responses = builder.batch.response_spans
         return responses.spread(responses.mean(builder.entropy) < target)
     return None
-
-
-def _actions(gate: EntropyGate, variant: str) -> str:
-    factors = zip(STARE_VARIANTS[variant], (gate.boost, gate.damp), strict=True)
-    return ", ".join(f"{' and '.join(names)} times {factor:g}" for names, factor in factors if names)
-
-
-def _gate_formula(gate: EntropyGate, scope: GateScope) -> str:
-    return {
-        "batch": f"while the rollout's mean entropy is below {gate.target:g}",
-        "sample": f"in responses whose mean entropy is below {gate.target:g}",
-        "token": f"at tokens whose entropy is below {gate.target:g}",
-        "none": "always",
-    }[scope]

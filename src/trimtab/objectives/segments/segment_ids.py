@@ -46,12 +46,6 @@ def segment_ids(
         raise ValueError(f"sequence has shape {tuple(owner.shape)}, the tokens {tuple(ids.shape)}: one value per token")
     from trimtab.objectives.segments.splitter import segment_numbers  # numpy, which objectives otherwise do without
 
-    made = segment_numbers(
-        ids.cpu().numpy(),
-        None if owner is None else owner.cpu().numpy(),
-        tokenizer,
-        delimiters=delimiters,
-        min_tokens=min_tokens,
-        keep_numbers=keep_numbers,
-    )
+    owners = None if owner is None else owner.cpu().numpy()
+    made = segment_numbers(ids.cpu().numpy(), owners, tokenizer, min_tokens, (delimiters, keep_numbers))
     return torch.from_numpy(made).to(ids.device)

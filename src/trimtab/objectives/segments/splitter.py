@@ -150,7 +150,7 @@ class TokenTable:
 
 
 def segment_numbers(
-    ids: Array, owner: Array | None, tokenizer: Any, *, delimiters: str, min_tokens: int, keep_numbers: bool
+    ids: Array, owner: Array | None, tokenizer: Any, min_tokens: int, options: tuple[str, bool]
 ) -> Array:
     """Return the segment of every token, numbered from 0 in each response; `owner` is the response of each token."""
     ids, starts = ids.astype(np.int64), np.zeros(1, np.int64)
@@ -160,7 +160,7 @@ def segment_numbers(
     inside = np.ones(len(ids) + len(gaps), bool)
     inside[gaps] = False
     with _lock:
-        ids, table = _table(ids, tokenizer, _splitter(delimiters, keep_numbers))
+        ids, table = _table(ids, tokenizer, _splitter(*options))
         text = np.zeros(len(inside), np.int64)
         text[inside] = ids + 1
         begins = table.boundaries(text)

@@ -15,10 +15,8 @@ def token_bytes(ids: Iterable[int], tokenizer: Any) -> dict[int, bytes]:
 
 
 def bytes_by_id(ids: Iterable[int], tokenizer: Any) -> dict[int, bytes]:
-    """Return the bytes of every id, `SPECIAL` for special tokens.
-
-    Unknown ids count as special: a model whose logits are padded beyond its tokenizer's vocabulary may sample them.
-    """
+    """Return the bytes of every id, `SPECIAL` for special tokens and for ids that the tokenizer does not know."""
+    # A model whose logits are padded beyond its tokenizer's vocabulary may sample unknown ids.
     if isinstance(tokenizer, Mapping):
         return {token: tokenizer.get(token, SPECIAL) for token in ids}
     inner, special = backend(tokenizer)
@@ -36,15 +34,15 @@ def backend(tokenizer: Any) -> tuple[Any, set[int]]:
     """Return the `tokenizers.Tokenizer` inside a tokenizer, and the ids of its special tokens."""
     inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(inner, "id_to_token"):
-        raise ValueError(
-            f"{type(tokenizer).__name__} is neither a tokenizers.Tokenizer nor a fast transformers tokenizer"
-        )
+        kind = type(tokenizer).__name__
+        raise ValueError(f"{kind} is neither a tokenizers.Tokenizer nor a fast transformers tokenizer")
     added = {number for number, token in inner.get_added_tokens_decoder().items() if token.special}
     return inner, added | set(getattr(tokenizer, "all_special_ids", ()))
 
 
 def is_byte_level(inner: Any) -> bool:
     """Return whether tokens are written in the alphabet of byte-level BPE."""
+    # Run the decoder: its type does not tell, it may be a sequence of several. U+0120 is that alphabet's space.
     return inner.decoder is not None and inner.decoder.decode(["a\u0120b"]) == "a b"
 
 
@@ -53,6 +51,7 @@ def _piece_bytes(piece: str, byte_level: bool) -> bytes:
         return bytes(map(_BYTES.__getitem__, piece))
     if not byte_level and re.fullmatch("<0x[0-9A-Fa-f]{2}>", piece):
         return bytes([int(piece[3:5], 16)])
+    # SentencePiece writes a space as U+2581; added tokens of a byte-level tokenizer are plain text.
     return piece.replace("\u2581", " ").encode("utf-8", "surrogatepass")
 
 
