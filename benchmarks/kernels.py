@@ -105,7 +105,7 @@ def layer_types(kernel: Any, fp32: tuple[str, ...] = ()) -> dict[str, str]:
 
 def attention_cases() -> Iterator[tuple[str, Counter[str], dict[str, int], int]]:
     """Yield the same for attention over KV pages, which fetches keys and values asynchronously."""
-    half = ("qkv", "q_norm", "k_norm", "k_cache", "v_cache", "out", "partial_out", "partial_softmax")
+    half = ("qkv", "q_norm", "k_norm", "k_cache", "v_cache", "out", "split_acc", "split_stats")
     types = dict.fromkeys(half, "*bf16") | {"cos": "*fp32", "sin": "*fp32", "page_table": "*i32", "scalars": "*i64"}
     types |= {"scale": "fp32", "eps": "fp32", "page_table_stride": "i32", "state_rows": "i32"}
     shape = {"KV_HEADS": 3, "HEADS": 9, "HEAD_DIM": 64, "GROUP": 4, "QK_NORM": False, "SPLITS": 1, "FP32": False}
