@@ -167,7 +167,7 @@ def no_memory(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize(
     ("owner", "name", "message"),
     [
-        (NativeSampler, "_decode", "while sampling: lower rollout.batch_size (now 1024)"),
+        (NativeSampler, "_forward", "while sampling: lower rollout.batch_size (now 1024)"),
         (torch.Tensor, "backward", "in an update: lower update.token_budget (now 16384)"),
         (torch.optim.AdamW, "step", "in the optimizer step"),
         (Policy, "hidden_states", "before the first step"),
