@@ -20,7 +20,12 @@ from trimtab.evaluate import EvalOptions
 # Other packages are imported inside the commands: torch and transformers take seconds, and `--help` should not.
 
 # Typer's own tracebacks print local variables, which here may be whole tensors.
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Stable RL for reasoning LLMs: STAPO, STARE, SSPO and their baselines.",
+    pretty_exceptions_enable=False,
+)
 
 Settings = Annotated[
     list[str] | None,
