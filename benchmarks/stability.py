@@ -54,6 +54,8 @@ def train(objective: str, lr: float, seed: int, steps: int, settings: list[str])
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         seconds = time.monotonic() - start
         rows = read_json_lines(Path(folder) / "run" / "metrics.jsonl")
+        if not rows:  # it never started: kept as a result, it would not be run again
+            raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr[-2000:]}")
         alarms = read_json_lines(Path(folder) / "run" / "alarms.jsonl")
     return {
         "objective": objective,
