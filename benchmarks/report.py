@@ -141,7 +141,7 @@ def first_paint(page: Path) -> dict[str, float] | None:
 def report(folder: Path, page: Path) -> tuple[float, float]:
     """Seconds of one report by the clock and of the CPU, in a process of its own."""
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", "trimtab", "report", str(folder), "--out", str(page)], check=True)
+    subprocess.run([sys.executable, "-P", "-m", "trimtab", "report", str(folder), "--out", str(page)], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return time.perf_counter() - began, cpu

@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="passed on to trimtab train")
     args = parser.parse_args()
     settings = [part for setting in args.set for part in ("--set", setting)]
-    command = [sys.executable, "-m", "trimtab", "train"]
+    command = [sys.executable, "-P", "-m", "trimtab", "train"]
     if (args.folder / "config.toml").exists():
         command += ["--resume", str(args.folder), "--quiet"]
     else:

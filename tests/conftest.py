@@ -14,6 +14,12 @@ settings.load_profile("trimtab")
 
 
 @pytest.fixture(autouse=True)
+def environment_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command sets PYTHONSAFEPATH for the processes it starts; scripts of later tests import their neighbours."""
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def threads_as_before() -> Iterator[None]:
     """A run sets how many threads torch has; the next test is not to feel it."""
     before = torch.get_num_threads()

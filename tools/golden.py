@@ -34,7 +34,7 @@ ANSWERS = [
 
 def trimtab(arguments: list[str], stdin: str = "") -> str:
     """Run a command of the checkout that this interpreter has installed and return its standard output."""
-    command = [sys.executable, "-m", "trimtab", *arguments]
+    command = [sys.executable, "-P", "-m", "trimtab", *arguments]
     environment = os.environ | {"COLUMNS": "120", "NO_COLOR": "1"}
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment, check=False)
     if done.returncode not in (0, 2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,6 +55,9 @@ def options_from(options: type[Any]) -> Callable[[Callable[[Any], None]], Callab
 @app.callback()
 def main() -> None:
     """Stable RL for reasoning LLMs."""
+    # For the processes that libraries start (torch's compile workers, vLLM's engine): no module is taken from the
+    # current folder, which may hold files of somebody else's.
+    os.environ["PYTHONSAFEPATH"] = "1"
 
 
 @contextmanager

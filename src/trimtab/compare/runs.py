@@ -70,7 +70,9 @@ class CompareRun:
         """Return the command line that starts the run, or resumes it."""
         settings = [f"--set={setting}" for setting in self.comparison.run_settings(self.objective, self.seed)]
         where = ["--out" if self.state() == "new" else "--resume", str(self.folder.path)]
-        return [sys.executable, "-m", "trimtab", "train", self.comparison.recipe, "--quiet", *settings, *where]
+        # -P: without it `python -m` looks for every module in the current folder first, also those that come with data.
+        command = [sys.executable, "-P", "-m", "trimtab", "train", self.comparison.recipe, "--quiet"]
+        return [*command, *settings, *where]
 
     def state(self) -> RunState:
         """Return how far the run has come, judged by its folder."""

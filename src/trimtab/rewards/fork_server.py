@@ -1,4 +1,4 @@
-"""The fork server of a grading function: `python -m trimtab.rewards.fork_server MODULE:FUNCTION`.
+"""The fork server of a grading function: `python -P -m trimtab.rewards.fork_server MODULE:FUNCTION`.
 
 It loads the function once and forks a worker for every call that arrives, one JSON line each. A worker has limits on
 wall-clock time, CPU time and memory, and is killed when it exceeds them. Nothing survives a call, so no answer can
@@ -54,7 +54,7 @@ def main(path: str) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whatever the function prints must not reach the results
     first, unread = _first_line()
     try:
-        sys.path[:0] = [folder for folder in json.loads(first) if folder not in sys.path]
+        sys.path += [folder for folder in json.loads(first) if folder not in sys.path]
         function = load(path)
     except BaseException as error:
         _send(results, {"ready": False, "error": f"{type(error).__name__}: {error}"[:500]})
@@ -78,9 +78,10 @@ def load(path: str) -> Function:
     """Import the function at `package.module:name`; call its module's `warm_up()` where a module of ours has one."""
     module_name, _, name = path.partition(":")
     module = importlib.import_module(module_name)
-    function: Function = getattr(module, name)
+    function: Function | None = getattr(module, name, None)
     if not callable(function):
-        raise TypeError(f"{path} is {type(function).__name__}, not a function")
+        # With the file: an installed module comes before one of the same name in the current folder.
+        raise TypeError(f"{getattr(module, '__file__', module_name)} has no function {name}")
     if module_name.startswith("trimtab.") and hasattr(module, "warm_up"):
         module.warm_up()
     return function

@@ -65,13 +65,15 @@ class ForkServerClient:
         self.outcome: WorkerOutcome = "crashed"  # of every call, once there is an error
         self.write_lock = threading.Lock()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_package_path()), "OMP_NUM_THREADS": "1"}
+        # -P: without it `python -m` looks for every module in the current folder first, and a `sympy.py` that came
+        # with downloaded data would run.
         # `subprocess` and not `multiprocessing`: daemonic processes may use it, and it copies none of this process's
         # memory, threads and CUDA state.
-        command, pipe = [sys.executable, "-m", "trimtab.rewards.fork_server", function], subprocess.PIPE
+        command, pipe = [sys.executable, "-P", "-m", "trimtab.rewards.fork_server", function], subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment)
         # Plain descriptors, because a forked child must be able to close them: a file object may be locked there.
         self.pipes = [_plain_descriptor(self.process.stdin), _plain_descriptor(self.process.stdout)]
-        self.write(sys.path)
+        self.write(search_path(function))
         self.thread = threading.Thread(target=self.read_results, name="trimtab-rewards", daemon=True)
         self.thread.start()
 
@@ -131,6 +133,19 @@ class ForkServerClient:
             self.process.wait()
         self.thread.join(2)
         os.close(self.pipes[1])
+
+
+def search_path(function: str) -> list[str]:
+    """Return the folders that the server adds to the end of its `sys.path`: this process's, without the current one.
+
+    The current folder is the last, and only for a function of the user's own, whose module may lie there.
+    """
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:  # it has been deleted, and relative entries lead nowhere
+        return [folder for folder in sys.path if os.path.isabs(folder)]
+    elsewhere = [folder for folder in map(os.path.abspath, sys.path) if folder != here]
+    return elsewhere if function.startswith("trimtab.") else [*elsewhere, here]
 
 
 def write_all(pipe: int, data: bytes) -> None:
@@ -197,7 +212,8 @@ def _plain_descriptor(pipe: IO[bytes] | None) -> int:
 def _package_path() -> list[str]:
     """Return the path on which the server finds trimtab, installed or not."""
     here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return [here, *filter(None, [os.environ.get("PYTHONPATH")])]
+    # An empty entry, as `PYTHONPATH=$PYTHONPATH:/more` leaves one, would mean the current folder.
+    return [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)
