@@ -110,4 +110,4 @@ def _limit(limit: Any) -> str:
     signs = {annotated_types.Ge: ("≥", "ge"), annotated_types.Gt: (">", "gt")}
     signs |= {annotated_types.Le: ("≤", "le"), annotated_types.Lt: ("<", "lt")}
     sign, name = signs.get(type(limit), ("", ""))
-    return f" {sign} {getattr(limit, name):g}" if sign else ""
+    return f" {sign} {getattr(limit, name):,.10g}" if sign else ""

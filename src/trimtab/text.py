@@ -66,10 +66,24 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
+def shown(value: object, longest: int = 80) -> str:
+    """Return the beginning of a value's repr, for an error message; the value may be anything that a file can hold."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of more than 4,300 digits, or lists nested a thousand deep
+        text = f"a huge {type(value).__name__}"
+    return shorten(text, longest)
+
+
+def shorten(text: str, longest: int = 80) -> str:
+    """Return the beginning of a text, with dots where it goes on."""
+    return text if len(text) <= longest else f"{text[:longest]}..."
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint for a name that does not exist: the nearest that do, else all of them."""
     names = list(known)
-    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.6)
+    near = difflib.get_close_matches(name.lower()[:200], names, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
 
 

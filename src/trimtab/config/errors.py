@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
-from trimtab.text import nearest
+from trimtab.text import nearest, shorten, shown
+
+MAX_LINE = 1_000  # characters; a value may be a text of any length
+MAX_LINES = 20  # of an error: a list of a million wrong entries has a million
+
+
+def _number(limit: float) -> str:
+    return f"{limit:,.10g}"
+
 
 _EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "bool": lambda _: "true or false",
@@ -19,18 +27,24 @@ _EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "list": lambda _: "a list, for example ['wandb']",
     "tuple": lambda _: "two numbers, for example [0.9, 0.999]",
     "dict": lambda _: "a table, for example {key = 1}",
-    "greater_than_equal": lambda context: f"at least {context['ge']:g}",
-    "greater_than": lambda context: f"more than {context['gt']:g}",
-    "less_than_equal": lambda context: f"at most {context['le']:g}",
-    "less_than": lambda context: f"less than {context['lt']:g}",
+    "greater_than_equal": lambda context: f"at least {_number(context['ge'])}",
+    "greater_than": lambda context: f"more than {_number(context['gt'])}",
+    "less_than_equal": lambda context: f"at most {_number(context['le'])}",
+    "less_than": lambda context: f"less than {_number(context['lt'])}",
     "literal_error": lambda context: f"one of {context['expected']}",
 }
+
+
+def describe_errors(errors: Sequence[Any], root: type[BaseModel]) -> str:
+    """Return one line for each of pydantic's errors in a recipe, or for the first of very many."""
+    lines = [shorten(describe_error(error, root), MAX_LINE) for error in errors[:MAX_LINES]]
+    return "\n".join([*lines, f"and {len(errors) - MAX_LINES} more"] if len(errors) > MAX_LINES else lines)
 
 
 def describe_error(error: Any, root: type[BaseModel]) -> str:
     """Return one line for one of pydantic's errors in a recipe whose sections are the fields of `root`."""
     location, kind, value = error["loc"], error["type"], error["input"]
-    key = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in location).lstrip(".")
+    key = "".join(f"[{name}]" if isinstance(name, int) else f".{name:.100}" for name in location).lstrip(".")
     if kind == "extra_forbidden":
         return _unknown_key(location, root)
     if kind == "value_error":
@@ -38,13 +52,13 @@ def describe_error(error: Any, root: type[BaseModel]) -> str:
         return f"{key}: {message}" if key else message
     if kind == "model_type":
         fields = root.model_fields[str(location[0])].annotation.model_fields  # type: ignore[union-attr]
-        return f"{key} = {value!r}: {key} is a section, a table with the keys {', '.join(fields)}"
-    if kind in ("missing", "too_long"):  # only update.betas, the one list of fixed length, has these
+        return f"{key} = {shown(value)}: {key} is a section, a table with the keys {', '.join(fields)}"
+    if kind in ("missing", "too_long") and "betas" in location:  # the one list of fixed length
         key, kind = key.partition("[")[0], "tuple"
     # Pydantic's kinds are `int_type`, `int_parsing`, `int_from_float`, ...: the first word tells the type.
     expected = _EXPECTED.get(kind) or _EXPECTED.get(kind.partition("_")[0])
     wanted = f"must be {expected(error.get('ctx', {}))}" if expected else error["msg"]
-    return f"{key} = {value!r}: {wanted}{_suggestion(error)}"
+    return f"{key} = {shown(value)}: {wanted}{_suggestion(error)}"
 
 
 def _suggestion(error: Any) -> str:
@@ -60,11 +74,11 @@ def _unknown_key(location: tuple[str | int, ...], root: type[BaseModel]) -> str:
     section: Any = root
     for name in location[:-1]:
         section = section.model_fields[name].annotation
-    name = str(location[-1])
+    name = str(location[-1])[:100]
     if len(location) == 1:
         sections = {key: getattr(field.annotation, "model_fields", ()) for key, field in root.model_fields.items()}
         owners = [section for section, keys in sections.items() if name in keys]
         if owners:  # the key was written without its section
             return f"unknown section {name}: it is a key of {' and '.join(f'[{owner}]' for owner in owners)}"
         return f"unknown section {name}: {nearest(name, root.model_fields)}"
-    return f"unknown key {'.'.join(map(str, location))}: {nearest(name, section.model_fields)}"
+    return f"unknown key {'.'.join(map(str, (*location[:-1], name)))}: {nearest(name, section.model_fields)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -10,11 +11,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trimtab.config.errors import describe_error
+from trimtab.config.errors import describe_errors
 from trimtab.config.sections import Config
-from trimtab.text import nearest
+from trimtab.text import nearest, shorten, shown
 
 PACKAGED = Path(__file__).parent.parent / "recipes"
+LARGEST_RECIPE = 1 << 16  # bytes; ours have some thousand
+MOST_DOTS = 1_000  # on a line: tomllib takes half a minute for a key of 30,000 dots
+DEEPEST_TABLE = 20  # tables and lists inside each other
+LARGEST_INTEGER = 10**18 - 1
+LARGEST_FLOAT = 1e30  # beyond it, products overflow in float32
 
 
 def load(recipe: str | Path | None, settings: Sequence[str] = ()) -> Config:
@@ -30,10 +36,11 @@ def load(recipe: str | Path | None, settings: Sequence[str] = ()) -> Config:
 
 def parse(table: Mapping[str, Any]) -> Config:
     """Check a table and return its configuration; the error has one line per problem."""
+    _check_plain(table, "")
     try:
         return Config.model_validate(table)
     except ValidationError as error:
-        raise ValueError("\n".join(describe_error(problem, Config) for problem in error.errors())) from None
+        raise ValueError(describe_errors(error.errors(), Config)) from None
 
 
 def packaged_recipes() -> dict[str, Path]:
@@ -47,30 +54,64 @@ def find_recipe(recipe: str | Path) -> Path:
     # The suffix decides, so that a folder named `demo` in the working directory does not hide the recipe.
     if path.suffix == ".toml":
         if not path.is_file():
-            raise ValueError(f"recipe {str(recipe)!r}: there is no such file")
+            raise ValueError(f"recipe {shown(str(recipe), 300)}: there is no such file")
         return path
     known = packaged_recipes()
     if str(recipe) not in known:
         hint = nearest(str(recipe), known)
-        raise ValueError(f"unknown recipe {str(recipe)!r}: {hint} (a file of your own ends in .toml)")
+        raise ValueError(f"unknown recipe {shown(str(recipe))}: {hint} (a file of your own ends in .toml)")
     return known[str(recipe)]
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > LARGEST_RECIPE:
+        raise ValueError(
+            f"{path} is not a recipe: it has {path.stat().st_size} bytes, and {LARGEST_RECIPE} at most may be"
+        )
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return parse_toml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML; whatever is wrong with it raises ValueError."""
+    if len(text) > LARGEST_RECIPE:
+        raise ValueError(f"it has {len(text)} characters, and {LARGEST_RECIPE} at most may be")
+    if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
+        raise ValueError(f"a line has more than {MOST_DOTS} dots")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(f"lists or tables are nested more than {DEEPEST_TABLE} deep") from None
+
+
+def _check_plain(value: Any, key: str, levels: int = DEEPEST_TABLE) -> None:
+    """Refuse what TOML can hold but torch, parquet or a later TOML file cannot, at any depth of a table."""
+    problem = ""
+    if not levels:
+        problem = f"lists or tables are nested more than {DEEPEST_TABLE} deep"
+    elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        problem = f"{shown(value)} must be a whole number of at most 18 digits"
+    elif isinstance(value, float) and math.isfinite(value) and abs(value) > LARGEST_FLOAT:
+        problem = f"{value} must be a number between {-LARGEST_FLOAT:g} and {LARGEST_FLOAT:g}"
+    elif isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
+        problem = f"{shown(value)} must be UTF-8"  # the bytes of a command line may be anything
+    if problem:
+        raise ValueError(f"{shorten(key)}: {problem}")
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, each in pairs:
+        _check_plain(each, f"{key}.{name}" if key else str(name), levels - 1)
 
 
 def _parse_setting(setting: str) -> tuple[list[str], Any]:
     key, equals, text = setting.partition("=")
     keys = [name.strip() for name in key.split(".")]
-    if not equals or not all(keys):
-        raise ValueError(f"--set {setting!r}: write section.key=value, for example update.lr=1e-6")
+    if not equals or not all(keys) or len(keys) > DEEPEST_TABLE:
+        raise ValueError(f"--set {shown(setting)}: write section.key=value, for example update.lr=1e-6")
     try:
-        parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+        parsed = parse_toml(f"value = {text}")
+    except ValueError:
         parsed = {}
     # Whatever is not one TOML value is a string without quotes; a line break could smuggle in a second key.
     return keys, parsed["value"] if list(parsed) == ["value"] else text.strip()
@@ -82,7 +123,7 @@ def _apply(table: dict[str, Any], setting: str, keys: list[str], value: Any) -> 
     for name in keys[:-1]:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
-            raise ValueError(f"--set {setting!r}: {name!r} is a value, not a section: it has no keys")
+            raise ValueError(f"--set {shown(setting)}: {shown(name)} is a value, not a section: it has no keys")
     if keys == ["objective"] and not isinstance(value, dict):
         value = {"name": value}
     table[keys[-1]] = value

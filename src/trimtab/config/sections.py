@@ -15,9 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from trimtab.objectives import ATTACHMENTS, COMMON_OPTIONS, METHODS, OPTIONS, Objective, objective
 from trimtab.rewards import RULES, VerdictKind, check_rule
 from trimtab.rollout import SamplingOptions, check_vllm_options
-from trimtab.text import nearest
+from trimtab.text import nearest, shown
 
 RewardKeyword = Literal["wrong", "exclude"]
+MAX_THREADS = 1024  # where the system cannot start as many, OpenMP ends the process
+MAX_RESPONSES = 1_000_000  # of a step: all of them are in memory
 TASKS = ("arithmetic", "gsm8k", "file", "gym:KIND")
 
 
@@ -50,7 +52,7 @@ class TaskConfig(Section):
     form: Literal["bare", "instruct"] = Field(
         "bare", description=r"arithmetic: the prompt: bare is `12+34=`, instruct is a question that asks for a \boxed"
     )
-    size: int = Field(10_000, ge=1, description="generated tasks: problems per epoch")
+    size: int = Field(10_000, ge=1, le=10_000_000, description="generated tasks: problems per epoch")
     options: dict[str, Any] = Field(default_factory=dict, description="reasoning-gym: options of the generator")
 
     @field_validator("name")
@@ -58,7 +60,7 @@ class TaskConfig(Section):
     def _check_name(cls, value: str) -> str:
         if value in TASKS[:-1] or (value.startswith("gym:") and len(value) > len("gym:")):
             return value
-        raise ValueError(f"unknown task {value!r}: {nearest(value, TASKS)}")
+        raise ValueError(f"unknown task {shown(value)}: {nearest(value, TASKS)}")
 
     @field_validator("rule")
     @classmethod
@@ -66,7 +68,7 @@ class TaskConfig(Section):
         try:
             check_rule(value)
         except ValueError:
-            raise ValueError(f"unknown rule {value!r}: {nearest(value, RULES)}") from None
+            raise ValueError(f"unknown rule {shown(value)}: {nearest(value, RULES)}") from None
         return value
 
 
@@ -78,7 +80,7 @@ class ModelConfig(Section):
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast over fp32 master weights")
     attention: str | None = Field(None, description="transformers' attn_implementation")
     gradient_checkpointing: bool = Field(False, description="recompute activations: less memory, more time")
-    lora_rank: int = Field(0, ge=0, description="0: full fine-tuning; else LoRA of this rank (extra `lora`)")
+    lora_rank: int = Field(0, ge=0, le=65_536, description="0: full fine-tuning; else LoRA of this rank (extra `lora`)")
     lora_alpha: int = Field(32, gt=0, description="LoRA's alpha")
     chat: bool = Field(True, description="apply the tokenizer's chat template if it has one")
 
@@ -86,8 +88,8 @@ class ModelConfig(Section):
 class WarmStartConfig(Section):
     """A short supervised phase (SFT) on worked solutions before RL."""
 
-    steps: int = Field(0, ge=0, description="optimizer steps; 0: no warm start")
-    batch_size: int = Field(64, ge=1, description="solutions per step")
+    steps: int = Field(0, ge=0, le=1_000_000_000, description="optimizer steps; 0: no warm start")
+    batch_size: int = Field(64, ge=1, le=MAX_RESPONSES, description="solutions per step")
     lr: float = Field(1e-3, gt=0, description="learning rate of the first step; decays linearly to zero")
     target_accuracy: float = Field(1.0, ge=0, le=1, description="stop early at this greedy held-out accuracy; 1: never")
     eval_every: int = Field(50, ge=1, description="steps between checks of that accuracy, and between checkpoints")
@@ -100,11 +102,13 @@ class RolloutConfig(Section):
     """How responses are sampled."""
 
     engine: Literal["native", "vllm"] = Field("native", description="the sampler ([vllm.md](vllm.md); extra `vllm`)")
-    prompts: int = Field(32, ge=1, description="prompts per step")
-    samples: int = Field(8, ge=1, description="responses per prompt: the size of a group")
-    max_new_tokens: int = Field(8, ge=1, description="maximum length of a response")
-    max_prompt_tokens: int = Field(1024, ge=1, description="longer prompts are an error")
-    temperature: float = Field(1.0, gt=0, description="of sampling, and of every log-probability and entropy")
+    prompts: int = Field(32, ge=1, le=MAX_RESPONSES, description="prompts per step")
+    samples: int = Field(8, ge=1, le=MAX_RESPONSES, description="responses per prompt: the size of a group")
+    max_new_tokens: int = Field(8, ge=1, le=10_000_000, description="maximum length of a response")
+    max_prompt_tokens: int = Field(1024, ge=1, le=10_000_000, description="longer prompts are an error")
+    temperature: float = Field(
+        1.0, ge=1e-6, le=1e6, description="of sampling, and of every log-probability and entropy"
+    )
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; 1: off")
     top_k: int = Field(0, ge=0, description="top-k sampling; 0: off")
     batch_size: int = Field(1024, ge=1, description="responses sampled concurrently")
@@ -112,7 +116,7 @@ class RolloutConfig(Section):
         False, description="DAPO's dynamic sampling: replace groups whose rewards are all equal by further prompts"
     )
     dynamic_oversample: float = Field(
-        3.0, ge=1, description="dynamic sampling: prompts per round, as a multiple of the groups still missing"
+        3.0, ge=1, le=1000, description="dynamic sampling: prompts per round, as a multiple of the groups still missing"
     )
     dynamic_max_rounds: int = Field(10, ge=1, description="dynamic sampling: rounds until a step takes fewer groups")
     kv_cache_memory: float = Field(0.3, gt=0, lt=1, description="native on a GPU: share of its memory for the KV cache")
@@ -149,7 +153,7 @@ class RewardConfig(Section):
         # Checked here because pydantic would report a wrong value once per member of the union.
         if value in typing.get_args(RewardKeyword) or (isinstance(value, int | float) and not isinstance(value, bool)):
             return value
-        raise ValueError(f"{value!r} must be a number, 'wrong' (the reward of a wrong answer) or 'exclude'")
+        raise ValueError(f"{shown(value)} must be a number, 'wrong' (the reward of a wrong answer) or 'exclude'")
 
     def of(self, kind: VerdictKind) -> float | None:
         """Return the reward of a verdict's kind, or None if such responses are excluded from training."""
@@ -219,19 +223,22 @@ class AlarmsConfig(Section):
 class RunConfig(Section):
     """How long a run lasts, where it runs, and what it saves."""
 
-    steps: int = Field(200, ge=1, description="RL steps (rollout batches)")
+    steps: int = Field(200, ge=1, le=1_000_000_000, description="RL steps (rollout batches)")
     seed: int = Field(0, description="of sampling, the order of problems, and the demo model's weights")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     threads: int = Field(
-        0, ge=0, description="CPU threads; 0: torch's default, or one beside a GPU. Last bits of results depend on it"
+        0,
+        ge=0,
+        le=MAX_THREADS,
+        description="CPU threads; 0: torch's default, or one beside a GPU. Last bits of results depend on it",
     )
     eval_every: int = Field(50, ge=0, description="steps between evaluations on held-out problems; 0: none")
-    eval_problems: int = Field(200, ge=1, description="held-out problems per evaluation")
+    eval_problems: int = Field(200, ge=1, le=10_000_000, description="held-out problems per evaluation")
     checkpoint_every: int = Field(50, ge=0, description="steps between checkpoints; 0: only at the end")
     keep_checkpoints: int = Field(2, ge=1, description="keep the newest so many checkpoints")
     patience: int = Field(50, ge=0, description="stop after so many steps in a row without learning signal; 0: never")
     loggers: list[Literal["wandb", "trackio", "tensorboard"]] = Field(
-        default_factory=list, description="where metrics go besides metrics.jsonl"
+        default_factory=list, max_length=3, description="where metrics go besides metrics.jsonl"
     )
     report: bool = Field(True, description="`trimtab train` ends by writing report.html to the run's folder")
 
@@ -272,6 +279,11 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_across_sections(self) -> Config:
         rollout, update = self.rollout, self.update
+        if rollout.prompts * rollout.samples > MAX_RESPONSES:
+            raise ValueError(
+                f"rollout.prompts = {rollout.prompts} times rollout.samples = {rollout.samples} must be at most "
+                f"{MAX_RESPONSES:,}: all responses of a step are in memory"
+            )
         if rollout.prompts % update.per_step:
             raise ValueError(
                 f"update.per_step = {update.per_step} does not divide rollout.prompts = {rollout.prompts}: the "
