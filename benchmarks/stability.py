@@ -1,25 +1,28 @@
 """SmolLM2-135M by RL without a warm start, pushed by the learning rate: one run per objective, learning rate and seed.
 
-Finished runs are in the result and are not run again; `--minutes` ends the work after the run under way, so the grid
-can be filled over several calls. Sums of two 1-digit numbers in words: the base model starts at 0 % and entropy 2.2.
+Finished runs are in the result and are not run again; `--minutes` ends the work after the runs under way, so the grid
+can be filled over several calls. `--jobs` runs share the GPU: a run of a small model alone leaves most of it idle.
+Sums of two 1-digit numbers in words: the base model starts at 0 % and entropy 2.2.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from stopwatch import about, save
-from trimtab.files import read_json_lines
+from stopwatch import about
+from trimtab.files import read_json_lines, write_atomically
 
 TASK = ("warm_start.steps=0", "task.digits=1", "task.terms=2")
 # Nothing but metrics is kept of a run, so nothing else is written.
@@ -78,27 +81,32 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], help="passed on to trimtab train")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    runs = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
+    before = json.loads(args.out.read_text()) if args.out.exists() else {"commands": [], "runs": []}
+    runs, commands = before["runs"], [*before["commands"], shlex.join(sys.argv)]
+    known = {(r["objective"], r["lr"], r["seed"]) for r in runs}
     end = time.monotonic() + 60 * args.minutes
-    for seed, lr, objective in product(args.seeds, args.lr, args.objectives):
-        finished = any((r["objective"], r["lr"], r["seed"]) == (objective, lr, seed) for r in runs)
-        if finished or time.monotonic() > end:
-            continue
-        runs.append(train(objective, lr, seed, args.steps, args.set))
-        accuracy = runs[-1]["curves"]["eval/accuracy"]
-        print(objective, lr, seed, runs[-1]["seconds"], "s", [value for _, value in accuracy], flush=True)
-        save(
-            {
-                **about("RL from nothing under raised learning rates", device),
-                "command": " ".join(sys.argv),
-                "runs": runs,
-            },
-            args.out,
-        )
+
+    def train_in_time(objective: str, lr: float, seed: int) -> dict[str, Any] | None:
+        return train(objective, lr, seed, args.steps, args.set) if time.monotonic() < end else None
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        grid = [(o, lr, seed) for seed, lr, o in product(args.seeds, args.lr, args.objectives)]
+        for future in as_completed([pool.submit(train_in_time, *cell) for cell in grid if cell not in known]):
+            if (run := future.result()) is None:
+                continue
+            runs.append(run)
+            accuracy = [value for _, value in run["curves"]["eval/accuracy"]]
+            print(run["objective"], run["lr"], run["seed"], run["seconds"], "s", accuracy, flush=True)
+            head = about("RL from nothing under raised learning rates", device)
+            # One line per run: with one line per number the file had 120,000 lines.
+            lines = ",\n".join(json.dumps(run) for run in runs)
+            text = json.dumps({**head, "commands": commands, "runs": "RUNS"}, indent=1)
+            write_atomically(args.out, text.replace('"RUNS"', f"[\n{lines}\n]") + "\n")
 
 
 if __name__ == "__main__":
