@@ -6,7 +6,6 @@ Whatever it does, every sample is there, or is stored as failed with the reason;
 from __future__ import annotations
 
 import json
-import math
 import socket
 import threading
 import time
@@ -15,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from helpers.evaluate.small_evals import (
@@ -32,15 +30,9 @@ from helpers.evaluate.small_evals import (
     trickle,
 )
 from trimtab.evaluate import endpoint
-from trimtab.evaluate.endpoint import (
-    EndpointConnection,
-    EndpointError,
-    EndpointGenerator,
-    RetryableError,
-    parse_completion,
-)
+from trimtab.evaluate.endpoint import EndpointConnection, EndpointError
 from trimtab.evaluate.folder import EvalFolder
-from trimtab.evaluate.run import EvalResult, evaluate, prepare
+from trimtab.evaluate.run import EvalResult, evaluate
 
 KEY = "sk-secret-4242"
 
@@ -178,28 +170,17 @@ def test_a_server_that_is_not_there_fails_the_samples(tmp_path: Path) -> None:
     assert all("ConnectError" in str(generation.failed) for generation in done.folder.read())
 
 
-class Impatient(threading.Event):
-    """An event that notes how long it should have been waited for."""
+def test_retry_after_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses = []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits: list[float | None] = []
+    async def no_sleep(seconds: float) -> None:
+        pauses.append(seconds)
 
-    def wait(self, timeout: float | None = None) -> bool:
-        self.waits.append(timeout)
-        return False
-
-
-def test_retry_after_is_respected(tmp_path: Path) -> None:
+    monkeypatch.setattr(endpoint, "sleep", no_sleep)
     busy = [status(429, retry_after=wish) for wish in ("3", "soon", "nan", "9999")]
-    with serving(*busy) as server, httpx.Client() as client:
-        wanted = served(tmp_path, server, problems=1, retries=4)
-        assert wanted.connection is not None
-        settings, (request,) = prepare(wanted)
-        stop = Impatient()
-        generator = EndpointGenerator(wanted.connection, settings, "tiny", _stop=stop, _client=client)
-        assert [generation.failed for generation in generator.samples(request, [0, 1, 2])] == [None] * 3
-    first, second, third, fourth = (seconds or 0.0 for seconds in stop.waits)
+    done, _ = run(tmp_path, *busy, problems=1, retries=4)
+    assert counts(done) == (1.0, 0)
+    first, second, third, fourth = pauses
     assert first == 3.0
     assert 0 < second < 0.1, "what cannot be parsed is ignored"
     assert 0 < third < 0.1
@@ -276,30 +257,6 @@ def test_a_response_that_was_cut_off_is_truncated(tmp_path: Path) -> None:
     assert found.truncated is not None and found.no_answer is not None
     assert found.truncated.mean == pytest.approx(1 / 3)
     assert found.no_answer.mean == pytest.approx(1 / 3)
-
-
-@pytest.mark.parametrize("logprob", [math.nan, -math.inf, "1e999"])
-def test_a_log_probability_that_is_no_number_is_left_out(logprob: Any) -> None:
-    reply = completion(["2"])
-    reply["choices"][0]["logprobs"] = {"content": [{"logprob": logprob}, {"logprob": -1.0}]}
-    (choice,), _ = parse_completion(json.dumps(reply).encode())
-    assert choice["logp"] is None
-    assert choice["tokens"] == 2
-
-
-@pytest.mark.parametrize(
-    "usage", [None, {}, {"completion_tokens": -1}, {"completion_tokens": True}, {"completion_tokens": "7"}]
-)
-def test_a_usage_that_is_no_count_is_left_out(usage: Any) -> None:
-    _, tokens = parse_completion(json.dumps(completion(["2"], usage=usage)).encode())
-    assert tokens is None
-
-
-def test_garbage_is_quoted_in_short_and_without_control_characters() -> None:
-    with pytest.raises(RetryableError) as trouble:
-        parse_completion(b"\x1b]0;gotcha\x07" * 1000)
-    assert len(str(trouble.value)) <= 200
-    assert str(trouble.value).isprintable()
 
 
 def test_text_with_anything_in_it_is_kept_as_it_is(tmp_path: Path) -> None:
@@ -431,14 +388,3 @@ def test_samples_that_were_interrupted_are_not_kept_as_failed(tmp_path: Path) ->
     with serving(answer(), status(500), otherwise=status(401)) as server, pytest.raises(EndpointError):
         evaluate(served(tmp_path, server, concurrency=1, retries=5), RecordedProgress())
     assert [generation.failed for generation in EvalFolder(tmp_path / "out").read()] == [None] * 3
-
-
-def test_the_limit_on_a_body_grows_with_what_was_requested(tmp_path: Path) -> None:
-    """A megabyte of log-probabilities is accepted where 4,000 tokens were requested, and refused where six were."""
-    padding = " " * 2_000_000
-    reply = body((json.dumps(completion(["2"] * 3))[:-1] + padding + "}").encode())
-    many, _ = run(tmp_path / "many", otherwise=reply, problems=1, max_new_tokens=4_000)
-    few, _ = run(tmp_path / "few", otherwise=reply, problems=1, retries=0)
-    assert counts(many) == (1.0, 0)
-    assert counts(few) == (None, 3)
-    assert {generation.failed for generation in few.folder.read()} == {"a response of more than 1,055,776 bytes"}

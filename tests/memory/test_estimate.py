@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from trimtab.bounded_http import HttpError
 from trimtab.config import load, packaged_recipes
 from trimtab.console.dry_run import describe_dry_run
 from trimtab.memory.estimate import (
@@ -259,47 +260,40 @@ def test_a_folder_that_is_not_there_or_holds_no_model_is_named(tmp_path: Path) -
     assert "config.json" in reason(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["nobody/nothing", "no such name", "a/b/c", "x" * 300, "../../etc/passwd"])
-def test_an_unknown_name_is_looked_up_once_at_most(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import httpx
+def hub_replies(monkeypatch: pytest.MonkeyPatch, reply: bytes | Exception) -> list[str]:
+    """Let the hub reply so; return the list of the addresses that are requested."""
+    requests: list[str] = []
 
-    requests = []
-
-    def send(client: httpx.Client, request: httpx.Request, **options: Any) -> httpx.Response:
-        requests.append(request)
-        raise httpx.ConnectError("no network", request=request)
+    def fetch(url: str, **limits: Any) -> bytes:
+        requests.append(url)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(httpx.Client, "send", send)
+    monkeypatch.setattr("trimtab.memory.model_shape.fetch", fetch)
+    return requests
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing", "no such name", "a/b/c", "x" * 300, "../../etc/passwd"])
+def test_an_unknown_name_is_looked_up_once_at_most(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = hub_replies(monkeypatch, HttpError("no network"))
     reason(name)
     assert len(requests) <= 1  # transformers would try again and again, for minutes
 
 
 def test_the_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    import httpx
-
-    asked = []
-
-    def get(url: str, **options: Any) -> httpx.Response:
-        asked.append(url)
-        return httpx.Response(200, json=SHAPE, request=httpx.Request("GET", url))
-
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(httpx, "get", get)
+    requests = hub_replies(monkeypatch, json.dumps(SHAPE).encode())
     assert model_shape("someone/something").hidden_size == 128
-    assert len(asked) == 1
-    assert "someone/something" in asked[0]
+    assert len(requests) == 1
+    assert "someone/something" in requests[0]
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b'{"model_type": "unheard of"}', b'{"model_type": 3}'])
+@pytest.mark.parametrize(
+    "body", [b"<html>", b"[]", b"{}", b'{"model_type": "unheard of"}', b'{"model_type": 3}', b"[" * 100_000]
+)
 def test_a_bad_reply_of_the_hub_is_refused(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    import httpx
-
-    def get(url: str, **options: Any) -> httpx.Response:
-        return httpx.Response(200, content=body, request=httpx.Request("GET", url))
-
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(httpx, "get", get)
+    hub_replies(monkeypatch, body)
     assert "neither cached" in reason("someone/something")
 
 

@@ -1,39 +1,45 @@
 """Sample from any OpenAI-compatible server: chat completions, several requests at a time, with retries.
 
-Responses are untrusted input. A request is retried with growing pauses where the server is busy, disconnects, times out
+Replies are untrusted input. A request is retried with growing pauses where the server is busy, disconnects, times out
 or returns garbage; a sample that never arrived is stored as failed, which is not a wrong answer.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
 import random
 import re
-import threading
-import time
-from collections.abc import Sequence
+from asyncio import sleep
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from queue import SimpleQueue
 from typing import Any
-from urllib.parse import urlsplit
 
+from trimtab.bounded_http import HttpError, HttpReply, bounded_request, event_loop_thread, open_client
+from trimtab.evaluate.completion import MAX_BYTES, BadCompletionError, parse_completion
 from trimtab.evaluate.folder import Batches, Generation, GenerationRequest, SampleKey
+from trimtab.evaluate.progress import MessageLog
 from trimtab.evaluate.settings import EvalSettings
 from trimtab.tasks import derive_seed
 from trimtab.text import printable
 
-# httpx alone is not enough: its transport retries failed connections only, and its timeouts bound single reads. A
-# server's 429 and 5xx, garbage in its body, endless or trickling bodies and fewer choices than requested all occur with
-# real servers over hours of sampling, and are handled here.
 SAMPLES_PER_REQUEST = 8
-BYTES_PER_TOKEN, BYTES_BESIDES = 400, 1 << 20  # what a token with its log-probability may take in a body
+TOKENS_PER_REQUEST = SAMPLES_PER_REQUEST * 20_480  # with their log-probabilities they fit into `MAX_BYTES`
 OPTIONAL_FIELDS = ("logprobs", "seed", "n")  # a server may not know them; without `n` each sample is one request
 RETRY_STATUS = (408, 409, 425, 429)  # and all from 500 on
 FATAL_STATUS = (401, 403, 404, 405)  # neither a retry nor another prompt will help
 FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # seconds before the first retry, doubled before each next one
+MESSAGE_LENGTH = 300  # characters of a server's message that are kept
+SECRET_LENGTH = 8  # characters; a shorter key, as vLLM's EMPTY, is no secret and may well be in a response
+
+
+EXAMPLE = "give one like http://host:port/v1"
 
 
 class EndpointError(ValueError):
@@ -58,17 +64,26 @@ class EndpointConnection:
 
     url: str
     concurrency: int = 16
-    timeout: float = 1800.0  # seconds for a complete response
+    timeout: float = 1800.0  # seconds for a complete reply
     retries: int = 6
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"--endpoint {self.url!r} is not a URL: give one like http://host:port/v1")
-        if parts.username or parts.password:
+        import httpx
+
+        if "@" in self.url:  # checked before any message shows the address
             raise ValueError("--endpoint contains a password: put the key into OPENAI_API_KEY instead")
-        if self.concurrency < 1 or self.retries < 0 or self.timeout <= 0:
-            raise ValueError("--concurrency must be at least 1, --retries at least 0, --timeout more than 0")
+        try:
+            parts = httpx.URL(self.url)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"--endpoint {_shown(self.url)} is not a URL ({error}): {EXAMPLE}") from None
+        known = parts.scheme in ("http", "https") and parts.host and (parts.port or 0) < 1 << 16
+        if not known or parts.query or parts.fragment:
+            raise ValueError(f"--endpoint {_shown(self.url)} is not a URL of a server: {EXAMPLE}")
+        if self.concurrency < 1 or self.retries < 0 or not 0 < self.timeout < math.inf:
+            raise ValueError("--concurrency must be at least 1, --retries at least 0, --timeout more than 0 and finite")
+        key = _key()
+        if not (key.isascii() and key.isprintable()):
+            raise ValueError("OPENAI_API_KEY contains a character that no HTTP header can hold: check where it is set")
 
 
 @dataclass
@@ -78,9 +93,8 @@ class EndpointGenerator:
     connection: EndpointConnection
     settings: EvalSettings
     name: str
+    log: MessageLog = lambda text: None
     unsupported: set[str] = field(default_factory=set)
-    _stop: threading.Event = field(default_factory=threading.Event, repr=False)
-    _client: Any = field(default=None, repr=False)
 
     def reusable(self, requests: Sequence[GenerationRequest], done: AbstractSet[SampleKey]) -> set[SampleKey]:
         """Return all that is done: a server's samples do not depend on each other, as those of a native batch do."""
@@ -88,69 +102,91 @@ class EndpointGenerator:
 
     def generate(self, requests: Sequence[GenerationRequest], done: AbstractSet[SampleKey]) -> Batches:
         """Yield the missing samples by problem, as they arrive."""
-        import httpx
-
         missing = ((request, [key[2] for key in request.sample_keys() if key not in done]) for request in requests)
-        size = SAMPLES_PER_REQUEST
+        size = max(1, min(SAMPLES_PER_REQUEST, TOKENS_PER_REQUEST // self.settings.max_new_tokens))
         work = [(request, some[n : n + size]) for request, some in missing for n in range(0, len(some), size)]
-        timeout = httpx.Timeout(self.connection.timeout, connect=min(30.0, self.connection.timeout), pool=None)
-        limits = httpx.Limits(max_connections=self.connection.concurrency)
-        with httpx.Client(timeout=timeout, limits=limits, headers=_headers()) as self._client:
-            try:
-                yield from self._in_threads(work)
-            finally:
-                self._stop.set()
+        sampling = _Sampling(self.connection, self.settings, self.name, self.unsupported)
+        with event_loop_thread() as loop:
+            running = asyncio.run_coroutine_threadsafe(sampling.run(work), loop)
+            running.add_done_callback(lambda end: sampling.arrived.put(None if end.cancelled() else end.exception()))
+            while isinstance(item := sampling.arrived.get(), tuple):
+                batch, stored = item
+                yield batch
+                with suppress(RuntimeError):  # after an error the loop may have ended
+                    loop.call_soon_threadsafe(stored.set)
+        if item is not None:
+            raise item
+        for warning in sampling.warnings():
+            self.log(f"warning: the server at {self.connection.url} {warning}")
 
-    def _in_threads(self, work: Sequence[tuple[GenerationRequest, list[int]]]) -> Batches:
-        """Send the requests from several threads and yield the samples as they arrive."""
-        queue: SimpleQueue[tuple[GenerationRequest, list[int]]] = SimpleQueue()
-        results: SimpleQueue[list[Generation] | Exception] = SimpleQueue()
-        for item in work:
-            queue.put(item)
 
-        def run() -> None:
-            while not self._stop.is_set():
-                try:
-                    results.put(self.samples(*queue.get_nowait()))
-                except Empty:
-                    return
-                except Exception as error:  # the main thread raises it
-                    results.put(error)
-                    self._stop.set()
+@dataclass
+class _Sampling:
+    """The requests of one evaluation, all in one event loop; batches go into `arrived`, each until it is stored."""
 
-        # Daemon threads instead of an executor, which joins its threads at exit: a server that hangs would delay a
-        # Ctrl-C by up to half an hour.
-        for _ in range(min(self.connection.concurrency, len(work))):
-            threading.Thread(target=run, daemon=True).start()
-        for _ in work:
-            result = results.get()
-            if isinstance(result, Exception):
-                raise result
-            yield result
+    connection: EndpointConnection
+    settings: EvalSettings
+    name: str
+    unsupported: set[str]
+    # A batch comes with an event to be set once it is stored. At the end comes None, or the error.
+    arrived: SimpleQueue[tuple[list[Generation], asyncio.Event] | BaseException | None] = field(
+        default_factory=SimpleQueue
+    )
+    failures: Counter[str] = field(default_factory=Counter)  # failed samples by reason
+    left_out: Counter[str] = field(default_factory=Counter)  # replies without their log-probabilities, by reason
+    _parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _client: Any = None
 
-    def samples(self, request: GenerationRequest, samples: Sequence[int]) -> list[Generation]:
-        """Return the samples of a problem; those that never arrived are failed."""
-        received: list[Generation] = []
+    async def run(self, work: Sequence[tuple[GenerationRequest, list[int]]]) -> None:
+        """Send the requests, `concurrency` at a time."""
+        waiting = iter(work)
+
+        async def worker() -> None:
+            for request, samples in waiting:
+                await self._sample(request, samples)
+
+        try:
+            async with (
+                open_client(self.connection.concurrency, headers=_headers()) as self._client,
+                asyncio.TaskGroup() as group,  # the first error cancels the other workers
+            ):
+                for _ in range(min(self.connection.concurrency, len(work))):
+                    group.create_task(worker())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what the user should know of the replies."""
+        if self.failures:
+            reason = self.failures.most_common(1)[0][0]
+            what = f"gave no response for {self.failures.total():,} samples, mostly because of: {reason}"
+            yield f"{what}; the same command with --retry-failed requests them again"
+        if self.left_out:
+            reason = self.left_out.most_common(1)[0][0]
+            what = f"sent unusable log-probabilities in {self.left_out.total():,} replies: {reason}"
+            yield f"{what}; they are left out, the responses are kept"
+
+    async def _sample(self, request: GenerationRequest, samples: Sequence[int]) -> None:
+        """Request the samples of a problem until all have arrived; those that never do are failed."""
         attempt, reason = 0, ""
-        while len(received) < len(samples) and attempt <= self.connection.retries and not self._stop.is_set():
+        while samples and attempt <= self.connection.retries:
             try:
-                received += self._request(request, samples[len(received) :])
-                attempt = 0  # a response with fewer choices than requested is progress
+                samples = samples[await self._request(request, samples) :]
+                attempt = 0  # a reply with fewer choices than requested is progress
             except RetryableError as error:
                 reason = str(error)
                 if attempt < self.connection.retries:
-                    self._stop.wait(max(error.wait, retry_pause(attempt)))
+                    await sleep(max(error.wait, retry_pause(attempt)))
                 attempt += 1
             except RejectedRequestError as error:
                 reason = str(error)
                 break
-        if self._stop.is_set() and len(received) < len(samples):
-            raise EndpointError("stopped")  # not failed: they are requested when the evaluation is resumed
-        missing = samples[len(received) :]
-        return received + [request.generation(sample, self.settings, seed=0, failed=reason) for sample in missing]
+        if samples:
+            self.failures[reason] += len(samples)
+            await self._store([request.generation(sample, self.settings, seed=0, failed=reason) for sample in samples])
 
-    def _request(self, request: GenerationRequest, samples: Sequence[int]) -> list[Generation]:
-        """Send one request; return between one and all of the samples."""
+    async def _request(self, request: GenerationRequest, samples: Sequence[int]) -> int:
+        """Send one request, store the samples that it gives, and return their number, at least one."""
         item, settings = request.item, self.settings
         count = 1 if "n" in self.unsupported else len(samples)
         seed = derive_seed("endpoint", settings.seed, item.benchmark, item.id, samples[0]) % (1 << 31)
@@ -163,49 +199,65 @@ class EndpointGenerator:
             "max_tokens": settings.max_new_tokens,
             **{key: value for key, value in optional.items() if key not in self.unsupported},
         }
-        status, wait, body = self._post(payload, BYTES_BESIDES + count * settings.max_new_tokens * BYTES_PER_TOKEN)
-        if status in (400, 422) and (named := [key for key in OPTIONAL_FIELDS if key in payload and _names(key, body)]):
-            self.unsupported.add(named[0])
-            return self._request(request, samples)
-        self._check_status(status, wait, body)
-        choices, usage = parse_completion(body)
-        tokens = usage / len(choices) if usage is not None else None  # usage is a sum: each gets the mean
-        return [
-            request.generation(sample, settings, seed=seed, **{"tokens": tokens, **choice})
-            for sample, choice in zip(samples, choices[:count], strict=False)
-        ]
+        reply = await self._post(payload)
+        with reply.body:
+            rejected = reply.status in (400, 422)
+            if rejected and (named := [key for key in OPTIONAL_FIELDS if key in payload and _names(key, reply)]):
+                self.unsupported.add(named[0])
+                return await self._request(request, samples)
+            self._check_status(reply)
+            # One reply at a time from its parsing until it is stored, so that memory does not grow with `concurrency`.
+            async with self._parsing:
+                found = [
+                    request.generation(sample, settings, seed=seed, **choice)
+                    for sample, choice in zip(samples, self._parse(reply, count), strict=False)
+                ]
+                await self._store(found)
+        return len(found)
 
-    def _post(self, payload: dict[str, Any], max_bytes: int) -> tuple[int, float, bytes]:
-        """Return status, Retry-After in seconds, and the body, bounded in bytes and in total time."""
-        import httpx
-
-        late = RetryableError(f"no complete response within {self.connection.timeout:g} s")
-        until = time.monotonic() + self.connection.timeout
-        body = bytearray()
+    async def _post(self, payload: dict[str, Any]) -> HttpReply:
         url = f"{self.connection.url.rstrip('/')}/chat/completions"
+        # Escaped to ASCII: a suffix from the command line may hold bytes that are not UTF-8.
+        content, headers = json.dumps(payload).encode(), {"Content-Type": "application/json"}
+        limits: Any = {"seconds": self.connection.timeout, "max_bytes": MAX_BYTES}
         try:
-            with self._client.stream("POST", url, json=payload) as reply:
-                for chunk in reply.iter_bytes():
-                    body += chunk
-                    if len(body) > max_bytes:
-                        raise RetryableError(f"a response of more than {max_bytes:,} bytes")
-                    if time.monotonic() > until:
-                        raise late
-                return reply.status_code, _retry_after(reply.headers.get("retry-after")), bytes(body)
-        except httpx.ReadTimeout:
-            raise late from None
-        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
-            raise RetryableError(_hide_key(f"{type(error).__name__}: {error}"[:200])) from None
+            return await bounded_request(self._client, "POST", url, content=content, headers=headers, **limits)
+        except HttpError as error:
+            raise RetryableError(_shown(str(error))) from None
 
-    def _check_status(self, status: int, wait: float, body: bytes) -> None:
+    def _check_status(self, reply: HttpReply) -> None:
+        status = reply.status
         if status < 300:
             return
-        message = _hide_key(f"status {status}: {_excerpt(body)}"[:300])
+        moved = f" (redirected to {reply.headers['location']})" if "location" in reply.headers else ""
+        message = _shown(f"status {status}{moved}: {_excerpt(reply)}")
         if status in FATAL_STATUS or status < 400:
-            raise EndpointError(f"the server at {self.connection.url} returned {message}")
+            check = "check --endpoint, --model-name and OPENAI_API_KEY; the same command resumes the evaluation"
+            raise EndpointError(f"the server at {self.connection.url} returned {message}; {check}")
         if status in RETRY_STATUS or status >= 500:
-            raise RetryableError(message, wait)
+            raise RetryableError(message, _retry_after(reply.headers.get("retry-after")))
         raise RejectedRequestError(message)
+
+    def _parse(self, reply: HttpReply, count: int) -> list[dict[str, Any]]:
+        """Return at most `count` choices of a completion as fields of `Generation`."""
+        try:
+            completion = parse_completion(reply.read(), count, self.settings.max_new_tokens)
+        except BadCompletionError as error:
+            raise RetryableError(_shown(f"not a chat completion ({error}): {_excerpt(reply)}")) from None
+        if completion.left_out:
+            self.left_out[_shown(completion.left_out)] += 1
+        return [
+            asdict(choice)
+            | {"text": _hide_key(choice.text, SECRET_LENGTH)}
+            | ({"tokens": completion.tokens} if choice.tokens is None else {})
+            for choice in completion.choices
+        ]
+
+    async def _store(self, batch: list[Generation]) -> None:
+        """Hand a batch over and wait until it is stored."""
+        stored = asyncio.Event()
+        self.arrived.put((batch, stored))
+        await stored.wait()
 
 
 def retry_pause(attempt: int) -> float:
@@ -213,54 +265,33 @@ def retry_pause(attempt: int) -> float:
     return min(MAX_PAUSE, FIRST_PAUSE * 2.0**attempt) * random.uniform(0.5, 1.0)
 
 
-def parse_completion(body: bytes) -> tuple[list[dict[str, Any]], int | None]:
-    """Return the choices of a chat completion and its completion tokens; raise `RetryableError` for garbage."""
-    try:
-        reply = json.loads(body)
-        choices = [_parse_choice(choice) for choice in reply["choices"]]
-        usage = (reply.get("usage") or {}).get("completion_tokens")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        message = f"not a chat completion ({type(error).__name__}): {_excerpt(body)}"
-        raise RetryableError(message[:200]) from None
-    if not choices:
-        raise RetryableError("a response without choices")
-    known = isinstance(usage, int) and not isinstance(usage, bool) and usage >= 0
-    return choices, usage if known else None
-
-
-def _parse_choice(choice: dict[str, Any]) -> dict[str, Any]:
-    text = choice["message"].get("content")
-    if text is None:  # cut off while reasoning, before any content
-        text = ""
-    if not isinstance(text, str):
-        raise TypeError("content is not text")
-    tokens = (choice.get("logprobs") or {}).get("content") or []
-    logps = [float(token["logprob"]) for token in tokens]
-    found: dict[str, Any] = {"text": text, "finished": choice.get("finish_reason") != "length"}
-    if logps:
-        mean = math.fsum(logps) / len(logps) if all(map(math.isfinite, logps)) else math.nan
-        found |= {"tokens": len(logps), "logp": mean if math.isfinite(mean) else None}
-    return found
+def _key() -> str:
+    return os.environ.get("OPENAI_API_KEY", "").strip()
 
 
 def _headers() -> dict[str, str]:
-    key = os.environ.get("OPENAI_API_KEY")
-    return {"Authorization": f"Bearer {key}"} if key else {}
+    return {"Authorization": f"Bearer {key}"} if (key := _key()) else {}
 
 
-def _hide_key(text: str) -> str:
-    """Remove the key from a message: some servers repeat the key that they refuse."""
-    key = os.environ.get("OPENAI_API_KEY")
-    return text.replace(key, "(the key)") if key else text
+def _hide_key(text: str, shortest: int = 1) -> str:
+    """Remove the key from a text: some servers repeat the key that they refuse."""
+    key = _key()
+    return text.replace(key, "(the key)") if len(key) >= shortest else text
 
 
-def _names(key: str, body: bytes) -> bool:
+def _shown(text: str) -> str:
+    """Return a message that can be shown: without the key, printable, on one line and short."""
+    return " ".join(printable(_hide_key(text)).split())[:MESSAGE_LENGTH]
+
+
+def _excerpt(reply: HttpReply) -> str:
+    # The key first: cut off in the middle, it would not be found.
+    return reply.read(1 << 16).replace(_key().encode() or b"\0", b"(the key)")[:2000].decode("utf-8", "replace")
+
+
+def _names(key: str, reply: HttpReply) -> bool:
     """Return whether an error body names a request field."""
-    return re.search(rf"(?<![\w\\]){key}(?!\w)", _excerpt(body)) is not None
-
-
-def _excerpt(body: bytes) -> str:
-    return " ".join(printable(body[:2000].decode("utf-8", "replace")).split())
+    return re.search(rf"(?<![\w\\]){key}(?!\w)", _excerpt(reply)) is not None
 
 
 def _retry_after(header: str | None) -> float:

@@ -7,7 +7,7 @@ cut off. So an evaluation can be resumed, and responses can be graded again with
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from trimtab.files import append_json_lines, cut_torn_line, iter_json_lines, wri
 from trimtab.tasks import BenchmarkProblem, Problem
 
 SampleKey = tuple[str, str, int]  # benchmark, problem, sample
-Batches = Iterator[list["Generation"]]
+Batches = Generator[list["Generation"], None, None]
 
 
 @dataclass(frozen=True)

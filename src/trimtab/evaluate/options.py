@@ -50,7 +50,7 @@ class EvalOptions:
     endpoint: Annotated[str | None, typer.Option(help="An OpenAI-compatible server: http://host:port/v1.")] = None
     model_name: Annotated[str | None, typer.Option(help="What the server calls the model.")] = None
     concurrency: Annotated[int, typer.Option(help="Requests at a time.")] = 16
-    timeout: Annotated[float, typer.Option(help="Seconds for a complete response of the server.")] = 1800.0
+    timeout: Annotated[float, typer.Option(help="Seconds for a whole request to the server.")] = 1800.0
     retries: Annotated[int, typer.Option(help="How often a request is tried again.")] = 6
     batch: Annotated[int, typer.Option(help="Responses at a time, natively.")] = 256
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"

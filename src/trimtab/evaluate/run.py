@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -150,7 +151,8 @@ def _generate(
     if keys <= known.keys():
         progress.message("all samples are there already")
         return [], 0.0
-    generator = open_generator(options, settings, requests)  # loads the model, so not before something is missing
+    # Loads the model, so not before something is missing.
+    generator = open_generator(options, settings, requests, progress.message)
     reused = generator.reusable(requests, known.keys())
     if reused != known.keys():
         folder.keep_only(generation for key, generation in known.items() if key in reused)
@@ -160,10 +162,11 @@ def _generate(
     start = time.monotonic()
     with progress.samples(len(keys), len(reused)) as advance:
         try:
-            for batch in generator.generate(requests, reused):
-                folder.append(batch)  # on the disk before it is counted: Ctrl-C may come at any line
-                generated += batch
-                advance(batch)
+            with closing(generator.generate(requests, reused)) as batches:  # whose requests end with it, on Ctrl-C too
+                for batch in batches:
+                    folder.append(batch)  # on the disk before it is counted: Ctrl-C may come at any line
+                    generated += batch
+                    advance(batch)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -172,11 +175,14 @@ def _generate(
 
 
 def open_generator(
-    options: EvalOptions, settings: EvalSettings, requests: Sequence[GenerationRequest]
+    options: EvalOptions,
+    settings: EvalSettings,
+    requests: Sequence[GenerationRequest],
+    log: MessageLog = lambda text: None,
 ) -> NativeGenerator | EndpointGenerator:
     """Return what generates the samples: a server, or a model in this process."""
     if options.connection is not None:
-        return EndpointGenerator(options.connection, settings, options.name)
+        return EndpointGenerator(options.connection, settings, options.name, log)
     policy = open_model(options.name, settings.device, options.precision, options.chat)
     generator = NativeGenerator(policy, settings, options.entropy)
     generator.check_lengths(requests)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import suppress
 from typing import Any
+
+from trimtab.bounded_http import HttpError, fetch
 
 # Written out, since the packaged GGUF file has no config.json and reading it takes seconds.
 SMOLLM2: dict[str, Any] = {
@@ -24,7 +27,6 @@ class NoEstimateError(Exception):
 
 def model_shape(path: str) -> Any:
     """Return the configuration of `demo`, `smollm2`, a folder, or a model of the hub that is cached or reachable."""
-    import httpx
     from huggingface_hub import constants, hf_hub_url
     from transformers import AutoConfig, LlamaConfig
 
@@ -45,8 +47,8 @@ def model_shape(path: str) -> Any:
             raise NoEstimateError(f"model.path={path!r} has no config.json that can be read: {error}") from None
     # `from_pretrained` would retry for minutes where there is no network; a dry run should not wait for that.
     if not constants.HF_HUB_OFFLINE:
-        with suppress(httpx.HTTPError, ValueError, TypeError):
-            reply = httpx.get(hf_hub_url(path, "config.json"), timeout=5, follow_redirects=True)
-            return AutoConfig.for_model(**reply.raise_for_status().json())
+        with suppress(HttpError, ValueError, TypeError, RecursionError):
+            config = fetch(hf_hub_url(path, "config.json"), seconds=5.0, max_bytes=1 << 20)
+            return AutoConfig.for_model(**json.loads(config))
     why = "is neither cached nor can it be fetched; memory cannot be estimated without it"
     raise NoEstimateError(f"the config of {path} {why}")

@@ -1,0 +1,166 @@
+"""HTTP requests within limits that no server can exceed: seconds for the whole exchange, bytes of the reply.
+
+httpx's own timeouts bound single reads, so a server that sends a header or a `100 Continue` now and then outlasts them.
+Here a request is a task that is cancelled at its deadline, whatever it is waiting for. Replies are requested without
+compression, since a few kilobytes can decompress to gigabytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from http.cookiejar import CookieJar
+from typing import TYPE_CHECKING, Any
+
+# httpx takes a tenth of a second to import, which commands without a request should not pay.
+if TYPE_CHECKING:
+    import httpx
+
+IN_MEMORY = 1 << 16  # bytes of a body; the rest waits in a temporary file, since many requests may run at a time
+CONNECT_SECONDS = 30.0  # where the deadline is later: a model may need half an hour for a reply, a connection does not
+
+
+# The connections that a request opened. httpcore leaves one open whose TLS handshake is cancelled.
+_opened: ContextVar[list[asyncio.BaseTransport]] = ContextVar("opened")
+
+
+class HttpError(Exception):
+    """A request that got no complete reply; the message says why."""
+
+
+@dataclass(frozen=True)
+class HttpReply:
+    """A complete reply. Header names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: tempfile.SpooledTemporaryFile[bytes]
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the body, or its first bytes."""
+        self.body.seek(0)
+        return self.body.read(size)
+
+
+class NoCookies(CookieJar):
+    """Keeps no cookies: a server could otherwise fill memory with them, reply by reply."""
+
+    def extract_cookies(self, response: Any, request: Any) -> None:
+        """Ignore a reply's cookies."""
+
+
+def open_client(connections: int, **options: Any) -> httpx.AsyncClient:
+    """Return a client for so many requests at a time."""
+    import httpx
+
+    timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)  # the rest is limited by `bounded_request`
+    limits = httpx.Limits(max_connections=connections)
+    return httpx.AsyncClient(timeout=timeout, limits=limits, cookies=NoCookies(), **options)
+
+
+async def bounded_request(
+    client: httpx.AsyncClient, method: str, url: str, *, seconds: float, max_bytes: int, **options: Any
+) -> HttpReply:
+    """Send a request and return the complete reply, or raise `HttpError`."""
+    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
+    body = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - part of the reply
+    opened: list[asyncio.BaseTransport] = []
+    _opened.set(opened)
+    try:
+        async with asyncio.timeout(seconds), client.stream(method, url, headers=headers, **options) as reply:
+            encoding = reply.headers.get("content-encoding", "identity").strip()
+            if encoding.lower() not in ("identity", ""):
+                raise HttpError(f"a compressed response (content-encoding {encoding!r}), which was not requested")
+            async for chunk in reply.aiter_raw():
+                if body.tell() + len(chunk) > max_bytes:
+                    raise HttpError(f"a response of more than {max_bytes:,} bytes")
+                body.write(chunk)
+            return HttpReply(reply.status_code, {k.lower(): v for k, v in reply.headers.items()}, body)
+    except BaseException as error:
+        body.close()
+        for transport in opened:
+            transport.close()
+        if isinstance(error, TimeoutError):
+            raise HttpError(f"no complete response within {seconds:g} s") from None
+        # Any exception: bytes that no server should send reach four libraries below, each with its own.
+        if isinstance(error, Exception) and not isinstance(error, HttpError):
+            raise HttpError(f"{type(error).__name__}: {error}".removesuffix(": ")) from None
+        raise
+
+
+def fetch(url: str, *, seconds: float, max_bytes: int) -> bytes:
+    """Return what is at an address, redirects followed; raise `HttpError` for any failure."""
+
+    async def get() -> bytes:
+        async with open_client(1, follow_redirects=True) as client:
+            reply = await bounded_request(client, "GET", url, seconds=seconds, max_bytes=max_bytes)
+        with reply.body:
+            if reply.status != 200:
+                raise HttpError(f"status {reply.status}")
+            return reply.read()
+
+    with event_loop_thread() as loop:
+        return asyncio.run_coroutine_threadsafe(get(), loop).result()
+
+
+@contextmanager
+def event_loop_thread() -> Iterator[asyncio.AbstractEventLoop]:
+    """Run an event loop in a daemon thread; at the end of the block its tasks are cancelled.
+
+    In a thread, because the caller may have an event loop of its own, as notebooks do.
+    """
+    loop = _EventLoop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(_cancel_tasks(), loop).result(timeout=10.0)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(timeout=10.0)
+        if not thread.is_alive():
+            loop.close()
+
+
+async def _cancel_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _EventLoop(asyncio.SelectorEventLoop):
+    """An event loop that looks names up in daemon threads, and notes the connections of each request."""
+
+    async def create_connection(self, *args: Any, **options: Any) -> Any:
+        """Connect, and note the connection."""
+        transport, protocol = await super().create_connection(*args, **options)
+        _opened.get([]).append(transport)  # also in the tasks of a request, which inherit its context
+        return transport, protocol
+
+    async def getaddrinfo(self, *args: Any, **options: Any) -> Any:
+        """Look a name up. The threads of asyncio's own executor would be waited for when the process ends."""
+        found: asyncio.Future[Any] = self.create_future()
+
+        def finish(result: Any, error: Exception | None) -> None:
+            if not found.done():  # the request's deadline may have passed
+                found.set_exception(error) if error else found.set_result(result)
+
+        def look_up() -> None:
+            result, failure = None, None
+            try:
+                result = socket.getaddrinfo(*args, **options)
+            except Exception as error:  # OSError, or UnicodeError for a name that is none
+                failure = error
+            with suppress(RuntimeError):  # the loop may be closed
+                self.call_soon_threadsafe(finish, result, failure)
+
+        threading.Thread(target=look_up, daemon=True).start()
+        return await found
