@@ -194,7 +194,7 @@ def alarms(
     with print_user_errors():
         from trimtab.insight.alarms import alarm_lines, replay_run
 
-        for line in alarm_lines(replay_run(run), as_json):
+        for line in alarm_lines(replay_run(run, lambda text: print_error(f"warning: {text}")), as_json):
             typer.echo(line)
 
 

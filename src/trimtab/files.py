@@ -137,18 +137,6 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     return [row for _, row in iter_json_lines(path, on_error=lambda problem: None)] if path.exists() else []
 
 
-def last_json_line(path: Path) -> dict[str, Any] | None:
-    """Return the last JSON object of a file without reading all of it; None where there is none."""
-    if not path.exists():
-        return None
-    with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))  # a line of metrics has a few thousand bytes
-        for line in reversed(file.read().splitlines()):
-            with suppress(ValueError):
-                return parse_json_line(line)
-    return None
-
-
 def iter_json_lines(
     path: Path, *, on_error: Callable[[str], None] | None = None, longest: int = -1
 ) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -102,13 +102,24 @@ def test_metrics_of_another_trainer_work_in_any_order_and_with_more_names(tmp_pa
     assert [alarm.alarm for alarm in replay_run(path)] == ["entropy_collapse"]
 
 
-def test_lines_that_are_no_metrics_are_skipped(tmp_path: Path) -> None:
+def test_lines_that_are_no_metrics_are_left_out_and_named(tmp_path: Path) -> None:
     records = made_run(60, groups__mixed_share=0.0)
     path = written(tmp_path, records)
     whole = replay_metrics(read_metrics(path))
     rubbish = ['{"step": 3', "[1, 2]", '"text"', '{"no": 1}', '{"step": "x"}', "[" * 100_000, '{"step": NaN}', ""]
     path.write_text(path.read_text() + "\n".join(rubbish) + "\n" + "1" * 2_000_000 + "\n")
-    assert replay_metrics(read_metrics(path)) == whole != []
+    problems: list[str] = []
+    assert replay_metrics(read_metrics(path, problems.append)) == whole != []
+    assert [problem.partition(",")[2][:10] for problem in problems] == [" row 62: n", " row 63: m", " row 64: m", ""]
+    assert problems[-1].endswith("5 more rows are left out for the same reasons")
+
+
+def test_the_command_names_lines_without_a_step(tmp_path: Path) -> None:
+    path = written(tmp_path, made_run(60))
+    path.write_text(path.read_text() + '{"no": 1}\n{"step": 61, "reward/mean": 1' + "0" * 400 + "}\n")
+    done = CliRunner().invoke(app, ["alarms", str(path)])
+    assert done.exit_code == 0
+    assert "metrics.jsonl, row 62: `step` is missing" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["", "{}\n", "not json\n", '{"loss": 1}\n'])

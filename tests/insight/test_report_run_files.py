@@ -49,21 +49,23 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a damaged vocabulary": (replace_with("PAR1", "tokens/vocabulary.parquet"), "vocabulary.parquet"),
     "no metrics": (gone("metrics.jsonl"), "metrics.jsonl is missing"),
     "empty metrics": (replace_with("", "metrics.jsonl"), "holds no metrics"),
-    "metrics that are no JSON": (replace_with("hello\n\x00\xff\n", "metrics.jsonl"), "2 lines are damaged"),
-    "metrics without steps": (replace_with('{"a": 1}\n[1]\n3\n', "metrics.jsonl"), "3 lines are damaged"),
-    "a step that is no number": (
-        replace_with('{"step": "x"}\n{"step": true}\n', "metrics.jsonl"),
-        "2 lines are damaged",
+    "metrics that are no JSON": (replace_with("hello\n\x00\xff\n", "metrics.jsonl"), "metrics.jsonl, row 1: not JSON"),
+    "metrics without steps": (replace_with('{"a": 1}\n', "metrics.jsonl"), "metrics.jsonl, row 1: `step` is missing"),
+    "metrics that are no object": (
+        replace_with("\n[1]\n", "metrics.jsonl"),
+        "metrics.jsonl, row 2: must be a JSON object",
     ),
-    "half a line": (
-        replace_with('{"step": 1, "reward/mean": 1}\n{"step": 2, "rew', "metrics.jsonl"),
-        "1 line is damaged",
-    ),
-    "deep nesting": (replace_with('{"step": 1, "a": ' + "[" * 100_000, "metrics.jsonl"), "1 line is damaged"),
+    "a step that is no number": (replace_with('{"step": "x"}\n', "metrics.jsonl"), "row 1: `step` is 'x'"),
+    "a step that is true": (replace_with('{"step": true}\n', "metrics.jsonl"), "row 1: `step` is True"),
+    "a step of 40 digits": (replace_with('{"step": 1' + "0" * 39 + "}\n", "metrics.jsonl"), "row 1: `step` is 1000"),
+    "many bad lines": (replace_with("1\n" * 103, "metrics.jsonl"), "metrics.jsonl: 100 more rows are left out"),
+    "half a line": (replace_with('{"step": 2, "rew\n{"step": 3}\n', "metrics.jsonl"), "row 1: not JSON"),
+    "deep nesting": (replace_with('{"step": 1, "a": ' + "[" * 100_000 + "\n", "metrics.jsonl"), "row 1: not JSON"),
+    "a long line": (replace_with('"' + "x" * 3_000_000 + '"\n', "metrics.jsonl"), "row 1: longer than 1048576 bytes"),
     "no configuration": (gone("config.toml"), "config.toml is missing"),
     "a configuration that is no TOML": (replace_with("= = =", "config.toml"), "config.toml is no TOML"),
     "a configuration that is not text": (replace_with(b"\xff\xfe\x00", "config.toml"), "config.toml is no TOML"),
-    "foreign alarms": (replace_with("x\n", "alarms.jsonl"), "alarms.jsonl: 1 line is damaged"),
+    "foreign alarms": (replace_with("x\n", "alarms.jsonl"), "alarms.jsonl, row 1: not JSON"),
 }
 
 

@@ -182,7 +182,7 @@ def test_alarms_after_the_checkpoint_are_removed_and_raised_again(tmp_path: Path
     folder = RunFolder(tmp_path / "run")
     before = folder.alarms.read_text()
     assert [record["step"] for record in read_json_lines(folder.alarms)] == [2, 5]
-    folder.rewind(4)
+    folder.rewind(4, pytest.fail)
     assert [record["step"] for record in read_json_lines(folder.alarms)] == [2]
     run_monitored(tmp_path / "run", AlarmAt(2, 5), resume=True)
     assert folder.alarms.read_text() == before

@@ -104,7 +104,7 @@ class ProcessPool:
         self.outcomes.append(outcome)
         number = f"[{len(self.outcomes)}/{len(self.runs)}] {outcome.run.name}"
         if outcome.counts:
-            summary = summarize_metrics(outcome.run.folder.records())
+            summary = summarize_metrics(outcome.run.folder.records(self.print_line))
             accuracy = f"held-out {percent(summary.accuracy_start)} -> {percent(summary.accuracy_end)}"
             why = f" ({outcome.why})" if outcome.why else ""
             self.print_line(f"{number}: {outcome.state}, {note}, {accuracy}{why}")

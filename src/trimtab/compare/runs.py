@@ -12,7 +12,7 @@ from typing import Literal
 
 from trimtab.config import Config, load
 from trimtab.console import slug
-from trimtab.files import last_json_line
+from trimtab.step_lines import last_step
 from trimtab.train import RunFolder, config_changes
 
 RunState = Literal["new", "unfinished", "finished", "stopped", "failed"]
@@ -85,7 +85,7 @@ class CompareRun:
     def last_step(self) -> int:
         """Return the last step in the metrics, 0 before the first."""
         # Polled several times a second while it runs, so only the end of the file is read.
-        return int((last_json_line(self.folder.metrics) or {"step": 0})["step"])
+        return last_step(self.folder.metrics)
 
     def is_warm(self) -> bool:
         """Return whether the warm start is done: the first checkpoint is written right after it."""

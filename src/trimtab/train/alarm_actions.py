@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trimtab.config import AlarmsConfig
-from trimtab.files import read_json_lines
+from trimtab.step_lines import iter_step_lines
 from trimtab.train.run_folder import RunFolder
 
 STEPS_AROUND = 3  # recorded steps before and after an alarm that the size limit of records deletes last
@@ -64,8 +64,8 @@ class AlarmHandler:
 
     def steps_to_keep(self) -> list[int]:
         """Return the steps around the run's earlier alarms with a checkpoint, whose records are to be kept."""
-        records = [record for record in read_json_lines(self.folder.alarms) if record.get("action") in ("save", "stop")]
-        return [step for record in records for step in steps_around(record["step"])]
+        lines = iter_step_lines(self.folder.alarms, self.message)
+        return [step for line in lines if line.get("action") in ("save", "stop") for step in steps_around(line["step"])]
 
     def _alarms(self, record: Mapping[str, float]) -> Sequence[Alarm]:
         if self.monitor is None or not self.config.enabled:

@@ -143,7 +143,9 @@ class Run:
         """Warm up the policy, evaluate it, and save a first checkpoint."""
         if self.resume:
             self.reporter.message(f"{self.folder.path} has no checkpoint yet: starting from the beginning")
-        self.folder.rewind(-1)  # a run that died before its first checkpoint may have left metrics
+        self.folder.rewind(
+            -1, self.reporter.message
+        )  # a run that died before its first checkpoint may have left metrics
         warm_start(self.trainer, self.folder.path.parent / ".warm_start", self.reporter)
         failpoints.failpoint("warm_start.done")
         run_state.save_reference(self.trainer, self.folder)
@@ -168,7 +170,7 @@ class Run:
             )
         run_state.load_reference(self.trainer, self.folder)
         # Steps after the checkpoint are repeated with the same results, and must not be logged twice.
-        self.folder.rewind(self.progress.step)
+        self.folder.rewind(self.progress.step, self.reporter.message)
         self.reporter.message(f"resumed from step {saved.step} ({saved.path})")
         before = saved.state["environment"]
         for name, now in environment(self.trainer.policy.device).items():

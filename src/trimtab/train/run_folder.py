@@ -15,7 +15,9 @@ import tomli_w
 
 from trimtab import failpoints
 from trimtab.config import Config, load
-from trimtab.files import append_json_lines, locked, read_json_lines, sync, write_atomically, write_json_lines
+from trimtab.files import append_json_lines, locked, sync, write_atomically, write_json_lines
+from trimtab.step_lines import iter_step_lines, read_metrics
+from trimtab.text import PrintLine
 
 # Keys that may change when a run is resumed: how long it lasts, what stops it, what it saves, and (with a warning) the
 # threads and the device it runs on. In the form of pydantic's `exclude`; True: all keys of a section.
@@ -79,11 +81,11 @@ class RunFolder:
             if path.exists():
                 sync(path)
 
-    def rewind(self, step: int) -> None:
-        """Remove the JSON lines of later steps, and a last line that was cut off."""
+    def rewind(self, step: int, warn: PrintLine) -> None:
+        """Remove JSON lines of later steps, a last line that was cut off and, with a warning, lines without a step."""
         for path in (self.metrics, self.nonfinite, self.alarms):
             if path.exists():
-                kept = [record for record in read_json_lines(path) if record["step"] <= step]
+                kept = [record for record in iter_step_lines(path, warn) if record["step"] <= step]
                 # An empty file would differ from that of a run that never wrote one.
                 if kept:
                     write_json_lines(path, kept)
@@ -91,9 +93,9 @@ class RunFolder:
                     path.unlink()
         failpoints.failpoint("run.rewound")
 
-    def records(self) -> list[dict[str, Any]]:
-        """Return the metrics of every step."""
-        return read_json_lines(self.metrics)
+    def records(self, warn: PrintLine = lambda problem: None) -> list[dict[str, float]]:
+        """Return the metrics of every step; `warn` gets the lines that hold none."""
+        return read_metrics(self.metrics, warn)
 
 
 def resolved_toml(config: Config) -> str:

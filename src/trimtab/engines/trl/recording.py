@@ -6,6 +6,7 @@ makes the same plans. The folder is laid out like a run's: `tokens/` and `metric
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,7 +138,7 @@ def start_recorder(to: Path, step: int, manifest: Manifest, vocabulary: Vocabula
     if not step and (to / RECORDS_FOLDER).exists():
         raise ValueError(f"record_to={str(to)!r} holds the records of another run: choose another folder, or remove it")
     to.mkdir(parents=True, exist_ok=True)
-    RunFolder(to).rewind(step)
+    RunFolder(to).rewind(step, lambda problem: warnings.warn(problem, stacklevel=2))
     return common.start_recorder("trl", to, step, manifest, vocabulary, device)
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from trimtab import step_lines
 from trimtab.config import load
-from trimtab.files import iter_json_lines
 from trimtab.insight.alarms.monitor import AlarmMonitor, alarm_monitor
+from trimtab.text import PrintLine
 from trimtab.train import Alarm
-
-LONGEST_LINE = 1 << 20  # bytes; a line of metrics has a few thousand
 
 
 def replay_metrics(records: Iterable[Mapping[str, float]], monitor: AlarmMonitor | None = None) -> list[Alarm]:
@@ -24,14 +22,14 @@ def replay_metrics(records: Iterable[Mapping[str, float]], monitor: AlarmMonitor
     return [alarm for record in ordered for alarm in monitor(record)]
 
 
-def replay_run(run: Path) -> list[Alarm]:
-    """Return the alarms of a run's folder, or of a single file of metrics."""
+def replay_run(run: Path, warn: PrintLine = lambda problem: None) -> list[Alarm]:
+    """Return the alarms of a run's folder, or of a single file of metrics; `warn` gets the lines that hold none."""
     # A metrics file alone may lie beside a config.toml that is not its own.
     if not run.is_dir():
-        return replay_metrics(read_metrics(run))
+        return replay_metrics(read_metrics(run, warn))
     config = run / "config.toml"
     monitor = alarm_monitor(load(config) if config.exists() else None)
-    return replay_metrics(read_metrics(run / "metrics.jsonl"), monitor)
+    return replay_metrics(read_metrics(run / "metrics.jsonl", warn), monitor)
 
 
 def alarm_lines(alarms: Sequence[Alarm], as_json: bool = False) -> list[str]:
@@ -42,15 +40,11 @@ def alarm_lines(alarms: Sequence[Alarm], as_json: bool = False) -> list[str]:
     return lines or ["no alarm rang"]
 
 
-def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Read the finite numbers of a metrics file; lines that are no JSON or have no step are skipped."""
+def read_metrics(path: Path, warn: PrintLine = lambda problem: None) -> list[dict[str, float]]:
+    """Read the finite numbers of a metrics file; lines that are no JSON or have no step are left out with a warning."""
     if not path.is_file():
         raise ValueError(f"{path} does not exist: give a run's folder, or a jsonl file of metrics")
-    records = []
-    for _, row in iter_json_lines(path, on_error=lambda problem: None, longest=LONGEST_LINE):
-        finite = {name: value for name, value in row.items() if isinstance(value, int | float) and math.isfinite(value)}
-        if "step" in finite:
-            records.append(finite)
+    records = step_lines.read_metrics(path, warn)
     if not records:
         raise ValueError(f"{path} has no line of JSON with a `step`: metrics are one such line per step")
     return records

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import tomllib
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,15 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from trimtab.files import iter_json_lines
+from trimtab.config import LARGEST_RECIPE, parse_toml
 from trimtab.insight.report.embed import NumpyArray, truncated
 from trimtab.record import RecordError, Records, open_run
+from trimtab.step_lines import is_finite_number, iter_step_lines
 
 MOST_METRICS = 400  # names; a run of trimtab has some thirty
 MOST_ALARMS = 1_000
-LONGEST_LINE = 1 << 20  # bytes
-LONGEST_CONFIG = 1 << 20  # bytes
-LAST_STEP = 2**31 - 1  # the page holds steps as 32-bit integers
 
 
 @dataclass(frozen=True)
@@ -107,15 +103,15 @@ def read_run(path: Path) -> RunFiles:
 
 def _read_config(path: Path, notes: list[str]) -> tuple[dict[str, Any], str]:
     try:
-        if path.stat().st_size > LONGEST_CONFIG:
+        if path.stat().st_size > LARGEST_RECIPE:
             raise ValueError("it is too large to be a configuration")
         text = path.read_bytes().decode("utf-8", "replace")
     except (OSError, ValueError) as error:
         notes.append(f"config.toml is missing or cannot be read: {_reason(error)}")
         return {}, ""
     try:
-        return tomllib.loads(text), text
-    except (ValueError, RecursionError) as error:
+        return parse_toml(text), text
+    except ValueError as error:
         notes.append(f"config.toml is no TOML: {error}")
         return {}, text
 
@@ -129,7 +125,7 @@ def _read_metrics(path: Path, notes: list[str]) -> dict[str, MetricCurve]:
     left_out: set[str] = set()
     for record in _step_lines(path, notes):
         for name, value in record.items():
-            if name == "step" or not _is_number(value):
+            if name == "step" or not is_finite_number(value):
                 continue
             if name not in found and len(found) >= MOST_METRICS:
                 left_out |= {name[:80]} if len(left_out) < MOST_METRICS else set()
@@ -167,24 +163,10 @@ def _step_lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of a file that have a step; a missing file has none."""
     if not path.is_file():
         return
-    bad: list[str] = []
     try:
-        for place, row in iter_json_lines(path, on_error=bad.append, longest=LONGEST_LINE):
-            step = row.get("step")
-            if isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= LAST_STEP:
-                yield row
-            else:
-                bad.append(place)
+        yield from iter_step_lines(path, notes.append)
     except OSError as error:
         notes.append(f"{path.name} cannot be read to its end: {_reason(error)}")
-    if bad:
-        lines = "line is" if len(bad) == 1 else "lines are"
-        notes.append(f"{path.name}: {len(bad)} {lines} damaged or without a step and left out")
-
-
-def _is_number(value: Any) -> bool:
-    # The comparison is false for NaN, and for an integer that no float can hold.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _as_text(value: Any) -> str:
