@@ -21,6 +21,7 @@ from trimtab.files import locked
 from trimtab.memory import is_out_of_memory
 from trimtab.policy import pick_device
 from trimtab.rewards import Verdict
+from trimtab.stop_signals import check_interrupted
 from trimtab.tasks import BENCHMARKS, BenchmarkProblem, load_benchmark
 
 
@@ -167,6 +168,7 @@ def _generate(
                     folder.append(batch)  # on the disk before it is counted: Ctrl-C may come at any line
                     generated += batch
                     advance(batch)
+                    check_interrupted()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
