@@ -87,15 +87,15 @@ _SCALING = frozenset(
     """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
     eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety ones tens hundred hundreds thousand
-    thousands lakh lakhs crore crores dozen dozens score scores gross grand myriad half halves third thirds
-    quarter quarters fifth pair pairs couple couples double doubled doubles twice thrice triple tripled quadruple single
-    once times square squared cube cubed cubic root roots inverse reciprocal negative minus plus positive opposite over divided
-    by of mod modulo base factorial percent percentage permil permille promille ppm ppb bps mille pi degree log ln exp
-    kilo mega giga tera peta hecto deca deci centi milli micro nano pico k m b bn mn mil mm g t
-    am pm noon midnight oclock bc ad bce ce or and not no nor than less more fewer least most about approximately
-    approx roughly nearly almost around to from through until up down if is are but either neither any all none nan inf
-    infinity infinite undefined choose maybe wrong false incorrect below above under before after ago north south east
-    west left right clockwise counterclockwise profit loss debt gain owed short real imaginary decimal binary octal hex
+    thousands lakh lakhs crore crores dozen dozens score scores gross grand myriad half halves third thirds quarter
+    quarters fifth pair pairs couple couples double doubled doubles twice thrice triple tripled quadruple single once
+    times square squared cube cubed cubic root roots inverse reciprocal negative minus plus positive opposite over
+    divided by of mod modulo base factorial percent percentage permil permille promille ppm ppb bps mille pi degree
+    log ln exp kilo mega giga tera peta hecto deca deci centi milli micro nano pico k m b bn mn mil mm g t am pm noon
+    midnight oclock bc ad bce ce or and not no nor than less more fewer least most about approximately approx roughly
+    nearly almost around to from through until up down if is are but either neither any all none nan inf infinity
+    infinite undefined choose maybe wrong false incorrect below above under before after ago north south east west
+    left right clockwise counterclockwise profit loss debt gain owed short real imaginary decimal binary octal hex
     hexadecimal st nd rd th
     """.split()
 )
