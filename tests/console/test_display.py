@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import math
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from trimtab.console.display import LiveReporter, RunDisplay
+from trimtab.console.display import POINTS, LiveReporter, RunDisplay
 from trimtab.console.reporters import PlainReporter
 from trimtab.text import BARS, clock, number, percent, printable, sparkline
 
@@ -182,6 +183,17 @@ def test_a_display_that_cannot_be_drawn_still_shows_the_step() -> None:
     display = display_after(5)
     display.history = {}
     assert "step 5/10" in shown(display)
+
+
+def test_the_curves_of_a_long_run_keep_their_shape_in_bounded_memory() -> None:
+    display = RunDisplay("long")
+    for step in range(1, 50_001):
+        display.set_metrics(step, {"reward/mean": step / 50_000})
+        assert len(display.history["reward/mean"]) <= POINTS + 2, "beside the first and the last"
+    steps = sorted(display.history["reward/mean"])
+    assert (steps[0], steps[-1]) == (1, 50_000)
+    gaps = {later - earlier for earlier, later in pairwise(steps[1:-1])}
+    assert len(gaps) == 1, "evenly over the run"
 
 
 def test_a_resumed_run_continues_its_curves() -> None:

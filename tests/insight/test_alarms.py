@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from dataclasses import asdict, fields
 
 import pytest
@@ -20,6 +21,7 @@ from trimtab.insight.alarms import (
     replay_metrics,
     threshold_reasons,
 )
+from trimtab.insight.alarms import history as history_module
 from trimtab.insight.alarms.history import History, slope, spread
 from trimtab.insight.alarms.policy_detectors import even_share, forecast
 from trimtab.train.metrics import METRICS
@@ -341,6 +343,22 @@ def test_the_best_of_a_metric_is_remembered_as_if_it_were_found_anew() -> None:
         history.add({"step": step, "x": value})
         assert history.best("x", 1) == max(values[: step + 1])
     assert history.best("x", 3) == 4.0
+
+
+def test_a_long_history_is_bounded_and_no_detector_sees_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, steps = random.Random(1), 3000
+    values = [round(0.5 + 0.4 * math.sin(step / 300) + rng.gauss(0, 0.05), 4) for step in range(steps)]
+    whole, short = History(), History()
+    for step, value in enumerate(values):
+        for history, edge in ((whole, steps), (short, 100)):
+            monkeypatch.setattr(history_module, "EDGE", edge)
+            history.add({"step": step, "x": value})
+        assert short.best("x", 10) == whole.best("x", 10)
+        assert short.noise("x") == whole.noise("x") and short.last("x", 20) == whole.last("x", 20)
+        assert short.values("x")[:10] == whole.values("x")[:10]
+        assert short.steps("x")[-5:] == whole.steps("x")[-5:]
+    assert short.count("x") == whole.count("x") == steps
+    assert len(short.values("x")) <= 400
 
 
 def test_an_even_share_is_what_ten_tokens_of_all_would_hold() -> None:

@@ -28,6 +28,7 @@ from trimtab.text import bars_for, clock, number, percent, printable, sparkline
 FRAME_HEIGHT, FRAME_WIDTH = 12, 50  # a smaller terminal gets no frame
 MAX_WIDTH = 110  # lines that are longer are hard to read
 MESSAGES = 4  # the last ones that are shown
+POINTS = 2000  # of a curve: four times a second they are sorted and averaged, which must not slow down a long run
 LABEL = 10  # width of the first column
 CURVES = ("reward/mean", "policy/entropy", "eval/accuracy")
 
@@ -64,7 +65,7 @@ class RunDisplay:
         self.last = dict(metrics)  # not merged: once STARE's gate closes, boosted_share is gone
         for name in CURVES:
             if name in metrics:
-                self.history[name][step] = metrics[name]
+                _add_point(self.history[name], step, metrics[name])
 
     def seconds_left(self) -> float:
         """Extrapolate this phase's speed so far; NaN while there is none."""
@@ -126,6 +127,18 @@ class RunDisplay:
         clipped, norm = percent(last.get("update/clip_share")), number(last.get("update/grad_norm"))
         speed = number(last.get("time/tokens_per_second"), 0)
         return [*lines, _row("update", "", f"clipped {clipped}, gradient norm {norm}, {speed} tokens/s")]
+
+
+def _add_point(curve: dict[int, float], step: int, value: float) -> None:
+    """Add a point to a curve; of a long one every second step is kept, then every fourth, beside the first and last."""
+    stride = 1 << (step // POINTS).bit_length()
+    first, last = next(iter(curve), step), next(reversed(curve), step)
+    if last % stride and last != first:
+        del curve[last]
+    curve[step] = value
+    if len(curve) > POINTS:
+        for other in [n for n in curve if n % stride and n not in (first, step)]:
+            del curve[other]
 
 
 def _shares(metrics: Mapping[str, float]) -> str:

@@ -72,7 +72,8 @@ def spurious_growth(run: DetectorInput) -> Finding | None:
     """Detect more rare, confident, rewarded tokens than at the start."""
     metric, limits = "tokens/spurious_share", run.limits
     shares, tokens = run.history.values(metric), run.history.values("tokens/count")
-    if len(shares) < limits.start_steps + limits.trend_steps or len(shares) != len(tokens):
+    both = run.history.count(metric) == run.history.count("tokens/count")
+    if len(shares) < limits.start_steps + limits.trend_steps or not both:
         return None
     before = _pooled(shares[: limits.start_steps], tokens[: limits.start_steps])
     now = _pooled(shares[-limits.trend_steps :], tokens[-limits.trend_steps :])
