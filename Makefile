@@ -52,7 +52,7 @@ $(VLLM)/.ready: pyproject.toml constraints-vllm.txt requirements/vllm.txt
 # 200 kills and 500 damaged checkpoints instead of a few dozen; 2,000 hostile answers instead of 200.
 thorough: setup
 	TRIMTAB_THOROUGH=1 $(BIN)/python -m pytest tests/train/test_kill.py tests/train/test_checkpoints.py \
-		tests/rewards/test_hostile.py tests/rewards/test_equivalents.py
+		tests/rewards/test_hostile.py tests/rewards/test_equivalents.py tests/hostile
 
 # In $(PYTHON) if its torch sees a GPU (GPU images bring their own torch), else in .venv.
 GPU_PYTHON = $(shell $(PYTHON) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null && echo $(PYTHON) || echo $(BIN)/python)

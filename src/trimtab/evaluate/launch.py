@@ -15,7 +15,8 @@ from trimtab.evaluate.options import EvalOptions
 from trimtab.evaluate.progress import EvalProgress, LiveProgress, PlainProgress
 from trimtab.evaluate.run import EvalResult, evaluate, grade_evaluation, trusted_rule
 from trimtab.files import locked
-from trimtab.stop_signals import exit_code
+
+INTERRUPTED = 130  # the shell's exit code of a process that was ended by Ctrl-C
 
 
 def evaluate_and_show(options: EvalOptions) -> int:
@@ -26,9 +27,9 @@ def evaluate_and_show(options: EvalOptions) -> int:
         # The baseline first: where it cannot be compared with, nothing else is sampled.
         baseline = evaluate_baseline(options, options.against, progress) if options.against is not None else None
         result = evaluate(options, progress)
-    except KeyboardInterrupt as error:
+    except KeyboardInterrupt:
         progress.message(f"stopped; every finished batch is in {options.folder.path}: the same command resumes it")
-        return exit_code(error)
+        return INTERRUPTED
     finish(console, result, baseline, options.papers)
     return 0
 
