@@ -6,8 +6,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -15,13 +14,49 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
+from typer.core import TyperGroup
 
 from trimtab.evaluate import EvalOptions
+from trimtab.standard_streams import BROKEN_PIPE, make_optional, open_standard_streams, output_is_broken
+from trimtab.stop_signals import exit_code, interrupt_on_stop_signals, stop_at_input_end
 
 # Other packages are imported inside the commands: torch and transformers take seconds, and `--help` should not.
 
+
+class Commands(TyperGroup):
+    """Prints an error that a user can act on without a traceback, and ends with the exit code of what happened."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except (ValueError, OSError) as error:
+            if not output_is_broken():
+                print_error(f"trimtab: {error}")
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt as error:
+            raise typer.Exit(exit_code(error)) from None
+
+
+class CommandLine(typer.Typer):
+    """The command line of a process: stop signals do what Ctrl-C does, and standard streams may be closed."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command and exit."""
+        open_standard_streams()
+        interrupt_on_stop_signals()
+        stop_at_input_end()
+        try:
+            return super().__call__(*args, **kwargs)
+        except SystemExit:
+            if output_is_broken():  # rich and typer end with code 1 then
+                raise SystemExit(BROKEN_PIPE) from None
+            raise
+
+
 # Typer's own tracebacks print local variables, which here may be whole tensors.
-app = typer.Typer(
+app = CommandLine(
+    cls=Commands,
     add_completion=False,
     no_args_is_help=True,
     help="Stable RL for reasoning LLMs: STAPO, STARE, SSPO and their baselines.",
@@ -60,16 +95,6 @@ def main() -> None:
     os.environ["PYTHONSAFEPATH"] = "1"
 
 
-@contextmanager
-def print_user_errors() -> Iterator[None]:
-    """Print a ValueError or OSError to stderr without a traceback, and exit with code 2."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        print_error(f"trimtab: {error}")
-        raise typer.Exit(2) from None
-
-
 def print_error(text: str) -> None:
     """Print a line to stderr, with control characters escaped."""
     from trimtab.text import printable
@@ -93,8 +118,7 @@ def methods(
         hint = "One method: trimtab methods stapo. A combination: trimtab methods 'sspo + s2t'."
         console.print(hint, highlight=False)
         return
-    with print_user_errors():
-        text = reference_docs.describe(name)
+    text = reference_docs.describe(name)
     if sys.stdout.isatty():
         console.print(Markdown(text))
     else:
@@ -123,26 +147,26 @@ def train(
     quiet: Annotated[bool, typer.Option("--quiet", help="Plain lines instead of the live display.")] = False,
 ) -> None:
     """Train. Without a recipe: the demo, which learns on a CPU in about two minutes."""
-    with print_user_errors():
-        from trimtab.console import launch_run, resolve_request
+    from trimtab.console import launch_run, resolve_request
 
-        request = resolve_request(recipe, settings or [], out, resume)
-        if dry_run:
-            from trimtab.console import describe_dry_run
+    request = resolve_request(recipe, settings or [], out, resume)
+    if dry_run:
+        from trimtab.console import describe_dry_run
 
-            typer.echo(describe_dry_run(request.config))
-            return
-        from trimtab.insight.alarms import alarm_monitor
-        from trimtab.insight.report import try_report
+        typer.echo(describe_dry_run(request.config))
+        return
+    make_optional(sys.stdout)  # metrics and checkpoints are what matters, and they are in files
+    from trimtab.insight.alarms import alarm_monitor
+    from trimtab.insight.report import try_report
 
-        code = launch_run(
-            request,
-            quiet=quiet,
-            print_line=typer.echo,
-            print_error=print_error,
-            monitor=alarm_monitor(request.config, print_error),
-            write_report=lambda run: try_report([run], print_error),
-        )
+    code = launch_run(
+        request,
+        quiet=quiet,
+        print_line=typer.echo,
+        print_error=print_error,
+        monitor=alarm_monitor(request.config, print_error),
+        write_report=lambda run: try_report([run], print_error),
+    )
     raise typer.Exit(code)
 
 
@@ -153,10 +177,9 @@ def grade(
     ] = "math",
 ) -> None:
     """Grade JSON lines of {"response": ..., "answer": ...} from stdin; print one verdict per line, in order."""
-    with print_user_errors():
-        from trimtab.rewards import grade_lines
+    from trimtab.rewards import grade_lines
 
-        bad = grade_lines(sys.stdin.buffer, sys.stdout, rule, lambda text: print_error(f"trimtab: {text}"))
+    bad = grade_lines(sys.stdin.buffer, sys.stdout, rule, lambda text: print_error(f"trimtab: {text}"))
     raise typer.Exit(2 if bad else 0)
 
 
@@ -170,19 +193,18 @@ def compare(
     jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
 ) -> None:
     """Run a recipe under several objectives and seeds; one table, one report. Finished runs are not run again."""
-    with print_user_errors():
-        from trimtab.compare import Comparison, plan_runs, show_comparison
-        from trimtab.config import find_recipe
-        from trimtab.insight.report import try_report
+    from trimtab.compare import Comparison, plan_runs, show_comparison
+    from trimtab.config import find_recipe
+    from trimtab.insight.report import try_report
 
-        where = out or Path("runs") / f"compare-{find_recipe(recipe).stem}"
-        comparison = Comparison(tuple(objectives), where, recipe, seeds, tuple(settings or ()), jobs)
-        runs = plan_runs(comparison)
-        code = show_comparison(comparison, runs, Console())
-    started = [run.folder.path for run in runs if run.folder.records()]
-    if started and (path := try_report(started, print_error, where / "report.html")):
-        typer.echo(f"written: {path}")
-    raise typer.Exit(code)
+    where = out or Path("runs") / f"compare-{find_recipe(recipe).stem}"
+    make_optional(sys.stdout)  # the tables are in files too
+    comparison = Comparison(tuple(objectives), where, recipe, seeds, tuple(settings or ()), jobs)
+
+    def write_report(folders: list[Path]) -> Path | None:
+        return try_report(folders, print_error, where / "report.html")
+
+    raise typer.Exit(show_comparison(comparison, plan_runs(comparison), Console(), write_report))
 
 
 @app.command()
@@ -191,22 +213,20 @@ def alarms(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per alarm, with its evidence.")] = False,
 ) -> None:
     """List the alarms that a run's metrics raise, with what to try, while it runs or afterwards."""
-    with print_user_errors():
-        from trimtab.insight.alarms import alarm_lines, replay_run
+    from trimtab.insight.alarms import alarm_lines, replay_run
 
-        for line in alarm_lines(replay_run(run, lambda text: print_error(f"warning: {text}")), as_json):
-            typer.echo(line)
+    for line in alarm_lines(replay_run(run, lambda text: print_error(f"warning: {text}")), as_json):
+        typer.echo(line)
 
 
 @app.command(name="eval")
 @options_from(EvalOptions)
 def evaluate(options: EvalOptions) -> None:
     """Evaluate a model on math benchmarks, with intervals by problem; a stopped evaluation is resumed."""
-    with print_user_errors():
-        from trimtab.evaluate import run_eval
+    from trimtab.evaluate import run_eval
 
-        code = run_eval(options)
-    raise typer.Exit(code)
+    make_optional(sys.stdout)  # so are samples and results
+    raise typer.Exit(run_eval(options))
 
 
 @app.command()
@@ -225,10 +245,9 @@ def replay(
     ] = None,
 ) -> None:
     """Show what other objectives would have done to a run's recorded tokens, without model or GPU."""
-    with print_user_errors():
-        from trimtab.insight.replay import show_replay
+    from trimtab.insight.replay import show_replay
 
-        show_replay(run, objectives or [], sweep or [], steps, out, Console())
+    show_replay(run, objectives or [], sweep or [], steps, out, Console())
 
 
 @app.command()
@@ -247,9 +266,8 @@ def report(
     ] = None,
 ) -> None:
     """Write one HTML file on one or more runs: curves, alarms, all tokens at once, a microscope for single tokens."""
-    with print_user_errors():
-        from trimtab.insight.report import COMPARED_OBJECTIVES, write_report
+    from trimtab.insight.report import COMPARED_OBJECTIVES, write_report
 
-        compared = objectives or COMPARED_OBJECTIVES
-        path = write_report(runs, out, compared=compared, steps=steps or (), progress=print_error)
+    compared = objectives or COMPARED_OBJECTIVES
+    path = write_report(runs, out, compared=compared, steps=steps or (), progress=print_error)
     typer.echo(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB)")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import json
 import shutil
 import signal
@@ -15,12 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
+from helpers.own_process import Terminal, exit_code, in_own_process, run_command, wait_until
 from trimtab.cli import app
 from trimtab.compare.processes import ProcessPool, Watch
-from trimtab.compare.report import as_json, as_markdown, make_rows, show_comparison, sparklines
+from trimtab.compare.report import as_json, as_markdown, make_rows, sparklines
 from trimtab.compare.runs import CompareRun, Comparison, RunOutcome, plan_runs
 from trimtab.console.launch import STOPPED
 from trimtab.text import BARS
@@ -238,11 +236,9 @@ def test_a_failure_has_the_error_of_its_log(recipe: str, tmp_path: Path, monkeyp
     assert outcomes[2].why == "killed by SIGKILL"
 
 
-# A run that would go on for long, and that handles Ctrl-C as training does.
+# A run that goes on until its input ends, and then stops as training does.
 LONG = (
-    "folder.mkdir(); "
-    "signal.signal(signal.SIGINT, lambda *_: (folder.joinpath('saved').touch(), os._exit(3))); "
-    "folder.joinpath('ready').touch(); time.sleep(600)"
+    "folder.mkdir(); folder.joinpath('ready').touch(); sys.stdin.read(); folder.joinpath('saved').touch(); sys.exit(3)"
 )
 
 
@@ -270,53 +266,52 @@ def signal_when(out: Path, *numbers: int, files: str = "*/ready", count: int = 2
 
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_ctrl_c_lets_the_runs_finish_their_step(
+def test_a_stop_signal_lets_the_runs_finish_their_step(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     processes = pool(recipe, tmp_path, monkeypatch, LONG, jobs=2)
     processes.watch = signal_when(tmp_path, number)
     outcomes = processes.run()
-    assert processes.interrupts == 1
+    assert processes.stop_request.number == number
     assert len(list(tmp_path.glob("*/saved"))) == 2
     assert [outcome.why for outcome in outcomes] == ["interrupted"] * 2 + ["not run: interrupted"] * 2
     assert not any(outcome.counts for outcome in outcomes)
 
 
-class ClosedTerminal(io.StringIO):
-    """A terminal that is closed as soon as two runs are under way."""
-
-    def __init__(self, out: Path) -> None:
-        super().__init__()
-        self.out = out
-
-    def write(self, text: str) -> int:
-        if len(list(self.out.glob("*/ready"))) == 2:
-            raise OSError(errno.EIO, "Input/output error")
-        return super().write(text)
+def run_pool(recipe: str, out: Path) -> None:
+    """Run a comparison of long runs; in a process of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        pool(recipe, out, patch, LONG, jobs=2).run()
 
 
-@pytest.mark.usefixtures("handlers")
-def test_runs_get_to_their_checkpoint_after_the_terminal_was_closed(
-    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = pool(recipe, tmp_path, monkeypatch, LONG, jobs=2).runs
-    run_all = ProcessPool.run
+def compare_in_terminal(recipe: str, out: Path, terminal: str) -> None:
+    """Run the command for a comparison of long runs; in a process of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        pool(recipe, out, patch, LONG, jobs=2)
+        words = ["stapo", "grpo", "--seeds", "2", "--jobs", "2", "--recipe", recipe, "--out", str(out)]
+        run_command(["compare", *words], terminal, out)
 
-    def run_and_hang_up(processes: ProcessPool) -> list[RunOutcome]:
-        processes.watch = signal_when(tmp_path, signal.SIGHUP)
-        return run_all(processes)
 
-    monkeypatch.setattr(ProcessPool, "run", run_and_hang_up)
-    file = ClosedTerminal(tmp_path)
-    assert show_comparison(runs[0].comparison, runs, Console(file=file)) == STOPPED
+def test_runs_get_to_their_checkpoint_after_the_terminal_was_closed(recipe: str, tmp_path: Path) -> None:
+    terminal = Terminal()
+    process = in_own_process(compare_in_terminal, recipe, tmp_path, terminal.path)
+    wait_until(lambda: len(list(tmp_path.glob("*/ready"))) == 2, process)
+    terminal.close()
+    assert exit_code(process) == STOPPED
     assert len(list(tmp_path.glob("*/saved"))) == 2
-    assert file.getvalue().count("starts") == 2
     assert (tmp_path / "compare.md").exists()
+
+
+def test_runs_stop_as_usual_when_the_comparison_is_killed(recipe: str, tmp_path: Path) -> None:
+    process = in_own_process(run_pool, recipe, tmp_path)
+    wait_until(lambda: len(list(tmp_path.glob("*/ready"))) == 2, process)
+    process.kill()
+    wait_until(lambda: len(list(tmp_path.glob("*/saved"))) == 2)
 
 
 @pytest.mark.usefixtures("handlers")
 def test_a_second_ctrl_c_stops_at_once(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stubborn = LONG.replace("os._exit(3)", "os._exit(3) if OBJECTIVE == 'stapo' else None")
+    stubborn = LONG.replace("sys.exit(3)", "sys.exit(3) if OBJECTIVE == 'stapo' else time.sleep(600)")
     processes = pool(recipe, tmp_path, monkeypatch, stubborn, jobs=4, settings=("warm_start.steps=0",))
     first = signal_when(tmp_path, signal.SIGINT, count=4)
     second = signal_when(tmp_path, signal.SIGINT, files="*/saved", count=4)
@@ -339,7 +334,7 @@ def test_a_run_that_starts_while_ctrl_c_is_pressed_is_not_lost(
 
     processes = pool(recipe, tmp_path, monkeypatch, LONG, jobs=2)
     with monkeypatch.context() as patched:
-        popen = SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=start)
+        popen = SimpleNamespace(PIPE=subprocess.PIPE, Popen=start)
         patched.setattr("trimtab.compare.processes.subprocess", popen)
         outcomes = processes.run()
     assert [process.poll() is not None for process in started] == [True]  # and no other was started
@@ -350,13 +345,12 @@ def test_a_run_that_starts_while_ctrl_c_is_pressed_is_not_lost(
 def test_an_ignored_ctrl_c_stays_ignored_but_the_runs_can_be_stopped_all_the_same(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a script's background, or under nohup: a run that was started to ignore Ctrl-C could not be stopped."""
-    plain = "folder.mkdir(); folder.joinpath('ready').touch(); time.sleep(600)"
+    """As in a script's background, or under nohup."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
-    processes = pool(recipe, tmp_path, monkeypatch, plain, jobs=2)
+    processes = pool(recipe, tmp_path, monkeypatch, LONG, jobs=2)
     processes.watch = signal_when(tmp_path, signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
     outcomes = processes.run()
-    assert processes.interrupts == 1
+    assert processes.stop_request.number == signal.SIGTERM
     assert [outcome.why for outcome in outcomes] == ["interrupted"] * 2 + ["not run: interrupted"] * 2
     assert [signal.signal(number, handler) for number, handler in before.items()] == [signal.SIG_IGN] * 2
 

@@ -222,7 +222,7 @@ def test_an_interruption_prints_how_to_resume_and_that_works(
         assert "resume with: trimtab train --resume runs/here" in result.stderr
         command = ["--resume", "runs/here"]
     else:
-        assert "the same command continues the warm start" in result.stderr
+        assert "the same command starts again" in result.stderr
     assert train(*command).exit_code == 0
 
 

@@ -28,6 +28,7 @@ TIMEOUT = 0.5
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 KEY = "sk-secret-4242"
+thorough = pytest.mark.skipif(not os.environ.get("TRIMTAB_THOROUGH"), reason="takes a minute: TRIMTAB_THOROUGH=1")
 
 
 def options(folder: Path, url: str, **changes: Any) -> Any:
@@ -302,30 +303,32 @@ def test_fetch_follows_redirects_within_its_limits() -> None:
 MEMORY_PROBE = """
 import resource, sys
 from pathlib import Path
-from helpers.evaluate.small_evals import RecordedProgress, small
+from helpers.evaluate.small_evals import small
+from trimtab.evaluate.progress import PlainProgress
 from trimtab.evaluate.run import evaluate
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-
-before = peak()
-changes = dict(max_new_tokens=20_480, samples=8, concurrency=16, retries=0, timeout=120.0, model=None)
+changes = dict(max_new_tokens=20_480, samples=int(sys.argv[3]), concurrency=16, retries=0, timeout=300.0, model=None)
 options = small(Path(sys.argv[1]), endpoint=sys.argv[2], model_name="tiny", **changes)
-evaluate(options, RecordedProgress())
-print(before, peak())
+evaluate(options, PlainProgress(lambda text: print(text, file=sys.stderr)))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
 """
+UNPARSED = b'{"a": "' + b"x" * 10_000_000 + b'", "b": [' + b"[]," * 2_000_000 + b"0]}"
+LARGEST_TEXTS = json.dumps(completion(["x" * 700_000] * 8)).encode()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is reported in kilobytes")
-def test_sixteen_requests_at_a_time_with_the_largest_replies_stay_within_500_megabytes(tmp_path: Path) -> None:
-    """All six replies have 16 MB, are sent at the same time, and can be refused only once they are complete."""
-    body = b'{"a": "' + b"x" * 10_000_000 + b'", "b": [' + b"[]," * 2_000_000 + b"0]}"
+@pytest.mark.parametrize(
+    ("body", "samples"),
+    [
+        # Six replies of 16 MB at the same time, which can be refused only once they are complete.
+        pytest.param(UNPARSED, 8, id="replies that take too much memory"),
+        pytest.param(LARGEST_TEXTS, 64, id="270 MB of text", marks=thorough),
+    ],
+)
+def test_an_evaluation_stays_within_500_megabytes(body: bytes, samples: int, tmp_path: Path) -> None:
     with raw_serving(lambda: [OK, b"\r\n", body]) as server:
-        command = [sys.executable, "-c", MEMORY_PROBE, str(tmp_path), server.url]
-        paths = os.pathsep.join(path for path in sys.path if path)
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": paths}, check=False
-        )
+        command = [sys.executable, "-c", MEMORY_PROBE, str(tmp_path), server.url, str(samples)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    _, peak = map(int, done.stdout.split())
-    assert peak < 500, f"{peak} MB"
+    assert int(done.stdout) < 500

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from helpers.evaluate.small_evals import RecordedProgress, small
+from trimtab.evaluate import grading
 from trimtab.evaluate.folder import EvalFolder, Generation
 from trimtab.evaluate.grading import check_rule, read_verdicts, rejected_truths
 from trimtab.evaluate.options import EvalOptions
@@ -293,6 +294,28 @@ def test_responses_are_graded_again_without_sampling(tmp_path: Path) -> None:
     assert {json.loads(line)["rule"] for line in wanted.folder.verdicts.read_text().splitlines()} == {"exact"}
     assert grade_evaluation(wanted.folder, "number").metrics == first.metrics
     assert grade_evaluation(wanted.folder).metrics == first.metrics, "verdicts that are there are read"
+
+
+def test_grading_in_batches_gives_the_same_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory holds one batch of texts at a time, not all that was sampled."""
+    wanted = small(tmp_path)
+    evaluate(wanted, RecordedProgress())
+
+    def stored() -> list[dict[str, Any]]:
+        return [json.loads(line) | {"seconds": 0} for line in wanted.folder.verdicts.read_text().splitlines()]
+
+    whole, sizes, grade_many = stored(), [], grading.grade_many
+
+    def counted(pairs: Any) -> Any:
+        sizes.append(len(pairs))
+        return grade_many(pairs)
+
+    monkeypatch.setattr(grading, "grade_many", counted)
+    monkeypatch.setattr(grading, "CHARACTERS_AT_A_TIME", 20)
+    grade_evaluation(wanted.folder, "number")
+    assert stored() == whole
+    assert sum(sizes) == 18
+    assert len(sizes) > 2
 
 
 def test_verdicts_are_kept_with_what_was_found(tmp_path: Path) -> None:

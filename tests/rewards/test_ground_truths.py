@@ -81,6 +81,17 @@ def test_every_answer_is_right_in_common_ways_of_writing(benchmark: str) -> None
 
 
 @needs_data
+def test_a_benchmarks_answer_is_right_without_its_unit_and_with_it_outside_text() -> None:
+    answers = [answer for name in BENCHMARKS for answer in _answers(name)]
+    unit = re.compile(r"\s*\\(?:text|mbox|mathrm)\{([^}]*)\}(\^\d)?$")
+    measured = [answer for answer in answers if unit.search(answer) and unit.sub("", answer)]
+    forms = [(rf"\boxed{{{unit.sub(new, answer)}}}", answer) for answer in measured for new in ("", r" \1\2")]
+    verdicts = grade_many((form, Problem(user("?"), answer, "math", "units")) for form, answer in forms)
+    assert len(measured) >= 4
+    assert [form for form, v in zip(forms, verdicts, strict=True) if v.kind != "correct"] == []
+
+
+@needs_data
 @pytest.mark.parametrize(("benchmark", "rows"), BENCHMARKS.items())
 def test_no_answer_is_right_for_the_next_ones_question(benchmark: str, rows: int) -> None:
     """Unless the two are written alike: then nobody could tell."""

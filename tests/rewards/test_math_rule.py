@@ -358,28 +358,38 @@ def test_an_answer_has_one_shape(text: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "power", "name"),
+    ("words", "name"),
     [
-        ("cm", "2", "cm^2"),
-        ("square centimeters", "", "cm^2"),
-        ("meters per second", "", "m per s"),
-        ("km/h", "", "km per h"),
-        ("apples", "", "#apple"),
-        ("hundred", "", None),
-        ("is wrong", "", None),
-        ("(42)", "", None),
-        ("", "", None),
+        ("cm^2", "cm^2"),
+        ("square centimeters", "cm^2"),
+        ("meters per second", "m s^-1"),
+        ("km/h", "h^-1 km"),
+        ("apples", "#apple"),
+        ("distinct integers", "#distinct number"),
+        ("daps", "?dap"),
+        ("cents per dollar", "?cent per dollar"),
+        ("hundred", None),
+        ("is wrong", None),
+        ("(42)", None),
+        ("", None),
     ],
 )
-def test_units_have_one_name(words: str, power: str, name: str | None) -> None:
-    assert parse_unit(words, power) == name
+def test_units_have_one_name(words: str, name: str | None) -> None:
+    assert parse_unit(words) == name
 
 
 def test_a_unit_may_be_missing_but_not_another() -> None:
     assert compatible_units("cm", None)
     assert compatible_units(None, "cm")
-    assert compatible_units("#apple", "#orange")
+    assert compatible_units("#right triangle", "#triangle")
+    assert not compatible_units("#apple", "#orange")
     assert not compatible_units("cm", "m")
+
+
+def test_an_unknown_word_is_the_truths_or_refused() -> None:
+    assert compatible_units("?dap", "?dap")
+    assert compatible_units("?dap", None)
+    assert not compatible_units(None, "?dap")
 
 
 def test_equal_responses_are_worked_on_once(tmp_path: Path) -> None:

@@ -1,11 +1,8 @@
-"""What a run changes in its process: threads, frozen objects, Ctrl-C; and all of it is undone afterwards."""
+"""What a run changes in its process: threads and frozen objects; and all of it is undone afterwards."""
 
 from __future__ import annotations
 
 import gc
-import os
-import signal
-import threading
 import weakref
 from collections.abc import Iterator
 
@@ -13,7 +10,7 @@ import pytest
 import torch
 
 from trimtab.config import load
-from trimtab.train.process import deferred_interrupt, gc_pause, set_threads
+from trimtab.train.process import gc_pause, set_threads
 
 
 @pytest.fixture(autouse=True)
@@ -72,35 +69,6 @@ def test_after_an_error_nothing_is_frozen() -> None:
     with pytest.raises(RuntimeError):
         fail()
     assert gc.get_freeze_count() == 0
-
-
-def press_ctrl_c() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_the_first_ctrl_c_is_a_request_and_the_second_an_exception() -> None:
-    before, messages = signal.getsignal(signal.SIGINT), list[str]()
-    with deferred_interrupt(messages.append) as requested:
-        assert not requested.is_set()
-        press_ctrl_c()
-        assert requested.is_set()
-        assert messages == ["finishing this step; press Ctrl-C again to stop at once"]
-        with pytest.raises(KeyboardInterrupt):
-            press_ctrl_c()
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_a_run_outside_of_the_main_thread_leaves_ctrl_c_alone() -> None:
-    before, seen = signal.getsignal(signal.SIGINT), []
-
-    def run() -> None:
-        with deferred_interrupt(pytest.fail) as requested:
-            seen.append((requested.is_set(), signal.getsignal(signal.SIGINT)))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert seen == [(False, before)]
 
 
 @pytest.mark.parametrize(

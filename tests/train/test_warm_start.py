@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,3 +89,29 @@ def test_a_row_without_prompt_or_solution_is_an_error_that_names_it(tmp_path: Pa
     solutions.write_text('{"prompt": "1 + 1", "solution": "2"}\n' + row + "\n")
     with pytest.raises(ValueError, match=r"solutions\.jsonl.*2.*needs `prompt` and `solution`"):
         run_warm_start(tmp_path, [], {"warm_start.path": f'"{solutions}"'})
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_it_after_the_step_and_nothing_is_lost(tmp_path: Path, number: int) -> None:
+    _, whole = run_warm_start(tmp_path / "whole", accuracies(0.1, 0.2, 0.3))
+
+    class Stopper(StepCounter):
+        def message(self, text: str) -> None:
+            assert text.startswith(("finishing this step", f"{signal.Signals(number).name} received: finishing"))
+
+        def warm(self, step: int, steps: int, loss: float) -> None:
+            super().warm(step, steps, loss)
+            if step == 3:  # no evaluation, and so no checkpoint, would be due
+                signal.raise_signal(number)
+
+    before = signal.signal(number, signal.default_int_handler)
+    trainer, reporter = build_trainer(recipe(STEPS)), Stopper()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trimtab.train.warm_start.evaluate", lambda trainer: {"eval/accuracy": 0.1})
+        with pytest.raises(KeyboardInterrupt):
+            warm_start(trainer, tmp_path / "stopped" / "cache", reporter)
+    signal.signal(number, before)
+    assert reporter.steps == [1, 2, 3]
+    steps, resumed = run_warm_start(tmp_path / "stopped", accuracies(0.2, 0.3))
+    assert steps == [4, 5, 6]
+    assert all(whole[name].equal(resumed[name]) for name in whole)

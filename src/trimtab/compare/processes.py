@@ -1,20 +1,18 @@
-"""Run the processes of a comparison, so many at a time, and pass Ctrl-C on to them."""
+"""Run the processes of a comparison, so many at a time, and stop them when it is stopped itself."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trimtab.compare.runs import CompareRun, RunOutcome
 from trimtab.console import STOPPED, summarize_metrics
+from trimtab.stop_signals import STOP_AT_INPUT_END, StopRequest, deferred_stop
 from trimtab.text import PrintLine, clock, percent, printable
 
 POLL = 0.2  # seconds between looks at the processes
@@ -36,26 +34,27 @@ class ProcessPool:
     print_line: PrintLine
     watch: Watch = lambda running, outcomes: None
     outcomes: list[RunOutcome] = field(default_factory=list)
-    interrupts: int = 0
+    stop_request: StopRequest = field(default_factory=StopRequest)
     _running: list[tuple[CompareRun, subprocess.Popen[bytes], float]] = field(default_factory=list)
     _stopping: bool = False
 
     def run(self) -> list[RunOutcome]:
         """Run all that is not finished; return the outcomes in the order of the runs.
 
-        Ctrl-C lets every run finish its step and write a checkpoint; a second Ctrl-C kills them.
+        A stop signal lets every run finish its step and write a checkpoint; a second one kills them.
         """
         waiting = [run for run in self.runs if run.state() != "finished"]
         for run in self.runs:
             if run not in waiting:
                 self._report(RunOutcome(run, "finished"), "already before")
-        with _signals_to(self._count_interrupt):
+        # No exception at the second signal: it could be raised inside Popen and leave a process nobody knows of.
+        with deferred_stop(lambda request: None, interrupt=False) as self.stop_request:
             try:
-                while self._running or (waiting and not self.interrupts):
+                while self._running or (waiting and not self.stop_request):
                     self._start_runs(waiting)
                     self._collect()
                     self.watch([run for run, _, _ in self._running], self.outcomes)
-                    if self.interrupts:
+                    if self.stop_request:
                         self._stop_runs()
                     if self._running:
                         time.sleep(POLL)
@@ -67,7 +66,7 @@ class ProcessPool:
 
     def _start_runs(self, waiting: list[CompareRun]) -> None:
         for run in list(waiting):
-            if len(self._running) < self.at_once and not self._must_wait(run) and not self.interrupts:
+            if len(self._running) < self.at_once and not self._must_wait(run) and not self.stop_request:
                 waiting.remove(run)
                 self._start(run)
 
@@ -80,13 +79,14 @@ class ProcessPool:
     def _start(self, run: CompareRun) -> None:
         run.log.parent.mkdir(parents=True, exist_ok=True)
         self.print_line(f"{run.name}: {'resumes' if run.state() == 'unfinished' else 'starts'}")
-        environment = dict(os.environ)
+        environment = {**os.environ, STOP_AT_INPUT_END: "1"}
         if self.at_once > 1 and not run.config.run.threads:  # else each run would take all cores
             environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.at_once))
         with run.log.open("ab") as log:  # appended to, so that the log of a resumed run keeps its beginning
-            # In a group of its own: else the terminal's Ctrl-C would reach the run twice, directly and from here.
+            # In a group of its own: else the terminal's second Ctrl-C would reach the run directly. The pipe is closed
+            # to stop the run, and by the kernel if this process is killed.
             process = subprocess.Popen(
-                run.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, process_group=0
+                run.command(), stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, process_group=0
             )
         self._running.append((run, process, time.monotonic()))
 
@@ -95,6 +95,7 @@ class ProcessPool:
         for entry in [entry for entry in self._running if entry[1].poll() is not None]:
             run, process, began = entry
             self._running.remove(entry)
+            _close_input(process)
             if self._stopping:
                 self.outcomes.append(RunOutcome(run, run.state(), "interrupted"))
             else:
@@ -112,47 +113,28 @@ class ProcessPool:
             self.print_line(f"{number}: {outcome.state}: {outcome.why} (log: {outcome.run.log})")
 
     def _stop_runs(self) -> None:
-        """Pass the first Ctrl-C on to the runs; kill them at the second."""
-        if self.interrupts > 1:
+        """Stop the runs at the first signal; kill them at the second."""
+        if self.stop_request.again:
             self._kill_runs()
         elif not self._stopping:
             self._stopping = True
-            then = "every run finishes its step and leaves a checkpoint; Ctrl-C again to stop at once"
+            then = "every run finishes its step and leaves a checkpoint; a second signal stops them at once"
             self.print_line(f"stopping: {then}")
             for _, process, _ in self._running:
-                process.send_signal(signal.SIGINT)
+                _close_input(process)
 
     def _kill_runs(self) -> None:
         for run, process, _ in self._running:
             process.kill()
             process.wait()
+            _close_input(process)
             self.outcomes.append(RunOutcome(run, "unfinished", "stopped at once"))
         self._running = []
 
-    def _count_interrupt(self, number: int, frame: Any) -> None:
-        self.interrupts += 1
 
-
-@contextmanager
-def _signals_to(handler: Callable[[int, Any], object]) -> Iterator[None]:
-    """Handle Ctrl-C, SIGTERM and a closed terminal by `handler`; restore what was there before."""
-    # A handler that counts, not an exception: that could arrive inside Popen and leave a process nobody knows of.
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    for number, previous in before.items():
-        if previous is not signal.SIG_IGN:
-            signal.signal(number, handler)
-        elif number == signal.SIGINT:
-            # Ignored, as in a script's background, it stays without effect here. But SIG_IGN itself is inherited, and
-            # runs that ignore SIGINT could not be stopped.
-            signal.signal(number, lambda number, frame: None)
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
+def _close_input(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
 
 
 def _outcome(run: CompareRun, code: int) -> RunOutcome:

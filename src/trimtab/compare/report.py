@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -147,17 +148,23 @@ def _run_json(outcome: RunOutcome) -> dict[str, Any]:
     return {"seed": run.seed, "folder": run.name, "state": outcome.state, "why": outcome.why, **summary}
 
 
-def show_comparison(comparison: Comparison, runs: list[CompareRun], console: Console) -> int:
-    """Run what is missing, print the tables and write them to files; return the exit code."""
+def show_comparison(
+    comparison: Comparison,
+    runs: list[CompareRun],
+    console: Console,
+    write_report: Callable[[list[Path]], Path | None] = lambda folders: None,
+) -> int:
+    """Run what is missing, print the tables and write them to files; return the exit code.
+
+    `write_report` is called with the folders of all runs that have metrics.
+    """
 
     def print_line(text: str) -> None:
-        with _until_closed(console):
-            console.print(Text(text), soft_wrap=True)
+        console.print(Text(text), soft_wrap=True)
 
     with _progress_bars(runs, console) as watch:
         pool = ProcessPool(runs, comparison.jobs, print_line, watch)
         rows = make_rows(pool.run())
-    # Before they are printed: after a closed terminal the files are all there is.
     comparison.out.mkdir(parents=True, exist_ok=True)
     write_atomically(comparison.out / "compare.json", as_json(comparison, rows))
     write_atomically(comparison.out / "compare.md", as_markdown(comparison, rows))
@@ -166,7 +173,11 @@ def show_comparison(comparison: Comparison, runs: list[CompareRun], console: Con
     else:
         console.print(Text(as_markdown(comparison, rows)), soft_wrap=True)
     print_line(f"written: {comparison.out / 'compare.md'} and {comparison.out / 'compare.json'}")
-    if pool.interrupts:
+    started = [run.folder.path for run in runs if run.folder.records()]
+    # Whoever sent SIGTERM or SIGHUP may not wait for a report.
+    if started and not pool.stop_request.urgent and (report := write_report(started)):
+        print_line(f"written: {report}")
+    if pool.stop_request:
         print_line("the same command resumes the comparison")
     return 0 if all(outcome.counts for row in rows for outcome in row.outcomes) else STOPPED
 
@@ -192,16 +203,7 @@ def _progress_bars(runs: list[CompareRun], console: Console) -> Iterator[Watch]:
             for name in tasks.keys() - {run.name for run in running}:
                 progress.remove_task(tasks.pop(name))
 
-        yield _until_closed(console)(watch)
-
-
-@contextmanager
-def _until_closed(console: Console) -> Iterator[None]:
-    """Write to the console no more once its terminal is closed; the runs must still get to their checkpoints."""
-    try:
-        yield
-    except OSError:
-        console.quiet = True
+        yield watch
 
 
 def _markdown_table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:

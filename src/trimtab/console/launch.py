@@ -16,11 +16,13 @@ from trimtab.console.reporters import PlainReporter
 from trimtab.console.summary_text import closing_summary, describe_model, describe_task
 from trimtab.memory import is_out_of_memory, oom_message
 from trimtab.objectives import EntropyGate
+from trimtab.stop_signals import exit_code
 from trimtab.text import PrintLine
 from trimtab.train import Monitor, Reporter, Run, RunFolder, RunStoppedError, StopReason, train
 
-# Exit codes: 2 as for a wrong command line, 130 as shells report Ctrl-C; 3 is a run that ended early with a checkpoint.
-INVALID, STOPPED, INTERRUPTED = 2, 3, 130
+# Exit codes: 2 as for a wrong command line; 3 is a run that ended early with a checkpoint. A run that a signal ends at
+# once has the code that shells report for it, 130 for Ctrl-C.
+INVALID, STOPPED = 2, 3
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,23 @@ def launch_run(
     if new and not folder.checkpoints.exists():  # the first checkpoint is written before the first step
         _remove_unused(folder)
         return code
-    if folder.records() and code in (0, STOPPED, INTERRUPTED):
-        if write_report is not None and request.config.run.report and code != INTERRUPTED:
-            write_report(folder.path)
+    if folder.records() and code != INVALID:
+        # Whoever sent SIGTERM or SIGHUP may not wait for the report, and a person who pressed Ctrl-C twice does not.
+        wanted = request.config.run.report and code in (0, STOPPED) and not run.stop_request.urgent
+        if write_report is not None and wanted:
+            code = _write_report(write_report, folder, print_error) or code
         print_line(closing_summary(request.config, folder, seconds, request.recipe))
     return code
+
+
+def _write_report(write_report: Callable[[Path], object], folder: RunFolder, print_error: PrintLine) -> int:
+    """Write the report; return 0, or the exit code of the signal that stopped it."""
+    try:
+        write_report(folder.path)
+    except KeyboardInterrupt as error:
+        print_error(f"trimtab: stopped while writing the report; write it with: trimtab report {folder.path}")
+        return exit_code(error)
+    return 0
 
 
 def _train(run: Run, reporter: Reporter) -> tuple[int, str]:
@@ -89,10 +103,12 @@ def _train(run: Run, reporter: Reporter) -> tuple[int, str]:
         train(run)
     except RunStoppedError as error:
         return STOPPED, f"stopped after step {run.progress.step}: {error}"
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if not run.folder.checkpoints.exists():
-            return INTERRUPTED, "stopped before the first step; the same command continues the warm start"
-        return INTERRUPTED, f"stopped at once; resume with: trimtab train --resume {run.folder.path}"
+            cached = run.config.warm_start.steps and run.config.warm_start.cache
+            then = "continues the warm start" if cached else "starts again"
+            return exit_code(error), f"stopped before the first step; the same command {then}"
+        return exit_code(error), f"stopped at once; resume with: trimtab train --resume {run.folder.path}"
     except (ValueError, OSError) as error:
         return INVALID, str(error)
     except (RuntimeError, MemoryError) as error:

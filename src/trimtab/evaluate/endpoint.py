@@ -230,7 +230,7 @@ class _Sampling:
         if status < 300:
             return
         moved = f" (redirected to {reply.headers['location']})" if "location" in reply.headers else ""
-        message = _shown(f"status {status}{moved}: {_excerpt(reply)}")
+        message = _shown(f"status {status}{moved}: {_excerpt(reply)}").removesuffix(":")
         if status in FATAL_STATUS or status < 400:
             check = "check --endpoint, --model-name and OPENAI_API_KEY; the same command resumes the evaluation"
             raise EndpointError(f"the server at {self.connection.url} returned {message}; {check}")

@@ -114,8 +114,12 @@ class EvalFolder:
 
     def read(self) -> list[Generation]:
         """Read every generation; a torn last line is removed from the file."""
+        return list(self.iterate())
+
+    def iterate(self) -> Iterator[Generation]:
+        """Read the generations one by one: a server may send any amount of text, so memory must not hold all of it."""
         cut_torn_line(self.generations)
-        found: dict[SampleKey, Generation] = {}
+        found: set[SampleKey] = set()
         expected = self.settings().digest()  # lines of another evaluation may have been copied in
         for location, row in rows(self.generations):
             try:
@@ -126,8 +130,8 @@ class EvalFolder:
                 raise ValueError(f"{location}: a generation of other settings ({generation.settings}, not {expected})")
             if generation.key in found:
                 raise ValueError(f"{location}: sample {generation.sample} of {generation.problem} is there twice")
-            found[generation.key] = generation
-        return list(found.values())
+            found.add(generation.key)
+            yield generation
 
     def append(self, generations: Sequence[Generation]) -> None:
         """Append a batch and wait until it is on the disk."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,8 @@ from trimtab.rewards import Verdict, grade, grade_many
 from trimtab.tasks import BenchmarkProblem
 
 BOX_RULES = ("math", "boxed", "strict-box")  # rules that extract the answer from a box
+# Of responses that are graded side by side: enough that slow ones overlap, and little enough for memory.
+CHARACTERS_AT_A_TIME = 1 << 24
 
 
 def check_rule(rule: str) -> None:
@@ -29,14 +31,13 @@ def rejected_truths(problems: Sequence[BenchmarkProblem], rule: str) -> list[Ben
     return [item for item, verdict in zip(problems, grade_many(pairs), strict=True) if verdict.kind != "correct"]
 
 
-def grade_folder(
-    folder: EvalFolder, problems: Sequence[BenchmarkProblem], generations: Sequence[Generation], rule: str
-) -> dict[SampleKey, Verdict]:
+def grade_folder(folder: EvalFolder, problems: Sequence[BenchmarkProblem], rule: str) -> dict[SampleKey, Verdict]:
     """Grade every generation by a rule and store the verdicts."""
     by_id = {(item.benchmark, item.id): replace(item.problem, rule=rule) for item in problems}
-    generated = [generation for generation in generations if generation.failed is None]
-    pairs = [(generation.text, by_id[generation.benchmark, generation.problem]) for generation in generated]
-    verdicts = {g.key: verdict for g, verdict in zip(generated, grade_many(pairs), strict=True)}
+    verdicts: dict[SampleKey, Verdict] = {}
+    for batch in _batches(generation for generation in folder.iterate() if generation.failed is None):
+        pairs = [(generation.text, by_id[generation.benchmark, generation.problem]) for generation in batch]
+        verdicts |= {g.key: verdict for g, verdict in zip(batch, grade_many(pairs), strict=True)}
     write_json_lines(folder.verdicts, (_row(key, verdict, rule) for key, verdict in verdicts.items()))
     return verdicts
 
@@ -66,6 +67,19 @@ def graded_samples(
         sample = GradedSample(generation.problem, kind, extracted, *measured)
         samples.setdefault(generation.benchmark, []).append(sample)
     return samples
+
+
+def _batches(generations: Iterable[Generation]) -> Iterator[list[Generation]]:
+    """Split generations into batches of about so much text as may be in memory."""
+    batch: list[Generation] = []
+    characters = 0
+    for generation in generations:
+        batch.append(generation)
+        characters += len(generation.text)
+        if characters >= CHARACTERS_AT_A_TIME:
+            yield batch
+            batch, characters = [], 0
+    yield batch
 
 
 def _row(key: SampleKey, verdict: Verdict, rule: str) -> dict[str, Any]:

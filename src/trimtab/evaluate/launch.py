@@ -15,8 +15,7 @@ from trimtab.evaluate.options import EvalOptions
 from trimtab.evaluate.progress import EvalProgress, LiveProgress, PlainProgress
 from trimtab.evaluate.run import EvalResult, evaluate, grade_evaluation, trusted_rule
 from trimtab.files import locked
-
-INTERRUPTED = 130  # the shell's exit code of a process that was ended by Ctrl-C
+from trimtab.stop_signals import exit_code
 
 
 def evaluate_and_show(options: EvalOptions) -> int:
@@ -27,9 +26,9 @@ def evaluate_and_show(options: EvalOptions) -> int:
         # The baseline first: where it cannot be compared with, nothing else is sampled.
         baseline = evaluate_baseline(options, options.against, progress) if options.against is not None else None
         result = evaluate(options, progress)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         progress.message(f"stopped; every finished batch is in {options.folder.path}: the same command resumes it")
-        return INTERRUPTED
+        return exit_code(error)
     finish(console, result, baseline, options.papers)
     return 0
 

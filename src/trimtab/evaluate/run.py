@@ -11,7 +11,7 @@ import torch
 
 from trimtab.evaluate import grading
 from trimtab.evaluate.endpoint import EndpointGenerator
-from trimtab.evaluate.folder import EvalFolder, Generation, GenerationRequest, SampleKey, problem_row
+from trimtab.evaluate.folder import EvalFolder, GenerationRequest, SampleKey, problem_row
 from trimtab.evaluate.metrics import BenchmarkMetrics, GradedSample, compute_metrics
 from trimtab.evaluate.native import NativeGenerator, fingerprint, open_model
 from trimtab.evaluate.options import EvalOptions
@@ -21,6 +21,7 @@ from trimtab.files import locked
 from trimtab.memory import is_out_of_memory
 from trimtab.policy import pick_device
 from trimtab.rewards import Verdict
+from trimtab.stop_signals import check_interrupted
 from trimtab.tasks import BENCHMARKS, BenchmarkProblem, load_benchmark
 
 
@@ -88,21 +89,21 @@ def evaluate(options: EvalOptions, progress: EvalProgress) -> EvalResult:
     with locked(folder.path):
         _warn_of_other_machine(folder, settings, progress.message)  # before `open` replaces the stored settings
         folder.open(settings, [request.item for request in requests])
-        generated, seconds = _generate(folder, options, settings, requests, progress)
+        samples, tokens, seconds = _generate(folder, options, settings, requests, progress)
         result = grade_evaluation(folder, settings.rule, progress.message)
-    tokens = sum(generation.tokens or 0 for generation in generated)
-    return replace(result, settings=settings, seconds=seconds, new_samples=len(generated), tokens=tokens)
+    return replace(result, settings=settings, seconds=seconds, new_samples=samples, tokens=tokens)
 
 
 def grade_evaluation(folder: EvalFolder, rule: str | None = None, log: MessageLog = lambda text: None) -> EvalResult:
     """Compute the metrics of a folder; grade again where a rule is given or a verdict is missing."""
-    settings, generations = folder.settings(), folder.read()
+    settings = folder.settings()
+    generations = [replace(generation, text="") for generation in folder.iterate()]  # only the graders need the texts
     verdicts, used = grading.read_verdicts(folder) if rule is None else ({}, None)
     rejected: list[str] = []
     # A process may be killed between sampling and grading; then some generations have no verdict.
     if not {generation.key for generation in generations if generation.failed is None} <= verdicts.keys():
         used = rule or trusted_rule(folder, used or settings.rule)
-        verdicts, rejected = _grade(folder, generations, used, log)
+        verdicts, rejected = _grade(folder, len(generations), used, log)
     samples = grading.graded_samples(generations, verdicts)
     metrics = {
         name: compute_metrics(samples[name], settings.samples[name])
@@ -120,19 +121,17 @@ def trusted_rule(folder: EvalFolder, rule: str) -> str:
     return rule
 
 
-def _grade(
-    folder: EvalFolder, generations: Sequence[Generation], rule: str, log: MessageLog
-) -> tuple[dict[SampleKey, Verdict], list[str]]:
+def _grade(folder: EvalFolder, count: int, rule: str, log: MessageLog) -> tuple[dict[SampleKey, Verdict], list[str]]:
     """Return the verdicts by a rule, and the locations of the problems whose own answers the rule rejects."""
     grading.check_rule(rule)
-    log(f"grading {len(generations):,} responses by the rule {rule}")
+    log(f"grading {count:,} responses by the rule {rule}")
     problems = folder.problems()
     rejected = [item.location for item in grading.rejected_truths(problems, rule)]
     for location in rejected[:5]:
         log(f"warning: {location}: the rule {rule} rejects the answer itself; no response to it can be correct")
     if len(rejected) > 5:
         log(f"warning: and {len(rejected) - 5} more such answers, listed in result.json")
-    return grading.grade_folder(folder, problems, generations, rule), rejected
+    return grading.grade_folder(folder, problems, rule), rejected
 
 
 def _generate(
@@ -141,37 +140,41 @@ def _generate(
     settings: EvalSettings,
     requests: Sequence[GenerationRequest],
     progress: EvalProgress,
-) -> tuple[list[Generation], float]:
-    """Generate what is missing; return the new generations, and the seconds they took once the model was loaded."""
-    known = {generation.key: generation for generation in folder.read()}
+) -> tuple[int, float, float]:
+    """Generate what is missing; return its samples and tokens, and the seconds once the model was loaded."""
     if options.retry_failed:
-        known = {key: generation for key, generation in known.items() if generation.failed is None}
-        folder.keep_only(known.values())
+        folder.keep_only(generation for generation in folder.iterate() if generation.failed is None)
+    known = {generation.key for generation in folder.iterate()}
     keys = {key for request in requests for key in request.sample_keys()}
-    if keys <= known.keys():
+    if keys <= known:
         progress.message("all samples are there already")
-        return [], 0.0
+        return 0, 0, 0.0
     # Loads the model, so not before something is missing.
     generator = open_generator(options, settings, requests, progress.message)
-    reused = generator.reusable(requests, known.keys())
-    if reused != known.keys():
-        folder.keep_only(generation for key, generation in known.items() if key in reused)
+    reused = generator.reusable(requests, known)
+    if reused != known:
+        folder.keep_only(generation for generation in folder.iterate() if generation.key in reused)
     if reused:
         progress.message(f"{len(reused):,} of {len(keys):,} samples are there already")
-    generated: list[Generation] = []
+    samples = 0
+    tokens: float = 0  # whole where they were counted, a mean where a server gave their sum
     start = time.monotonic()
     with progress.samples(len(keys), len(reused)) as advance:
         try:
             with closing(generator.generate(requests, reused)) as batches:  # whose requests end with it, on Ctrl-C too
                 for batch in batches:
                     folder.append(batch)  # on the disk before it is counted: Ctrl-C may come at any line
-                    generated += batch
+                    samples += len(batch)
+                    tokens += sum(generation.tokens or 0 for generation in batch)
                     advance(batch)
+                    check_interrupted()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise ValueError(f"out of memory: use a --batch smaller than {settings.batch}") from None
-    return generated, time.monotonic() - start
+            native = options.connection is None
+            lower = f"--batch smaller than {settings.batch}" if native else f"--concurrency below {options.concurrency}"
+            raise ValueError(f"out of memory: use a {lower}") from None
+    return samples, tokens, time.monotonic() - start
 
 
 def open_generator(

@@ -21,13 +21,14 @@ MAX_BRACES = 10_000  # scanned in search of the last box
 _BRACE = re.compile(r"[{}]")
 _BOX = re.compile(r"\\boxed\s*\{")
 _ANCHOR = re.compile(r"(?:answer|Answer|ANSWER)\*{0,2}[ \t]{0,5}:")
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
+_DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)|\d+)"
 _DECIMAL = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 # A minus is a sign unless something before it could be subtracted from; -$5 is minus five too.
 _NUMBER = re.compile(rf"(?:(?<![\w)\]}}])[-−+]\$?)?{_DECIMAL}(?:/{_DECIMAL})?", re.ASCII)
 _FRACTION = re.compile(rf"([-−+]?)\\[dt]?frac\{{([-−+]?{_DECIMAL})\}}\{{([-−+]?{_DECIMAL})\}}", re.ASCII)
 _THIN_SPACE = re.compile(r"\\[,!;:]")  # LaTeX's small spaces
 _LOOSE_SPACE = re.compile(r"(?<!\w) | (?!\w)")
+_LISTED = re.compile(r"(?<=\d), (?=\d{3}(?!\d))", re.ASCII)  # `1, 234` is a list, `1,234` a number
 
 
 def last_box(text: str) -> str | None:
@@ -148,7 +149,10 @@ def parse_number(text: str) -> Fraction | None:
 
 def tidy(text: str) -> str:
     """Remove $ and meaningless spaces: `( 3, x )` becomes `(3,x)`, but `1 2` does not become `12`."""
-    return _LOOSE_SPACE.sub("", " ".join(text.replace("$", " ").split()))
+    text = " ".join(text.replace("$", " ").split())
+    if not text.startswith(("(", "[", "{", "\\{", "\\left")):  # inside brackets a comma never joins thousands
+        text = _LISTED.sub(";", text)
+    return _LOOSE_SPACE.sub("", text)
 
 
 def _decimal(text: str) -> Fraction | None:

@@ -32,6 +32,7 @@ NEW_SECONDS = 0.25  # a worker is new for at most so long
 BOOST_CPU_SECONDS = 0.06
 MAX_RESULT_BYTES = 65_536
 EXIT_OUT_OF_TIME = 3
+MAX_LOAD_SECONDS = 600
 
 Function = Callable[..., Any]
 
@@ -53,12 +54,15 @@ def main(path: str) -> None:
     results = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whatever the function prints must not reach the results
     first, unread = _first_line()
+    # The end of input is not seen while a module loads. SIGALRM ends a server that hangs there after its parent died.
+    signal.alarm(MAX_LOAD_SECONDS)
     try:
         sys.path += [folder for folder in json.loads(first) if folder not in sys.path]
         function = load(path)
     except BaseException as error:
         _send(results, {"ready": False, "error": f"{type(error).__name__}: {error}"[:500]})
         return
+    signal.alarm(0)
     gc.collect()
     gc.freeze()  # keeps the collector from writing to pages that the workers share
     _send(results, {"ready": True})
@@ -154,10 +158,11 @@ class ForkServer:
     def start(self, message: dict[str, Any]) -> None:
         """Fork a worker for a call."""
         read_end, write_end = os.pipe()
-        pid = os.fork()
+        server, pid = os.getpid(), os.fork()
         if pid == 0:
             try:
                 os.close(read_end)
+                _die_with_parent(server)
                 _run_call(self.function, message, write_end)
             finally:
                 os._exit(1)
@@ -238,7 +243,6 @@ def _set_limits(memory: int, cpu_seconds: float) -> None:
         signal.signal(signal.SIGVTALRM, lambda *_: os._exit(EXIT_OUT_OF_TIME))
         signal.setitimer(signal.ITIMER_VIRTUAL, max(cpu_seconds - BOOST_CPU_SECONDS, 0.01))
 
-    _die_with_parent()
     used = _address_space()
     resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -257,8 +261,8 @@ def _address_space() -> int:
         return 1 << 30  # no /proc: the limit is looser by this
 
 
-def _die_with_parent() -> None:
-    """Have Linux kill this worker when the server dies."""
+def _die_with_parent(server: int) -> None:
+    """Have Linux kill this worker when the server dies, and end it if that has happened already."""
     # Not for the server itself: PR_SET_PDEATHSIG goes by the thread that started a process, and the server may be
     # started by a thread that ends. It notices the end of its input instead.
     try:
@@ -267,6 +271,8 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     except (OSError, AttributeError):
         pass
+    if os.getppid() != server:
+        os._exit(1)
 
 
 def _send(pipe: int, message: dict[str, Any]) -> None:

@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import IO, Any, Literal
 
+from trimtab.stop_signals import unheeded_in_children
+
 START_SECONDS = 60.0  # to load the function
 GRACE_SECONDS = 10.0  # beyond all limits, before a server is killed
 
@@ -70,7 +72,10 @@ class ForkServerClient:
         # `subprocess` and not `multiprocessing`: daemonic processes may use it, and it copies none of this process's
         # memory, threads and CUDA state.
         command, pipe = [sys.executable, "-P", "-m", "trimtab.rewards.fork_server", function], subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment)
+        with unheeded_in_children():  # the step under way still needs its verdicts
+            self.process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment
+            )
         # Plain descriptors, because a forked child must be able to close them: a file object may be locked there.
         self.pipes = [_plain_descriptor(self.process.stdin), _plain_descriptor(self.process.stdout)]
         self.write(search_path(function))

@@ -1,13 +1,11 @@
-"""What a run changes in its Python process: CPU threads, garbage collection, Ctrl-C; and the versions it runs with."""
+"""What a run changes in its Python process: CPU threads, garbage collection; and the versions it runs with."""
 
 from __future__ import annotations
 
 import gc
 import platform
-import signal
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,28 +44,6 @@ def gc_pause() -> Iterator[Callable[[], None]]:
     finally:
         if ours:
             gc.unfreeze()
-
-
-@contextmanager
-def deferred_interrupt(message: Callable[[str], None]) -> Iterator[threading.Event]:
-    """Make the first Ctrl-C set the event, a request to stop after the step; the second raises KeyboardInterrupt."""
-    requested = threading.Event()
-
-    def handle(number: int, frame: Any) -> None:
-        if requested.is_set():
-            raise KeyboardInterrupt
-        requested.set()
-        with suppress(RuntimeError):  # a signal in the middle of a print makes another print a reentrant call
-            message("finishing this step; press Ctrl-C again to stop at once")
-
-    # Python accepts signal handlers in the main thread only; elsewhere Ctrl-C never arrives.
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, handle) if in_main_thread else None
-    try:
-        yield requested
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
 
 
 def versions() -> dict[str, str]:

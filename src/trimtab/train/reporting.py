@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from signal import SIGINT, Signals
 from typing import Any, Protocol
 
 from trimtab.config import Config
+from trimtab.stop_signals import StopRequest
 from trimtab.train.run_folder import RunFolder
 
 Log = Callable[[int, Mapping[str, float]], object]
@@ -27,6 +29,18 @@ class Reporter(Protocol):
 
     def close(self) -> None:
         """End the display."""
+
+
+def announce_stop(reporter: Reporter) -> Callable[[StopRequest], None]:
+    """Return a function that shows that a signal has asked the run to stop."""
+
+    def show(request: StopRequest) -> None:
+        if request.number == SIGINT:
+            reporter.message("finishing this step; press Ctrl-C again to stop at once")
+        else:
+            reporter.message(f"{Signals(request.number).name} received: finishing this step, then saving a checkpoint")
+
+    return show
 
 
 class Loggers:

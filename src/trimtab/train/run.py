@@ -13,12 +13,13 @@ from safetensors import SafetensorError
 
 from trimtab import failpoints
 from trimtab.config import Config
+from trimtab.stop_signals import StopRequest, deferred_stop
 from trimtab.train import checkpoints, run_state
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_around
 from trimtab.train.metrics import StepResult, has_learning_signal, no_signal_diagnosis
-from trimtab.train.process import deferred_interrupt, environment, set_threads
+from trimtab.train.process import environment, set_threads
 from trimtab.train.recording import start_recording
-from trimtab.train.reporting import Loggers, Reporter
+from trimtab.train.reporting import Loggers, Reporter, announce_stop
 from trimtab.train.rollouts import evaluate
 from trimtab.train.run_folder import RunFolder
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
@@ -57,6 +58,7 @@ class Run:
     monitor: Monitor | None = None
     progress: RunProgress = field(default_factory=RunProgress)
     stopped: StopReason = StopReason.FINISHED
+    stop_request: StopRequest = field(default_factory=StopRequest)  # of a signal
     # Records that found no space in metrics.jsonl; kept so that a full disk costs no step of the curve.
     _unwritten: list[dict[str, float]] = field(default_factory=list)
     _step_started: float = 0.0
@@ -88,10 +90,10 @@ class Run:
         return trainer
 
     def steps(self) -> Generator[int]:
-        """Yield the steps that remain; Ctrl-C ends them after the present one."""
+        """Yield the steps that remain; Ctrl-C, SIGTERM or SIGHUP ends them after the present one."""
         try:
-            with deferred_interrupt(self.reporter.message) as interrupted:
-                while self.progress.step < self.config.run.steps and not interrupted.is_set():
+            with deferred_stop(announce_stop(self.reporter)) as self.stop_request:
+                while self.progress.step < self.config.run.steps and not self.stop_request:
                     self._step_started = time.perf_counter()
                     yield self.progress.step
                 self._end()

@@ -1,7 +1,7 @@
 """Warm start: a short supervised phase (SFT) on worked solutions before RL.
 
 Its weights are cached under a hash of everything they depend on, so runs that differ only in their objective share one
-warm start. The cache holds checkpoints, so a killed warm start is resumed.
+warm start. The cache holds checkpoints, so a warm start that was killed or stopped is resumed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import torch
 from trimtab import failpoints
 from trimtab.config import Config
 from trimtab.policy import Policy, Transcript, log_probs, make_optimizer, split_by_token_budget
+from trimtab.stop_signals import SignalInterrupt, deferred_stop
 from trimtab.tasks import Problem, Task, derive_seed, read_rows
 from trimtab.train import checkpoints
-from trimtab.train.reporting import Reporter
+from trimtab.train.reporting import Reporter, announce_stop
 from trimtab.train.rollouts import evaluate
 from trimtab.train.trainer import Trainer
 
@@ -44,21 +45,26 @@ def warm_start(trainer: Trainer, cache: Path, reporter: Reporter) -> None:
     if warm.cache:
         checkpoints.load_newest(folder, restore, reporter.message)
     examples = _examples(policy, trainer.task, config)
-    for step in range(first, warm.steps):
-        loss = _supervised_step(policy, optimizer, _sample_batch(examples, step, config), config, step)
-        reporter.warm(step + 1, warm.steps, loss)
-        failpoints.failpoint("warm_start.step")
-        if (step + 1) % warm.eval_every and step + 1 < warm.steps:
-            continue
-        reached = warm.target_accuracy < 1 and evaluate(trainer).get("eval/accuracy", 0.0) >= warm.target_accuracy
-        if warm.cache:
-            tensors = checkpoints.training_tensors(policy, optimizer)
-            try:
-                checkpoints.save(folder, step + 1, tensors, {"target_reached": reached}, keep=1)
-            except checkpoints.CheckpointError as error:
-                reporter.message(f"warning: {error}")  # without the cache the run only takes longer
-        if reached:
-            break
+    with deferred_stop(announce_stop(reporter)) as stop:
+        for step in range(first, warm.steps):
+            loss = _supervised_step(policy, optimizer, _sample_batch(examples, step, config), config, step)
+            reporter.warm(step + 1, warm.steps, loss)
+            failpoints.failpoint("warm_start.step")
+            due = (step + 1) % warm.eval_every == 0 or step + 1 == warm.steps
+            if not due and not stop:
+                continue
+            tested = due and warm.target_accuracy < 1
+            reached = tested and evaluate(trainer).get("eval/accuracy", 0.0) >= warm.target_accuracy
+            if warm.cache:
+                tensors = checkpoints.training_tensors(policy, optimizer)
+                try:
+                    checkpoints.save(folder, step + 1, tensors, {"target_reached": reached}, keep=1)
+                except checkpoints.CheckpointError as error:
+                    reporter.message(f"warning: {error}")  # without the cache the run only takes longer
+            if stop:
+                raise SignalInterrupt(stop.number)
+            if reached:
+                break
 
 
 def cache_key(config: Config) -> str:

@@ -7,15 +7,15 @@ parse it in the worker.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from trimtab.rewards.mathematics.commands import FUNCTIONS
-from trimtab.rewards.mathematics.nodes import Node, ParseError, negate
+from trimtab.rewards.mathematics.brackets import CLOSE, close_open_intervals, is_enclosed, levels, split
+from trimtab.rewards.mathematics.nodes import Node, ParseError, literal_value, negate, number, symbols
 from trimtab.rewards.mathematics.parser import parse_expression
 from trimtab.rewards.mathematics.tokenizer import Token, normalize_latex, tokenize
-from trimtab.rewards.mathematics.units import parse_unit
+from trimtab.rewards.mathematics.units import strip_unit
 
 MAX_DEPTH = 6
 MAX_MEMBERS = 200  # unordered members are compared with each other, which is quadratic
@@ -24,19 +24,26 @@ AnswerKind = Literal[
     "value", "list", "set", "tuple", "union", "matrix", "equation", "inequality", "chain", "text", "base", "opaque",
     "none",
 ]  # fmt: skip
-_OPEN, _CLOSE = frozenset(("(", "[", "\\{", "{", "langle")), frozenset((")", "]", "\\}", "}", "rangle"))
 _COMPARISONS = {"<": "<", ">": ">", "le": "<=", "ge": ">="}
 _OTHER_RELATIONS = frozenset(
     "ne approx equiv sim simeq cong rightarrow Rightarrow implies mapsto not notin iff".split()
 )
-_SEPARATORS = frozenset(("or", "and", ", and", ", or", "lor", "vee", "land", "wedge"))
+_CONJUNCTIONS = frozenset(("and", ", and", "land", "wedge"))
+_SEPARATORS = _CONJUNCTIONS | {"or", ", or", "lor", "vee"}
 _EMPTY = frozenset(
     "emptyset|no solution|no solutions|no real solution|no real solutions|none|the empty set|empty set".split("|")
 )
-_TIME = re.compile(r"(\d{1,2}):(\d{2})(?:\s*\(?([ap])\.?\s?m\.?\)?)?", re.IGNORECASE)
-_BASE = re.compile(
-    r"(\()?([0-9A-Fa-f]*\d[0-9A-Fa-f]*)(?(1)\))_\{?(\d+|two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen)\}?"
+_ALL_NUMBERS = frozenset(
+    "mathbb { R }|all real numbers|all reals|the set of all real numbers|the real numbers".split("|")
 )
+_TIME = re.compile(r"(\d{1,2})(?::(\d{2})(?::(\d{2}))?)?(?:\s*\(?([ap])\.?\s?m\.?\)?)?", re.IGNORECASE | re.ASCII)
+_BASE = re.compile(
+    r"(\()?([0-9A-Fa-f]*\d[0-9A-Fa-f]*)(?(1)\))(?:_(?:base)?|base)"
+    r"\(?(\d+|two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen)\)?",
+    re.ASCII,
+)
+_MATRICES = [["{", name, "}"] for name in ("pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array")]
+_TRANSPOSED = [["^", "T"], ["^", "{", "T", "}"], ["^", "top"], ["^", "{", "top", "}"]]
 _BASE_NAMES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
           "twelve": 12, "sixteen": 16}  # fmt: skip
 
@@ -55,9 +62,13 @@ class ParsedAnswer:
     name: str = ""  # the variable of an inequality, or an equation's left side where that is a single variable
 
 
+_INFINITY = ParsedAnswer("value", "oo", node=Node("symbol", name="oo"))
+_MINUS_INFINITY = ParsedAnswer("value", "-oo", node=negate(Node("symbol", name="oo")))
+
+
 def parse_answer(source: str) -> ParsedAnswer:
     """Parse an answer."""
-    return _parse(tokenize(source), normalize_latex(source), 0)
+    return _parse(close_open_intervals(tokenize(source)), normalize_latex(source), 0)
 
 
 def normalize_words(text: str) -> str:
@@ -67,31 +78,31 @@ def normalize_words(text: str) -> str:
 
 
 def _parse(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswer:
-    while tokens and tokens[-1].text in (".", ",", ";", "\\"):  # the end of a sentence inside the box
+    if all(token.text in (".", ",", ";", "\\") for token in tokens):
+        return ParsedAnswer("none", text)
+    ends = 0
+    while tokens and (tokens[-1].text == "\\" or (tokens[-1].text in (".", ",", ";") and not ends)):
+        ends += tokens[-1].text != "\\"  # one sign may end a sentence inside the box; `7..` is not 7
         tokens = tokens[:-1]
-    while len(tokens) > 1 and tokens[0].text == "{" and tokens[-1].text == "}" and _is_enclosed(tokens):
+    while len(tokens) > 1 and tokens[0].text == "{" and tokens[-1].text == "}" and is_enclosed(tokens):
         tokens = tokens[1:-1]
     if not tokens or depth > MAX_DEPTH:
         return ParsedAnswer("opaque" if tokens else "none", text)
     if (special := _parse_special(tokens, text)) is not None:
         return special
-    members = _split(tokens, lambda token: token.text in (",", ";") or _is_separator(token))
+    members = split(tokens, lambda token: token.text in (",", ";") or _is_separator(token), _is_separator)
     if len(members) > 1:
         if len(members) > MAX_MEMBERS or not all(members):
             return ParsedAnswer("opaque", text)
-        return _make_list([_parse_member(member, depth) for member in members], text)
-    relations = [i for i, level in _levels(tokens) if level == 0 and _is_relation(tokens[i])]
+        joined = any(level == 0 and _is_separator(tokens[i], _CONJUNCTIONS) for i, level in levels(tokens))
+        return _make_list([_parse_member(member, depth) for member in members], text, joined)
+    relations = [i for i, level in levels(tokens) if level == 0 and _is_relation(tokens[i])]
     if relations:
         return _parse_relation(tokens, relations, text, depth)
-    unions = _split(tokens, lambda token: token.text == "cup")
+    unions = split(tokens, lambda token: token.text == "cup")
     if len(unions) > 1:
         return ParsedAnswer("union", text, tuple(_parse_member(part, depth) for part in unions))
     return _parse_bracketed(tokens, text, depth) or _parse_value(tokens, text)
-
-
-def _is_enclosed(tokens: Sequence[Token]) -> bool:
-    """Return whether the first bracket is closed by the last."""
-    return all(level > 0 for _, level in _levels(tokens)[1:-1])
 
 
 def _parse_member(tokens: Sequence[Token], depth: int) -> ParsedAnswer:
@@ -102,8 +113,8 @@ def _join(tokens: Sequence[Token]) -> str:
     return " ".join("\\" + token.text if token.kind == "command" else token.text for token in tokens)
 
 
-def _is_separator(token: Token) -> bool:
-    return token.kind in ("text", "word", "command") and token.text.strip().lower() in _SEPARATORS
+def _is_separator(token: Token, words: frozenset[str] = _SEPARATORS) -> bool:
+    return token.kind in ("text", "word", "command") and token.text.strip().lower() in words
 
 
 def _is_relation(token: Token) -> bool:
@@ -112,38 +123,23 @@ def _is_relation(token: Token) -> bool:
     return token.kind == "mark" and token.text in ("=", "<", ">", "≈", "≡", "~", "→", "⇒", "≅")
 
 
-def _levels(tokens: Sequence[Token]) -> list[tuple[int, int]]:
-    """Return every token's index and bracket depth."""
-    level, levels = 0, []
-    for i, token in enumerate(tokens):
-        if token.kind in ("mark", "command") and token.text in _CLOSE:
-            level -= 1
-        levels.append((i, level))
-        if token.kind in ("mark", "command") and token.text in _OPEN:
-            level += 1
-    return levels
-
-
-def _split(tokens: Sequence[Token], at: Callable[[Token], bool]) -> list[Sequence[Token]]:
-    """Split the tokens at the separators that stand outside brackets."""
-    places = [i for i, level in _levels(tokens) if level == 0 and at(tokens[i])]
-    parts = [tokens[a + 1 : b] for a, b in zip([-1, *places], [*places, len(tokens)], strict=True)]
-    last = len(parts) - 1
-    # `1, 2, and 3` has an empty part between its comma and its `and`.
-    return [part for i, part in enumerate(parts) if part or not 0 < i < last or not _is_separator(tokens[places[i]])]
-
-
 def _parse_special(tokens: Sequence[Token], text: str) -> ParsedAnswer | None:
     """Parse words, times of day, numbers in other bases, and the empty set; None for anything else."""
-    if " ".join(token.text.strip().lower() for token in tokens) in _EMPTY or [t.text for t in tokens] == ["\\{", "\\}"]:
+    spaced = " ".join(token.text.strip() for token in tokens)
+    if spaced.lower() in _EMPTY or spaced == "\\{ \\}":
         return ParsedAnswer("set", text)
+    if spaced in _ALL_NUMBERS or spaced.lower() in _ALL_NUMBERS - {"mathbb { r }"}:
+        return ParsedAnswer("tuple", text, (_MINUS_INFINITY, _INFINITY), brackets="()")
     written = "".join(token.text for token in tokens)
     if _is_prose(tokens) and not re.search(r"[\d=<>^_|]", written):
         # A single short word may be a product of variables: `ab`.
         alone = len(tokens) == 1 and tokens[0].kind == "word" and len(tokens[0].text) < 4
         return None if alone else ParsedAnswer("text", text, name=normalize_words(written))
-    if time := _TIME.fullmatch(re.sub(r"[{}]", "", written).strip()):
-        return ParsedAnswer("text", text, name=f"{int(time[1])}:{time[2]}{(time[3] or '').lower()}")
+    written = re.sub(r"[{}]", "", written)
+    time = _TIME.fullmatch(written.strip())
+    if time and (time[2] or time[4]):
+        name = f"{int(time[1])}:{time[2] or '00'}:{time[3] or '00'}{(time[4] or '').lower()}"
+        return ParsedAnswer("text", text, name=name)
     if base := _BASE.fullmatch(written.replace(" ", "")):
         value = _BASE_NAMES.get(base[3]) or int(base[3][:4])
         return ParsedAnswer("base", text, name=f"{base[2].upper().lstrip('0') or '0'}_{value}")
@@ -158,14 +154,30 @@ def _is_prose(tokens: Sequence[Token]) -> bool:
     )
 
 
-def _make_list(members: list[ParsedAnswer], text: str) -> ParsedAnswer:
-    """Make a list; of equations of one variable (`x = 1 or x = 2`, `x = 1, 2`) it keeps the right sides."""
-    names = {member.name for member in members if member.kind == "equation"}
-    one_variable = len(names) == 1 and names != {""} and {member.kind for member in members} <= {"equation", "value"}
-    if one_variable and members[0].kind == "equation" and "(" not in members[0].name:
+def _make_list(members: list[ParsedAnswer], text: str, joined: bool) -> ParsedAnswer:
+    """Make a list; of equations of one variable (`x = 1 or x = 2`, `x = 1, 2`) it keeps the right sides.
+
+    Inequalities of one variable are a union (`x < 1 or x > 3`), or where `and` joins two, an interval.
+    """
+    names = {member.name for member in members if member.kind in ("equation", "inequality")}
+    one_variable = len(names) == 1 and names != {""}
+    kinds = {member.kind for member in members}
+    if one_variable and kinds == {"inequality"}:
+        return _intersect(members, text) if joined else ParsedAnswer("union", text, tuple(members))
+    if one_variable and kinds <= {"equation", "value"} and members[0].kind == "equation" and "(" not in members[0].name:
         members = [member.members[1] if member.kind == "equation" else member for member in members]
     flat = [part for member in members for part in (member.members if member.kind == "list" else (member,))]
     return ParsedAnswer("list", text, tuple(flat))
+
+
+def _intersect(members: list[ParsedAnswer], text: str) -> ParsedAnswer:
+    """Return the interval of two inequalities, one of which bounds from below and the other from above."""
+    low = [member for member in members if member.members[1] is _INFINITY]
+    high = [member for member in members if member.members[0] is _MINUS_INFINITY]
+    if len(members) != 2 or len(low) != 1 or len(high) != 1:
+        return ParsedAnswer("list", text, tuple(members))
+    ends = low[0].members[0], high[0].members[1]
+    return ParsedAnswer("inequality", text, ends, brackets=low[0].brackets[0] + high[0].brackets[1], name=low[0].name)
 
 
 def _parse_relation(tokens: Sequence[Token], relations: list[int], text: str, depth: int) -> ParsedAnswer:
@@ -182,7 +194,12 @@ def _parse_relation(tokens: Sequence[Token], relations: list[int], text: str, de
         right = sides[1]
         if right.kind == "list":  # x = 1 \pm \sqrt{2}
             return right if _variable_name(parts[0]) else ParsedAnswer("opaque", text)
-        return ParsedAnswer("equation", text, sides, name=_variable_name(parts[0]))
+        if assigned := _parse_assignments(sides, text):
+            return assigned
+        name = _variable_name(parts[0])
+        if not name and sides[0].node and not symbols(sides[0].node) and (name := _variable_name(parts[1])):
+            sides = sides[::-1]  # 3 = x
+        return ParsedAnswer("equation", text, sides, name=name)
     if set(signs) == {"="}:
         return ParsedAnswer("chain", text, tuple(_parse_member(part, depth) for part in parts))
     if all(sign in _COMPARISONS for sign in signs):
@@ -190,15 +207,27 @@ def _parse_relation(tokens: Sequence[Token], relations: list[int], text: str, de
     return ParsedAnswer("opaque", text)
 
 
+def _parse_assignments(sides: tuple[ParsedAnswer, ...], text: str) -> ParsedAnswer | None:
+    """Parse `(x, y) = (1, 2)` as the list `x = 1, y = 2`; None for any other equation."""
+    left, right = sides
+    if left.kind != "tuple" or right.kind != "tuple" or len(left.members) != len(right.members):
+        return None
+    names = [member.node.name for member in left.members if member.node and member.node.kind == "symbol"]
+    if len(set(names)) < len(left.members) or {left.brackets, right.brackets} != {"()"}:
+        return None
+    pairs = zip(names, left.members, right.members, strict=True)
+    return ParsedAnswer(
+        "list", text, tuple(ParsedAnswer("equation", text, (member, value), name=name) for name, member, value in pairs)
+    )
+
+
 def _parse_inequality(signs: list[str], parts: list[Sequence[Token]], text: str, depth: int) -> ParsedAnswer:
-    """Parse `a < x <= b` as the interval `(a, b]` of x."""
-    variable = parts[1] if len(parts) == 3 else parts[0] if _variable_name(parts[0]) else parts[1]
-    name = _variable_name(variable)
+    """Parse `a < x <= b` as the interval `(a, b]` of x, and `-x < a` as `x > -a`."""
+    variable = parts[1] if len(parts) == 3 or not _signed_variable(parts[0]) else parts[0]
+    name = _signed_variable(variable)
     if len(parts) > 3 or not name or len({sign[0] for sign in signs}) != 1:
         return ParsedAnswer("opaque", text)
-    low: ParsedAnswer = ParsedAnswer("value", "-oo", node=negate(Node("symbol", name="oo")))
-    high: ParsedAnswer = ParsedAnswer("value", "oo", node=Node("symbol", name="oo"))
-    left, right = "(", ")"
+    low, high, left, right = _MINUS_INFINITY, _INFINITY, "(", ")"
     for place, sign in enumerate(signs):
         other = parts[place] if parts[place] is not variable else parts[place + 1]
         below = (sign[0] == "<") == (parts[place] is not variable)  # the other side is the lower bound
@@ -208,7 +237,24 @@ def _parse_inequality(signs: list[str], parts: list[Sequence[Token]], text: str,
             high, right = _parse_member(other, depth), "]" if "=" in sign else ")"
     if {low.kind, high.kind} != {"value"}:
         return ParsedAnswer("opaque", text)
+    if name.startswith("-"):
+        low, high, name = _negated(high), _negated(low), name[1:]
+        left, right = "[" if right == "]" else "(", "]" if left == "[" else ")"
     return ParsedAnswer("inequality", text, (low, high), brackets=left + right, name=name)
+
+
+def _negated(value: ParsedAnswer) -> ParsedAnswer:
+    if value is _INFINITY or value is _MINUS_INFINITY:
+        return _MINUS_INFINITY if value is _INFINITY else _INFINITY
+    return replace(value, text=f"-({value.text})", node=None if value.node is None else negate(value.node))
+
+
+def _signed_variable(tokens: Sequence[Token]) -> str:
+    """Return `x` or `-x` where the tokens are a variable's name or minus it, else an empty text."""
+    if len(tokens) > 1 and tokens[0].text == "-":
+        name = _variable_name(tokens[1:])
+        return "-" + name if name else ""
+    return _variable_name(tokens)
 
 
 def _variable_name(tokens: Sequence[Token]) -> str:
@@ -231,11 +277,11 @@ def _variable_name(tokens: Sequence[Token]) -> str:
 
 def _parse_bracketed(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswer | None:
     first, last = tokens[0].text, tokens[-1].text
-    if first == "begin":
+    if any(level == 0 and tokens[i].text == "begin" for i, level in levels(tokens)):
         return _parse_matrix(tokens, text, depth)
-    if first not in ("(", "[", "\\{", "langle") or last not in _CLOSE or not _is_enclosed(tokens):
+    if first not in ("(", "[", "\\{", "langle") or last not in CLOSE or not is_enclosed(tokens):
         return None
-    inside = _split(tokens[1:-1], lambda token: token.text in (",", ";"))
+    inside = split(tokens[1:-1], lambda token: token.text in (",", ";"))
     if not all(inside) or len(inside) > MAX_MEMBERS:
         return ParsedAnswer("opaque", text)
     if first == "\\{":
@@ -244,8 +290,9 @@ def _parse_bracketed(tokens: Sequence[Token], text: str, depth: int) -> ParsedAn
         members = [_parse_member(part, depth) for part in inside]
         return ParsedAnswer("set", text, tuple(p for m in members for p in (m.members if m.kind == "list" else (m,))))
     if len(inside) == 1:
-        inner = _parse_member(inside[0], depth) if first == "(" and last == ")" else ParsedAnswer("opaque", text)
-        return replace(inner, text=text) if inner.kind in ("value", "text", "list") else None
+        opened = {"()": ("value", "text", "list", "matrix"), "[]": ("matrix",)}.get(first + last, ())
+        inner = _parse_member(inside[0], depth) if opened else ParsedAnswer("opaque", text)
+        return replace(inner, text=text) if inner.kind in opened else None
     brackets = "()" if first == "langle" else first + last
     if "\\}" in brackets or (len(inside) != 2 and brackets not in ("()", "[]")):
         return ParsedAnswer("opaque", text)
@@ -253,66 +300,62 @@ def _parse_bracketed(tokens: Sequence[Token], text: str, depth: int) -> ParsedAn
 
 
 def _parse_matrix(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswer:
+    """Parse a matrix: a number or expression may stand before it, a transposition behind it."""
+    start = next(place for place, token in enumerate(tokens) if token.text == "begin")
+    scale, factor = _join(tokens[:start]), _parse_factor(tokens[:start])
+    tokens = tokens[start:]
     names = [token.text for token in tokens]
-    inside = tokens[4:-4]
-    if names[1:4] not in (["{", "pmatrix", "}"], ["{", "bmatrix", "}"], ["{", "matrix", "}"], ["{", "vmatrix", "}"]):
-        return ParsedAnswer("opaque", text)
+    raised = next((tail for tail in _TRANSPOSED if names[-len(tail) :] == tail), [])
+    tokens, names = tokens[: len(tokens) - len(raised)], names[: len(names) - len(raised)]
     # A determinant (vmatrix) is a number, which nothing here computes.
-    if names[-4:-2] != ["end", "{"] or "begin" in names[1:] or names[2] == "vmatrix":
+    bare = names[1:4] in _MATRICES and names[-4:-2] == ["end", "{"] and "begin" not in names[1:]
+    if not bare or factor is None:
         return ParsedAnswer("opaque", text)
-    rows = [row for row in _split(inside, lambda token: token.text == "\\") if row]
-    cells = [_split(row, lambda token: token.text == "&") for row in rows]
-    if not all(all(row) for row in cells) or sum(map(len, cells)) > MAX_MEMBERS:
+    first = 4 if names[2] != "array" else 1 + names.index("}", 4) if "}" in names[4:-4] else len(names)
+    rows = [row for row in split(tokens[first:-4], lambda token: token.text == "\\") if row]
+    cells = [split(row, lambda token: token.text == "&") for row in rows]
+    if not cells or not all(all(row) for row in cells) or sum(map(len, cells)) > MAX_MEMBERS:
         return ParsedAnswer("opaque", text)
-    lines = [
-        ParsedAnswer("tuple", _join(row), tuple(_parse_member(cell, depth) for cell in line), brackets="()")
-        for row, line in zip(rows, cells, strict=True)
-    ]
-    return ParsedAnswer("matrix", text, tuple(lines))
+    table = [tuple(_scaled(_parse_member(cell, depth), factor, scale) for cell in line) for line in cells]
+    if raised:
+        if len(set(map(len, table))) > 1:
+            return ParsedAnswer("opaque", text)
+        table = list(zip(*table, strict=True))
+    return ParsedAnswer("matrix", text, tuple(ParsedAnswer("tuple", text, line, brackets="()") for line in table))
+
+
+def _parse_factor(tokens: Sequence[Token]) -> Node | None:
+    """Return what a matrix is multiplied by, 1 where nothing stands before it; None where that is no expression."""
+    if tokens and tokens[-1].text in ("cdot", "times"):
+        tokens = tokens[:-1]
+    if not tokens or (len(tokens) == 1 and tokens[0].text in ("+", "-")):
+        return number(-1 if tokens and tokens[0].text == "-" else 1)
+    try:
+        return parse_expression(tokens)
+    except ParseError:
+        return None
+
+
+def _scaled(cell: ParsedAnswer, factor: Node, scale: str) -> ParsedAnswer:
+    """Multiply a cell by what is written as `scale`; a product of two plain numbers is computed."""
+    if literal_value(factor) == 1:
+        return cell
+    text = f"{scale} ({cell.text})"
+    if cell.node is None or cell.unit or cell.percent:
+        return ParsedAnswer("opaque", text)
+    x, y = literal_value(factor), literal_value(cell.node)
+    node = Node("product", (factor, cell.node)) if x is None or y is None else number(x * y)
+    return replace(cell, text=text, node=node)
 
 
 def _parse_value(tokens: Sequence[Token], text: str) -> ParsedAnswer:
-    rest, name, percent = _strip_unit(list(tokens))
+    rest, name, percent = strip_unit(list(tokens))
     try:
         choices = _expand_plus_minus(parse_expression(rest))
     except ParseError:
         return ParsedAnswer("opaque", text)
     shapes = [ParsedAnswer("value", text, node=choice, unit=name, percent=percent) for choice in choices]
     return shapes[0] if len(shapes) == 1 else ParsedAnswer("list", text, tuple(shapes))
-
-
-def _strip_unit(tokens: list[Token]) -> tuple[list[Token], str | None, bool]:
-    """Return the tokens without their unit, the unit, and whether a percent sign followed them."""
-    sign = 1 if tokens[0].text in ("-", "+") else 0
-    if len(tokens) > sign + 1 and tokens[sign].text in ("\\$", "euro", "pounds"):
-        name = {"\\$": "dollar"}.get(tokens[sign].text, tokens[sign].text)
-        return [*tokens[:sign], *tokens[sign + 1 :]], name, False
-    texts = [token.text for token in tokens]
-    for tail in (["^", "circ"], ["^", "{", "circ", "}"], ["degree"]):
-        if len(texts) > len(tail) and texts[-len(tail) :] == tail:
-            # In `\sin 30^\circ` the degrees belong to the function: it is not an angle.
-            applied = any(token.text in FUNCTIONS for token in tokens)
-            return (tokens, None, False) if applied else (tokens[: -len(tail)], "deg", False)
-    if len(tokens) > 1 and (texts[-1] == "%" or texts[-1].strip().lower() in ("percent", "per cent")):
-        return tokens[:-1], None, True
-    power = ""
-    if len(texts) > 3 and texts[-2] == "^" and texts[-1] in ("2", "3"):
-        power, tokens = texts[-1], tokens[:-2]
-    elif len(texts) > 5 and texts[-4:-2] == ["^", "{"] and texts[-2] in ("2", "3") and texts[-1] == "}":
-        power, tokens = texts[-2], tokens[:-4]
-    last = tokens[-1]
-    if len(tokens) > 1 and last.kind in ("text", "word"):
-        start = len(tokens) - 1
-        while start > 1 and tokens[start - 1].kind == "word" and last.kind == "word":
-            start -= 1
-        name = " ".join(token.text for token in tokens[start:])
-        longer = last.kind == "text" or len(name) > 3 or name in ("cm", "km", "mm", "kg", "ft", "mph", "min", "hrs")
-        measure = parse_unit(name, power) if longer and tokens[start - 1].kind != "word" else None
-        if measure is not None:
-            return tokens[:start], measure, False
-    if power:
-        tokens = [*tokens, Token("mark", "^"), Token("number", power)]  # it was an exponent, not a unit's
-    return tokens, None, False
 
 
 def _expand_plus_minus(node: Node) -> list[Node]:

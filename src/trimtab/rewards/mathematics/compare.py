@@ -7,6 +7,7 @@ Where exact algebra cannot decide, `fallback` is called; the trainer's process n
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -15,9 +16,11 @@ from trimtab.rewards.mathematics.commands import has_foreign_commands
 from trimtab.rewards.mathematics.nodes import Node, ParseError, literal_value, negate, symbols
 from trimtab.rewards.mathematics.normal_form import NormalForm, NormalFormBuilder, NormalizeError, rational
 from trimtab.rewards.mathematics.numeric import float_value, numerically_different
-from trimtab.rewards.mathematics.units import compatible_units
+from trimtab.rewards.mathematics.units import compatible_units, parse_unit
 from trimtab.rewards.verdicts import VerdictKind
 
+_LETTER_UNITS = frozenset("m g s h N J W V L".split())  # not K, k, M, G, T, B, which scale
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 ROUNDED_DIGITS = 4  # a decimal truth with at least so many digits may be a rounded one
 
 Fallback = Callable[[ParsedAnswer, ParsedAnswer], bool]
@@ -47,9 +50,13 @@ def equivalent(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback)
     if truth.kind == extracted.kind:
         return _COMPARATORS[truth.kind](truth, extracted, fallback)
     if {truth.kind, extracted.kind} == {"list", "set"}:
-        return _equal_unordered(truth, extracted, fallback)
+        return len(_names(truth)) < 2 and _equal_unordered(truth, extracted, fallback)
     if truth.kind == "list" and extracted.kind == "tuple" and extracted.brackets == "()":
         return _equal_ordered(truth, extracted, fallback)
+    if truth.kind == "tuple" and truth.brackets == "()" and extracted.kind == "list":  # x = 1, y = 2 for (1, 2)
+        names = _names(extracted)
+        in_order = len(names) == len(extracted.members) and names == sorted(set(names))
+        return in_order and _equal_ordered(truth, extracted, fallback)
     if truth.kind == "chain":  # a truth that gives the same value in several ways
         return any(equivalent(member, extracted, fallback) for member in truth.members)
     return _equal_opaque(truth, extracted, fallback)
@@ -90,6 +97,18 @@ def _equal_unordered(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fal
     return not left
 
 
+def _equal_lists(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback) -> bool:
+    """Compare lists: values in any order, those of several variables by name, or without names in the truth's order."""
+    if len(set(_names(truth))) > 1 and len(_names(extracted)) < len(extracted.members):
+        return _equal_ordered(truth, extracted, fallback)
+    return _equal_unordered(truth, extracted, fallback)
+
+
+def _names(answer: ParsedAnswer) -> list[str]:
+    """Return the variables of the equations in a list."""
+    return [member.name for member in answer.members if member.kind == "equation" and member.name]
+
+
 def _equal_sets(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback) -> bool:
     """Compare sets, in which repeated members do not count."""
     return all(any(equivalent(t, e, fallback) for e in extracted.members) for t in truth.members) and all(
@@ -113,6 +132,9 @@ def _equal_equations(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fal
     """Compare equations by their sides, or up to a factor: `y = 2x + 3` is `2x - y + 3 = 0`."""
     if truth.name and extracted.name:
         return truth.name == extracted.name and equivalent(truth.members[1], extracted.members[1], fallback)
+    solution = truth.members[1].node
+    if truth.name and solution is not None and not symbols(solution):
+        return False  # `2x = 6` for `x = 3` repeats the question
     sides = (*truth.members, *extracted.members)
     nodes = [side.node for side in sides if side.node is not None]
     if len(nodes) < len(sides) or any(side.unit or side.percent for side in sides):
@@ -146,6 +168,8 @@ def _equal_opaque(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallba
         return False
     if truth.kind != "opaque" and not has_foreign_commands(extracted.text):
         return False
+    if sorted(_WORD.findall(truth.text)) != sorted(_WORD.findall(extracted.text)):
+        return False  # math-verify drops words that it takes for units
     return extracted.kind not in ("list", "chain", "inequality", "set") and fallback(truth, extracted)
 
 
@@ -241,17 +265,23 @@ def _infinity(node: Node) -> int:
 
 
 def _letter_unit(node: Node) -> tuple[Node, str] | None:
-    """Split `5 m` into the number and its unit, for truths without variables."""
-    if node.kind == "product" and len(node.children) == 2 and node.children[1].kind == "symbol":
-        first, second = node.children
-        if second.name in ("m", "g", "s", "h") and literal_value(first) is not None:
-            return first, second.name
-    return None
+    """Split `5 m/s` into the number and its unit, for truths without variables."""
+    if node.kind != "product" or literal_value(node.children[0]) is None or node.literal:
+        return None
+    words = []
+    for factor in node.children[1:]:
+        base, power = factor.children if factor.kind == "power" else (factor, None)
+        exponent = Fraction(1) if power is None else literal_value(power)
+        if base.kind != "symbol" or base.name not in _LETTER_UNITS or exponent is None:
+            return None
+        words.append(f"{base.name}^{exponent}")
+    unit = parse_unit(" ".join(words))
+    return None if unit is None else (node.children[0], unit)
 
 
 _COMPARATORS: dict[str, Callable[[ParsedAnswer, ParsedAnswer, Fallback], bool]] = {
     "value": _equal_values,
-    "list": _equal_unordered,
+    "list": _equal_lists,
     "set": _equal_sets,
     "tuple": _equal_tuples,
     "union": _equal_unordered,

@@ -19,7 +19,7 @@ MAX_TOWER = 2
 MAX_EXPONENT = 400  # of something with variables in it: (x+1)^{400}
 MAX_OPAQUE_CHARS = 500  # characters of what only a worker can read
 
-_FAST_GROWING = frozenset(("factorial", "binom", "exp", "sinh", "cosh", "tanh"))
+_FAST_GROWING = frozenset(("factorial", "double_factorial", "binom", "exp", "sinh", "cosh", "tanh"))
 _LARGE_NUMBER = re.compile(r"\d{5,}")
 _EXPONENT = re.compile(r"(?:\^|\*\*)\s*\{?\s*[-+(]*\s*(\d+)")
 _BIG_OPERATOR = re.compile(r"\\(?:sum|prod|int|iint|oint|lim|bigcup|binom|uparrow)(?![a-zA-Z])")

@@ -6,6 +6,7 @@ difference; exact algebra; an estimate of the cost of what is left; and only the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -18,12 +19,16 @@ from trimtab.rewards.mathematics.tokenizer import MAX_ANSWER_CHARS, normalize_la
 from trimtab.rewards.pool import WorkerCall
 from trimtab.rewards.verdicts import Verdict, VerdictKind, make_verdict
 
+_APPROXIMATELY = re.compile(r"\s*\$?\s*(?:\\approx|≈)(?![a-zA-Z])")
 SYMPY_CHECK = "trimtab.rewards.mathematics.sympy_check:grade_pair"
 
 
 def grade_extracted(extracted: str, answer: str) -> Verdict | WorkerCall:
     """Return the verdict on an extracted answer, or the worker call that is needed to decide it."""
     truth = unbox(answer)
+    if approximate := _APPROXIMATELY.match(truth):
+        # A truth that says it is rounded asks for the number behind the sign, with or without it.
+        truth, extracted = truth[approximate.end() :], _APPROXIMATELY.sub("", extracted, count=1)
     if len(extracted) > MAX_ANSWER_CHARS:
         return make_verdict("correct" if extracted.strip() == truth.strip() else "too_costly", extracted)
     if tidy(extracted) == tidy(truth):

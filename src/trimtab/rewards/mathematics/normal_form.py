@@ -215,6 +215,8 @@ def _exact(name: str, values: list[Fraction | None]) -> Fraction | None:
         return Fraction({"floor": x.__floor__(), "ceil": x.__ceil__()}.get(name, 0)) if name != "abs" else abs(x)
     if name == "factorial" and x.denominator == 1 and 0 <= x <= MAX_FACTORIAL:
         return Fraction(math.factorial(int(x)))
+    if name == "double_factorial" and x.denominator == 1 and 0 <= x <= MAX_FACTORIAL:
+        return Fraction(math.prod(range(int(x), 0, -2)))
     if name == "binom":
         y = values[1]
         assert y is not None

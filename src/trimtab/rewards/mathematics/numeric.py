@@ -27,10 +27,18 @@ def _gamma(x: Any) -> Any:
     return math.gamma(argument.real + 1)
 
 
+def _double_factorial(x: Any) -> Any:
+    argument = complex(x)
+    if argument.imag or argument.real != int(argument.real) or not 0 <= argument.real <= 300:
+        return math.nan
+    return float(math.prod(range(int(argument.real), 0, -2)))
+
+
 FLOAT_BACKEND = SimpleNamespace(
     cancels=1e-6,  # a sum below this share of its largest term has lost its digits; 0 turns the check off
     number=lambda value: float(value) if abs(value) < Fraction(10) ** 300 else math.inf,
     pi=math.pi, e=math.e, i=1j, infinity=math.inf, log=cmath.log, exp=cmath.exp, factorial=_gamma,
+    double_factorial=_double_factorial,
     floor=lambda x: float(math.floor(complex(x).real)), ceil=lambda x: float(math.ceil(complex(x).real)), abs=abs,
     sin=cmath.sin, cos=cmath.cos, tan=cmath.tan, arcsin=cmath.asin, arccos=cmath.acos, arctan=cmath.atan,
     sinh=cmath.sinh, cosh=cmath.cosh, tanh=cmath.tanh,

@@ -126,7 +126,7 @@ class _Parser:
         while (mark := self.peek()) in ("^", "!", "'", "degree"):
             self.position += 1
             if mark == "!":
-                base = Node("function", (base,), "factorial")
+                base = Node("function", (base,), self.parse_factorial())
             elif mark == "'":
                 if base.kind != "symbol":
                     raise ParseError("'")
@@ -138,6 +138,15 @@ class _Parser:
                 if self.peek() == "^":
                     raise ParseError("a^b^c")  # an error in LaTeX too
         return base
+
+    def parse_factorial(self) -> str:
+        """Return which factorial stands behind its first sign: `5!!` is the double factorial 15, not (5!)!."""
+        signs = 1
+        while self.peek() == "!":
+            if self.tokens[self.position].spaced or signs == 2:
+                raise ParseError("!!")
+            self.position, signs = self.position + 1, signs + 1
+        return "factorial" if signs == 1 else "double_factorial"
 
     def accept_degrees(self) -> bool:
         """Skip a degree sign in an exponent (`^\\circ` or `^{\\circ}`); return whether there was one."""
@@ -196,16 +205,35 @@ class _Parser:
         raise ParseError(text)
 
     def parse_repeating(self, start: str) -> Node | None:
-        """Parse a repeating decimal (`0.1\\overline{6}` is 1/6); None where nothing repeats."""
+        """Parse a repeating decimal (`0.1\\overline{6}`, `0.1\\dot{6}`, `0.(3)`); None where nothing repeats."""
         dotted = self.peek() == "." and "." not in start
-        rest = [token.text for token in self.tokens[self.position + dotted : self.position + dotted + 4]]
-        if [*rest[:2], *rest[3:]] != ["overline", "{", "}"] or not (dotted or "." in start):
+        if not (dotted or "." in start) or "e" in start.lower():
             return None
-        if not (rest[2].isdigit() and start.replace(".", "").isdigit() and len(start + rest[2]) < MAX_DIGITS):
-            raise ParseError("overline")
-        self.position += 4 + dotted
-        places, period = len(start.partition(".")[2]), len(rest[2])
-        return number(Fraction(start) + Fraction(int(rest[2]), (10**period - 1) * 10**places))
+        place = self.position + dotted
+        mark = self.tokens[place].text if place < len(self.tokens) else ""
+        if mark not in ("overline", "bar", "dot") and not (mark == "(" and dotted):
+            return None
+        digits, place = self.repeated_digits(place if mark == "(" else place + 1)
+        if mark == "dot":  # `0.\\dot{1}4285\\dot{7}`: the first and the last digit of the period have dots
+            while place < len(self.tokens) and (
+                self.tokens[place].kind == "number" or self.tokens[place].text == "dot"
+            ):
+                more, place = self.repeated_digits(place + (self.tokens[place].text == "dot"))
+                digits += more
+        if len(start + digits) >= MAX_DIGITS:
+            raise ParseError(mark)
+        self.position = place
+        places, period = len(start.partition(".")[2]), len(digits)
+        return number(Fraction(start) + Fraction(int(digits), (10**period - 1) * 10**places))
+
+    def repeated_digits(self, place: int) -> tuple[str, int]:
+        """Return the digits at an index, in braces, in parentheses or bare, and the index behind them."""
+        texts = [token.text for token in self.tokens[place : place + 3]]
+        enclosed = texts[:1] in (["{"], ["("]) and len(texts) == 3 and texts[2] == _CLOSING[texts[0]]
+        digits = texts[1] if enclosed else "".join(texts[:1])
+        if not (digits.isascii() and digits.isdigit()):
+            raise ParseError("digits that repeat")
+        return digits, place + (3 if enclosed else 1)
 
     def parse_mixed(self, whole: Node, depth: int) -> Node:
         """Parse a mixed number: `1\\frac{4}{5}` and `1 4/5` are 9/5."""

@@ -90,7 +90,7 @@ def _mpmath_backend(mpmath: Any) -> SimpleNamespace:
         cancels=0,
         number=lambda value: mpmath.mpf(value.numerator) / value.denominator,
         pi=+mpmath.pi, e=+mpmath.e, i=mpmath.mpc(0, 1), infinity=mpmath.inf, log=mpmath.log, exp=mpmath.exp,
-        factorial=mpmath.factorial, floor=mpmath.floor, ceil=mpmath.ceil, abs=abs, sin=mpmath.sin, cos=mpmath.cos,
-        tan=mpmath.tan, arcsin=mpmath.asin, arccos=mpmath.acos, arctan=mpmath.atan, sinh=mpmath.sinh,
-        cosh=mpmath.cosh, tanh=mpmath.tanh,
+        factorial=mpmath.factorial, double_factorial=mpmath.fac2, floor=mpmath.floor, ceil=mpmath.ceil, abs=abs,
+        sin=mpmath.sin, cos=mpmath.cos, tan=mpmath.tan, arcsin=mpmath.asin, arccos=mpmath.acos, arctan=mpmath.atan,
+        sinh=mpmath.sinh, cosh=mpmath.cosh, tanh=mpmath.tanh,
     )  # fmt: skip

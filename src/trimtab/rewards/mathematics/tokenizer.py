@@ -9,24 +9,17 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from trimtab.rewards.mathematics.commands import FUNCTIONS
+from trimtab.rewards.mathematics.unicode_latex import unicode_to_latex
+
 MAX_ANSWER_CHARS = 2_000  # a longer answer is compared as text only
 
-_UNICODE = {
-    "−": "-", "–": "-", "﹣": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/",
-    "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "∪": r"\cup ", "∩": r"\cap ", "≤": r"\le ", "≥": r"\ge ",
-    "≠": r"\ne ", "°": r"^\circ ", "±": r"\pm ", "∓": r"\mp ", "∈": r"\in ", "∅": r"\emptyset ", "θ": r"\theta ",
-    "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "ω": r"\omega ", "φ": r"\phi ", "μ": r"\mu ",
-    "⁰": "^0", "¹": "^1", "²": "^2", "³": "^3", "⁴": "^4", "⁵": "^5", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
-    "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "…": r"\ldots ", "\u00a0": " ", "\u2009": " ",
-    "’": "'", "′": "'", "€": r"\euro ", "£": r"\pounds ",
-}  # fmt: skip
-_TRANSLATION = str.maketrans(_UNICODE)
 _ALIASES = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom", "leq": "le", "geq": "ge",
     "leqslant": "le", "geqslant": "ge", "lt": "<", "gt": ">", "neq": "ne", "mbox": "text", "hbox": "text",
     "textbf": "text", "textit": "text", "textrm": "text", "textsf": "text", "texttt": "text", "textnormal": "text",
     "mathrm": "text", "mathbf": "text", "mathit": "text", "mathsf": "text", "operatorname": "text", "bm": "text",
-    "boldsymbol": "text",
+    "boldsymbol": "text", "mathtt": "text", "pmb": "text", "textup": "text", "textsl": "text", "emph": "text",
     "varnothing": "emptyset", "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]", "lvert": "|",
     "rvert": "|", "vert": "|", "mid": "|", "ast": "cdot", "degree": "circ", "degrees": "circ", "dots": "ldots",
     "cdots": "ldots", "varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi", "to": "rightarrow",
@@ -35,9 +28,11 @@ _ALIASES = {
 }  # fmt: skip
 _IGNORED = frozenset(
     "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr bigm displaystyle textstyle scriptstyle "
-    "limits nolimits quad qquad thinspace medspace enspace rm bf it cal mathstrut strut nobreak allowbreak".split()
+    "scriptscriptstyle limits nolimits quad qquad thinspace medspace enspace rm bf it cal mathstrut strut nobreak "
+    "allowbreak tiny small normalsize large Large LARGE huge Huge bfseries boldmath underline fbox ensuremath".split()
 )
-_SPACED_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\\[,!;: ]|\{,\}|,\\!)\s?\d{3})+(?!\d)")
+_SKIPPED_ARGUMENT = frozenset("hspace vspace phantom hphantom vphantom color textcolor colorbox".split())
+_SPACED_THOUSANDS = re.compile(r"(?<![\d.])[1-9]\d{0,2}(?:(?:\\[,!;: ]|\{,\}|,\\!)\s?\d{3})+(?!\d)")
 _TOKEN = re.compile(
     r"(?P<space>(?:\s|~|\\[,!;:> ]|\\(?=\s))+)"
     r"|\\(?P<command>[a-zA-Z]+)"
@@ -48,7 +43,10 @@ _TOKEN = re.compile(
     re.ASCII | re.DOTALL,
 )
 
-_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?", re.ASCII)
+# A run of digits and commas is one number or a list as a whole: `1,10,100` are three numbers, `0,125` are two.
+_THOUSANDS = re.compile(r"(?<!\d,)[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)(?:\.\d+)?", re.ASCII)
+_NUMBER_START = re.compile(r"\s*[-+]?\s*\$?\.?\d", re.ASCII)
+_FORMULA = re.compile(r"[+=<>!]|(?<![\^\d])\d|\b[A-Za-z]\s?-", re.ASCII)
 
 _ESCAPED = {"$": "\\$", "{": "\\{", "}": "\\}", "(": "", ")": "", "[": "", "]": ""}
 _OPENING, _CLOSING = frozenset(("(", "[", "\\{")), frozenset((")", "]", "\\}"))
@@ -70,7 +68,7 @@ def tokenize(source: str) -> list[Token]:
 
     `1,234` is one number, except inside brackets, where a comma separates the members of a tuple or a set.
     """
-    source = _SPACED_THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), source.translate(_TRANSLATION))
+    source = _SPACED_THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), unicode_to_latex(source))
     result: list[Token] = []
     spaced, position, depth = False, 0, 0
     while match := _TOKEN.match(source, position):
@@ -93,7 +91,8 @@ def tokenize(source: str) -> list[Token]:
                 position, text = grouped.end(), grouped[0].replace(",", "")
             token = Token("number", text, spaced)
         if token is not None and token.text:
-            depth += (token.text in _OPENING) - (token.text in _CLOSING)
+            # `]1,2[` is an open interval: a bracket that closes nothing opens one.
+            depth += 1 if token.text in _OPENING or (token.text == "]" and depth <= 0) else -(token.text in _CLOSING)
             result.append(token)
             spaced = False
         else:
@@ -108,17 +107,8 @@ def _command(name: str, source: str, position: int, spaced: bool) -> tuple[Token
         return None, position + 1 if name in ("left", "right") and source.startswith(".", position) else position
     written, name = name, _ALIASES.get(name, name)
     if name == "text":
-        start = position
-        while start < len(source) and source[start].isspace():
-            start += 1
-        close = source.find("}", start)
-        inner = source[start + 1 : close] if source.startswith("{", start) and close > 0 else None
-        if inner is not None and len(inner) == 1 and inner.isalpha() and written.startswith(("math", "bm", "bold")):
-            return Token("letter", inner, spaced), close + 1
-        if inner is not None and "{" not in inner and "\\" not in inner:
-            return Token("text", inner.replace("$", "") or " ", spaced), close + 1
-        return None, position  # `\mathbf{x_{1}}` is a style only
-    if name in ("hspace", "vspace", "phantom", "color"):
+        return _styled(written, source, position, spaced)
+    if name in _SKIPPED_ARGUMENT:
         close = source.find("}", position)
         return None, close + 1 if source.startswith("{", position) and close > 0 else position
     if name == "circ" and written != "circ":  # `30\\degree` needs no ^
@@ -127,6 +117,25 @@ def _command(name: str, source: str, position: int, spaced: bool) -> tuple[Token
     if len(name) == 1 and not name.isalpha():
         return Token("mark", braces.get(name, "\\$" if name == "$" else name), spaced), position
     return Token("command", name, spaced), position
+
+
+def _styled(style: str, source: str, position: int, spaced: bool) -> tuple[Token | None, int]:
+    """Return the token of a text or of letters in a style; None where only a style is set, and its content follows."""
+    start = position
+    while start < len(source) and source[start].isspace():
+        start += 1
+    close = source.find("}", start)
+    inner = source[start + 1 : close] if source.startswith("{", start) and close > 0 else None
+    if inner is None or "{" in inner or "\\" in inner or _NUMBER_START.match(inner):
+        return None, position  # `\mathbf{x_{1}}`, `\text{7 cm}`
+    letters = style.startswith(("math", "bm", "bold", "pmb", "operatorname"))
+    if letters and len(inner) == 1 and inner.isalpha():
+        return Token("letter", inner, spaced), close + 1
+    if letters and _FORMULA.search(inner):
+        return None, position
+    if letters and inner in FUNCTIONS - (frozenset() if style == "operatorname" else {"min"}):
+        return Token("command", inner, spaced), close + 1
+    return Token("text", inner.replace("$", "") or " ", spaced), close + 1
 
 
 def normalize_latex(source: str) -> str:
@@ -138,4 +147,5 @@ def normalize_latex(source: str) -> str:
             text = " ".join(text.split())
         joins = parts and parts[-1][-1:].isalnum() and text[:1].isalnum() and (token.spaced or token.kind == "text")
         parts.append(" " + text if joins else text)
-    return "".join(parts).rstrip(".,;\\ ").strip()
+    text = "".join(parts).rstrip("\\ ")
+    return text[:-1].rstrip("\\ ").strip() if text.endswith((".", ",", ";")) else text.strip()  # of a sentence

@@ -1,70 +1,215 @@
-"""Units after a number: which words are one, and which are the same.
+"""Units after a number: which words are one, which are the same, and which an answer may add.
 
-An answer may leave out or add a unit, but not exchange it. A single word that is not a unit (`42 apples`) names what is
-counted; words that change a number's meaning (`42 hundred`, `42 or so`) are not accepted.
+An answer may leave out or add a known unit, but not exchange it. A word that is not known to be harmless is accepted
+only where the truth has it too: after `7`, `lakh`, `eighths`, `M` and `doubled` all change the value.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-_SPELLINGS = """
-cm centimeter centimeters centimetre centimetres|m meter meters metre metres|mm millimeter millimeters|in inch inches
-km kilometer kilometers kilometre kilometres|ft foot feet|yd yard yards|mi mile miles|g gram grams gm
-kg kilogram kilograms|mg milligram milligrams|lb lbs pound pounds|oz ounce ounces|s sec secs second seconds
-min mins minute minutes|h hr hrs hour hours|ms millisecond milliseconds|day days|week weeks|month months
-year years yr yrs|dollar dollars usd|cent cents|euro euros|deg degree degrees|rad radian radians|unit units
-l liter liters litre litres|ml milliliter milliliters|mph|kmh|hz hertz|newton newtons|j joule joules|w watt watts
-v volt volts|amp amps ampere|kelvin kelvins|pa pascal pascals|mol mole moles|ev|mev|gev|kw|kj|cal calorie calories
-kcal|people person persons|gallon gallons gal|quart quarts|pint pints|cup cups|acre acres|ton tons|point points
-way ways|time times|piece pieces
-"""
-# Each line and each `|` separates groups of spellings; the first of a group is its canonical one.
-_CANONICAL = {word: group.split()[0] for group in re.split(r"[|\n]", _SPELLINGS) for word in group.split()}
-_NOT_COUNTABLE = frozenset(
-    """
-    ones tens hundred hundreds thousand thousands million millions billion billions trillion dozen dozens percent permil
-    pi half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths tenth tenths hundredth
-    hundredths thousandth thousandths zero one two three four five six seven eight nine ten not no or and maybe wrong
-    false incorrect mod base factorial squared cubed square cubic root over plus minus times divided by than
-    approximately about nearly almost less more least most to if is are but either neither any all none score nan inf
-    infinity undefined choose
-    """.split()
+from trimtab.rewards.mathematics.commands import CONSTANTS, FUNCTIONS
+from trimtab.rewards.mathematics.tokenizer import Token
+from trimtab.rewards.mathematics.unit_words import (
+    COMPOUND_MEASURES,
+    COUNTED,
+    COUNTED_ALIKE,
+    DESCRIPTIONS,
+    EXTENTS,
+    MEASURES,
+    SAME_UNITS,
+    SQUARED,
+    SQUARED_AFTER,
+    changes_value,
 )
-_PATTERN = re.compile(r"[a-zA-Z.]+(?:(?: |/| per |-)[a-zA-Z.]+){0,3}")
-_POWER_PREFIX = {"square": "^2", "sq": "^2", "sq.": "^2", "cubic": "^3", "cu": "^3"}
-_POWER_SUFFIX = {"squared": "^2", "cubed": "^3"}
+
+MAX_UNIT_CHARS = 60
+MAX_UNIT_TOKENS = 16
+
+_DIMENSIONS = {group.split()[0]: name for name, groups in MEASURES.items() for group in groups.split("|")}
+_MEASURES = {
+    spelling: group.split()[0]
+    for groups in MEASURES.values()
+    for group in groups.split("|")
+    for spelling in group.split()
+}
+_COUNTED = {word: word for word in COUNTED.split()}
+_COUNTED |= {word: group.split()[0] for group in re.split(r"[|\n]", COUNTED_ALIKE) for word in group.split()}
+_CURRENCIES = {"\\$": "dollar", "euro": "euro", "pounds": "gbp"}
+_SHORT_WORDS = frozenset("cm km mm kg mg ft mi yd lb oz hr ml mL Hz eV".split())  # not products of variables
+_PART = re.compile(r"\s*(?:([A-Za-z]+(?:\.[A-Za-z]+)*)\.?(?:\s*\^\s*(-?\d))?|(/)|[-*])\s*")
 
 
-def parse_unit(words: str, power: str = "") -> str | None:
-    """Return the unit that the words after a number name, in one spelling; None where they are not a unit.
+def parse_unit(text: str) -> str | None:
+    """Return the unit that the text after a number names, in one spelling; None where it changes the number's value.
 
-    `power` is the exponent that follows them: `cm` and `2` are square centimeters.
+    A measure is `cm^2` or `h^-1 km`. A known thing that is counted starts with `#`, words that are not known with `?`.
     """
-    words = " ".join(words.replace("~", " ").replace("\\", " ").split()).strip(" .,")
-    if not words or len(words) > 40 or not _PATTERN.fullmatch(words):
+    text = re.sub(r"[~\\]+", " ", text).strip().removesuffix(",")
+    text = re.sub(r"\b(?:un)?ordered (pair|triple)s?\b", r"ordered\1", text)
+    text = re.sub(r"\bdegrees? (?=celsius|fahrenheit)", "", text, flags=re.IGNORECASE)
+    parts: list[tuple[str, int]] = []
+    position = 0
+    while position < len(text) <= MAX_UNIT_CHARS and (match := _PART.match(text, position)):
+        position = match.end()
+        if match[1] or match[3]:
+            parts.append(("per" if match[3] else match[1].replace(".", ""), int(match[2] or 1)))
+    if not parts or position < len(text):
         return None
-    suffix = "^" + power if power else ""
-    parts = words.lower().replace("/", " per ").split()
-    if len(parts) > 1 and parts[0] in _POWER_PREFIX and not suffix:
-        suffix, parts = _POWER_PREFIX[parts[0]], parts[1:]
-    elif len(parts) > 1 and parts[-1] in _POWER_SUFFIX and not suffix:
-        suffix, parts = _POWER_SUFFIX[parts[-1]], parts[:-1]
-    if len(parts) == 1:
-        name = _CANONICAL.get(parts[0].rstrip("."))
-        if name:
-            return name + suffix
-        # `#` marks a thing that is counted: any two of those are compatible.
-        countable = len(parts[0]) > 2 and parts[0].isalpha() and parts[0] not in _NOT_COUNTABLE
-        return "#" + parts[0].removesuffix("s") if countable else None
-    known = [_CANONICAL.get(part) for part in parts if part != "per"]
-    if "per" in parts and all(known):
-        return " per ".join(str(name) for name in known) + suffix
-    return None
+    words = [word.lower() for word, _ in parts]
+    if unit := _parse_measure(parts) or _parse_counted(parts):
+        return unit
+    if any(map(changes_value, words)) or any(power != 1 for _, power in parts):
+        return None
+    return "?" + " ".join(word.removesuffix("s") for word in words)
+
+
+def _parse_measure(parts: list[tuple[str, int]]) -> str | None:
+    """Return a product of powers of measures, `per` included; None where a word is not a measure."""
+    if len(parts) > 1 and parts[-1][0].lower() in EXTENTS:
+        parts = parts[:-1]
+    factors: dict[str, int] = {}
+    sign = prefix = 1
+    for place, (word, power) in enumerate(parts):
+        name = word.lower()
+        if name == "per":
+            sign = -1
+        elif name == "of":  # `cups of flour` are cups
+            if not factors or _parse_counted(parts[place + 1 :]) is None:
+                return None
+            break
+        elif name in SQUARED:
+            prefix = SQUARED[name]
+        elif name in SQUARED_AFTER and factors:
+            factors[next(reversed(factors))] *= SQUARED_AFTER[name]
+        else:
+            thing = _thing(word) if sign < 0 or ("per", 1) in parts else None  # `dollars per apple`
+            units = _measure(word) or ({"#" + thing: 1} if thing else None)
+            if units is None or (prefix > 1 and any(_DIMENSIONS.get(unit) != "length" for unit in units)):
+                return None
+            for unit, exponent in units.items():
+                factors[unit] = factors.get(unit, 0) + sign * exponent * prefix * power
+            prefix = 1
+    above, below = ({_DIMENSIONS.get(unit, unit) for unit, n in factors.items() if n * side > 0} for side in (1, -1))
+    if not factors or prefix > 1 or 0 in factors.values() or above & below:  # cents per dollar are hundredths
+        return None
+    return " ".join(unit if n == 1 else f"{unit}^{n}" for unit, n in sorted(factors.items()))
+
+
+def _parse_counted(parts: list[tuple[str, int]]) -> str | None:
+    """Return a thing that is counted, with the words that describe it; None where a word is not known."""
+    words = [word.lower() for word, power in parts if power == 1]
+    if "of" in words[1:]:  # `pieces of candy` are pieces
+        place = words.index("of")
+        return _parse_counted(parts[:place]) if _parse_counted(parts[place + 1 :]) else None
+    things = [_thing(word) for word in words]
+    known = all(thing or word in DESCRIPTIONS for thing, word in zip(things, words, strict=True))
+    if not known or len(words) < len(parts) or not things or things[-1] is None:
+        return None
+    return "#" + " ".join(thing or word for thing, word in zip(things, words, strict=True))
+
+
+def _measure(word: str) -> dict[str, int] | None:
+    """Return the measure that a word spells, as powers of canonical ones; symbols are known by their case."""
+    if word in COMPOUND_MEASURES:
+        return COMPOUND_MEASURES[word]
+    lower = word.lower()
+    spellings = (
+        word,
+        *((lower, lower.removesuffix("s")) if len(word) > 3 or (len(word) > 2 and word.istitle()) else ()),
+    )
+    return next(({_MEASURES[spelling]: 1} for spelling in spellings if spelling in _MEASURES), None)
+
+
+def _thing(word: str) -> str | None:
+    """Return the name of a thing that is counted, in the singular; None where it is not known."""
+    word = word.lower()
+    endings = {"": "", "s": "", "es": "", "ies": "y"}
+    forms = (word.removesuffix(old) + new for old, new in endings.items() if word.endswith(old))
+    return next((_COUNTED[form] for form in forms if form in _COUNTED), None)
 
 
 def compatible_units(truth: str | None, extracted: str | None) -> bool:
-    """Return whether two units may mean the same: one may be missing, two must be equal (things counted may differ)."""
-    if truth is None or extracted is None or truth == extracted:
+    """Return whether an answer's unit fits the truth's: one may be missing or added if known, but not exchanged."""
+    if extracted is None or truth == extracted:
         return True
-    return truth.startswith("#") and extracted.startswith("#")
+    if truth is None:
+        return not extracted.startswith("?")
+    if truth[0] in "#?" and extracted[0] in "#?":  # the same thing, described in more words or in fewer
+        asked, given = truth[1:].split(), extracted[1:].split()
+        added = extracted[0] == "#" and set(asked) <= set(given)
+        return asked[-1] == given[-1] and (added or set(given) <= set(asked))
+    return frozenset((truth, extracted)) in SAME_UNITS
+
+
+def strip_unit(tokens: list[Token]) -> tuple[list[Token], str | None, bool]:
+    """Return the tokens without their unit, the unit, and whether a percent sign followed them."""
+    texts = [token.text for token in tokens]
+    sign = 1 if texts[0] in ("-", "+") else 0
+    if len(tokens) > sign + 1 and texts[sign] in _CURRENCIES:
+        return _strip_price([*tokens[:sign], *tokens[sign + 1 :]], _CURRENCIES[texts[sign]])
+    if len(tokens) > 1 and texts[-1] in _CURRENCIES:
+        return tokens[:-1], _CURRENCIES[texts[-1]], False
+    if len(tokens) > 1 and (texts[-1] == "%" or texts[-1].strip().lower() in ("percent", "per cent")):
+        return tokens[:-1], None, True
+    scale = {"C": "celsius", "F": "fahrenheit"}.get(texts[-1].strip())
+    for tail in (["^", "circ"], ["^", "{", "circ", "}"], ["degree"]):
+        end = len(texts) - (scale is not None)
+        if end > len(tail) and texts[end - len(tail) : end] == tail:
+            # In `\sin 30^\circ` the degrees belong to the function: it is not an angle.
+            applied = any(token.text in FUNCTIONS for token in tokens)
+            return (tokens, None, False) if applied else (tokens[: end - len(tail)], scale or "deg", False)
+    start = _unit_start(tokens)
+    unit = None if start is None else parse_unit(_join(tokens[start:]))
+    return (tokens, None, False) if unit is None else (tokens[:start], unit, False)
+
+
+def _strip_price(tokens: list[Token], money: str) -> tuple[list[Token], str | None, bool]:
+    """Strip what follows a price: nothing, the same currency in words, or `per` something."""
+    start = _unit_start(tokens)
+    words = "" if start is None else _join(tokens[start:])
+    if words and parse_unit(words) == money:
+        return tokens[:start], money, False
+    unit = parse_unit(f"{money} {words}") if re.match(r"\s*(?:per\b|/)", words) else None
+    return (tokens, money, False) if unit is None else (tokens[:start], unit, False)
+
+
+def _unit_start(tokens: Sequence[Token]) -> int | None:
+    """Return where the unit at the end of an answer starts; None where there is none."""
+    first = len(tokens)
+    while first > 1 and len(tokens) - first < MAX_UNIT_TOKENS and _may_be_in_unit(tokens, first - 1):
+        first -= 1
+    start = next((place for place in range(first, len(tokens)) if _starts_unit(tokens[place])), None)
+    if start is None:
+        return None
+    while start > first and tokens[start - 1].text in ("{", "/"):
+        start -= 1
+    texts = [token.text for token in tokens[start:]]
+    return start if texts.count("{") == texts.count("}") and tokens[start - 1].kind != "word" else None
+
+
+def _may_be_in_unit(tokens: Sequence[Token], place: int) -> bool:
+    token, before = tokens[place], tokens[place - 1]
+    if token.kind == "number" or token.text == "-":
+        return len(token.text) == 1 and before.text in ("^", "{", "-")
+    if token.text == ".":  # of an abbreviation
+        return before.kind == "word"
+    return token.kind in ("text", "word", "letter") or token.text in ("/", "^", "{", "}", "cdot")
+
+
+def _starts_unit(token: Token) -> bool:
+    """Return whether a word can only be one, not a product of variables or a function."""
+    if token.kind != "word" or token.text in FUNCTIONS - {"min"} or token.text in CONSTANTS or token.text == "sqrt":
+        return token.kind == "text"
+    known = _measure(token.text) or _thing(token.text)
+    return token.text in _SHORT_WORDS or len(token.text) > 3 or (len(token.text) == 3 and known is not None)
+
+
+def _join(tokens: Sequence[Token]) -> str:
+    """Return the text of a unit: words apart, no braces."""
+    marks = {"cdot": "*", "{": "", "}": ""}
+    return "".join(
+        f" {token.text} " if token.kind in ("text", "word", "letter") else marks.get(token.text, token.text)
+        for token in tokens
+    )

@@ -52,7 +52,7 @@ STOPPED, REFUSED = 3, 2
 
 # Each process is forked from a server that has imported these and computed nothing: it starts at once, and no thread
 # of torch is running when it forks.
-_PRELOAD = [
+PRELOAD = [
     "torch._dynamo",
     "transformers.masking_utils",
     "transformers.tokenization_utils_tokenizers",
@@ -126,7 +126,7 @@ class RunProcess:
     def run(self, seconds: float | None = None, target: Callable[[RunProcess], None] | None = None) -> int:
         """Run it, kill it after so many seconds if it is still alive, and return its exit code."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOAD)
+        context.set_forkserver_preload(PRELOAD)
         process = context.Process(target=target or run_in_child, args=(self,))
         process.start()
         process.join(seconds)

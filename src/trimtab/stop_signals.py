@@ -1,0 +1,162 @@
+"""SIGINT (Ctrl-C), SIGTERM and SIGHUP as requests to stop, at once or after the work under way.
+
+SIGTERM comes from `kill`, `docker stop` and schedulers, SIGHUP from a terminal that was closed. A signal that was
+ignored when the process started, as SIGHUP under `nohup`, stays ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# `timeout` signals its child and then its process group, a closing terminal signals a process both directly and through
+# the shell: another SIGTERM or SIGHUP within this time belongs to the same request.
+REPEAT_SECONDS = 1.0
+STOP_AT_INPUT_END = "TRIMTAB_STOP_AT_INPUT_END"  # the variable by which a parent process asks for `stop_at_input_end`
+
+
+class SignalInterrupt(KeyboardInterrupt):
+    """A signal asked the process to stop."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@dataclass
+class StopRequest:
+    """The first stop signal received, 0 while there is none, and whether another request followed."""
+
+    number: int = 0
+    again: bool = False
+    received: float = 0.0
+
+    def __bool__(self) -> bool:
+        return self.number != 0
+
+    @property
+    def urgent(self) -> bool:
+        """Whether the sender may soon kill the process, as no person at a keyboard does."""
+        return self.number in (signal.SIGTERM, signal.SIGHUP)
+
+    def receive(self, number: int) -> bool:
+        """Note a signal; return whether it is a request of its own, not a repetition of the one before."""
+        if not self:
+            self.number, self.received = number, time.monotonic()
+        elif number != signal.SIGINT and time.monotonic() - self.received < REPEAT_SECONDS:
+            return False
+        else:
+            self.again = True
+        return True
+
+
+_request = StopRequest()  # the last one made
+_raised = 0  # the last signal for which `interrupt_on_stop_signals` raised
+
+
+def interrupt_on_stop_signals() -> None:
+    """Make SIGTERM and SIGHUP raise an interrupt as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        global _raised  # noqa: PLW0603
+        if _request.receive(number):
+            _raised = number
+            raise SignalInterrupt(number)
+
+    _set_handlers(interrupt)
+
+
+def check_interrupted() -> None:
+    """Raise an interrupt once more in case it was lost."""
+    # Python drops an exception that is raised in a destructor or in a callback, of which imports have many, and some
+    # packages catch everything.
+    if _raised:
+        raise SignalInterrupt(_raised)
+
+
+@contextmanager
+def deferred_stop(notify: Callable[[StopRequest], object], *, interrupt: bool = True) -> Iterator[StopRequest]:
+    """Yield a request that the first stop signal fills in, and call `notify` with it.
+
+    The next request raises an interrupt or, without `interrupt`, only sets `again`.
+    """
+    global _request  # noqa: PLW0603
+    check_interrupted()
+    request = _request = StopRequest()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not request.receive(number):
+            return
+        if not request.again:
+            with suppress(RuntimeError):  # a signal in the middle of a print makes another print a reentrant call
+                notify(request)
+        elif interrupt:
+            raise SignalInterrupt(number)
+
+    before = _set_handlers(handle)
+    try:
+        yield request
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+@contextmanager
+def unheeded_in_children() -> Iterator[None]:
+    """Keep stop signals from the processes that this thread starts in the block.
+
+    Ctrl-C in a terminal, and the SIGTERM of a scheduler, reach every process of a job. A process whose work its parent
+    needs in order to stop well ends when the parent tells it to.
+    """
+    # Blocked, which a child inherits, and not ignored: handlers can be set in the main thread only.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def exit_code(error: KeyboardInterrupt) -> int:
+    """Return the exit code that a shell reports for a process that the signal has ended."""
+    return 128 + (error.number if isinstance(error, SignalInterrupt) else signal.SIGINT)
+
+
+def stop_at_input_end() -> None:
+    """If the environment asks for it, stop this process as SIGTERM does as soon as its standard input ends.
+
+    The parent process that asks for it holds the other end of a pipe. It closes the pipe to stop this process; if it is
+    killed, the kernel closes it.
+    """
+    # A pipe, because PR_SET_PDEATHSIG exists on Linux only and fires when the thread that started the process ends.
+    if not os.environ.pop(STOP_AT_INPUT_END, ""):
+        return
+    pipe = os.dup(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # or whatever asks a question would wait for the parent's answer
+
+    def watch() -> None:
+        while os.read(pipe, 1):
+            pass
+        if not _request:  # else a scheduler has signalled this process as well as its parent
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    threading.Thread(target=watch, name="trimtab-parent", daemon=True).start()
+
+
+def _set_handlers(handler: Callable[[int, FrameType | None], object]) -> dict[signal.Signals, Any]:
+    """Set the handler of all stop signals that are not ignored; return the handlers before."""
+    # Python accepts signal handlers in the main thread only; elsewhere no signal arrives.
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    heeded = {number: previous for number, previous in before.items() if previous is not signal.SIG_IGN}
+    for number in heeded:
+        signal.signal(number, handler)
+    return heeded

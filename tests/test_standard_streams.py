@@ -1,0 +1,113 @@
+"""A standard stream that is closed, full, or too narrow for a text ends no run, and no command with a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trimtab.standard_streams import BROKEN_PIPE
+
+HANG = 120.0  # seconds after which a process is taken for hung
+full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+
+
+OPEN = "import os, sys; from trimtab import standard_streams as s; s.open_standard_streams(); "
+
+
+@pytest.fixture
+def pipe_without_reader() -> Iterator[int]:
+    read, write = os.pipe()
+    os.close(read)
+    yield write
+    os.close(write)
+
+
+def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run code after the standard streams were opened."""
+    command = [sys.executable, "-c", OPEN + code]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run(command, text=True, timeout=HANG, check=False, **options)
+
+
+RESULT = "print('result', file=open('result', 'w'))"
+
+
+def test_a_run_goes_on_without_a_reader(pipe_without_reader: int, tmp_path: Path) -> None:
+    code = "s.make_optional(sys.stdout); [print('x' * 1000) for _ in range(1000)]; print(1, file=sys.stderr); " + RESULT
+    done = python(code, stdout=pipe_without_reader, stderr=pipe_without_reader, cwd=tmp_path)
+    assert (done.returncode, (tmp_path / "result").read_text()) == (0, "result\n")
+
+
+@full
+def test_a_run_goes_on_when_the_disk_of_its_log_is_full(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as disk:
+        done = python("s.make_optional(sys.stdout); print(1); " + RESULT, stdout=disk, stderr=disk, cwd=tmp_path)
+    assert (done.returncode, (tmp_path / "result").read_text()) == (0, "result\n")
+
+
+def test_a_log_goes_on_when_its_disk_has_space_again(tmp_path: Path) -> None:
+    code = (
+        "s.make_optional(sys.stdout); import resource; limit = resource.RLIMIT_FSIZE; "
+        "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); most = resource.getrlimit(limit)[1]; "
+        "resource.setrlimit(limit, (4, most)); print('lost'); resource.setrlimit(limit, (most, most)); print('kept')"
+    )
+    with (tmp_path / "log").open("w") as log:
+        assert python(code, stdout=log).returncode == 0
+    assert (tmp_path / "log").read_text().endswith("kept\n")
+
+
+def test_closed_streams_are_the_null_device_and_no_file_takes_their_place(tmp_path: Path) -> None:
+    code = OPEN + "file = open('result', 'w'); print('lost'); os.write(1, b'lost'); os.write(2, b'lost'); "
+    code += "file.write(f'{file.fileno() > 2} {sys.stdin.read()!r}')"
+    subprocess.run(
+        ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=HANG
+    )
+    assert (tmp_path / "result").read_text() == "True ''"
+
+
+def test_text_that_an_encoding_lacks_is_escaped() -> None:
+    done = python(
+        r"print('\u2581 \ud800'); print('\xe9', file=sys.stderr)", env={**os.environ, "PYTHONIOENCODING": "ascii"}
+    )
+    assert (done.stdout, done.stderr) == ("\\u2581 \\ud800\n", "\\xe9\n")
+
+
+def test_a_full_pipe_that_does_not_block_is_waited_for() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    command = [sys.executable, "-c", OPEN + "[print('x' * 999) for _ in range(1000)]"]
+    with subprocess.Popen(command, stdout=write) as process, open(read, "rb") as reader:
+        os.close(write)
+        assert len(reader.read()) == 1_000_000
+    assert process.returncode == 0
+
+
+# Commands that only print.
+
+LINES = json.dumps({"response": "\\boxed{1}", "answer": "1"}) + "\n"
+
+
+def trimtab(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "trimtab", *arguments]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run(command, text=True, timeout=HANG, check=False, **options)
+
+
+@pytest.mark.parametrize("command", ["grade", "--help"])
+def test_a_command_whose_reader_has_gone_ends_quietly(command: str, pipe_without_reader: int) -> None:
+    done = trimtab(command, input=LINES, stdout=pipe_without_reader)
+    assert (done.returncode, done.stderr) == (BROKEN_PIPE, "")
+
+
+@full
+def test_verdicts_that_a_disk_has_no_space_for_are_an_error() -> None:
+    with open("/dev/full", "w") as disk:
+        done = trimtab("grade", input=LINES, stdout=disk)
+    assert (done.returncode, done.stderr) == (2, "trimtab: [Errno 28] No space left on device\n")
