@@ -28,7 +28,7 @@ _NUMBER = re.compile(rf"(?:(?<![\w)\]}}])[-−+]\$?)?{_DECIMAL}(?:/{_DECIMAL})?"
 _FRACTION = re.compile(rf"([-−+]?)\\[dt]?frac\{{([-−+]?{_DECIMAL})\}}\{{([-−+]?{_DECIMAL})\}}", re.ASCII)
 _THIN_SPACE = re.compile(r"\\[,!;:]")  # LaTeX's small spaces
 _LOOSE_SPACE = re.compile(r"(?<!\w) | (?!\w)")
-_LISTED = re.compile(r"(?<=\d), (?=\d{3}(?!\d))", re.ASCII)  # `1, 234` is a list, `1,234` a number
+_LISTED = re.compile(r"(?<=\d)(?: ,|, | , )(?=\d{3}(?!\d))", re.ASCII)  # `1, 234` is a list, `1,234` a number
 
 
 def last_box(text: str) -> str | None:

@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trimtab.rewards.mathematics.brackets import CLOSE, close_open_intervals, is_enclosed, levels, split
-from trimtab.rewards.mathematics.nodes import Node, ParseError, literal_value, negate, number, symbols
+from trimtab.rewards.mathematics.nodes import (
+    Node,
+    ParseError,
+    expand_plus_minus,
+    literal_value,
+    negate,
+    number,
+    symbols,
+)
 from trimtab.rewards.mathematics.parser import parse_expression
 from trimtab.rewards.mathematics.tokenizer import Token, normalize_latex, tokenize
 from trimtab.rewards.mathematics.units import strip_unit
@@ -59,7 +67,9 @@ class ParsedAnswer:
     unit: str | None = None
     percent: bool = False
     brackets: str = ""  # of a tuple, which includes intervals such as `[0,1)`
-    name: str = ""  # the variable of an inequality, or an equation's left side where that is a single variable
+    name: str = ""  # the variable of an inequality or of a list's values, or the left side of a solved equation
+    joint: str = ""  # `and` or `or` where that joins a list
+    worded: bool = False  # has words that no grammar reads
 
 
 _INFINITY = ParsedAnswer("value", "oo", node=Node("symbol", name="oo"))
@@ -78,6 +88,14 @@ def normalize_words(text: str) -> str:
 
 
 def _parse(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswer:
+    answer = _parse_structure(tokens, text, depth)
+    worded = answer.kind == "opaque" and any(
+        token.kind == "text" or len(token.text) > 3 for token in tokens if token.kind in ("text", "word")
+    )
+    return replace(answer, worded=True) if worded else answer
+
+
+def _parse_structure(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswer:
     if all(token.text in (".", ",", ";", "\\") for token in tokens):
         return ParsedAnswer("none", text)
     ends = 0
@@ -94,8 +112,12 @@ def _parse(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswer:
     if len(members) > 1:
         if len(members) > MAX_MEMBERS or not all(members):
             return ParsedAnswer("opaque", text)
-        joined = any(level == 0 and _is_separator(tokens[i], _CONJUNCTIONS) for i, level in levels(tokens))
-        return _make_list([_parse_member(member, depth) for member in members], text, joined)
+        words = [tokens[i] for i, level in levels(tokens) if level == 0 and _is_separator(tokens[i])]
+        joint = "" if not words else "and" if _is_separator(words[-1], _CONJUNCTIONS) else "or"
+        parsed = [_parse_member(member, depth) for member in members]
+        if any(word.kind == "command" for word in words) and not all(map(_is_solution, parsed)):
+            return ParsedAnswer("opaque", text, joint=joint)  # a statement of logic
+        return _make_list(parsed, text, joint)
     relations = [i for i, level in levels(tokens) if level == 0 and _is_relation(tokens[i])]
     if relations:
         return _parse_relation(tokens, relations, text, depth)
@@ -154,7 +176,13 @@ def _is_prose(tokens: Sequence[Token]) -> bool:
     )
 
 
-def _make_list(members: list[ParsedAnswer], text: str, joined: bool) -> ParsedAnswer:
+def _is_solution(answer: ParsedAnswer) -> bool:
+    """Return whether an answer is an equation, an inequality or a number."""
+    number_only = answer.kind == "value" and answer.node is not None and not symbols(answer.node) - {"pi", "e", "i"}
+    return number_only or answer.kind in ("equation", "inequality")
+
+
+def _make_list(members: list[ParsedAnswer], text: str, joint: str) -> ParsedAnswer:
     """Make a list; of equations of one variable (`x = 1 or x = 2`, `x = 1, 2`) it keeps the right sides.
 
     Inequalities of one variable are a union (`x < 1 or x > 3`), or where `and` joins two, an interval.
@@ -163,11 +191,13 @@ def _make_list(members: list[ParsedAnswer], text: str, joined: bool) -> ParsedAn
     one_variable = len(names) == 1 and names != {""}
     kinds = {member.kind for member in members}
     if one_variable and kinds == {"inequality"}:
-        return _intersect(members, text) if joined else ParsedAnswer("union", text, tuple(members))
+        return _intersect(members, text) if joint == "and" else ParsedAnswer("union", text, tuple(members))
     if one_variable and kinds <= {"equation", "value"} and members[0].kind == "equation" and "(" not in members[0].name:
         members = [member.members[1] if member.kind == "equation" else member for member in members]
+    else:
+        names = {""}
     flat = [part for member in members for part in (member.members if member.kind == "list" else (member,))]
-    return ParsedAnswer("list", text, tuple(flat))
+    return ParsedAnswer("list", text, tuple(flat), name=names.pop(), joint=joint)
 
 
 def _intersect(members: list[ParsedAnswer], text: str) -> ParsedAnswer:
@@ -269,10 +299,13 @@ def _variable_name(tokens: Sequence[Token]) -> str:
         return ""
     if node.kind == "symbol":
         return "" if node.name in ("pi", "oo") else node.name
-    letters = node.kind == "product" and all(part.kind == "symbol" for part in node.children)
+    letters = all(part.kind == "symbol" for part in node.children)
     joined = len(tokens) == 1 and tokens[0].kind == "word" and tokens[0].text.isupper()
-    applied = len(node.children) == 2 and [t.text for t in tokens[1:2]] == ["("] and tokens[-1].text == ")"
-    return "".join(token.text for token in tokens) if letters and (joined or applied) else ""
+    applied = tokens[-1].text == ")" and (
+        node.name.endswith("()") or (len(node.children) == 2 and tokens[1].text == "(")
+    )
+    sized = node.kind == "function" and node.name == "abs" and tokens[1].text.isupper()  # |S|
+    return "".join(token.text for token in tokens) if letters and (joined or applied or sized) else ""
 
 
 def _parse_bracketed(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswer | None:
@@ -351,32 +384,8 @@ def _scaled(cell: ParsedAnswer, factor: Node, scale: str) -> ParsedAnswer:
 def _parse_value(tokens: Sequence[Token], text: str) -> ParsedAnswer:
     rest, name, percent = strip_unit(list(tokens))
     try:
-        choices = _expand_plus_minus(parse_expression(rest))
+        choices = expand_plus_minus(parse_expression(rest))
     except ParseError:
         return ParsedAnswer("opaque", text)
     shapes = [ParsedAnswer("value", text, node=choice, unit=name, percent=percent) for choice in choices]
     return shapes[0] if len(shapes) == 1 else ParsedAnswer("list", text, tuple(shapes))
-
-
-def _expand_plus_minus(node: Node) -> list[Node]:
-    """Return the two values of an expression with one plus-or-minus, else the expression itself."""
-    if node.kind == "pm":
-        a, b = node.children
-        if _has_plus_minus(a) or _has_plus_minus(b):
-            raise ParseError("more than one plus-or-minus")
-        plus, minus = Node("sum", (a, b)), Node("sum", (a, negate(b)))
-        return [plus, minus] if not (a.kind == "number" and a.value == 0) else [b, negate(b)]
-    inner = [i for i, part in enumerate(node.children) if _has_plus_minus(part)]
-    if not inner:
-        return [node]
-    if len(inner) > 1:
-        raise ParseError("more than one plus-or-minus")
-    place = inner[0]
-    return [
-        replace(node, children=(*node.children[:place], choice, *node.children[place + 1 :]), literal=False)
-        for choice in _expand_plus_minus(node.children[place])
-    ]
-
-
-def _has_plus_minus(node: Node) -> bool:
-    return node.kind == "pm" or any(_has_plus_minus(part) for part in node.children)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from trimtab.rewards.mathematics.tokenizer import Token
 
 _OPEN, CLOSE = frozenset(("(", "[", "\\{", "{", "langle")), frozenset((")", "]", "\\}", "}", "rangle"))
+MAX_ARGUMENT_TOKENS = 100  # of a function
 _AFTER_INTERVAL = frozenset((",", ";", "cup", "cap", "setminus", ".", "\\", "or", "and", *CLOSE))
 
 
@@ -26,6 +27,15 @@ def levels(tokens: Sequence[Token]) -> list[tuple[int, int]]:
 def is_enclosed(tokens: Sequence[Token]) -> bool:
     """Return whether the first bracket is closed by the last."""
     return all(level > 0 for _, level in levels(tokens)[1:-1])
+
+
+def bracketed(tokens: Sequence[Token], start: int) -> Sequence[Token]:
+    """Return what stands between the round or square bracket at an index and the one that closes it."""
+    if start >= len(tokens) or tokens[start].text not in ("(", "["):
+        return ()
+    ahead = tokens[start + 1 : start + 1 + MAX_ARGUMENT_TOKENS]
+    end = next((place for place, level in levels(ahead) if level < 0), 0)
+    return ahead[:end]
 
 
 def split(

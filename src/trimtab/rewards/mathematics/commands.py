@@ -27,5 +27,7 @@ _KNOWN = _FOREIGN | _STRUCTURE | FUNCTIONS | SYMBOLS | CONSTANTS.keys()
 def has_foreign_commands(text: str) -> bool:
     """Return whether a text has LaTeX that only math-verify's grammar knows (sums, integrals, vectors)."""
     commands = set(re.findall(r"\\([a-zA-Z]+)", text))
-    # A command that neither grammar knows, or a relation, would be guessed at by math-verify.
-    return bool(commands & _FOREIGN) and commands <= _KNOWN and not re.search(r"[=<>;]", text)
+    # A command that neither grammar knows, a relation, minutes, a ratio or a product of vectors would be guessed at.
+    if {"times", "vec"} <= commands or re.search(r"[=<>;:']", text):
+        return False
+    return bool(commands & _FOREIGN) and commands <= _KNOWN

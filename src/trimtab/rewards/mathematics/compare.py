@@ -7,7 +7,6 @@ Where exact algebra cannot decide, `fallback` is called; the trainer's process n
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -20,7 +19,6 @@ from trimtab.rewards.mathematics.units import compatible_units, parse_unit
 from trimtab.rewards.verdicts import VerdictKind
 
 _LETTER_UNITS = frozenset("m g s h N J W V L".split())  # not K, k, M, G, T, B, which scale
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 ROUNDED_DIGITS = 4  # a decimal truth with at least so many digits may be a rounded one
 
 Fallback = Callable[[ParsedAnswer, ParsedAnswer], bool]
@@ -31,7 +29,7 @@ def compare(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback) ->
     if equivalent(truth, extracted, fallback):
         return "correct"
     nameless = extracted.kind == "equation" and not extracted.name
-    several = nameless or extracted.kind in ("list", "set", "chain", "union")
+    several = nameless or extracted.joint or extracted.kind in ("list", "set", "chain", "union")
     return "ambiguous" if several and truth.kind in ("value", "text", "base", "opaque") else "wrong"
 
 
@@ -50,7 +48,7 @@ def equivalent(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback)
     if truth.kind == extracted.kind:
         return _COMPARATORS[truth.kind](truth, extracted, fallback)
     if {truth.kind, extracted.kind} == {"list", "set"}:
-        return len(_names(truth)) < 2 and _equal_unordered(truth, extracted, fallback)
+        return _labelled(truth) <= _labelled(extracted) and _equal_unordered(truth, extracted, fallback)
     if truth.kind == "list" and extracted.kind == "tuple" and extracted.brackets == "()":
         return _equal_ordered(truth, extracted, fallback)
     if truth.kind == "tuple" and truth.brackets == "()" and extracted.kind == "list":  # x = 1, y = 2 for (1, 2)
@@ -99,9 +97,20 @@ def _equal_unordered(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fal
 
 def _equal_lists(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback) -> bool:
     """Compare lists: values in any order, those of several variables by name, or without names in the truth's order."""
-    if len(set(_names(truth))) > 1 and len(_names(extracted)) < len(extracted.members):
-        return _equal_ordered(truth, extracted, fallback)
+    if truth.name and extracted.name and truth.name != extracted.name:
+        return False
+    if _labelled(truth):
+        if extracted.name or (truth.joint == "or") != (extracted.joint == "or"):
+            return False
+        if not _labelled(extracted):
+            return _equal_ordered(truth, extracted, fallback)
     return _equal_unordered(truth, extracted, fallback)
+
+
+def _labelled(answer: ParsedAnswer) -> bool:
+    """Return whether the members have different names (`x = 1, y = 2`) or units (`7 apples, 8 pears`), each its own."""
+    labels = {member.name or member.unit for member in answer.members}
+    return len(labels) > 1 and not labels & {"", None}
 
 
 def _names(answer: ParsedAnswer) -> list[str]:
@@ -166,10 +175,9 @@ def _equal_opaque(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallba
         return False
     if "opaque" not in (truth.kind, extracted.kind):
         return False
-    if truth.kind != "opaque" and not has_foreign_commands(extracted.text):
+    texts = [answer.text for answer in (truth, extracted) if answer.kind == "opaque"]
+    if truth.worded or extracted.worded or not all(map(has_foreign_commands, texts)):
         return False
-    if sorted(_WORD.findall(truth.text)) != sorted(_WORD.findall(extracted.text)):
-        return False  # math-verify drops words that it takes for units
     return extracted.kind not in ("list", "chain", "inequality", "set") and fallback(truth, extracted)
 
 

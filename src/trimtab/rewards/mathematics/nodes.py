@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -69,3 +69,76 @@ def symbols(node: Node) -> set[str]:
     """Return the names in an expression, constants included."""
     own = {node.name} if node.kind == "symbol" else set()
     return own.union(*(symbols(child) for child in node.children))
+
+
+def make_sum(terms: list[Node]) -> Node:
+    """Return the sum of some terms, or the only one."""
+    return terms[0] if len(terms) == 1 else Node("sum", tuple(terms))
+
+
+def make_product(factors: list[Node]) -> Node:
+    """Return the product of some factors, or the only one."""
+    return factors[0] if len(factors) == 1 else Node("product", tuple(factors), literal=_is_literal(factors))
+
+
+def _is_literal(factors: list[Node]) -> bool:
+    """Return whether a product is written as one number: a fraction, or a number times a power of ten."""
+    if len(factors) != 2:
+        return False
+    first, second = factors
+    if first.kind == "number" and second.kind == "power":
+        base, exponent = second.children
+        if second.literal and exponent.value == -1:
+            return base.kind == "number" or (base.literal and base.kind == "product")
+        whole = literal_value(exponent)
+        small = whole is not None and abs(whole) <= 400 and whole == int(whole)
+        return small and base.kind == "number" and base.value == 10
+    return first.literal and first.kind == "product" and second.literal and second.kind == "power"
+
+
+def is_number_or_reciprocal(node: Node) -> bool:
+    """Return whether an expression is a number, or one over a number."""
+    return node.kind == "number" or (node.kind == "power" and node.children[0].kind == "number")
+
+
+def expand_plus_minus(node: Node) -> list[Node]:
+    """Return the two values of an expression with one plus-or-minus, else the expression itself."""
+    if node.kind == "pm":
+        a, b = node.children
+        if _has_plus_minus(a) or _has_plus_minus(b):
+            raise ParseError("more than one plus-or-minus")
+        plus, minus = Node("sum", (a, b)), Node("sum", (a, negate(b)))
+        return [plus, minus] if not (a.kind == "number" and a.value == 0) else [b, negate(b)]
+    inner = [i for i, part in enumerate(node.children) if _has_plus_minus(part)]
+    if not inner:
+        return [node]
+    if len(inner) > 1:
+        raise ParseError("more than one plus-or-minus")
+    place = inner[0]
+    return [
+        replace(node, children=(*node.children[:place], choice, *node.children[place + 1 :]), literal=False)
+        for choice in expand_plus_minus(node.children[place])
+    ]
+
+
+def _has_plus_minus(node: Node) -> bool:
+    return node.kind == "pm" or any(_has_plus_minus(part) for part in node.children)
+
+
+def derivative_name(above: Node, below: Node) -> str:
+    """Return the name of the derivative that a fraction is (`dx/dt`), empty for any other fraction."""
+    return f"{_as_name(above)}/{_as_name(below)}" if _leads_with_d(above) and _leads_with_d(below) else ""
+
+
+def _leads_with_d(node: Node) -> bool:
+    first = node.children[0] if node.kind == "product" else node
+    if first.kind == "power":
+        first = first.children[0]
+    return first.kind == "symbol" and first.name in ("d", "partial")
+
+
+def _as_name(node: Node) -> str:
+    """Return an expression as the name of a symbol."""
+    if node.kind == "number":
+        return str(node.value)
+    return f"{node.name or node.kind}({' '.join(map(_as_name, node.children))})" if node.children else node.name

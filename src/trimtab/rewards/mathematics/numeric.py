@@ -89,6 +89,9 @@ def _function(name: str, values: list[Any], backend: Any) -> Any:
     if name in ("log", "ln"):
         default = backend.log(backend.number(Fraction(10))) if name == "log" else 1
         return backend.log(values[0]) / (backend.log(values[1]) if len(values) > 1 else default)
+    if name.endswith("()"):  # an unknown function: some polynomial of its own
+        scale = backend.number(Fraction(_value_at(name, (1.0, 1.7, 2.3))))
+        return scale * values[0] ** 3 + values[0] ** 2 + scale**2
     if not hasattr(backend, name):
         raise NormalizeError(name)
     return getattr(backend, name)(values[0])

@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+from trimtab.rewards.mathematics.brackets import bracketed, levels
 from trimtab.rewards.mathematics.commands import CONSTANTS, FUNCTION_ALIASES, FUNCTIONS, SYMBOLS
 from trimtab.rewards.mathematics.nodes import (
     Node,
     ParseError,
     TooCostlyError,
+    derivative_name,
+    is_number_or_reciprocal,
     literal_value,
+    make_product,
+    make_sum,
     negate,
     number,
     reciprocal,
@@ -28,7 +33,7 @@ _CLOSING = {"(": ")", "[": "]", "{": "}", "lfloor": "rfloor", "lceil": "rceil", 
 def parse_expression(tokens: Sequence[Token]) -> Node:
     """Parse all the tokens as one expression."""
     parser = _Parser(list(tokens))
-    node = parser.parse_sum(0)
+    node = parser.parse_group(0)
     if parser.position < len(parser.tokens):
         raise ParseError(parser.tokens[parser.position].text)
     return node
@@ -56,6 +61,15 @@ class _Parser:
         if self.advance().text != text:
             raise ParseError(f"expected {text}")
 
+    def parse_group(self, depth: int) -> Node:
+        """Parse all that stands between braces: a sum, or two with `\\over` or `\\choose` between them."""
+        node = self.parse_sum(depth)
+        if self.peek() not in ("over", "choose"):
+            return node
+        divided = self.advance().text == "over"
+        below = self.parse_sum(depth)
+        return make_product([node, reciprocal(below)]) if divided else Node("function", (node, below), "binom")
+
     def parse_sum(self, depth: int) -> Node:
         """Parse terms joined by plus, minus and plus-or-minus."""
         if depth > MAX_DEPTH:
@@ -65,10 +79,10 @@ class _Parser:
             self.position += 1
             term = self.parse_product(depth)
             if sign in ("pm", "mp"):
-                terms = [Node("pm", (_sum(terms), term))]
+                terms = [Node("pm", (make_sum(terms), term))]
             else:
                 terms.append(negate(term) if sign == "-" else term)
-        return _sum(terms)
+        return make_sum(terms)
 
     def parse_product(self, depth: int) -> Node:
         """Parse an optional sign and factors joined by multiplication, division or nothing."""
@@ -79,23 +93,24 @@ class _Parser:
             if sign in ("pm", "mp"):
                 return Node("pm", (number(0), inner))
             return negate(inner) if sign == "-" else inner
-        factors, divided = [self.parse_power(depth)], False
+        factors, divided = [self.parse_power(depth)], ""
         while self.position < len(self.tokens):
             token = self.tokens[self.position]
             if token.text in ("cdot", "times", "*"):
                 self.position += 1
                 factors.append(self.parse_signed(depth))
             elif token.text in ("/", ":"):
-                self.position += 1
+                if divided == ":" or (divided and token.text == ":"):
+                    raise ParseError("1:2:3 is no quotient")
+                self.position, divided = self.position + 1, token.text
                 factors.append(reciprocal(self.parse_signed(depth)))
-                divided = True
             elif self.starts_factor():
                 if divided:  # 1/2x is ambiguous: some mean 1/(2x), others (1/2)x
                     raise ParseError("a factor after a division")
                 factors.append(self.parse_power(depth))
             else:
                 break
-        return _product(factors)
+        return make_product(factors)
 
     def parse_signed(self, depth: int) -> Node:
         """Parse a factor that may have its own sign: `2 \\cdot -3`."""
@@ -160,7 +175,7 @@ class _Parser:
         """Parse what a command or `^` applies to: a group in braces, or one digit, letter or command."""
         token = self.advance()
         if token.text == "{":
-            node = self.parse_sum(depth + 1)
+            node = self.parse_group(depth + 1)
             self.expect("}")
             return node
         if token.kind == "number" and len(token.text) > 1 and token.text.isdigit():  # `\frac12` is one half
@@ -187,11 +202,16 @@ class _Parser:
         if token.kind == "number":
             return self.parse_repeating(text) or self.parse_mixed(_numeral(text), depth)
         if token.kind == "letter":
-            return self.parse_symbol(text)
+            return self.parse_application(self.parse_symbol(text), depth)
+        if text == "." and self.position < len(self.tokens):  # .\overline{3}
+            self.position -= 1
+            if repeating := self.parse_repeating("0"):
+                return repeating
+            raise ParseError(text)
         if token.kind == "word":
             return self.parse_word(text, depth)
         if text in _CLOSING and text != "\\{":
-            node = self.parse_sum(depth + 1)
+            node = self.parse_group(depth + 1) if text == "{" else self.parse_sum(depth + 1)
             self.expect(_CLOSING[text])
             return Node("function", (node,), text[1:]) if text in ("lfloor", "lceil") else node
         if text == "|":
@@ -249,7 +269,7 @@ class _Parser:
         start = self.position
         fraction = self.parse_primary(depth)
         value = literal_value(fraction)
-        if value is not None and fraction.kind == "product" and all(map(_is_number_or_reciprocal, fraction.children)):
+        if value is not None and fraction.kind == "product" and all(map(is_number_or_reciprocal, fraction.children)):
             if not 0 < value < 1:
                 raise ParseError("a mixed number with a fraction above one")
             return number(whole.value + value)
@@ -265,6 +285,19 @@ class _Parser:
             self.position += 3  # I(0) is the value of I at 0, not a product with 0
             name += f"({ahead[1].text})"
         return Node("symbol", name=name)
+
+    def parse_application(self, symbol: Node, depth: int) -> Node:
+        """Parse `E[X^2]` as a function of its argument. A sum in brackets is a factor, except behind f."""
+        inside = bracketed(self.tokens, self.position)
+        if not inside or self.tokens[self.position].spaced or symbol.name in ("e", "i"):
+            return symbol
+        signed = any(inside[place].text in ("+", "-", "pm", "mp") for place, level in levels(inside) if level == 0)
+        if (signed and symbol.name != "f") or all(token.kind == "number" for token in inside):
+            return symbol
+        bracket = self.advance().text
+        argument = self.parse_sum(depth + 1)
+        self.expect(_CLOSING[bracket])
+        return Node("function", (argument,), f"{symbol.name}()")
 
     def parse_subscript(self) -> str:
         token = self.advance()
@@ -296,9 +329,9 @@ class _Parser:
             return Node("symbol", name=CONSTANTS[name])
         if name == "frac":
             above, below = self.parse_argument(depth), self.parse_argument(depth)
-            if _leads_with_d(above) and _leads_with_d(below):
-                return Node("symbol", name=f"{_as_name(above)}/{_as_name(below)}")  # a derivative
-            return _product([above, reciprocal(below)])
+            if derivative := derivative_name(above, below):
+                return Node("symbol", name=derivative)
+            return make_product([above, reciprocal(below)])
         if name == "sqrt":
             degree = number(2)
             if self.peek() == "[":
@@ -342,7 +375,7 @@ class _Parser:
         factors = [self.parse_power(depth + 1)]
         while self.starts_factor() and self.tokens[self.position].text not in FUNCTIONS | {"(", "["}:
             factors.append(self.parse_power(depth + 1))
-        return _product(factors)
+        return make_product(factors)
 
 
 def _numeral(text: str) -> Node:
@@ -352,47 +385,6 @@ def _numeral(text: str) -> Node:
     decimals = len(mantissa.partition(".")[2]) - int(exponent or 0)
     value = Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
     return number(value, decimals if "." in mantissa or exponent else None)
-
-
-def _sum(terms: list[Node]) -> Node:
-    return terms[0] if len(terms) == 1 else Node("sum", tuple(terms))
-
-
-def _product(factors: list[Node]) -> Node:
-    return factors[0] if len(factors) == 1 else Node("product", tuple(factors), literal=_is_literal(factors))
-
-
-def _is_literal(factors: list[Node]) -> bool:
-    """Return whether a product is written as one number: a fraction, or a number times a power of ten."""
-    if len(factors) != 2:
-        return False
-    first, second = factors
-    if first.kind == "number" and second.kind == "power":
-        base, exponent = second.children
-        if second.literal and exponent.value == -1:
-            return base.kind == "number" or (base.literal and base.kind == "product")
-        whole = literal_value(exponent)
-        small = whole is not None and abs(whole) <= 400 and whole == int(whole)
-        return small and base.kind == "number" and base.value == 10
-    return first.literal and first.kind == "product" and second.literal and second.kind == "power"
-
-
-def _is_number_or_reciprocal(node: Node) -> bool:
-    return node.kind == "number" or (node.kind == "power" and node.children[0].kind == "number")
-
-
-def _leads_with_d(node: Node) -> bool:
-    first = node.children[0] if node.kind == "product" else node
-    if first.kind == "power":
-        first = first.children[0]
-    return first.kind == "symbol" and first.name in ("d", "partial")
-
-
-def _as_name(node: Node) -> str:
-    """Return an expression as the name of a symbol."""
-    if node.kind == "number":
-        return str(node.value)
-    return f"{node.name or node.kind}({' '.join(map(_as_name, node.children))})" if node.children else node.name
 
 
 def _too_deep() -> Node:

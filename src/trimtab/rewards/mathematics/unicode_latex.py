@@ -18,7 +18,8 @@ _SIGNS = {
     "\u2009": r"\,", "\u202f": r"\,",  # thin spaces, as between thousands
     "’": "'", "′": "'", "€": r"\euro ", "£": r"\pounds ", "℃": r"^\circ C", "℉": r"^\circ F",
 }  # fmt: skip
-_TEMPERATURE = re.compile(r"\\(?:text|mathrm)\{\s?°\s?([CF])\s?\}")
+_INVISIBLE = frozenset("\u00ad\u200b\u200c\u200d\u2060\ufeff")  # not those that turn the order of what is shown
+_TEMPERATURE = re.compile(r"\\(?:text|mathrm)\{\s?°\s?([CF]?)\s?\}")
 _RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "₀₁₂₃₄₅₆₇₈₉"
 _PLAIN = str.maketrans(_RAISED + _LOWERED, "0123456789+-n0123456789")
 _RAISED_RUN, _LOWERED_RUN = re.compile(f"[{_RAISED}]+"), re.compile(f"[{_LOWERED}]+")
@@ -50,7 +51,7 @@ def _to_latex(character: str) -> str:
     category, code = unicodedata.category(character), ord(character)
     if category == "Nd":  # a digit of any script, also a bold or wide one
         return str(unicodedata.decimal(character))
-    if category in ("Zs", "Cf"):  # an invisible character separates its neighbours
+    if category == "Zs" or character in _INVISIBLE:  # it separates its neighbours
         return " "
     plain = unicodedata.normalize("NFKC", character)
     if fraction := re.fullmatch(r"(\d+)⁄(\d+)", plain):

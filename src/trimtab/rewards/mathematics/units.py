@@ -54,13 +54,13 @@ def parse_unit(text: str) -> str | None:
     while position < len(text) <= MAX_UNIT_CHARS and (match := _PART.match(text, position)):
         position = match.end()
         if match[1] or match[3]:
-            parts.append(("per" if match[3] else match[1].replace(".", ""), int(match[2] or 1)))
+            parts.append(("per" if match[3] else match[1], int(match[2] or 1)))
     if not parts or position < len(text):
         return None
-    words = [word.lower() for word, _ in parts]
+    words = [word.lower() if len(word) > 3 else word for word, _ in parts]  # MB is not Mb
     if unit := _parse_measure(parts) or _parse_counted(parts):
         return unit
-    if any(map(changes_value, words)) or any(power != 1 for _, power in parts):
+    if any(changes_value(word.replace(".", "")) for word in words) or any(power != 1 for _, power in parts):
         return None
     return "?" + " ".join(word.removesuffix("s") for word in words)
 
