@@ -61,7 +61,10 @@ def open_client(connections: int, **options: Any) -> httpx.AsyncClient:
 
     timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)  # the rest is limited by `bounded_request`
     limits = httpx.Limits(max_connections=connections)
-    return httpx.AsyncClient(timeout=timeout, limits=limits, cookies=NoCookies(), **options)
+    try:
+        return httpx.AsyncClient(timeout=timeout, limits=limits, cookies=NoCookies(), **options)
+    except (httpx.InvalidURL, ValueError, ImportError) as error:  # the last where a SOCKS proxy needs a package
+        raise ValueError(f"the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY cannot be used: {error}") from None
 
 
 async def bounded_request(

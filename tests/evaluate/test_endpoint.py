@@ -292,10 +292,15 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
         EndpointConnection(url)
 
 
-def test_a_password_in_the_address_is_refused_unseen() -> None:
+@pytest.mark.parametrize("url", ["http://me:hunter2@host/v1", "ftp://hunter2@host", "http://me:hunter2/x@host:port/v1"])
+def test_a_password_in_the_address_is_refused_unseen(url: str) -> None:
     with pytest.raises(ValueError, match="OPENAI_API_KEY") as error:
-        EndpointConnection("http://me:hunter2@host/v1")
+        EndpointConnection(url)
     assert "hunter2" not in str(error.value)
+
+
+def test_an_address_may_have_an_at_sign_in_its_path() -> None:
+    assert EndpointConnection("http://host/@me/v1").url == "http://host/@me/v1"
 
 
 @pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"retries": -1}, {"timeout": 0.0}])

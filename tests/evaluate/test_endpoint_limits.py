@@ -76,7 +76,7 @@ def test_a_reply_without_end_ends_with_the_timeout(name: str, tmp_path: Path) ->
     began = time.monotonic()
     done, log, server = run(tmp_path, ENDLESS[name], timeout=TIMEOUT)
     assert reasons(done) == {"no complete response within 0.5 s"}
-    assert time.monotonic() - began < 60 * TIMEOUT
+    assert time.monotonic() - began < 120 * TIMEOUT
     assert log.has_message("warning", server.url, "3 samples", "no complete response within 0.5 s", "--retry-failed")
 
 
@@ -88,6 +88,7 @@ def test_a_name_that_cannot_be_looked_up_in_time_is_given_up_on(
     def stall(host: Any, *args: Any, **named: Any) -> Any:
         if host in ("slow.invalid", b"slow.invalid"):
             released.wait(300)
+            raise OSError("no such name")
         return real(host, *args, **named)
 
     monkeypatch.setattr(socket, "getaddrinfo", stall)
@@ -278,6 +279,13 @@ def test_a_timeout_that_is_no_number_is_refused(timeout: float) -> None:
 def test_a_name_that_is_none_fails_the_samples(tmp_path: Path) -> None:
     done = evaluate(options(tmp_path, f"http://{'a' * 70}/v1"), RecordedProgress())
     assert all(reason and "Error" in reason for reason in reasons(done))
+
+
+@pytest.mark.parametrize("proxy", ["gopher://127.0.0.1:1", "socks5://127.0.0.1:1", "http://127.0.0.1:port"])
+def test_a_proxy_that_cannot_be_used_is_said(proxy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(ValueError, match="HTTP_PROXY, HTTPS_PROXY or ALL_PROXY cannot be used"):
+        evaluate(options(tmp_path, "http://host.invalid/v1"), RecordedProgress())
 
 
 def test_fetch_follows_redirects_within_its_limits() -> None:

@@ -37,8 +37,6 @@ FATAL_STATUS = (401, 403, 404, 405)  # neither a retry nor another prompt will h
 FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # seconds before the first retry, doubled before each next one
 MESSAGE_LENGTH = 300  # characters of a server's message that are kept
 SECRET_LENGTH = 8  # characters; a shorter key, as vLLM's EMPTY, is no secret and may well be in a response
-
-
 EXAMPLE = "give one like http://host:port/v1"
 
 
@@ -70,15 +68,16 @@ class EndpointConnection:
     def __post_init__(self) -> None:
         import httpx
 
-        if "@" in self.url:  # checked before any message shows the address
-            raise ValueError("--endpoint contains a password: put the key into OPENAI_API_KEY instead")
+        parts, wrong = httpx.URL(""), ""
         try:
             parts = httpx.URL(self.url)
         except httpx.InvalidURL as error:
-            raise ValueError(f"--endpoint {_shown(self.url)} is not a URL ({error}): {EXAMPLE}") from None
+            wrong = f" ({error})"
+        if parts.userinfo or (wrong and "@" in self.url):  # before any message shows the address
+            raise ValueError("--endpoint contains a password: put the key into OPENAI_API_KEY instead")
         known = parts.scheme in ("http", "https") and parts.host and (parts.port or 0) < 1 << 16
         if not known or parts.query or parts.fragment:
-            raise ValueError(f"--endpoint {_shown(self.url)} is not a URL of a server: {EXAMPLE}")
+            raise ValueError(f"--endpoint {_shown(self.url)} is not a URL of a server{wrong}: {EXAMPLE}")
         if self.concurrency < 1 or self.retries < 0 or not 0 < self.timeout < math.inf:
             raise ValueError("--concurrency must be at least 1, --retries at least 0, --timeout more than 0 and finite")
         key = _key()
