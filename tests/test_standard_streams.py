@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -104,6 +109,31 @@ def trimtab(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
 def test_a_command_whose_reader_has_gone_ends_quietly(command: str, pipe_without_reader: int) -> None:
     done = trimtab(command, input=LINES, stdout=pipe_without_reader)
     assert (done.returncode, done.stderr) == (BROKEN_PIPE, "")
+
+
+def test_a_command_is_stopped_while_its_reader_is_slow() -> None:
+    """A thread waits in the middle of a write then, and Python must still be able to end."""
+    read, write = os.pipe()
+    command = [sys.executable, "-P", "-m", "trimtab", "grade"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=write, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stderr is not None
+        lines = threading.Thread(target=feed, args=(process.stdin,), daemon=True)
+        lines.start()
+        while select.select([], [write], [], 0)[1]:  # until the pipe is full
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.terminate()
+        assert (process.wait(HANG), process.stderr.read()) == (128 + signal.SIGTERM, b"")
+    lines.join(HANG)
+    os.close(read)
+    os.close(write)
+
+
+def feed(pipe: IO[bytes]) -> None:
+    """Write lines until nobody reads them."""
+    with contextlib.suppress(OSError):
+        while True:
+            pipe.write(LINES.encode() * 1000)
 
 
 @full

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -184,3 +185,15 @@ def test_stop_signals_reach_no_process_that_is_needed_until_its_parent_has_stopp
         process.send_signal(number)
     assert process.communicate("done", timeout=HANG)[0] == "done\n"
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_command_ends_quietly_with_the_code_of_the_signal(number: int) -> None:
+    command, pipe = [sys.executable, "-P", "-m", "trimtab", "grade"], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdin.write(json.dumps({"response": "\\boxed{1}", "answer": "1"}) + "\n")
+        process.stdin.flush()
+        assert "correct" in process.stdout.readline()  # from here on it waits for the next line
+        process.send_signal(number)
+        assert (process.wait(HANG), process.stderr.read()) == (128 + number, "")

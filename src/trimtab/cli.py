@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +19,13 @@ from typer.core import TyperGroup
 
 from trimtab.evaluate import EvalOptions
 from trimtab.standard_streams import BROKEN_PIPE, make_optional, open_standard_streams, output_is_broken
-from trimtab.stop_signals import exit_code, interrupt_on_stop_signals, stop_at_input_end
+from trimtab.stop_signals import interrupt_on_stop_signals, interrupted_by, stop_at_input_end
 
 # Other packages are imported inside the commands: torch and transformers take seconds, and `--help` should not.
 
 
 class Commands(TyperGroup):
-    """Prints an error that a user can act on without a traceback, and ends with the exit code of what happened."""
+    """Prints an error that a user can act on without a traceback, and exits with code 2."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -34,8 +35,6 @@ class Commands(TyperGroup):
             if not output_is_broken():
                 print_error(f"trimtab: {error}")
             raise typer.Exit(2) from None
-        except KeyboardInterrupt as error:
-            raise typer.Exit(exit_code(error)) from None
 
 
 class CommandLine(typer.Typer):
@@ -48,9 +47,11 @@ class CommandLine(typer.Typer):
         stop_at_input_end()
         try:
             return super().__call__(*args, **kwargs)
-        except SystemExit:
+        except SystemExit as end:
             if output_is_broken():  # rich and typer end with code 1 then
                 raise SystemExit(BROKEN_PIPE) from None
+            if end.code == 128 + signal.SIGINT and interrupted_by():  # typer's code for all interrupts
+                raise SystemExit(128 + interrupted_by()) from None
             raise
 
 

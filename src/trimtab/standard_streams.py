@@ -6,7 +6,7 @@ import io
 import os
 import select
 import sys
-from typing import Any
+from typing import Any, cast
 
 BROKEN_PIPE = 141  # the exit code that a shell reports for a process ended by SIGPIPE
 
@@ -18,17 +18,21 @@ class OutputFile(io.FileIO):
     broken = False  # the reader at the other end of a pipe has gone
 
     def write(self, data: Any) -> int:
-        """Write bytes and return how many were written or dropped."""
+        """Write all bytes or drop the rest; return how many there were."""
+        rest = memoryview(data).cast("B")
+        size = len(rest)
         try:
-            while (written := super().write(data)) is None:  # a full pipe that does not block
-                select.select([], [self], [])
-            return written
+            while rest:
+                written = super().write(rest)
+                if written is None:  # a full pipe that does not block
+                    select.select([], [self], [])
+                rest = rest[written or 0 :]
         except OSError as error:
             if not self.optional:
                 self.broken = isinstance(error, BrokenPipeError)
-                self.optional = True  # what is still buffered is written again, at the latest when Python ends
+                self.optional = True  # an error is raised once: what follows it belongs to the same output
                 raise
-            return memoryview(data).nbytes
+        return size
 
 
 def open_standard_streams() -> None:
@@ -61,10 +65,11 @@ def output_is_broken() -> bool:
 def _open_output(descriptor: int, stream: Any) -> io.TextIOWrapper:
     file = OutputFile(descriptor, "w", closefd=False)
     encoding = stream.encoding if stream is not None else "utf-8"
-    # Line by line also into pipes and files, where it is read while the command runs.
-    return io.TextIOWrapper(io.BufferedWriter(file), encoding, errors="backslashreplace", line_buffering=True)
+    # Line by line also into pipes and files, where it is read while the command runs. No BufferedWriter in between: its
+    # lock aborts Python at the end if a thread is still waiting for a slow reader.
+    return io.TextIOWrapper(cast(Any, file), encoding, errors="backslashreplace", line_buffering=True)
 
 
 def _output_file(stream: Any) -> OutputFile | None:
-    file = getattr(getattr(stream, "buffer", None), "raw", None)
+    file = getattr(stream, "buffer", None)
     return file if isinstance(file, OutputFile) else None

@@ -74,6 +74,11 @@ def interrupt_on_stop_signals() -> None:
     _set_handlers(interrupt)
 
 
+def interrupted_by() -> int:
+    """Return the last signal for which an interrupt was raised, 0 if there was none."""
+    return _raised
+
+
 def check_interrupted() -> None:
     """Raise an interrupt once more in case it was lost."""
     # Python drops an exception that is raised in a destructor or in a callback, of which imports have many, and some

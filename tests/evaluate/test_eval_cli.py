@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -24,6 +25,7 @@ from trimtab.evaluate.metrics import GradedSample, compute_metrics
 from trimtab.evaluate.progress import LiveProgress, PlainProgress, SampleCounter
 from trimtab.evaluate.published import PUBLISHED
 from trimtab.evaluate.run import EvalResult, prepare
+from trimtab.stop_signals import SignalInterrupt
 from trimtab.tasks.benchmarks import BENCHMARKS, DEFAULT_BENCHMARKS
 
 ROOT = Path(__file__).parents[2]
@@ -219,18 +221,19 @@ def test_a_wrong_option_is_an_error_that_names_it(words: list[str], expected: st
     assert expected in call(tmp_path, *words, code=2)
 
 
-def test_ctrl_c_keeps_finished_samples_and_prints_how_to_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_signal_keeps_finished_samples_and_prints_how_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     append, seen = EvalFolder.append, []
 
     def interrupted(self: EvalFolder, batch: list[Generation]) -> None:
         append(self, batch)
         seen.append(batch)
-        raise KeyboardInterrupt
+        raise SignalInterrupt(number)
 
     monkeypatch.setattr(EvalFolder, "append", interrupted)
-    output = call(tmp_path, "demo", "--batch", "4", code=130)
+    output = call(tmp_path, "demo", "--batch", "4", code=128 + number)
     assert "the same command resumes it" in output
     monkeypatch.setattr(EvalFolder, "append", append)
     assert "4 of 12 samples are there already" in call(tmp_path, "demo", "--batch", "4")

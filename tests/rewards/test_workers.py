@@ -130,6 +130,23 @@ def test_a_worker_that_is_killed_is_replaced() -> None:
     assert client(SYMPY_CHECK) is not first
 
 
+def test_a_signal_that_stops_a_run_leaves_its_step_under_way_the_verdicts() -> None:
+    """Ctrl-C in a terminal, and the SIGTERM of a scheduler, reach the workers too."""
+    server = client(SYMPY_CHECK)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(server.process.pid, number)
+    assert grade(r"\boxed{2\sin x\cos x}", r"\sin 2x").kind == "correct"
+    assert client(SYMPY_CHECK) is server and server.process.poll() is None
+
+
+def test_a_module_that_never_loads_keeps_no_process_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text("import time; time.sleep(600)")
+    code = "from trimtab.rewards import fork_server as f; f.MAX_LOAD_SECONDS = 1; f.main('endless:grade')"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=tmp_path)
+    process.communicate(b"[]\n", HANG)
+    assert process.returncode == -signal.SIGALRM
+
+
 def test_what_was_under_way_when_a_worker_died_has_crashed() -> None:
     function = f"{RULES}:sleeps"
     future = submit_call(function, ("x", "42", {}), WorkerLimits(seconds=60.0))
