@@ -146,7 +146,7 @@ def measure(setting: Setting, device: str) -> dict[str, Any]:
     """Train for two steps; return the peaks of the second."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         save_shape(setting, folder)
-        stack.enter_context(patch.object(trimtab.policy.loading, "_pretrained", random_weights(device)))
+        stack.enter_context(patch.object(trimtab.policy.loading, "read_pretrained", random_weights(device)))
         trainer = build_trainer(config_of(setting, folder, device))
         meter, progress = stack.enter_context(metering(trainer)), RunProgress()
         start = time.perf_counter()
@@ -170,8 +170,9 @@ def random_weights(device: str) -> Callable[..., tuple[Any, Any]]:
     def made(path: str, attention: str | None) -> tuple[Any, Any]:
         from transformers import AutoConfig, AutoModelForCausalLM
 
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         with torch.device(device):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=torch.float32)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
         return model, demo_tokenizer()
 
     return made

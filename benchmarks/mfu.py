@@ -124,7 +124,7 @@ def made_policy(shape: Shape, device: torch.device, precision: Precision) -> Pol
     with device:
         model = Qwen3ForCausalLM(config)
     assert sum(p.numel() for name, p in model.named_parameters() if "proj" in name) == shape.weights
-    with patch.object(loading, "_pretrained", return_value=(model, demo_tokenizer())):
+    with patch.object(loading, "read_pretrained", return_value=(model, demo_tokenizer())):
         return load_policy("made", device=device.type, precision=precision)
 
 

@@ -158,8 +158,10 @@ def peer_model(config: Config) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = str(smollm2_folder())
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
-    return model, AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
+    )
+    return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def peer_options(config: Config, steps: Steps, rows: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def test_the_converted_folder_has_no_quantization_config(tmp_path: Path, monkeyp
 
     with monkeypatch.context() as patched:
         patched.setattr(AutoModelForCausalLM, "from_pretrained", from_gguf)
-        patched.setattr(AutoTokenizer, "from_pretrained", lambda where, gguf_file: demo_tokenizer())
+        patched.setattr(AutoTokenizer, "from_pretrained", lambda where, **options: demo_tokenizer())
         convert_gguf(tmp_path / "made.gguf", tmp_path / "folder")
     assert "quantization_config" not in json.loads((tmp_path / "folder" / "config.json").read_text())
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "folder", dtype=torch.float32)

@@ -83,7 +83,7 @@ def fake_policy(shape: Any, precision: Precision, lora_rank: int = 0, gradient_c
 
     AttentionInterface.register(ATTENTION, _attention)
     with torch.device("meta"):  # not fake from the start: PEFT moves its adapters, which fake parameters do not allow
-        model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32, trust_remote_code=False)
         if lora_rank:
             model = add_lora(model, lora_rank, alpha=1, seed=0)
     _to_fake(model)

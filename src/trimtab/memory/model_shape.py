@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from trimtab.bounded_http import HttpError, fetch
+from trimtab.policy import check_config, check_counts, demo_model, read_config
 
 # Written out, since the packaged GGUF file has no config.json and reading it takes seconds.
 SMOLLM2: dict[str, Any] = {
@@ -30,25 +31,22 @@ def model_shape(path: str) -> Any:
     from huggingface_hub import constants, hf_hub_url
     from transformers import AutoConfig, LlamaConfig
 
-    from trimtab.policy import demo_model
-
     if path == "demo":
         return demo_model(0).config
     if path == "smollm2":
         return LlamaConfig(**SMOLLM2)
-    folder = os.path.expanduser(path)
-    # A path must not be looked up on the hub as a name.
-    if path.startswith(("/", ".", "~")) and not os.path.isdir(folder):
-        raise NoEstimateError(f"model.path={path!r}: there is no such folder")
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        if os.path.isdir(folder):
-            raise NoEstimateError(f"model.path={path!r} has no config.json that can be read: {error}") from None
+        return read_config(path, local_files_only=True)
+    except ValueError as error:
+        if path.startswith(("/", ".", "~")) or os.path.isdir(path):
+            raise NoEstimateError(str(error)) from None
     # `from_pretrained` would retry for minutes where there is no network; a dry run should not wait for that.
     if not constants.HF_HUB_OFFLINE:
         with suppress(HttpError, ValueError, TypeError, RecursionError):
-            config = fetch(hf_hub_url(path, "config.json"), seconds=5.0, max_bytes=1 << 20)
-            return AutoConfig.for_model(**json.loads(config))
+            content = json.loads(fetch(hf_hub_url(path, "config.json"), seconds=5.0, max_bytes=1 << 20))
+            check_counts(content)
+            shape = AutoConfig.for_model(**content)
+            check_config(shape)
+            return shape
     why = "is neither cached nor can it be fetched; memory cannot be estimated without it"
     raise NoEstimateError(f"the config of {path} {why}")

@@ -40,13 +40,13 @@ def convert_gguf(source: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where, file = str(source.parent), source.name
-    tokenizer: Any = AutoTokenizer.from_pretrained(where, gguf_file=file)
-    loaded = AutoModelForCausalLM.from_pretrained(where, gguf_file=file, dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(where, gguf_file=file, trust_remote_code=False)
+    loaded = AutoModelForCausalLM.from_pretrained(where, gguf_file=file, dtype=torch.float32, trust_remote_code=False)
     # transformers cannot save what it loaded from GGUF; a fresh model with the same weights can be saved.
     config = copy.deepcopy(loaded.config)
     if hasattr(config, "quantization_config"):  # the weights are dequantized
         del config.quantization_config
-    fresh = AutoModelForCausalLM.from_config(config)
+    fresh = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     fresh.load_state_dict(loaded.state_dict())
     with new_folder(folder) as temporary:
         fresh.save_pretrained(temporary)

@@ -40,7 +40,7 @@ MANAGED_OPTIONS: dict[str, str | None] = {
     "max_num_seqs": "rollout.batch_size",
     "max_model_len": "rollout.max_prompt_tokens and rollout.max_new_tokens",
     "seed": "run.seed",
-    **dict.fromkeys(["logprobs_mode", "load_format", "skip_tokenizer_init", "generation_config"]),
+    **dict.fromkeys(["logprobs_mode", "load_format", "skip_tokenizer_init", "generation_config", "trust_remote_code"]),
     **dict.fromkeys(["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"]),
 }
 
@@ -245,6 +245,7 @@ def _start_engine(vllm: Any, model: Any, device: torch.device, settings: VllmSet
                 "seed": 0,  # every request has a seed of its own
                 "logprobs_mode": "processed_logprobs",
                 "load_format": "dummy",
+                "trust_remote_code": False,
                 "skip_tokenizer_init": True,
                 "generation_config": "vllm",
                 "enable_sleep_mode": sleeps,
