@@ -13,9 +13,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from trimtab.record.schema import SCHEMA, TABLES
+
+T = TypeVar("T")
+
+# Checksums prove that a file was not damaged, not that its numbers make sense.
+Count = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
+Interval = Annotated[int, Field(strict=True, ge=1, le=10**18)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 LARGEST_JSON = 1 << 24  # bytes; a step's JSON has a few thousand, and a larger file is not read into memory
 RECORDS_FOLDER = "tokens"  # in the folder of a run
@@ -36,9 +45,9 @@ class RecordWarning(UserWarning):
 class RecordSettings:
     """How much is recorded: one step in `every`, a share of its groups, and the size limit of all records."""
 
-    every: int = 1
-    group_share: float = 1.0
-    max_megabytes: float = 2000.0
+    every: Interval = 1
+    group_share: Finite = 1.0
+    max_megabytes: Finite = 2000.0
 
 
 @dataclass(frozen=True)
@@ -48,9 +57,9 @@ class Manifest:
     objective: dict[str, Any]
     advantage: str
     settings: RecordSettings = RecordSettings()
-    vocabulary: int = 0  # how many token ids it has
+    vocabulary: Count = 0  # how many token ids it has
     vocabulary_sha256: str = ""
-    stride: int = 1
+    stride: Interval = 1
     versions: dict[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 
@@ -63,11 +72,11 @@ class UpdateInfo:
     responses each forward pass held; a plan with `scope = "micro"` depends on it.
     """
 
-    update: int
-    responses: int
-    tokens: int
+    update: Count
+    responses: Count
+    tokens: Count
     taken: bool = True
-    micro_batches: list[int] = field(default_factory=list)
+    micro_batches: list[Count] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -78,21 +87,26 @@ class StepInfo:
     `sampled` counts all responses of the step; from a record of fewer the exact plan cannot be made again.
     """
 
-    step: int
-    responses: int
-    tokens: int
-    sampled: int
+    step: Count
+    responses: Count
+    tokens: Count
+    sampled: Count
     updates: list[UpdateInfo]
-    observed_entropy: float | None = None
-    controllers: dict[str, dict[str, float]] = field(default_factory=dict)
+    observed_entropy: Finite | None = None
+    controllers: dict[str, dict[str, Finite]] = field(default_factory=dict)
     # The order of summation, and with it the last bit of a sum, depends on the device and the number of threads.
     device: str = "cpu"
-    threads: int = 1
+    # At most as many as `run.threads` may be: a replay uses as many.
+    threads: Annotated[int, Field(strict=True, ge=0, le=1024)] = 1
 
     @property
     def complete(self) -> bool:
         """Return whether every response of the step is in the record."""
         return self.responses == self.sampled
+
+
+# Made once: each takes milliseconds.
+_MANIFEST, _STEP_INFO, _FILES = TypeAdapter(Manifest), TypeAdapter(StepInfo), TypeAdapter(dict[str, str])
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -120,11 +134,10 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a run's records."""
     path = folder / MANIFEST
     table = read_json(path)
-    try:
-        known = {key: table[key] for key in Manifest.__dataclass_fields__}
-        return Manifest(**{**known, "settings": RecordSettings(**table["settings"])})
-    except (KeyError, TypeError) as error:
-        raise RecordError(f"{path} is no manifest of records: {error!r:.200}") from None
+    manifest = _validated(_MANIFEST, table, path, "manifest of records")
+    if not isinstance(manifest.objective.get("name"), str):
+        raise RecordError(f"{path} is no manifest of records: its objective has no name")
+    return manifest
 
 
 def step_text(info: StepInfo, files: Mapping[str, str]) -> str:
@@ -136,16 +149,25 @@ def read_step(folder: Path, step: int) -> tuple[StepInfo, dict[str, str]]:
     """Read a step's JSON: its facts, and the SHA-256 that its tables must have."""
     path = step_folder(folder, step) / STEP
     table = read_json(path)
-    try:
-        # By the fields known here: a later version may write more of them under the same schema.
-        known = {key: table[key] for key in StepInfo.__dataclass_fields__}
-        info = StepInfo(**{**known, "updates": [UpdateInfo(**update) for update in table["updates"]]})
-        files = {str(name): str(digest) for name, digest in table["files"].items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise RecordError(f"{path} is no record of a step: {error!r:.200}") from None
+    info = _validated(_STEP_INFO, table, path, "record of a step")
+    files = _validated(_FILES, table.get("files"), path, "record of a step")
     if info.step != step:
         raise RecordError(f"{path} is of step {info.step}")
+    for rows in ("responses", "tokens"):
+        of_updates, of_step = sum(getattr(update, rows) for update in info.updates), getattr(info, rows)
+        if of_updates != of_step:
+            raise RecordError(f"{path} is no record of a step: its updates have {of_updates} {rows}, it has {of_step}")
     return info, files
+
+
+def _validated(adapter: TypeAdapter[T], table: Any, path: Path, name: str) -> T:
+    """Return the JSON as the adapter's type; fields that a later version adds under the same schema are left out."""
+    try:
+        return adapter.validate_python(table)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise RecordError(f"{path} is no {name}: `{where:.100}` is {first['input']!r:.60}: {first['msg']}") from None
 
 
 def json_with_digest(table: Mapping[str, Any]) -> str:

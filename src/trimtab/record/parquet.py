@@ -58,6 +58,8 @@ def open_table(table: str, data: bytes, name: str) -> pa.parquet.ParquetFile:
     except (pa.ArrowException, OSError, ValueError) as error:
         raise RecordError(f"{name} cannot be read: {error!r:.200}") from None
     wanted = arrow_schema(table, found.names)
+    if len(set(found.names)) < len(found.names):
+        raise RecordError(f"{name} has a column twice")
     missing = set(required(table)) - set(found.names)
     if missing:
         raise RecordError(f"{name} lacks the columns {', '.join(sorted(missing))}")
@@ -72,6 +74,10 @@ def read_columns(file: pa.parquet.ParquetFile, names: Iterable[str], name: str) 
     import pyarrow as pa
 
     try:
-        return file.read(columns=list(names), use_threads=False)
+        table = file.read(columns=list(names), use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise RecordError(f"{name} cannot be read: {error!r:.200}") from None
+    nulls = [column for column in table.column_names if table.column(column).null_count]
+    if nulls:
+        raise RecordError(f"{name}: column {nulls[0]} has nulls")
+    return table

@@ -54,7 +54,7 @@ class Records:
         if number not in self.steps:
             near = f"; the nearest is {min(self.steps, key=lambda n: abs(n - number))}" if self.steps else ""
             raise RecordError(f"step {number} is not recorded under {self.folder}{near}")
-        return RecordedStep(self, *layout.read_step(self.folder, number))
+        return RecordedStep(self, *layout.read_step(self.folder, number)).checked()
 
     def select(self, first: int | None = None, last: int | None = None, every: int = 1) -> Iterator[RecordedStep]:
         """Yield the steps from `first` to `last` inclusive, or one in `every` of them; one at a time is in memory."""
@@ -101,7 +101,13 @@ class RecordedStep:
         """Return where each response's tokens start, and the end of the last."""
         import numpy as np
 
-        return [0, *np.cumsum(self.responses["tokens"]).tolist()]
+        lengths, updates = self.responses["tokens"], self.info.updates
+        ends = [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
+        firsts = np.cumsum([0, *(update.responses for update in updates)]).tolist()
+        tokens = np.cumsum([0, *(update.tokens for update in updates)]).tolist()
+        if (lengths < 0).any() or [ends[first] for first in firsts] != tokens:
+            raise RecordError(f"{self.responses.name}: `tokens` does not add up to the tokens of the step's updates")
+        return ends
 
     @property
     def updates(self) -> list[RecordedUpdate]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from trimtab import failpoints
 from trimtab.files import new_folder
 from trimtab.policy import Policy
-from trimtab.text import PrintLine
+from trimtab.text import PrintLine, shown
 
 FORMAT = 1
 TensorGroups = Mapping[str, Mapping[str, Tensor]]  # tensors by name, for each file of a checkpoint
@@ -92,7 +92,7 @@ def read(path: Path) -> Checkpoint:
         files = _check(path)
         state = _read_json(path / "state.json")
         if state["step"] != _step(path):
-            raise CheckpointError(f"checkpoint {path} is of step {state['step']}")
+            raise CheckpointError(f"checkpoint {path} is of step {shown(state['step'])}")
         # safetensors checks its own header, and a file that passed the checksum is the one we wrote.
         tensors = {Path(name).stem: load_file(path / name) for name in files if name.endswith(".safetensors")}
     except CheckpointError:
@@ -123,17 +123,20 @@ def trained_parameters(policy: Policy) -> dict[str, Tensor]:
 def load_parameters(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
     """Load saved weights: all of them, or none if any does not fit."""
     own = trained_parameters(policy)
-    shapes, saved = ({(name, value.shape) for name, value in group.items()} for group in (own, tensors))
-    wrong = sorted({name for name, _ in shapes ^ saved})
+    shapes, saved = ({(name, value.shape, value.dtype) for name, value in group.items()} for group in (own, tensors))
+    wrong = sorted({name for name, *_ in shapes ^ saved})
     if wrong:  # checked before the first copy: a policy that is half restored would be worse than an error
         raise CheckpointError(f"checkpoint of another model: {wrong[0]} does not fit (and {len(wrong) - 1} more)")
+    _check_finite(tensors)
     for name, value in own.items():
         value.copy_(tensors[name])
 
 
 def load_weights(policy: Policy, path: Path) -> None:
     """Load the weights of a checkpoint, and nothing else of it."""
-    load_parameters(policy, read(path).tensors["model"])
+    saved = read(path)
+    with errors_as_mismatch(saved):
+        load_parameters(policy, saved.tensors["model"])
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -143,6 +146,9 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {f"{n}/{name}": torch.as_tensor(value) for n, slots in state.items() for name, value in slots.items()}
 
 
+_ADAMW_STATE = {"step", "exp_avg", "exp_avg_sq"}
+
+
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Restore what `optimizer_tensors` returned."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -150,11 +156,25 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, _, name = key.partition("/")
-        # AdamW has one scalar (the step) and two moments of the parameter's shape.
-        if number not in shapes or value.shape not in {torch.Size(), shapes[number]}:
-            raise CheckpointError(f"the optimizer's state is of another model: {key} does not fit")
+        fits = number in shapes and name in _ADAMW_STATE and value.is_floating_point()
+        if not fits or value.shape != (torch.Size() if name == "step" else shapes[number]):
+            raise CheckpointError(f"the optimizer's state is of another model: {key:.100} does not fit")
+        if name != "exp_avg" and bool((value < 0).any()):
+            raise CheckpointError(f"the optimizer's state is not valid: {key} is negative")
         state.setdefault(int(number), {})[name] = value
+    # A parameter that had no gradient yet has no state; one that has some has all of it.
+    partial = [number for number, slots in state.items() if len(slots) < len(_ADAMW_STATE)]
+    if partial:
+        raise CheckpointError(f"the optimizer's state of parameter {partial[0]} is not complete")
+    _check_finite(tensors)
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def _check_finite(tensors: Mapping[str, Tensor]) -> None:
+    # `save` refuses such values, so these were not saved by us.
+    bad = [name for name, value in tensors.items() if not bool(torch.isfinite(value).all())]
+    if bad:
+        raise CheckpointError(f"{bad[0]:.100} is not finite (and {len(bad) - 1} more)")
 
 
 def training_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> TensorGroups:

@@ -8,6 +8,7 @@ from pathlib import Path
 from trimtab import failpoints
 from trimtab.files import new_folder
 from trimtab.policy import Policy
+from trimtab.text import shown
 from trimtab.train import checkpoints
 from trimtab.train.process import environment
 from trimtab.train.run_folder import RunFolder, config_fingerprint
@@ -36,11 +37,13 @@ def restore_checkpoint(saved: checkpoints.Checkpoint, trainer: Trainer, progress
             raise ValueError(f"it is of a run with another {', '.join(other)}")
         checkpoints.load_training_tensors(trainer.policy, trainer.optimizer, saved)
         trainer.objective.load_state_dict(saved.state["objective"])
-        for name in asdict(progress):
-            setattr(progress, name, int(saved.state["progress"][name]))  # int: an infinity or a text raises here
         # Checksums prove that nothing was damaged, not that the numbers make sense.
-        valid = progress.step == saved.step and min(asdict(progress).values()) >= 0
-        if not valid or not isinstance(saved.state["environment"], dict):
+        for name in asdict(progress):
+            value = saved.state["progress"][name]
+            if type(value) is not int or not 0 <= value < 10**18:
+                raise ValueError(f"progress.{name} is {shown(value)}")
+            setattr(progress, name, value)
+        if progress.step != saved.step or not isinstance(saved.state["environment"], dict):
             raise ValueError("its state is not valid")
 
 

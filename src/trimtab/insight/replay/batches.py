@@ -37,7 +37,7 @@ def recorded_objective(options: dict[str, Any]) -> Objective:
     """Build the objective that a manifest names, with the options of the run."""
     try:
         return build_objective(options)
-    except (ValueError, LookupError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise RecordError(f"the recorded objective cannot be built with this trimtab: {error}") from None
 
 
@@ -62,7 +62,10 @@ def recorded_mini_batch(update: RecordedUpdate, needs: Iterable[str] = ()) -> Re
         # Runs of methods without segments do not record them, but the tokens are enough.
         spelling = step.records.vocabulary.text_bytes
         fields["segment"] = segment_ids(as_tensor(update.column("token")).long(), spelling, sequence=sequence)
-    batch = TokenBatch(**fields, sequence=sequence, group=group, reward=reward, responses=len(lengths))
+    try:
+        batch = TokenBatch(**fields, sequence=sequence, group=group, reward=reward, responses=len(lengths))
+    except ValueError as error:
+        raise RecordError(f"step {step.number} of {step.records.folder}: {error}") from None
     if "new_logp" not in step.tokens:
         return RecordedMiniBatch(update, batch, batch.judged_logp)
     new_logp = as_tensor(update.column("new_logp"))
@@ -105,7 +108,10 @@ def gradient_coefficients(objective: Objective, plans: Sequence[Plan], new_logp:
 def set_controllers(objective: Objective, step: RecordedStep, recorded: bool) -> None:
     """Set the controllers to their recorded state, or let them observe the rollout's recorded entropy."""
     if recorded:
-        objective.load_state_dict(step.info.controllers)
+        try:
+            objective.load_state_dict(step.info.controllers)
+        except ValueError as error:
+            raise RecordError(f"step {step.number} of {step.records.folder}: {error}") from None
         return
     entropy = step.info.observed_entropy
     for controller in objective.controllers.values():

@@ -36,14 +36,20 @@ def show_replay(
     first, last = parse_span(steps)
     sweep = parse_sweep(sweeps)
     count = sum((first is None or n >= first) and (last is None or n <= last) for n in open_run(run).steps)
-    # On stderr, since stdout may go to a file; warnings are printed when the bar is gone.
-    with Progress(console=Console(stderr=True), transient=True) as bar, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RecordWarning)
-        task = bar.add_task("replaying", total=count)
-        names = list(objectives) or [RECORDED]
-        result = replay(run, names, sweep=sweep, first=first, last=last, on_step=lambda step: bar.advance(task))
-    for warning in caught:
-        _print_text(f"warning: {warning.message}", console)
+    caught: list[warnings.WarningMessage] = []
+    try:
+        # On stderr, since stdout may go to a file; warnings are printed when the bar is gone.
+        with (
+            Progress(console=Console(stderr=True), transient=True) as bar,
+            warnings.catch_warnings(record=True) as caught,
+        ):
+            warnings.simplefilter("always", RecordWarning)
+            task = bar.add_task("replaying", total=count)
+            names = list(objectives) or [RECORDED]
+            result = replay(run, names, sweep=sweep, first=first, last=last, on_step=lambda step: bar.advance(task))
+    finally:  # also before an error: that no step is left is explained by why each was left out
+        for warning in caught:
+            _print_text(f"warning: {warning.message}", console)
     print_replay(result, console)
     if out is not None:
         out.write_text(json.dumps(to_json(result), indent=1, allow_nan=False) + "\n", encoding="utf-8")
