@@ -1,8 +1,9 @@
 """Answers with words, units and unusual signs around them, through `trimtab grade` as a user runs it: no wrong one of
 data/worded_answers.toml is paid, every right one of data/unusual_notation.toml is.
 
-data/known_faults.toml lists the lines that are graded wrongly today. It is checked both ways: a line that is graded
-rightly has to be removed from it, and no other line may fail. Each failure lists all lines at once."""
+data/known_faults.toml lists the lines that are not graded so: right ones that are refused on purpose. It is
+checked both ways: a line that is graded rightly has to be removed from it, and no other line may fail. Each failure
+lists all lines at once."""
 
 from __future__ import annotations
 

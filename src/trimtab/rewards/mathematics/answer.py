@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from trimtab.rewards.mathematics.brackets import CLOSE, close_open_intervals, is_enclosed, levels, split
 from trimtab.rewards.mathematics.nodes import (
+    INFINITY,
+    MINUS_INFINITY,
     Node,
+    ParsedAnswer,
     ParseError,
     expand_plus_minus,
-    literal_value,
-    negate,
+    negated,
     number,
+    scaled,
     symbols,
 )
 from trimtab.rewards.mathematics.parser import parse_expression
@@ -28,10 +30,6 @@ from trimtab.rewards.mathematics.units import strip_unit
 MAX_DEPTH = 6
 MAX_MEMBERS = 200  # unordered members are compared with each other, which is quadratic
 
-AnswerKind = Literal[
-    "value", "list", "set", "tuple", "union", "matrix", "equation", "inequality", "chain", "text", "base", "opaque",
-    "none",
-]  # fmt: skip
 _COMPARISONS = {"<": "<", ">": ">", "le": "<=", "ge": ">="}
 _OTHER_RELATIONS = frozenset(
     "ne approx equiv sim simeq cong rightarrow Rightarrow implies mapsto not notin iff".split()
@@ -41,39 +39,24 @@ _SEPARATORS = _CONJUNCTIONS | {"or", ", or", "lor", "vee"}
 _EMPTY = frozenset(
     "emptyset|no solution|no solutions|no real solution|no real solutions|none|the empty set|empty set".split("|")
 )
-_ALL_NUMBERS = frozenset(
-    "mathbb { R }|all real numbers|all reals|the set of all real numbers|the real numbers".split("|")
+_ALL_NUMBERS = frozenset("all real numbers|all reals|the set of all real numbers|the real numbers".split("|"))
+_INTRODUCTION = re.compile(
+    r"\s*(?:(?:so|thus|therefore|hence),?\s*)?(?:the )?(?:final )?(?:answer|total|result)(?: is|:| is:)\s*",
+    re.IGNORECASE,
+)
+_LABELS = frozenset(
+    "answer total result area perimeter volume sum product probability length distance value number".split()
 )
 _TIME = re.compile(r"(\d{1,2})(?::(\d{2})(?::(\d{2}))?)?(?:\s*\(?([ap])\.?\s?m\.?\)?)?", re.IGNORECASE | re.ASCII)
 _BASE = re.compile(
-    r"(\()?([0-9A-Fa-f]*\d[0-9A-Fa-f]*)(?(1)\))(?:_(?:base)?|base)"
-    r"\(?(\d+|two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen)\)?",
+    r"(\()?([0-9A-Fa-f]*\d[0-9A-Fa-f]*)(?(1)\))(?:_(?:base)?|\(?base)"
+    r"\(?(\d+|two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen)\)?\)?",
     re.ASCII,
 )
 _MATRICES = [["{", name, "}"] for name in ("pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array")]
 _TRANSPOSED = [["^", "T"], ["^", "{", "T", "}"], ["^", "top"], ["^", "{", "top", "}"]]
 _BASE_NAMES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
           "twelve": 12, "sixteen": 16}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ParsedAnswer:
-    """An answer: its kind, its members, and for a value its expression, unit and percent sign."""
-
-    kind: AnswerKind
-    text: str  # of the whole
-    members: tuple[ParsedAnswer, ...] = ()
-    node: Node | None = None
-    unit: str | None = None
-    percent: bool = False
-    brackets: str = ""  # of a tuple, which includes intervals such as `[0,1)`
-    name: str = ""  # the variable of an inequality or of a list's values, or the left side of a solved equation
-    joint: str = ""  # `and` or `or` where that joins a list
-    worded: bool = False  # has words that no grammar reads
-
-
-_INFINITY = ParsedAnswer("value", "oo", node=Node("symbol", name="oo"))
-_MINUS_INFINITY = ParsedAnswer("value", "-oo", node=negate(Node("symbol", name="oo")))
 
 
 def parse_answer(source: str) -> ParsedAnswer:
@@ -98,15 +81,10 @@ def _parse(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswer:
 def _parse_structure(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswer:
     if all(token.text in (".", ",", ";", "\\") for token in tokens):
         return ParsedAnswer("none", text)
-    ends = 0
-    while tokens and (tokens[-1].text == "\\" or (tokens[-1].text in (".", ",", ";") and not ends)):
-        ends += tokens[-1].text != "\\"  # one sign may end a sentence inside the box; `7..` is not 7
-        tokens = tokens[:-1]
-    while len(tokens) > 1 and tokens[0].text == "{" and tokens[-1].text == "}" and is_enclosed(tokens):
-        tokens = tokens[1:-1]
+    tokens = _trim(tokens, depth)
     if not tokens or depth > MAX_DEPTH:
         return ParsedAnswer("opaque" if tokens else "none", text)
-    if (special := _parse_special(tokens, text)) is not None:
+    if (special := _parse_special(tokens, text) or _parse_cases(tokens, text, depth)) is not None:
         return special
     members = split(tokens, lambda token: token.text in (",", ";") or _is_separator(token), _is_separator)
     if len(members) > 1:
@@ -125,6 +103,33 @@ def _parse_structure(tokens: Sequence[Token], text: str, depth: int) -> ParsedAn
     if len(unions) > 1:
         return ParsedAnswer("union", text, tuple(_parse_member(part, depth) for part in unions))
     return _parse_bracketed(tokens, text, depth) or _parse_value(tokens, text)
+
+
+def _trim(tokens: Sequence[Token], depth: int) -> Sequence[Token]:
+    """Return the tokens without braces around them, a sign that ends a sentence, and words that introduce an answer."""
+    ends = 0
+    while tokens:
+        last = tokens[-1].text
+        if last == "\\" or (last in (".", ",", ";") and not ends):
+            ends += last != "\\"  # one sign may end a sentence inside the box; `7..` is not 7
+            tokens = tokens[:-1]
+        elif len(tokens) > 1 and tokens[0].text == "{" and last == "}" and is_enclosed(tokens):
+            tokens = tokens[1:-1]
+        else:
+            break
+    if len(tokens) > 1 and not depth and tokens[0].kind == "text" and _INTRODUCTION.fullmatch(tokens[0].text):
+        tokens = tokens[1:]
+    return tokens
+
+
+def _parse_cases(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswer | None:
+    """Parse the lines of `\\begin{cases}` as a list; None for anything else."""
+    texts = [token.text for token in tokens]
+    if texts[:4] != ["begin", "{", "cases", "}"] or texts[-4:] != ["end", "{", "cases", "}"]:
+        return None
+    rows = split(tokens[4:-4], lambda token: token.text == "\\")
+    lines = [[token for token in row if token.text != "&"] for row in rows if row]
+    return _make_list([_parse_member(line, depth) for line in lines[:MAX_MEMBERS] if line], text, "and")
 
 
 def _parse_member(tokens: Sequence[Token], depth: int) -> ParsedAnswer:
@@ -150,8 +155,8 @@ def _parse_special(tokens: Sequence[Token], text: str) -> ParsedAnswer | None:
     spaced = " ".join(token.text.strip() for token in tokens)
     if spaced.lower() in _EMPTY or spaced == "\\{ \\}":
         return ParsedAnswer("set", text)
-    if spaced in _ALL_NUMBERS or spaced.lower() in _ALL_NUMBERS - {"mathbb { r }"}:
-        return ParsedAnswer("tuple", text, (_MINUS_INFINITY, _INFINITY), brackets="()")
+    if spaced in ("mathbb { R }", "mathbb R") or spaced.lower() in _ALL_NUMBERS or tokens == [Token("command", "R")]:
+        return ParsedAnswer("tuple", text, (MINUS_INFINITY, INFINITY), brackets="()")
     written = "".join(token.text for token in tokens)
     if _is_prose(tokens) and not re.search(r"[\d=<>^_|]", written):
         # A single short word may be a product of variables: `ab`.
@@ -202,8 +207,8 @@ def _make_list(members: list[ParsedAnswer], text: str, joint: str) -> ParsedAnsw
 
 def _intersect(members: list[ParsedAnswer], text: str) -> ParsedAnswer:
     """Return the interval of two inequalities, one of which bounds from below and the other from above."""
-    low = [member for member in members if member.members[1] is _INFINITY]
-    high = [member for member in members if member.members[0] is _MINUS_INFINITY]
+    low = [member for member in members if member.members[1] is INFINITY]
+    high = [member for member in members if member.members[0] is MINUS_INFINITY]
     if len(members) != 2 or len(low) != 1 or len(high) != 1:
         return ParsedAnswer("list", text, tuple(members))
     ends = low[0].members[0], high[0].members[1]
@@ -257,7 +262,7 @@ def _parse_inequality(signs: list[str], parts: list[Sequence[Token]], text: str,
     name = _signed_variable(variable)
     if len(parts) > 3 or not name or len({sign[0] for sign in signs}) != 1:
         return ParsedAnswer("opaque", text)
-    low, high, left, right = _MINUS_INFINITY, _INFINITY, "(", ")"
+    low, high, left, right = MINUS_INFINITY, INFINITY, "(", ")"
     for place, sign in enumerate(signs):
         other = parts[place] if parts[place] is not variable else parts[place + 1]
         below = (sign[0] == "<") == (parts[place] is not variable)  # the other side is the lower bound
@@ -268,15 +273,9 @@ def _parse_inequality(signs: list[str], parts: list[Sequence[Token]], text: str,
     if {low.kind, high.kind} != {"value"}:
         return ParsedAnswer("opaque", text)
     if name.startswith("-"):
-        low, high, name = _negated(high), _negated(low), name[1:]
+        low, high, name = negated(high), negated(low), name[1:]
         left, right = "[" if right == "]" else "(", "]" if left == "[" else ")"
     return ParsedAnswer("inequality", text, (low, high), brackets=left + right, name=name)
-
-
-def _negated(value: ParsedAnswer) -> ParsedAnswer:
-    if value is _INFINITY or value is _MINUS_INFINITY:
-        return _MINUS_INFINITY if value is _INFINITY else _INFINITY
-    return replace(value, text=f"-({value.text})", node=None if value.node is None else negate(value.node))
 
 
 def _signed_variable(tokens: Sequence[Token]) -> str:
@@ -293,6 +292,8 @@ def _variable_name(tokens: Sequence[Token]) -> str:
         name = "".join(token.text for token in tokens if token.text not in ("{", "}"))
         letters = all(token.kind in ("letter", "word") or token.text in ("{", "}") for token in tokens[1:])
         return name if letters and 1 < len(tokens) <= 6 and name.removeprefix(tokens[0].text).isupper() else ""
+    if len(tokens) == 1 and tokens[0].kind == "text" and tokens[0].text.strip().lower() in _LABELS:
+        return tokens[0].text.strip().lower()
     try:
         node = parse_expression(tokens)
     except ParseError:
@@ -310,7 +311,10 @@ def _variable_name(tokens: Sequence[Token]) -> str:
 
 def _parse_bracketed(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswer | None:
     first, last = tokens[0].text, tokens[-1].text
-    if any(level == 0 and tokens[i].text == "begin" for i, level in levels(tokens)):
+    begin = next((place for place, token in enumerate(tokens) if token.text == "begin"), None)
+    if begin and tokens[begin - 1].text + last in ("()", "[]") and is_enclosed(tokens[begin - 1 :]):
+        tokens, begin = [*tokens[: begin - 1], *tokens[begin:-1]], begin - 1  # the brackets of an array
+    if begin is not None and levels(tokens)[begin][1] == 0:
         return _parse_matrix(tokens, text, depth)
     if first not in ("(", "[", "\\{", "langle") or last not in CLOSE or not is_enclosed(tokens):
         return None
@@ -320,6 +324,8 @@ def _parse_bracketed(tokens: Sequence[Token], text: str, depth: int) -> ParsedAn
     if first == "\\{":
         if last != "\\}":
             return ParsedAnswer("opaque", text)
+        if described := _parse_set_builder(tokens[1:-1], text, depth):
+            return described
         members = [_parse_member(part, depth) for part in inside]
         return ParsedAnswer("set", text, tuple(p for m in members for p in (m.members if m.kind == "list" else (m,))))
     if len(inside) == 1:
@@ -330,6 +336,19 @@ def _parse_bracketed(tokens: Sequence[Token], text: str, depth: int) -> ParsedAn
     if "\\}" in brackets or (len(inside) != 2 and brackets not in ("()", "[]")):
         return ParsedAnswer("opaque", text)
     return ParsedAnswer("tuple", text, tuple(_parse_member(part, depth) for part in inside), brackets=brackets)
+
+
+def _parse_set_builder(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswer | None:
+    """Parse what is between the braces of `{x | 1 < x < 2}` as that range; None for any other set."""
+    bar = next((i for i, level in levels(tokens) if level == 0 and tokens[i].text in ("|", ":")), None)
+    if bar is None:
+        return None
+    left = split(tokens[:bar], lambda token: token.text == "in")
+    right = _parse_member(tokens[bar + 1 :], depth)
+    name = right.name or (right.members[0].name if right.kind == "union" else "")
+    real = len(left) == 1 or (len(left) == 2 and _parse_member(left[1], depth).members == (MINUS_INFINITY, INFINITY))
+    known = right.kind in ("inequality", "union") and name and real and _variable_name(left[0]) == name
+    return replace(right, text=text) if known else None
 
 
 def _parse_matrix(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswer:
@@ -349,7 +368,7 @@ def _parse_matrix(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswe
     cells = [split(row, lambda token: token.text == "&") for row in rows]
     if not cells or not all(all(row) for row in cells) or sum(map(len, cells)) > MAX_MEMBERS:
         return ParsedAnswer("opaque", text)
-    table = [tuple(_scaled(_parse_member(cell, depth), factor, scale) for cell in line) for line in cells]
+    table = [tuple(scaled(_parse_member(cell, depth), factor, scale) for cell in line) for line in cells]
     if raised:
         if len(set(map(len, table))) > 1:
             return ParsedAnswer("opaque", text)
@@ -367,18 +386,6 @@ def _parse_factor(tokens: Sequence[Token]) -> Node | None:
         return parse_expression(tokens)
     except ParseError:
         return None
-
-
-def _scaled(cell: ParsedAnswer, factor: Node, scale: str) -> ParsedAnswer:
-    """Multiply a cell by what is written as `scale`; a product of two plain numbers is computed."""
-    if literal_value(factor) == 1:
-        return cell
-    text = f"{scale} ({cell.text})"
-    if cell.node is None or cell.unit or cell.percent:
-        return ParsedAnswer("opaque", text)
-    x, y = literal_value(factor), literal_value(cell.node)
-    node = Node("product", (factor, cell.node)) if x is None or y is None else number(x * y)
-    return replace(cell, text=text, node=node)
 
 
 def _parse_value(tokens: Sequence[Token], text: str) -> ParsedAnswer:

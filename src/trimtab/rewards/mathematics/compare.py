@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 
-from trimtab.rewards.mathematics.answer import ParsedAnswer, normalize_words
+from trimtab.rewards.mathematics.answer import normalize_words
 from trimtab.rewards.mathematics.commands import has_foreign_commands
-from trimtab.rewards.mathematics.nodes import Node, ParseError, literal_value, negate, symbols
+from trimtab.rewards.mathematics.nodes import Node, ParsedAnswer, ParseError, literal_value, negate, symbols
 from trimtab.rewards.mathematics.normal_form import NormalForm, NormalFormBuilder, NormalizeError, rational
 from trimtab.rewards.mathematics.numeric import float_value, numerically_different
 from trimtab.rewards.mathematics.units import compatible_units, parse_unit

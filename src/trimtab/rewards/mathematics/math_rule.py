@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from trimtab.rewards.extract import last_box, tidy
-from trimtab.rewards.mathematics.answer import ParsedAnswer, parse_answer
+from trimtab.rewards.mathematics.answer import parse_answer
 from trimtab.rewards.mathematics.compare import compare
 from trimtab.rewards.mathematics.cost import check_text_cost, estimate_bits
-from trimtab.rewards.mathematics.nodes import TooCostlyError
+from trimtab.rewards.mathematics.nodes import ParsedAnswer, TooCostlyError
 from trimtab.rewards.mathematics.tokenizer import MAX_ANSWER_CHARS, normalize_latex
 from trimtab.rewards.pool import WorkerCall
 from trimtab.rewards.verdicts import Verdict, VerdictKind, make_verdict

@@ -1,4 +1,4 @@
-"""Expression trees, and the two errors of the parser."""
+"""Parsed answers, their expression trees, and the two errors of the parser."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
+AnswerKind = Literal[
+    "value", "list", "set", "tuple", "union", "matrix", "equation", "inequality", "chain", "text", "base", "opaque",
+    "none",
+]  # fmt: skip
 NodeKind = Literal["number", "symbol", "sum", "product", "power", "function", "pm"]
 
 
@@ -142,3 +146,42 @@ def _as_name(node: Node) -> str:
     if node.kind == "number":
         return str(node.value)
     return f"{node.name or node.kind}({' '.join(map(_as_name, node.children))})" if node.children else node.name
+
+
+@dataclass(frozen=True)
+class ParsedAnswer:
+    """An answer: its kind, its members, and for a value its expression, unit and percent sign."""
+
+    kind: AnswerKind
+    text: str  # of the whole
+    members: tuple[ParsedAnswer, ...] = ()
+    node: Node | None = None
+    unit: str | None = None
+    percent: bool = False
+    brackets: str = ""  # of a tuple, which includes intervals such as `[0,1)`
+    name: str = ""  # the variable of an inequality or of a list's values, or the left side of a solved equation
+    joint: str = ""  # `and` or `or` where that joins a list
+    worded: bool = False  # has words that no grammar reads
+
+
+INFINITY = ParsedAnswer("value", "oo", node=Node("symbol", name="oo"))
+MINUS_INFINITY = ParsedAnswer("value", "-oo", node=negate(Node("symbol", name="oo")))
+
+
+def negated(value: ParsedAnswer) -> ParsedAnswer:
+    """Return minus a value."""
+    if value is INFINITY or value is MINUS_INFINITY:
+        return MINUS_INFINITY if value is INFINITY else INFINITY
+    return replace(value, text=f"-({value.text})", node=None if value.node is None else negate(value.node))
+
+
+def scaled(cell: ParsedAnswer, factor: Node, scale: str) -> ParsedAnswer:
+    """Multiply a cell by what is written as `scale`; a product of two plain numbers is computed."""
+    if literal_value(factor) == 1:
+        return cell
+    text = f"{scale} ({cell.text})"
+    if cell.node is None or cell.unit or cell.percent:
+        return ParsedAnswer("opaque", text)
+    x, y = literal_value(factor), literal_value(cell.node)
+    node = Node("product", (factor, cell.node)) if x is None or y is None else number(x * y)
+    return replace(cell, text=text, node=node)

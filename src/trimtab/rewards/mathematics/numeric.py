@@ -114,8 +114,9 @@ def _power(base: Any, exponent: Any, node: Node) -> Any:
 
 
 def _infinite(value: Any) -> bool:
+    context = getattr(value, "context", None)  # mpmath's numbers go far beyond floats
     try:
-        return cmath.isinf(complex(value))
+        return bool(context.isinf(value)) if context is not None else cmath.isinf(complex(value))
     except (TypeError, ValueError, OverflowError):
         return True
 

@@ -10,10 +10,10 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
-from trimtab.rewards.mathematics.answer import ParsedAnswer, parse_answer
+from trimtab.rewards.mathematics.answer import parse_answer
 from trimtab.rewards.mathematics.compare import compare
 from trimtab.rewards.mathematics.cost import estimate_bits
-from trimtab.rewards.mathematics.nodes import Node
+from trimtab.rewards.mathematics.nodes import Node, ParsedAnswer
 from trimtab.rewards.mathematics.numeric import evaluate
 
 DIGITS = 50  # of the first pass; the second has more than the smallest number in the expressions needs

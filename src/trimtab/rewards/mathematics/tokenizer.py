@@ -24,12 +24,13 @@ _ALIASES = {
     "rvert": "|", "vert": "|", "mid": "|", "ast": "cdot", "degree": "circ", "degrees": "circ", "dots": "ldots",
     "cdots": "ldots", "varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi", "to": "rightarrow",
     "colon": ":", "slash": "/", "div": "/", "bmatrix": "pmatrix",
-    "dollar": "$", "percent": "%",
+    "dollar": "$", "percent": "%", "tg": "tan", "ctg": "cot", "cosec": "csc", "arctg": "arctan", "Bbb": "mathbb",
 }  # fmt: skip
 _IGNORED = frozenset(
     "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr bigm displaystyle textstyle scriptstyle "
     "scriptscriptstyle limits nolimits quad qquad thinspace medspace enspace rm bf it cal mathstrut strut nobreak "
-    "allowbreak tiny small normalsize large Large LARGE huge Huge bfseries boldmath underline fbox ensuremath".split()
+    "allowbreak tiny small normalsize large Large LARGE huge Huge bfseries boldmath underline fbox ensuremath "
+    "therefore".split()
 )
 _SKIPPED_ARGUMENT = frozenset("hspace vspace phantom hphantom vphantom color textcolor colorbox".split())
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.])[1-9]\d{0,2}(?:(?:\\[,!;: ]|\{,\}|,\\!)\s?\d{3})+(?!\d)")
@@ -68,7 +69,9 @@ def tokenize(source: str) -> list[Token]:
 
     `1,234` is one number, except inside brackets, where a comma separates the members of a tuple or a set.
     """
-    source = _SPACED_THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), unicode_to_latex(source))
+    source = _SPACED_THOUSANDS.sub(
+        lambda match: re.sub(r"\D", "", match[0]), unicode_to_latex(source).replace("{:}", ":")
+    )
     result: list[Token] = []
     spaced, position, depth = False, 0, 0
     while match := _TOKEN.match(source, position):
@@ -109,6 +112,8 @@ def _command(name: str, source: str, position: int, spaced: bool) -> tuple[Token
     if name == "text":
         return _styled(written, source, position, spaced)
     if name in _SKIPPED_ARGUMENT:
+        if source.startswith("[", position):  # a colour's model
+            position = source.find("]", position) + 1 or position
         close = source.find("}", position)
         return None, close + 1 if source.startswith("{", position) and close > 0 else position
     if name == "circ" and written != "circ":  # `30\\degree` needs no ^
@@ -126,13 +131,17 @@ def _styled(style: str, source: str, position: int, spaced: bool) -> tuple[Token
         start += 1
     close = source.find("}", start)
     inner = source[start + 1 : close] if source.startswith("{", start) and close > 0 else None
+    if inner == "\\$":
+        return Token("mark", inner, spaced), close + 1
     if inner is None or "{" in inner or "\\" in inner or _NUMBER_START.match(inner):
         return None, position  # `\mathbf{x_{1}}`, `\text{7 cm}`
-    letters = style.startswith(("math", "bm", "bold", "pmb", "operatorname"))
+    letters = style not in ("text", "mbox", "hbox", "textrm", "textnormal")
     if letters and len(inner) == 1 and inner.isalpha():
         return Token("letter", inner, spaced), close + 1
-    if letters and _FORMULA.search(inner):
+    if (letters and _FORMULA.search(inner)) or "=" in inner:
         return None, position
+    if inner.strip().lower() == "infinity":
+        return Token("command", "infty", spaced), close + 1
     if letters and inner in FUNCTIONS - (frozenset() if style == "operatorname" else {"min"}):
         return Token("command", inner, spaced), close + 1
     return Token("text", inner.replace("$", "") or " ", spaced), close + 1

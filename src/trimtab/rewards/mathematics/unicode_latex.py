@@ -8,9 +8,10 @@ import unicodedata
 _SIGNS = {
     "−": "-", "‐": "-", "‑": "-", "‒": "-", "–": "-", "﹣": "-", "×": r"\times ", "✕": r"\times ", "·": r"\cdot ",
     "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/", "⁄": "/", "∕": "/",
-    "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "∪": r"\cup ", "∩": r"\cap ", "≤": r"\le ", "≥": r"\ge ",
-    "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne ", "°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ", "±": r"\pm ",
-    "∓": r"\mp ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "θ": r"\theta ", "α": r"\alpha ",
+    "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "∛": r"\sqrt[3] ", "∪": r"\cup ", "∩": r"\cap ",
+    "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne ", "°": r"^\circ ", "º": r"^\circ ",
+    "˚": r"^\circ ", "±": r"\pm ", "∓": r"\mp ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}",
+    "θ": r"\theta ", "α": r"\alpha ",
     "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "ε": r"\epsilon ", "λ": r"\lambda ", "ρ": r"\rho ",
     "σ": r"\sigma ", "τ": r"\tau ", "ω": r"\omega ", "φ": r"\phi ", "ϕ": r"\phi ", "ψ": r"\psi ", "μ": r"\mu ",
     "Δ": r"\Delta ", "Γ": r"\Gamma ", "Σ": r"\Sigma ", "Ω": r"\Omega ", "⟨": r"\langle ", "⟩": r"\rangle ",
@@ -19,6 +20,8 @@ _SIGNS = {
     "’": "'", "′": "'", "€": r"\euro ", "£": r"\pounds ", "℃": r"^\circ C", "℉": r"^\circ F",
 }  # fmt: skip
 _INVISIBLE = frozenset("\u00ad\u200b\u200c\u200d\u2060\ufeff")  # not those that turn the order of what is shown
+_OVERLINE = "\u0305"  # combines with the digit before it
+_OVERLINED, _ROOT = re.compile(f"(?:[0-9]{_OVERLINE})+"), re.compile(r"([√∛])\s?([0-9]+(?:\.[0-9]+)?)")
 _TEMPERATURE = re.compile(r"\\(?:text|mathrm)\{\s?°\s?([CF]?)\s?\}")
 _RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "₀₁₂₃₄₅₆₇₈₉"
 _PLAIN = str.maketrans(_RAISED + _LOWERED, "0123456789+-n0123456789")
@@ -37,6 +40,8 @@ def unicode_to_latex(source: str) -> str:
     if source.isascii():
         return source
     source = _TEMPERATURE.sub(r"°\1", source)
+    source = _OVERLINED.sub(lambda match: rf"\overline{{{match[0].replace(_OVERLINE, '')}}}", source)
+    source = _ROOT.sub(r"\1{\2}", source)
     source = _RAISED_RUN.sub(lambda match: _script("^", match[0]), source)
     source = _LOWERED_RUN.sub(lambda match: _script("_", match[0]), source)
     return source.translate(_TRANSLATION)

@@ -49,7 +49,7 @@ man men|woman women|mouse mice|goose geese|tooth teeth|knife knives|loaf loaves|
 """
 COUNTED = """
 times piece item object thing point term element member unit vertex vertices edge face side angle triangle
-squares rectangle circle polygon diagonal segment line plane region cubes sphere prime divisor factors digit
+squares rectangle circle polygon diagonal segment line plane region cubes sphere zeros prime divisor factors digit
 subset function polynomial sequence graph path route word letter symbol character game
 round match win goal turn move step lap jump shot hit throw roll flip toss draw vote trip ride visit class lesson
 question problem test quiz page chapter book novel story article magazine newspaper notebook paper sheet card stamp

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from trimtab.rewards.mathematics.commands import CONSTANTS, FUNCTIONS
-from trimtab.rewards.mathematics.tokenizer import Token
+from trimtab.rewards.mathematics.tokenizer import Token, tokenize
 from trimtab.rewards.mathematics.unit_words import (
     COMPOUND_MEASURES,
     COUNTED,
@@ -38,6 +38,8 @@ _COUNTED = {word: word for word in COUNTED.split()}
 _COUNTED |= {word: group.split()[0] for group in re.split(r"[|\n]", COUNTED_ALIKE) for word in group.split()}
 _CURRENCIES = {"\\$": "dollar", "euro": "euro", "pounds": "gbp"}
 _SHORT_WORDS = frozenset("cm km mm kg mg ft mi yd lb oz hr ml mL Hz eV".split())  # not products of variables
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALE = re.compile(rf"\s*({'|'.join(_SCALES)})(?![A-Za-z])\.?", re.IGNORECASE)
 _PART = re.compile(r"\s*(?:([A-Za-z]+(?:\.[A-Za-z]+)*)\.?(?:\s*\^\s*(-?\d))?|(/)|[-*])\s*")
 
 
@@ -160,9 +162,19 @@ def strip_unit(tokens: list[Token]) -> tuple[list[Token], str | None, bool]:
             # In `\sin 30^\circ` the degrees belong to the function: it is not an angle.
             applied = any(token.text in FUNCTIONS for token in tokens)
             return (tokens, None, False) if applied else (tokens[: end - len(tail)], scale or "deg", False)
+    if texts[-7:-5] == ["frac", "{"] and texts[-4:-2] == ["}", "{"] and tokens[-5].kind == tokens[-2].kind == "text":
+        unit = parse_unit(f"{texts[-5]}/{texts[-2]}")
+        return (tokens, None, False) if unit is None else (tokens[:-7], unit, False)
     start = _unit_start(tokens)
-    unit = None if start is None else parse_unit(_join(tokens[start:]))
-    return (tokens, None, False) if unit is None else (tokens[:start], unit, False)
+    if start is None:
+        return tokens, None, False
+    words = _join(tokens[start:])
+    scaled = _SCALE.match(words)
+    number, words = tokens[:start], words[scaled.end() :] if scaled else words
+    if scaled:
+        number += tokenize(rf"\times 10^{{{_SCALES[scaled[1].lower()]}}}")
+    unit = parse_unit(words)
+    return (number, unit, False) if unit or (scaled and not words.strip()) else (tokens, None, False)
 
 
 def _strip_price(tokens: list[Token], money: str) -> tuple[list[Token], str | None, bool]:
