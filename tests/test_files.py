@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from trimtab.files import (
     append_json_lines,
     cut_torn_line,
     iter_json_lines,
+    locked,
     new_folder,
     read_json_lines,
     write_atomically,
@@ -73,6 +77,9 @@ def test_a_torn_last_line_is_cut_off(text: str, kept: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_new_folder_replaces_the_old_one_when_it_is_complete(durable: bool, tmp_path: Path) -> None:
     final = tmp_path / "parent" / "final"
+    with pytest.raises(FileNotFoundError), new_folder(final):  # a parent that was removed is not made again
+        pass
+    final.parent.mkdir()
     for text in ("old", "new"):
         with new_folder(final, durable=durable) as folder:
             (folder / text).write_text(text)
@@ -83,6 +90,73 @@ def test_a_new_folder_replaces_the_old_one_when_it_is_complete(durable: bool, tm
     with new_folder(final) as folder:
         folder.rmdir()
     assert list(final.parent.iterdir()) == [final] and [path.name for path in final.iterdir()] == ["new"]
+
+
+def test_two_processes_write_one_file_and_each_writes_it_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, ours = tmp_path / "report.html", os.getpid()
+
+    def pieces() -> Iterator[str]:
+        yield "of one"
+        monkeypatch.setattr(os, "getpid", os.getppid)  # another process that is alive, in the middle of ours
+        write_atomically(path, "all of the other")
+        assert path.read_text() == "all of the other"
+        monkeypatch.setattr(os, "getpid", lambda: ours)
+        yield " and the same"
+
+    write_atomically(path, pieces())
+    assert path.read_text() == "of one and the same" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_a_killed_process_left_half_written_is_removed_by_the_next(tmp_path: Path) -> None:
+    dead, other = tmp_path / ".writing-a.txt-999999999", tmp_path / ".writing-b.txt-999999999"
+    for path in (dead, other):
+        path.write_text("half")
+    write_atomically(tmp_path / "a.txt", "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "a.txt"]
+
+
+# --- locks
+
+
+def test_a_folder_is_locked_once_and_the_other_process_is_told(tmp_path: Path) -> None:
+    with locked(tmp_path / "run") as is_there:
+        with pytest.raises(ValueError, match="in use by another process"), locked(tmp_path / "run"):
+            pass
+        assert is_there()
+    with locked(tmp_path / "run"):
+        pass
+
+
+@pytest.mark.parametrize("moment", ["open", "flock"])
+def test_a_folder_that_goes_away_while_it_is_being_locked_is_made_and_locked_again(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, module = tmp_path / "run", {"open": os, "flock": fcntl}[moment]
+    original, left = getattr(module, moment), [2]
+
+    def removed_before(*args: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            folder.rmdir()  # by its last owner, between our mkdir and our lock
+        return original(*args)
+
+    monkeypatch.setattr(module, moment, removed_before)
+    with locked(folder) as is_there:
+        assert is_there() and left == [0]
+        with pytest.raises(ValueError, match="in use"), locked(folder):
+            pass
+
+
+@pytest.mark.parametrize("change", ["removed", "moved", "replaced"])
+def test_a_locked_folder_that_goes_away_is_noticed(change: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with locked(folder) as is_there:
+        folder.rename(tmp_path / "moved")
+        if change == "removed":
+            (tmp_path / "moved").rmdir()
+        if change == "replaced":
+            folder.mkdir()
+        assert not is_there()
 
 
 def test_only_what_dead_processes_left_half_written_is_removed(tmp_path: Path) -> None:

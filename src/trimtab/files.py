@@ -1,12 +1,13 @@
 """File operations that every package shares: atomic writes of files and folders, JSON lines, locked folders.
 
-Whatever is being written has a name that starts with `.writing-`, beside its final name. A killed process leaves no
-more than that behind.
+Whatever is being written has a name that starts with `.writing-` and ends with the number of its process, beside its
+final name. A killed process leaves no more than that behind, and the next one that writes there removes it.
 """
 
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import mmap
 import os
@@ -23,8 +24,10 @@ WRITING = ".writing-"  # the prefix of unfinished files and folders
 
 def write_atomically(path: Path, data: str | bytes | memoryview | Iterable[str]) -> None:
     """Write a file so that a reader finds all of the data or what was there before, even after a power cut."""
-    # In the same folder, because a rename is atomic only within one file system.
-    temporary = path.with_name(f"{WRITING}{path.name}")
+    # In the same folder, because a rename is atomic only within one file system. Of this process alone, because two may
+    # write the same report at the same time.
+    _remove_unfinished(path.parent, path.name)
+    temporary = path.with_name(f"{WRITING}{path.name}-{os.getpid()}")
     pieces = [data] if isinstance(data, str | bytes | memoryview) else data
     try:
         with temporary.open("wb") as file:
@@ -40,13 +43,15 @@ def write_atomically(path: Path, data: str | bytes | memoryview | Iterable[str])
 
 
 @contextmanager
-def new_folder(final: Path, *, durable: bool = False) -> Iterator[Path]:
+def new_folder(final: Path, *, durable: bool = False, tidy: bool = True) -> Iterator[Path]:
     """Yield an empty folder to fill; when the block ends, it replaces `final`. After an error nothing is left of it.
 
-    A block that removes the folder leaves `final` as it is. With `durable` the files survive a power cut as well.
+    A block that removes the folder leaves `final` as it is. With `durable` the files survive a power cut as well;
+    with `tidy` what killed processes left beside it is removed, for which all names there are read.
     """
-    final.parent.mkdir(parents=True, exist_ok=True)
-    _remove_unfinished(final.parent)
+    # The parent is not made here: where somebody has removed a run's folder, no half of it may appear again.
+    if tidy:
+        _remove_unfinished(final.parent)
     # Several processes may share the parent (the cache of warm starts), so each has its own temporary name.
     temporary = final.with_name(f"{WRITING}{final.name}-{os.getpid()}")
     temporary.mkdir()
@@ -76,13 +81,16 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(gone)
 
 
-def _remove_unfinished(folder: Path) -> None:
-    """Remove the folders that killed processes left half-written; those of processes still alive stay."""
-    for path in folder.glob(f"{WRITING}*-*"):
+def _remove_unfinished(folder: Path, name: str = "") -> None:
+    """Remove what killed processes left half-written, of one name or of all; that of processes still alive stays."""
+    for path in folder.glob(f"{WRITING}{glob.escape(name) or '*'}-*"):
         process = path.name.rpartition("-")[2]
-        # A process number may be in use again by a stranger: then the folder stays until a later call.
+        # A process number may be in use again by a stranger: then the file or folder stays until a later call.
         if process.isdecimal() and (int(process) == os.getpid() or not _alive(int(process))):
-            shutil.rmtree(path, ignore_errors=True)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
@@ -175,19 +183,43 @@ def parse_json_line(line: bytes) -> dict[str, Any]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder against other processes; the kernel releases the lock however this process ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    # The folder itself is locked, not a file in it: a killed process leaves no lock file behind.
-    descriptor = os.open(folder, os.O_RDONLY)
+def locked(folder: Path) -> Iterator[Callable[[], bool]]:
+    """Make a folder and lock it against other processes; the kernel releases the lock however this process ends.
+
+    Yield a function that returns whether the folder is still there: it may be removed, moved or replaced meanwhile.
+    """
+    descriptor = _lock(folder)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{folder} is in use by another process: wait for it, or choose another --out") from None
-        yield
+        yield lambda: _is_at(folder, descriptor)
     finally:
         os.close(descriptor)
+
+
+def _lock(folder: Path) -> int:
+    """Return the descriptor of a locked folder."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            # The folder itself is locked, not a file in it: a killed process leaves no lock file behind.
+            descriptor = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:  # removed again, by a run that failed before its first step
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Removed before it was locked: such a lock keeps nobody out of a new folder of the same name.
+            if _is_at(folder, descriptor):
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            raise ValueError(f"{folder} is in use by another process: wait for it, or choose another --out") from None
+        os.close(descriptor)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
 
 
 def _json_line(row: Mapping[str, Any]) -> str:

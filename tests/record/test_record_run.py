@@ -224,10 +224,10 @@ def test_a_full_disk_costs_the_records_and_nothing_else(
 ) -> None:
     publish = writer_module.write_step
 
-    def full(folder: Path, data: Any) -> int:
-        if data.info.step == 3:
+    def full(folder: Path, step: int, files: Any) -> int:
+        if step == 3:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return publish(folder, data)
+        return publish(folder, step, files)
 
     monkeypatch.setattr(writer_module, "write_step", full)
     run, log = trained(tmp_path / "run")

@@ -20,7 +20,7 @@ from rich.text import Text
 from trimtab.compare.processes import ProcessPool, Watch
 from trimtab.compare.runs import CompareRun, Comparison, RunOutcome
 from trimtab.console import STOPPED, summarize_metrics
-from trimtab.files import write_atomically
+from trimtab.files import locked, write_atomically
 from trimtab.text import BARS, bars_for, number, percent, sparkline
 
 # Column, field of a RunSummary, and how it is formatted.
@@ -162,24 +162,25 @@ def show_comparison(
     def print_line(text: str) -> None:
         console.print(Text(text), soft_wrap=True)
 
-    with _progress_bars(runs, console) as watch:
-        pool = ProcessPool(runs, comparison.jobs, print_line, watch)
-        rows = make_rows(pool.run())
-    comparison.out.mkdir(parents=True, exist_ok=True)
-    write_atomically(comparison.out / "compare.json", as_json(comparison, rows))
-    write_atomically(comparison.out / "compare.md", as_markdown(comparison, rows))
-    if console.is_terminal:
-        console.print(as_table(rows, bars_for(console.encoding)))
-    else:
-        console.print(Text(as_markdown(comparison, rows)), soft_wrap=True)
-    print_line(f"written: {comparison.out / 'compare.md'} and {comparison.out / 'compare.json'}")
-    started = [run.folder.path for run in runs if run.folder.records()]
-    # Whoever sent SIGTERM or SIGHUP may not wait for a report.
-    if started and not pool.stop_request.urgent and (report := write_report(started)):
-        print_line(f"written: {report}")
-    if pool.stop_request:
-        print_line("the same command resumes the comparison")
-    return 0 if all(outcome.counts for row in rows for outcome in row.outcomes) else STOPPED
+    # Two comparisons in one folder would write each other's logs and tables.
+    with locked(comparison.out):
+        with _progress_bars(runs, console) as watch:
+            pool = ProcessPool(runs, comparison.jobs, print_line, watch)
+            rows = make_rows(pool.run())
+        write_atomically(comparison.out / "compare.json", as_json(comparison, rows))
+        write_atomically(comparison.out / "compare.md", as_markdown(comparison, rows))
+        if console.is_terminal:
+            console.print(as_table(rows, bars_for(console.encoding)))
+        else:
+            console.print(Text(as_markdown(comparison, rows)), soft_wrap=True)
+        print_line(f"written: {comparison.out / 'compare.md'} and {comparison.out / 'compare.json'}")
+        started = [run.folder.path for run in runs if run.folder.records()]
+        # Whoever sent SIGTERM or SIGHUP may not wait for a report.
+        if started and not pool.stop_request.urgent and (report := write_report(started)):
+            print_line(f"written: {report}")
+        if pool.stop_request:
+            print_line("the same command resumes the comparison")
+        return 0 if all(outcome.counts for row in rows for outcome in row.outcomes) else STOPPED
 
 
 @contextmanager

@@ -67,7 +67,6 @@ def launch_run(
 
     logging.disable_progress_bar()  # it would write over the live display
     folder = RunFolder(request.resume or request.out or claim_folder(request))
-    new = request.resume is None and not (folder.path / "config.toml").exists()
     reporter = make_reporter(request, folder, quiet, print_line)
     run = Run(request.config, folder, reporter, request.resume is not None, monitor)
     began = time.monotonic()
@@ -75,9 +74,6 @@ def launch_run(
     seconds = time.monotonic() - began
     if error:
         print_error(f"trimtab: {error}")
-    if new and not folder.checkpoints.exists():  # the first checkpoint is written before the first step
-        _remove_unused(folder)
-        return code
     if folder.records() and code != INVALID:
         # Whoever sent SIGTERM or SIGHUP may not wait for the report, and a person who pressed Ctrl-C twice does not.
         wanted = request.config.run.report and code in (0, STOPPED) and not run.stop_request.urgent
@@ -102,7 +98,8 @@ def _train(run: Run, reporter: Reporter) -> tuple[int, str]:
     try:
         train(run)
     except RunStoppedError as error:
-        return STOPPED, f"stopped after step {run.progress.step}: {error}"
+        code = INVALID if error.reason is StopReason.FOLDER_GONE else STOPPED  # without a folder there is no checkpoint
+        return code, f"stopped after step {run.progress.step}: {error}"
     except KeyboardInterrupt as error:
         if not run.folder.checkpoints.exists():
             cached = run.config.warm_start.steps and run.config.warm_start.cache
@@ -147,12 +144,3 @@ def slug(objective: str) -> str:
     """Return an objective's name as a folder name: `sspo + s2t` is `sspo+s2t`."""
     tight = re.sub(r"\s*\+\s*", "+", objective.strip())
     return re.sub(r"[^\w.+=,-]+", "-", tight).strip("-")
-
-
-def _remove_unused(folder: RunFolder) -> None:
-    """Remove the folder of a run that failed before its first step, so that the same command can be used again."""
-    # File by file, not rmtree: --out may name a folder that holds somebody's files.
-    (folder.path / "config.toml").unlink(missing_ok=True)
-    folder.metrics.unlink(missing_ok=True)
-    if folder.path.is_dir() and not any(folder.path.iterdir()):
-        folder.path.rmdir()

@@ -48,6 +48,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
         del config.quantization_config
     fresh = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     fresh.load_state_dict(loaded.state_dict())
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(folder) as temporary:
         fresh.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)

@@ -15,11 +15,10 @@ from trimtab.record.reader import RecordedStep, RecordedUpdate, Records, open_ru
 from trimtab.record.recorder import Recorder
 from trimtab.record.schema import SCHEMA, TABLES, Column
 from trimtab.record.vocabulary import Vocabulary
-from trimtab.record.writer import RecordWriter, StepData, rewind, write_step
+from trimtab.record.writer import RecordWriter, StepData, rewind
 
 __all__ = [
     "RECORDS_FOLDER", "SCHEMA", "TABLES", "Column", "Manifest", "RecordError", "RecordSettings", "RecordWarning",
     "RecordWriter", "RecordedResponse", "RecordedStep", "RecordedUpdate", "Recorder", "Records", "StepData", "StepInfo",
     "UpdateInfo", "UpdateRecord", "Vocabulary", "join_ranks", "open_run", "read_step", "rewind", "update_record",
-    "write_step",
 ]  # fmt: skip

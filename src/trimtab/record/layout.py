@@ -31,6 +31,7 @@ RECORDS_FOLDER = "tokens"  # in the folder of a run
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.parquet"
 STEP = "step.json"
+BLOCK = 4096  # bytes that most file systems give at once
 
 
 class RecordError(ValueError):
@@ -217,5 +218,17 @@ def digest(data: bytes | memoryview) -> str:
 
 
 def size_of(paths: Sequence[Path]) -> int:
-    """Return the size of the files in some folders."""
+    """Return the bytes in the files of some folders."""
     return sum(file.stat().st_size for path in paths for file in path.iterdir())
+
+
+def on_disk(size: int) -> int:
+    """Return what a file of so many bytes takes on the disk, which gives whole blocks."""
+    return -(-size // BLOCK) * BLOCK
+
+
+def disk_use(path: Path) -> int:
+    """Return what a file or folder takes on the disk, what is in a folder not included."""
+    found = path.lstat()
+    # A file system that delays allocation, or keeps folders in memory, reports no blocks yet; others give larger ones.
+    return max(512 * found.st_blocks, on_disk(found.st_size), BLOCK)

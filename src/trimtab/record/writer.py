@@ -32,16 +32,27 @@ class StepData:
     responses: Mapping[str, Any]
 
 
-def write_step(folder: Path, data: StepData) -> int:
-    """Publish a step's record atomically and return its size in bytes."""
+def encode_step(data: StepData) -> dict[str, memoryview | bytes]:
+    """Return the files of a step's record by name."""
     tables = {"tokens.parquet": encode("tokens", data.tokens), "responses.parquet": encode("responses", data.responses)}
-    text = layout.step_text(data.info, {name: layout.digest(table) for name, table in tables.items()}).encode()
+    text = layout.step_text(data.info, {name: layout.digest(table) for name, table in tables.items()})
+    return {**tables, layout.STEP: text.encode()}
+
+
+def write_step(folder: Path, step: int, files: Mapping[str, memoryview | bytes]) -> int:
+    """Publish a step's record atomically and return what it takes on the disk."""
+    final = layout.step_folder(folder, step)
     # Not durable: records are not worth waiting for the disk, and the digests tell of a file that a power cut damaged.
-    with new_folder(layout.step_folder(folder, data.info.step)) as temporary:
-        for name, table in tables.items():
-            (temporary / name).write_bytes(table)
-        (temporary / layout.STEP).write_bytes(text)
-    return sum(len(table) for table in tables.values()) + len(text)
+    # Not tidy: `rewind` was, and reading the names of a hundred thousand steps takes longer than writing one.
+    with new_folder(final, tidy=False) as temporary:
+        for name, data in files.items():
+            (temporary / name).write_bytes(data)
+    return step_size(final)
+
+
+def step_size(folder: Path) -> int:
+    """Return what the folder of a step takes on the disk: its files and itself."""
+    return sum(map(layout.disk_use, (folder, *folder.iterdir())))
 
 
 def rewind(folder: Path, step: int) -> None:
@@ -144,24 +155,30 @@ class RecordWriter:
         self._update_manifest(vocabulary=len(self.vocabulary), vocabulary_sha256=layout.digest(table), stride=stride)
         # What an earlier process recorded counts towards the size limit.
         recorded = layout.recorded_steps(self.folder)
-        self._sizes = {n: layout.size_of([layout.step_folder(self.folder, n)]) for n in recorded}
+        self._sizes = {n: step_size(layout.step_folder(self.folder, n)) for n in recorded}
         self._drop_unwanted()
 
     def _write(self, step: int, build: Callable[[], StepData]) -> None:
-        if self.wants(step):  # else the stride has grown since the step was queued
-            self._sizes[step] = write_step(self.folder, build())
-            self._thin()
+        if not self.wants(step):  # the stride has grown since the step was queued
+            return
+        files = encode_step(build())
+        # Room is made before anything is written, so that the records never take more than they may.
+        self._sizes[step] = layout.BLOCK + sum(layout.on_disk(len(data)) for data in files.values())
+        self._thin()
+        if step in self._sizes:
+            self._sizes[step] = write_step(self.folder, step, files)
+            self._thin()  # a file system may give more than whole blocks
 
     def _thin(self) -> None:
         """Double the stride and drop steps until the records fit the size budget."""
         limit = self.manifest.settings.max_megabytes * 1e6
-        while sum(self._sizes.values()) > limit:
+        while sum(self._sizes.values()) + (rest := self._rest()) > limit:
             if len(self._sizes) == 1:
                 step, size = self._sizes.popitem()
-                remove_folder(layout.step_folder(self.folder, step))
+                self._remove(step)
                 raise RecordError(
-                    f"step {step} alone takes {size / 1e6:.1f} MB, more than record.max_megabytes = {limit / 1e6:g}: "
-                    "raise that, or lower record.group_share"
+                    f"step {step} alone takes {size / 1e6:.3g} MB beside {rest / 1e6:.3g} MB for the vocabulary, more "
+                    f"than record.max_megabytes = {limit / 1e6:g}: raise that, or lower record.group_share"
                 )
             # The manifest first: a kill in between leaves too many records, which the next start drops.
             self._update_manifest(stride=2 * self.manifest.stride)
@@ -172,8 +189,19 @@ class RecordWriter:
 
     def _drop_unwanted(self) -> None:
         for step in [step for step in self._sizes if not self.wants(step)]:
-            remove_folder(layout.step_folder(self.folder, step))
+            self._remove(step)
             del self._sizes[step]
+
+    def _remove(self, step: int) -> None:
+        folder = layout.step_folder(self.folder, step)
+        if folder.exists():  # the step that room is made for is not written yet
+            remove_folder(folder)
+
+    def _rest(self) -> int:
+        """Return what the records take on the disk besides their steps."""
+        # The manifest twice: while it is written again there are two.
+        names = (layout.VOCABULARY, layout.MANIFEST, layout.MANIFEST)
+        return sum(map(layout.disk_use, (self.folder, *(self.folder / name for name in names))))
 
     def _update_manifest(self, **changes: Any) -> None:
         self.manifest = replace(self.manifest, **changes)

@@ -53,6 +53,7 @@ def save(folder: Path, step: int, tensors: TensorGroups, state: Mapping[str, Any
     """Write a checkpoint, then delete the oldest ones beyond `keep`."""
     final = folder / f"step-{step:08d}"
     try:
+        folder.mkdir(exist_ok=True)  # without its parents: a run's folder that somebody has removed stays removed
         with new_folder(final, durable=True) as temporary:
             _write(temporary, {"step": step, **state}, tensors)
             if _is_intact_copy(final, temporary):

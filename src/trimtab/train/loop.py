@@ -23,7 +23,11 @@ from trimtab.train.trainer import RunProgress, Trainer
 def train(run: Run) -> None:
     """Train a run from its start, or from its newest checkpoint, to its end."""
     with run.folder.locked():
-        trainer = run.prepare()
+        try:
+            trainer = run.prepare()
+        except BaseException:
+            run.discard_if_unused()  # while it is locked: a moment later the folder may be another run's
+            raise
         # `closing` ends the generator, and with it the recorder and Ctrl-C handling, before an exception leaves here.
         with closing(run.steps()) as steps, gc_pause() as freeze_once:
             for step in steps:

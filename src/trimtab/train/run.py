@@ -36,6 +36,7 @@ class StopReason(StrEnum):
     NO_SIGNAL = "no learning signal"
     NONFINITE = "not finite"
     NOT_SAVED = "not saved"
+    FOLDER_GONE = "folder gone"
     ALARM = "alarm"
 
 
@@ -89,6 +90,11 @@ class Run:
         trainer.recorder = start_recording(trainer, self.folder.path, step, warn=message, kept=kept)
         return trainer
 
+    def discard_if_unused(self) -> None:
+        """Remove a folder that this run made and has no checkpoint: the first is written before the first step."""
+        if not self.folder.checkpoints.exists():
+            self.folder.discard()
+
     def steps(self) -> Generator[int]:
         """Yield the steps that remain; Ctrl-C, SIGTERM or SIGHUP ends them after the present one."""
         try:
@@ -129,6 +135,7 @@ class Run:
 
     def save(self, folder: Path | None = None) -> None:
         """Write a checkpoint, by default one to resume from; on a full disk the run goes on without it."""
+        self._check_folder()
         # Records and metrics go to the disk first: a checkpoint never claims a step whose files were lost.
         if self.trainer.recorder is not None:
             self.trainer.recorder.flush()
@@ -195,6 +202,7 @@ class Run:
 
     def _log(self, record: dict[str, float]) -> None:
         """Append the metrics of a step to metrics.jsonl; on a full disk they are written with a later step's."""
+        self._check_folder()
         self._unwritten.append(record)
         try:
             while self._unwritten:
@@ -244,6 +252,11 @@ class Run:
         if patience and streak >= patience:
             self.save()
             raise self._stop(StopReason.NO_SIGNAL, no_signal_diagnosis(streak, metrics, self.folder.nonfinite))
+
+    def _check_folder(self) -> None:
+        """Stop the run if its folder is gone."""
+        if problem := self.folder.problem():
+            raise self._stop(StopReason.FOLDER_GONE, problem)
 
     def _stop(self, reason: StopReason, message: str) -> RunStoppedError:
         self.stopped = reason

@@ -7,7 +7,8 @@ alarm was raised, and `alarms/` if one asked for a checkpoint.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,10 @@ CHANGEABLE_ON_RESUME: dict[str, Any] = {
 class RunFolder:
     """The files of a run."""
 
+    # Outside `locked` nobody asks.
+    _is_there: Callable[[], bool] = staticmethod(lambda: True)
+    _created = False  # by this process
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.toml"
@@ -43,9 +48,19 @@ class RunFolder:
         self.nonfinite = path / "nonfinite.jsonl"  # a line per update that was skipped because it was not finite
         self.alarms = path / "alarms.jsonl"  # a line per alarm
 
-    def locked(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def locked(self) -> Iterator[None]:
         """Lock the folder against other processes."""
-        return locked(self.path)
+        with locked(self.path) as self._is_there:
+            yield
+
+    def problem(self) -> str:
+        """Say what is wrong if the folder was removed, moved, replaced or emptied since it was locked; else nothing."""
+        if not self._is_there():
+            return f"the folder {self.path} was removed or moved during the run; nothing more can be written to it"
+        if not self.config.exists():  # without it the run could not be resumed
+            return f"{self.config} was removed during the run; nothing more is written"
+        return ""
 
     def create(self, config: Config) -> None:
         """Start a run; a folder that already holds one is an error."""
@@ -53,6 +68,17 @@ class RunFolder:
             raise ValueError(f"{self.path} already holds a run: add --resume to go on with it, or choose another --out")
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.config, resolved_toml(config))
+        self._created = True
+
+    def discard(self) -> None:
+        """Remove what `create` made of a run that failed before its first step: the same command can be used again."""
+        if not self._created or not self._is_there():
+            return
+        # File by file, not rmtree: --out may name a folder that holds somebody's files.
+        self.config.unlink(missing_ok=True)
+        self.metrics.unlink(missing_ok=True)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
 
     def reopen(self, config: Config) -> None:
         """Resume a run; a recipe that would change its results is an error."""

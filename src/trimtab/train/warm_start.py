@@ -10,6 +10,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ def warm_start(trainer: Trainer, cache: Path, reporter: Reporter) -> None:
             first = warm.steps if saved.state["target_reached"] else saved.step
 
     if warm.cache:
+        with suppress(OSError):  # where it cannot be made, saving warns
+            cache.mkdir(exist_ok=True)
         checkpoints.load_newest(folder, restore, reporter.message)
     examples = _examples(policy, trainer.task, config)
     with deferred_stop(announce_stop(reporter)) as stop:
