@@ -21,6 +21,7 @@ from trimtab.compare.processes import ProcessPool, Watch
 from trimtab.compare.report import as_json, as_markdown, make_rows, sparklines
 from trimtab.compare.runs import CompareRun, Comparison, RunOutcome, plan_runs
 from trimtab.console.launch import STOPPED
+from trimtab.files import locked
 from trimtab.text import BARS
 from trimtab.train.run_folder import resolved_toml
 
@@ -159,6 +160,13 @@ def test_mistakes_are_found_before_the_first_run(tmp_path: Path, arguments: list
     assert result.exit_code == 2
     assert message in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_second_comparison_in_the_same_folder_is_refused_and_touches_nothing(recipe: str, tmp_path: Path) -> None:
+    with locked(tmp_path / "out"):
+        result = compare("stapo", "--recipe", recipe, "--seeds", "1", "--out", str(tmp_path / "out"))
+    assert result.exit_code == 2 and "is in use by another process" in result.stderr
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_every_objective_runs_with_every_seed_and_every_setting(recipe: str, tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ class RecordConfig(Section):
     enabled: bool = Field(True, description="write token-level records to the run's `tokens` folder")
     every: int = Field(1, ge=1, description="record every so many steps")
     group_share: float = Field(1.0, gt=0, le=1, description="share of a step's groups; below 1 no replay is exact")
-    max_megabytes: float = Field(2000.0, gt=0, description="size limit, kept by deleting every second recorded step")
+    max_megabytes: float = Field(2000.0, gt=0, description="on the disk, kept by deleting every second recorded step")
 
 
 Action = Literal["warn", "save", "stop", "off"]
