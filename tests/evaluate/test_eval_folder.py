@@ -381,3 +381,31 @@ def test_a_rule_that_does_not_exist_is_refused_with_those_that_do() -> None:
     check_rule("number")
     with pytest.raises(ValueError, match=r"no rule 'maths'.*number"):
         check_rule("maths")
+
+
+ABSURD: list[Any] = [None, -1, 10**30, 10**400, float("nan"), "x", "\x1b[2J", [], {}, {"a": 1}, [[1]], True]
+
+
+def grading_error(folder: EvalFolder, rule: str | None) -> str:
+    try:
+        grade_evaluation(folder, rule)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("file", ["settings.json", "problems.jsonl", "generations.jsonl", "verdicts.jsonl"])
+def test_a_stored_value_of_any_kind_is_graded_again_or_answered_in_words(tmp_path: Path, file: str) -> None:
+    whole = opened(tmp_path)
+    whole.append([generation("q0", 0), generation("q0", 1, "3"), generation("q1", 0)])
+    grade_evaluation(whole, "number")
+    path = tmp_path / file
+    text = path.read_text()
+    first, *others = [text] if file == "settings.json" else text.splitlines(keepends=True)
+    for key in json.loads(first):
+        for value in ABSURD:
+            for rule in ("number", None):
+                path.write_text("".join([json.dumps({**json.loads(first), key: value}) + "\n", *others]))
+                error = grading_error(whole, rule)
+                assert not error or (str(tmp_path) in error and len(error) < 1_000), (key, value, error)
+        path.write_text(text)

@@ -210,3 +210,9 @@ def test_the_math_problems_load_by_their_columns() -> None:
         plain_file(source, question="problem")
     with pytest.raises(ValueError, match=r"row 1: there is no `prompt`, only `problem`, `answer`.*plain_file"):
         verl_file(source)
+
+
+def test_a_number_of_four_thousand_digits_is_an_answer(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"question": "?", "answer": ' + "7" * 4_000 + "}\n")
+    assert plain_file(str(path))[0].answer == "7" * 4_000

@@ -10,12 +10,18 @@ import json
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from trimtab import failpoints
 from trimtab.evaluate.settings import EvalSettings, differences, digest, settings_from
 from trimtab.files import append_json_lines, cut_torn_line, iter_json_lines, write_atomically, write_json_lines
 from trimtab.tasks import BenchmarkProblem, Problem
+from trimtab.text import shown
+
+T = TypeVar("T")
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 SampleKey = tuple[str, str, int]  # benchmark, problem, sample
 Batches = Generator[list["Generation"], None, None]
@@ -25,17 +31,19 @@ Batches = Generator[list["Generation"], None, None]
 class Generation:
     """One stored response. `failed` is the reason where there is none; `logp` and `entropy` are means per token."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     benchmark: str
     problem: str
-    sample: int
+    sample: Annotated[int, Field(strict=True, ge=0)]
     prompt_hash: str
     settings: str
     seed: int
     text: str = ""
-    tokens: float | None = None
+    tokens: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     finished: bool = True
-    logp: float | None = None
-    entropy: float | None = None
+    logp: Finite | None = None
+    entropy: Finite | None = None
     failed: str | None = None
 
     @property
@@ -97,19 +105,17 @@ class EvalFolder:
             raise ValueError(f"{self.path} is not an evaluation: there is no settings.json in it")
         try:
             return settings_from(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{path} cannot be read: {error}") from None
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{path} cannot be read: {error!s:.500}") from None
 
     def problems(self) -> list[BenchmarkProblem]:
         """Read the problems as they were when the evaluation started."""
         rule = self.settings().rule
         problems = []
         for location, row in rows(self.path / "problems.jsonl"):
-            try:
-                problem = Problem(tuple(row["prompt"]), row["answer"], rule, row["benchmark"])
-                problems.append(BenchmarkProblem(row["benchmark"], row["id"], row["location"], problem))
-            except (KeyError, TypeError) as error:
-                raise ValueError(f"{location}: not a problem ({error!r})") from None
+            stored = parse_row(_PROBLEM, row, location, "problem")
+            problem = Problem(tuple(stored.prompt), stored.answer, rule, stored.benchmark)
+            problems.append(BenchmarkProblem(stored.benchmark, stored.id, stored.location, problem))
         return problems
 
     def read(self) -> list[Generation]:
@@ -122,10 +128,7 @@ class EvalFolder:
         found: set[SampleKey] = set()
         expected = self.settings().digest()  # lines of another evaluation may have been copied in
         for location, row in rows(self.generations):
-            try:
-                generation = Generation(**row)
-            except TypeError as error:
-                raise ValueError(f"{location}: not a generation ({error})") from None
+            generation = parse_row(_GENERATION, row, location, "generation")
             if generation.settings != expected:
                 raise ValueError(f"{location}: a generation of other settings ({generation.settings}, not {expected})")
             if generation.key in found:
@@ -141,6 +144,30 @@ class EvalFolder:
     def keep_only(self, generations: Iterable[Generation]) -> None:
         """Remove all other generations."""
         write_json_lines(self.generations, map(asdict, generations))
+
+
+@dataclass(frozen=True)
+class _ProblemRow:
+    benchmark: str
+    id: str
+    location: str
+    prompt: list[dict[str, str]]
+    answer: str
+
+
+_GENERATION, _PROBLEM = TypeAdapter(Generation), TypeAdapter(_ProblemRow)
+
+
+def parse_row(adapter: TypeAdapter[T], row: Any, location: str, what: str) -> T:
+    """Return a stored row as the adapter's type; one that is none raises ValueError with its location."""
+    try:
+        return adapter.validate_python(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(
+            f"{location}: not a {what} (`{where:.100}` is {shown(first['input'])}: {first['msg']})"
+        ) from None
 
 
 def problem_row(item: BenchmarkProblem) -> dict[str, Any]:

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
-from trimtab.evaluate.folder import EvalFolder, Generation, SampleKey, rows
+from pydantic import Field, TypeAdapter
+
+from trimtab.evaluate.folder import EvalFolder, Generation, SampleKey, parse_row, rows
 from trimtab.evaluate.metrics import GradedSample
 from trimtab.files import write_json_lines
-from trimtab.rewards import Verdict, grade, grade_many
+from trimtab.rewards import Verdict, VerdictKind, grade, grade_many
 from trimtab.tasks import BenchmarkProblem
+from trimtab.text import shown
 
 BOX_RULES = ("math", "boxed", "strict-box")  # rules that extract the answer from a box
 # Of responses that are graded side by side: enough that slow ones overlap, and little enough for memory.
 CHARACTERS_AT_A_TIME = 1 << 24
+
+
+@dataclass(frozen=True)
+class _VerdictRow:
+    benchmark: str
+    problem: str
+    sample: Annotated[int, Field(strict=True)]
+    kind: VerdictKind
+    extracted: str | None
+    rule: str
+
+
+_VERDICT = TypeAdapter(_VerdictRow)
 
 
 def check_rule(rule: str) -> None:
@@ -36,6 +52,9 @@ def grade_folder(folder: EvalFolder, problems: Sequence[BenchmarkProblem], rule:
     by_id = {(item.benchmark, item.id): replace(item.problem, rule=rule) for item in problems}
     verdicts: dict[SampleKey, Verdict] = {}
     for batch in _batches(generation for generation in folder.iterate() if generation.failed is None):
+        unknown = [g.problem for g in batch if (g.benchmark, g.problem) not in by_id]
+        if unknown:
+            raise ValueError(f"{folder.generations}: there is no problem {shown(unknown[0])} in problems.jsonl")
         pairs = [(generation.text, by_id[generation.benchmark, generation.problem]) for generation in batch]
         verdicts |= {g.key: verdict for g, verdict in zip(batch, grade_many(pairs), strict=True)}
     write_json_lines(folder.verdicts, (_row(key, verdict, rule) for key, verdict in verdicts.items()))
@@ -46,11 +65,9 @@ def read_verdicts(folder: EvalFolder) -> tuple[dict[SampleKey, Verdict], str | N
     """Read the stored verdicts, and the rule that gave them."""
     verdicts, rule = {}, None
     for location, row in rows(folder.verdicts):
-        try:
-            verdicts[row["benchmark"], row["problem"], row["sample"]] = Verdict(row["kind"], row["extracted"])
-            rule = row["rule"]
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{location}: not a verdict ({error!r})") from None
+        stored = parse_row(_VERDICT, row, location, "verdict")
+        key = stored.benchmark, stored.problem, stored.sample
+        verdicts[key], rule = Verdict(stored.kind, stored.extracted), stored.rule
     return verdicts, rule
 
 

@@ -117,7 +117,13 @@ def settings_from(stored: Mapping[str, Any]) -> EvalSettings:
     known = {field.name for field in fields(EvalSettings)}
     if not known >= stored.keys():
         raise ValueError(f"settings of another version: unknown {', '.join(sorted(stored.keys() - known))}")
-    return EvalSettings(**{**stored, "benchmarks": tuple(stored["benchmarks"])})
+    from pydantic import TypeAdapter  # not for `--help`
+
+    settings = TypeAdapter(EvalSettings).validate_python(stored)
+    wrong = [name for name in settings.benchmarks if name not in BENCHMARKS or settings.samples.get(name, 0) < 1]
+    if wrong:
+        raise ValueError(f"benchmark {wrong[0]!r:.100} is unknown, or has no samples")
+    return settings
 
 
 def differences(before: EvalSettings, now: EvalSettings) -> list[str]:

@@ -164,7 +164,8 @@ def _text(location: str, row: Row, column: str, inside: str = "") -> str:
 def _ground_truth(location: str, row: Row, column: str, inside: str = "") -> str:
     """Return the ground truth as text; JSON numbers are accepted too."""
     value = _column(location, row, column, inside)
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):  # True is an int too
+    # True is an int too; and `math.isfinite` raises for an integer that no float can hold.
+    if (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and math.isfinite(value)):
         return str(value)
     return _text(location, row, column, inside)
 
