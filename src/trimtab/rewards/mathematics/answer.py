@@ -10,7 +10,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trimtab.rewards.mathematics.brackets import CLOSE, close_open_intervals, is_enclosed, levels, split
+from trimtab.rewards.mathematics.brackets import (
+    CLOSE,
+    close_open_intervals,
+    enclosing_braces,
+    is_enclosed,
+    levels,
+    split,
+)
 from trimtab.rewards.mathematics.nodes import (
     INFINITY,
     MINUS_INFINITY,
@@ -18,6 +25,7 @@ from trimtab.rewards.mathematics.nodes import (
     ParsedAnswer,
     ParseError,
     expand_plus_minus,
+    intersect,
     negated,
     number,
     scaled,
@@ -113,8 +121,8 @@ def _trim(tokens: Sequence[Token], depth: int) -> Sequence[Token]:
         if last == "\\" or (last in (".", ",", ";") and not ends):
             ends += last != "\\"  # one sign may end a sentence inside the box; `7..` is not 7
             tokens = tokens[:-1]
-        elif len(tokens) > 1 and tokens[0].text == "{" and last == "}" and is_enclosed(tokens):
-            tokens = tokens[1:-1]
+        elif pairs := enclosing_braces(tokens):
+            tokens = tokens[pairs:-pairs]
         else:
             break
     if len(tokens) > 1 and not depth and tokens[0].kind == "text" and _INTRODUCTION.fullmatch(tokens[0].text):
@@ -196,23 +204,13 @@ def _make_list(members: list[ParsedAnswer], text: str, joint: str) -> ParsedAnsw
     one_variable = len(names) == 1 and names != {""}
     kinds = {member.kind for member in members}
     if one_variable and kinds == {"inequality"}:
-        return _intersect(members, text) if joint == "and" else ParsedAnswer("union", text, tuple(members))
+        return intersect(members, text) if joint == "and" else ParsedAnswer("union", text, tuple(members))
     if one_variable and kinds <= {"equation", "value"} and members[0].kind == "equation" and "(" not in members[0].name:
         members = [member.members[1] if member.kind == "equation" else member for member in members]
     else:
         names = {""}
     flat = [part for member in members for part in (member.members if member.kind == "list" else (member,))]
     return ParsedAnswer("list", text, tuple(flat), name=names.pop(), joint=joint)
-
-
-def _intersect(members: list[ParsedAnswer], text: str) -> ParsedAnswer:
-    """Return the interval of two inequalities, one of which bounds from below and the other from above."""
-    low = [member for member in members if member.members[1] is INFINITY]
-    high = [member for member in members if member.members[0] is MINUS_INFINITY]
-    if len(members) != 2 or len(low) != 1 or len(high) != 1:
-        return ParsedAnswer("list", text, tuple(members))
-    ends = low[0].members[0], high[0].members[1]
-    return ParsedAnswer("inequality", text, ends, brackets=low[0].brackets[0] + high[0].brackets[1], name=low[0].name)
 
 
 def _parse_relation(tokens: Sequence[Token], relations: list[int], text: str, depth: int) -> ParsedAnswer:

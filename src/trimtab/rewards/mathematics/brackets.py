@@ -29,6 +29,15 @@ def is_enclosed(tokens: Sequence[Token]) -> bool:
     return all(level > 0 for _, level in levels(tokens)[1:-1])
 
 
+def enclosing_braces(tokens: Sequence[Token]) -> int:
+    """Return how many pairs of braces stand around all of the tokens."""
+    opened = next((place for place, token in enumerate(tokens) if token.text != "{"), len(tokens))
+    closed = next((place for place, token in enumerate(reversed(tokens)) if token.text != "}"), len(tokens))
+    if not opened or not closed:
+        return 0
+    return min([opened, closed, *(level for _, level in levels(tokens)[opened : len(tokens) - closed])])
+
+
 def bracketed(tokens: Sequence[Token], start: int) -> Sequence[Token]:
     """Return what stands between the round or square bracket at an index and the one that closes it."""
     if start >= len(tokens) or tokens[start].text not in ("(", "["):

@@ -185,3 +185,13 @@ def scaled(cell: ParsedAnswer, factor: Node, scale: str) -> ParsedAnswer:
     x, y = literal_value(factor), literal_value(cell.node)
     node = Node("product", (factor, cell.node)) if x is None or y is None else number(x * y)
     return replace(cell, text=text, node=node)
+
+
+def intersect(members: list[ParsedAnswer], text: str) -> ParsedAnswer:
+    """Return the interval of two inequalities, one of which bounds from below and the other from above."""
+    low = [member for member in members if member.members[1] is INFINITY]
+    high = [member for member in members if member.members[0] is MINUS_INFINITY]
+    if len(members) != 2 or len(low) != 1 or len(high) != 1:
+        return ParsedAnswer("list", text, tuple(members))
+    ends = low[0].members[0], high[0].members[1]
+    return ParsedAnswer("inequality", text, ends, brackets=low[0].brackets[0] + high[0].brackets[1], name=low[0].name)
