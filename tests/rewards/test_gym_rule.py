@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trimtab.rewards import Verdict, grade
-from trimtab.rewards.gym_rule import ANSWER_FILTERS
-from trimtab.tasks import GymTask
+from trimtab.rewards.gym_rule import ANSWER_FILTERS, ENTRY_FILTERS
+from trimtab.tasks import GymTask, gym_dataset
 from trimtab.tasks.gym import UNSUITABLE
 
 pytest.importorskip("reasoning_gym")
@@ -112,3 +114,39 @@ def test_the_rule_needs_the_entry() -> None:
 def test_a_kind_that_is_unknown_or_unsuitable_is_an_error(kind: str) -> None:
     with pytest.raises(ValueError, match=r"no task 'nosuch'|is not fit for training"):
         grade(r"\boxed{5}", "5", f"gym:{kind}", COUNTDOWN)
+
+
+def coded(value: Any, code: str) -> Any:
+    """A value with code for every text in it."""
+    if isinstance(value, Mapping):
+        return {key: coded(each, code) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [coded(each, code) for each in value]
+    return code if isinstance(value, str) else value
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # reasoning-gym leaves files open
+def test_no_text_of_an_entry_runs_as_code(tmp_path: Path) -> None:
+    """Entries come from data files too, and some checkers call eval on them."""
+    factory = pytest.importorskip("reasoning_gym.factory")
+    kinds = sorted(factory.DATASETS.keys() - UNSUITABLE.keys())
+    assert len(kinds) > 80
+    for kind in kinds:
+        entry = gym_dataset(kind, {})[0]
+        right = str(entry["answer"])
+        for part in ("answer", "metadata", "question"):
+            bad = {**entry, part: coded(entry[part], f"open({str(tmp_path / kind)!r}, 'w').close()")}
+            for answer in (right, "['1', '2']", "0x1"):
+                grade(f"\\boxed{{{answer}}}", right, f"gym:{kind}", {"entry": bad})
+    assert not [path.name for path in tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("kind", sorted(ENTRY_FILTERS))
+def test_a_text_that_the_checker_would_run_has_reasoning_gyms_form_or_the_grader_fails(kind: str) -> None:
+    hardest = {"difficulty": 10} if kind == "bitwise_arithmetic" else {"max_numbers": 50, "max_decimals": 6}
+    for options in ({}, hardest):
+        for problem in (GymTask(kind, size=20, options=options)[i] for i in range(20)):
+            assert grade(f"\\boxed{{{problem.answer}}}", problem.answer, problem.rule, problem.extra).kind == "correct"
+    entry = {"answer": "[__import__('os')]", "metadata": {"problem": "2**9**9", "direction": "ascending"}}
+    for bad in (entry, {}, {"answer": 5, "metadata": 5}):
+        assert grade(r"\boxed{[1, 2]}", "", f"gym:{kind}", {"entry": bad}).kind == "crashed"

@@ -1,4 +1,4 @@
-"""Grade by reasoning-gym's checkers, which get only answers that pass a filter."""
+"""Grade by reasoning-gym's checkers, which get only answers and entries that pass a filter."""
 
 from __future__ import annotations
 
@@ -27,6 +27,16 @@ ANSWER_FILTERS: Mapping[str, re.Pattern[str]] = {
     "string_insertion": re.compile(r"[A-Za-z]*"),
 }
 
+# The entry of a problem may come from a data file, and two checkers run a text of it as Python: where it is, and the
+# form that reasoning-gym gives it.
+ENTRY_FILTERS: Mapping[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
+    "bitwise_arithmetic": (
+        ("metadata", "problem"),
+        re.compile(r"(?:[-+() ]|\*(?!\*)|(?:<<|>>) 0x[0-3](?![0-9a-f])|0x[0-9a-f]{1,4}(?![0-9a-f]))*"),
+    ),
+    "number_sorting": (("answer",), ANSWER_FILTERS["number_sorting"]),
+}
+
 
 def gym_score(answer: str, kind: str, entry: Mapping[str, Any], options: Mapping[str, Any]) -> float | None:
     """Return the checker's score between 0 and 1; None where the checker failed."""
@@ -34,7 +44,20 @@ def gym_score(answer: str, kind: str, entry: Mapping[str, Any], options: Mapping
     allowed = ANSWER_FILTERS.get(kind)
     if allowed and not allowed.fullmatch(answer):
         return 0.0
+    if not _entry_is_safe(kind, entry):
+        return None
     try:
         return float(checker.score_answer(answer, entry))
     except Exception:  # a third-party checker may raise anything
         return None
+
+
+def _entry_is_safe(kind: str, entry: Mapping[str, Any]) -> bool:
+    """Return whether the text of an entry that the checker runs, if any, has the form of reasoning-gym's own."""
+    if kind not in ENTRY_FILTERS:
+        return True
+    names, allowed = ENTRY_FILTERS[kind]
+    text: Any = entry
+    for name in names:
+        text = text.get(name) if isinstance(text, Mapping) else None
+    return isinstance(text, str) and allowed.fullmatch(text) is not None
