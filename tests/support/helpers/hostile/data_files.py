@@ -116,18 +116,3 @@ def dataset_folder(folder: Path, traps: Traps, name: str) -> Path:
     (folder / "dataset_infos.json").write_text('{"default": {"builder_name": "pandas"}}')
     (folder / "dataset_info.json").write_text('{"builder_name": "pandas"}')
     return folder
-
-
-GYM = ["number_sorting", "bitwise_arithmetic", "countdown", "n_queens", "spiral_matrix", "string_insertion"]
-
-
-def gym_rows(traps: Traps, kind: str) -> dict[str, Mapping[str, Any]]:
-    """Return rows whose entry, which a checker of reasoning-gym is given, has code for its texts."""
-    made = {}
-    for part in ("answer", "metadata"):
-        code = traps.expression(f"gym {kind} {part}")
-        metadata = dict.fromkeys(("problem", "direction", "solution", "expression", "numbers", "target"), "1")
-        entry = {"question": "1", "answer": "1", "metadata": metadata}
-        entry |= {"answer": code} if part == "answer" else {"metadata": dict.fromkeys(metadata, code)}
-        made[part] = row(prompt="1+1=", extra_info={"entry": entry})
-    return made

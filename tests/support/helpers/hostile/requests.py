@@ -179,11 +179,6 @@ class Siege:
             for words in others if self.thorough else others[:2]:
                 yield Request("data file", name, words)
 
-        for kind in data_files.GYM:
-            file = data_files.write_rows(self.root / f"{kind}.jsonl", data_files.gym_rows(self.traps, kind))
-            words = self.train(*self.file_task(file, f"gym:{kind}"), out=self.root / f"gym-{kind}")
-            yield Request("data file", f"an entry of {kind}", words)
-
     def answers(self) -> Iterator[Request]:
         """Yield one grading of answers and truths that are code."""
         lines = []
