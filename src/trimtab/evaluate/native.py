@@ -11,7 +11,7 @@ from pathlib import Path
 from trimtab.config import load
 from trimtab.evaluate.folder import Batches, Generation, GenerationRequest, SampleKey
 from trimtab.evaluate.settings import EvalSettings, digest
-from trimtab.policy import Policy, Transcript, load_policy, score
+from trimtab.policy import LongPromptError, Policy, Transcript, load_policy, score
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.tasks import derive_seed
 from trimtab.train import build_policy, build_sampler, list_checkpoints, load_weights
@@ -50,6 +50,7 @@ class NativeGenerator:
 
     def batches(self, requests: Sequence[GenerationRequest]) -> list[list[GenerationRequest]]:
         """Split the requests into batches: of one benchmark, whose responses are about as long, by prompt length."""
+        self._encode(requests)
         groups: dict[tuple[str, int], list[GenerationRequest]] = {}
         for request in requests:
             groups.setdefault((request.item.benchmark, request.samples), []).append(request)
@@ -63,6 +64,7 @@ class NativeGenerator:
 
     def check_lengths(self, requests: Sequence[GenerationRequest]) -> None:
         """Raise where prompt and response would exceed the model's context."""
+        self._encode(requests)
         context = getattr(self.policy.causal_lm.config, "max_position_embeddings", None)
         longest = max(len(self._prompt(request)) for request in requests)
         room = math.inf if context is None else context - longest
@@ -75,10 +77,19 @@ class NativeGenerator:
             )
 
     def _prompt(self, request: GenerationRequest) -> list[int]:
-        key = (request.item.benchmark, request.item.id, 0)
-        if key not in self._encoded:
-            self._encoded[key] = self.policy.encode(request.item.problem.prompt)
-        return self._encoded[key]
+        return self._encoded[_problem_key(request)]
+
+    def _encode(self, requests: Sequence[GenerationRequest]) -> None:
+        """Tokenize the prompts that are not tokenized yet, together."""
+        missing = [request for request in requests if _problem_key(request) not in self._encoded]
+        try:
+            encoded = self.policy.encode_batch([request.item.problem.prompt for request in missing])
+        except LongPromptError as error:
+            item = missing[error.number].item
+            raise ValueError(
+                f"the prompt of {item.benchmark} {item.id} does not fit the model's context: {error}"
+            ) from None
+        self._encoded |= zip(map(_problem_key, missing), encoded, strict=True)
 
     def _generate_batch(self, batch: list[GenerationRequest]) -> list[Generation]:
         settings = self.settings
@@ -135,6 +146,10 @@ class NativeGenerator:
             logp=logp if math.isfinite(logp) else None,
             entropy=entropy,
         )
+
+
+def _problem_key(request: GenerationRequest) -> SampleKey:
+    return request.item.benchmark, request.item.id, 0
 
 
 def open_model(model: str, device: str, precision: str, chat: bool) -> Policy:

@@ -14,6 +14,7 @@ from trimtab.policy.lora import add_lora, enable_gradient_checkpointing
 from trimtab.policy.packed import packing_unsupported_reason, use_packed_attention
 from trimtab.policy.policy import Policy, Precision
 from trimtab.policy.pretrained import WEIGHTS, errors_in_words, read_pretrained
+from trimtab.policy.prompts import start_rendering
 
 
 def load_policy(
@@ -31,6 +32,8 @@ def load_policy(
     """Load a policy by path: a folder or hub name, `demo`, or `smollm2`."""
     where = pick_device(device)
     model, tokenizer = (demo_model(seed), demo_tokenizer()) if path == "demo" else read_pretrained(path, attention)
+    if chat:
+        start_rendering(tokenizer)
     if lora_rank:
         model = add_lora(model, lora_rank, lora_alpha, seed)
     if where.type == "cuda" and where.index is not None:

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from trimtab.policy.batch_tokenize import decode_batch, encode_batch
 from trimtab.policy.lm_head import Head
+from trimtab.policy.prompts import check_lengths, render_prompts, tokenizer_errors
 
 Precision = Literal["fp32", "bf16"]
+MAX_CONTEXT = 1 << 20  # tokens; configs may claim any number
 
 
 @dataclass(frozen=True)
@@ -104,22 +106,26 @@ class Policy:
 
     def encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Tokenize a prompt: by the chat template if there is one, else as plain text."""
-        ids: list[int] = self.tokenizer.encode(self._prompt_text(messages), add_special_tokens=not self.chat)
-        return ids
+        return self.encode_batch([messages])[0]
 
-    def encode_batch(self, prompts: Sequence[Sequence[Mapping[str, str]]]) -> list[list[int]]:
-        """Tokenize prompts in parallel, each as `encode` does."""
-        return encode_batch(self.tokenizer, [self._prompt_text(messages) for messages in prompts], not self.chat)
+    def encode_batch(self, prompts: Sequence[Sequence[Mapping[str, str]]], limit: int | None = None) -> list[list[int]]:
+        """Tokenize prompts in parallel; raise LongPromptError for one with far more than `limit` tokens."""
+        texts = render_prompts(self.tokenizer if self.chat else None, prompts)
+        with tokenizer_errors():
+            check_lengths(self.tokenizer, texts, self.context if limit is None else limit)
+            return encode_batch(self.tokenizer, texts, not self.chat)
 
-    def _prompt_text(self, messages: Sequence[Mapping[str, str]]) -> str:
-        if self.chat and getattr(self.tokenizer, "chat_template", None):
-            text: str = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-            return text
-        return "\n".join(message["content"] for message in messages)
+    @property
+    def context(self) -> int:
+        """The most tokens that the model takes, or a million."""
+        known = getattr(getattr(self.model, "config", None), "max_position_embeddings", None)
+        return min(known, MAX_CONTEXT) if isinstance(known, int) else MAX_CONTEXT
 
     def encode_solution(self, text: str) -> list[int]:
         """Tokenize a worked solution as a response: its tokens and the end-of-text token."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        with tokenizer_errors():
+            check_lengths(self.tokenizer, [text], self.context)
+            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         end = self.tokenizer.eos_token_id
         return [*ids, end if end is not None else min(self.eos_token_ids)]
 

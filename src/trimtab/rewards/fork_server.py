@@ -30,7 +30,6 @@ MAX_WORKERS = 40
 MAX_NEW_WORKERS = 4 * (os.cpu_count() or 1)
 NEW_SECONDS = 0.25  # a worker is new for at most so long
 BOOST_CPU_SECONDS = 0.06
-MAX_RESULT_BYTES = 65_536
 EXIT_OUT_OF_TIME = 3
 MAX_LOAD_SECONDS = 600
 
@@ -46,6 +45,7 @@ class RunningCall:
     pipe: int
     start: float
     deadline: float
+    max_result: int
     output: bytearray = field(default_factory=bytearray)
 
 
@@ -169,14 +169,18 @@ class ForkServer:
         os.close(write_end)
         os.set_blocking(read_end, False)
         now = time.monotonic()
-        self.running[read_end] = RunningCall(message["id"], pid, read_end, now, now + message["seconds"])
+        deadline, max_result = now + message["seconds"], message["result"]
+        self.running[read_end] = RunningCall(message["id"], pid, read_end, now, deadline, max_result)
         self.selector.register(read_end, selectors.EVENT_READ)
 
     def read_output(self, call: RunningCall) -> None:
         """Read a worker's output; at its end the call is finished."""
-        chunk = os.read(call.pipe, MAX_RESULT_BYTES)
+        chunk = os.read(call.pipe, 1 << 16)
         call.output += chunk
-        if chunk and len(call.output) <= MAX_RESULT_BYTES:
+        if len(call.output) > call.max_result:
+            self.finish(call, {"outcome": "too_costly", "error": "the result is too long"})
+            return
+        if chunk:
             return
         try:
             result = json.loads(call.output)

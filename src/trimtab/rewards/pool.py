@@ -26,11 +26,15 @@ WorkerOutcome = Literal["done", "too_costly", "crashed", "not_loaded"]
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """What a call may take: wall-clock seconds from its start, CPU seconds, and bytes beyond what the server has."""
+    """What a call may take: wall-clock seconds from its start, CPU seconds, and bytes beyond what the server has.
+
+    `result` is the number of bytes that its result may have as JSON.
+    """
 
     seconds: float = 1.5
     cpu_seconds: float = 1.0
     memory: int = 256 << 20
+    result: int = 65_536
 
 
 LIMITS = WorkerLimits()
@@ -187,6 +191,16 @@ def wait(future: Future[WorkerResult], function: str) -> WorkerResult:
     except TimeoutError:
         client(function).process.kill()
         return WorkerResult("crashed", error="the worker did not answer")
+
+
+def call_worker(function: str, arguments: tuple[Any, ...], limits: WorkerLimits) -> WorkerResult:
+    """Have a worker call `package.module:function`, and return its result."""
+    return wait(submit_call(function, arguments, limits), function)
+
+
+def start_worker(function: str) -> None:
+    """Start the server of a function before it is needed, without waiting for it."""
+    client(function)
 
 
 def close() -> None:

@@ -51,7 +51,7 @@ def plain_file(
             continue
         prompt = user(_text(location, row, question) + suffix)
         worked = _text(location, row, solution) if solution else None
-        problems.append(Problem(prompt, _ground_truth(location, row, answer), rule, name, solution=worked))
+        problems.append(Problem(prompt, _ground_truth(location, row, answer), rule, name, worked, location=location))
     return _task(name, source, problems)
 
 
@@ -115,7 +115,7 @@ def _verl_problem(location: str, row: Row, name: str, rule: str, suffix: str) ->
         raise ValueError(f"{location}: `extra_info` is {_shown(extra)}; it must be an object")
     last = prompt[-1]
     prompt = (*prompt[:-1], {**last, "content": last["content"] + suffix})
-    return Problem(prompt, answer, rule, source or name, extra=extra or {})
+    return Problem(prompt, answer, rule, source or name, extra=extra or {}, location=location)
 
 
 def _messages(location: str, row: Row) -> tuple[Message, ...]:
@@ -140,7 +140,7 @@ def _gsm8k_problem(location: str, row: Row, suffix: str) -> Problem:
         raise ValueError(f"{location}: `answer` is {_shown(worked)}; GSM8K writes the result after ####")
     working = re.sub(r"<<[^<>]*>>", "", working).strip()  # GSM8K's calculator annotations
     solution = f"{working}\nThe answer is \\boxed{{{result}}}."
-    return Problem(user(question + suffix), result, "boxed", "gsm8k", solution=solution)
+    return Problem(user(question + suffix), result, "boxed", "gsm8k", solution, location=location)
 
 
 def _column(location: str, row: Row, column: str, inside: str = "") -> Any:

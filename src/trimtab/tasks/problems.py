@@ -23,6 +23,7 @@ class Problem:
     """One prompt (chat messages), the answer it is graded against, and the name of the grading rule.
 
     `extra` holds what the rule needs (reasoning-gym's entry) and what records keep (a file's `extra_info`).
+    `location` is the file and row that it comes from, if any, for error messages.
     """
 
     prompt: tuple[Message, ...]
@@ -31,6 +32,7 @@ class Problem:
     source: str
     solution: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    location: str = ""
 
 
 class Task(Protocol):

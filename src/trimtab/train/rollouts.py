@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from trimtab.config import RewardConfig
-from trimtab.policy import Policy, Transcript
+from trimtab.policy import LongPromptError, Policy, Transcript
 from trimtab.rewards import Verdict, grade_many
 from trimtab.rollout import PromptTokens, Response, SamplingOptions
 from trimtab.tasks import Problem, problem_index
@@ -115,15 +115,27 @@ def sample_and_grade(
 
 def encode_prompts(policy: Policy, problems: Sequence[tuple[int, Problem]], limit: int) -> list[PromptTokens]:
     """Tokenize the prompts of numbered problems; one of more than `limit` tokens is an error."""
-    encoded = policy.encode_batch([problem.prompt for _, problem in problems])
+    advice = "raise it, or remove such problems"
+    try:
+        encoded = policy.encode_batch([problem.prompt for _, problem in problems], limit)
+    except LongPromptError as error:
+        problem = problems[error.number][1]
+        raise ValueError(f"{_named(problem)}: {error}; rollout.max_prompt_tokens={limit} ({advice})") from None
     prompts = [PromptTokens(ids, number) for ids, (number, _) in zip(encoded, problems, strict=True)]
     for (_, problem), prompt in zip(problems, prompts, strict=True):
         if not 0 < len(prompt.ids) <= limit:
             raise ValueError(
-                f"a prompt of {problem.source} has {len(prompt.ids)} tokens; rollout.max_prompt_tokens={limit} "
-                "(raise it, or remove such problems)"
+                f"{_named(problem)} has {len(prompt.ids)} tokens; rollout.max_prompt_tokens={limit} ({advice})"
             )
     return prompts
+
+
+def _named(problem: Problem) -> str:
+    """Return where a problem's prompt is, for an error."""
+    start = problem.prompt[-1]["content"][:40]
+    return (
+        f"{problem.location}: the prompt {start!r}" if problem.location else f"a prompt of {problem.source}, {start!r},"
+    )
 
 
 def reward_of(verdict: Verdict, response: Response, config: RewardConfig, limit: int) -> float | None:

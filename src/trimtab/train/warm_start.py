@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 
 from trimtab import failpoints
 from trimtab.config import Config
-from trimtab.policy import Policy, Transcript, log_probs, make_optimizer, split_by_token_budget
+from trimtab.policy import LongPromptError, Policy, Transcript, log_probs, make_optimizer, split_by_token_budget
 from trimtab.stop_signals import SignalInterrupt, deferred_stop
 from trimtab.tasks import Problem, Task, derive_seed, read_rows
 from trimtab.train import checkpoints
@@ -97,8 +97,8 @@ def _stamp(path: str) -> list[tuple[str, int, int]]:
     return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
 
 
-def _examples(policy: Policy, task: Task, config: Config) -> Callable[[int], Transcript]:
-    """Return a function from any number to a worked solution; numbers beyond the last one start over."""
+def _examples(policy: Policy, task: Task, config: Config) -> Callable[[Sequence[int]], list[Transcript]]:
+    """Return a function from any numbers to worked solutions; numbers beyond the last one start over."""
     path = config.warm_start.path
     problems = task if path is None else [_problem(where, row) for where, row in read_rows(path)]
     if path is None and task[0].solution is None:
@@ -107,11 +107,25 @@ def _examples(policy: Policy, task: Task, config: Config) -> Callable[[int], Tra
     limit = config.warm_start.max_problems if path is None else None
     count = min(limit or len(problems), len(problems))
 
-    def example(number: int) -> Transcript:
-        problem = problems[number % count]
-        return Transcript(policy.encode(problem.prompt), policy.encode_solution(str(problem.solution)))
+    def examples(numbers: Sequence[int]) -> list[Transcript]:
+        chosen = [problems[number % count] for number in numbers]
+        try:
+            prompts = policy.encode_batch([problem.prompt for problem in chosen])
+        except LongPromptError as error:
+            raise ValueError(f"{_named(chosen[error.number])}: {error}") from None
+        solutions = []
+        for problem in chosen:
+            try:
+                solutions.append(policy.encode_solution(str(problem.solution)))
+            except LongPromptError as error:
+                raise ValueError(f"{_named(problem)}: {error}") from None
+        return [Transcript(prompt, solution) for prompt, solution in zip(prompts, solutions, strict=True)]
 
-    return example
+    return examples
+
+
+def _named(problem: Problem) -> str:
+    return f"a worked solution of {problem.location or problem.source} is too long for the model, remove it"
 
 
 def _problem(where: str, row: Mapping[str, Any]) -> Problem:
@@ -121,10 +135,10 @@ def _problem(where: str, row: Mapping[str, Any]) -> Problem:
     return Problem(({"role": "user", "content": prompt},), answer="", rule="", source=where, solution=solution)
 
 
-def _sample_batch(examples: Callable[[int], Transcript], step: int, config: Config) -> list[Transcript]:
+def _sample_batch(examples: Callable[[Sequence[int]], list[Transcript]], step: int, config: Config) -> list[Transcript]:
     # Seeded by the step, so that a resumed warm start needs no state of a random number generator.
     rng = random.Random(derive_seed("warm", config.run.seed, step))
-    batch = [examples(rng.randrange(1 << 30)) for _ in range(config.warm_start.batch_size)]
+    batch = examples([rng.randrange(1 << 30) for _ in range(config.warm_start.batch_size)])
     return sorted(batch, key=len)  # neighbours share a micro-batch: similar lengths leave little padding
 
 
