@@ -13,6 +13,6 @@ from trimtab.policy.update import UpdateOptions, UpdateResult, make_optimizer, u
 __all__ = [
     "Kernels", "LongPromptError", "Policy", "Precision", "Transcript", "UpdateOptions", "UpdateResult", "add_lora",
     "check_config", "check_counts", "demo_model", "demo_tokenizer", "enable_gradient_checkpointing", "fuse_layers",
-    "load_policy", "log_probs", "make_optimizer", "pick_device", "read_config", "score", "split_by_token_budget", "to_device",
-    "unfuse_layers", "update",
+    "load_policy", "log_probs", "make_optimizer", "pick_device", "read_config", "score", "split_by_token_budget",
+    "to_device", "unfuse_layers", "update",
 ]  # fmt: skip

@@ -32,7 +32,7 @@ class Problem:
     source: str
     solution: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
-    location: str = ""
+    location: str = field(default="", compare=False)
 
 
 class Task(Protocol):
