@@ -286,6 +286,21 @@ def test_a_stop_signal_lets_the_runs_finish_their_step(
     assert not any(outcome.counts for outcome in outcomes)
 
 
+def test_after_an_error_of_the_comparison_its_runs_stop_well(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = pool(recipe, tmp_path, monkeypatch, LONG, jobs=2)
+
+    def fail(running: list[CompareRun], outcomes: list[RunOutcome]) -> None:
+        if len(list(tmp_path.glob("*/ready"))) == 2:
+            raise OSError("no space left on device")
+
+    processes.watch = fail
+    with pytest.raises(OSError, match="no space"):
+        processes.run()
+    assert len(list(tmp_path.glob("*/saved"))) == 2
+
+
 def run_pool(recipe: str, out: Path) -> None:
     """Run a comparison of long runs; in a process of its own."""
     with pytest.MonkeyPatch.context() as patch:

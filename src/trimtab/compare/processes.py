@@ -58,8 +58,11 @@ class ProcessPool:
                         self._stop_runs()
                     if self._running:
                         time.sleep(POLL)
-            finally:
-                self._kill_runs()  # after an error here, no process may be left behind
+            finally:  # after an error here the runs stop well too, and no process may be left behind
+                self._close_inputs()
+                while any(process.poll() is None for _, process, _ in self._running) and not self.stop_request.again:
+                    time.sleep(POLL)
+                self._kill_runs()
         self.outcomes += [RunOutcome(run, "unfinished", "not run: interrupted") for run in waiting]
         order = {run.name: number for number, run in enumerate(self.runs)}
         return sorted(self.outcomes, key=lambda outcome: order[outcome.run.name])
@@ -120,8 +123,11 @@ class ProcessPool:
             self._stopping = True
             then = "every run finishes its step and leaves a checkpoint; a second signal stops them at once"
             self.print_line(f"stopping: {then}")
-            for _, process, _ in self._running:
-                _close_input(process)
+            self._close_inputs()
+
+    def _close_inputs(self) -> None:
+        for _, process, _ in self._running:
+            _close_input(process)
 
     def _kill_runs(self) -> None:
         for run, process, _ in self._running:
