@@ -181,6 +181,21 @@ def test_a_hub_name_is_loaded_with_its_config_and_split(monkeypatch: pytest.Monk
     assert asked == [("openai/gsm8k", "main", "test")]
 
 
+def test_a_data_set_that_cannot_be_loaded_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Datasets:
+        @staticmethod
+        def load_dataset(name: str, config: str | None, *, split: str) -> None:
+            raise RuntimeError("Dataset scripts are no longer supported,\nbut found \x1b[1mtrap.py")
+
+    monkeypatch.setitem(sys.modules, "datasets", Datasets)
+    words = (
+        "the data set 'some/trap' cannot be loaded: RuntimeError: Dataset scripts are no longer supported, but found "
+    )
+    with pytest.raises(ValueError, match=words) as error:
+        verl_file("some/trap")
+    assert "\x1b" not in str(error.value)
+
+
 @needs_data
 @pytest.mark.parametrize(
     ("name", "size"),

@@ -14,6 +14,7 @@ from typing import Any
 
 from trimtab.files import iter_json_lines
 from trimtab.tasks.problems import FixedTask, Message, Problem, optional_module, user
+from trimtab.text import printable, shorten
 
 BOXED_SUFFIX = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
@@ -90,7 +91,13 @@ def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
 
 def _hub(source: str, split: str, config: str | None) -> Iterator[tuple[str, Row]]:
     purpose = f"{source!r} is not a file, and loading it from the hub"
-    data = optional_module("datasets", purpose, "datasets").load_dataset(source, config, split=split)
+    datasets = optional_module("datasets", purpose, "datasets")
+    try:
+        # Since version 4, which the extra `hub` asks for, a data set's own loading script is refused and not run.
+        data = datasets.load_dataset(source, config, split=split)
+    except Exception as error:  # it reads files of many formats, and raises whatever their readers do
+        reason = shorten(printable(" ".join(str(error).split())), 300)
+        raise ValueError(f"the data set {source!r} cannot be loaded: {type(error).__name__}: {reason}") from None
     for number, row in enumerate(data, start=1):
         yield f"{source}[{split}], row {number}", row
 
