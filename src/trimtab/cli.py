@@ -21,6 +21,8 @@ from trimtab.evaluate import EvalOptions
 from trimtab.standard_streams import BROKEN_PIPE, make_optional, open_standard_streams, output_is_broken
 from trimtab.stop_signals import interrupt_on_stop_signals, interrupted_by, stop_at_input_end
 
+LONGEST_ERROR = 2_000  # characters of a line
+
 # Other packages are imported inside the commands: torch and transformers take seconds, and `--help` should not.
 
 
@@ -98,9 +100,10 @@ def main() -> None:
 
 def print_error(text: str) -> None:
     """Print a line to stderr, with control characters escaped."""
-    from trimtab.text import printable
+    from trimtab.text import printable, shorten
 
-    typer.echo(printable(text), err=True)  # a message may quote a model's response
+    # A message may quote a model's response, or a command line of any length.
+    typer.echo("\n".join(shorten(line, LONGEST_ERROR) for line in printable(text).split("\n")), err=True)
 
 
 @app.command()

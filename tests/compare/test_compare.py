@@ -421,3 +421,10 @@ def test_curves_of_a_column_share_one_scale(recipe: str, tmp_path: Path) -> None
     low, high = plan_runs(comparison(recipe, tmp_path, "stapo", "grpo", seeds=1))
     rows = make_rows([ended(low, [0.0, 0.0], [1.0]), ended(high, [0.0, 1.0], [1.0])])
     assert sparklines(rows, "held-out accuracy", BARS) == ["0.00 ▁▁ 0.00", "0.00 ▁█ 1.00"]
+
+
+@pytest.mark.parametrize("option", ["--seeds", "--jobs"])
+def test_more_runs_than_anybody_could_wait_for_are_refused(recipe: str, tmp_path: Path, option: str) -> None:
+    result = compare("stapo", "--recipe", recipe, "--out", str(tmp_path / "out"), option, "1" + "0" * 30)
+    assert result.exit_code == 2
+    assert "10000 runs at most" in result.stderr

@@ -13,7 +13,10 @@ from typing import Literal
 from trimtab.config import Config, load
 from trimtab.console import slug
 from trimtab.step_lines import last_step
+from trimtab.text import shown
 from trimtab.train import RunFolder, config_changes
+
+MAX_RUNS = 10_000  # each is checked before the first one starts
 
 RunState = Literal["new", "unfinished", "finished", "stopped", "failed"]
 
@@ -110,6 +113,10 @@ def plan_runs(comparison: Comparison) -> list[CompareRun]:
     """Return every run of a comparison, each checked before the first one starts."""
     if comparison.seeds < 1 or comparison.jobs < 1:
         raise ValueError("--seeds and --jobs are at least 1")
+    if comparison.seeds * len(comparison.objectives) > MAX_RUNS or comparison.jobs > MAX_RUNS:
+        raise ValueError(
+            f"--seeds {shown(comparison.seeds)} and --jobs {shown(comparison.jobs)}: {MAX_RUNS} runs at most"
+        )
     # Compared as slugs: "sspo+s2t" and "sspo + s2t" would share a folder.
     names = [slug(name) for name in comparison.objectives]
     for name in names:
