@@ -39,8 +39,6 @@ KINDS = {
     "data file": 120,
     "answer": 80,
 }
-RUN_TODAY: set[str] = set()
-TRACEBACKS_TODAY = {"chat template"}
 # A trap opens its file and does not close it.
 leaves_files_open = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -78,18 +76,13 @@ def of(kind: str, ended: list[Ended]) -> list[Ended]:
     return [end for end in ended if end.kind == kind]
 
 
-def marked(today: set[str]) -> list[object]:
-    fails = pytest.mark.xfail(reason="not yet", strict=True)
-    return [pytest.param(kind, marks=[fails] if kind in today else []) for kind in KINDS]
-
-
-@pytest.mark.parametrize("kind", marked(RUN_TODAY))
+@pytest.mark.parametrize("kind", KINDS)
 def test_nothing_runs(kind: str, ended: list[Ended]) -> None:
     ran = [str(end) for end in of(kind, ended) if end.sprung]
     assert not ran, f"{len(ran)} of {len(of(kind, ended))}:\n" + "\n".join(ran)
 
 
-@pytest.mark.parametrize("kind", marked(TRACEBACKS_TODAY))
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_command_ends_in_words(kind: str, ended: list[Ended]) -> None:
     tracebacks = [str(end) for end in of(kind, ended) if end.traceback]
     assert not tracebacks, f"{len(tracebacks)} of {len(of(kind, ended))}:\n" + "\n".join(tracebacks)
