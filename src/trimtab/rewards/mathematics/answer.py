@@ -118,7 +118,7 @@ def _trim(tokens: Sequence[Token], depth: int) -> Sequence[Token]:
     ends = 0
     while tokens:
         last = tokens[-1].text
-        if last == "\\" or (last in (".", ",", ";") and not ends):
+        if last == "\\" or (last in (".", ",", ";") and not ends and not depth):
             ends += last != "\\"  # one sign may end a sentence inside the box; `7..` is not 7
             tokens = tokens[:-1]
         elif pairs := enclosing_braces(tokens):
@@ -333,7 +333,9 @@ def _parse_bracketed(tokens: Sequence[Token], text: str, depth: int) -> ParsedAn
     brackets = "()" if first == "langle" else first + last
     if "\\}" in brackets or (len(inside) != 2 and brackets not in ("()", "[]")):
         return ParsedAnswer("opaque", text)
-    return ParsedAnswer("tuple", text, tuple(_parse_member(part, depth) for part in inside), brackets=brackets)
+    turned = "command" in (tokens[0].kind, tokens[-1].kind) and first != "langle"  # was `]1, 2[`, which is no list
+    members = [_parse_member(part, depth) for part in inside]
+    return ParsedAnswer("tuple", text, tuple(members), brackets=brackets, joint="interval" if turned else "")
 
 
 def _parse_set_builder(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswer | None:

@@ -75,10 +75,10 @@ def close_open_intervals(tokens: list[Token]) -> list[Token]:
         if token.text in (",", ";") and opened:
             opened[-1] = opened[-1][0], True
         elif token.text == "]" and not opened:
-            result[i] = replace(token, text="(")
+            result[i] = replace(token, text="(", kind="command")
             opened.append(("]", False))
         elif token.text == "[" and opened and opened[-1][0] in "[]" and opened[-1][1] and following in _AFTER_INTERVAL:
-            result[i] = replace(token, text=")")
+            result[i] = replace(token, text=")", kind="command")
             opened.pop()
         elif token.text in _OPEN:
             opened.append((token.text, False))

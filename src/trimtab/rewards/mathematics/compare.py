@@ -29,7 +29,7 @@ def compare(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback) ->
     if equivalent(truth, extracted, fallback):
         return "correct"
     nameless = extracted.kind == "equation" and not extracted.name
-    several = nameless or extracted.joint or extracted.kind in ("list", "set", "chain", "union")
+    several = nameless or extracted.joint in ("and", "or") or extracted.kind in ("list", "set", "chain", "union")
     return "ambiguous" if several and truth.kind in ("value", "text", "base", "opaque") else "wrong"
 
 
@@ -49,7 +49,7 @@ def equivalent(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback)
         return _COMPARATORS[truth.kind](truth, extracted, fallback)
     if {truth.kind, extracted.kind} == {"list", "set"}:
         return _labelled(truth) <= _labelled(extracted) and _equal_unordered(truth, extracted, fallback)
-    if truth.kind == "list" and extracted.kind == "tuple" and extracted.brackets == "()":
+    if truth.kind == "list" and extracted.kind == "tuple" and extracted.brackets == "()" and not extracted.joint:
         return _equal_ordered(truth, extracted, fallback)
     if truth.kind == "tuple" and truth.brackets == "()" and extracted.kind == "list":  # x = 1, y = 2 for (1, 2)
         names = _names(extracted)
@@ -175,8 +175,7 @@ def _equal_opaque(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallba
         return False
     if "opaque" not in (truth.kind, extracted.kind):
         return False
-    texts = [answer.text for answer in (truth, extracted) if answer.kind == "opaque"]
-    if truth.worded or extracted.worded or not all(map(has_foreign_commands, texts)):
+    if truth.worded or extracted.worded or not all(map(has_foreign_commands, (truth.text, extracted.text))):
         return False
     return extracted.kind not in ("list", "chain", "inequality", "set") and fallback(truth, extracted)
 

@@ -160,7 +160,7 @@ class ParsedAnswer:
     percent: bool = False
     brackets: str = ""  # of a tuple, which includes intervals such as `[0,1)`
     name: str = ""  # the variable of an inequality or of a list's values, or the left side of a solved equation
-    joint: str = ""  # `and` or `or` where that joins a list
+    joint: str = ""  # `and` or `or` where that joins a list, `interval` for a tuple that is no point
     worded: bool = False  # has words that no grammar reads
 
 

@@ -14,6 +14,7 @@ from trimtab.rewards.mathematics.answer import parse_answer
 from trimtab.rewards.mathematics.compare import compare
 from trimtab.rewards.mathematics.cost import estimate_bits
 from trimtab.rewards.mathematics.nodes import Node, ParsedAnswer
+from trimtab.rewards.mathematics.normal_form import NormalizeError
 from trimtab.rewards.mathematics.numeric import evaluate
 
 DIGITS = 50  # of the first pass; the second has more than the smallest number in the expressions needs
@@ -58,7 +59,10 @@ def equal_at_points(a: Node, b: Node) -> bool:
         with mpmath.workdps(digits):
             backend = _mpmath_backend(mpmath)  # per precision: mpmath's constants are rounded when they are read
             for point in POINTS:
-                x, y = evaluate(a, point, backend), evaluate(b, point, backend)
+                try:
+                    x, y = evaluate(a, point, backend), evaluate(b, point, backend)
+                except (ArithmeticError, ValueError, NormalizeError):  # a pole, or a function that is not known
+                    return False
                 size = max(abs(x), abs(y), 1)
                 if not mpmath.isfinite(size) or not abs(x - y) <= size * mpmath.mpf(10) ** (10 - digits):
                     return False

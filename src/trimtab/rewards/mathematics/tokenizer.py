@@ -114,8 +114,11 @@ def _command(name: str, source: str, position: int, spaced: bool) -> tuple[Token
     if name in _SKIPPED_ARGUMENT:
         if source.startswith("[", position):  # a colour's model
             position = source.find("]", position) + 1 or position
-        close = source.find("}", position)
-        return None, close + 1 if source.startswith("{", position) and close > 0 else position
+        start = position + len(source[position:]) - len(source[position:].lstrip())
+        close = source.find("}", start)
+        if source.startswith("{", start) and close > 0:
+            return None, close + 1
+        return Token("command", name, spaced), position  # what it hides or colours is not known
     if name == "circ" and written != "circ":  # `30\\degree` needs no ^
         return Token("command", "degree", spaced), position
     braces = {"{": "\\{", "}": "\\}"}

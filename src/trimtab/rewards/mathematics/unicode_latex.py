@@ -15,7 +15,7 @@ _SIGNS = {
     "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "ε": r"\epsilon ", "λ": r"\lambda ", "ρ": r"\rho ",
     "σ": r"\sigma ", "τ": r"\tau ", "ω": r"\omega ", "φ": r"\phi ", "ϕ": r"\phi ", "ψ": r"\psi ", "μ": r"\mu ",
     "Δ": r"\Delta ", "Γ": r"\Gamma ", "Σ": r"\Sigma ", "Ω": r"\Omega ", "⟨": r"\langle ", "⟩": r"\rangle ",
-    "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "…": r"\ldots ",
+    "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "…": r"\ldots ", "。": ".",
     "\u2009": r"\,", "\u202f": r"\,",  # thin spaces, as between thousands
     "’": "'", "′": "'", "€": r"\euro ", "£": r"\pounds ", "℃": r"^\circ C", "℉": r"^\circ F",
 }  # fmt: skip
@@ -61,7 +61,7 @@ def _to_latex(character: str) -> str:
     plain = unicodedata.normalize("NFKC", character)
     if fraction := re.fullmatch(r"(\d+)⁄(\d+)", plain):
         return rf"\frac{{{fraction[1]}}}{{{fraction[2]}}}"
-    styled = 0xFF01 <= code <= 0xFF5E or 0x1D400 <= code <= 0x1D7FF  # wide forms, letters in a style
+    styled = 0xFF01 <= code < 0xFF5E or 0x1D400 <= code <= 0x1D7FF  # wide forms, letters in a style
     return _SIGNS.get(plain, plain) if styled else character
 
 

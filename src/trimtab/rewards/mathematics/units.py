@@ -71,6 +71,8 @@ def _parse_measure(parts: list[tuple[str, int]]) -> str | None:
     """Return a product of powers of measures, `per` included; None where a word is not a measure."""
     if len(parts) > 1 and parts[-1][0].lower() in EXTENTS:
         parts = parts[:-1]
+    if "per" in (parts[0][0].lower(), parts[-1][0].lower()):
+        return None
     factors: dict[str, int] = {}
     sign = prefix = 1
     for place, (word, power) in enumerate(parts):
