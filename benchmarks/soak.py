@@ -63,6 +63,7 @@ class Sample:
     threads: int
     children: int
     folder_kib: int
+    cpu_seconds: float
 
 
 def sample(process: int, folder: Path, began: float) -> Sample | None:
@@ -74,6 +75,9 @@ def sample(process: int, folder: Path, began: float) -> Sample | None:
         children = [child for task in tasks for child in (task / "children").read_text().split()]
         descriptors = len(os.listdir(f"/proc/{process}/fd"))
         resident, anonymous = int(status["VmRSS"][0]), int(status["RssAnon"][0])
+        ticks = (
+            Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
+        )  # in user mode, in the kernel
     except (OSError, KeyError):  # a process that has ended has no files, or no memory, here
         return None
     step = last_step(folder / "metrics.jsonl")
@@ -86,6 +90,7 @@ def sample(process: int, folder: Path, began: float) -> Sample | None:
         len(tasks),
         len(children),
         disk_kib(folder / "tokens"),
+        sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK"),
     )
 
 
@@ -140,6 +145,9 @@ def figures(samples: Sequence[Sample], metrics: Sequence[dict[str, Any]], warm_u
     timed = [record for record in metrics if "time/tokens_per_second" in record and steps[0] <= record["step"]]
     seconds = [record["tokens/count"] / record["time/tokens_per_second"] for record in timed]
     tenth = max(1, len(seconds) // 10)
+    ends = late[: max(2, len(late) // 10)], late[-max(2, len(late) // 10) :]
+    # Processor time, because the time of a step depends on what else the machine does.
+    cpu = [(end[-1].cpu_seconds - end[0].cpu_seconds) / max(1, end[-1].step - end[0].step) for end in ends]
     growth = {name: round(1024 * slope(steps, [getattr(s, name) for s in late])) for name in MEMORY}
     ranges = {name: [min(values), max(values)] for name in FLAT if (values := [getattr(s, name) for s in late])}
     return {
@@ -151,6 +159,8 @@ def figures(samples: Sequence[Sample], metrics: Sequence[dict[str, Any]], warm_u
         "step_ms": round(1e3 * median(seconds), 2),
         "step_ms_first_tenth": round(1e3 * median(seconds[:tenth]), 2),
         "step_ms_last_tenth": round(1e3 * median(seconds[-tenth:]), 2),
+        "cpu_ms_per_step_first_tenth": round(1e3 * cpu[0], 2),
+        "cpu_ms_per_step_last_tenth": round(1e3 * cpu[1], 2),
     }
 
 
