@@ -52,7 +52,18 @@ def train(objective: str, lr: float, seed: int, steps: int, settings: list[str])
     cell = (f"objective.name={objective}", f"update.lr={lr}", f"run.seed={seed}", f"run.steps={steps}")
     with tempfile.TemporaryDirectory() as folder:
         flags = [flag for setting in (*TASK, *LEAN, *cell, *settings) for flag in ("--set", setting)]
-        command = [sys.executable, "-m", "trimtab", "train", "smollm2", "--quiet", "--out", f"{folder}/run", *flags]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "trimtab",
+            "train",
+            "smollm2",
+            "--quiet",
+            "--out",
+            f"{folder}/run",
+            *flags,
+        ]
         start = time.monotonic()
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         seconds = time.monotonic() - start

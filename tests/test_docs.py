@@ -58,6 +58,17 @@ def test_every_linked_file_is_there() -> None:
             assert (ROOT / target).exists(), f"{name} links {target}"
 
 
+def test_every_promise_of_security_names_tests_that_exist() -> None:
+    promises = [line for line in (ROOT / "SECURITY.md").read_text().splitlines() if line.startswith("- ")]
+    assert len(promises) > 20
+    for promise in promises:
+        links = re.findall(r'\[test\]\((\S+\.py) "([^"]+)"\)', promise)
+        assert links, f"no test shows: {promise}"
+        for path, names in links:
+            defined = set(re.findall(r"^def (test_\w+)", (ROOT / path).read_text(), re.MULTILINE))
+            assert set(names.split(", ")) <= defined, f"{path} lacks {set(names.split(', ')) - defined}"
+
+
 def test_every_path_on_the_map_exists() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
     tables = "\n".join(line for line in text.splitlines() if line.startswith("|"))
