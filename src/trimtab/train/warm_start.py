@@ -45,7 +45,7 @@ def warm_start(trainer: Trainer, cache: Path, reporter: Reporter) -> None:
 
     if warm.cache:
         with suppress(OSError):  # where it cannot be made, saving warns
-            cache.mkdir(exist_ok=True)
+            cache.mkdir(parents=True, exist_ok=True)
         checkpoints.load_newest(folder, restore, reporter.message)
     examples = _examples(policy, trainer.task, config)
     with deferred_stop(announce_stop(reporter)) as stop:
