@@ -114,8 +114,8 @@ def _find_closing(plain: str, start: int, end: int, braces: int) -> int | None:
 
 
 def _blank_escapes(text: str) -> str:
-    """Replace escaped braces, which do not count, by blanks; the length stays the same."""
-    return text.replace("\\{", "  ").replace("\\}", "  ")
+    """Replace escaped braces, which do not count, by blanks; the length stays the same. `\\\\` breaks a line."""
+    return text.replace("\\\\", "  ").replace("\\{", "  ").replace("\\}", "  ")
 
 
 def last_number(text: str) -> str | None:

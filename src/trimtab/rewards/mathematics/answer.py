@@ -80,10 +80,10 @@ def normalize_words(text: str) -> str:
 
 def _parse(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswer:
     answer = _parse_structure(tokens, text, depth)
-    worded = answer.kind == "opaque" and any(
-        token.kind == "text" or len(token.text) > 3 for token in tokens if token.kind in ("text", "word")
-    )
-    return replace(answer, worded=True) if worded else answer
+    if answer.kind != "opaque":
+        return answer
+    worded = any(t.kind == "text" or (t.kind == "word" and len(t.text) > 3) for t in tokens)
+    return replace(answer, text=" ".join(_join(_trim(tokens, depth)).split()), worded=worded)  # without outer braces
 
 
 def _parse_structure(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswer:
@@ -184,8 +184,10 @@ def _parse_special(tokens: Sequence[Token], text: str) -> ParsedAnswer | None:
 def _is_prose(tokens: Sequence[Token]) -> bool:
     """Return whether the tokens are words and punctuation only."""
     marks = ("-", "'", "(", ")", "{", "}", ",", ".")
-    return tokens[0].kind in ("text", "word") and all(
-        token.kind in ("text", "word") or (token.kind == "mark" and token.text in marks) for token in tokens
+    return (
+        tokens[0].kind in ("text", "word")
+        and tokens[-1].text != "."
+        and all(token.kind in ("text", "word") or (token.kind == "mark" and token.text in marks) for token in tokens)
     )
 
 

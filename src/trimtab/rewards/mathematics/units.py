@@ -57,7 +57,7 @@ def parse_unit(text: str) -> str | None:
         position = match.end()
         if match[1] or match[3]:
             parts.append(("per" if match[3] else match[1], int(match[2] or 1)))
-    if not parts or position < len(text):
+    if not parts or position < len(text) or text[-1] in "*-/":
         return None
     words = [word.lower() if len(word) > 3 else word for word, _ in parts]  # MB is not Mb
     if unit := _parse_measure(parts) or _parse_counted(parts):
