@@ -161,7 +161,7 @@ def _is_relation(token: Token) -> bool:
 def _parse_special(tokens: Sequence[Token], text: str) -> ParsedAnswer | None:
     """Parse words, times of day, numbers in other bases, and the empty set; None for anything else."""
     spaced = " ".join(token.text.strip() for token in tokens)
-    if spaced.lower() in _EMPTY or spaced == "\\{ \\}":
+    if spaced.lower().removesuffix(".") in _EMPTY or spaced == "\\{ \\}":
         return ParsedAnswer("set", text)
     if spaced in ("mathbb { R }", "mathbb R") or spaced.lower() in _ALL_NUMBERS or tokens == [Token("command", "R")]:
         return ParsedAnswer("tuple", text, (MINUS_INFINITY, INFINITY), brackets="()")

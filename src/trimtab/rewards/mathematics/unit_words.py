@@ -70,6 +70,7 @@ brick tile stick string rope ribbon nail screw bolt plank board stone rock pebbl
 eraser tree flower rose tulip daisy petal plant bush branch stem car truck bus buses bike bicycle train boat plane
 vehicle wheel tire phone computer laptop machine robot tool leg arm hand head eye ear finger star dot spot stripe
 color colour shape pattern type kind flavor flavour ingredient chip token prize medal gift present
+handshake coloring colouring committee lattice cut palindrome
 """
 # Words that may stand before a thing that is counted (`distinct integers`), or behind a measure (`years old`).
 EXTENTS = frozenset("old long tall wide high deep".split())
