@@ -49,7 +49,7 @@ FORMS: dict[str, Callable[[str], str]] = {
     "in a box between dollars": lambda answer: rf"The answer is $\boxed{{{_bare(answer)}}}$.",
     "dollars in the box": lambda answer: rf"\boxed{{${_bare(answer)}$}}",
     "large fractions": lambda answer: rf"\[ \boxed{{{_large(_bare(answer))}}} \]",
-    "spaces and a full stop": lambda answer: rf"So we get $$\boxed{{ {_bare(answer)}. }}$$",
+    "spaces and a full stop": lambda answer: rf"So we get $$\boxed{{ {_bare(answer).rstrip('.')}. }}$$",
     "wide brackets": lambda answer: rf"\( \boxed{{{_wide(_bare(answer))}}} \)",
     "braces about digits": lambda answer: rf"\boxed{{{_braced(_bare(answer))}}}",
 }
