@@ -6,11 +6,16 @@ then. `trimtab` and `python -P -m trimtab` never look there.
 """
 
 import os
+import signal
 import sys
 
 if __name__ == "__main__":
     if not sys.flags.safe_path and os.path.isdir(os.curdir) and sys.path[0] == os.getcwd():
         del sys.path[0]
+
+    # Ctrl-C while the command line is imported would print where; it handles signals from its call on.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     from trimtab.cli import app
 

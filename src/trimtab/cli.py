@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from trimtab.evaluate import EvalOptions
 from trimtab.standard_streams import BROKEN_PIPE, make_optional, open_standard_streams, output_is_broken
-from trimtab.stop_signals import interrupt_on_stop_signals, interrupted_by, stop_at_input_end
+from trimtab.stop_signals import exit_code, interrupt_on_stop_signals, interrupted_by, stop_at_input_end
 
 LONGEST_ERROR = 2_000  # characters of a line
 
@@ -49,6 +49,8 @@ class CommandLine(typer.Typer):
         stop_at_input_end()
         try:
             return super().__call__(*args, **kwargs)
+        except KeyboardInterrupt as error:  # before typer has made its commands, which handle it
+            raise SystemExit(exit_code(error)) from None
         except SystemExit as end:
             if output_is_broken():  # rich and typer end with code 1 then
                 raise SystemExit(BROKEN_PIPE) from None

@@ -24,15 +24,19 @@ WRITING = ".writing-"  # the prefix of unfinished files and folders
 
 def write_atomically(path: Path, data: str | bytes | memoryview | Iterable[str]) -> None:
     """Write a file so that a reader finds all of the data or what was there before, even after a power cut."""
+    pieces = [data] if isinstance(data, str | bytes | memoryview) else data
+    encoded = (piece.encode() if isinstance(piece, str) else piece for piece in pieces)
+    if path.exists() and not path.is_file():  # a pipe or a device, such as /dev/stdout, which a rename would replace
+        with path.open("wb") as file:
+            file.writelines(encoded)
+        return
     # In the same folder, because a rename is atomic only within one file system. Of this process alone, because two may
     # write the same report at the same time.
     _remove_unfinished(path.parent, path.name)
     temporary = path.with_name(f"{WRITING}{path.name}-{os.getpid()}")
-    pieces = [data] if isinstance(data, str | bytes | memoryview) else data
     try:
         with temporary.open("wb") as file:
-            for piece in pieces:
-                file.write(piece.encode() if isinstance(piece, str) else piece)
+            file.writelines(encoded)
             # Without fsync the rename may reach the disk before the data does, and a power cut leaves an empty file.
             file.flush()
             os.fsync(file.fileno())

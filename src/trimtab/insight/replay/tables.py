@@ -15,6 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from trimtab.files import write_atomically
 from trimtab.insight.replay.replay import replay
 from trimtab.insight.replay.stats import CLIPPED, Replay, TokenOverlap
 from trimtab.insight.replay.variants import RECORDED, parse_sweep
@@ -52,7 +53,7 @@ def show_replay(
             _print_text(f"warning: {warning.message}", console)
     print_replay(result, console)
     if out is not None:
-        out.write_text(json.dumps(to_json(result), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        write_atomically(out, json.dumps(to_json(result), indent=1, allow_nan=False) + "\n")
 
 
 def parse_span(text: str | None) -> tuple[int | None, int | None]:
