@@ -191,6 +191,10 @@ def test_right_replies_in_unusual_form_are_kept(outcome: Outcome) -> None:
     assert {rows[name]["text"] for name in GOOD} == {r"It is \boxed{7}"}
 
 
+def test_no_server_makes_responses_longer_than_was_asked_for(outcome: Outcome) -> None:
+    assert not [name for name, row in outcome.rows().items() if (row["tokens"] or 0) > 100]
+
+
 def test_every_request_ends_within_its_timeout(outcome: Outcome, server: Server) -> None:
     assert not {name for name, ended in server.ended_by_client.items() if not ended}, "the server had to give up"
     assert {name: seconds for name, seconds in server.seconds.items() if seconds > TIMEOUT + LATE} == {}

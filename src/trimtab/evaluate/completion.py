@@ -106,6 +106,9 @@ def _parse_choice(value: Any, place: str, max_new_tokens: int, left_out: list[st
     if not isinstance(tokens, list):
         left_out.append(f"{place}.logprobs is {_short(tokens)}, not a list of tokens")
         return Choice(text, finished)
+    if len(tokens) > max_new_tokens:
+        left_out.append(f"{place}.logprobs has {len(tokens):,} tokens where {max_new_tokens:,} were requested")
+        return Choice(text, finished)
     # Without its log-probabilities a response is still a response: they are left out, and the text is kept.
     logps: list[Any] = [token.get("logprob") if isinstance(token, dict) else token for token in tokens]
     wrong = next((n for n, logp in enumerate(logps) if not _is_logp(logp)), None)
@@ -151,4 +154,6 @@ def _short(value: Any) -> str:
         return str(value) if abs(value) < 10**20 else "a number of more than 20 digits"
     if isinstance(value, str):
         return ascii(value[:40])
-    return "a list" if isinstance(value, list) else "an object"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    return "an object"
