@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,10 @@ from hypothesis import settings
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("trimtab", deadline=None)
 settings.load_profile("trimtab")
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and the tests' own processes would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

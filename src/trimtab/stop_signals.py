@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # `timeout` signals its child and then its process group, a closing terminal signals a process both directly and through
 # the shell: another SIGTERM or SIGHUP within this time belongs to the same request.
 REPEAT_SECONDS = 1.0
+RAISE_AGAIN_SECONDS = 0.01  # until an interrupt that was dropped is raised again
 STOP_AT_INPUT_END = "TRIMTAB_STOP_AT_INPUT_END"  # the variable by which a parent process asks for `stop_at_input_end`
 
 
@@ -60,6 +62,7 @@ class StopRequest:
 
 _request = StopRequest()  # the last one made
 _raised = 0  # the last signal for which `interrupt_on_stop_signals` raised
+_dropped = 0  # the signal of an interrupt that Python dropped and that is yet to be raised again
 
 
 def interrupt_on_stop_signals() -> None:
@@ -67,11 +70,12 @@ def interrupt_on_stop_signals() -> None:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         global _raised  # noqa: PLW0603
-        if _request.receive(number):
+        if _take_dropped() or _request.receive(number):
             _raised = number
             raise SignalInterrupt(number)
 
-    _set_handlers(interrupt)
+    if _set_handlers(interrupt):
+        _raise_dropped_interrupts()
 
 
 def interrupted_by() -> int:
@@ -81,9 +85,9 @@ def interrupted_by() -> int:
 
 def check_interrupted() -> None:
     """Raise an interrupt once more in case it was lost."""
-    # Python drops an exception that is raised in a destructor or in a callback, of which imports have many, and some
-    # packages catch everything.
+    # Some packages catch everything.
     if _raised:
+        _take_dropped()
         raise SignalInterrupt(_raised)
 
 
@@ -98,6 +102,8 @@ def deferred_stop(notify: Callable[[StopRequest], object], *, interrupt: bool = 
     request = _request = StopRequest()
 
     def handle(number: int, frame: FrameType | None) -> None:
+        if _take_dropped():
+            raise SignalInterrupt(number)
         if not request.receive(number):
             return
         if not request.again:
@@ -153,6 +159,36 @@ def stop_at_input_end() -> None:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     threading.Thread(target=watch, name="trimtab-parent", daemon=True).start()
+
+
+def _raise_dropped_interrupts() -> None:
+    """Make an interrupt that Python drops come again, instead of printing that it was ignored."""
+    # Python drops an exception that is raised in a destructor or in a callback, of which imports have many.
+    before = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        global _dropped  # noqa: PLW0603
+        if not isinstance(unraisable.exc_value, SignalInterrupt):
+            before(unraisable)
+            return
+        _dropped = unraisable.exc_value.number
+        # A little later and from another thread: raised here, it would be dropped again.
+        timer = threading.Timer(RAISE_AGAIN_SECONDS, send)
+        timer.daemon = True
+        timer.start()
+
+    def send() -> None:
+        if _dropped:
+            signal.pthread_kill(threading.main_thread().ident or 0, _dropped)
+
+    sys.unraisablehook = hook
+
+
+def _take_dropped() -> bool:
+    """Return whether an interrupt was dropped that has not been raised again, which the caller now does."""
+    global _dropped
+    dropped, _dropped = _dropped, 0
+    return dropped != 0
 
 
 def _set_handlers(handler: Callable[[int, FrameType | None], object]) -> dict[signal.Signals, Any]:

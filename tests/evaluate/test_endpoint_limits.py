@@ -309,7 +309,7 @@ def test_fetch_follows_redirects_within_its_limits() -> None:
 
 
 MEMORY_PROBE = """
-import resource, sys
+import re, sys
 from pathlib import Path
 from helpers.evaluate.small_evals import small
 from trimtab.evaluate.progress import PlainProgress
@@ -318,7 +318,8 @@ from trimtab.evaluate.run import evaluate
 changes = dict(max_new_tokens=20_480, samples=int(sys.argv[3]), concurrency=16, retries=0, timeout=300.0, model=None)
 options = small(Path(sys.argv[1]), endpoint=sys.argv[2], model_name="tiny", **changes)
 evaluate(options, PlainProgress(lambda text: print(text, file=sys.stderr)))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+# Not ru_maxrss: that starts with the memory of the process that started this one.
+print(int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10)
 """
 UNPARSED = b'{"a": "' + b"x" * 10_000_000 + b'", "b": [' + b"[]," * 2_000_000 + b"0]}"
 LARGEST_TEXTS = json.dumps(completion(["x" * 700_000] * 8)).encode()

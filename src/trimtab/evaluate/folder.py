@@ -40,7 +40,7 @@ class Generation:
     settings: str
     seed: int
     text: str = ""
-    tokens: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    tokens: Annotated[int, Field(ge=0, le=10**15)] | Annotated[float, Field(ge=0, le=1e15)] | None = None
     finished: bool = True
     logp: Finite | None = None
     entropy: Finite | None = None
