@@ -40,7 +40,8 @@ class Order:
     """A command, and the process it shall be.
 
     At the failpoint `at`, as "step.done:2" for its second passage, the process sends itself the `signals`; after the
-    word "group" they go to its process group, and a number is a pause in seconds. If `begin` is named, the command
+    word "group" they go to its process group; after "destructor" the next comes in a destructor, where Python drops
+    what a handler raises; a number is a pause in seconds. If `begin` is named, the command
     begins when that file exists.
     """
 
@@ -74,6 +75,7 @@ def serve() -> Order:
 def guard(order: Order) -> None:
     """Fork the command, in which this returns, and stay until no descendant is left."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # one that comes before the command has begun ends it quietly
     assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
     pid = os.fork()
     if pid == 0:
@@ -151,6 +153,16 @@ def as_started(order: Order, opened: list[bool]) -> None:
         setattr(sys, f"__{name}__", stream)
 
 
+def kill_in_destructor(pid: int, number: int) -> None:
+    """Send a signal while a destructor runs."""
+
+    class Destroyed:
+        def __del__(self) -> None:
+            os.kill(pid, number)
+
+    Destroyed()
+
+
 def signal_at_failpoint(order: Order) -> None:
     """Send the signals when the process passes its failpoint for the so-manieth time."""
     from trimtab import failpoints
@@ -170,6 +182,8 @@ def signal_at_failpoint(order: Order) -> None:
                 time.sleep(each)
             elif each == "group":
                 target = os.killpg
+            elif each == "destructor":
+                target = kill_in_destructor
             else:
                 target(os.getpid(), signal.Signals[each])
 
