@@ -63,6 +63,7 @@ class StopRequest:
 _request = StopRequest()  # the last one made
 _raised = 0  # the last signal for which `interrupt_on_stop_signals` raised
 _dropped = 0  # the signal of an interrupt that Python dropped and that is yet to be raised again
+_handled = False  # whether a handler of stop signals has run; no Event, whose lock a second signal would wait for
 
 
 def interrupt_on_stop_signals() -> None:
@@ -70,12 +71,14 @@ def interrupt_on_stop_signals() -> None:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         global _raised  # noqa: PLW0603
+        _note_handled()
         if _take_dropped() or _request.receive(number):
             _raised = number
             raise SignalInterrupt(number)
 
     if _set_handlers(interrupt):
         _raise_dropped_interrupts()
+        _wake_main_thread_on_signals()
 
 
 def interrupted_by() -> int:
@@ -102,6 +105,7 @@ def deferred_stop(notify: Callable[[StopRequest], object], *, interrupt: bool = 
     request = _request = StopRequest()
 
     def handle(number: int, frame: FrameType | None) -> None:
+        _note_handled()
         if _take_dropped():
             raise SignalInterrupt(number)
         if not request.receive(number):
@@ -161,6 +165,30 @@ def stop_at_input_end() -> None:
     threading.Thread(target=watch, name="trimtab-parent", daemon=True).start()
 
 
+def _wake_main_thread_on_signals() -> None:
+    """Have a stop signal end a call in which the main thread waits, whenever it arrives."""
+    # Python runs handlers in the main thread, between two of its instructions. A signal that arrives just before a
+    # `read`, or is delivered to another thread, waits until the `read` returns: for ever, if no more input comes. So
+    # a thread interrupts the main thread by another signal, which does nothing, until the handler has run.
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGURG, lambda number, frame: None)
+
+    def watch() -> None:
+        global _handled  # noqa: PLW0603
+        while numbers := os.read(read, 64):
+            if not set(STOP_SIGNALS).isdisjoint(numbers):
+                for _ in range(50):
+                    time.sleep(0.1)
+                    if _handled:
+                        break
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
+                _handled = False
+
+    threading.Thread(target=watch, name="trimtab-signals", daemon=True).start()
+
+
 def _raise_dropped_interrupts() -> None:
     """Make an interrupt that Python drops come again, instead of printing that it was ignored."""
     # Python drops an exception that is raised in a destructor or in a callback, of which imports have many.
@@ -182,6 +210,12 @@ def _raise_dropped_interrupts() -> None:
             signal.pthread_kill(threading.main_thread().ident or 0, _dropped)
 
     sys.unraisablehook = hook
+
+
+def _note_handled() -> None:
+    """Tell the thread that wakes the main thread that a handler runs."""
+    global _handled  # noqa: PLW0603
+    _handled = True
 
 
 def _take_dropped() -> bool:
