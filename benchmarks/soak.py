@@ -114,7 +114,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def soak(folder: Path, minutes: float, settings: Sequence[str]) -> tuple[list[Sample], list[dict[str, Any]], int]:
-    """Train for so many minutes, then stop the run as Ctrl-C does; return the samples, the metrics, the exit code."""
+    """Train for so many minutes, then stop the run; return the samples, the metrics, the exit code."""
     flags = [f"--set={setting}" for setting in (*SETTINGS, *settings)]
     command = [sys.executable, "-P", "-m", "trimtab", "train", "demo", "--quiet", "--out", str(folder), *flags]
     samples: list[Sample] = []
@@ -129,8 +129,8 @@ def soak(folder: Path, minutes: float, settings: Sequence[str]) -> tuple[list[Sa
                 samples.append(found)
         if process.poll() is not None:
             raise SystemExit(f"the run ended by itself, exit code {process.returncode}\n{log.read_text()[-2000:]}")
-        process.send_signal(signal.SIGINT)
-        code = process.wait(timeout=120)
+        process.terminate()  # not SIGINT, which is ignored if this script runs in the background of a shell
+        code = process.wait(timeout=300)
     finally:
         if process.poll() is None:
             process.kill()
