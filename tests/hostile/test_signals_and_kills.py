@@ -18,7 +18,13 @@ STOPPED = 3  # ended early, with a checkpoint
 AT_ONCE = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}
 
 # Where a run is when a signal comes: the failpoint's so-manieth passage.
-IN_WARM_START = ["warm_start.step:1", "warm_start.step:3", "checkpoint.tensors:1", "checkpoint.manifest:2"]
+IN_WARM_START = [
+    "warm_start.step:1",
+    "warm_start.step:3",
+    "checkpoint.tensors:1",
+    "checkpoint.manifest:2",
+    "checkpoint.tensors:5",
+]
 IN_STEPS = [
     "update.planned:1",
     "update.planned:5",
@@ -28,14 +34,14 @@ IN_STEPS = [
     "step.finished:3",
     "metrics.written:2",
     "metrics.written:4",
-    "checkpoint.tensors:4",
+    "checkpoint.tensors:8",
     "checkpoint.state:4",
     "checkpoint.manifest:4",
     "checkpoint.published:4",
     "folder.rename:6",
     "file.written:3",
 ]
-AT_THE_END = ["step.finished:6", "checkpoint.pruned:1", "model.written:1"]
+AT_THE_END = ["step.finished:6", "checkpoint.pruned:2", "model.written:1"]
 CHOSEN = {  # these are in every run of the tests
     "SIGINT at update.planned:5",
     "SIGKILL at checkpoint.manifest:4",
