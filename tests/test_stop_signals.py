@@ -187,6 +187,29 @@ def test_stop_signals_reach_no_process_that_is_needed_until_its_parent_has_stopp
     assert process.returncode == 0
 
 
+def test_a_signal_that_another_thread_gets_ends_a_wait_for_input() -> None:
+    code = """
+import os, signal, threading
+from trimtab.stop_signals import interrupt_on_stop_signals
+
+interrupt_on_stop_signals()
+
+def send():  # to its own thread, so that no call of the main thread is interrupted
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+threading.Timer(0.5, send).start()
+try:
+    os.read(0, 1)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.wait(HANG) == 0
+        assert process.stdout.read() == "interrupted\n"
+
+
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_command_ends_quietly_with_the_code_of_the_signal(number: int) -> None:
     command, pipe = [sys.executable, "-P", "-m", "trimtab", "grade"], subprocess.PIPE

@@ -60,7 +60,8 @@ def open_client(connections: int, **options: Any) -> httpx.AsyncClient:
     import httpx
 
     timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)  # the rest is limited by `bounded_request`
-    limits = httpx.Limits(max_connections=connections)
+    # A connection for each request: a server may close an idle one just as the next request is sent on it.
+    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=0)
     try:
         return httpx.AsyncClient(timeout=timeout, limits=limits, cookies=NoCookies(), **options)
     except (httpx.InvalidURL, ValueError, ImportError) as error:  # the last where a SOCKS proxy needs a package

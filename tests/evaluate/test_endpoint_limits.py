@@ -224,6 +224,13 @@ def test_no_cookies_are_kept(tmp_path: Path) -> None:
     assert all(b"cookie" not in request.lower() for request in server.requests)
 
 
+def test_a_request_needs_no_connection_that_another_has_used(tmp_path: Path) -> None:
+    # This server never answers a second request on a connection; others close theirs just as a request is sent.
+    done, _, server = run(tmp_path, lambda: chain([GOOD], repeat(b"")), problems=3, concurrency=1, timeout=30.0)
+    assert reasons(done) == {None}
+    assert len(server.requests) == 3
+
+
 def test_unusable_log_probabilities_are_left_out_and_said_once(tmp_path: Path) -> None:
     reply = completion(["2", "2", "2"])
     reply["choices"][0]["logprobs"] = {"content": [{"logprob": -1.7e308}] * 3}
