@@ -214,6 +214,38 @@ def compare(
 
 
 @app.command()
+def stress(
+    objectives: Annotated[list[str], typer.Argument(help="Objectives, as grpo stapo 'gspo + stare'.")],
+    axis: Annotated[
+        list[str],
+        typer.Option(help="A key and its values in the order of rising stress, as update.lr=1e-4,3e-4,1e-3."),
+    ],
+    seeds: Annotated[int, typer.Option(help="Runs per setting, each with its own seed.")] = 3,
+    recipe: Annotated[str, typer.Option(help="A recipe that comes with trimtab, or a .toml file.")] = "demo",
+    search: Annotated[
+        bool, typer.Option("--search", help="Between two values: double the stress until runs break, then bisect.")
+    ] = False,
+    settings: Settings = None,
+    out: Annotated[Path | None, typer.Option(help="The folder of all runs. Default: runs/stress-<recipe>.")] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
+) -> None:
+    """Push every objective until it breaks: a recipe under rising stress. Finished runs are not run again."""
+    from trimtab.config import find_recipe
+    from trimtab.insight.report import try_report
+    from trimtab.stress import StressTest, parse_axis, show_stress
+
+    where = out or Path("runs") / f"stress-{find_recipe(recipe).stem}"
+    make_optional(sys.stdout)  # the tables are in files too
+    axes = tuple(parse_axis(each) for each in axis)
+    test = StressTest(tuple(objectives), axes, where, recipe, seeds, tuple(settings or ()), jobs, search)
+
+    def write_report(folders: list[Path], figures: Path) -> Path | None:
+        return try_report(folders, print_error, where / "report.html")
+
+    raise typer.Exit(show_stress(test, Console(), write_report))
+
+
+@app.command()
 def alarms(
     run: Annotated[Path, typer.Argument(help="A run's folder, or a jsonl file of metrics with the same names.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per alarm, with its evidence.")] = False,

@@ -22,7 +22,10 @@ Watch = Callable[[list[CompareRun], list[RunOutcome]], object]
 
 @dataclass
 class ProcessPool:
-    """Runs `at_once` runs at a time, each in its own process; `watch` gets those running and the outcomes so far."""
+    """Runs `at_once` runs at a time, each in its own process; `watch` gets those running and the outcomes so far.
+
+    `end_early` returns why a run needs no further step; it is then stopped, and not resumed the next time.
+    """
 
     # One thread polls all processes. A thread pool around `subprocess.run` is no shorter: Ctrl-C would have to reach
     # processes that other threads are about to start, and a run that waits for a warm start would hold a thread.
@@ -33,9 +36,11 @@ class ProcessPool:
     at_once: int
     print_line: PrintLine
     watch: Watch = lambda running, outcomes: None
+    end_early: Callable[[CompareRun], str] = lambda run: ""
     outcomes: list[RunOutcome] = field(default_factory=list)
     stop_request: StopRequest = field(default_factory=StopRequest)
     _running: list[tuple[CompareRun, subprocess.Popen[bytes], float]] = field(default_factory=list)
+    _ended_early: dict[str, str] = field(default_factory=dict)
     _stopping: bool = False
 
     def run(self) -> list[RunOutcome]:
@@ -43,16 +48,21 @@ class ProcessPool:
 
         A stop signal lets every run finish its step and write a checkpoint; a second one kills them.
         """
-        waiting = [run for run in self.runs if run.state() != "finished"]
+        waiting = []
         for run in self.runs:
-            if run not in waiting:
+            if run.state() == "finished":
                 self._report(RunOutcome(run, "finished"), "already before")
+            elif why := self.end_early(run):
+                self._report(RunOutcome(run, "stopped", why), "already before")
+            else:
+                waiting.append(run)
         # No exception at the second signal: it could be raised inside Popen and leave a process nobody knows of.
         with deferred_stop(lambda request: None, interrupt=False) as self.stop_request:
             try:
                 while self._running or (waiting and not self.stop_request):
                     self._start_runs(waiting)
                     self._collect()
+                    self._end_early()
                     self.watch([run for run, _, _ in self._running], self.outcomes)
                     if self.stop_request:
                         self._stop_runs()
@@ -93,13 +103,21 @@ class ProcessPool:
             )
         self._running.append((run, process, time.monotonic()))
 
+    def _end_early(self) -> None:
+        for run, process, _ in self._running:
+            if run.name not in self._ended_early and (why := self.end_early(run)):
+                self._ended_early[run.name] = why
+                _close_input(process)
+
     def _collect(self) -> None:
         """Take the processes that have ended off the list."""
         for entry in [entry for entry in self._running if entry[1].poll() is not None]:
             run, process, began = entry
             self._running.remove(entry)
             _close_input(process)
-            if self._stopping:
+            if run.name in self._ended_early and process.returncode >= 0:
+                self._report(RunOutcome(run, "stopped", self._ended_early[run.name]), clock(time.monotonic() - began))
+            elif self._stopping:
                 self.outcomes.append(RunOutcome(run, run.state(), "interrupted"))
             else:
                 self._report(_outcome(run, process.returncode), clock(time.monotonic() - began))

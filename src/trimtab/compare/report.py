@@ -125,9 +125,9 @@ def as_markdown(comparison: Comparison, rows: Sequence[ObjectiveRow]) -> str:
     sections = [
         "# Comparison",
         f"```\n{shlex.join(comparison.command())}\n```",
-        _markdown_table(HEADS, [row.cells() for row in rows]),
+        markdown_table(HEADS, [row.cells() for row in rows]),
         LEGEND,
-        _markdown_table(["objective", *CURVES], _curve_cells(rows, BARS)),
+        markdown_table(["objective", *CURVES], _curve_cells(rows, BARS)),
         *(["\n".join(notes)] if notes else []),
     ]
     return "\n\n".join(sections) + "\n"
@@ -164,7 +164,7 @@ def show_comparison(
 
     # Two comparisons in one folder would write each other's logs and tables.
     with locked(comparison.out):
-        with _progress_bars(runs, console) as watch:
+        with progress_bars(runs, console) as watch:
             pool = ProcessPool(runs, comparison.jobs, print_line, watch)
             rows = make_rows(pool.run())
         write_atomically(comparison.out / "compare.json", as_json(comparison, rows))
@@ -184,7 +184,7 @@ def show_comparison(
 
 
 @contextmanager
-def _progress_bars(runs: list[CompareRun], console: Console) -> Iterator[Watch]:
+def progress_bars(runs: list[CompareRun], console: Console) -> Iterator[Watch]:
     """Show a bar for the whole and one for every running process; nothing where there is no terminal."""
     if not console.is_terminal:
         yield lambda running, outcomes: None
@@ -207,7 +207,8 @@ def _progress_bars(runs: list[CompareRun], console: Console) -> Iterator[Watch]:
         yield watch
 
 
-def _markdown_table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+def markdown_table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
     lines = [heads, ["---"] * len(heads), *body]
     # A bar in a cell, as in an error message, would end it.
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -6,6 +6,7 @@ The folders lie side by side, so runs of one seed share their warm start, and a 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -39,42 +40,43 @@ class Comparison:
             arguments += ["--set", setting]
         return [*arguments, "--out", str(self.out), *(["--jobs", str(self.jobs)] if self.jobs != 1 else [])]
 
-    def run_settings(self, objective: str, seed: int) -> list[str]:
-        """Return what one run sets over the recipe."""
-        # The objective first: naming one replaces the whole table, to which settings such as objective.scope then add.
-        return [f"objective.name={objective}", *self.settings, f"run.seed={seed}"]
-
 
 @dataclass(frozen=True)
 class CompareRun:
-    """One run of a comparison."""
+    """A run of a recipe under an objective and a seed, in a folder of its own under `out`.
 
-    comparison: Comparison
+    `variant` sets the names of runs apart that differ in other settings too.
+    """
+
+    out: Path
+    recipe: str
     objective: str
     seed: int
+    settings: tuple[str, ...]
     config: Config
+    variant: str = ""
 
     @property
     def name(self) -> str:
         """The run folder's name."""
-        return f"{slug(self.objective)}-seed{self.seed}"
+        return "-".join(filter(None, (slug(self.objective), self.variant, f"seed{self.seed}")))
 
     @property
     def folder(self) -> RunFolder:
         """The run's folder."""
-        return RunFolder(self.comparison.out / self.name)
+        return RunFolder(self.out / self.name)
 
     @property
     def log(self) -> Path:
         """The file that the run's output goes to."""
-        return self.comparison.out / "logs" / f"{self.name}.log"
+        return self.out / "logs" / f"{self.name}.log"
 
     def command(self) -> list[str]:
         """Return the command line that starts the run, or resumes it."""
-        settings = [f"--set={setting}" for setting in self.comparison.run_settings(self.objective, self.seed)]
+        settings = [f"--set={setting}" for setting in self.settings]
         where = ["--out" if self.state() == "new" else "--resume", str(self.folder.path)]
         # -P: without it `python -m` looks for every module in the current folder first, also those that come with data.
-        command = [sys.executable, "-P", "-m", "trimtab", "train", self.comparison.recipe, "--quiet"]
+        command = [sys.executable, "-P", "-m", "trimtab", "train", self.recipe, "--quiet"]
         return [*command, *settings, *where]
 
     def state(self) -> RunState:
@@ -111,26 +113,37 @@ class RunOutcome:
 
 def plan_runs(comparison: Comparison) -> list[CompareRun]:
     """Return every run of a comparison, each checked before the first one starts."""
-    if comparison.seeds < 1 or comparison.jobs < 1:
-        raise ValueError("--seeds and --jobs are at least 1")
-    if comparison.seeds * len(comparison.objectives) > MAX_RUNS or comparison.jobs > MAX_RUNS:
-        raise ValueError(
-            f"--seeds {shown(comparison.seeds)} and --jobs {shown(comparison.jobs)}: {MAX_RUNS} runs at most"
-        )
-    # Compared as slugs: "sspo+s2t" and "sspo + s2t" would share a folder.
-    names = [slug(name) for name in comparison.objectives]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{name} is given twice: each objective once, seeds with --seeds")
+    check_objectives(comparison.objectives, comparison.seeds, comparison.jobs)
     first = load(comparison.recipe, [f"objective.name={comparison.objectives[0]}", *comparison.settings]).run.seed
-    runs = [
-        CompareRun(comparison, objective, seed, load(comparison.recipe, comparison.run_settings(objective, seed)))
+    return [
+        plan_run(comparison.out, comparison.recipe, objective, seed, comparison.settings)
         for objective in comparison.objectives
         for seed in range(first, first + comparison.seeds)
     ]
-    for run in runs:
-        _check_folder(run)
-    return runs
+
+
+def check_objectives(objectives: Sequence[str], seeds: int, jobs: int) -> None:
+    """Refuse an objective given twice, and numbers of runs that nobody can want."""
+    if seeds < 1 or jobs < 1:
+        raise ValueError("--seeds and --jobs are at least 1")
+    if seeds * len(objectives) > MAX_RUNS or jobs > MAX_RUNS:
+        raise ValueError(f"--seeds {shown(seeds)} and --jobs {shown(jobs)}: {MAX_RUNS} runs at most")
+    # Compared as slugs: "sspo+s2t" and "sspo + s2t" would share a folder.
+    names = [slug(name) for name in objectives]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is given twice: each objective once, seeds with --seeds")
+
+
+def plan_run(
+    out: Path, recipe: str, objective: str, seed: int, settings: Sequence[str], variant: str = ""
+) -> CompareRun:
+    """Return a run with its configuration, after a check that its folder holds no other."""
+    # The objective first: naming one replaces the whole table, to which settings such as objective.scope then add.
+    every = (f"objective.name={objective}", *settings, f"run.seed={seed}")
+    run = CompareRun(out, recipe, objective, seed, every, load(recipe, every), variant)
+    _check_folder(run)
+    return run
 
 
 def _check_folder(run: CompareRun) -> None:

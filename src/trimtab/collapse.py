@@ -1,0 +1,126 @@
+"""When a run has collapsed: the one definition that stress tests, alarms and reports use.
+
+A run has collapsed if one of these holds from some step to the last one, for at least `HOLD_STEPS` steps:
+
+- `lost`: held-out accuracy is below half of its best so far;
+- `stuck`: most answers are wrong, and no groups with different rewards are left although there were some;
+- `emptied`: the entropy is below a tenth of that at the start, and accuracy below three quarters of its best;
+- `nonfinite`: no update is finite.
+
+A run that falls and comes back has not collapsed. Without evaluations the accuracy is that of the training responses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+HOLD_STEPS = 10  # accuracy on a few hundred problems falls and returns within a few steps
+RECENT = 5  # steps whose median is the value now: one odd step decides nothing
+LOST = 0.5  # of the best accuracy
+MIN_BEST = 0.1  # a best accuracy below this is no level to fall from
+EMPTIED, FALLING = 0.1, 0.75  # of the entropy at the start, of the best accuracy
+SIGNAL, NO_SIGNAL = 0.1, 0.02  # share of groups whose rewards differ: some, none
+MOSTLY_WRONG = 0.5  # accuracy: a policy that is right more often may have solved what it can
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """The step from which a run has collapsed, the criterion, and a sentence."""
+
+    step: int
+    kind: str
+    message: str
+
+
+@dataclass
+class _Streak:
+    """Since when a criterion has held, and over how many values of accuracy."""
+
+    step: int
+    message: str
+    evaluations: int = 0
+
+
+@dataclass
+class CollapseDetector:
+    """Follows the metrics of a run, record by record, in a memory that does not grow."""
+
+    best: float = 0.0
+    accuracy: float | None = None
+    evaluated: bool = False
+    had_signal: bool = False
+    entropy_start: list[float] = field(default_factory=list)
+    recent: dict[str, deque[float]] = field(default_factory=dict)
+    streaks: dict[str, _Streak] = field(default_factory=dict)
+
+    def add(self, record: Mapping[str, float]) -> Collapse | None:
+        """Add the metrics of a step, and return whether the run has collapsed as of now."""
+        for name in ("reward/accuracy", "policy/entropy", "groups/mixed_share"):
+            if math.isfinite(record.get(name, math.nan)):
+                self.recent.setdefault(name, deque(maxlen=RECENT)).append(record[name])
+        if "policy/entropy" in record and len(self.entropy_start) < RECENT:
+            self.entropy_start.append(record["policy/entropy"])
+        new_accuracy = self._update_accuracy(record)
+        step, found = int(record["step"]), self._criteria(record)
+        self.streaks = {kind: self.streaks.get(kind) or _Streak(step, "") for kind in found}
+        for kind, streak in self.streaks.items():
+            streak.message = found[kind]
+            streak.evaluations += new_accuracy
+        return self._collapse(step)
+
+    def _update_accuracy(self, record: Mapping[str, float]) -> bool:
+        """Take the newest accuracy; return whether there is one in this record."""
+        held_out = record.get("eval/accuracy")
+        if held_out is not None and math.isfinite(held_out):
+            # The best so far may be one of the training responses, sampled at another temperature.
+            self.best, self.evaluated = self.best if self.evaluated else 0.0, True
+            self.accuracy = held_out
+        elif not self.evaluated and len(self.recent.get("reward/accuracy", ())) == RECENT:
+            self.accuracy = median(self.recent["reward/accuracy"])
+        else:
+            return False
+        self.best = max(self.best, self.accuracy)
+        return True
+
+    def _criteria(self, record: Mapping[str, float]) -> dict[str, str]:
+        """Return the criteria that hold now, each with its message."""
+        found: dict[str, str] = {}
+        if record.get("update/skipped", 0.0) > 0 and "update/ratio_mean" not in record:
+            found["nonfinite"] = "no update is finite"
+        if self.accuracy is not None and self.best >= MIN_BEST:
+            fallen = f"accuracy is {self.accuracy:.2f}; its best was {self.best:.2f}"
+            if self.accuracy < LOST * self.best:
+                found["lost"] = fallen
+            now, start = self._now("policy/entropy"), self.entropy_start
+            if now is not None and now < EMPTIED * median(start) and self.accuracy < FALLING * self.best:
+                found["emptied"] = f"entropy is {now:.3g}, at the start {median(start):.3g}; {fallen}"
+        mixed, right = self._now("groups/mixed_share"), self._now("reward/accuracy")
+        self.had_signal = self.had_signal or (mixed is not None and mixed >= SIGNAL)
+        if mixed is not None and right is not None and mixed < NO_SIGNAL and right < MOSTLY_WRONG and self.had_signal:
+            found["stuck"] = f"{right:.0%} of the answers are right, and rewards no longer differ within groups"
+        return found
+
+    def _now(self, name: str) -> float | None:
+        values = self.recent.get(name, ())
+        return median(values) if len(values) == RECENT else None
+
+    def _collapse(self, step: int) -> Collapse | None:
+        lasting = [
+            Collapse(streak.step, kind, streak.message)
+            for kind, streak in self.streaks.items()
+            # A single low evaluation that no other followed is no proof, however many steps ago it was.
+            if step - streak.step >= HOLD_STEPS and (kind in ("stuck", "nonfinite") or streak.evaluations > 1)
+        ]
+        return min(lasting, key=lambda each: each.step, default=None)
+
+
+def find_collapse(records: Iterable[Mapping[str, float]]) -> Collapse | None:
+    """Return whether a run with these metrics, in the order of their steps, has collapsed by its end."""
+    detector, collapse = CollapseDetector(), None
+    for record in records:
+        collapse = detector.add(record)
+    return collapse

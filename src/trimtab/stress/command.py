@@ -1,0 +1,106 @@
+"""Run a stress test: what is missing of a grid, or round by round of a search; print the tables and write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from trimtab.collapse import HOLD_STEPS, find_collapse
+from trimtab.compare import CompareRun, ProcessPool, progress_bars
+from trimtab.console import STOPPED
+from trimtab.files import locked, write_atomically
+from trimtab.stress.figures import RunFigures, run_figures, survivors
+from trimtab.stress.grid import Cell, StressTest
+from trimtab.stress.search import check_search, next_value
+from trimtab.stress.tables import AxisTable, as_json, as_markdown, as_table, axis_tables
+
+GIVE_UP = 0.25  # of a run's steps after a collapse: some runs come back
+WriteReport = Callable[[list[Path], Path], Path | None]
+
+
+@dataclass
+class EarlyEnd:
+    """Ends runs that have collapsed and had time to come back; called several times a second for each."""
+
+    judged: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def __call__(self, run: CompareRun) -> str:
+        """Return why a run needs no further step, empty if it does."""
+        last = run.last_step()
+        # The metrics are read once per step only.
+        if self.judged.get(run.name, (0, ""))[0] != last:
+            collapse, steps = find_collapse(run.folder.records()), run.config.run.steps
+            long_ago = collapse and last - collapse.step >= max(HOLD_STEPS, GIVE_UP * steps)
+            why = f"collapsed at step {collapse.step} of {steps}: {collapse.message}" if collapse and long_ago else ""
+            self.judged[run.name] = last, why
+        return self.judged.get(run.name, (0, ""))[1]
+
+
+def show_stress(test: StressTest, console: Console, write_report: WriteReport = lambda folders, figures: None) -> int:
+    """Run what is missing, print the tables and write them to files; return the exit code.
+
+    `write_report` is called with the folders of all runs that have metrics and the file of figures.
+    """
+
+    def print_line(text: str) -> None:
+        console.print(Text(text), soft_wrap=True)
+
+    test.check()
+    if test.search:
+        for axis in test.axes:
+            check_search(axis)
+    cells = first_cells(test)
+    test.runs(cells)  # each is checked before the first one starts
+    figures: list[RunFigures] = []
+    stopped = urgent = False
+    with locked(test.out):
+        while cells and not stopped:
+            planned = test.runs(cells)
+            runs = [run for _, run in planned]
+            with progress_bars(runs, console) as watch:
+                pool = ProcessPool(runs, test.jobs, print_line, watch, EarlyEnd())
+                outcomes = {outcome.run.name: outcome for outcome in pool.run()}
+            figures += [run_figures(cell, outcomes[run.name]) for cell, run in planned]
+            stopped, urgent = bool(pool.stop_request), pool.stop_request.urgent
+            cells = next_cells(test, figures) if test.search else []
+        tables = axis_tables(test, figures)
+        _write(test, tables)
+        console.print(as_table(tables) if console.is_terminal else Text(as_markdown(test, tables)), soft_wrap=True)
+        print_line(f"written: {test.out / 'stress.md'} and {test.out / 'stress.json'}")
+        started = [test.out / run.folder for run in figures if run.steps]
+        # Whoever sent SIGTERM or SIGHUP may not wait for a report.
+        if started and not urgent and (report := write_report(started, test.out / "stress.json")):
+            print_line(f"written: {report}")
+        if stopped:
+            print_line("the same command resumes the stress test")
+        return 0 if not stopped and all(run.survived is not None for run in figures) else STOPPED
+
+
+def first_cells(test: StressTest) -> list[Cell]:
+    """Return what to run first: the whole grid, or the weakest stress of a search."""
+    if not test.search:
+        return test.cells()
+    return [Cell(name, axis.key, axis.values[0]) for axis in test.axes for name in test.objectives]
+
+
+def next_cells(test: StressTest, figures: list[RunFigures]) -> list[Cell]:
+    """Return the next cell of every objective whose margin is not found yet."""
+    cells = []
+    for axis in test.axes:
+        for name in test.objectives:
+            mine = [run for run in figures if (run.cell.objective, run.cell.axis) == (name, axis.key)]
+            # A run that failed has no verdict, so its search cannot go on.
+            if any(run.survived is None for run in mine):
+                continue
+            value = next_value(axis, survivors(mine))
+            cells += [Cell(name, axis.key, value)] if value is not None else []
+    return cells
+
+
+def _write(test: StressTest, tables: list[AxisTable]) -> None:
+    write_atomically(test.out / "stress.json", as_json(test, tables))
+    write_atomically(test.out / "stress.md", as_markdown(test, tables))

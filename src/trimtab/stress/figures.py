@@ -1,0 +1,200 @@
+"""The figures of a stress test: what became of every run, and how far each objective could be pushed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
+from typing import Any
+
+from trimtab.collapse import MIN_BEST, find_collapse
+from trimtab.compare import RunOutcome
+from trimtab.console import summarize_metrics
+from trimtab.step_lines import iter_step_lines
+from trimtab.stress.grid import Axis, Cell, as_number
+
+ENTROPY_BAND = (0.22, 0.42)  # nats: where STARE's paper holds the entropy, for its target of 0.3
+SURVIVING_SHARE = 2 / 3  # of the seeds, for a setting to count as survived
+LEARNED = 0.02  # accuracy above a start near 0
+CURVES = ("eval/accuracy", "reward/accuracy", "policy/entropy", "groups/mixed_share")
+TOUCHED = ("silenced", "boosted", "damped", "masked", "dropped", "penalized", "clipped")
+RESAMPLES = 2_000
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """What became of a run; `survived` is None if it failed or is not finished."""
+
+    cell: Cell
+    seed: int
+    folder: str
+    state: str
+    why: str
+    survived: bool | None
+    end: str
+    collapse_step: int | None
+    steps: int
+    accuracy_start: float | None
+    accuracy_end: float | None
+    entropy_end: float | None
+    in_band: float | None
+    touched: dict[str, float]
+    seconds: float
+    curves: dict[str, list[list[float]]]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures as plain data."""
+        table = asdict(self)
+        return {**table.pop("cell"), **table}
+
+
+def run_figures(cell: Cell, outcome: RunOutcome) -> RunFigures:
+    """Judge a run by its metrics."""
+    run = outcome.run
+    records = run.folder.records()
+    summary = summarize_metrics(records)
+    survived, end, step = _judge(outcome, records)
+    entropies = [record["policy/entropy"] for record in records if "policy/entropy" in record]
+    low, high = ENTROPY_BAND
+    shares = {name: f"tokens/{name}_share" if name != "clipped" else "update/clip_share" for name in TOUCHED}
+    touched = {name: [r[metric] for r in records if metric in r] for name, metric in shares.items()}
+    return RunFigures(
+        cell=cell,
+        seed=run.seed,
+        folder=run.name,
+        state=outcome.state,
+        why=outcome.why,
+        survived=survived,
+        end=end,
+        collapse_step=step,
+        steps=summary.steps,
+        accuracy_start=summary.accuracy_start,
+        accuracy_end=summary.accuracy_end,
+        entropy_end=summary.entropy_end,
+        in_band=fmean(low <= value <= high for value in entropies) if entropies else None,
+        touched={name: fmean(values) for name, values in touched.items() if values},
+        seconds=summary.seconds,
+        curves={name: [[r["step"], round(r[name], 6)] for r in records if name in r] for name in CURVES},
+    )
+
+
+def _judge(outcome: RunOutcome, records: Sequence[Mapping[str, float]]) -> tuple[bool | None, str, int | None]:
+    """Return whether a run survived, how it ended in words, and the step at which it collapsed."""
+    if not outcome.counts:
+        return None, f"{outcome.state}: {outcome.why}", None
+    last = int(records[-1]["step"]) if records else 0
+    # A run whose weights are no longer finite ends in a step that is not logged.
+    if any(line["step"] > last for line in iter_step_lines(outcome.run.folder.nonfinite, lambda problem: None)):
+        return False, f"not finite at step {last + 1}", last + 1
+    if collapse := find_collapse(records):
+        return False, f"collapsed at step {collapse.step}: {collapse.message}", collapse.step
+    accuracy = [record["eval/accuracy"] for record in records if "eval/accuracy" in record]
+    if accuracy and accuracy[0] < MIN_BEST and max(accuracy[-2:]) < accuracy[0] + LEARNED:
+        return False, f"never learned: accuracy {accuracy[-1]:.2f} after {last} steps", None
+    return True, "survived", None
+
+
+@dataclass(frozen=True)
+class Margin:
+    """The strongest stress that an objective survives, None if none; low and high are its 95 % interval over seeds.
+
+    `multiple` is the margin as a multiple of the first objective's, where both are numbers.
+    """
+
+    value: str | None
+    low: str | None
+    high: str | None
+    multiple: float | None = None
+    multiple_low: float | None = None
+    multiple_high: float | None = None
+
+
+def margins(runs: Sequence[RunFigures], objectives: Sequence[str], axis: Axis) -> dict[str, Margin]:
+    """Return the margin of every objective along an axis, with intervals by a bootstrap over paired seeds."""
+    judged = [run for run in runs if run.cell.axis == axis.key and run.survived is not None]
+    seeds = sorted({run.seed for run in judged})
+    values = ordered_values(axis, {run.cell.value for run in judged})
+    lived = {(run.cell.objective, run.cell.value, run.seed): bool(run.survived) for run in judged}
+    # The same resampled seeds for every objective: runs of one seed see the same problems.
+    chance = random.Random(0)
+    samples = [chance.choices(seeds, k=len(seeds)) for _ in range(RESAMPLES)] if len(seeds) > 1 else []
+
+    def margin(objective: str, chosen: Sequence[int]) -> str | None:
+        return next((value for value in reversed(values) if _survives(lived, objective, value, chosen)), None)
+
+    first = [margin(objectives[0], chosen) for chosen in samples]
+    found = {}
+    for objective in objectives:
+        each = [margin(objective, chosen) for chosen in samples]
+        ranks = [-1 if value is None else values.index(value) for value in each]
+        low, high = (None if at is None or at < 0 else values[int(at)] for at in _interval(ranks))
+        ratios = [_ratio(mine, theirs) for mine, theirs in zip(each, first, strict=True)]
+        multiples = _interval([ratio for ratio in ratios if ratio is not None])
+        point = margin(objective, seeds)
+        found[objective] = Margin(point, low, high, _ratio(point, margin(objectives[0], seeds)), *multiples)
+    return found
+
+
+def stable_value(runs: Sequence[RunFigures], objectives: Sequence[str], axis: Axis) -> str | None:
+    """Return the strongest stress that every objective survives, None if there is none."""
+    found = margins(runs, objectives, axis)
+    values = ordered_values(axis, {run.cell.value for run in runs if run.cell.axis == axis.key})
+    if any(margin.value is None for margin in found.values()):
+        return None
+    weakest = min(values.index(margin.value) for margin in found.values() if margin.value is not None)
+    # With a search not every objective was run at every value.
+    tried = {(run.cell.objective, run.cell.value) for run in runs if run.survived is not None}
+    common = [v for v in values[: weakest + 1] if all((name, v) in tried for name in objectives)]
+    return common[-1] if common else None
+
+
+def median_of(runs: Sequence[RunFigures], figure: Callable[[RunFigures], float | None]) -> float | None:
+    """Return the median of a figure over the runs that have it."""
+    values = [value for run in runs if (value := figure(run)) is not None]
+    return median(values) if values else None
+
+
+def survivors(runs: Sequence[RunFigures]) -> dict[str, bool]:
+    """Return which values of an axis the runs of one objective survive."""
+    by_value: dict[str, list[bool]] = {}
+    for run in runs:
+        if run.survived is not None:
+            by_value.setdefault(run.cell.value, []).append(run.survived)
+    return {value: _enough(lived) for value, lived in by_value.items()}
+
+
+def ordered_values(axis: Axis, values: set[str]) -> list[str]:
+    """Return values in the order of rising stress."""
+    numbers = {value: as_number(value) for value in values}
+    if None in numbers.values():
+        return [value for value in axis.values if value in values]
+    first, last = as_number(axis.values[0]) or 0.0, as_number(axis.values[-1]) or 0.0
+    return sorted(values, key=lambda value: numbers[value] or 0.0, reverse=first > last)
+
+
+def _survives(lived: Mapping[tuple[str, str, int], bool], objective: str, value: str, seeds: Sequence[int]) -> bool:
+    """Return whether enough seeds survive a setting that was run; a seed that has not finished does not count."""
+    known = [lived[objective, value, seed] for seed in seeds if (objective, value, seed) in lived]
+    return _enough(known)
+
+
+def _enough(lived: Sequence[bool]) -> bool:
+    return bool(lived) and sum(lived) >= SURVIVING_SHARE * len(lived)
+
+
+def _ratio(mine: str | None, theirs: str | None) -> float | None:
+    numbers = [None if value is None else as_number(value) for value in (mine, theirs)]
+    if None in numbers or not numbers[1]:
+        return None
+    assert numbers[0] is not None
+    return numbers[0] / numbers[1]
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
+    """Return the 2.5 % and 97.5 % quantiles: each one of the values, since margins are values of the grid."""
+    if not values:
+        return None, None
+    ordered = sorted(values)
+    return ordered[math.floor(0.025 * len(values))], ordered[math.floor(0.975 * len(values))]
