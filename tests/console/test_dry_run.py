@@ -54,6 +54,13 @@ def test_one_update_per_step_is_explained_to_be_on_policy() -> None:
     assert "nothing is clipped" not in describe_dry_run(recipe("update.per_step=2"))
 
 
+def test_passes_multiply_the_updates() -> None:
+    text = describe_dry_run(recipe("rollout.prompts=16", "update.per_step=4", "update.passes=3", "run.steps=100"))
+    assert "one update each in each of 3 passes: 12 updates per step (update.per_step, update.passes)" in text
+    assert "100 steps x 12 updates = 1,200 updates" in text
+    assert "nothing is clipped" not in describe_dry_run(recipe("update.per_step=1", "update.passes=2"))
+
+
 @pytest.mark.parametrize(("prompts", "updates"), [(8, 1), (8, 2), (7, 2), (9, 4), (4, 8)])
 def test_mini_batches_are_those_the_trainer_makes(prompts: int, updates: int) -> None:
     class Length:

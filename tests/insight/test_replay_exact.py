@@ -51,6 +51,13 @@ OBJECTIVES = {
 }
 VARIATIONS = {
     "four updates a step": {"objective": '"stapo(tau_p=0.2)"', "update.per_step": "4"},
+    "two passes": {"objective": '"stapo(tau_p=0.2) + stare"', "update.passes": "2"},
+    "two passes with the current policy's statistics": {
+        "objective": '"stapo(tau_p=0.2)"',
+        "update.passes": "2",
+        "update.token_stats": "current",
+    },
+    "flipped verdicts": {"objective": '"sspo"', "reward.noise": "0.5"},
     "the current policy's statistics": {"objective": '"stapo(tau_p=0.2) + stare"', "update.token_stats": "current"},
     "quantiles by micro-batch": {"objective": '"stapo(tau_p=0.2,scope=micro)"', "update.token_budget": "24"},
     "no dual clip": {"objective": '"dapo"', "objective.dual_clip": "none"},

@@ -37,7 +37,7 @@ def policy() -> Policy:
 
 
 def reward(kind: VerdictKind, **options: Any) -> float | None:
-    return reward_of(Verdict(kind), RESPONSE, RewardConfig(**options), limit=10)
+    return reward_of(kind, RESPONSE, RewardConfig(**options), limit=10)
 
 
 def graded(kind: VerdictKind, group: int = 0, **options: Any) -> GradedResponse:

@@ -146,6 +146,14 @@ class RewardConfig(Section):
         0, ge=0, description="DAPO's soft overlong penalty: it grows over the last so many tokens; 0: off"
     )
     overlong_factor: float = Field(1.0, ge=0, description="the overlong penalty of a response of maximum length")
+    # At most one half: beyond it wrong answers would be rewarded more often than right ones.
+    noise: float = Field(
+        0.0,
+        ge=0,
+        le=0.5,
+        description="a stress: the probability that a training reward is that of the opposite verdict, `correct` for "
+        "`wrong` and `wrong` for `correct`, seeded by run.seed; other verdicts and evaluations are left alone",
+    )
 
     @field_validator("no_answer", "ambiguous", "too_costly", "crashed", mode="before")
     @classmethod
@@ -164,7 +172,14 @@ class RewardConfig(Section):
 class UpdateConfig(Section):
     """The optimizer updates of a step."""
 
-    per_step: int = Field(1, ge=1, description="updates (mini-batches) per step; must divide rollout.prompts")
+    per_step: int = Field(1, ge=1, description="mini-batches per step, an update each; must divide rollout.prompts")
+    passes: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        description="passes over the mini-batches of a step, in the same order; the old log-probabilities stay those "
+        "of the rollout, so later passes are further off-policy",
+    )
     token_budget: int = Field(16_384, ge=1, description="tokens per micro-batch, including padding if any")
     token_stats: Literal["old", "current"] = Field(
         "old", description="which policy's log-probabilities and entropies select tokens: the old or the current one's"

@@ -19,20 +19,21 @@ def describe_dry_run(config: Config) -> str:
 
 
 def _step(config: Config) -> list[str]:
-    rollout, sizes = config.rollout, minibatches(config)
+    rollout, sizes, passes = config.rollout, minibatches(config), config.update.passes
     each = f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
+    repeated, key = (f" in each of {passes} passes", ", update.passes") if passes > 1 else ("", "")
     lines = [
         f"  {rollout.prompts:,} prompts x {rollout.samples} samples = {sum(sizes):,} responses, in groups of "
         f"{rollout.samples} (rollout.prompts, rollout.samples)",
         f"  cut into {_count(len(sizes), 'mini-batch', 'mini-batches')} of {each} responses (whole groups), "
-        f"one update each: {_count(len(sizes), 'update')} per step (update.per_step)",
+        f"one update each{repeated}: {_count(len(sizes) * passes, 'update')} per step (update.per_step{key})",
     ]
     if len(sizes) < config.update.per_step:
         lines.append(
             f"  update.per_step = {config.update.per_step} is more than the number of groups: "
             f"there are only {len(sizes)} mini-batches"
         )
-    if len(sizes) == 1:
+    if len(sizes) * passes == 1:
         lines.append("  with one update per step the policy is the one that sampled: ratios are 1, nothing is clipped")
     if rollout.dynamic_sampling:
         lines.append(
@@ -43,7 +44,7 @@ def _step(config: Config) -> list[str]:
 
 
 def _run(config: Config) -> list[str]:
-    steps, updates = config.run.steps, len(minibatches(config))
+    steps, updates = config.run.steps, len(minibatches(config)) * config.update.passes
     prompts, path = steps * config.rollout.prompts, config.task.path
     # Without a file, gsm8k would be downloaded from the hub just to be counted.
     known = config.task.name != "gsm8k" or (path is not None and Path(path).exists())

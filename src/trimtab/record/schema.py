@@ -70,7 +70,12 @@ FROM_PLAN = ("weight", "scale", "clip_low", "clip_high", "penalty", "reason")
 RESPONSES: tuple[Column, ...] = (
     Column("step", "int32", "the step, as in metrics.jsonl", encoding="delta"),
     Column("response", "int32", "which response of the step, from 0", encoding="delta"),
-    Column("update", "int32", "which update of the step trained on it, from 0", encoding="delta"),
+    Column(
+        "update",
+        "int32",
+        "which update trained on it, from 0; of several passes the last",
+        encoding="delta",
+    ),
     Column("tokens", "int32", "number of its tokens", encoding="delta"),
     Column("group", "int64", "number of its prompt, shared by all samples of it", encoding="delta"),
     Column("sample", "int32", "which sample of its prompt", encoding="delta"),

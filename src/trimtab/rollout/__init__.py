@@ -2,11 +2,12 @@
 
 from trimtab.rollout.native import NativeSampler
 from trimtab.rollout.paged import PagedSampler
+from trimtab.rollout.rng import rng_keys, uniform
 from trimtab.rollout.sampling import sample_tokens
 from trimtab.rollout.types import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.rollout.vllm import VllmSampler, VllmSettings, check_vllm_options
 
 __all__ = [
     "NativeSampler", "PagedSampler", "PromptTokens", "Response", "Sampler", "SamplingOptions", "VllmSampler",
-    "VllmSettings", "check_vllm_options", "sample_tokens",
+    "VllmSettings", "check_vllm_options", "rng_keys", "sample_tokens", "uniform",
 ]  # fmt: skip

@@ -44,7 +44,8 @@ def train_step(trainer: Trainer, progress: RunProgress) -> StepResult:
     trainer.objective.observe(experience.batch)  # controllers see every batch, also one without tokens
     finished: list[FinishedUpdate] = []
     with timed(seconds, "time/update", trainer.policy.device):
-        results = [update_policy(trainer, minibatch, finished) for minibatch in experience.minibatches()]
+        minibatches = experience.minibatches(trainer.config.update.passes)
+        results = [update_policy(trainer, minibatch, finished) for minibatch in minibatches]
     if experience.nonfinite is not None:
         results = [_skipped(experience.nonfinite)]
     # A step that was skipped moves on as well, or a bad prompt could hold the run up for ever.
@@ -58,7 +59,7 @@ def train_step(trainer: Trainer, progress: RunProgress) -> StepResult:
 
 
 def update_policy(trainer: Trainer, minibatch: Minibatch, finished: list[FinishedUpdate]) -> UpdateResult:
-    """Plan one update and take it; append it to `finished` if the run is recorded."""
+    """Plan one update and take it; append it to `finished` if it is to be recorded."""
     config = trainer.config
     if config.update.token_stats == "current":
         try:
@@ -71,7 +72,9 @@ def update_policy(trainer: Trainer, minibatch: Minibatch, finished: list[Finishe
         config.update.token_budget, config.update.head_chunk, config.rollout.temperature, config.update.max_grad_norm
     )
     result = update(trainer.policy, trainer.optimizer, trainer.objective, plan, minibatch.transcripts, options)
-    if trainer.recorder is not None:  # without a recorder the plan's memory is free again for the next update
+    # A record has every response once, as the last pass trained on it: its log-probabilities are the furthest from the
+    # rollout's. What is not recorded leaves its plan's memory to the next update.
+    if trainer.recorder is not None and minibatch.last_pass:
         finished.append(FinishedUpdate(minibatch, plan, result))
     failpoints.failpoint("update.done")
     return result

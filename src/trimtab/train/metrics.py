@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -36,11 +37,12 @@ METRICS: dict[str, str] = {
     "response/length_mean": "tokens per response",
     "response/repetition_share": "share of 4-grams that occurred earlier in the same response",
     "response/truncated_share": "share of responses truncated at max_new_tokens",
-    "reward/accuracy": "share of the responses trained on that are correct",
+    "reward/accuracy": "share of the responses trained on that are correct by the grader's own verdicts",
     "reward/ambiguous_share": "share of sampled responses with several answers where one is asked for",
     "reward/crashed_share": "share of sampled responses on which the grader failed",
     "reward/excluded": "responses excluded from training, and the single remaining ones of their groups",
-    "reward/mean": "mean reward",
+    "reward/flipped_share": "share of the responses trained on whose verdict `reward.noise` flipped",
+    "reward/mean": "mean of the rewards given, those of flipped verdicts included",
     "reward/no_answer_share": "share of sampled responses without an answer",
     "reward/too_costly_share": "share of sampled responses whose answer takes too long to check",
     "sampler/mismatch_max": "maximum over tokens of |log-prob of the sampler - log-prob of the trainer|",
@@ -73,6 +75,8 @@ def step_metrics(experience: Experience, results: Sequence[UpdateResult]) -> dic
     metrics |= _token_metrics(batch) | _response_metrics(rollouts.responses)
     metrics |= _verdict_shares([*rollouts.responses, *rollouts.excluded])
     metrics["reward/excluded"] = len(rollouts.excluded)
+    if rollouts.noisy and rollouts.responses:
+        metrics["reward/flipped_share"] = fmean(response.flipped for response in rollouts.responses)
     metrics["update/skipped"] = sum(not result.taken for result in results)
     taken = [result.metrics for result in results if result.taken]
     # A dict instead of a set keeps the order of the names, so that logs of equal runs are equal.
@@ -118,15 +122,16 @@ def _verdict_shares(responses: Sequence[GradedResponse]) -> dict[str, float]:
 
 def nonfinite_records(step: int, experience: Experience, results: Sequence[UpdateResult]) -> list[dict[str, Any]]:
     """Return a record for every skipped update: which value was not finite, and in which responses."""
-    records, first = [], 0
+    records = []
     sizes = experience.rollouts.minibatch_sizes if experience.nonfinite is None else [0]
-    for update, (result, size) in enumerate(zip(results, sizes, strict=True)):
+    starts = list(accumulate(sizes, initial=0))[:-1]  # of the mini-batches, the same in every pass
+    for update, result in enumerate(results):
         if not result.taken:
+            first = starts[update % len(starts)]
             found = [experience.rollouts.responses[first + row] for row in result.nonfinite_responses]
             named = [{"prompt": r.group, "sample": r.response.sample, "text": r.text[:200]} for r in found[:MAX_NAMED]]
             value, count = result.nonfinite, len(found)
             records.append({"step": step, "update": update, "value": value, "count": count, "responses": named})
-        first += size
     return records
 
 

@@ -10,17 +10,21 @@ from statistics import fmean
 
 from trimtab.config import RewardConfig
 from trimtab.policy import LongPromptError, Policy, Transcript
-from trimtab.rewards import Verdict, grade_many
-from trimtab.rollout import PromptTokens, Response, SamplingOptions
+from trimtab.rewards import Verdict, VerdictKind, grade_many
+from trimtab.rollout import PromptTokens, Response, SamplingOptions, rng_keys, uniform
 from trimtab.tasks import Problem, problem_index
 from trimtab.train.trainer import RunProgress, Trainer
+
+# Where a grader compares an answer it may err; without an answer, or without a verdict, there is nothing to flip.
+OPPOSITE: dict[VerdictKind, VerdictKind] = {"correct": "wrong", "wrong": "correct"}
 
 
 @dataclass(frozen=True)
 class GradedResponse:
     """A sampled response with its verdict and reward; `group` is its prompt's number in the stream of prompts.
 
-    An `excluded` response is not trained on, and its reward means nothing.
+    An `excluded` response is not trained on, and its reward means nothing. A `flipped` one has the reward of the
+    opposite verdict (`reward.noise`); `verdict` is always the grader's own.
     """
 
     problem: Problem
@@ -31,6 +35,7 @@ class GradedResponse:
     reward: float
     group: int
     excluded: bool = False
+    flipped: bool = False
 
     @cached_property
     def transcript(self) -> Transcript:
@@ -45,7 +50,7 @@ Group = list[GradedResponse]  # the responses to one prompt
 class Rollouts:
     """The graded responses of a step, in the order of training and split into mini-batches.
 
-    `position` is where the next step starts in the stream of prompts.
+    `position` is where the next step starts in the stream of prompts. `noisy`: `reward.noise` is on.
     """
 
     responses: list[GradedResponse]
@@ -53,6 +58,7 @@ class Rollouts:
     position: int = 0
     dropped_groups: int = 0
     excluded: Sequence[GradedResponse] = ()
+    noisy: bool = False
 
 
 def collect_rollouts(trainer: Trainer, progress: RunProgress) -> Rollouts:
@@ -60,7 +66,7 @@ def collect_rollouts(trainer: Trainer, progress: RunProgress) -> Rollouts:
     groups, dropped, position = sample_groups(trainer, progress)
     groups, excluded = remove_excluded(groups)
     responses, sizes = split_into_minibatches(groups, trainer.config.update.per_step)
-    return Rollouts(responses, sizes, position, dropped, excluded)
+    return Rollouts(responses, sizes, position, dropped, excluded, noisy=trainer.config.reward.noise > 0)
 
 
 def sample_groups(trainer: Trainer, progress: RunProgress) -> tuple[list[Group], int, int]:
@@ -78,7 +84,7 @@ def sample_groups(trainer: Trainer, progress: RunProgress) -> tuple[list[Group],
         # A prompt's number in the stream seeds its samples, so results do not depend on the round it came in.
         numbers = range(position, position + count)
         problems = [(n, trainer.task[problem_index(len(trainer.task), config.run.seed, n)]) for n in numbers]
-        sampled = sample_and_grade(trainer, problems, progress.step, options)
+        sampled = sample_and_grade(trainer, problems, progress.step, options, config.reward.noise)
         useful = list(filter(has_reward_spread, sampled)) if rollout.dynamic_sampling else sampled
         dropped += len(sampled) - len(useful)
         used = useful[:missing]
@@ -91,9 +97,16 @@ def sample_groups(trainer: Trainer, progress: RunProgress) -> tuple[list[Group],
 
 
 def sample_and_grade(
-    trainer: Trainer, problems: Sequence[tuple[int, Problem]], step: int, options: SamplingOptions
+    trainer: Trainer,
+    problems: Sequence[tuple[int, Problem]],
+    step: int,
+    options: SamplingOptions,
+    noise: float = 0.0,
 ) -> list[Group]:
-    """Sample responses to numbered problems and grade them; return one group per problem."""
+    """Sample responses to numbered problems and grade them; return one group per problem.
+
+    `noise` is the probability that a response is rewarded for the opposite of its verdict.
+    """
     config, policy = trainer.config, trainer.policy
     prompts = encode_prompts(policy, problems, config.rollout.max_prompt_tokens)
     sampled = trainer.sampler.sample(prompts, step, options)
@@ -101,16 +114,29 @@ def sample_and_grade(
     texts = policy.decode_batch([response.tokens for responses in sampled for response in responses])
     repeated = [problem for (_, problem), responses in zip(problems, sampled, strict=True) for _ in responses]
     graded = iter(zip(texts, grade_many(list(zip(texts, repeated, strict=True))), strict=True))
+    flips = choose_flips([number for number, _ in problems], step, options, noise)
     groups = []
-    for (number, problem), prompt, responses in zip(problems, prompts, sampled, strict=True):
+    for (number, problem), prompt, responses, flip in zip(problems, prompts, sampled, flips, strict=True):
         group = []
         for response in responses:
             text, verdict = next(graded)
-            reward = reward_of(verdict, response, config.reward, config.rollout.max_new_tokens)
+            flipped = flip[response.sample] and verdict.kind in OPPOSITE
+            rewarded = OPPOSITE[verdict.kind] if flipped else verdict.kind
+            reward = reward_of(rewarded, response, config.reward, config.rollout.max_new_tokens)
             excluded = reward is None
-            group.append(GradedResponse(problem, prompt.ids, response, text, verdict, reward or 0.0, number, excluded))
+            group.append(
+                GradedResponse(problem, prompt.ids, response, text, verdict, reward or 0.0, number, excluded, flipped)
+            )
         groups.append(group)
     return groups
+
+
+def choose_flips(numbers: Sequence[int], step: int, options: SamplingOptions, noise: float) -> list[list[bool]]:
+    """Return for every prompt number and sample whether its verdict is to be flipped, with probability `noise`."""
+    # The sampler's random numbers are those of positions from 0 on, so -1 is independent of what is sampled.
+    values = uniform(rng_keys(options.seed, step, numbers, options.samples), -1)
+    flips: list[list[bool]] = (values < noise).view(len(numbers), options.samples).tolist()
+    return flips
 
 
 def encode_prompts(policy: Policy, problems: Sequence[tuple[int, Problem]], limit: int) -> list[PromptTokens]:
@@ -138,9 +164,9 @@ def _named(problem: Problem) -> str:
     )
 
 
-def reward_of(verdict: Verdict, response: Response, config: RewardConfig, limit: int) -> float | None:
+def reward_of(kind: VerdictKind, response: Response, config: RewardConfig, limit: int) -> float | None:
     """Return the reward of a response with DAPO's soft overlong penalty; None if it is excluded from training."""
-    reward = config.of(verdict.kind)
+    reward = config.of(kind)
     if reward is not None and config.overlong_buffer:
         over = len(response.tokens) - (limit - config.overlong_buffer)
         reward += min(-over / config.overlong_buffer, 0.0) * config.overlong_factor

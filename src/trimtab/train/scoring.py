@@ -18,12 +18,16 @@ from trimtab.train.trainer import Trainer
 
 @dataclass(frozen=True)
 class Minibatch:
-    """The responses of one update: its number in the step, the index of its first response, tokens and transcripts."""
+    """The responses of one update: its number in the step, the index of its first response, tokens and transcripts.
+
+    The numbers of a second pass over the step's mini-batches go on where those of the first end.
+    """
 
     number: int
     first: int
     batch: TokenBatch
     transcripts: list[Transcript]
+    last_pass: bool = True
 
 
 @dataclass(frozen=True)
@@ -34,13 +38,15 @@ class Experience:
     batch: TokenBatch
     nonfinite: NotFiniteError | None = None
 
-    def minibatches(self) -> Iterator[Minibatch]:
-        """Yield the mini-batches of the step's updates."""
+    def minibatches(self, passes: int = 1) -> Iterator[Minibatch]:
+        """Yield the mini-batches of the step's updates, all of them once per pass."""
         sizes = self.rollouts.minibatch_sizes if self.nonfinite is None else []
-        for number, (first, last) in enumerate(pairwise(accumulate(sizes, initial=0))):
+        bounds = list(pairwise(accumulate(sizes, initial=0)))
+        for number, (first, last) in enumerate(bounds * passes):
+            last_pass = number >= len(bounds) * (passes - 1)
             transcripts = [response.transcript for response in self.rollouts.responses[first:last]]
             # Lazily, so that the tensors of one mini-batch exist at a time.
-            yield Minibatch(number, first, self.batch.select(first, last), transcripts)
+            yield Minibatch(number, first, self.batch.select(first, last), transcripts, last_pass)
 
 
 def score_rollouts(trainer: Trainer, rollouts: Rollouts) -> Experience:

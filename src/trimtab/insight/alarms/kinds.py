@@ -33,8 +33,8 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         policy.entropy_explosion,
         ("policy/entropy",),
         ("explosion_level", "explosion_ceiling", "explosion_min_rise"),
-        "Try a lower update.lr or fewer update.per_step, silence spurious tokens (objective.name = 'stapo', or "
-        "'... + s2t'), and lower any entropy bonus or objective.boost",
+        "Try a lower update.lr or fewer update.per_step or update.passes, silence spurious tokens (objective.name = "
+        "'stapo', or '... + s2t'), and lower any entropy bonus or objective.boost",
     ),
     "spurious_growth": AlarmKind(
         policy.spurious_growth,
@@ -54,14 +54,15 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         policy.ratio,
         ("update/approx_kl", "update/ratio_max"),
         ("ratio_kl", "ratio_kl_once", "ratio_growth", "ratio_kl_min", "ratio_max"),
-        "Try a lower update.lr or fewer update.per_step; keep a clip (objective.clip_low, objective.clip_high, "
-        "objective.dual_clip)",
+        "Try a lower update.lr or fewer update.per_step or update.passes; keep a clip (objective.clip_low, "
+        "objective.clip_high, objective.dual_clip)",
     ),
     "clip": AlarmKind(
         policy.clip,
         ("update/clip_share",),
         ("clip_growth", "clip_min_share"),
-        "The policy leaves the clip range more and more often: try a lower update.lr or fewer update.per_step",
+        "The policy leaves the clip range more and more often: try a lower update.lr, or fewer update.per_step or "
+        "update.passes",
     ),
     "sampler_mismatch": AlarmKind(
         policy.sampler_mismatch,
