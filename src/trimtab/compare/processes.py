@@ -24,7 +24,7 @@ Watch = Callable[[list[CompareRun], list[RunOutcome]], object]
 class ProcessPool:
     """Runs `at_once` runs at a time, each in its own process; `watch` gets those running and the outcomes so far.
 
-    `end_early` returns why a run needs no further step; it is then stopped, and not resumed the next time.
+    `end_early` returns why a run needs no further step, and stops it; `on_end` gets the outcome of every run that ends.
     """
 
     # One thread polls all processes. A thread pool around `subprocess.run` is no shorter: Ctrl-C would have to reach
@@ -37,6 +37,7 @@ class ProcessPool:
     print_line: PrintLine
     watch: Watch = lambda running, outcomes: None
     end_early: Callable[[CompareRun], str] = lambda run: ""
+    on_end: Callable[[RunOutcome], object] = lambda outcome: None
     outcomes: list[RunOutcome] = field(default_factory=list)
     stop_request: StopRequest = field(default_factory=StopRequest)
     _running: list[tuple[CompareRun, subprocess.Popen[bytes], float]] = field(default_factory=list)
@@ -48,14 +49,10 @@ class ProcessPool:
 
         A stop signal lets every run finish its step and write a checkpoint; a second one kills them.
         """
-        waiting = []
+        waiting = [run for run in self.runs if run.state() != "finished"]
         for run in self.runs:
-            if run.state() == "finished":
+            if run not in waiting:
                 self._report(RunOutcome(run, "finished"), "already before")
-            elif why := self.end_early(run):
-                self._report(RunOutcome(run, "stopped", why), "already before")
-            else:
-                waiting.append(run)
         # No exception at the second signal: it could be raised inside Popen and leave a process nobody knows of.
         with deferred_stop(lambda request: None, interrupt=False) as self.stop_request:
             try:
@@ -132,6 +129,7 @@ class ProcessPool:
             self.print_line(f"{number}: {outcome.state}, {note}, {accuracy}{why}")
         else:
             self.print_line(f"{number}: {outcome.state}: {outcome.why} (log: {outcome.run.log})")
+        self.on_end(outcome)
 
     def _stop_runs(self) -> None:
         """Stop the runs at the first signal; kill them at the second."""

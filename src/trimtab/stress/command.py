@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,14 +12,16 @@ from rich.console import Console
 from rich.text import Text
 
 from trimtab.collapse import HOLD_STEPS, find_collapse
-from trimtab.compare import CompareRun, ProcessPool, progress_bars
+from trimtab.compare import CompareRun, ProcessPool, RunOutcome, progress_bars
 from trimtab.console import STOPPED
 from trimtab.files import locked, write_atomically
 from trimtab.stress.figures import RunFigures, run_figures, survivors
 from trimtab.stress.grid import Cell, StressTest
 from trimtab.stress.search import check_search, next_value
 from trimtab.stress.tables import AxisTable, as_json, as_markdown, as_table, axis_tables
+from trimtab.text import shown
 
+ENDED = "ended.json"  # in the folder of a run that is not to be run again
 GIVE_UP = 0.25  # of a run's steps after a collapse: some runs come back
 WriteReport = Callable[[list[Path], Path], Path | None]
 
@@ -60,10 +64,13 @@ def show_stress(test: StressTest, console: Console, write_report: WriteReport = 
     with locked(test.out):
         while cells and not stopped:
             planned = test.runs(cells)
-            runs = [run for _, run in planned]
+            outcomes = {run.name: outcome for _, run in planned if (outcome := ended_before(run))}
+            if outcomes:
+                print_line(f"{len(outcomes)} of {len(planned)} runs have ended before")
+            runs = [run for _, run in planned if run.name not in outcomes]
             with progress_bars(runs, console) as watch:
-                pool = ProcessPool(runs, test.jobs, print_line, watch, EarlyEnd())
-                outcomes = {outcome.run.name: outcome for outcome in pool.run()}
+                pool = ProcessPool(runs, test.jobs, print_line, watch, EarlyEnd(), mark_ended)
+                outcomes |= {outcome.run.name: outcome for outcome in pool.run()}
             figures += [run_figures(cell, outcomes[run.name]) for cell, run in planned]
             stopped, urgent = bool(pool.stop_request), pool.stop_request.urgent
             cells = next_cells(test, figures) if test.search else []
@@ -78,6 +85,34 @@ def show_stress(test: StressTest, console: Console, write_report: WriteReport = 
         if stopped:
             print_line("the same command resumes the stress test")
         return 0 if not stopped and all(run.survived is not None for run in figures) else STOPPED
+
+
+def mark_ended(outcome: RunOutcome) -> None:
+    """Note how a run has ended, and remove its weights: hundreds of runs would fill the disk with them."""
+    folder = outcome.run.folder
+    if outcome.counts:
+        noted = {"state": outcome.state, "why": outcome.why, "steps": outcome.run.config.run.steps}
+        write_atomically(folder.path / ENDED, json.dumps(noted) + "\n")
+        for weights in (folder.checkpoints, folder.alarm_checkpoints, folder.reference, folder.path / "model"):
+            shutil.rmtree(weights, ignore_errors=True)
+
+
+def ended_before(run: CompareRun) -> RunOutcome | None:
+    """Return the outcome of a run that an earlier call has ended."""
+    path = run.folder.path / ENDED
+    if not path.is_file():
+        return None
+    try:
+        noted = json.loads(path.read_text(encoding="utf-8"))
+        state, why, steps = noted["state"], str(noted["why"]), noted["steps"]
+    except (ValueError, LookupError, TypeError):
+        state, why, steps = "", "", None
+    if state not in ("finished", "stopped"):
+        raise ValueError(f"{path} does not say how the run ended: remove {run.folder.path} to run it again")
+    if steps != run.config.run.steps:
+        asked = f"{run.config.run.steps} are asked for"
+        raise ValueError(f"{path}: the run was one of {shown(steps)} steps, {asked}; choose another --out")
+    return RunOutcome(run, state, why)
 
 
 def first_cells(test: StressTest) -> list[Cell]:
