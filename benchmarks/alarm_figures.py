@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,8 @@ from statistics import median
 from typing import Any
 
 from alarm_suite import MEANT, SCENARIOS, TUNING
+from trimtab.collapse import find_collapse
 from trimtab.insight.alarms import ALARM_KINDS, read_metrics, replay_run
-from trimtab.policy.demo_model import CHARACTERS
-
-HALF, EMPTY, FULL = 0.5, 0.05, 0.8  # of the best accuracy, of the entropy at the start, of the largest entropy there is
-LARGEST_ENTROPY = math.log(len(CHARACTERS) + 2)
-WINDOW = 5
 
 
 @dataclass(frozen=True)
@@ -44,31 +39,10 @@ class RunOutcome:
 def read_run(folder: Path, scenario: str, seed: int) -> RunOutcome:
     """Read a run of the suite and replay its alarms."""
     records = read_metrics(folder / "metrics.jsonl")
-    collapse, how = collapsed(records)
+    collapse = find_collapse(records)
     rung = [(alarm.step, alarm.alarm, alarm.message) for alarm in replay_run(folder)]
-    return RunOutcome(scenario, seed, int(records[-1]["step"]), collapse, how, rung)
-
-
-def collapsed(records: Sequence[dict[str, float]]) -> tuple[int | None, str]:
-    """Return the step at which a run has collapsed, and by which criterion."""
-    best, entropies = 0.0, list[float]()
-    for record in records:
-        step = int(record["step"])
-        accuracy = record.get("eval/accuracy")
-        if accuracy is not None:
-            best = max(best, accuracy)
-            if accuracy < HALF * best:
-                return step, "held-out accuracy below half of its best"
-        if "policy/entropy" in record:
-            entropies.append(record["policy/entropy"])
-        if len(entropies) < 2 * WINDOW:
-            continue
-        now, start = median(entropies[-WINDOW:]), median(entropies[:WINDOW])
-        if now < EMPTY * start:
-            return step, "entropy below 5 % of its start"
-        if now >= FULL * LARGEST_ENTROPY:
-            return step, "entropy above 80 % of the largest there is"
-    return None, ""
+    at, how = (collapse.step, collapse.kind) if collapse else (None, "")
+    return RunOutcome(scenario, seed, int(records[-1]["step"]), at, how, rung)
 
 
 def figures(runs: Sequence[RunOutcome], seeds: Sequence[int]) -> dict[str, Any]:

@@ -304,4 +304,5 @@ MEANT: dict[str, tuple[str, ...]] = {
     "length_drift": ("long_answer", "repetition"),
     "reward_hacking": ("hackable", "long_answer", "repetition", "surprise"),
     "reward_drop": ("lr_high", "lr_ramp", "lr_ramp_stapo", "off_policy", "no_clip", "hackable", "rare_mask"),
+    "collapse": ("lr_high", "lr_ramp", "lr_ramp_stapo", "off_policy", "no_clip"),
 }

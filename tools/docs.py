@@ -143,7 +143,8 @@ def alarm_list() -> str:
         limits = ", ".join(f"`{limit}` {threshold_reasons()[limit][0]:g}" for limit in kind.thresholds)
         metrics = ", ".join(f"`{metric}`" for metric in kind.metrics)
         looks = (kind.detect.__doc__ or "").strip()
-        parts.append(f"### `{name}`\n\n{looks}\n\nLooks at {metrics}. Thresholds: {limits}.\n\n{kind.suggestion}.")
+        limits = f" Thresholds: {limits}." if limits else ""
+        parts.append(f"### `{name}`\n\n{looks}\n\nLooks at {metrics}.{limits}\n\n{kind.suggestion}.")
     return "\n\n".join(parts)
 
 

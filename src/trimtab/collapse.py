@@ -18,6 +18,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
+METRICS = (
+    "eval/accuracy", "reward/accuracy", "policy/entropy", "groups/mixed_share", "update/skipped", "update/ratio_mean",
+)  # fmt: skip
 HOLD_STEPS = 10  # accuracy on a few hundred problems falls and returns within a few steps
 RECENT = 5  # steps whose median is the value now: one odd step decides nothing
 LOST = 0.5  # of the best accuracy
@@ -56,6 +59,7 @@ class CollapseDetector:
     entropy_start: list[float] = field(default_factory=list)
     recent: dict[str, deque[float]] = field(default_factory=dict)
     streaks: dict[str, _Streak] = field(default_factory=dict)
+    found: Collapse | None = None
 
     def add(self, record: Mapping[str, float]) -> Collapse | None:
         """Add the metrics of a step, and return whether the run has collapsed as of now."""
@@ -70,7 +74,8 @@ class CollapseDetector:
         for kind, streak in self.streaks.items():
             streak.message = found[kind]
             streak.evaluations += new_accuracy
-        return self._collapse(step)
+        self.found = self._collapse(step)
+        return self.found
 
     def _update_accuracy(self, record: Mapping[str, float]) -> bool:
         """Take the newest accuracy; return whether there is one in this record."""

@@ -34,6 +34,13 @@ def test_the_summary_gives_accuracy_at_the_start_and_the_end(values: list[float]
     assert text in summary_of({"eval/accuracy": values})
 
 
+def test_a_collapse_is_told_by_the_definition_that_alarms_use() -> None:
+    assert "It did not collapse." in summary_of({"reward/accuracy": [0.5] * 40})
+    text = summary_of({"reward/accuracy": [0.5] * 20 + [0.1] * 20})
+    assert "It collapsed at step 23: accuracy is 0.10; its best was 0.50." in text
+    assert "collapse" not in summary_of({"reward/mean": [0.5] * 40})
+
+
 def test_a_run_that_was_never_tested_says_so() -> None:
     assert "It was never tested on held-out problems." in summary_of({"reward/mean": [0.5]})
 

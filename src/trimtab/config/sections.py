@@ -228,6 +228,7 @@ class AlarmsConfig(Section):
     length_drift: Action | None = Field(None, description="responses get much longer or shorter without a gain")
     reward_hacking: Action | None = Field(None, description="the reward rises but held-out accuracy does not")
     reward_drop: Action | None = Field(None, description="reward or held-out accuracy falls from its best")
+    collapse: Action | None = Field(None, description="the run has collapsed, as `trimtab stress` counts it")
 
     def action(self, alarm: str) -> Action:
         """Return what an alarm of this name does."""

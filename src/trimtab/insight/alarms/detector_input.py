@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from trimtab.collapse import CollapseDetector
 from trimtab.insight.alarms.history import History, spread
 from trimtab.insight.alarms.thresholds import Thresholds
 
@@ -31,7 +33,7 @@ class Shift:
 
 @dataclass(frozen=True)
 class DetectorInput:
-    """A run so far: its metrics, the thresholds, and facts from its recipe.
+    """A run so far: its metrics, the thresholds, facts from its recipe, and whether it has collapsed.
 
     `entropy_target` is the target of the objective's entropy controller; `rewards` are those of a wrong and a right
     answer.
@@ -41,6 +43,14 @@ class DetectorInput:
     limits: Thresholds = field(default_factory=Thresholds)
     entropy_target: float | None = None
     rewards: tuple[float, float] = (0.0, 1.0)
+    collapse: CollapseDetector = field(default_factory=CollapseDetector)
+
+    def add(self, record: Mapping[str, float]) -> int:
+        """Add a record of metrics and return its step."""
+        # Logs of other trainers hold text and nulls, and a single NaN would make every median after it NaN.
+        numbers = {k: v for k, v in record.items() if isinstance(v, int | float) and math.isfinite(v)}
+        self.collapse.add(numbers)
+        return self.history.add(numbers)
 
     def shift(self, metric: str) -> Shift | None:
         """Compare a metric now with the start of the run; None until there are enough values for both."""

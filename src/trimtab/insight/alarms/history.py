@@ -39,12 +39,10 @@ class History:
     peaks: dict[tuple[str, int], tuple[int, float]] = field(default_factory=dict)
 
     def add(self, record: Mapping[str, float]) -> int:
-        """Add a record of metrics and return its step."""
+        """Add a record of finite metrics and return its step."""
         step = int(record["step"])
         for name, value in record.items():
-            # A single NaN would make every median after it NaN.
-            if isinstance(value, int | float) and math.isfinite(value):
-                self.series.setdefault(name, Series()).add(step, float(value))
+            self.series.setdefault(name, Series()).add(step, float(value))
         return step
 
     def count(self, name: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trimtab.collapse import METRICS as COLLAPSE_METRICS
 from trimtab.insight.alarms import policy_detectors as policy
 from trimtab.insight.alarms import response_detectors as response
 from trimtab.insight.alarms.detector_input import Detector
@@ -11,12 +12,16 @@ from trimtab.insight.alarms.detector_input import Detector
 
 @dataclass(frozen=True)
 class AlarmKind:
-    """An alarm: its detector, the metrics it reads, the thresholds it alone uses, and what to try."""
+    """An alarm: its detector, the metrics it reads, the thresholds it alone uses, and what to try.
+
+    `at_once`: the finding has held for long enough by its own definition.
+    """
 
     detect: Detector
     metrics: tuple[str, ...]
     thresholds: tuple[str, ...]
     suggestion: str
+    at_once: bool = False
 
 
 # The names are also keys of [alarms] in a recipe, and the suggestions name keys of a recipe: tests check both.
@@ -109,5 +114,13 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         ("reward/accuracy", "reward/mean", "eval/accuracy"),
         ("drop_share", "drop_min", "drop_noise"),
         "Go back to a checkpoint before the fall, with a lower update.lr; the other alarms may say why",
+    ),
+    "collapse": AlarmKind(
+        response.collapse,
+        COLLAPSE_METRICS,
+        (),
+        "Go back to a checkpoint before this step, with a lower update.lr or fewer update.per_step; `trimtab stress` "
+        "finds how far an objective can be pushed",
+        at_once=True,
     ),
 }

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from trimtab.config import Config
 from trimtab.insight.alarms.detector_input import DetectorInput
 from trimtab.insight.alarms.kinds import ALARM_KINDS, AlarmKind
-from trimtab.insight.alarms.thresholds import Thresholds
 from trimtab.objectives import EntropyGate, Objective
 from trimtab.train import Alarm
 
@@ -21,14 +20,14 @@ class Episode:
     absent: int = 0
     rung: bool = False
 
-    def update(self, found: bool, limits: Thresholds) -> bool:
-        """Count a step and return whether the alarm rings now."""
+    def update(self, found: bool, hold: int, quiet: int) -> bool:
+        """Count a step and return whether the alarm rings now: after `hold` steps, again after `quiet` without."""
         # Findings come and go with the noise: one must hold for a few steps, and be gone for many, before a new ring.
         self.present = self.present + 1 if found else 0
         self.absent = 0 if found else self.absent + 1
-        if self.absent >= limits.quiet_steps:
+        if self.absent >= quiet:
             self.rung = False
-        rings = not self.rung and self.present >= limits.hold_steps
+        rings = not self.rung and self.present >= hold
         self.rung = self.rung or rings
         return rings
 
@@ -49,7 +48,7 @@ class AlarmMonitor:
 
     def __call__(self, record: Mapping[str, float]) -> list[Alarm]:
         """Add a record and return the alarms that ring at its step."""
-        step = self.run.history.add(record)
+        step, limits = self.run.add(record), self.run.limits
         alarms: list[Alarm] = []
         if step < 1:  # the evaluation before the first step
             return alarms
@@ -58,7 +57,8 @@ class AlarmMonitor:
                 continue
             try:
                 found = kind.detect(self.run)
-                rings = self.episodes.setdefault(name, Episode()).update(found is not None, self.run.limits)
+                hold = 1 if kind.at_once else limits.hold_steps
+                rings = self.episodes.setdefault(name, Episode()).update(found is not None, hold, limits.quiet_steps)
                 if rings and found is not None:
                     alarms.append(Alarm(step, name, found.message, found.evidence, kind.suggestion))
             except Exception as error:  # a bug in a detector must not stop the run or the other alarms

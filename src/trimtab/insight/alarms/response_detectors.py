@@ -1,4 +1,4 @@
-"""Detectors over responses and rewards: signal, truncation, repetition, length, reward hacking, reward drop."""
+"""Detectors over responses and rewards: signal, truncation, repetition, length, hacking, falls and collapse."""
 
 from __future__ import annotations
 
@@ -131,3 +131,11 @@ def _is_drop(run: DetectorInput, metric: str, now: float, best: float) -> bool:
     # Relative, absolute and against the noise: accuracies near 0 or on 30 problems vary by themselves.
     limits, noise = run.limits, run.history.noise(metric)
     return now < limits.drop_share * best and best - now > max(limits.drop_min, limits.drop_noise * noise)
+
+
+def collapse(run: DetectorInput) -> Finding | None:
+    """Detect a run that has collapsed, by the definition in `trimtab.collapse`: lost, stuck, emptied or not finite."""
+    found = run.collapse.found
+    if found is None:
+        return None
+    return Finding(f"collapsed at step {found.step}: {found.message}", {"criterion": found.kind, "step": found.step})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from trimtab.collapse import METRICS, find_collapse
 from trimtab.config import Config, parse
 from trimtab.console import LONGEST_WINDOW, describe_model, describe_task
 from trimtab.insight.report.embed import truncated
@@ -33,7 +34,7 @@ def summary(run: RunFiles) -> list[str]:
     """Return the result of the run in sentences, for someone new to trimtab."""
     if not run.curves:
         return ["Nothing was measured in this run, so there is nothing to say about how it went."]
-    topics = (_length, _accuracy, _reward, _entropy, _tokens, _problems)
+    topics = (_length, _accuracy, _collapse, _reward, _entropy, _tokens, _problems)
     return [sentence for topic in topics for sentence in topic(run)]
 
 
@@ -81,6 +82,19 @@ def _accuracy(run: RunFiles) -> Iterator[str]:
     else:
         first, last = _start_and_end(curve, 1)
         yield f"Held-out accuracy {_moved(first, last)} from {percent(first)} to {percent(last)}."
+
+
+def _collapse(run: RunFiles) -> Iterator[str]:
+    rows: dict[int, dict[str, float]] = {}
+    for name in METRICS:
+        curve = run.curves.get(name)
+        for step, value in zip(curve.steps.tolist(), curve.values.tolist(), strict=True) if curve else ():
+            rows.setdefault(step, {})[name] = value
+    collapse = find_collapse({"step": step, **rows[step]} for step in sorted(rows))
+    if collapse is not None:
+        yield f"It collapsed at step {collapse.step:,}: {collapse.message}."
+    elif "eval/accuracy" in run.curves or "reward/accuracy" in run.curves:
+        yield "It did not collapse."
 
 
 def _reward(run: RunFiles) -> Iterator[str]:
