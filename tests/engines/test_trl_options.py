@@ -29,7 +29,7 @@ SET = {
     "delta": (4.0, "dual_clip"),
     "importance_sampling_level": ("sequence", "gspo"),
     "beta": (0.04, "kl(coef=0.04)"),
-    "use_bias_correction_kl": (True, "kl"),
+    "use_bias_correction_kl": (True, "kl(coef=0.04, corrected=true)"),
     "top_entropy_quantile": (0.2, "top_entropy(share=0.2)"),
     "entropy_coef": (0.01, "entropy_advantage"),
     "use_adaptive_entropy": (True, "stare"),

@@ -17,7 +17,9 @@ import trl
 
 from helpers.engines import trl_runs
 from helpers.engines.trl_worker import known_rollout
+from trimtab.config import build_objective
 from trimtab.engines.trl.options import REPLACED
+from trimtab.objectives import TokenBatch
 
 # TRL's options, and the objective that says the same.
 SAME = {
@@ -31,6 +33,15 @@ SAME = {
     "gspo": (
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
         "gspo",
+    ),
+    "luspo": (
+        {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+        "luspo",
+    ),
+    "vespo": ({"loss_type": "vespo"}, "vespo"),
+    "corrected kl": (
+        {"loss_type": "grpo", "beta": 0.1, "use_bias_correction_kl": True},
+        "grpo + kl(coef=0.1, corrected=true)",
     ),
     "kl": ({"loss_type": "grpo", "beta": 0.1, "use_bias_correction_kl": False}, "grpo + kl(coef=0.1)"),
 }
@@ -87,5 +98,24 @@ def test_the_objective_of_a_line_updates_as_trl_does(line: str, model_folder: st
     for key, value in trl_runs.weights(theirs).items():
         assert torch.allclose(trl_runs.weights(mine)[key], value, rtol=0, atol=2e-6), key
     assert max(float((value - start[key]).abs().max()) for key, value in trl_runs.weights(mine).items()) > 1e-3
-    if line not in ("sapo", "kl", "dr_grpo", "cispo"):
+    if line not in ("sapo", "kl", "corrected kl", "dr_grpo", "cispo", "vespo"):
         assert max(trl_runs.logged(trainer, "update/clip_share")) > 0, "nothing was clipped: this proves little"
+
+
+@pytest.mark.parametrize("advantage", [1.5, -0.5])
+@pytest.mark.parametrize("options", [{}, {"k_pos": 0.7, "lambda_pos": 0.2, "k_neg": 1.0, "lambda_neg": 5.0}])
+def test_vespo_weights_responses_as_trl_does_however_far_they_have_moved(
+    advantage: float, options: dict[str, float]
+) -> None:
+    moves = torch.tensor([-40.0, -19.0, -3.0, -0.5, -1e-3, 0.0, 1e-3, 0.5, 3.0, 19.0, 40.0])
+    log_ratio = torch.stack([moves, moves / 2, torch.zeros_like(moves)], 1)
+    mask = torch.ones_like(log_ratio)
+    mask[::2, 2] = 0
+    advantages = torch.full((len(moves), 1), advantage)
+    wanted = trl.GRPOTrainer.get_gamma_weights(advantages, log_ratio, mask, None, **options)
+    old = torch.full_like(log_ratio, -50.0)
+    batch = TokenBatch.from_padded(mask, old_logp=old, advantage=advantages.squeeze(1))
+    objective = build_objective({"name": "vespo", **options})
+    _, gradient = objective.loss_and_grad(batch.pack(old + log_ratio), objective.plan(batch))
+    found = batch.unpack(gradient) * batch.tokens / -advantage
+    torch.testing.assert_close(found, wanted * mask, rtol=1e-4, atol=1e-6)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
@@ -18,6 +19,7 @@ from verl.workers.utils.losses import ppo_loss
 from helpers.engines.verl_batches import as_minibatch, new_log_probs, random_batch, with_plan
 from trimtab.config import build_objective
 from trimtab.engines.verl.loss import PlannedLoss
+from trimtab.objectives import TokenBatch
 
 DOC = Path(__file__).parents[2] / "docs" / "verl.md"
 SEED = 50  # no row of this batch is padding
@@ -33,6 +35,11 @@ PAIRS: list[tuple[dict[str, Any], str]] = [
         "gspo",
     ),
     ({"loss_mode": "cispo", "clip_ratio_high": 0.28}, "cispo"),
+    ({"loss_mode": "dppo_tv", "clip_ratio_c": 20.0}, "dppo"),
+    (
+        {"loss_mode": "dppo_kl", "clip_ratio_low": 0.02, "clip_ratio_high": 0.03},
+        "dppo(divergence=kl, shift_low=0.02, shift_high=0.03, cap=3.0)",
+    ),
     ({"loss_mode": "sapo", "loss_agg_mode": "seq-mean-token-mean"}, "sapo"),
     ({"loss_mode": "gpg"}, "reinforce"),
     ({"loss_mode": "geo_mean", "clip_ratio_low": 0.4, "clip_ratio_high": 0.4}, "gmpo"),
@@ -72,6 +79,26 @@ def test_a_loss_of_verl_equals_our_method_for_it(settings: dict[str, Any], name:
     wanted, found = theirs(settings, data), ours(name, data)
     assert wanted.abs().max() > 1e-3
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("mode", "divergence"), [("dppo_tv", "tv"), ("dppo_kl", "kl")])
+@pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])
+def test_dppo_weights_and_masks_every_token_as_verl_does(mode: str, divergence: str, advantage: float) -> None:
+    p = torch.tensor([1e-9, 1e-3, 0.05, 0.3, 0.5, 0.69, 0.71, 0.9, 0.999, 1 - 1e-7, 1.0])
+    old, new = (grid.reshape(1, -1).log() for grid in torch.meshgrid(p, p, indexing="ij"))
+    mask, advantages = torch.ones_like(old), torch.full_like(old, advantage)
+    config = FSDPActorConfig(
+        strategy="fsdp2", policy_loss=PolicyLossConfig(loss_mode=mode), ppo_micro_batch_size_per_gpu=8, rollout_n=1
+    )
+    leaf = new.clone().requires_grad_()
+    loss, metrics = get_policy_loss_fn(mode)(old, leaf, advantages, mask, "token-mean", config)
+    (wanted,) = torch.autograd.grad(loss, leaf)
+    objective = build_objective({"name": "dppo", "divergence": divergence, "cap": 3.0})
+    batch = TokenBatch.from_padded(mask, old_logp=old, advantage=advantages)
+    ours, found = objective.loss_and_grad(batch.pack(new), objective.plan(batch))
+    torch.testing.assert_close(found, wanted[0])
+    assert ours.metrics["update/clip_share"].item() == pytest.approx(metrics["actor/pg_clipfrac"])
+    assert 0 < metrics["actor/pg_clipfrac"] < 0.5
 
 
 def test_the_table_in_the_docs_is_the_one_that_was_tested() -> None:

@@ -164,6 +164,41 @@ def test_the_reference_kl_has_three_estimates(estimator: str, expected: float) -
     assert loss == pytest.approx(2 * expected)
 
 
+def test_the_corrected_kl_is_weighted_by_the_ratio() -> None:
+    packed, new = tokens([2.0], 0.0, ref_logp=torch.tensor([math.log(0.05)]))
+    d = math.log(0.05 / 0.2)
+    k3 = math.exp(d) - d - 1
+    loss, gradient, _ = run("grpo", (packed, new), kl={"coef": 0.5, "corrected": True})
+    assert loss == pytest.approx(0.5 * 2 * k3)
+    assert gradient == pytest.approx([0.5 * 2 * (k3 + 1 - math.exp(d))])
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_the_corrected_kl_is_unbiased_in_value_and_gradient(estimator: str) -> None:
+    """Over all tokens of a vocabulary, weighted by the policy they would be sampled from."""
+    rng = torch.Generator().manual_seed(0)
+    old, ref = torch.randn(2, 7, generator=rng, dtype=torch.float64).log_softmax(-1)
+    logits = torch.randn(7, generator=rng, dtype=torch.float64, requires_grad=True)
+    new = logits.log_softmax(-1)
+    batch_ = tt.TokenBatch(old_logp=old, advantage=torch.zeros(7), sequence=torch.arange(7), ref_logp=ref)
+    objective = tt.objective("grpo", kl={"coef": 1.0, "estimator": estimator, "corrected": True})
+    plan, (penalty,) = objective.plan(batch_), objective.penalties
+    expected = (new.exp() * (new - ref)).sum()
+    found = (old.exp() * penalty.terms(new, plan)).sum()
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (found, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_luspo_does_not_divide_by_the_length() -> None:
+    loss, gradient, _ = run("luspo", tokens([1.0001] * 6, 1.0))
+    assert loss == pytest.approx(-6 * 1.0001)
+    assert gradient == pytest.approx([-1.0001] * 6)
+    loss, gradient, metrics = run("luspo", tokens([1.0, 1.1], 1.0))
+    assert (loss, gradient) == (pytest.approx(-2 * 1.0004), [0.0, 0.0])
+    assert metrics["update/clip_share"] == 1
+
+
 def test_aggregations() -> None:
     sequence = torch.tensor([0, 0, 0, 1])
     packed = tt.TokenBatch(old_logp=torch.zeros(4), advantage=torch.ones(4), sequence=sequence)

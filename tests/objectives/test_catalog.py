@@ -15,8 +15,8 @@ from trimtab.objectives.methods import reference_docs
 from trimtab.objectives.methods.registry import OPTIONS
 
 NAMED = [
-    "grpo", "dapo", "dr_grpo", "gspo", "cispo", "sapo", "gmpo", "top_entropy", "justrl", "clip_cov", "kl_cov",
-    "entropy_advantage", "lp_reg", "reinforce", "stapo", "stare", "sspo",
+    "grpo", "dapo", "dr_grpo", "gspo", "luspo", "cispo", "sapo", "gmpo", "dppo", "vespo", "top_entropy", "justrl",
+    "clip_cov", "kl_cov", "entropy_advantage", "lp_reg", "reinforce", "stapo", "stare", "sspo",
 ]  # fmt: skip
 
 

@@ -11,8 +11,9 @@ from helpers.objectives.batches import COMBINATIONS, EVERY, batch, fields, moved
 from trimtab.objectives import METHODS
 
 # Where a ratio is shared, the gradient of each token is its own; it equals the plain derivative as long as the tokens
-# of a run have one weight. CISPO's weight is a constant by definition, which no finite difference can know.
-PLAIN = [name for name in METHODS if name != "cispo"]
+# of a run have one weight. The weights of CISPO, DPPO and VESPO are constants by definition, which no finite difference
+# can know.
+PLAIN = [name for name in METHODS if name not in ("cispo", "dppo", "vespo")]
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -29,6 +30,13 @@ def test_cispo_moves_log_probabilities_by_a_constant_weight() -> None:
     (gradient,) = torch.autograd.grad(objective.loss(new, plan).loss, new)
     weight = (new.detach() - tokens.old_logp).exp().clamp(0.8, 1.28)
     torch.testing.assert_close(gradient, -weight * tokens.advantage / tokens.tokens)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_corrected_kl_has_a_gradient_through_ratio_and_estimate(estimator: str) -> None:
+    tokens, objective = batch(0), tt.objective("grpo", kl={"coef": 1.0, "estimator": estimator, "corrected": True})
+    plan = objective.plan(tokens)
+    assert gradcheck(lambda new: objective.loss(new, plan).loss, (moved(tokens),), eps=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["gspo + s2t(tau_p=0.2)", "sspo + stare(gate=none)"])

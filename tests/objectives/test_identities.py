@@ -58,6 +58,18 @@ PAIRS: dict[str, tuple[Build, Build]] = {
         lambda: tt.objective("gmpo", clip_low=50.0, clip_high=50.0),
         lambda: tt.objective("gspo", clip_low=float("inf"), clip_high=float("inf")),
     ),
+    "LUSPO is GSPO with the sum over tokens": (
+        lambda: tt.objective("luspo"),
+        lambda: tt.objective("gspo", aggregation="seq-mean-token-sum"),
+    ),
+    "DPPO that masks nothing is CISPO capped from above": (
+        lambda: tt.objective("dppo", shift_low=1e9, shift_high=1e9, cap=1.5),
+        lambda: tt.objective("cispo", clip_high=0.5, upper_only=True),
+    ),
+    "VESPO with a flat weight is the policy gradient": (
+        lambda: tt.objective("vespo", k_pos=0.0, lambda_pos=0.0, k_neg=0.0, lambda_neg=0.0),
+        lambda: tt.objective("reinforce"),
+    ),
     "a KL of weight nothing changes nothing": (
         lambda: tt.objective("grpo + kl(coef=0)"),
         lambda: tt.objective("grpo"),
@@ -99,13 +111,24 @@ def test_sspo_with_one_segment_has_gspos_ratio(seed: int, dtype: torch.dtype) ->
     same(sspo, tt.objective("gspo"), one_segment)
 
 
+@pytest.mark.parametrize("clip_scale", ["fixed", "sqrt_length"])
 @given(seed=seeds, dtype=dtypes)
-@settings(max_examples=40)
-def test_sspo_with_one_token_segments_has_the_token_ratio(seed: int, dtype: torch.dtype) -> None:
+@settings(max_examples=20)
+def test_sspo_with_one_token_segments_has_the_token_ratio_and_range(
+    clip_scale: str, seed: int, dtype: torch.dtype
+) -> None:
     tokens = batch(seed, dtype=dtype)
     alone = with_segments(tokens, torch.arange(tokens.tokens))
-    sspo = tt.objective("sspo", widen_low=1.0, widen_high=1.0)
+    sspo = tt.objective("sspo", widen_low=1.0, widen_high=1.0, clip_scale=clip_scale)
     same(sspo, tt.objective("grpo", clip_high=0.28), alone)
+
+
+@given(seed=seeds, dtype=dtypes)
+@settings(max_examples=20)
+def test_the_length_of_one_token_segments_changes_no_range(seed: int, dtype: torch.dtype) -> None:
+    tokens = batch(seed, dtype=dtype)
+    alone = with_segments(tokens, torch.arange(tokens.tokens))
+    same(tt.objective("sspo", clip_scale="sqrt_length"), tt.objective("sspo"), alone)
 
 
 @given(seed=seeds, dtype=dtypes)
@@ -124,6 +147,17 @@ def test_dr_grpo_of_equally_long_responses_is_grpo(seed: int, dtype: torch.dtype
     same(tt.objective("dr_grpo", length=11), tt.objective("grpo"), tokens)
 
 
+@given(seed=seeds, dtype=dtypes)
+@settings(max_examples=20)
+def test_luspo_is_gspo_times_the_length(seed: int, dtype: torch.dtype) -> None:
+    padded = fields(seed, columns=8, dtype=dtype)
+    padded["mask"] = torch.ones_like(padded["mask"])
+    tokens = tt.TokenBatch.from_padded(**padded)
+    found = loss_and_gradient(tt.objective("luspo"), tokens, moved(tokens))
+    for value, of_gspo in zip(found, loss_and_gradient(tt.objective("gspo"), tokens, moved(tokens)), strict=True):
+        torch.testing.assert_close(value, 8 * of_gspo)
+
+
 @pytest.mark.parametrize("correction", ["tis", "icepop", "mis"])
 @given(seed=seeds, dtype=dtypes)
 @settings(max_examples=40)
@@ -133,11 +167,12 @@ def test_a_perfect_sampler_needs_no_correction(correction: str, seed: int, dtype
     same(tt.objective(f"sspo + {correction}"), tt.objective("sspo"), perfect)
 
 
+@pytest.mark.parametrize("name", ["cispo", "dppo", "dppo(divergence=kl)", "vespo"])
 @given(seed=seeds, dtype=dtypes)
-@settings(max_examples=40)
-def test_cispo_before_the_first_update_is_reinforce(seed: int, dtype: torch.dtype) -> None:
+@settings(max_examples=20)
+def test_a_constant_weight_before_the_first_update_is_one(name: str, seed: int, dtype: torch.dtype) -> None:
     tokens = batch(seed, dtype=dtype)
-    same(tt.objective("cispo"), tt.objective("reinforce"), tokens, tokens.old_logp.clone().requires_grad_())
+    same(tt.objective(name), tt.objective("reinforce"), tokens, tokens.old_logp.clone().requires_grad_())
 
 
 @given(seed=seeds, dtype=dtypes)
@@ -147,6 +182,9 @@ def test_before_the_first_update_every_ratio_has_grpos_gradient(seed: int, dtype
     new = tokens.old_logp.clone().requires_grad_()
     expected = loss_and_gradient(tt.objective("grpo"), tokens, new)[1]
     for name in ("gspo", "sspo", "gmpo"):
+        assert torch.equal(loss_and_gradient(tt.objective(name), tokens, new)[1], expected), name
+    expected = loss_and_gradient(tt.objective("grpo", aggregation="token-mean"), tokens, new)[1]
+    for name in ("cispo", "dppo", "dppo(divergence=kl)", "vespo"):
         assert torch.equal(loss_and_gradient(tt.objective(name), tokens, new)[1], expected), name
 
 

@@ -119,9 +119,17 @@ METHODS: dict[str, list[Options]] = {
     "dapo": [{}, {"dual_clip": None}, {"dual_clip": 2.0}],
     "dr_grpo": [{}, {"length": 8.0, "dual_clip": 3.0}],
     "gspo": [{}, {"clip_low": 0.05, "clip_high": 0.1, "dual_clip": 1.5}],
+    "luspo": [{}, {"clip_low": 0.05, "clip_high": 0.1, "dual_clip": 1.5}],
     "cispo": [{}, {"upper_only": True}, {"clip_low": 0.5, "clip_high": 2.0}],
     "sapo": [{}, {"tau_positive": 0.7, "tau_negative": 2.0}],
     "gmpo": [{}, {"clip_low": 0.01, "clip_high": 1.0}],
+    "dppo": [
+        {},
+        {"shift_low": 0.02, "shift_high": 0.01, "cap": 1.5},
+        {"divergence": "kl"},
+        {"divergence": "kl", "shift_low": 0.01, "shift_high": 0.02, "cap": 1.5},
+    ],
+    "vespo": [{}, {"k_pos": 0.5, "lambda_pos": 0.1, "k_neg": 1.0, "lambda_neg": 0.0}],
     "top_entropy": [{}, {"renormalize": True}, {"share": 0.5, "dual_clip": 2.0}],
     "justrl": [{}],
     "kl_cov": [{}, {"share": 0.2, "coef": 0.3}, {"share": 1.0}],
@@ -138,7 +146,13 @@ METHODS: dict[str, list[Options]] = {
         {"tau_p": 0.05, "quantile": 0.5, "dual_clip": None},
     ],
     "stare": [{}, {"variant": "C2", "share": 0.4, "boost": 1.5, "damp": 0.5}],
-    "sspo": [{}, {"widen_low": 1.0, "widen_high": 1.0}, {"widen_low": 0.1, "widen_high": 3.0, "dual_clip": 1.2}],
+    "sspo": [
+        {},
+        {"widen_low": 1.0, "widen_high": 1.0},
+        {"widen_low": 0.1, "widen_high": 3.0, "dual_clip": 1.2},
+        {"clip_scale": "sqrt_length"},
+        {"clip_scale": "sqrt_length", "clip_low": 0.05, "clip_high": 0.07},
+    ],
 }
 METHOD_CASES = [
     pytest.param(name, options, id=f"{name}-{options}") for name, all_ in METHODS.items() for options in all_
@@ -161,9 +175,11 @@ ATTACHMENTS: list[tuple[str, Options]] = [
     ("kl", {"coef": 0.7}),
     ("kl", {"coef": 0.7, "estimator": "k1"}),
     ("kl", {"coef": 0.7, "estimator": "k2"}),
+    ("kl", {"coef": 0.7, "corrected": True}),
+    ("kl", {"coef": 0.7, "estimator": "k1", "corrected": True}),
 ]
 ATTACHMENT_CASES = [pytest.param(name, options, id=f"{name}-{options}") for name, options in ATTACHMENTS]
-HOSTS = ["grpo", "dr_grpo", "gspo", "cispo", "sapo", "sspo"]
+HOSTS = ["grpo", "dr_grpo", "gspo", "cispo", "sapo", "dppo", "vespo", "sspo"]
 
 
 def test_the_random_batches_reach_every_case() -> None:
@@ -192,7 +208,9 @@ def test_an_attachment_does_the_same_on_every_method(host: str, name: str, optio
         check(host, {}, {name: options}, random_batch(seed), seed)
 
 
-@pytest.mark.parametrize("host", ["grpo", "gspo", "cispo", "sspo", "kl_cov", "lp_reg", "entropy_advantage"])
+@pytest.mark.parametrize(
+    "host", ["grpo", "gspo", "cispo", "dppo", "vespo", "sspo", "kl_cov", "lp_reg", "entropy_advantage"]
+)
 @pytest.mark.parametrize(
     "attached",
     [
@@ -221,7 +239,7 @@ def test_a_method_written_in_one_line_is_the_method_with_its_attachments() -> No
 
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
-@pytest.mark.parametrize("method", ["grpo", "dapo", "gspo", "cispo", "sapo", "stapo", "sspo"])
+@pytest.mark.parametrize("method", ["grpo", "dapo", "gspo", "cispo", "sapo", "dppo", "vespo", "stapo", "sspo"])
 def test_any_aggregation_leaves_silenced_tokens_and_empty_responses_out(method: str, aggregation: str) -> None:
     silencing = {"tau_p": 0.3, "mask": "rare"}
     options, attached = (silencing, {}) if method == "stapo" else ({}, {"s2t": silencing})
@@ -230,7 +248,8 @@ def test_any_aggregation_leaves_silenced_tokens_and_empty_responses_out(method: 
 
 
 @pytest.mark.parametrize(
-    "method", ["grpo", "dapo", "gspo", "cispo", "sapo", "gmpo", "kl_cov", "reinforce", "stapo", "stare", "sspo"]
+    "method",
+    ["grpo", "dapo", "gspo", "cispo", "sapo", "gmpo", "dppo", "vespo", "kl_cov", "reinforce", "stapo", "stare", "sspo"],
 )
 def test_log_ratios_beyond_20_are_clamped(method: str) -> None:
     for seed in SEEDS:
@@ -428,7 +447,15 @@ def test_stares_adaptive_weights_follow_the_sign_of_the_distance_to_the_target(e
         compare_stare(rollouts, random_batch(2), {"variant": variant, "adaptive": True}, 2)
 
 
-@pytest.mark.parametrize("widening", [{}, {"widen_low": 0.1, "widen_high": 4.0}, {"widen_low": 1.0, "widen_high": 1.0}])
+@pytest.mark.parametrize(
+    "widening",
+    [
+        {},
+        {"widen_low": 0.1, "widen_high": 4.0},
+        {"widen_low": 1.0, "widen_high": 1.0},
+        {"clip_scale": "sqrt_length"},
+    ],
+)
 def test_sspo_plans_the_clip_ranges_of_the_reference(widening: Options) -> None:
     for seed in SEEDS:
         batch = random_batch(seed)

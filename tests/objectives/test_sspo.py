@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -49,16 +51,47 @@ def test_bounds_of_one_give_a_fixed_clip() -> None:
     assert plan.clip_low.tolist() == [0.2] * 6
 
 
+def test_a_range_by_length_is_divided_by_the_root_of_the_segments_tokens() -> None:
+    batch_ = replace(tokens([0.3] * 6), segment=torch.tensor([0, 1, 1, 1, 1, 1]))  # of 1, 3 and 2 tokens
+    plan = tt.objective("sspo", clip_scale="sqrt_length").plan(batch_)
+    root = torch.tensor([1.0, 3.0, 3.0, 3.0, 2.0, 2.0], dtype=torch.float64).sqrt()
+    torch.testing.assert_close(plan.clip_low, 0.2 / root)
+    torch.testing.assert_close(plan.clip_high, 0.28 / root)
+    assert plan.reason.tolist() == [0] * 6  # its entropy has neither widened nor narrowed it
+
+
+def test_a_range_by_length_follows_the_entropy_too() -> None:
+    batch_ = tokens([0.1, 0.3, 0.4, 0.4, 0.2, 0.4])
+    fixed, scaled = tt.objective("sspo").plan(batch_), tt.objective("sspo", clip_scale="sqrt_length").plan(batch_)
+    torch.testing.assert_close(scaled.clip_high, fixed.clip_high / 2**0.5)
+    assert torch.equal(scaled.reason, fixed.reason)
+
+
+def test_a_range_by_length_clips_a_long_segment_that_a_fixed_range_lets_pass() -> None:
+    batch_ = replace(tokens([0.3] * 6), segment=torch.zeros(6))  # of 4 and 2 tokens: ranges 0.14 and 0.198
+    clipped = {}
+    for scale in ("fixed", "sqrt_length"):
+        objective = tt.objective("sspo", clip_scale=scale)
+        clipped[scale] = objective.loss(batch_.old_logp + 0.15, objective.plan(batch_)).clipped
+    assert clipped["fixed"] is not None and not clipped["fixed"].any()
+    assert clipped["sqrt_length"] is not None
+    assert clipped["sqrt_length"].tolist() == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize("scale", ["fixed", "sqrt_length"])
 @given(seed=seeds)
 @settings(max_examples=30)
-def test_the_range_grows_with_the_entropy(seed: int) -> None:
+def test_the_range_grows_with_the_entropy(scale: str, seed: int) -> None:
     batch_ = batch(seed)
-    plan = tt.objective("sspo").plan(batch_)
+    plan = tt.objective("sspo", clip_scale=scale).plan(batch_)
     assert plan.spans is not None and batch_.entropy is not None
     entropy = plan.spans.spread(plan.spans.mean(batch_.entropy))
-    order = entropy.argsort()
-    assert (plan.clip_high[order].diff() >= -1e-12).all()
-    assert (plan.clip_low[order].diff() >= -1e-12).all()
+    size = plan.spans.spread(plan.spans.size)
+    for length in size.unique():
+        same_length = size == length if scale == "sqrt_length" else size > 0
+        order = entropy[same_length].argsort()
+        assert (plan.clip_high[same_length][order].diff() >= -1e-12).all()
+        assert (plan.clip_low[same_length][order].diff() >= -1e-12).all()
 
 
 @given(seed=seeds)

@@ -14,7 +14,7 @@ from trimtab.objectives.theory import moments
 from trimtab.policy import Policy, Transcript, UpdateOptions, load_policy, make_optimizer, pick_device, score, update
 from trimtab.policy.score import log_probs, micro_batch_sizes, split_by_token_budget
 
-METHODS = ("grpo", "stapo", "stare", "sspo", "gspo", "cispo", "sspo + s2t(tau_p=0.3)")
+METHODS = ("grpo", "stapo", "stare", "sspo", "gspo", "cispo", "sspo + s2t(tau_p=0.3)", "vespo")
 
 
 @pytest.fixture
@@ -106,7 +106,9 @@ def test_the_update_does_not_depend_on_micro_batches(policy: Policy, name: str) 
             torch.testing.assert_close(other[n], base[n], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [*METHODS, "stapo(scope=micro)", "gspo(scope=micro)", "lp_reg", "gmpo"])
+@pytest.mark.parametrize(
+    "name", [*METHODS, "stapo(scope=micro)", "gspo(scope=micro)", "lp_reg", "gmpo", "dppo", "luspo"]
+)
 def test_gradients_formed_in_the_forward_pass_are_the_same(policy: Policy, name: str) -> None:
     base, loss = updated(policy, tt.objective(name), budget=60, chunk=100_000)
     for chunk in (100_000, 9, 3):  # whole micro-batches, whole responses, and fewer tokens than a response has

@@ -25,21 +25,25 @@ Level = Literal["token", "segment", "response"]
 
 @dataclass(frozen=True)
 class Ratio:
-    """How the log ratios of tokens become the ratio in the surrogate; `prepare` acts on them before the mean."""
+    """How the log ratios of tokens become the ratio in the surrogate; `prepare` acts on them before the mean.
+
+    With `shared` false every token keeps its own ratio, and the plan has the spans for a surrogate that sums over them.
+    """
 
     level: Level
     formula: str
     prepare: Callable[[Tensor, Plan], Tensor] | None = None
+    shared: bool = True
 
     def spans(self, batch: TokenBatch) -> Spans | None:
-        """Return the spans of tokens that share a ratio; None where each token has its own."""
+        """Return the spans of tokens that share a ratio or a weight; None where each token has its own."""
         if self.level == "token":
             return None
         return batch.spans if self.level == "segment" else batch.response_spans
 
     def __call__(self, new_logp: Tensor, log_rho: Tensor, plan: Plan) -> Tensor:
         """Return the ratio of every token."""
-        if plan.spans is None:
+        if plan.spans is None or not self.shared:
             return log_rho.exp()
         if self.prepare is not None:  # the gradient then goes through the clipped log ratios
             new_logp = log_rho = self.prepare(log_rho, plan)
@@ -77,6 +81,8 @@ def _clip_where_pushed(log_rho: Tensor, plan: Plan) -> Tensor:
 token_ratio = Ratio("token", "r = p_new / p_old of each token")
 segment_ratio = Ratio("segment", "r = exp(mean of ln(p_new / p_old) over the token's subsentence)")
 response_ratio = Ratio("response", "r = exp(mean of ln(p_new / p_old) over the response)")
+# Metrics and alarms then see the ratios of tokens: a product over a thousand tokens is far from 1 in any update.
+token_ratio_in_response = Ratio("response", "r = p_new / p_old of each token", shared=False)
 clipped_response_ratio = Ratio(
     "response",
     "r = exp(mean over the response of ln(p_new / p_old), each clipped on the side its advantage pushes to)",

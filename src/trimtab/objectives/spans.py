@@ -1,4 +1,4 @@
-"""Spans of consecutive tokens: means over a segment or a response, and their values spread back over its tokens."""
+"""Spans of consecutive tokens: sums and means over a segment or a response, spread back over its tokens."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ class Spans:
     size: Tensor
     offsets: Sequence[int]
 
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sum of `values` over each span."""
+        if values.is_cpu and len(values) and torch.backends.mkl.is_available():
+            return torch.mv(self._membership.to(values.dtype), values)
+        # unsafe skips a check of the lengths that would make the host wait for a GPU.
+        return torch.segment_reduce(values, "sum", lengths=self.size, unsafe=True)
+
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean of `values` over each span (NaN for an empty one)."""
-        if values.is_cpu and len(values) and torch.backends.mkl.is_available():
-            return torch.mv(self._membership.to(values.dtype), values) / self.size
-        # unsafe skips a check of the lengths that would make the host wait for a GPU.
-        return torch.segment_reduce(values, "sum", lengths=self.size, unsafe=True) / self.size
+        return self.sum(values) / self.size
 
     def spread(self, per_span: Tensor) -> Tensor:
         """Return, for every token, the value of its span."""

@@ -41,7 +41,8 @@ class Replaced:
 
 REPLACED = {
     "loss_type": Replaced(
-        "dapo", "name the method as the objective: objective='grpo', 'dapo', 'dr_grpo', 'cispo', 'sapo', 'gspo', ..."
+        "dapo",
+        "name the method as the objective: objective='grpo', 'dapo', 'dr_grpo', 'cispo', 'sapo', 'luspo', 'vespo', ...",
     ),
     "epsilon": Replaced(0.2, _CLIP),
     "epsilon_high": Replaced(None, _CLIP + "; cispo's cap is 1 + clip_high, TRL's is the cap itself"),
@@ -55,7 +56,7 @@ REPLACED = {
         0.0, "attach the penalty: 'grpo + kl(coef=0.04)'; TRL then keeps the reference model as for beta", off=True
     ),
     "use_bias_correction_kl": Replaced(
-        False, "the penalty of 'kl' has no factor of the ratio; leave this option out", off=True
+        False, "set corrected=true in the attachment: 'grpo + kl(coef=0.04, corrected=true)'", off=True
     ),
     "top_entropy_quantile": Replaced(1.0, "attach 'top_entropy(share=0.2)', or take objective='top_entropy'", off=True),
     "entropy_coef": Replaced(

@@ -20,15 +20,15 @@ ADAPTER_KEYS = ("advantage", "record", "record_every", "record_group_share", "re
 # verl's losses: our methods for them.
 LOSSES = {
     "gspo": "gspo", "sapo": "sapo", "gpg": "reinforce", "clip_cov": "clip_cov", "kl_cov": "kl_cov", "geo_mean": "gmpo",
-    "cispo": "cispo",
+    "cispo": "cispo", "dppo_tv": "dppo", "dppo_kl": "dppo(divergence=kl)",
 }  # fmt: skip
 
 # Settings of verl's loss: verl's default, and what to write instead.
 REPLACED: Mapping[str, tuple[Any, str]] = {
-    "clip_ratio": (0.2, "+trimtab.clip_low and +trimtab.clip_high"),
-    "clip_ratio_low": (0.2, "+trimtab.clip_low"),
-    "clip_ratio_high": (0.2, "+trimtab.clip_high"),
-    "clip_ratio_c": (3.0, "+trimtab.dual_clip"),
+    "clip_ratio": (0.2, "+trimtab.clip_low and +trimtab.clip_high (in dppo shift_low and shift_high)"),
+    "clip_ratio_low": (0.2, "+trimtab.clip_low (in dppo shift_low)"),
+    "clip_ratio_high": (0.2, "+trimtab.clip_high (in dppo shift_high)"),
+    "clip_ratio_c": (3.0, "+trimtab.dual_clip (in dppo cap)"),
     "loss_agg_mode": ("token-mean", "+trimtab.aggregation"),
     "loss_scale_factor": (None, "+trimtab.objective=dr_grpo +trimtab.length"),
     "tau_pos": (1.0, "+trimtab.objective=sapo +trimtab.tau_positive"),

@@ -9,13 +9,33 @@ from __future__ import annotations
 from typing import Any
 
 from trimtab.objectives.methods.registry import method
-from trimtab.objectives.normalizers import seq_mean_token_mean, seq_mean_token_sum_norm, token_mean
+from trimtab.objectives.normalizers import (
+    seq_mean_token_mean,
+    seq_mean_token_sum,
+    seq_mean_token_sum_norm,
+    token_mean,
+)
 from trimtab.objectives.objective import Objective
-from trimtab.objectives.ratios import clipped_response_ratio, response_ratio, segment_ratio, token_ratio
+from trimtab.objectives.ratios import (
+    clipped_response_ratio,
+    response_ratio,
+    segment_ratio,
+    token_ratio,
+    token_ratio_in_response,
+)
 from trimtab.objectives.rules import covariance, entropy, penalties
 from trimtab.objectives.rules.s2t import s2t
 from trimtab.objectives.rules.stare import stare as stare_rule
-from trimtab.objectives.surrogates import geometric_clip, log_prob, ppo_clip, soft_gate, weighted_log_prob
+from trimtab.objectives.surrogates import (
+    Divergence,
+    gamma_weight,
+    geometric_clip,
+    log_prob,
+    ppo_clip,
+    probability_mask,
+    soft_gate,
+    weighted_log_prob,
+)
 
 
 @method(paper="2402.03300")
@@ -54,6 +74,12 @@ def gspo(clip_low: float = 3e-4, clip_high: float = 4e-4, dual_clip: float | Non
     return Objective("gspo", response_ratio, ppo_clip(clip_low, clip_high, dual_clip), seq_mean_token_mean)
 
 
+@method(paper="2602.05261")
+def luspo(clip_low: float = 3e-4, clip_high: float = 4e-4, dual_clip: float | None = None) -> Objective:
+    """GSPO without the division by a response's length: a token weighs the same in long and short responses."""
+    return Objective("luspo", response_ratio, ppo_clip(clip_low, clip_high, dual_clip), seq_mean_token_sum)
+
+
 @method(paper="2506.13585")
 def cispo(clip_low: float = 0.2, clip_high: float = 0.28, upper_only: bool = False) -> Objective:
     """Clip the importance weight instead of the token: no token loses its gradient.
@@ -76,6 +102,30 @@ def gmpo(clip_low: float = 0.4, clip_high: float = 0.4) -> Objective:
     The clip options are limits of the log ratio, on the side that the advantage pushes to.
     """
     return Objective("gmpo", clipped_response_ratio, geometric_clip(clip_low, clip_high), seq_mean_token_mean)
+
+
+@method(paper="2602.04879")
+def dppo(
+    divergence: Divergence = "tv", shift_low: float = 0.2, shift_high: float = 0.2, cap: float = 20.0
+) -> Objective:
+    """Cut the gradient of tokens whose probability (not ratio) has moved too far in the advantage's direction.
+
+    A rare token may move by a large ratio and a common one by a small one. divergence=kl measures the move by the KL
+    divergence of the old from the new policy, this token against all others; there 1 - p counts as at least 1e-8,
+    because fp32 rounds p to 1 (verl adds 1e-8 to it). verl takes the cap from clip_ratio_c, whose default is 3.
+    """
+    return Objective("dppo", token_ratio, probability_mask(divergence, shift_low, shift_high, cap), token_mean)
+
+
+@method(paper="2602.10693")
+def vespo(k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0, lambda_neg: float = 2.0) -> Objective:
+    """Weight a response smoothly by the product of its token ratios, in place of a clip.
+
+    The weight phi is 1 at w = 1, largest at w = k / lambda, and falls to 0 on both sides; no division by length. TRL
+    multiplies the sampler's correction into w; here tis and icepop weight tokens, as in every method.
+    """
+    surrogate = gamma_weight(k_pos, lambda_pos, k_neg, lambda_neg)
+    return Objective("vespo", token_ratio_in_response, surrogate, token_mean)
 
 
 @method(paper="2506.01939", rule=entropy.top_entropy)
@@ -186,11 +236,14 @@ def sspo(
     dual_clip: float | None = None,
     widen_low: float = 0.5,
     widen_high: float = 1.5,
+    clip_scale: entropy.ClipScale = "fixed",
 ) -> Objective:
     """One ratio per subsentence, with a clip range that follows the subsentence's entropy.
 
     No formulas are public. We take h as the segment's mean entropy over the mean segment entropy of the mini-batch,
-    and multiply both clip distances by clip(h, widen_low, widen_high).
+    and multiply both clip distances by clip(h, widen_low, widen_high). A mean over n tokens moves about 1 / sqrt(n) as
+    far as one token does, so a token's range hardly ever clips a subsentence: clip_scale=sqrt_length divides it by
+    sqrt(n), which leaves the token's range to subsentences of one token.
     """
-    rule = entropy.widen_by_entropy(widen_low, widen_high)
+    rule = entropy.widen_by_entropy(widen_low, widen_high, clip_scale)
     return Objective("sspo", segment_ratio, ppo_clip(clip_low, clip_high, dual_clip), seq_mean_token_mean, (rule,))

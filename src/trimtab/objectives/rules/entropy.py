@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
@@ -9,6 +11,8 @@ from trimtab.objectives.reasons import Reason
 from trimtab.objectives.selection import top_share
 
 ENTROPY = frozenset({"entropy"})
+
+ClipScale = Literal["fixed", "sqrt_length"]
 
 
 def top_entropy(share: float = 0.2, renormalize: bool = False) -> TokenRule:
@@ -27,8 +31,8 @@ def top_entropy(share: float = 0.2, renormalize: bool = False) -> TokenRule:
     return TokenRule("top_entropy", formula, apply, ENTROPY)
 
 
-def widen_by_entropy(least: float, most: float) -> TokenRule:
-    """Scale the clip range of a segment by its entropy relative to the mean over segments (SSPO)."""
+def widen_by_entropy(least: float, most: float, scale: ClipScale = "fixed") -> TokenRule:
+    """Scale the clip range of a segment by its entropy relative to the mean over segments, and by its length (SSPO)."""
 
     def apply(builder: PlanBuilder) -> None:
         spans = builder.batch.spans
@@ -39,11 +43,15 @@ def widen_by_entropy(least: float, most: float) -> TokenRule:
         factor = spans.spread(relative)
         builder.mark_all(factor > 1, Reason.WIDENED)
         builder.mark_all(factor < 1, Reason.NARROWED)
+        if scale == "sqrt_length":  # after the marks, which speak of the entropy
+            factor /= spans.spread(spans.size.to(factor.dtype).sqrt())
         # In place for the second: nothing reads `factor` afterwards, and a million tokens are 4 MB.
         builder.clip_low, builder.clip_high = builder.clip_low * factor, factor.mul_(builder.clip_high)
         builder.metrics["sspo/segment_entropy"] = centre
 
     formula = f"clip range times clip(segment entropy / mean segment entropy, {least:g}, {most:g})"
+    if scale == "sqrt_length":
+        formula += " / sqrt(tokens of the segment)"
     return TokenRule("entropy_clip", formula, apply, ENTROPY | {"segment"})
 
 

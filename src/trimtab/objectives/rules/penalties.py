@@ -36,14 +36,22 @@ def kl_estimate(new_logp: Tensor, other_logp: Tensor, estimator: Estimator = "k3
     return d * d / 2 if estimator == "k2" else torch.expm1(d) - d
 
 
-def kl(coef: float = 0.001, estimator: Estimator = "k3") -> Penalty:
-    """Penalise the KL divergence from a reference model, token by token."""
+def kl(coef: float = 0.001, estimator: Estimator = "k3", corrected: bool = False) -> Penalty:
+    """Penalise the KL divergence from a reference model, token by token.
+
+    corrected=true multiplies the estimate by the token's p_new / p_old and takes the gradient through both
+    (2512.02556; K3++ in 2602.04417): value and gradient of k1 and k3 are then unbiased, though the tokens were sampled
+    from the old policy. The factor is the token's own in every method, also where the surrogate's ratio is shared.
+    """
 
     def terms(new_logp: Tensor, plan: Plan) -> Tensor:
         assert plan.ref_logp is not None
-        return coef * kl_estimate(new_logp, plan.ref_logp, estimator)
+        estimate = coef * kl_estimate(new_logp, plan.ref_logp, estimator)
+        return log_ratio(new_logp, plan.old_logp).exp() * estimate if corrected else estimate
 
-    return Penalty("kl", f"+ {coef:g} {estimator}(p_new, p_ref) on every counted token", terms, frozenset({"ref_logp"}))
+    factor = "p_new / p_old x " if corrected else ""
+    formula = f"+ {coef:g} {factor}{estimator}(p_new, p_ref) on every counted token"
+    return Penalty("kl", formula, terms, frozenset({"ref_logp"}))
 
 
 def _distance_from_old(new_logp: Tensor, plan: Plan) -> Tensor:

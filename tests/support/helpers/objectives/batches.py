@@ -20,6 +20,12 @@ COMBINATIONS = (
     "gmpo + mis(low=0.01, high=100) + top_entropy",
     "cispo + s2t(tau_p=0.2, mask=uncertain) + kl(estimator=k2)",
     "sspo + s2t(tau_p=0.2) + stare(gate=token) + tis(cap=1.5)",
+    "gspo + s2t(tau_p=0.2) + stare(gate=none)",
+    "sspo(clip_scale=sqrt_length) + stare(gate=none)",
+    "dppo(divergence=kl, shift_low=0.02, shift_high=0.02) + s2t(tau_p=0.2)",
+    "dppo + stare(variant=C2, gate=none) + kl(corrected=true)",
+    "vespo + s2t(tau_p=0.2)",
+    "luspo + stare(gate=none)",
 )
 EVERY = (*METHODS, *COMBINATIONS)
 

@@ -91,6 +91,17 @@ def gspo(
     return update(batch, also, shared_ppo(whole, clip_low, clip_high, dual_clip), aggregation)
 
 
+def luspo(
+    batch: Batch,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+    dual_clip: float | None = None,
+    aggregation: str = "seq-mean-token-sum",
+    also: Sequence[Rule] = (),
+) -> Update:
+    return gspo(batch, clip_low, clip_high, dual_clip, aggregation, also)
+
+
 def cispo(
     batch: Batch,
     clip_low: float = 0.2,
@@ -151,6 +162,55 @@ def gmpo(batch: Batch, clip_low: float = 0.4, clip_high: float = 0.4, also: Sequ
         return [(loss, loss * slope) for loss, slope in zip(losses, slopes, strict=True)]
 
     return update(batch, also, terms, "seq-mean-token-mean")
+
+
+def dppo(
+    batch: Batch,
+    divergence: str = "tv",
+    shift_low: float = 0.2,
+    shift_high: float = 0.2,
+    cap: float = 20.0,
+    aggregation: str = "token-mean",
+    also: Sequence[Rule] = (),
+) -> Update:
+    def terms(response: Response) -> list[Term]:
+        found = []
+        for token in response:
+            p, p_old = math.exp(token.new), math.exp(token.old)
+            if divergence == "tv":
+                risen, fallen = p - p_old, p_old - p
+            else:
+                rest, rest_old = max(1.0 - p, 1e-8), max(1.0 - p_old, 1e-8)
+                kl = p_old * math.log(p_old / p) + rest_old * math.log(rest_old / rest)
+                risen, fallen = (kl, 0.0) if p > p_old else (0.0, kl)
+            masked = risen > shift_high if token.advantage > 0 else fallen > shift_low
+            constant = 0.0 if masked else min(math.exp(log_ratio(token)), cap)
+            found.append((-constant * token.advantage * token.new, -constant * token.advantage))
+        return found
+
+    return update(batch, also, terms, aggregation)
+
+
+def vespo(
+    batch: Batch,
+    k_pos: float = 2.0,
+    lambda_pos: float = 3.0,
+    k_neg: float = 3.0,
+    lambda_neg: float = 2.0,
+    aggregation: str = "token-mean",
+    also: Sequence[Rule] = (),
+) -> Update:
+    def terms(response: Response) -> list[Term]:
+        log_w = sum(log_ratio(token) for token in response)
+        w = math.exp(min(max(log_w, math.log(1e-8)), 20.0))
+        found = []
+        for token in response:
+            k, lam = (k_pos, lambda_pos) if token.advantage >= 0 else (k_neg, lambda_neg)
+            phi = math.exp(lam) * w**k * math.exp(-lam * w)
+            found.append((-phi * token.advantage * token.new, -phi * token.advantage))
+        return found
+
+    return update(batch, also, terms, aggregation)
 
 
 def top_entropy(
@@ -274,6 +334,7 @@ def sspo(
     dual_clip: float | None = None,
     widen_low: float = 0.5,
     widen_high: float = 1.5,
+    clip_scale: str = "fixed",
     aggregation: str = "seq-mean-token-mean",
     also: Sequence[Rule] = (),
 ) -> Update:
@@ -285,7 +346,7 @@ def sspo(
         for segment in found:
             widening = min(max(mean_entropy(segment) / mean, widen_low), widen_high)
             for token in segment:
-                token.widening = widening
+                token.widening = widening / math.sqrt(len(segment)) if clip_scale == "sqrt_length" else widening
                 if widening > 1:
                     token.reasons.add("WIDENED")
                 if widening < 1:
@@ -295,48 +356,10 @@ def sspo(
 
 
 __all__ = [
-    "ATTACHMENTS",
-    "STARE_VARIANTS",
-    "Batch",
-    "Response",
-    "Rule",
-    "Term",
-    "Token",
-    "Update",
-    "cispo",
-    "clip_cov",
-    "clip_cov_candidates",
-    "covariances",
-    "dapo",
-    "dr_grpo",
-    "drop_these",
-    "entropy_advantage",
-    "flat",
-    "gmpo",
-    "group_advantages",
-    "grpo",
-    "gspo",
-    "highest",
-    "k3",
-    "kl",
-    "kl_cov",
-    "log_ratio",
-    "log_ratio_slope",
-    "lp_reg",
-    "mean_entropy",
-    "reinforce",
-    "s2t",
-    "sapo",
-    "segments",
-    "share_of",
-    "shared_ppo",
-    "silence_these",
-    "sspo",
-    "stapo",
-    "stare",
-    "stare_rule",
-    "token_ppo",
-    "top_entropy",
-    "top_entropy_rule",
-    "update",
-]
+    "ATTACHMENTS", "STARE_VARIANTS", "Batch", "Response", "Rule", "Term", "Token", "Update", "cispo", "clip_cov",
+    "clip_cov_candidates", "covariances", "dapo", "dppo", "dr_grpo", "drop_these", "entropy_advantage", "flat",
+    "gmpo", "group_advantages", "grpo", "gspo", "highest", "k3", "kl", "kl_cov", "log_ratio", "log_ratio_slope",
+    "lp_reg", "luspo", "mean_entropy", "reinforce", "s2t", "sapo", "segments", "share_of", "shared_ppo",
+    "silence_these", "sspo", "stapo", "stare", "stare_rule", "token_ppo", "top_entropy", "top_entropy_rule",
+    "update", "vespo",
+]  # fmt: skip

@@ -384,12 +384,15 @@ def mis(low: float = 0.5, high: float = 2.0, geometric: bool = False, renormaliz
     return rule
 
 
-def kl(coef: float = 0.001, estimator: str = "k3") -> Rule:
+def kl(coef: float = 0.001, estimator: str = "k3", corrected: bool = False) -> Rule:
     def rule(batch: Batch) -> None:
         for token in flat(batch):
             d = token.new - token.ref
             estimates = {"k1": (d, 1.0), "k2": (d * d / 2, d), "k3": k3(token.new, token.ref)}
             value, slope = estimates[estimator]
+            if corrected:  # (rho k)' = rho k' + rho k, but for a clamped rho
+                rho = math.exp(log_ratio(token))
+                value, slope = rho * value, rho * (slope + value * log_ratio_slope(token))
             token.penalty += coef * value
             token.penalty_slope += coef * slope
 
