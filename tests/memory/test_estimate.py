@@ -175,6 +175,9 @@ def test_the_sampler_keeps_a_copy_of_the_linear_weights(small: str) -> None:
     estimate = of(small, "model.precision=bf16")
     assert 2 * LINEAR <= estimate.sampler <= 2 * LINEAR + 16 * 10_000
     assert estimate.kv_cache == 16 * 256 * 2 * 2 * 2 * 32 * 2
+    in_fp32 = of(small, "model.precision=bf16", "rollout.precision=fp32")
+    assert (in_fp32.kv_cache, in_fp32.weights) == (2 * estimate.kv_cache, estimate.weights)
+    assert 4 * LINEAR <= in_fp32.sampler <= 4 * LINEAR + 2 * 16 * 10_000
     assert (of(small, device="cpu").sampler, of(small, device="cpu").kv_cache) == (0, 0)
 
 

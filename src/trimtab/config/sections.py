@@ -109,6 +109,13 @@ class RolloutConfig(Section):
     temperature: float = Field(
         1.0, ge=1e-6, le=1e6, description="of sampling, and of every log-probability and entropy"
     )
+    sampler_temperature: float | None = Field(
+        None,
+        ge=1e-6,
+        le=1e6,
+        description="a stress: sample at this temperature, and score at rollout.temperature; none: sample at that too",
+    )
+    precision: Literal["fp32", "bf16"] | None = Field(None, description="of the sampler; none: that of model.precision")
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; 1: off")
     top_k: int = Field(0, ge=0, description="top-k sampling; 0: off")
     batch_size: int = Field(1024, ge=1, description="responses sampled concurrently")
@@ -335,10 +342,11 @@ class Config(Section):
     def sampling_options(self, samples: int, temperature: float | None = None) -> SamplingOptions:
         """Return the sampling options of this run; a given temperature (evaluation) turns top-p and top-k off."""
         rollout = self.rollout
+        sampled_at = rollout.temperature if rollout.sampler_temperature is None else rollout.sampler_temperature
         return SamplingOptions(
             samples=samples,
             max_new_tokens=rollout.max_new_tokens,
-            temperature=rollout.temperature if temperature is None else temperature,
+            temperature=sampled_at if temperature is None else temperature,
             # Greedy decoding has nothing to filter, and an evaluation must not depend on the training filter.
             top_p=rollout.top_p if temperature is None else 1.0,
             top_k=rollout.top_k if temperature is None else 0,

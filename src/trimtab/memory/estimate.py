@@ -8,7 +8,7 @@ phases, and the run needs what the largest of them does. Every prompt and respon
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -125,6 +125,7 @@ class SamplerMemory:
 
 def sampler_memory(config: Config, device: Device, policy: Policy, memory: int | None) -> SamplerMemory:
     """Estimate what sampling takes with vLLM, the paged sampler or the native one."""
+    policy = replace(policy, precision=config.rollout.precision or policy.precision)
     if config.rollout.engine == "vllm":
         return SamplerMemory(0, 0, int(config.rollout.vllm_gpu_memory_utilization * memory) if memory else 0)
     if device == "cuda" and paged.unsupported_reason(policy.model) is None:
@@ -138,7 +139,7 @@ def sampler_memory(config: Config, device: Device, policy: Policy, memory: int |
 
 def _paged_sampler_memory(config: Config, policy: Policy, memory: int | None) -> SamplerMemory:
     rollout, shape = config.rollout, policy.causal_lm.config
-    size = 2 if config.model.precision == "bf16" else 4
+    size = 2 if policy.precision == "bf16" else 4
     heads, kv_heads, head_dim = shape.num_attention_heads, shape.num_key_value_heads, paged.get_head_dim(shape)
     # The sampler keeps a copy of the linear weights, the head's included, in its own precision and layout.
     layers = [m for name, m in policy.causal_lm.named_modules() if isinstance(m, nn.Linear) and "lora_" not in name]

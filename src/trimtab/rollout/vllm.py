@@ -35,7 +35,7 @@ ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
 # Engine arguments that the sampler sets itself, with the key of the recipe to set instead.
 MANAGED_OPTIONS: dict[str, str | None] = {
     "model": "model.path",
-    "dtype": "model.precision",
+    "dtype": "rollout.precision",
     "gpu_memory_utilization": "rollout.vllm_gpu_memory_utilization",
     "max_num_seqs": "rollout.batch_size",
     "max_model_len": "rollout.max_prompt_tokens and rollout.max_new_tokens",
@@ -66,8 +66,8 @@ class VllmSettings:
 class VllmSampler:
     """Samples from `model`, whose weights may change between calls, with vLLM.
 
-    `autocast` enters the trainer's precision context. Between calls the engine sleeps, on a GPU: its weights and its KV
-    cache leave the device.
+    `autocast` enters the precision context of the model's own forward pass. Between calls the engine sleeps, on a GPU:
+    its weights and its KV cache leave the device.
     """
 
     model: Any
@@ -152,8 +152,8 @@ class VllmSampler:
             )
         if options.temperature and not MIN_TEMPERATURE <= options.temperature <= MAX_TEMPERATURE:
             raise ValueError(
-                f"rollout.temperature={options.temperature:g}: vLLM samples at {MIN_TEMPERATURE:g} to "
-                f"{MAX_TEMPERATURE:g}; set rollout.engine='native' for others"
+                f"rollout.temperature={options.temperature:g} (or rollout.sampler_temperature): vLLM samples at "
+                f"{MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}; set rollout.engine='native' for others"
             )
 
     def _check_agreement(self) -> None:

@@ -73,8 +73,8 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         policy.sampler_mismatch,
         ("sampler/mismatch_mean",),
         ("mismatch_level", "mismatch_growth", "mismatch_min"),
-        "Check that the sampler has the newest weights, the same rollout.temperature and precision, and that "
-        "rollout.top_p and rollout.top_k are off; '... + tis' corrects what must remain",
+        "Check that the sampler has the newest weights, that rollout.sampler_temperature and rollout.precision are not "
+        "set, and that rollout.top_p and rollout.top_k are off; '... + tis' corrects what must remain",
     ),
     "no_signal": AlarmKind(
         response.no_signal,
