@@ -48,6 +48,7 @@ def test_all_recipes_are_packaged() -> None:
     assert {*RECIPES} == {
         "demo",
         "smollm2",
+        "smollm2-zero",
         "stapo-qwen3-1.7b",
         "stapo-qwen3-8b",
         "stapo-qwen3-14b",
@@ -110,6 +111,13 @@ def test_the_settings_on_the_page_of_recipes_work() -> None:
     assert len(lines) == 3
     for line in lines:
         assert load(line.split()[2], settings_in(line)) != load("demo")
+
+
+def test_smollm2_zero_is_smollm2_with_easy_stories_and_no_warm_start() -> None:
+    changes = ["task.digits=1", "task.terms=2", "update.lr=3e-5", "run.steps=90", "run.eval_every=5"]
+    zero, warm = load("smollm2-zero"), load("smollm2", changes)
+    assert zero.warm_start.steps == 0
+    assert zero == warm.model_copy(update={"warm_start": zero.warm_start})
 
 
 @pytest.mark.parametrize("name", STAPO)

@@ -22,6 +22,7 @@ tasks = st.builds(
     family=st.sampled_from(FAMILIES),
     digits=st.integers(1, 6),
     terms=st.integers(2, 6),
+    min_terms=st.sampled_from([None, 2]),
     form=st.sampled_from(["bare", "instruct"]),
     seed=st.integers(0, 2**40),
     split=st.sampled_from(["train", "test"]),
@@ -106,6 +107,22 @@ def test_an_epoch_is_varied() -> None:
     assert {text(task[n]) for n in range(100)}.isdisjoint(text(replace(task, seed=1)[n]) for n in range(100))
 
 
+@pytest.mark.parametrize("family", ["chain", "words"])
+def test_with_min_terms_problems_of_all_lengths_come_about_equally_often(family: Family) -> None:
+    task = Arithmetic(family, digits=2, terms=4, min_terms=2, size=3000)
+    # A chain has a number per term, a story a sentence, and a last one with the question.
+    pattern = r"\d+" if family == "chain" else r"[.?]"
+    counts = [len(re.findall(pattern, text(task[n]))) - (family == "words") for n in range(3000)]
+    shares = [counts.count(n) / len(counts) for n in (2, 3, 4)]
+    assert set(counts) == {2, 3, 4} and all(abs(share - 1 / 3) < 0.05 for share in shares)
+    assert task.name.endswith(f"{family}-2x2-4")
+
+
+def test_families_without_terms_do_not_change_with_min_terms() -> None:
+    plain, mixed = (Arithmetic("addition", min_terms=fewest) for fewest in (None, 2))
+    assert [plain[n] for n in range(50)] == [mixed[n] for n in range(50)]
+
+
 def test_bare_is_the_formula_and_the_number() -> None:
     problem = Arithmetic("multiplication", 2, form="bare")[0]
     assert re.fullmatch(r"\d+\*\d=", text(problem))
@@ -127,6 +144,8 @@ def test_a_known_problem_stays_what_it_is() -> None:
         ({"digits": 0}, "digits is 0; it is at least 1"),
         ({"terms": 1}, "terms is 1; it is at least 2"),
         ({"size": 0}, "size is 0; it is at least 1"),
+        ({"terms": 3, "min_terms": 4}, "min_terms is 4; it is from 2 to terms, which is 3"),
+        ({"min_terms": 1}, "min_terms is 1; it is from 2 to terms"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, object], message: str) -> None:

@@ -49,6 +49,9 @@ class TaskConfig(Section):
     )
     digits: int = Field(2, ge=1, le=9, description="arithmetic: digits of each number")
     terms: int = Field(3, ge=2, le=9, description="arithmetic: numbers in a chain or word problem")
+    min_terms: int | None = Field(
+        None, ge=2, le=9, description="arithmetic: mix problems of so many numbers up to task.terms; none: all of those"
+    )
     form: Literal["bare", "instruct"] = Field(
         "bare", description=r"arithmetic: the prompt: bare is `12+34=`, instruct is a question that asks for a \boxed"
     )

@@ -84,7 +84,8 @@ def describe_task(config: Config) -> str:
     task = config.task
     if task.name != "arithmetic":
         return f"{task.name} ({task.path})" if task.path else task.name
-    long = f" of {task.terms} numbers" if task.family in {"chain", "words"} else ""
+    fewest = f"{task.min_terms} to " if task.min_terms else ""
+    long = f" of {fewest}{task.terms} numbers" if task.family in {"chain", "words"} else ""
     return f"{task.digits}-digit {task.family}{long}"
 
 

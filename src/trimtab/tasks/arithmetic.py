@@ -16,6 +16,7 @@ from trimtab.tasks.problems import Problem, Split, check_index, derive_seed, spl
 
 Family = Literal["addition", "subtraction", "multiplication", "chain", "words"]
 PromptForm = Literal["bare", "instruct"]  # the recipe's key `task.form`
+LONG_FAMILIES = ("chain", "words")  # their problems have `terms` numbers
 TEST_ONE_IN = 10  # one question in ten is held out
 MAX_ATTEMPTS = 1000
 INSTRUCTION = "Work step by step and put the final answer in \\boxed{}."
@@ -32,7 +33,10 @@ class ArithmeticProblem:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Arithmetic problems of one family, with numbers up to `digits` digits, `terms` of them in chains and stories."""
+    """Arithmetic problems of one family, with numbers up to `digits` digits, `terms` of them in chains and stories.
+
+    With `min_terms` each problem has `min_terms` to `terms` numbers: a policy can learn the short ones first.
+    """
 
     family: Family = "addition"
     digits: int = 2
@@ -41,6 +45,7 @@ class Arithmetic:
     size: int = 10_000
     seed: int = 0
     split: Split = "train"
+    min_terms: int | None = None
 
     def __post_init__(self) -> None:
         for key, value, known in (
@@ -53,12 +58,15 @@ class Arithmetic:
         for key, number, least in (("digits", self.digits, 1), ("terms", self.terms, 2), ("size", self.size, 1)):
             if number < least:
                 raise ValueError(f"arithmetic: {key} is {number}; it is at least {least}")
+        if self.min_terms is not None and not 2 <= self.min_terms <= self.terms:
+            raise ValueError(f"arithmetic: min_terms is {self.min_terms}; it is from 2 to terms, which is {self.terms}")
 
     @property
     def name(self) -> str:
         """Return family and difficulty: digits, and terms where the family has them."""
         # The name is part of every seed: changing it changes every problem.
-        terms = f"x{self.terms}" if self.family in ("chain", "words") else ""
+        fewest = "" if self.min_terms is None else f"{self.min_terms}-"
+        terms = f"x{fewest}{self.terms}" if self.family in LONG_FAMILIES else ""
         return f"arithmetic/{self.family}-{self.digits}{terms}"
 
     def __len__(self) -> int:
@@ -68,7 +76,9 @@ class Arithmetic:
         check_index(index, self.size)
         for attempt in range(MAX_ATTEMPTS):  # rejection sampling until the text falls into this split
             rng = random.Random(derive_seed(self.name, self.seed, self.split, index, attempt))
-            generated = FAMILIES[self.family](rng, self.digits, self.terms)
+            mixed = self.min_terms is not None and self.family in LONG_FAMILIES
+            terms = rng.randint(self.min_terms or 2, self.terms) if mixed else self.terms
+            generated = FAMILIES[self.family](rng, self.digits, terms)
             if split_of(generated.question, TEST_ONE_IN) == self.split:
                 return self._problem(generated)
         raise ValueError(f"{self.name} has no {self.split} problem in {MAX_ATTEMPTS} attempts: raise digits or terms")

@@ -19,7 +19,7 @@ def build_task(config: Config, split: Literal["train", "test"]) -> Task | None:
     task = config.task
     size = task.size if split == "train" else config.run.eval_problems
     if task.name == "arithmetic":
-        return Arithmetic(task.family, task.digits, task.terms, task.form, size, split=split)
+        return Arithmetic(task.family, task.digits, task.terms, task.form, size, split=split, min_terms=task.min_terms)
     if task.name.startswith("gym:"):
         return GymTask(task.name.removeprefix("gym:"), size, options=task.options, split=split)
     path = task.path if split == "train" else task.eval_path
