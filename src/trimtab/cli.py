@@ -239,10 +239,7 @@ def stress(
     axes = tuple(parse_axis(each) for each in axis)
     test = StressTest(tuple(objectives), axes, where, recipe, seeds, tuple(settings or ()), jobs, search)
 
-    def write_report(folders: list[Path], figures: Path) -> Path | None:
-        return try_report(folders, print_error, where / "report.html")
-
-    raise typer.Exit(show_stress(test, Console(), write_report))
+    raise typer.Exit(show_stress(test, Console(), lambda folder: try_report([folder], print_error)))
 
 
 @app.command()
@@ -290,7 +287,10 @@ def replay(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are compared.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run folders, of which several are compared, or that of a stress test."),
+    ],
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: report.html in the run's folder.")] = None,
     objectives: Annotated[
         list[str] | None,

@@ -29,6 +29,13 @@ EMPTIED, FALLING = 0.1, 0.75  # of the entropy at the start, of the best accurac
 SIGNAL, NO_SIGNAL = 0.1, 0.02  # share of groups whose rewards differ: some, none
 MOSTLY_WRONG = 0.5  # accuracy: a policy that is right more often may have solved what it can
 
+DEFINITION = (
+    f"A run has collapsed if one of these holds from some step to its end, for {HOLD_STEPS} steps or more: held-out "
+    f"accuracy is below {LOST:.0%} of its best; or entropy is below {EMPTIED:.0%} of that at the start and accuracy "
+    f"below {FALLING:.0%} of its best; or most answers are wrong and rewards no longer differ within any group, so "
+    "that there is nothing to learn from; or no update is finite. A run that falls and comes back has not collapsed."
+)
+
 
 @dataclass(frozen=True)
 class Collapse:

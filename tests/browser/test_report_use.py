@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from helpers.browser.browsing import Tab, tab
+from helpers.browser.contrast import COLORS, contrast
 from helpers.insight.report_runs import PIECES, Made, make_run
 from trimtab.insight.report import write_report
 
@@ -94,23 +95,6 @@ def test_everything_that_can_be_used_has_a_name(opened: Tab) -> None:
         .map((node) => node.outerHTML.slice(0, 80))"""
     )
     assert nameless == []
-
-
-def contrast(one: list[float], two: list[float]) -> float:
-    def light(color: list[float]) -> float:
-        parts = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in color[:3]]
-        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
-
-    high, low = sorted((light(one), light(two)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
-COLORS = """(selector) => [...document.querySelectorAll(selector)].map((node) => {
-    const of = (text) => text.match(/[\\d.]+/g).map(Number);
-    let at = node, back = null;
-    while (at && (!back || back[3] === 0)) { back = of(getComputedStyle(at).backgroundColor); at = at.parentElement; }
-    return [of(getComputedStyle(node).color), back];
-})"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

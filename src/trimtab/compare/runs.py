@@ -18,6 +18,7 @@ from trimtab.text import shown
 from trimtab.train import RunFolder, config_changes
 
 MAX_RUNS = 10_000  # each is checked before the first one starts
+LONGEST_NAME = 200  # bytes of a run's name; file systems take 255, and the log has a suffix
 
 RunState = Literal["new", "unfinished", "finished", "stopped", "failed"]
 
@@ -59,7 +60,8 @@ class CompareRun:
     @property
     def name(self) -> str:
         """The run folder's name."""
-        return "-".join(filter(None, (slug(self.objective), self.variant, f"seed{self.seed}")))
+        # As slugs: a value such as the path of a model has slashes in it.
+        return "-".join(filter(None, (slug(self.objective), slug(self.variant), f"seed{self.seed}")))
 
     @property
     def folder(self) -> RunFolder:
@@ -139,6 +141,9 @@ def plan_run(
     out: Path, recipe: str, objective: str, seed: int, settings: Sequence[str], variant: str = ""
 ) -> CompareRun:
     """Return a run with its configuration, after a check that its folder holds no other."""
+    for setting in settings:
+        if setting.partition("=")[0].strip() in ("objective", "objective.name"):
+            raise ValueError(f"{shown(setting)}: objectives are named as arguments of the command")
     # The objective first: naming one replaces the whole table, to which settings such as objective.scope then add.
     every = (f"objective.name={objective}", *settings, f"run.seed={seed}")
     run = CompareRun(out, recipe, objective, seed, every, load(recipe, every), variant)
@@ -148,6 +153,8 @@ def plan_run(
 
 def _check_folder(run: CompareRun) -> None:
     """Refuse a folder with a run of another recipe: its numbers do not belong into the table."""
+    if len(run.name.encode("utf-8", "replace")) > LONGEST_NAME:
+        raise ValueError(f"{shown(run.name)} is too long for the name of a folder: at most {LONGEST_NAME} bytes")
     if run.state() == "new":
         return
     changes = config_changes(load(run.folder.path / "config.toml"), run.config)

@@ -1,6 +1,13 @@
 """How far each objective can be pushed before it breaks: the same run under rising stress."""
 
+from trimtab.stress.axis_table import AxisTable
 from trimtab.stress.command import show_stress
+from trimtab.stress.figures import RunFigures, survivors
 from trimtab.stress.grid import StressTest, parse_axis
+from trimtab.stress.read import StoredStressTest, holds_stress_test, read_stress
+from trimtab.stress.sentences import describe, headline
 
-__all__ = ["StressTest", "parse_axis", "show_stress"]
+__all__ = [
+    "AxisTable", "RunFigures", "StoredStressTest", "StressTest", "describe", "headline", "holds_stress_test",
+    "parse_axis", "read_stress", "show_stress", "survivors",
+]  # fmt: skip

@@ -15,15 +15,16 @@ from trimtab.collapse import HOLD_STEPS, find_collapse
 from trimtab.compare import CompareRun, ProcessPool, RunOutcome, progress_bars
 from trimtab.console import STOPPED
 from trimtab.files import locked, write_atomically
+from trimtab.stress.axis_table import AxisTable, axis_tables
 from trimtab.stress.figures import RunFigures, run_figures, survivors
 from trimtab.stress.grid import Cell, StressTest
-from trimtab.stress.search import check_search, next_value
-from trimtab.stress.tables import AxisTable, as_json, as_markdown, as_table, axis_tables
+from trimtab.stress.search import check_search, doubled_values, next_value
+from trimtab.stress.tables import as_json, as_markdown, as_table
 from trimtab.text import shown
 
 ENDED = "ended.json"  # in the folder of a run that is not to be run again
 GIVE_UP = 0.25  # of a run's steps after a collapse: some runs come back
-WriteReport = Callable[[list[Path], Path], Path | None]
+WriteReport = Callable[[Path], Path | None]
 
 
 @dataclass
@@ -43,22 +44,31 @@ class EarlyEnd:
             self.judged[run.name] = last, why
         return self.judged.get(run.name, (0, ""))[1]
 
+    def came_back(self, run: CompareRun) -> bool:
+        """Return whether the step that a run finished while it was being stopped undid its collapse."""
+        return bool(self.judged.get(run.name, (0, ""))[1]) and not find_collapse(run.folder.records())
 
-def show_stress(test: StressTest, console: Console, write_report: WriteReport = lambda folders, figures: None) -> int:
+
+def show_stress(test: StressTest, console: Console, write_report: WriteReport = lambda folder: None) -> int:
     """Run what is missing, print the tables and write them to files; return the exit code.
 
-    `write_report` is called with the folders of all runs that have metrics and the file of figures.
+    `write_report` is called with the test's folder once a run has metrics.
     """
 
     def print_line(text: str) -> None:
         console.print(Text(text), soft_wrap=True)
 
+    def note_end(outcome: RunOutcome) -> None:
+        if not early_end.came_back(outcome.run):
+            mark_ended(outcome)
+
+    early_end = EarlyEnd()
     test.check()
     if test.search:
         for axis in test.axes:
             check_search(axis)
+    test.runs(planned_cells(test))  # each is checked before the first one starts
     cells = first_cells(test)
-    test.runs(cells)  # each is checked before the first one starts
     figures: list[RunFigures] = []
     stopped = urgent = False
     with locked(test.out):
@@ -69,18 +79,17 @@ def show_stress(test: StressTest, console: Console, write_report: WriteReport = 
                 print_line(f"{len(outcomes)} of {len(planned)} runs have ended before")
             runs = [run for _, run in planned if run.name not in outcomes]
             with progress_bars(runs, console) as watch:
-                pool = ProcessPool(runs, test.jobs, print_line, watch, EarlyEnd(), mark_ended)
+                pool = ProcessPool(runs, test.jobs, print_line, watch, early_end, note_end)
                 outcomes |= {outcome.run.name: outcome for outcome in pool.run()}
-            figures += [run_figures(cell, outcomes[run.name]) for cell, run in planned]
+            figures += [run_figures(cell, outcomes[run.name], early_end.came_back(run)) for cell, run in planned]
             stopped, urgent = bool(pool.stop_request), pool.stop_request.urgent
             cells = next_cells(test, figures) if test.search else []
         tables = axis_tables(test, figures)
         _write(test, tables)
         console.print(as_table(tables) if console.is_terminal else Text(as_markdown(test, tables)), soft_wrap=True)
         print_line(f"written: {test.out / 'stress.md'} and {test.out / 'stress.json'}")
-        started = [test.out / run.folder for run in figures if run.steps]
         # Whoever sent SIGTERM or SIGHUP may not wait for a report.
-        if started and not urgent and (report := write_report(started, test.out / "stress.json")):
+        if any(run.steps for run in figures) and not urgent and (report := write_report(test.out)):
             print_line(f"written: {report}")
         if stopped:
             print_line("the same command resumes the stress test")
@@ -113,6 +122,15 @@ def ended_before(run: CompareRun) -> RunOutcome | None:
         asked = f"{run.config.run.steps} are asked for"
         raise ValueError(f"{path}: the run was one of {shown(steps)} steps, {asked}; choose another --out")
     return RunOutcome(run, state, why)
+
+
+def planned_cells(test: StressTest) -> list[Cell]:
+    """Return what can be known of the cells before the first run: the grid, or what a search doubles through."""
+    if not test.search:
+        return test.cells()
+    return [
+        Cell(name, axis.key, value) for axis in test.axes for value in doubled_values(axis) for name in test.objectives
+    ]
 
 
 def first_cells(test: StressTest) -> list[Cell]:

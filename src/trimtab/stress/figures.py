@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from trimtab.collapse import MIN_BEST, find_collapse
 from trimtab.compare import RunOutcome
 from trimtab.console import summarize_metrics
-from trimtab.step_lines import iter_step_lines
+from trimtab.step_lines import LAST_STEP, iter_step_lines
 from trimtab.stress.grid import Axis, Cell, as_number
 
 ENTROPY_BAND = (0.22, 0.42)  # nats: where STARE's paper holds the entropy, for its target of 0.3
@@ -21,6 +24,8 @@ LEARNED = 0.02  # accuracy above a start near 0
 CURVES = ("eval/accuracy", "reward/accuracy", "policy/entropy", "groups/mixed_share")
 TOUCHED = ("silenced", "boosted", "damped", "masked", "dropped", "penalized", "clipped")
 RESAMPLES = 2_000
+
+Step = Annotated[int, Field(ge=0, le=LAST_STEP)]  # checked where figures are read from a file
 
 
 @dataclass(frozen=True)
@@ -34,15 +39,15 @@ class RunFigures:
     why: str
     survived: bool | None
     end: str
-    collapse_step: int | None
-    steps: int
+    collapse_step: Step | None
+    steps: Step
     accuracy_start: float | None
     accuracy_end: float | None
     entropy_end: float | None
     in_band: float | None
     touched: dict[str, float]
     seconds: float
-    curves: dict[str, list[list[float]]]
+    curves: dict[str, list[tuple[Step, float]]]
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures as plain data."""
@@ -50,12 +55,12 @@ class RunFigures:
         return {**table.pop("cell"), **table}
 
 
-def run_figures(cell: Cell, outcome: RunOutcome) -> RunFigures:
-    """Judge a run by its metrics."""
+def run_figures(cell: Cell, outcome: RunOutcome, came_back: bool = False) -> RunFigures:
+    """Judge a run by its metrics; `came_back`: it was stopped since it had collapsed, and then had not."""
     run = outcome.run
     records = run.folder.records()
     summary = summarize_metrics(records)
-    survived, end, step = _judge(outcome, records)
+    survived, end, step = _judge(outcome, records, came_back)
     entropies = [record["policy/entropy"] for record in records if "policy/entropy" in record]
     low, high = ENTROPY_BAND
     shares = {name: f"tokens/{name}_share" if name != "clipped" else "update/clip_share" for name in TOUCHED}
@@ -76,11 +81,13 @@ def run_figures(cell: Cell, outcome: RunOutcome) -> RunFigures:
         in_band=fmean(low <= value <= high for value in entropies) if entropies else None,
         touched={name: fmean(values) for name, values in touched.items() if values},
         seconds=summary.seconds,
-        curves={name: [[r["step"], round(r[name], 6)] for r in records if name in r] for name in CURVES},
+        curves={name: [(int(r["step"]), round(r[name], 6)) for r in records if name in r] for name in CURVES},
     )
 
 
-def _judge(outcome: RunOutcome, records: Sequence[Mapping[str, float]]) -> tuple[bool | None, str, int | None]:
+def _judge(
+    outcome: RunOutcome, records: Sequence[Mapping[str, float]], came_back: bool
+) -> tuple[bool | None, str, int | None]:
     """Return whether a run survived, how it ended in words, and the step at which it collapsed."""
     if not outcome.counts:
         return None, f"{outcome.state}: {outcome.why}", None
@@ -90,6 +97,8 @@ def _judge(outcome: RunOutcome, records: Sequence[Mapping[str, float]]) -> tuple
         return False, f"not finite at step {last + 1}", last + 1
     if collapse := find_collapse(records):
         return False, f"collapsed at step {collapse.step}: {collapse.message}", collapse.step
+    if came_back:
+        return None, f"unfinished: it came back in step {last}, as it was being stopped", None
     accuracy = [record["eval/accuracy"] for record in records if "eval/accuracy" in record]
     if accuracy and accuracy[0] < MIN_BEST and max(accuracy[-2:]) < accuracy[0] + LEARNED:
         return False, f"never learned: accuracy {accuracy[-1]:.2f} after {last} steps", None
@@ -116,13 +125,15 @@ def margins(runs: Sequence[RunFigures], objectives: Sequence[str], axis: Axis) -
     judged = [run for run in runs if run.cell.axis == axis.key and run.survived is not None]
     seeds = sorted({run.seed for run in judged})
     values = ordered_values(axis, {run.cell.value for run in judged})
-    lived = {(run.cell.objective, run.cell.value, run.seed): bool(run.survived) for run in judged}
+    lived = _by_value(judged)
     # The same resampled seeds for every objective: runs of one seed see the same problems.
     chance = random.Random(0)
-    samples = [chance.choices(seeds, k=len(seeds)) for _ in range(RESAMPLES)] if len(seeds) > 1 else []
+    samples = [Counter(chance.choices(seeds, k=len(seeds))) for _ in range(RESAMPLES)] if len(seeds) > 1 else []
+    once = dict.fromkeys(seeds, 1)
 
-    def margin(objective: str, chosen: Sequence[int]) -> str | None:
-        return next((value for value in reversed(values) if _survives(lived, objective, value, chosen)), None)
+    def margin(objective: str, chosen: Mapping[int, int]) -> str | None:
+        mine = lived.get(objective, {})
+        return next((value for value in reversed(values) if value in mine and _survives(mine[value], chosen)), None)
 
     first = [margin(objectives[0], chosen) for chosen in samples]
     found = {}
@@ -132,22 +143,18 @@ def margins(runs: Sequence[RunFigures], objectives: Sequence[str], axis: Axis) -
         low, high = (None if at is None or at < 0 else values[int(at)] for at in _interval(ranks))
         ratios = [_ratio(mine, theirs) for mine, theirs in zip(each, first, strict=True)]
         multiples = _interval([ratio for ratio in ratios if ratio is not None])
-        point = margin(objective, seeds)
-        found[objective] = Margin(point, low, high, _ratio(point, margin(objectives[0], seeds)), *multiples)
+        point = margin(objective, once)
+        found[objective] = Margin(point, low, high, _ratio(point, margin(objectives[0], once)), *multiples)
     return found
 
 
 def stable_value(runs: Sequence[RunFigures], objectives: Sequence[str], axis: Axis) -> str | None:
     """Return the strongest stress that every objective survives, None if there is none."""
-    found = margins(runs, objectives, axis)
-    values = ordered_values(axis, {run.cell.value for run in runs if run.cell.axis == axis.key})
-    if any(margin.value is None for margin in found.values()):
-        return None
-    weakest = min(values.index(margin.value) for margin in found.values() if margin.value is not None)
-    # With a search not every objective was run at every value.
-    tried = {(run.cell.objective, run.cell.value) for run in runs if run.survived is not None}
-    common = [v for v in values[: weakest + 1] if all((name, v) in tried for name in objectives)]
-    return common[-1] if common else None
+    mine = [run for run in runs if run.cell.axis == axis.key]
+    survived = [survivors([run for run in mine if run.cell.objective == name]) for name in objectives]
+    # With a search not every objective was run at every value, and one may survive more than what breaks it.
+    values = ordered_values(axis, {run.cell.value for run in mine})
+    return next((value for value in reversed(values) if all(each.get(value) for each in survived)), None)
 
 
 def median_of(runs: Sequence[RunFigures], figure: Callable[[RunFigures], float | None]) -> float | None:
@@ -158,30 +165,34 @@ def median_of(runs: Sequence[RunFigures], figure: Callable[[RunFigures], float |
 
 def survivors(runs: Sequence[RunFigures]) -> dict[str, bool]:
     """Return which values of an axis the runs of one objective survive."""
-    by_value: dict[str, list[bool]] = {}
-    for run in runs:
-        if run.survived is not None:
-            by_value.setdefault(run.cell.value, []).append(run.survived)
-    return {value: _enough(lived) for value, lived in by_value.items()}
+    return {
+        value: _survives(lived, dict.fromkeys(lived, 1))
+        for by_value in _by_value([run for run in runs if run.survived is not None]).values()
+        for value, lived in by_value.items()
+    }
 
 
 def ordered_values(axis: Axis, values: set[str]) -> list[str]:
     """Return values in the order of rising stress."""
     numbers = {value: as_number(value) for value in values}
-    if None in numbers.values():
+    if not values or None in numbers.values():
         return [value for value in axis.values if value in values]
     first, last = as_number(axis.values[0]) or 0.0, as_number(axis.values[-1]) or 0.0
     return sorted(values, key=lambda value: numbers[value] or 0.0, reverse=first > last)
 
 
-def _survives(lived: Mapping[tuple[str, str, int], bool], objective: str, value: str, seeds: Sequence[int]) -> bool:
-    """Return whether enough seeds survive a setting that was run; a seed that has not finished does not count."""
-    known = [lived[objective, value, seed] for seed in seeds if (objective, value, seed) in lived]
-    return _enough(known)
+def _by_value(judged: Sequence[RunFigures]) -> dict[str, dict[str, dict[int, bool]]]:
+    """Return which seeds survived, by objective and value."""
+    table: dict[str, dict[str, dict[int, bool]]] = {}
+    for run in judged:
+        table.setdefault(run.cell.objective, {}).setdefault(run.cell.value, {})[run.seed] = bool(run.survived)
+    return table
 
 
-def _enough(lived: Sequence[bool]) -> bool:
-    return bool(lived) and sum(lived) >= SURVIVING_SHARE * len(lived)
+def _survives(lived: Mapping[int, bool], chosen: Mapping[int, int]) -> bool:
+    """Return whether enough of the chosen seeds, each with its count, survive; unfinished ones do not count."""
+    known = sum(chosen.get(seed, 0) for seed in lived)
+    return known > 0 and sum(chosen.get(seed, 0) for seed, alive in lived.items() if alive) >= SURVIVING_SHARE * known
 
 
 def _ratio(mine: str | None, theirs: str | None) -> float | None:

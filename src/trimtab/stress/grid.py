@@ -11,6 +11,7 @@ from pathlib import Path
 
 from trimtab.compare import MAX_RUNS, CompareRun, check_objectives, plan_run
 from trimtab.config import load
+from trimtab.console import slug
 from trimtab.text import shown
 
 EVALUATIONS = 20  # of a run: fewer would show a collapse late
@@ -84,6 +85,8 @@ class StressTest:
         for key in keys:
             if keys.count(key) > 1:
                 raise ValueError(f"--axis {key} is given twice: write all values of an axis after one `=`")
+            if key == "run.seed":
+                raise ValueError("--axis run.seed: every setting is run with all seeds; their number is --seeds")
             if any(setting.partition("=")[0].strip() == key for setting in self.settings):
                 raise ValueError(f"--set {key} and --axis {key} both set it: leave one of them out")
         if len(self.cells()) * self.seeds > MAX_RUNS:
@@ -100,10 +103,14 @@ def parse_axis(text: str) -> Axis:
     axis = Axis(key.strip(), tuple(value.strip() for value in values.split(",")))
     if not axis.key or not all(axis.values):
         raise ValueError(f"--axis {shown(text)}: write section.key=value,value,... for example update.lr=1e-4,3e-4")
-    for value in axis.values:
-        if axis.values.count(value) > 1:
-            raise ValueError(f"--axis {shown(text)}: {value} is given twice")
     numbers = [as_number(value) for value in axis.values]
+    # Numbers by their value, since 1e-3 and 0.001 are one stress; others by the name of their folder.
+    same = [
+        slug(f"{key}={value}") if known is None else known for value, known in zip(axis.values, numbers, strict=True)
+    ]
+    for value, each in zip(axis.values, same, strict=True):
+        if same.count(each) > 1:
+            raise ValueError(f"--axis {shown(text)}: {value} is given twice")
     if None not in numbers and numbers not in (sorted(numbers), sorted(numbers, reverse=True)):  # type: ignore[type-var]
         raise ValueError(f"--axis {shown(text)}: give the values in the order of rising stress")
     return axis

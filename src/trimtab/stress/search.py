@@ -22,6 +22,14 @@ def check_search(axis: Axis) -> None:
         )
 
 
+def doubled_values(axis: Axis) -> list[str]:
+    """Return the values that the search tries as long as an objective survives."""
+    tried: dict[str, bool] = {}
+    while (value := next_value(axis, tried)) is not None:
+        tried[value] = True
+    return list(tried)
+
+
 def next_value(axis: Axis, survived: Mapping[str, bool]) -> str | None:
     """Return the value to try next, given which values an objective has survived; None once the margin is found."""
     weakest, strongest = (float(value) for value in axis.values)

@@ -38,7 +38,7 @@ def downsample(values: NumpyArray, points: int = POINTS) -> NumpyArray:
 
 def curves_json(curves: dict[str, MetricCurve], points: int) -> dict[str, Any]:
     """Return a run's metrics for the page."""
-    return {name: _curve_json(points, curve.steps, curve.values) for name, curve in sorted(curves.items())}
+    return {name: curve_json(points, curve.steps, curve.values) for name, curve in sorted(curves.items())}
 
 
 def groups_json(runs: Sequence[RunFiles], points: int) -> list[dict[str, Any]]:
@@ -51,13 +51,14 @@ def groups_json(runs: Sequence[RunFiles], points: int) -> list[dict[str, Any]]:
         groups.append({
             "label": label,
             "runs": members,
-            "curves": {name: _curve_json(points, *mean_and_std(curves)) for name, curves in seeds.items()},
+            "curves": {name: curve_json(points, *mean_and_std(curves)) for name, curves in seeds.items()},
             "final_values": {name: final_value(name, curves) for name, curves in seeds.items()},
         })  # fmt: skip
     return groups
 
 
-def _curve_json(points: int, steps: NumpyArray, values: NumpyArray, std: NumpyArray | None = None) -> dict[str, Any]:
+def curve_json(points: int, steps: NumpyArray, values: NumpyArray, std: NumpyArray | None = None) -> dict[str, Any]:
+    """Return a curve for the page, with at most so many points."""
     kept = downsample(values, points)
     encoded = {"steps": encode_array(steps[kept], "i4"), "values": encode_array(values[kept])}
     return encoded if std is None else encoded | {"std": encode_array(std[kept])}

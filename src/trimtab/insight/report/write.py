@@ -8,6 +8,8 @@ from pathlib import Path
 from trimtab.files import write_atomically
 from trimtab.insight.report.page import page
 from trimtab.insight.report.page_data import COMPARED_OBJECTIVES, ReportRequest, page_data
+from trimtab.insight.report.stress_page import stress_page_data
+from trimtab.stress import holds_stress_test
 
 NAME = "report.html"
 
@@ -20,7 +22,7 @@ def write_report(
     steps: Sequence[int] = (),
     progress: Callable[[str], object] = lambda text: None,
 ) -> Path:
-    """Write the report of one run or several; without `out` into the folder of the only run.
+    """Write the report of one run or several, or of a stress test; without `out` into the only folder.
 
     `compared` names the objectives that are planned over the recorded mini-batches besides the run's own; `steps`
     must be in the microscope. Whatever is missing in a run is named on the page.
@@ -32,8 +34,14 @@ def write_report(
     path = Path(runs[0]) / NAME if out is None else Path(out)
     if path.is_dir():
         raise ValueError(f"--out {path} is a folder; name a file, for example {path / NAME}")
-    request = ReportRequest(tuple(Path(run) for run in runs), tuple(compared), tuple(steps))
-    title, data, blocks = page_data(request, progress)
+    folders = tuple(Path(run) for run in runs)
+    tests = [folder for folder in folders if holds_stress_test(folder)]
+    if tests:
+        if len(folders) > 1 or tuple(compared) != COMPARED_OBJECTIVES or steps:
+            raise ValueError(f"{tests[0]} holds a stress test, whose report has no other runs, objectives or steps")
+        (title, data), blocks = stress_page_data(tests[0]), list[str]()
+    else:
+        title, data, blocks = page_data(ReportRequest(folders, tuple(compared), tuple(steps)), progress)
     # Atomically: a reader that has the old report open never sees half of the new one.
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, page(title, data, blocks))

@@ -35,7 +35,8 @@ class Tab:
         """Load a report from the disk and wait until all of it is laid out."""
         self.page.goto(report.resolve().as_uri())
         self.page.wait_for_selector("footer")
-        self.page.wait_for_function("document.getElementById('microscope-slot').childElementCount > 0")
+        # The report of a stress test has no microscope.
+        self.page.wait_for_function("document.getElementById('microscope-slot')?.childElementCount !== 0")
 
     def texts(self, selector: str) -> list[str]:
         """Return the text of every element that a selector matches."""

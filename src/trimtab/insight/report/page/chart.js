@@ -81,7 +81,7 @@ function nearestIndex(steps, step) {
 
 // The functions from steps and values to pixels; null if there is no finite value.
 function chartScales(spec, width) {
-  const lines = [...spec.series, ...(spec.fan || [])];
+  const lines = [...spec.series, ...(spec.fan || []), ...(spec.thin || [])];
   const range = extent(lines, spec.include || []);
   if (!range) return null;
   let [low, high] = range;
@@ -92,8 +92,9 @@ function chartScales(spec, width) {
     high += padding;
     if (!(spec.zero && low === 0)) low = spec.share ? Math.max(low - padding, 0) : low - padding;
   }
-  const first = Math.min(...lines.map((line) => line.steps[0]));
-  const last = Math.max(...lines.map((line) => line.steps[line.steps.length - 1]), first + 1);
+  const span = spec.span || [];
+  const first = Math.min(...lines.map((line) => line.steps[0]), ...span);
+  const last = Math.max(...lines.map((line) => line.steps[line.steps.length - 1]), ...span, first + 1);
   const innerWidth = width - MARGIN.left - MARGIN.right;
   const innerHeight = CHART_HEIGHT - MARGIN.top - MARGIN.bottom;
   const fraction = (v) => (log ? Math.log(Math.max(v, low) / low) / Math.log(high / low) : (v - low) / (high - low));
@@ -184,8 +185,9 @@ function chartNodes(spec, scale, width) {
   if (fan.length % 2) nodes.push(svg("path", { d: linePath(fan[(fan.length - 1) / 2], scale), class: "fan-middle" }));
   spec.series.filter((line) => line.spread).forEach((line) => nodes.push(
     svg("path", { d: areaPath(spreadEdge(line, -1), spreadEdge(line, 1), scale), fill: line.color, class: "spread" })));
+  (spec.thin || []).forEach((line) => nodes.push(svg("path", { d: linePath(line, scale), class: "thin", stroke: line.color })));
   spec.series.forEach((line) => {
-    const smooth = line.values.length > SMOOTHED_FROM && !line.spread;
+    const smooth = line.values.length > SMOOTHED_FROM && !line.spread && !spec.thin;
     if (smooth) nodes.push(svg("path", { d: linePath(line, scale), class: "raw", stroke: line.color }));
     nodes.push(svg("path", { d: linePath(smooth ? smoothed(line) : line, scale), class: "line", stroke: line.color,
       "stroke-dasharray": line.dash }));
@@ -194,7 +196,7 @@ function chartNodes(spec, scale, width) {
         svg("circle", { cx: scale.x(line.steps[n]), cy: scale.y(value), r: 3.2, fill: line.color, class: "dot" })));
     }
   });
-  return [...nodes, ...alarmMarks(spec, scale)];
+  return [...nodes, ...(spec.overlay?.(scale) || []), ...alarmMarks(spec, scale)];
 }
 
 function chartLegend(spec) {
@@ -217,8 +219,8 @@ function chartDescription(spec) {
 }
 
 // spec: title, meaning, format, series [{name, steps, values, color, dash, dots, spread}], and optionally fan (lines of
-// quantiles), band {low, high, value}, alarms, log, zero, include (values that must be in view), aside, tool (a node
-// above the title), openStep (what a click does).
+// quantiles), thin (lines behind the others), overlay(scale): more SVG, band {low, high, value}, alarms, log, zero,
+// include and span (values and steps that must be in view), aside, tool (a node above the title), openStep (what a click does).
 function lineChart(spec) {
   const legend = chartLegend(spec);
   const values = [...legend.querySelectorAll(".value")];

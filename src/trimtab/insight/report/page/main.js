@@ -24,6 +24,8 @@ function configSection(run) {
     run.config ? el("details", { open: true }, el("summary", {}, "config.toml"), el("pre", { class: "text", tabindex: "0" }, run.config)) : null);
 }
 
+const footer = () => el("footer", {}, "Made by trimtab. This file is complete: it loads nothing from the network.");
+
 function start() {
   const data = parseBlock("data");
   reasonTable = data.reasons;
@@ -31,6 +33,13 @@ function start() {
   const nav = document.getElementById("sections");
   const button = document.getElementById("theme");
   let repaint = () => {};
+
+  function linkSections(...more) {
+    const titled = [...main.querySelectorAll("section")].filter((node) => node.id !== "summary");
+    const links = titled.map((node) => [node.id, node.querySelector("h2").textContent]);
+    links.splice(-1, 0, ...more);
+    nav.replaceChildren(...links.map(([id, title]) => el("a", { href: `#${id}` }, title)));
+  }
 
   function showRun(number) {
     const run = data.runs[number];
@@ -40,11 +49,8 @@ function start() {
     const slot = el("div", { class: "slot", id: "microscope-slot" });
     replaceContent(main, summarySection(data, run, showRun), data.groups.length ? compareSection(data) : "",
       curvesSection(data, run, openStep), alarmsSection(run, openStep), heatMapsSection(run), replaySection(run), slot,
-      configSection(run), el("footer", {}, "Made by trimtab. This file is complete: it loads nothing from the network."));
-    const titled = [...main.querySelectorAll("section")].filter((node) => node.id !== "summary");
-    const links = titled.map((node) => [node.id, node.querySelector("h2").textContent]);
-    links.splice(-1, 0, ["microscope-slot", "Microscope"]);
-    nav.replaceChildren(...links.map(([id, title]) => el("a", { href: `#${id}` }, title)));
+      configSection(run), footer());
+    linkSections(["microscope-slot", "Microscope"]);
     // The blocks of the responses come after this script in the file, so they are not parsed yet.
     whenLoaded(() => {
       Object.assign(microscope, microscopeSection(data, run));
@@ -68,7 +74,10 @@ function start() {
     if (event.key === "Escape") document.getElementById("tip").hidden = true;
   });
   labelThemeButton();
-  showRun(0);
+  if (data.stress) {
+    replaceContent(main, ...stressPage(data), footer());
+    linkSections();
+  } else showRun(0);
 }
 
 function whenLoaded(action) {
