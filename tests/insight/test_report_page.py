@@ -16,6 +16,7 @@ from helpers.insight.report_runs import Made, data_of, make_run
 from trimtab.insight.report import page as paging
 from trimtab.insight.report import write_report
 from trimtab.insight.report.page import SCRIPTS, asset, joined_script
+from trimtab.train import METRICS
 
 ASSETS = Path(paging.__file__).with_suffix("")
 
@@ -100,7 +101,7 @@ def test_the_configuration_and_the_meaning_of_reasons_and_metrics_are_in_the_dat
     data = data_of(page)
     assert "tau_p = 0.2" in data["runs"][0]["config"]
     assert {"bit": 2, "name": "silenced", "text": "silenced: rare, confident and rewarded"} in data["reasons"]
-    assert data["metric_descriptions"]["reward/mean"] == "mean reward"
+    assert data["metric_descriptions"]["reward/mean"] == METRICS["reward/mean"]
     assert data["runs"][0]["compared_objectives"] == ["grpo", "dapo", "gspo", "stapo", "stare", "sspo"]
 
 
