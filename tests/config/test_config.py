@@ -41,7 +41,7 @@ def test_an_empty_recipe_is_all_defaults() -> None:
     ("table", "text"),
     [
         ({"run": {"stesp": 3}}, "unknown key run.stesp: did you mean steps?"),
-        ({"update": {"learning_rate": 3}}, "unknown key update.learning_rate: there are per_step, token_budget,"),
+        ({"update": {"learning_rate": 3}}, "unknown key update.learning_rate: there are per_step, passes,"),
         ({"rollout": {"max_new_token": 3}}, "unknown key rollout.max_new_token: did you mean max_new_tokens"),
         ({"tsak": {}}, "unknown section tsak: did you mean task?"),
         ({"lr": 3}, "unknown section lr: it is a key of [warm_start] and [update]"),

@@ -45,7 +45,7 @@ def parse(table: Mapping[str, Any]) -> Config:
 
 def packaged_recipes() -> dict[str, Path]:
     """Return the recipes that come with trimtab, by name."""
-    return {file.name.removesuffix(".toml"): file for file in sorted(PACKAGED.glob("*.toml"))}
+    return dict(sorted((file.stem, file) for file in PACKAGED.glob("*.toml")))
 
 
 def find_recipe(recipe: str | Path) -> Path:
