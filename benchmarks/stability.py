@@ -39,6 +39,8 @@ CURVES = (
     "tokens/silenced_share",
     "tokens/boosted_share",
     "tokens/top_gradient_share",
+    "tokens/spurious_share",
+    "tokens/count",
     "groups/mixed_share",
     "response/length_mean",
     "response/truncated_share",

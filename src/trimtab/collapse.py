@@ -130,6 +130,15 @@ class CollapseDetector:
         return min(lasting, key=lambda each: each.step, default=None)
 
 
+def merge_curves(curves: Mapping[str, Iterable[tuple[int, float]]]) -> list[dict[str, float]]:
+    """Return the records of a run from its curves, (step, value) pairs by metric."""
+    rows: dict[int, dict[str, float]] = {}
+    for name, curve in curves.items():
+        for step, value in curve:
+            rows.setdefault(step, {"step": step})[name] = value
+    return [rows[step] for step in sorted(rows)]
+
+
 def find_collapse(records: Iterable[Mapping[str, float]]) -> Collapse | None:
     """Return whether a run with these metrics, in the order of their steps, has collapsed by its end."""
     detector, collapse = CollapseDetector(), None

@@ -66,6 +66,7 @@ def test_every_threshold_belongs_to_an_alarm_or_to_all_of_them() -> None:
         "trend_steps",
         "forecast_steps",
         "min_spreads",
+        "learned_gain",
         "hold_steps",
         "quiet_steps",
     }
@@ -160,7 +161,7 @@ def test_each_trouble_rings_its_own_alarm_soon_and_not_before(alarm: str, change
 
 def test_trouble_from_the_first_step_rings_too() -> None:
     broken = {"groups__mixed_share": 0.0, "response__truncated_share": 1.0, "sampler__mismatch_mean": 0.3}
-    assert first_rings(made_run(20, **broken)) == {"no_signal": 7, "truncation": 7, "sampler_mismatch": 7}
+    assert first_rings(made_run(20, **broken)) == {"sampler_mismatch": 7, "no_signal": 17, "truncation": 17}
 
 
 def test_a_collapse_rings_once_it_is_certain_by_the_definition_that_stress_uses() -> None:

@@ -75,18 +75,18 @@ def test_the_recipe_beside_the_metrics_gives_the_target(tmp_path: Path) -> None:
 
 def test_a_run_from_the_command_line_is_watched(tmp_path: Path) -> None:
     """An untrained model and a task with one right answer: no group has any spread."""
-    changes = {**SETTINGS, "objective": '"dapo"', "warm_start.steps": "0", "run.steps": "8", "record.enabled": "false"}
+    changes = {**SETTINGS, "objective": '"dapo"', "warm_start.steps": "0", "run.steps": "18", "record.enabled": "false"}
     changes |= {"reward.overlong_buffer": "0", "alarms.no_signal": "stop", "run.eval_every": "0", "task.digits": "3"}
     settings = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     result = CliRunner().invoke(app, ["train", "--quiet", "--out", str(tmp_path / "run"), *settings])
     assert result.exit_code == 3
-    assert "alarm: step 7: only 0 % of the groups have any spread" in result.output
+    assert "alarm: step 17: only 0 % of the groups have any spread" in result.output
     written_alarms = [(r["alarm"], r["action"], r["step"]) for r in read_json_lines(tmp_path / "run/alarms.jsonl")]
     assert written_alarms == [
-        ("no_signal", "stop", 7),
-        ("truncation", "warn", 7),
+        ("no_signal", "stop", 17),
+        ("truncation", "warn", 17),
     ]  # an untrained model does not end its responses
-    assert (tmp_path / "run/alarms/step-00000007").is_dir()
+    assert (tmp_path / "run/alarms/step-00000017").is_dir()
 
 
 # --- of other trainers

@@ -80,6 +80,13 @@ class DetectorInput:
         values = self.history.values("eval/accuracy")
         return (values[0], median(values[-2:])) if len(values) > 1 else None
 
+    def held_out_rise(self, steps: int) -> float:
+        """Return how far the newest evaluation is above the last one before these steps; 0 if there is none in them."""
+        at, values = self.history.steps("eval/accuracy"), self.history.values("eval/accuracy")
+        first = self.history.steps("step")[-1] - steps
+        before = [value for step, value in zip(at, values, strict=True) if step <= first]
+        return values[-1] - before[-1] if before and values else 0.0
+
     def scaled(self, reward: float) -> float:
         """Scale a mean reward to 0 where all answers are wrong and 1 where all are right."""
         # The thresholds are those of accuracies, and a recipe may reward with -1 and 1.
@@ -93,6 +100,10 @@ class DetectorInput:
         if held_out is not None:
             return held_out[1] - held_out[0]
         return 0.0 if right is None else right.now - right.start
+
+    def has_learned(self) -> bool:
+        """Return whether accuracy is so far above its start that a policy which is more certain is no surprise."""
+        return self.gain() >= self.limits.learned_gain
 
     @property
     def accuracy(self) -> str:

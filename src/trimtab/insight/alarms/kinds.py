@@ -78,8 +78,8 @@ ALARM_KINDS: dict[str, AlarmKind] = {
     ),
     "no_signal": AlarmKind(
         response.no_signal,
-        ("groups/mixed_share",),
-        ("signal_min_share", "signal_fall"),
+        ("groups/mixed_share", "reward/accuracy", "reward/mean", "eval/accuracy"),
+        ("signal_min_share", "signal_fall", "signal_right"),
         "If all are wrong: an easier task, a warm start, more rollout.samples. If all are right: a harder task, or "
         "stop here. rollout.dynamic_sampling = true samples until groups differ. Check the verifier",
     ),

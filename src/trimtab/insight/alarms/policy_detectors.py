@@ -13,11 +13,12 @@ ENTROPY = "policy/entropy"
 
 
 def entropy_collapse(run: DetectorInput) -> Finding | None:
-    """Detect entropy far below its start or the objective's target, or on its way there."""
+    """Detect entropy far below the objective's target, or below its start, or on its way there, for little gain."""
     entropy, limits = run.shift(ENTROPY), run.limits
     if entropy is None or entropy.start <= 0:
         return None
-    low = limits.collapse_level * entropy.start
+    # Entropy is what a policy pays for accuracy: 2.2 nats of a base model that does not know the task are no loss.
+    low = 0.0 if run.has_learned() else limits.collapse_level * entropy.start
     # A run that starts below its target is on its way up: only its own start counts.
     if run.entropy_target is not None and entropy.start >= run.entropy_target:
         low = max(low, limits.collapse_target * run.entropy_target)
@@ -26,7 +27,7 @@ def entropy_collapse(run: DetectorInput) -> Finding | None:
         message = f"entropy is down to {entropy.now:.3g}, {share} of the {entropy.start:.3g} at the start"
         return Finding(message, entropy.evidence)
     ahead = forecast(run)
-    if ahead is None or ahead > limits.collapse_floor * entropy.start or not entropy.significant:
+    if ahead is None or ahead > limits.collapse_floor * entropy.start or not entropy.significant or run.has_learned():
         return None
     return Finding(
         f"entropy falls fast: {entropy.now:.3g} now, {share} of the start; going on like this it is {ahead:.2g} in "
@@ -97,7 +98,7 @@ def _pooled(shares: list[float], tokens: list[float]) -> tuple[float, float]:
 
 
 def gradient_concentration(run: DetectorInput) -> Finding | None:
-    """Detect few tokens that hold much more of the gradient than at the start."""
+    """Detect few tokens that hold much more of the gradient than at the start, for little gain in accuracy."""
     metric, limits = "tokens/top_gradient_share", run.limits
     held, mixed, count = run.shift(metric), run.shift("groups/mixed_share"), run.shift("tokens/count")
     if held is None or mixed is None or count is None:
@@ -106,6 +107,9 @@ def gradient_concentration(run: DetectorInput) -> Finding | None:
     even_now, even_start = even_share(count.now * mixed.now), even_share(count.start * mixed.start)
     grown = (held.now / even_now) / max(held.start / even_start, 1e-9)
     if held.now < limits.gradient_min_share or grown < limits.gradient_growth or not held.significant:
+        return None
+    # A policy that is certain of most tokens has its gradient in the few where it is not.
+    if run.has_learned():
         return None
     message = f"few tokens hold {percent(held.now)} of the gradient; at the start they held {percent(held.start)}"
     return Finding(message, {**held.evidence, **mixed.evidence})

@@ -8,27 +8,42 @@ from trimtab.insight.alarms.detector_input import DetectorInput, Finding, percen
 
 
 def no_signal(run: DetectorInput) -> Finding | None:
-    """Detect too few groups whose rewards differ, or far fewer than at the start without a gain in accuracy."""
+    """Detect too few groups whose rewards differ, or far fewer than at the start, where accuracy has not gained."""
     metric, limits = "groups/mixed_share", run.limits
-    mixed, shift, right = run.now(metric), run.shift(metric), run.now(run.accuracy)
+    shift, right = run.shift(metric), run.now(run.accuracy)
+    # Before there is a start to compare with, few such groups are the usual start of a hard task.
+    if shift is None:
+        return None
     how = "" if right is None else f" (mean {run.accuracy.partition('/')[2]} {right:.2f})"
-    if mixed is not None and mixed < limits.signal_min_share:
-        message = f"only {percent(mixed)} of the groups have any spread in reward{how}"
+    if shift.now < limits.signal_min_share and not _learned(run, right):
+        message = f"only {percent(shift.now)} of the groups have any spread in reward{how}"
         return Finding(message, run.level(metric, limit=limits.signal_min_share))
     # Fewer mixed groups are welcome if more problems are solved.
-    if shift is None or shift.now > limits.signal_fall * shift.start or not shift.significant or run.gain() > 0:
+    if shift.now > limits.signal_fall * shift.start or not shift.significant or run.gain() > 0:
         return None
     message = f"{percent(shift.now)} of the groups have spread in reward{how}; at the start {percent(shift.start)}"
     return Finding(message, shift.evidence)
 
 
+def _learned(run: DetectorInput, right: float | None) -> bool:
+    """Return whether most responses are right, and more than at the start."""
+    if right is None:
+        return False
+    share = right if run.accuracy == "reward/accuracy" else run.scaled(right)
+    return share >= run.limits.signal_right and run.gain() > 0
+
+
 def truncation(run: DetectorInput) -> Finding | None:
-    """Detect many truncated responses, or many more than at the start."""
+    """Detect many truncated responses where they do not become fewer, or many more than at the start."""
     metric, limits = "response/truncated_share", run.limits
-    now, shift = run.now(metric), run.shift(metric)
-    if now is not None and now > limits.truncated_level:
-        return Finding(f"{percent(now)} of the responses are cut off", run.level(metric, limit=limits.truncated_level))
-    if shift is None or shift.now - shift.start < limits.truncated_growth or not shift.significant:
+    shift = run.shift(metric)
+    if shift is None:
+        return None
+    # An untrained model learns to end its responses within some steps.
+    if shift.now > limits.truncated_level and shift.now > shift.start - limits.truncated_growth:
+        message = f"{percent(shift.now)} of the responses are cut off"
+        return Finding(message, run.level(metric, limit=limits.truncated_level))
+    if shift.now - shift.start < limits.truncated_growth or not shift.significant:
         return None
     message = f"{percent(shift.now)} of the responses are cut off; at the start {percent(shift.start)}"
     return Finding(message, shift.evidence)
@@ -61,7 +76,7 @@ def length_drift(run: DetectorInput) -> Finding | None:
 
 
 def reward_hacking(run: DetectorInput) -> Finding | None:
-    """Detect a reward that rises while held-out accuracy does not, or that jumps together with length or entropy."""
+    """Detect a reward that rises while held-out accuracy does not, or that jumps with length or entropy."""
     return _held_out_lags(run, "reward/accuracy") or _held_out_lags(run, "reward/mean") or _jumps(run)
 
 
@@ -85,7 +100,7 @@ def _held_out_lags(run: DetectorInput, metric: str) -> Finding | None:
 
 def _jumps(run: DetectorInput) -> Finding | None:
     """Detect a reward that jumps within the trend window, with length or entropy."""
-    # For runs without evaluation: an exploit is found within a few steps and changes the style of responses.
+    # For runs that are evaluated seldom: an exploit is found within a few steps and changes the style of responses.
     limits = run.limits
     names = (run.accuracy, "response/length_mean", "policy/entropy")
     windows = [run.history.last(name, limits.trend_steps) for name in names]
@@ -95,7 +110,8 @@ def _jumps(run: DetectorInput) -> Finding | None:
     reward_before, length_before, entropy_before = before = [
         median(window[: limits.recent_steps]) for window in windows
     ]
-    if reward - reward_before < limits.jump_rise:
+    rise = reward - reward_before
+    if rise < limits.jump_rise or run.held_out_rise(limits.trend_steps) >= limits.hacking_follow * rise:
         return None
     longer = abs(length / max(length_before, 1e-9) - 1)
     fallen = 1 - entropy / max(entropy_before, 1e-9)

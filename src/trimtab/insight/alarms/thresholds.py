@@ -28,6 +28,10 @@ class Thresholds:
     hold_steps: int = _threshold(3, "steps in a row for which a finding must hold before the alarm rings")
     quiet_steps: int = _threshold(25, "steps without the finding after which the alarm may ring again")
 
+    learned_gain: float = _threshold(
+        0.2, "rise of accuracy since the start that explains a policy which is more certain"
+    )
+
     # Entropy
     collapse_level: float = _threshold(0.25, "of the entropy at the start: healthy runs keep more while they learn")
     collapse_floor: float = _threshold(0.1, "of the entropy at the start: where a falling trend must not lead")
@@ -57,9 +61,10 @@ class Thresholds:
     # Responses
     signal_min_share: float = _threshold(0.1, "share of groups with spread: below it 90 % of the sampling is wasted")
     signal_fall: float = _threshold(0.5, "of the share of such groups at the start, while no more responses are right")
+    signal_right: float = _threshold(0.5, "accuracy above which such groups are few because their problems are solved")
     truncated_level: float = _threshold(0.5, "share of responses cut off: most never get to their answer")
-    truncated_growth: float = _threshold(0.1, "rise of that share since the start")
-    repetition_growth: float = _threshold(0.05, "rise of the share of repeated 4-grams since the start")
+    truncated_growth: float = _threshold(0.1, "change of that share since the start that counts")
+    repetition_growth: float = _threshold(0.15, "rise of the share of repeated 4-grams since the start")
     length_factor: float = _threshold(1.5, "times as long, or as short, as at the start")
     length_gain: float = _threshold(0.05, "rise of held-out accuracy since the start that pays for another length")
 

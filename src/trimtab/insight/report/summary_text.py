@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trimtab.collapse import METRICS, find_collapse
+from trimtab.collapse import METRICS, find_collapse, merge_curves
 from trimtab.config import Config, parse
 from trimtab.console import LONGEST_WINDOW, describe_model, describe_task
 from trimtab.insight.report.embed import truncated
@@ -85,15 +85,12 @@ def _accuracy(run: RunFiles) -> Iterator[str]:
 
 
 def _collapse(run: RunFiles) -> Iterator[str]:
-    rows: dict[int, dict[str, float]] = {}
-    for name in METRICS:
-        curve = run.curves.get(name)
-        for step, value in zip(curve.steps.tolist(), curve.values.tolist(), strict=True) if curve else ():
-            rows.setdefault(step, {})[name] = value
-    collapse = find_collapse({"step": step, **rows[step]} for step in sorted(rows))
+    found = {name: run.curves[name] for name in METRICS if name in run.curves}
+    pairs = {n: zip(c.steps.tolist(), c.values.tolist(), strict=True) for n, c in found.items()}
+    collapse = find_collapse(merge_curves(pairs))
     if collapse is not None:
         yield f"It collapsed at step {collapse.step:,}: {collapse.message}."
-    elif "eval/accuracy" in run.curves or "reward/accuracy" in run.curves:
+    elif "eval/accuracy" in found or "reward/accuracy" in found:
         yield "It did not collapse."
 
 

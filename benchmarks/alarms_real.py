@@ -1,0 +1,182 @@
+"""Measure the alarms on real runs: replay them over the curves of `stability.py` and count lead times and false alarms.
+
+`tokens/count` is not among the curves: it is the mean length times the responses per step. Nor was
+`tokens/spurious_share` at first, and without it `spurious_growth` cannot be replayed. All else that rang while the runs
+went on was reproduced exactly by the alarms of that day. Changes of the alarms were fitted on the runs of one seed; the
+figures of the others count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from trimtab.collapse import HOLD_STEPS, find_collapse, merge_curves
+from trimtab.config import load
+from trimtab.insight.alarms import ALARM_KINDS, alarm_monitor, replay_metrics
+
+RESULTS = Path(__file__).parent / "results"
+FITTED = 0  # the seed that changes were fitted on
+STILL_LEARNING = 0.1  # rise of held-out accuracy to its best after an alarm: it was no time to act
+NOT_REPLAYED = ("spurious_growth",)
+
+
+@dataclass(frozen=True)
+class RealRun:
+    """A run: when it collapsed, its held-out accuracies, and the first ring of every alarm, then and now."""
+
+    seed: int
+    collapse: int | None
+    held_out: list[tuple[int, float]]
+    recorded: dict[str, int]
+    replayed: dict[str, int]
+
+    def learned_after(self, step: int) -> bool:
+        """Return whether held-out accuracy rose clearly after a step."""
+        before = [value for at, value in self.held_out if at <= step][-1]
+        return max((value for at, value in self.held_out if at > step), default=0.0) - before >= STILL_LEARNING
+
+
+def read_runs(path: Path) -> list[RealRun]:
+    """Read the runs of a result of `stability.py` and replay their alarms."""
+    return [_read_run(run) for run in json.loads(path.read_text())["runs"]]
+
+
+def _read_run(run: dict[str, Any]) -> RealRun:
+    config = load("smollm2", run["settings"])
+    responses = config.rollout.prompts * config.rollout.samples
+    tokens = [(step, responses * length) for step, length in run["curves"]["response/length_mean"]]
+    records = merge_curves({**run["curves"], "tokens/count": tokens})
+    collapse = find_collapse(records)
+    held_out = [(step, value) for step, value in run["curves"]["eval/accuracy"]]
+    rung = replay_metrics(records, alarm_monitor(config))
+    return RealRun(
+        run["seed"],
+        collapse.step if collapse else None,
+        held_out,
+        _first((step, name) for step, name in run["alarms"]),
+        _first((alarm.step, alarm.alarm) for alarm in rung),
+    )
+
+
+def _first(rung: Any) -> dict[str, int]:
+    """Return the first step of every alarm."""
+    return {name: step for step, name in sorted(rung, reverse=True)}
+
+
+def figures(runs: Sequence[RealRun], rung: Sequence[dict[str, int]]) -> dict[str, Any]:
+    """Return what the alarms that rang are worth, by alarm."""
+    collapsed = [run.collapse is not None for run in runs]
+    names = [name for name in ALARM_KINDS if any(name in alarms for alarms in rung)]
+    warnings = [{name: step for name, step in alarms.items() if name != "collapse"} for alarms in rung]
+    any_alarm = [{"any": min(alarms.values())} if alarms else {} for alarms in warnings]
+    return {
+        "runs": len(runs),
+        "collapsed": sum(collapsed),
+        "alarms": [_row(name, runs, rung) for name in names],
+        "any": _row("any", runs, any_alarm),
+    }
+
+
+def _row(name: str, runs: Sequence[RealRun], rung: Sequence[dict[str, int]]) -> dict[str, Any]:
+    pairs = [(run, alarms[name]) for run, alarms in zip(runs, rung, strict=True) if name in alarms]
+    leads = sorted(run.collapse - step for run, step in pairs if run.collapse is not None)
+    healthy = [(run, step) for run, step in pairs if run.collapse is None]
+    return {
+        "alarm": name,
+        "rang": len(pairs),
+        "leads": leads,
+        "before": sum(lead > 0 for lead in leads),
+        "before_certain": sum(lead > -HOLD_STEPS for lead in leads),
+        "missed": sum(run.collapse is not None for run in runs) - len(leads),
+        "false": len(healthy),
+        "false_still_learning": sum(run.learned_after(step) for run, step in healthy),
+    }
+
+
+def parts(runs: Sequence[RealRun]) -> dict[str, dict[str, Any]]:
+    """Return the figures then and now, of the seed that changes were fitted on and of the others."""
+    made = {}
+    for title, mine in (
+        (f"seed {FITTED}, which changes were fitted on", [run for run in runs if run.seed == FITTED]),
+        ("other seeds", [run for run in runs if run.seed != FITTED]),
+    ):
+        made[title] = {
+            "before": figures(mine, [run.recorded for run in mine]),
+            "now": figures(mine, [run.replayed for run in mine]),
+        }
+    return made
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Return the tables in Markdown."""
+    lines = [
+        f"From {result['made_from']}, replayed on {result['date']} by `benchmarks/alarms_real.py`. In each cell: "
+        "with the alarms of the day of the runs, with those of today.",
+        "",
+    ]
+    for title, part in result["parts"].items():
+        now = part["now"]
+        lines += [
+            f"**{title.capitalize()}**: {now['runs']} runs, {now['collapsed']} collapsed.",
+            "",
+            "| alarm | before a collapse | lead (steps) | missed | false alarms | still learning |",
+            "|---" * 6 + "|",
+        ]
+        names = [name for name in ("any", *ALARM_KINDS) if any(_find(part[when], name) for when in part)]
+        lines += [_table_row(name, part) for name in names] + [""]
+    return "\n".join(lines)
+
+
+def _find(figures_: dict[str, Any], name: str) -> dict[str, Any] | None:
+    return next((row for row in [figures_["any"], *figures_["alarms"]] if row["alarm"] == name), None)
+
+
+def _table_row(name: str, part: dict[str, dict[str, Any]]) -> str:
+    cells: list[list[str]] = []
+    for when, figures_ in part.items():
+        row, collapsed = _find(figures_, name), figures_["collapsed"]
+        healthy = figures_["runs"] - collapsed
+        if when == "now" and name in NOT_REPLAYED:
+            cells.append(["?"] * 5)
+            continue
+        row = row or {"before": 0, "leads": [], "missed": collapsed, "false": 0, "false_still_learning": 0}
+        leads = row["leads"]
+        lead = f"{median(leads):g} ({leads[0]} to {leads[-1]})" if leads else "-"
+        false = f"{row['false']}/{healthy}"
+        cells.append(
+            [f"{row['before']}/{collapsed}", lead, str(row["missed"]), false, str(row["false_still_learning"])]
+        )
+    title = "any but `collapse`" if name == "any" else f"`{name}`"
+    return f"| {title} | " + " | ".join(f"{a}, {b}" for a, b in zip(*cells, strict=True)) + " |"
+
+
+def main() -> None:
+    """Replay the alarms and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=RESULTS / "stability-h200.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "alarms-smollm2", help="without .json and .md")
+    parser.add_argument("--fit", action="store_true", help="print only the seed to fit on, and write nothing")
+    args = parser.parse_args()
+    made = json.loads(args.runs.read_text())
+    runs = read_runs(args.runs)
+    result = {
+        "what": "the alarms of the day of the runs (before) and of today (now) over the same metrics",
+        "date": datetime.date.today().isoformat(),
+        "made_from": f"{args.runs.name} ({made['machine']}, {made['date']})",
+        "parts": parts([run for run in runs if run.seed == FITTED] if args.fit else runs),
+    }
+    print(markdown(result))
+    if not args.fit:
+        args.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+        args.out.with_suffix(".md").write_text(markdown(result))
+
+
+if __name__ == "__main__":
+    main()
