@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def segment(self) -> Tensor | None:
-        """The number of the segment whose ratio each token shares; None where each token has its own ratio."""
+        """The number of the span whose ratio or weight each token shares; None where each token has its own."""
         return None if self.spans is None else self.spans.index
 
     @property

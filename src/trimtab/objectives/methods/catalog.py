@@ -243,7 +243,8 @@ def sspo(
     No formulas are public. We take h as the segment's mean entropy over the mean segment entropy of the mini-batch,
     and multiply both clip distances by clip(h, widen_low, widen_high). A mean over n tokens moves about 1 / sqrt(n) as
     far as one token does, so a token's range hardly ever clips a subsentence: clip_scale=sqrt_length divides it by
-    sqrt(n), which leaves the token's range to subsentences of one token.
+    sqrt(n), which leaves the token's range to subsentences of one token. A fixed range that is narrower for all is a
+    smaller clip_low and clip_high.
     """
     rule = entropy.widen_by_entropy(widen_low, widen_high, clip_scale)
     return Objective("sspo", segment_ratio, ppo_clip(clip_low, clip_high, dual_clip), seq_mean_token_mean, (rule,))
