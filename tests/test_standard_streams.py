@@ -115,7 +115,9 @@ def test_a_command_is_stopped_while_its_reader_is_slow() -> None:
     """A thread waits in the middle of a write then, and Python must still be able to end."""
     read, write = os.pipe()
     command = [sys.executable, "-P", "-m", "trimtab", "grade"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=write, stderr=subprocess.PIPE) as process:
+    pipe = subprocess.PIPE
+    # Unbuffered: closing a buffered pipe whose reader has gone raises if bytes are left in the buffer.
+    with subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=write, stderr=pipe) as process:
         assert process.stdin is not None and process.stderr is not None
         lines = threading.Thread(target=feed, args=(process.stdin,), daemon=True)
         lines.start()
