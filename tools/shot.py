@@ -1,6 +1,7 @@
 """Takes pictures of a report in a real browser: light, dark, on a phone, and through the microscope.
 
-`python tools/shot.py REPORT.html docs` writes report.png, report-dark.png, report-phone.png and report-microscope.png.
+`python tools/shot.py REPORT.html docs` writes report.png, report-dark.png, report-phone.png and report-microscope.png,
+of a stress test stress.png, stress-dark.png and stress-phone.png.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ FLAGS = [
 ]  # fmt: skip
 WIDE: ViewportSize = {"width": 1280, "height": 1010}
 PHONE: ViewportSize = {"width": 360, "height": 780}
+STRESS: ViewportSize = {"width": 1280, "height": 1160}  # down to the curves of accuracy, for two objectives
+LOADED = "#microscope, #configuration, .survival"
 
 
 def shoot(report: Path, folder: Path, full: bool = False) -> list[Path]:
@@ -24,17 +27,18 @@ def shoot(report: Path, folder: Path, full: bool = False) -> list[Path]:
     made = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        for name, scheme, size in (
-            ("report", "light", WIDE), ("report-dark", "dark", WIDE), ("report-phone", "light", PHONE),
-        ):  # fmt: skip
+        for suffix, scheme, size in (("", "light", WIDE), ("-dark", "dark", WIDE), ("-phone", "light", PHONE)):
             page = browser.new_page(viewport=size, color_scheme="dark" if scheme == "dark" else "light")
             page.goto(report.resolve().as_uri())
-            page.wait_for_selector("#microscope, #configuration")
-            made.append(_picture(page, folder / f"{name}.png", full))
+            page.wait_for_selector(LOADED)
+            stress = page.locator(".survival").count() > 0
+            if stress and size == WIDE:
+                page.set_viewport_size(STRESS)
+            made.append(_picture(page, folder / f"{'stress' if stress else 'report'}{suffix}.png", full))
             page.close()
         page = browser.new_page(viewport=WIDE)
         page.goto(report.resolve().as_uri())
-        page.wait_for_selector("#microscope, #configuration")
+        page.wait_for_selector(LOADED)
         if page.locator("#microscope .tok").count():
             page.get_by_label("Colour by").select_option("surprisal")
             page.get_by_label("Compare with").select_option(label="sspo")

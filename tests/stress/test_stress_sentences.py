@@ -51,12 +51,12 @@ def test_each_objective_is_described_with_its_interval_and_what_happens_beyond(t
     )
     assert describe(made, "a") == (
         "a holds up to update.lr = 2 (2 of 3 seeds survive, 95 % interval 1 to 2). "
-        "At 4 0 of 3 seeds survive, and collapses are at step 12 (median)."
+        "At 4, 0 of 3 seeds survive, and collapses are at step 12 (median)."
     )
     assert describe(made, "b") == (
         "b holds up to update.lr = 4 (3 of 3 seeds survive), 2 times a's. Nothing stronger was tried."
     )
-    assert describe(made, "c").startswith("c survives none of the values. At 1 0 of 3 seeds survive")
+    assert describe(made, "c").startswith("c survives none of the values. At 1, 0 of 3 seeds survive")
     assert describe(table(tmp_path, ("a",), x1=("?",)), "a") == "a: no run has finished yet."
 
 

@@ -4,10 +4,10 @@ from trimtab.stress.axis_table import AxisTable
 from trimtab.stress.command import show_stress
 from trimtab.stress.figures import RunFigures, survivors
 from trimtab.stress.grid import StressTest, parse_axis
-from trimtab.stress.read import StoredStressTest, holds_stress_test, read_stress
+from trimtab.stress.read import StoredStressTest, read_stress
 from trimtab.stress.sentences import describe, headline
 
 __all__ = [
-    "AxisTable", "RunFigures", "StoredStressTest", "StressTest", "describe", "headline", "holds_stress_test",
-    "parse_axis", "read_stress", "show_stress", "survivors",
+    "AxisTable", "RunFigures", "StoredStressTest", "StressTest", "describe", "headline", "parse_axis",
+    "read_stress", "show_stress", "survivors",
 ]  # fmt: skip

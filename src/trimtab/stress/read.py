@@ -53,11 +53,6 @@ class _StoredFile(BaseModel):
     runs: list[Annotated[RunFigures, BeforeValidator(_with_cell)]] = Field(max_length=MOST_CELLS)
 
 
-def holds_stress_test(folder: Path) -> bool:
-    """Return whether a folder is that of a stress test."""
-    return (folder / NAME).is_file()
-
-
 def read_stress(folder: Path) -> StoredStressTest:
     """Read the stress test of a folder; margins are those that its runs have, whatever else the file says."""
     path = folder / NAME

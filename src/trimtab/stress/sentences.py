@@ -55,7 +55,7 @@ def describe(table: AxisTable, objective: str) -> str:
         return f"{text} Nothing stronger was tried."
     step = median_of([run for run in mine if run.cell.value == broken], lambda run: run.collapse_step)
     after = f", and collapses are at step {step:.0f} (median)" if step is not None else ""
-    return f"{text} At {broken} {_seeds(table, objective, broken)}{after}."
+    return f"{text} At {broken}, {_seeds(table, objective, broken)}{after}."
 
 
 def _seeds(table: AxisTable, objective: str, value: str) -> str:
