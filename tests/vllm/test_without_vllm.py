@@ -118,7 +118,7 @@ def test_vllm_and_the_policy_must_be_on_the_same_device(
         ("rollout.engine=vlm", "rollout.engine"),
         ("rollout.vllm_gpu_memory_utilization=1.0", "rollout.vllm_gpu_memory_utilization"),
         ("rollout.vllm_gpu_memory_utilization=0", "rollout.vllm_gpu_memory_utilization"),
-        ("rollout.vllm_options={dtype='half'}", r"vllm_options\.dtype is set by trimtab: set model\.precision instead"),
+        ("rollout.vllm_options={dtype='half'}", r"vllm_options\.dtype is set by trimtab: set rollout\.precision"),
         ("rollout.vllm_options={seed=1}", r"vllm_options\.seed .* set run\.seed"),
         ("rollout.vllm_options={tensor_parallel_size=2}", r"tensor_parallel_size .* remove it"),
     ],
