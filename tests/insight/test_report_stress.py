@@ -73,6 +73,26 @@ def test_the_page_has_all_runs_the_words_and_the_command(tmp_path: Path) -> None
     ]
 
 
+def test_every_axis_has_its_own_map_and_sentence(tmp_path: Path) -> None:
+    ends = {"k.a": "0", "k.b": "1"}
+    folders = [made_stress(tmp_path / key, {"1": ("1",), "2": (end,)}, ("a",), key) for key, end in ends.items()]
+    one, two = (json.loads((folder / "stress.json").read_text()) for folder in folders)
+    both = {**one, "axes": one["axes"] + two["axes"], "runs": one["runs"] + two["runs"]}
+    (tmp_path / "stress.json").write_text(json.dumps(both))
+    shown = page(tmp_path)
+    assert shown["summary"] == [
+        "k.a was pushed from 1 to 2: a held up to 1.",
+        "k.b was pushed from 1 to 2: a held up to 2. Nothing stronger was tried.",
+    ]
+    assert [[cell["margin"] for cell in axis["cells"][0]] for axis in shown["axes"]] == [[True, False], [False, True]]
+
+
+def test_long_texts_are_truncated(tmp_path: Path) -> None:
+    name = "x" * 100_000
+    made_stress(tmp_path, {name: ("10?", "000")}, (name, name + "y"), key=name)
+    assert len(json.dumps(page(tmp_path))) < 60_000
+
+
 def test_curves_of_another_program_are_sorted_and_absurd_values_left_out(tmp_path: Path) -> None:
     stored = json.loads((made_stress(tmp_path, {"1": ("1",)}, ("a",)) / "stress.json").read_text())
     stored["runs"][0]["curves"] = {"eval/accuracy": [[9, 0.5], [3, 1e300], [1, 0.25], [9, 0.75]], "x": []}

@@ -71,8 +71,8 @@ def _axis_json(table: AxisTable, points: int) -> dict[str, Any]:
         "metrics": [_metric_json(table, points, *chart) for chart in CHARTS],
         "sentences": [truncated(describe(table, name), 2_000) for name in table.objectives],
         "heads": HEADS,
-        "rows": table.rows(),
-        "legend": table.legend(),
+        "rows": [[truncated(text, LONGEST_NAME) for text in row] for row in table.rows()],
+        "legend": truncated(table.legend(), 2_000),
     }
 
 
