@@ -81,8 +81,11 @@ def graded_by(reward: Reward) -> Sabotage:
     def context() -> AbstractContextManager[Any]:
         original = rollouts.sample_and_grade
 
-        def regrade(*given: Any) -> list[list[GradedResponse]]:
-            return [[_regraded(response, reward(response)) for response in group] for group in original(*given)]
+        def regrade(trainer: Any, problems: Any, step: int, *more: Any) -> list[list[GradedResponse]]:
+            groups = original(trainer, problems, step, *more)
+            if step < 0:  # an evaluation
+                return groups
+            return [[_regraded(response, reward(response)) for response in group] for group in groups]
 
         return patch.object(rollouts, "sample_and_grade", regrade)
 

@@ -220,6 +220,17 @@ def test_every_alarm_is_meant_for_some_fault_of_the_suite(figures: ModuleType) -
     assert not set(suite.TUNING) & set(suite.REPORTING)
 
 
+def test_a_faulty_verifier_of_the_suite_grades_training_responses_and_no_evaluation(
+    figures: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = sys.modules["alarm_suite"]
+    monkeypatch.setattr(suite.rollouts, "sample_and_grade", lambda *given: [["as it is"]])
+    monkeypatch.setattr(suite, "_regraded", lambda response, reward: reward)
+    with suite.graded_by(lambda response: 1.0)():
+        assert suite.rollouts.sample_and_grade(None, [], 3, None, 0.0) == [[1.0]]
+        assert suite.rollouts.sample_and_grade(None, [], -1, None) == [["as it is"]]
+
+
 def test_every_run_of_the_suite_has_a_recipe(figures: ModuleType) -> None:
     for scenario in sys.modules["alarm_suite"].SCENARIOS.values():
         config = scenario.config(3)
