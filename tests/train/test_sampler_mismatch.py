@@ -38,8 +38,8 @@ def test_responses_are_sampled_at_one_temperature_and_scored_at_another() -> Non
 
 
 def test_the_stronger_the_temperature_differs_the_larger_is_the_mismatch() -> None:
-    found = [mismatch(collected(rollout__sampler_temperature=value)[1]) for value in ("1.0", "1.2", "2.0")]
-    assert found == sorted(found) and found[0] < 1e-5
+    found = [mismatch(collected(rollout__sampler_temperature=value)[1]) for value in ("1.2", "2.0")]
+    assert 0.01 < found[0] < found[1]
 
 
 def test_a_sampler_in_bf16_beside_a_trainer_in_fp32_is_a_small_mismatch() -> None:
