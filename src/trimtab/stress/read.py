@@ -53,9 +53,9 @@ class _StoredFile(BaseModel):
     runs: list[Annotated[RunFigures, BeforeValidator(_with_cell)]] = Field(max_length=MOST_CELLS)
 
 
-def read_stress(folder: Path) -> StoredStressTest:
-    """Read the stress test of a folder; margins are those that its runs have, whatever else the file says."""
-    path = folder / NAME
+def read_stress(path: Path) -> StoredStressTest:
+    """Read the stress test of a folder or a file; margins are those of its runs, whatever else the file says."""
+    path = path / NAME if path.is_dir() else path
     try:
         if path.stat().st_size > LARGEST:
             raise ValueError(f"it is larger than {LARGEST:,} bytes")

@@ -1,0 +1,138 @@
+"""The stability study: its stress tests, and one result for each.
+
+`study.py zero --folder RUNS --jobs 5 --minutes 9` runs what is missing of a test, stops after so many minutes, and
+writes `results/stress-zero.json`; the same command goes on with it. `--archive FILE` keeps the metrics of the runs in
+one file from which a later call on another machine starts: runs that have ended need no weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from stopwatch import about
+from trimtab.files import write_atomically
+from trimtab.objectives import METHODS
+
+RESULTS = Path(__file__).parent / "results"
+KEPT = ("config.toml", "metrics.jsonl", "alarms.jsonl", "nonfinite.jsonl", "ended.json")  # of a run
+RIVALS = ("grpo", "dapo", "gspo", "dppo", "sspo", "stapo", "stare", "stapo + stare")
+# Micro-batches of this size let several runs share a GPU.
+ON_GPU = ("run.steps=60", "run.eval_every=5", "update.token_budget=16384")
+
+
+@dataclass(frozen=True)
+class Study:
+    """One stress test of the study."""
+
+    what: str
+    recipe: str
+    objectives: tuple[str, ...]
+    axes: tuple[str, ...]
+    settings: tuple[str, ...]
+    seeds: int = 3
+
+    def command(self, folder: Path, jobs: int) -> list[str]:
+        """Return the command line of the test."""
+        flags = [flag for axis in self.axes for flag in ("--axis", axis)]
+        flags += [flag for setting in self.settings for flag in ("--set", setting)]
+        arguments = [*self.objectives, *flags, "--recipe", self.recipe, "--seeds", str(self.seeds)]
+        return ["trimtab", "stress", *arguments, "--out", str(folder), "--jobs", str(jobs)]
+
+
+STUDIES = {
+    "zero": Study(
+        "SmolLM2-135M by RL from nothing, pushed by the learning rate",
+        "smollm2-zero",
+        RIVALS,
+        ("update.lr=3e-5,6e-5,1e-4,2e-4",),
+        ON_GPU,
+    ),
+    "warm": Study(
+        "SmolLM2-135M by RL after a warm start, pushed by the learning rate",
+        "smollm2",
+        RIVALS,
+        ("update.lr=1e-5,2e-5,5e-5,1e-4",),
+        ON_GPU,
+    ),
+    "demo": Study(
+        "the demo under every method, pushed by the learning rate",
+        "demo",
+        tuple(METHODS),
+        ("update.lr=3e-4,6e-4,1e-3,2e-3",),
+        ("run.steps=100", "run.threads=1", "run.device=cpu"),
+    ),
+}
+
+
+def run(study: Study, folder: Path, jobs: int, minutes: float) -> int:
+    """Run the test for so many minutes at most; return its exit code."""
+    command = [sys.executable, "-P", "-m", *study.command(folder, jobs)]
+    with subprocess.Popen(command) as process:
+        end = time.monotonic() + 60 * minutes
+        while process.poll() is None and time.monotonic() < end:
+            time.sleep(1)
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)  # runs under way end with a checkpoint
+        return process.wait()
+
+
+def save_result(study: Study, name: str, folder: Path) -> None:
+    """Write the test's figures to the results, with the machine and the versions."""
+    device = torch.device("cuda" if torch.cuda.is_available() and study.recipe != "demo" else "cpu")
+    head = {**about(study.what, device), "benchmark": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}
+    # The head goes before the first key, so that the file keeps its one line per run.
+    text = (folder / "stress.json").read_text().removeprefix("{")
+    write_atomically(RESULTS / f"stress-{name}.json", json.dumps(head, indent=1).removesuffix("\n}") + "," + text)
+
+
+def pack(folder: Path, archive: Path) -> None:
+    """Keep the small files of all runs that have ended."""
+    with tarfile.open(archive, "w:xz") as packed:
+        for ended in sorted(folder.glob("*/ended.json")):
+            for path in (ended.parent / name for name in KEPT):
+                if path.exists():
+                    packed.add(path, path.relative_to(folder))
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Restore the runs of an archive that are not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive) as packed:
+        for member in packed.getmembers():
+            if not (folder / member.name).exists():
+                packed.extract(member, folder, filter="data")
+
+
+def main() -> int:
+    """Run one test of the study as far as the time goes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=STUDIES)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=1e6)
+    parser.add_argument("--archive", type=Path)
+    args = parser.parse_args()
+    study = STUDIES[args.study]
+    if args.archive and args.archive.exists():
+        unpack(args.archive, args.folder)
+    code = run(study, args.folder, args.jobs, args.minutes)
+    if args.archive:
+        pack(args.folder, args.archive)
+    if (args.folder / "stress.json").exists():
+        save_result(study, args.study, args.folder)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""The study's results keep what a later call and the docs need."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import study
+import study_pages
+from helpers.stress.made_stress import made_stress
+from trimtab.objectives import objective
+from trimtab.stress import parse_axis, read_stress
+
+
+def test_an_archive_has_the_runs_that_have_ended_without_their_weights(tmp_path: Path) -> None:
+    for name, files in {"a": ("metrics.jsonl", "ended.json", "model.bin"), "b": ("metrics.jsonl",)}.items():
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        for file in files:
+            (tmp_path / "runs" / name / file).write_text(file)
+    study.pack(tmp_path / "runs", tmp_path / "runs.tar.xz")
+    (tmp_path / "new" / "a").mkdir(parents=True)
+    (tmp_path / "new" / "a" / "metrics.jsonl").write_text("newer")
+    study.unpack(tmp_path / "runs.tar.xz", tmp_path / "new")
+    found = {str(p.relative_to(tmp_path / "new")): p.read_text() for p in (tmp_path / "new").rglob("*.*")}
+    assert found == {"a/metrics.jsonl": "newer", "a/ended.json": "ended.json"}
+
+
+@pytest.fixture
+def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for module in (study, study_pages):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    made_stress(tmp_path / "runs")
+    study.save_result(study.STUDIES["demo"], "demo", tmp_path / "runs")
+    return tmp_path / "stress-demo.json"
+
+
+def test_a_result_is_the_stress_test_with_machine_versions_and_date(result: Path) -> None:
+    table = json.loads(result.read_text())
+    assert {"what", "date", "machine", "versions", "benchmark", "command", "runs"} <= set(table)
+    assert read_stress(result).tables[0].runs
+
+
+def test_tables_and_picture_are_made_from_a_result(result: Path) -> None:
+    stored = read_stress(result)
+    text = study_pages.stress_tables("demo")
+    assert all(f"| {name} |" in text for name in stored.objectives)
+    picture = ElementTree.fromstring(study_pages.heat_maps([("A & B", "demo")]))
+    words = [node.text for node in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert "A & B" in words
+    assert set(stored.objectives) <= set(words)
+
+
+def test_a_result_that_is_missing_has_no_tables(result: Path) -> None:
+    assert study_pages.stress_tables("nowhere") == ""
+
+
+def test_every_test_of_the_study_names_what_exists() -> None:
+    for each in study.STUDIES.values():
+        assert [objective(name).name for name in each.objectives] == list(each.objectives)
+        assert all(len(parse_axis(axis).values) > 1 for axis in each.axes)
