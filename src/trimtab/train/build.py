@@ -60,7 +60,8 @@ def build_reference(config: Config) -> Policy | None:
 def build_sampler(policy: Policy, rollout: RolloutConfig | None = None) -> Sampler:
     """Build the sampler of a policy; without a configuration the native one."""
     rollout = rollout or RolloutConfig()
-    policy = replace(policy, precision=rollout.precision or policy.precision)
+    if rollout.precision is not None:
+        policy = replace(policy, precision=rollout.precision)
     dtype = torch.bfloat16 if policy.precision == "bf16" else torch.float32
     if rollout.engine == "vllm":
         # vLLM reserves memory for this context, and refuses one longer than the model's position embeddings.
