@@ -45,9 +45,9 @@ class CommandLine(typer.Typer):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a command and exit."""
         open_standard_streams()
-        interrupt_on_stop_signals()
-        stop_at_input_end()
         try:
+            interrupt_on_stop_signals()
+            stop_at_input_end()
             return super().__call__(*args, **kwargs)
         except KeyboardInterrupt as error:  # before typer has made its commands, which handle it
             raise SystemExit(exit_code(error)) from None
