@@ -79,7 +79,8 @@ def test_a_verdict_says_what_was_found() -> None:
     assert grade("", "5", "exact") == Verdict("no_answer", None)
 
 
-@given(st.text(), nested, st.text().filter(lambda text: "boxed" not in text))
+# A backslash more would make it a line break and the word boxed.
+@given(st.text().map(lambda text: text.rstrip("\\")), nested, st.text().filter(lambda text: "boxed" not in text))
 def test_the_last_box_is_found_whatever_surrounds_it(before: str, content: str, after: str) -> None:
     assert last_box(f"{before}\\boxed{{{content}}}{after}") == content
 
