@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import zip_longest
 
@@ -68,6 +69,12 @@ def test_a_solved_task_and_one_that_never_gave_a_signal_are_not_stuck() -> None:
 def test_an_emptied_entropy_counts_only_while_accuracy_falls() -> None:
     entropy = [2.0] * 10 + [0.05] * 40
     assert find_collapse(records([0.1, 0.5, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6], entropy)) is None
+    found = find_collapse(records([0.1, 0.5, 0.6, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4], entropy))
+    assert found is not None and found.kind == "emptied"
+
+
+def test_an_entropy_that_is_not_finite_hides_no_collapse() -> None:
+    entropy = [*[math.nan] * 5, *[2.0] * 10, *[0.05] * 35]
     found = find_collapse(records([0.1, 0.5, 0.6, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4], entropy))
     assert found is not None and found.kind == "emptied"
 

@@ -73,8 +73,8 @@ class CollapseDetector:
         for name in ("reward/accuracy", "policy/entropy", "groups/mixed_share"):
             if math.isfinite(record.get(name, math.nan)):
                 self.recent.setdefault(name, deque(maxlen=RECENT)).append(record[name])
-        if "policy/entropy" in record and len(self.entropy_start) < RECENT:
-            self.entropy_start.append(record["policy/entropy"])
+                if name == "policy/entropy" and len(self.entropy_start) < RECENT:
+                    self.entropy_start.append(record[name])
         new_accuracy = self._update_accuracy(record)
         step, found = int(record["step"]), self._criteria(record)
         self.streaks = {kind: self.streaks.get(kind) or _Streak(step, "") for kind in found}
