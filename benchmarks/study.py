@@ -27,8 +27,16 @@ from trimtab.objectives import METHODS
 RESULTS = Path(__file__).parent / "results"
 KEPT = ("config.toml", "metrics.jsonl", "alarms.jsonl", "nonfinite.jsonl", "ended.json")  # of a run
 RIVALS = ("grpo", "dapo", "gspo", "dppo", "sspo", "stapo", "stare", "stapo + stare")
-# Micro-batches of this size let several runs share a GPU.
-ON_GPU = ("run.steps=60", "run.eval_every=5", "update.token_budget=16384")
+SSPO_READINGS = (
+    "sspo",
+    "sspo(clip_low=0.02, clip_high=0.028)",
+    "sspo(clip_low=0.002, clip_high=0.0028)",
+    "sspo(clip_scale=sqrt_length)",
+)
+COMBINATIONS = ("stapo", "gspo", "dppo", "gspo + s2t", "dppo + s2t", "gspo + s2t + stare")
+# Micro-batches of this size let eight runs share a GPU.
+ON_GPU = ("run.steps=60", "run.eval_every=5", "update.token_budget=8192")
+HALF_BATCH = (*ON_GPU, "rollout.prompts=32")
 
 
 @dataclass(frozen=True)
@@ -41,11 +49,13 @@ class Study:
     axes: tuple[str, ...]
     settings: tuple[str, ...]
     seeds: int = 3
+    search: bool = True
 
     def command(self, folder: Path, jobs: int) -> list[str]:
         """Return the command line of the test."""
         flags = [flag for axis in self.axes for flag in ("--axis", axis)]
         flags += [flag for setting in self.settings for flag in ("--set", setting)]
+        flags += ["--search"] if self.search else []
         arguments = [*self.objectives, *flags, "--recipe", self.recipe, "--seeds", str(self.seeds)]
         return ["trimtab", "stress", *arguments, "--out", str(folder), "--jobs", str(jobs)]
 
@@ -62,8 +72,31 @@ STUDIES = {
         "SmolLM2-135M by RL after a warm start, pushed by the learning rate",
         "smollm2",
         RIVALS,
-        ("update.lr=1e-5,2e-5,5e-5,1e-4",),
-        ON_GPU,
+        ("update.lr=2e-5,5e-5,1e-4",),
+        HALF_BATCH,
+    ),
+    "sspo": Study(
+        "readings of SSPO's clip range, pushed by the learning rate",
+        "smollm2",
+        SSPO_READINGS,
+        ("update.lr=2e-5,5e-5,1e-4",),
+        HALF_BATCH,
+    ),
+    "combinations": Study(
+        "combinations and their parts, pushed by the learning rate",
+        "smollm2",
+        COMBINATIONS,
+        ("update.lr=2e-5,5e-5,1e-4",),
+        HALF_BATCH,
+    ),
+    "further": Study(
+        "wrong verdicts and updates further off-policy, one seed",
+        "smollm2",
+        RIVALS,
+        ("reward.noise=0.2,0.4", "update.per_step=8,32"),
+        (*HALF_BATCH, "update.lr=2e-5"),
+        seeds=1,
+        search=False,
     ),
     "demo": Study(
         "the demo under every method, pushed by the learning rate",

@@ -223,7 +223,10 @@ def stress(
     seeds: Annotated[int, typer.Option(help="Runs per setting, each with its own seed.")] = 3,
     recipe: Annotated[str, typer.Option(help="A recipe that comes with trimtab, or a .toml file.")] = "demo",
     search: Annotated[
-        bool, typer.Option("--search", help="Between two values: double the stress until runs break, then bisect.")
+        bool,
+        typer.Option(
+            "--search", help="Double the stress between two values until runs break, then bisect; or bisect a list."
+        ),
     ] = False,
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="The folder of all runs. Default: runs/stress-<recipe>.")] = None,

@@ -81,7 +81,17 @@ def test_the_search_goes_down_where_stress_is_a_smaller_value_and_takes_whole_nu
     assert list(search(Axis("rollout.prompts", ("32", "4")), 8)) == ["32", "16", "8", "4"]
 
 
-@pytest.mark.parametrize("axis", ["update.lr=1e-5", "update.lr=1,2,3", "reward.noise=0,0.5", "model.precision=a,b"])
+@pytest.mark.parametrize(
+    ("limit", "tried"),
+    [(0, ["1"]), (1, ["1", "3", "2"]), (2, ["1", "3", "2"]), (3, ["1", "3", "4"]), (9, ["1", "3", "4"])],
+)
+def test_a_list_of_values_is_bisected_after_the_weakest(limit: float, tried: list[str]) -> None:
+    axis = parse_axis("update.lr=1,2,3,4")
+    check_search(axis)
+    assert list(search(axis, limit)) == tried
+
+
+@pytest.mark.parametrize("axis", ["update.lr=1e-5", "reward.noise=0,0.5", "model.precision=a,b"])
 def test_a_search_needs_two_positive_numbers(axis: str) -> None:
     with pytest.raises(ValueError, match="two positive numbers"):
         check_search(parse_axis(axis))

@@ -11,7 +11,7 @@ import pytest
 from helpers.stress.made_stress import made_stress
 from trimtab.stress import AxisTable, describe, headline, read_stress
 from trimtab.stress.grid import parse_axis
-from trimtab.stress.search import doubled_values
+from trimtab.stress.search import possible_values
 
 
 def table(folder: Path, objectives: tuple[str, ...], **survivors: tuple[str, ...]) -> AxisTable:
@@ -120,4 +120,4 @@ def test_a_damaged_file_gives_words(tmp_path: Path, text: str) -> None:
 
 
 def test_the_values_that_a_search_doubles_through_are_known_before_it_starts() -> None:
-    assert doubled_values(parse_axis("update.per_step=1,6")) == ["1", "2", "4", "6"]
+    assert possible_values(parse_axis("update.per_step=1,6")) == ["1", "2", "4", "6"]

@@ -18,7 +18,7 @@ from trimtab.files import locked, write_atomically
 from trimtab.stress.axis_table import AxisTable, axis_tables
 from trimtab.stress.figures import RunFigures, run_figures, survivors
 from trimtab.stress.grid import Cell, StressTest
-from trimtab.stress.search import check_search, doubled_values, next_value
+from trimtab.stress.search import check_search, next_value, possible_values
 from trimtab.stress.tables import as_json, as_markdown, as_table
 from trimtab.text import shown
 
@@ -125,11 +125,11 @@ def ended_before(run: CompareRun) -> RunOutcome | None:
 
 
 def planned_cells(test: StressTest) -> list[Cell]:
-    """Return what can be known of the cells before the first run: the grid, or what a search doubles through."""
+    """Return what can be known of the cells before the first run: the grid, or what a search may try."""
     if not test.search:
         return test.cells()
     return [
-        Cell(name, axis.key, value) for axis in test.axes for value in doubled_values(axis) for name in test.objectives
+        Cell(name, axis.key, value) for axis in test.axes for value in possible_values(axis) for name in test.objectives
     ]
 
 

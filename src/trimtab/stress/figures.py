@@ -46,7 +46,7 @@ class RunFigures:
     entropy_end: float | None
     in_band: float | None
     touched: dict[str, float]
-    seconds: float
+    seconds: float | None
     curves: dict[str, list[tuple[Step, float]]]
 
     def as_json(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def run_figures(cell: Cell, outcome: RunOutcome, came_back: bool = False) -> Run
         entropy_end=summary.entropy_end,
         in_band=fmean(low <= value <= high for value in entropies) if entropies else None,
         touched={name: fmean(values) for name, values in touched.items() if values},
-        seconds=summary.seconds,
+        seconds=summary.seconds or None,
         curves={name: [(int(r["step"]), round(r[name], 6)) for r in records if name in r] for name in CURVES},
     )
 
