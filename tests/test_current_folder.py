@@ -139,5 +139,5 @@ def test_a_grading_function_of_ones_own_is_found_in_the_current_folder_and_its_n
 def test_an_installed_module_comes_before_one_of_the_current_folder(trap: Path, trimtab: str) -> None:
     (trap / "gmpy2.py").unlink()  # sympy imports it where there is one, and here there is none but this
     done = start(trap, [trimtab, "grade", "--rule", "python:sympy:my_function"], json.dumps(ANSWER))
-    assert "sympy/__init__.py has no function my_function" in done.stderr
+    assert "sympy/__init__.py has no my_function" in done.stderr
     assert ran(trap) == []

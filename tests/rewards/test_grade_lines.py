@@ -88,7 +88,7 @@ def test_a_rule_that_does_not_exist_is_an_error_before_any_line() -> None:
 
 
 def test_a_function_that_cannot_be_loaded_is_an_error_of_the_command() -> None:
-    with pytest.raises(ValueError, match="no_such_module:f cannot be loaded: ModuleNotFoundError"):
+    with pytest.raises(ValueError, match="no_such_module:f cannot be loaded: there is no module no_such_module in"):
         graded(line(RIGHT), rule="python:no_such_module:f")
 
 

@@ -159,7 +159,7 @@ def test_what_was_under_way_when_a_worker_died_has_crashed() -> None:
 @pytest.mark.parametrize("path", ["no_such_module:f", f"{RULES}:no_such", f"{RULES}:NOT_A_FUNCTION"])
 def test_a_function_that_does_not_exist_is_an_error_and_no_verdict(path: str) -> None:
     for _ in range(2):
-        with pytest.raises(ValueError, match=f"the grading function {path} cannot be loaded: .*Error"):
+        with pytest.raises(ValueError, match=f"the grading function {path} cannot be loaded: "):
             grade("x", "42", f"python:{path}")
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from trimtab.own_parts import PREFIX, OwnPartError, load_part
 from trimtab.rewards.pool import write_all
 
 MAX_WORKERS = 40
@@ -59,6 +60,9 @@ def main(path: str) -> None:
     try:
         sys.path += [folder for folder in json.loads(first) if folder not in sys.path]
         function = load(path)
+    except OwnPartError as error:
+        _send(results, {"ready": False, "error": str(error).removeprefix(f"{PREFIX}{path}: ")[:500]})
+        return
     except BaseException as error:
         _send(results, {"ready": False, "error": f"{type(error).__name__}: {error}"[:500]})
         return
@@ -81,12 +85,11 @@ def _first_line() -> tuple[bytes, bytes]:
 def load(path: str) -> Function:
     """Import the function at `package.module:name`; call its module's `warm_up()` where a module of ours has one."""
     module_name, _, name = path.partition(":")
+    if not module_name.startswith("trimtab."):
+        return load_part(f"{PREFIX}{path}")
     module = importlib.import_module(module_name)
-    function: Function | None = getattr(module, name, None)
-    if not callable(function):
-        # With the file: an installed module comes before one of the same name in the current folder.
-        raise TypeError(f"{getattr(module, '__file__', module_name)} has no function {name}")
-    if module_name.startswith("trimtab.") and hasattr(module, "warm_up"):
+    function: Function = getattr(module, name)
+    if hasattr(module, "warm_up"):
         module.warm_up()
     return function
 

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import IO, Any, Literal
 
+from trimtab.own_parts import module_folders
 from trimtab.stop_signals import unheeded_in_children
 
 START_SECONDS = 60.0  # to load the function
@@ -147,14 +148,14 @@ class ForkServerClient:
 def search_path(function: str) -> list[str]:
     """Return the folders that the server adds to the end of its `sys.path`: this process's, without the current one.
 
-    The current folder is the last, and only for a function of the user's own, whose module may lie there.
+    A function of the user's own may also lie beside the recipe or in the current folder, which are the last.
     """
+    own = [] if function.startswith("trimtab.") else module_folders()
     try:
         here = os.getcwd()
     except FileNotFoundError:  # it has been deleted, and relative entries lead nowhere
-        return [folder for folder in sys.path if os.path.isabs(folder)]
-    elsewhere = [folder for folder in map(os.path.abspath, sys.path) if folder != here]
-    return elsewhere if function.startswith("trimtab.") else [*elsewhere, here]
+        return [*(folder for folder in sys.path if os.path.isabs(folder)), *own]
+    return [*(folder for folder in map(os.path.abspath, sys.path) if folder != here), *own]
 
 
 def write_all(pipe: int, data: bytes) -> None:

@@ -1,0 +1,186 @@
+"""Parts of the user's own: whatever a recipe names can be `python:MODULE:NAME`.
+
+The module is looked for on `sys.path`, then beside the recipe, then in the current folder: an installed module comes
+first. `register` gives a name to what has no module, in a notebook. Whatever goes wrong in a user's file is a
+`ValueError` that names the file and the line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trimtab.text import nearest, shorten, shown
+
+PREFIX = "python:"
+PATTERN = r"python:(?:[\w.]+:)?\w+"  # the second form is that of a registered part
+
+_Part = TypeVar("_Part")
+_registered: dict[str, Any] = {}
+_folders: list[str] = []  # of recipes, the newest first
+_loaded: set[str] = set()
+_lock = threading.RLock()  # sys.path is changed while a module is imported
+
+
+class OwnPartError(ValueError):
+    """A part of the user's own cannot be used; the message names its file and line where they are known."""
+
+
+def is_own(name: object) -> bool:
+    """Return whether a name is that of a part of the user's own."""
+    return isinstance(name, str) and name.startswith(PREFIX)
+
+
+def register(part: _Part, name: str | None = None) -> _Part:
+    """Register a function or class for this process; recipes then name it `python:NAME`. Also a decorator.
+
+    For notebooks: what is in a file needs no registration, and other processes (a comparison's runs, the workers that
+    grade) know files only.
+    """
+    label = str(name or getattr(part, "__name__", ""))
+    if not callable(part) or not re.fullmatch(r"[^\W\d]\w*", label):
+        raise OwnPartError(f"register takes a function or class that has a name, not {shown(part)}")
+    _registered[label] = part
+    return part
+
+
+def look_beside(folder: Path | str) -> None:
+    """Look for modules in this folder too: the one that a recipe lies in."""
+    path = os.path.abspath(folder)
+    _folders[:] = [path, *(other for other in _folders if other != path)]
+
+
+def module_folders() -> list[str]:
+    """Return the folders that are searched after `sys.path`: those of recipes, then the current one."""
+    try:
+        return list(dict.fromkeys([*_folders, os.getcwd()]))
+    except FileNotFoundError:  # it has been deleted
+        return list(_folders)
+
+
+def was_loaded(name: str) -> bool:
+    """Return whether this process has loaded the part: the user's own recipe or command line named it."""
+    return name in _loaded
+
+
+def load_part(name: str) -> Callable[..., Any]:
+    """Return the function or class that a name stands for."""
+    if not re.fullmatch(PATTERN, name):
+        raise OwnPartError(f"{shown(name)} is no name of a part: write python:MODULE:NAME, as python:mine:gentle")
+    module_name, _, attribute = name.removeprefix(PREFIX).rpartition(":")
+    if not module_name:
+        if attribute not in _registered:
+            known = f"; registered are {', '.join(_registered)}" if _registered else ""
+            raise OwnPartError(f"{name}: nothing of this name is registered here: write python:MODULE:NAME{known}")
+        part = _registered[attribute]
+    else:
+        module = _import_module(name, module_name)
+        file = _shown_file(getattr(module, "__file__", None) or module_name)
+        if not hasattr(module, attribute):
+            own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
+            hint = f": {nearest(attribute, own)}" if own else ""
+            raise OwnPartError(shorten(f"{name}: {file} has no {attribute}{hint}", 1_000))
+        part = getattr(module, attribute)
+        if not callable(part):
+            raise OwnPartError(f"{name}: {attribute} of {file} is {shown(part)}, and no function or class")
+    _loaded.add(name)
+    loaded: Callable[..., Any] = part
+    return loaded
+
+
+def _import_module(name: str, module_name: str) -> Any:
+    with _lock:
+        folders = [folder for folder in module_folders() if folder not in sys.path]
+        # Only while it is imported: a library that tries an optional import later must not find a file of these.
+        sys.path += folders
+        importlib.invalidate_caches()  # the file may be a second old
+        try:
+            with errors_located(name):
+                module = _import_or_say_where(name, module_name, folders)
+        finally:
+            for folder in folders:
+                sys.path.remove(folder)
+    _refuse_namesake(name, module_name, module, folders)
+    return module
+
+
+def _import_or_say_where(name: str, module_name: str, folders: list[str]) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # one that the user's module imports
+        places = ", ".join([*(_shown_file(folder) for folder in folders), "sys.path (PYTHONPATH adds to it)"])
+        raise OwnPartError(f"{name}: there is no module {module_name} in {places}") from None
+
+
+def _refuse_namesake(name: str, module_name: str, module: Any, folders: list[str]) -> None:
+    """Refuse a module that was imported from another recipe's folder, where this one's has a file of that name too."""
+    file = getattr(module, "__file__", None) or ""
+    if not any(Path(file).is_relative_to(folder) for folder in folders):
+        return
+    stem = module_name.replace(".", os.sep)
+    for folder in folders:
+        for found in (Path(folder, f"{stem}.py"), Path(folder, stem, "__init__.py")):
+            if found.is_file():
+                if not found.samefile(file):
+                    raise OwnPartError(f"{name}: {file} is loaded, and {found} has the same name: rename one of them")
+                return
+
+
+@contextmanager
+def errors_located(name: str, part: object = None) -> Iterator[None]:
+    """Around code of the user's own: turn whatever it raises into an error that names its file and line."""
+    try:
+        yield
+    except (KeyboardInterrupt, OwnPartError):
+        raise
+    except BaseException as error:  # also SystemExit: a script without `if __name__ == "__main__"`
+        raise _located(name, error, part) from error
+
+
+def _located(name: str, error: BaseException, part: object = None) -> OwnPartError:
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f"{_shown_file(error.filename)}:{error.lineno}"
+    else:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+        place = f"{_shown_file(frames[-1].filename)}:{frames[-1].lineno}" if frames else location(part)
+    reason = error.msg if isinstance(error, SyntaxError) else str(error)
+    return OwnPartError(shorten(f"{name}: {place}: {type(error).__name__}: {reason}".replace(": : ", ": "), 1_000))
+
+
+def location(part: object) -> str:
+    """Return `file:line` of a function or class; empty where it has none."""
+    try:
+        found = inspect.unwrap(part) if callable(part) else part
+        file = inspect.getsourcefile(found)  # type: ignore[arg-type]
+        line = found.__code__.co_firstlineno if inspect.isfunction(found) else inspect.getsourcelines(found)[1]  # type: ignore[arg-type]
+    except (TypeError, OSError, ValueError):
+        return ""
+    return f"{_shown_file(file or '')}:{line}"
+
+
+def _is_users(filename: str) -> bool:
+    """Return whether a file is neither trimtab's nor Python's nor an installed package's."""
+    if filename.startswith("<frozen"):
+        return False
+    ours = [os.path.dirname(os.path.abspath(__file__)), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
+    return "site-packages" not in filename and not any(filename.startswith(folder + os.sep) for folder in ours)
+
+
+def _shown_file(file: str) -> str:
+    """Return a path, relative where it lies below the current folder."""
+    try:
+        return os.path.relpath(file) if Path(file).is_relative_to(os.getcwd()) else file
+    except (FileNotFoundError, ValueError):
+        return file
