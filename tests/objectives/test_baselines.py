@@ -40,6 +40,17 @@ def test_ppo_clips_on_the_side_that_the_advantage_pushes_to() -> None:
     assert gradient == pytest.approx([0, 1 / 3, 2 / 3])
 
 
+@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo", "gmpo", "cispo", "dppo", "sspo"])
+def test_no_token_without_advantage_counts_as_clipped(name: str) -> None:
+    segment = {"segment": torch.zeros(4, dtype=torch.int64), "entropy": torch.ones(4)} if name == "sspo" else {}
+    far = [0.01, 0.01, 0.02, 0.01]  # beyond every clip, and DPPO's mask for a token with A <= 0
+    options = {"shift_low": 0.01} if name == "dppo" else {}
+    _, gradient, metrics = run(name, tokens(far, 0.0, **segment), **options)
+    assert (gradient, metrics["update/clip_share"]) == ([0.0] * 4, 0.0)
+    _, _, metrics = run(name, tokens(far, -1.0, **segment), **options)
+    assert metrics["update/clip_share"] > 0, "the test needs tokens that a clip would cut"
+
+
 def test_the_dual_clip_limits_punishment() -> None:
     loss, gradient, _ = run("dapo", tokens([20.0], -1.0))
     assert (loss, gradient) == (pytest.approx(10.0), [0.0])

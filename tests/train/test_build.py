@@ -19,15 +19,6 @@ def test_a_trainer_has_the_parts_of_its_recipe() -> None:
     assert trainer.optimizer.param_groups[0]["lr"] == 1e-4
 
 
-def test_the_learning_rate_is_constant_after_a_linear_warm_up() -> None:
-    trainer = build_trainer(load("demo", ["run.device=cpu", "update.lr=1e-3", "update.warmup_steps=4"]))
-    rates = []
-    for step in range(6):
-        trainer.set_learning_rate(step)
-        rates.append(trainer.optimizer.param_groups[0]["lr"])
-    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
-
-
 def test_a_reference_called_start_is_the_policys_model() -> None:
     config = load("demo", ["run.device=cpu", "objective=grpo + kl", "model.reference=start"])
     reference, policy = build_reference(config), build_trainer(config).policy

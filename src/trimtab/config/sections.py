@@ -194,8 +194,15 @@ class UpdateConfig(Section):
     token_stats: Literal["old", "current"] = Field(
         "old", description="which policy's log-probabilities and entropies select tokens: the old or the current one's"
     )
-    lr: float = Field(1e-3, gt=0, description="AdamW's learning rate, constant after the warm-up")
+    lr: float = Field(1e-3, gt=0, description="AdamW's learning rate, the highest where a schedule changes it")
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="the learning rate after the warm-up: constant, or decaying to update.min_lr_ratio"
+    )
     warmup_steps: int = Field(0, ge=0, description="steps of linear learning-rate warm-up")
+    decay_steps: int | None = Field(
+        None, ge=1, description="linear, cosine: the step at which the decay ends, warm-up included; none: run.steps"
+    )
+    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="linear, cosine: the share of update.lr at that step")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
     # Not strict: TOML and JSON have lists, never tuples.
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
@@ -315,6 +322,17 @@ class Config(Section):
                 f"update.per_step = {update.per_step} does not divide rollout.prompts = {rollout.prompts}: the "
                 f"{rollout.prompts * rollout.samples} responses of a step are split into mini-batches of whole groups"
             )
+        end = self.decay_steps
+        if end is None and (update.decay_steps is not None or update.min_lr_ratio):
+            raise ValueError(
+                "update.decay_steps and update.min_lr_ratio say how the learning rate decays, but "
+                "update.lr_schedule = 'constant': set it to 'linear' or 'cosine'"
+            )
+        if end is not None and end <= update.warmup_steps:
+            raise ValueError(
+                f"update.warmup_steps = {update.warmup_steps} leaves no step for update.lr_schedule = "
+                f"{update.lr_schedule!r}, which ends at step {end} (update.decay_steps, or run.steps)"
+            )
         # The trainer rescores mini-batches by [update]; another value in [objective] would plan without those scores.
         token_stats = self.objective.get("token_stats", update.token_stats)
         if token_stats != update.token_stats:
@@ -341,6 +359,11 @@ class Config(Section):
                 f"reward.overlong_buffer = {reward.overlong_buffer} must be at most rollout.max_new_tokens = {limit}"
             )
         return self
+
+    @property
+    def decay_steps(self) -> int | None:
+        """The step at which the decay of the learning rate ends; None if it is constant."""
+        return None if self.update.lr_schedule == "constant" else self.update.decay_steps or self.run.steps
 
     def sampling_options(self, samples: int, temperature: float | None = None) -> SamplingOptions:
         """Return the sampling options of this run; a given temperature (evaluation) turns top-p and top-k off."""

@@ -150,6 +150,8 @@ class Objective:
         log_rho = log_ratio(new, plan.old_logp)
         ratio = self.ratio(new, log_rho, plan)
         terms, clipped = self.surrogate.terms(ratio, new, plan)
+        if clipped is not None:  # a token without advantage has no gradient that a clip could cut
+            clipped = clipped & (plan.advantage != 0)
         terms = terms * plan.weight
         for penalty in self.penalties:
             terms = terms + penalty.terms(new, plan)

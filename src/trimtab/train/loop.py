@@ -55,6 +55,8 @@ def train_step(trainer: Trainer, progress: RunProgress) -> StepResult:
         record_step(trainer.recorder, progress.step, experience, finished, trainer.objective)
     failpoints.failpoint("step.done")
     metrics = step_metrics(experience, results) | seconds
+    if trainer.config.update.warmup_steps or trainer.config.decay_steps is not None:
+        metrics["update/lr"] = trainer.optimizer.param_groups[0]["lr"]
     return StepResult(metrics, nonfinite_records(progress.step, experience, results))
 
 

@@ -55,6 +55,7 @@ METRICS: dict[str, str] = {
     "tokens/top_gradient_share": "share of all gradient norms held by the top 0.1 % of tokens (at least 10 tokens)",
     "update/grad_norm": "gradient norm before clipping",
     "update/loss": "loss of the objective",
+    "update/lr": "learning rate of the step, where a warm-up or a schedule changes it",
     "update/skipped": "updates of the step that were skipped because of a NaN or infinity",
     **OBJECTIVE_METRICS,
 }

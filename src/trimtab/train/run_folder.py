@@ -133,6 +133,8 @@ def config_fingerprint(config: Config) -> dict[str, Any]:
     """Return the keys that determine a run's results; two runs with equal fingerprints are the same run."""
     # JSON mode turns tuples into lists, as the fingerprint in a checkpoint's state.json has them.
     table = config.model_dump(mode="json", exclude=CHANGEABLE_ON_RESUME)
+    # `run.steps` may change on resume, but not the schedule that it ends: unless update.decay_steps says otherwise.
+    table["update"]["decay_steps"] = config.decay_steps
     return {f"{section}.{key}": value for section, values in table.items() for key, value in values.items()}
 
 

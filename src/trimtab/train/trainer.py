@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -43,12 +44,24 @@ class Trainer:
     recorder: Recorder | None = None
 
     def set_learning_rate(self, step: int) -> None:
-        """Set the learning rate of a step: constant after a linear warm-up."""
-        warmup = self.config.update.warmup_steps
+        """Set the learning rate of a step, counted from 0."""
         # Set from the step number alone, so that a resumed run needs no state of a scheduler.
-        scale = min(1.0, (step + 1) / warmup) if warmup else 1.0
+        scale = learning_rate_scale(self.config, step)
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.update.lr * scale
+
+
+def learning_rate_scale(config: Config, step: int) -> float:
+    """Return the factor on `update.lr` at a step, counted from 0: a linear warm-up, then `update.lr_schedule`."""
+    update, end = config.update, config.decay_steps
+    if step < update.warmup_steps:
+        return (step + 1) / update.warmup_steps
+    if end is None:
+        return 1.0
+    # The first step after the warm-up has the whole learning rate, and the step after the last would have the least.
+    done = min(1.0, (step - update.warmup_steps) / max(1, end - update.warmup_steps))
+    left = 1.0 - done if update.lr_schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
+    return update.min_lr_ratio + (1.0 - update.min_lr_ratio) * left
 
 
 def build_trainer(config: Config) -> Trainer:
