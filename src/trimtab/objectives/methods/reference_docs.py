@@ -25,7 +25,7 @@ METRICS: dict[str, str] = {
     "tokens/penalized_share": "share of tokens under a penalty in place of a clip",
     "tokens/silenced_share": "share of tokens taken out of numerator and denominator",
     "update/approx_kl": "mean of r - 1 - ln(p_new / p_old): how far the policy has moved",
-    "update/clip_share": "share of tokens whose gradient a clip or DPPO's mask cuts (or, in CISPO, caps); with advantage 0 there is none to cut",
+    "update/clip_share": "share of tokens with an advantage whose gradient a clip or DPPO's mask cuts (CISPO: caps)",
     "update/ratio_max": "largest ratio",
     "update/ratio_mean": "mean ratio",
     "update/ratio_min": "smallest ratio",
