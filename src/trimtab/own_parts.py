@@ -73,6 +73,20 @@ def was_loaded(name: str) -> bool:
     return name in _loaded
 
 
+def own_names(value: object) -> list[str]:
+    """Return the names of parts of the user's own anywhere in a value: a name, or a table of a recipe."""
+    names, left = [], [value]
+    while left:  # no recursion: a recipe that was not checked yet may be nested a thousand deep
+        item = left.pop()
+        if isinstance(item, dict):
+            left += [*item.keys(), *item.values()]
+        elif isinstance(item, list):
+            left += item
+        elif isinstance(item, str):
+            names += re.findall(PATTERN, item)
+    return names
+
+
 def load_part(name: str) -> Callable[..., Any]:
     """Return the function or class that a name stands for."""
     if not re.fullmatch(PATTERN, name):
@@ -172,7 +186,7 @@ def location(part: object) -> str:
 
 def _is_users(filename: str) -> bool:
     """Return whether a file is neither trimtab's nor Python's nor an installed package's."""
-    if filename.startswith("<frozen"):
+    if filename.startswith(("<frozen", "<string")):  # the second is where annotations are evaluated
         return False
     ours = [os.path.dirname(os.path.abspath(__file__)), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
     return "site-packages" not in filename and not any(filename.startswith(folder + os.sep) for folder in ours)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def test_an_empty_recipe_is_all_defaults() -> None:
     ("table", "text"),
     [
         ({"run": {"stesp": 3}}, "unknown key run.stesp: did you mean steps?"),
-        ({"update": {"learning_rate": 3}}, "unknown key update.learning_rate: there are per_step, passes,"),
+        ({"update": {"learning_rate": 3}}, "unknown key update.learning_rate: did you mean lr?"),
         ({"rollout": {"max_new_token": 3}}, "unknown key rollout.max_new_token: did you mean max_new_tokens"),
         ({"tsak": {}}, "unknown section tsak: did you mean task?"),
         ({"lr": 3}, "unknown section lr: it is a key of [warm_start] and [update]"),
@@ -309,13 +310,19 @@ def test_a_resolved_recipe_is_the_same_recipe(recipe: str, settings: list[str], 
     assert load(tmp_path / "config.toml") == config
 
 
-def schema_errors(value: Any, rule: dict[str, Any], root: dict[str, Any]) -> list[str]:
+def schema_errors(value: Any, rule: Any, root: dict[str, Any]) -> list[str]:
     """As much of JSON Schema as recipes use."""
+    if rule is True:
+        return []
     if "$ref" in rule:
         return schema_errors(value, root["$defs"][rule["$ref"].rpartition("/")[2]], root)
     if "anyOf" in rule:
         found = [schema_errors(value, choice, root) for choice in rule["anyOf"]]
         return [] if [] in found else found[0]
+    if "if" in rule:
+        branch = "else" if schema_errors(value, rule["if"], root) else "then"
+        rest = {key: each for key, each in rule.items() if key not in ("if", "then", "else")}
+        return schema_errors(value, rest, root) + schema_errors(value, rule.get(branch, True), root)
     kinds = {"object": dict, "string": str, "boolean": bool, "array": list, "null": type(None)}
     kind = rule.get("type")
     number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -325,6 +332,8 @@ def schema_errors(value: Any, rule: dict[str, Any], root: dict[str, Any]) -> lis
     found = [f"{value!r} is none of {rule['enum']}" for _ in [0] if value not in rule.get("enum", [value])]
     if "const" in rule and value != rule["const"]:
         found.append(f"{value!r} is not {rule['const']}")
+    if "pattern" in rule and not re.search(rule["pattern"], value):
+        found.append(f"{value!r} does not match {rule['pattern']}")
     if number and not (value >= rule.get("minimum", value) and value <= rule.get("maximum", value)):
         found.append(f"{value!r} is out of range")
     if number and not (

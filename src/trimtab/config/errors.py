@@ -14,6 +14,23 @@ MAX_LINE = 1_000  # characters; a value may be a text of any length
 MAX_LINES = 20  # of an error: a list of a million wrong entries has a million
 
 
+# What other trainers call our keys.
+OTHER_WORDS = {
+    "learning_rate": "lr",
+    "num_generations": "samples",
+    "max_completion_length": "max_new_tokens",
+    "max_response_length": "max_new_tokens",
+    "max_prompt_length": "max_prompt_tokens",
+    "num_train_steps": "steps",
+    "max_steps": "steps",
+    "num_epochs": "passes",
+    "ppo_epochs": "passes",
+    "train_batch_size": "prompts",
+    "model_name_or_path": "path",
+    "dtype": "precision",
+}
+
+
 def _number(limit: float) -> str:
     return f"{limit:,.10g}"
 
@@ -81,4 +98,6 @@ def _unknown_key(location: tuple[str | int, ...], root: type[BaseModel]) -> str:
         if owners:  # the key was written without its section
             return f"unknown section {name}: it is a key of {' and '.join(f'[{owner}]' for owner in owners)}"
         return f"unknown section {name}: {nearest(name, root.model_fields)}"
-    return f"unknown key {'.'.join(map(str, (*location[:-1], name)))}: {nearest(name, section.model_fields)}"
+    known = OTHER_WORDS.get(name, "")
+    hint = f"did you mean {known}?" if known in section.model_fields else nearest(name, section.model_fields)
+    return f"unknown key {'.'.join(map(str, (*location[:-1], name)))}: {hint}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 
 from trimtab.config.errors import describe_errors
 from trimtab.config.sections import Config
+from trimtab.own_parts import look_beside, own_names
 from trimtab.text import nearest, shorten, shown
 
 PACKAGED = Path(__file__).parent.parent / "recipes"
@@ -25,13 +27,43 @@ LARGEST_FLOAT = 1e30  # beyond it, products overflow in float32
 
 def load(recipe: str | Path | None, settings: Sequence[str] = ()) -> Config:
     """Load a recipe by name or path and apply `key=value` settings; the last setting of a key wins."""
-    table: dict[str, Any] = {} if recipe is None else _read(find_recipe(recipe))
+    path = None if recipe is None else find_recipe(recipe)
+    table = _with_settings({} if path is None else _read(path), settings)
+    if own_names(table):
+        _look_for_modules(table, path)
+    return parse(table)
+
+
+def load_stored(path: Path, settings: Sequence[str] = ()) -> Config:
+    """Load the configuration of a run, which may be somebody else's, without what names code: none is run."""
+    table = _read(path)
+    for section, value in list(table.items()):
+        if not own_names(value):
+            continue
+        if section in ("objective", "task") or not isinstance(value, dict):  # their other keys are its options
+            del table[section]
+        else:
+            table[section] = {key: each for key, each in value.items() if not own_names(each)}
+    return parse(_with_settings(table, settings))
+
+
+def _look_for_modules(table: dict[str, Any], path: Path | None) -> None:
+    """Look for modules of the user's own beside the recipe, and note where, for the run may be resumed elsewhere."""
+    beside = [] if path is None or path.parent == PACKAGED else [str(path.resolve().parent)]
+    run = table.setdefault("run", {})
+    if isinstance(run, dict):  # anything else is an error of the recipe, and reported as one
+        folders = run.setdefault("python_path", list(dict.fromkeys([*beside, os.getcwd()])))
+        for folder in reversed(folders if isinstance(folders, list) else []):
+            look_beside(str(folder))
+
+
+def _with_settings(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     parsed = [(setting, *_parse_setting(setting)) for setting in settings]
     # The objective's name is applied first: a new name drops the options of the recipe's method, and must not drop
     # those that other settings give, whether they come before or after it.
     for setting, keys, value in sorted(parsed, key=lambda item: item[1] not in (["objective"], ["objective", "name"])):
         _apply(table, setting, keys, value)
-    return parse(table)
+    return table
 
 
 def parse(table: Mapping[str, Any]) -> Config:

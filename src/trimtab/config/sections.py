@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from trimtab.objectives import ATTACHMENTS, COMMON_OPTIONS, METHODS, OPTIONS, Objective, objective
+from trimtab.own_parts import PREFIX
 from trimtab.rewards import RULES, VerdictKind, check_rule
 from trimtab.rollout import SamplingOptions, check_vllm_options
 from trimtab.text import nearest, shown
@@ -274,6 +275,11 @@ class RunConfig(Section):
         default_factory=list, max_length=3, description="where metrics go besides metrics.jsonl"
     )
     report: bool = Field(True, description="`trimtab train` ends by writing report.html to the run's folder")
+    python_path: list[str] | None = Field(
+        None,
+        description="folders in which the modules of `python:` names are looked for after `sys.path` "
+        "([own-parts.md](own-parts.md)); none: the recipe's and the current one",
+    )
 
 
 class Config(Section):
@@ -398,15 +404,18 @@ def json_schema() -> dict[str, Any]:
     """Return the JSON schema of recipes, for editors."""
     table = Config.model_json_schema()
     # Objectives are validated by their builder; the schema only lists names and options for completion.
-    names = [*METHODS, *(f"dapo + {name}" for name in ATTACHMENTS)]
+    names = [*METHODS, *(f"dapo + {name}" for name in ATTACHMENTS), "python:MODULE:NAME"]
     entries = [*METHODS.values(), *ATTACHMENTS.values()]
     known = sorted({*COMMON_OPTIONS, *(key for entry in entries for key in entry.options)} - {*ATTACHMENTS})
     options: dict[str, Any] = {key: {"description": OPTIONS[key].meaning} for key in known}
     options |= {name: {"description": entry.title} for name, entry in ATTACHMENTS.items()}
+    properties = {"name": {"type": "string", "examples": names}, **options}
     table["properties"]["objective"] = {
         "type": "object",
         "required": ["name"],
-        "additionalProperties": False,
-        "properties": {"name": {"type": "string", "examples": names}, **options},
+        "properties": properties,
+        # The options of a method of the user's own are known to its file alone.
+        "if": {"properties": {"name": {"pattern": PREFIX}}},
+        "else": {"properties": dict.fromkeys(properties, True), "additionalProperties": False},
     }
     return table

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trimtab.config import load
+from trimtab.config import load_stored
 from trimtab.evaluate.folder import Batches, Generation, GenerationRequest, SampleKey
 from trimtab.evaluate.settings import EvalSettings, digest
 from trimtab.policy import LongPromptError, Policy, Transcript, load_policy, score
@@ -162,7 +162,7 @@ def open_model(model: str, device: str, precision: str, chat: bool) -> Policy:
     run, checkpoint = _run_of(Path(model).expanduser())
     if run is None:
         return load_policy(model, device=device, precision=precision, chat=chat)  # type: ignore[arg-type]
-    config = load(run / "config.toml", [f"run.device={device}", f"model.precision={precision}"])
+    config = load_stored(run / "config.toml", [f"run.device={device}", f"model.precision={precision}"])
     if checkpoint is None:
         path, chat = str((run / "model").resolve()), chat and config.model.chat
         return load_policy(path, device=device, precision=precision, chat=chat)  # type: ignore[arg-type]

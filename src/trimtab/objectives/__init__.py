@@ -2,22 +2,26 @@
 
 from trimtab.objectives import advantages, theory
 from trimtab.objectives.comm import Comm, ProcessGroup, gather_rows
-from trimtab.objectives.methods.compose import COMMON_OPTIONS, objective
+from trimtab.objectives.methods.compose import COMMON_OPTIONS, objective, option_names
 from trimtab.objectives.methods.reference_docs import METRICS
 from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, OPTIONS
+from trimtab.objectives.normalizers import Normalizer
 from trimtab.objectives.objective import LossOutput, Objective
 from trimtab.objectives.plan import Plan, merge_metrics
+from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
 from trimtab.objectives.reasons import REASON_WORDS, Reason, reason_words
-from trimtab.objectives.rules.penalties import kl_estimate
+from trimtab.objectives.rules.penalties import Penalty, kl_estimate
 from trimtab.objectives.rules.stare import EntropyGate
 from trimtab.objectives.segments import segment_ids, token_bytes
 from trimtab.objectives.selection import largest, quantile, share_count
+from trimtab.objectives.surrogates import Surrogate
 from trimtab.objectives.theory import Moments, gradient_norm_squared, moments
 from trimtab.objectives.token_batch import NotFiniteError, TokenBatch
 
 __all__ = [
     "ATTACHMENTS", "COMMON_OPTIONS", "METHODS", "METRICS", "OPTIONS", "REASON_WORDS", "Comm", "EntropyGate",
-    "LossOutput", "Moments", "NotFiniteError", "Objective", "Plan", "ProcessGroup", "Reason", "TokenBatch",
-    "advantages", "gather_rows", "gradient_norm_squared", "kl_estimate", "largest", "merge_metrics", "moments",
-    "objective", "quantile", "reason_words", "segment_ids", "share_count", "theory", "token_bytes",
+    "LossOutput", "Moments", "Normalizer", "NotFiniteError", "Objective", "Penalty", "Plan", "PlanBuilder",
+    "ProcessGroup", "Reason", "Surrogate", "TokenBatch", "TokenRule", "advantages", "gather_rows",
+    "gradient_norm_squared", "kl_estimate", "largest", "merge_metrics", "moments", "objective", "option_names",
+    "quantile", "reason_words", "segment_ids", "share_count", "theory", "token_bytes",
 ]  # fmt: skip

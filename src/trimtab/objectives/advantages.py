@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from trimtab.objectives.token_batch import NotFiniteError
+from trimtab.own_parts import OwnPartError, errors_located, is_own, load_part, location
+from trimtab.text import nearest, shown
 
 Values = Tensor | Sequence[float]
 Groups = Tensor | Sequence[int]
@@ -41,6 +43,26 @@ def leave_one_out(reward: Values, group: Groups) -> Tensor:
 ADVANTAGES: dict[str, Callable[[Values, Groups], Tensor]] = {
     function.__name__: function for function in (group_normalized, group_centered, leave_one_out)
 }
+
+
+def compute_advantages(name: str, reward: Values, group: Groups) -> Tensor:
+    """Return the advantages of a name: one of `ADVANTAGES`, or `python:MODULE:NAME`."""
+    if not is_own(name):
+        if name not in ADVANTAGES:
+            raise ValueError(
+                f"unknown advantage {shown(name)}: {nearest(str(name), ADVANTAGES)} (or python:MODULE:NAME)"
+            )
+        return ADVANTAGES[name](reward, group)
+    function, rewards = load_part(name), torch.as_tensor(reward).detach()
+    with errors_located(name, function):
+        values = function(rewards, torch.as_tensor(group, device=rewards.device))
+    if not isinstance(values, Tensor) or values.shape != rewards.shape:
+        made = f"a tensor of shape {tuple(values.shape)}" if isinstance(values, Tensor) else shown(values)
+        wanted = f"a tensor with a value for each of the {len(rewards)} responses"
+        raise OwnPartError(f"{name}: {location(function)}: it returned {made}, and not {wanted}")
+    if not bool(torch.isfinite(values).all()):
+        raise OwnPartError(f"{name}: {location(function)}: an advantage is NaN or infinite for rewards {shown(reward)}")
+    return values.detach().to(rewards.dtype if rewards.is_floating_point() else torch.float32)
 
 
 class _Groups:

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trimtab.objectives.advantages import ADVANTAGES, Groups, Values
+from trimtab.objectives.advantages import Groups, Values, compute_advantages
 from trimtab.objectives.comm import Comm, gather_batch, gather_rows
 from trimtab.objectives.normalizers import Normalizer
 from trimtab.objectives.plan import Plan
@@ -113,7 +113,7 @@ class Objective:
 
     def advantages(self, reward: Values, group: Groups) -> Tensor:
         """Return the advantage that this method is defined with, one value per response."""
-        return ADVANTAGES[self.advantage](reward, group)
+        return compute_advantages(self.advantage, reward, group)
 
     def observe(self, rollout: TokenBatch, comm: Comm | None = None) -> None:
         """Update the controllers with a rollout batch; call it once per batch, before its first plan."""

@@ -23,7 +23,17 @@ from trimtab.text import PrintLine
 # Keys that may change when a run is resumed: how long it lasts, what stops it, what it saves, and (with a warning) the
 # threads and the device it runs on. In the form of pydantic's `exclude`; True: all keys of a section.
 CHANGEABLE_ON_RESUME: dict[str, Any] = {
-    "run": {"steps", "checkpoint_every", "keep_checkpoints", "loggers", "report", "patience", "threads", "device"},
+    "run": {
+        "steps",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "loggers",
+        "report",
+        "patience",
+        "python_path",
+        "threads",
+        "device",
+    },
     "update": {"on_nonfinite"},
     "rollout": {"kv_cache_memory", "vllm_gpu_memory_utilization", "vllm_options"},
     "record": True,

@@ -20,17 +20,24 @@ from trimtab.config import build_objective
 from trimtab.engines.verl.columns import MINIBATCH_TOKENS, SENT_COLUMNS, UPDATE, micro_batch_plan, sampled_tokens
 from trimtab.engines.verl.planning import METRIC_PREFIX
 from trimtab.objectives import Objective
+from trimtab.own_parts import look_beside
 
 
 @dataclass(frozen=True)
 class PlannedLoss:
-    """A loss function for verl. It holds the objective's table, which pickles; every worker builds the objective."""
+    """A loss function for verl. It holds the objective's table, which pickles; every worker builds the objective.
+
+    `folders` is where the driver looks for a method of the user's own (`python:MODULE:NAME`).
+    """
 
     table: Mapping[str, Any]
+    folders: tuple[str, ...] = ()
 
     @cached_property
     def objective(self) -> Objective:
         """Build the objective, on the worker at the first call."""
+        for folder in reversed(self.folders):
+            look_beside(folder)
         return build_objective(self.table)
 
     def __call__(

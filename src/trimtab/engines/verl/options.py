@@ -13,6 +13,7 @@ from typing import Any
 
 from trimtab.config import build_objective
 from trimtab.objectives import Objective
+from trimtab.own_parts import is_own
 from trimtab.text import nearest
 
 ADAPTER_KEYS = ("advantage", "record", "record_every", "record_group_share", "record_max_megabytes")
@@ -158,6 +159,12 @@ def _field_problems(config: Any, objective: Objective) -> dict[str, bool]:
 
 
 def _advantage_problem(algorithm: Any, options: VerlOptions, objective: Objective) -> dict[str, bool]:
+    if is_own(objective.advantage):
+        problem = (
+            f"{objective.advantage} is an advantage of your own, and in verl the advantages are verl's: register it "
+            "with verl's register_adv_est, name it as algorithm.adv_estimator, and set +trimtab.advantage=verl"
+        )
+        return {problem: options.advantage != "verl"}
     estimator, normalized = algorithm.adv_estimator, bool(algorithm.get("norm_adv_by_std_in_grpo", True))
     grpo = "algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo"
     wanted, right = {

@@ -24,6 +24,7 @@ from trimtab.engines.verl.columns import SENT_COLUMNS
 from trimtab.engines.verl.loss import PlannedLoss
 from trimtab.engines.verl.options import check_config, read_options
 from trimtab.engines.verl.planning import METRIC_PREFIX, fields_read, plan_step
+from trimtab.own_parts import module_folders
 
 
 @register_trainer("trimtab")
@@ -47,7 +48,7 @@ class TrimtabRayTrainer(PPOTrainerSync):
 
     def on_init_end(self) -> None:
         """Send the loss that reads the plan to every worker."""
-        self.actor_rollout_wg.set_loss_fn(PlannedLoss(self.options.objective))
+        self.actor_rollout_wg.set_loss_fn(PlannedLoss(self.options.objective, tuple(module_folders())))
         self.recorder = recording.start_recording(self.options, self.objective, self.tokenizer, self.global_steps)
         super().on_init_end()
 

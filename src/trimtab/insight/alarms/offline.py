@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trimtab import step_lines
-from trimtab.config import load
+from trimtab.config import load_stored
 from trimtab.insight.alarms.monitor import AlarmMonitor, alarm_monitor
 from trimtab.text import PrintLine
 from trimtab.train import Alarm
@@ -28,7 +28,7 @@ def replay_run(run: Path, warn: PrintLine = lambda problem: None) -> list[Alarm]
     if not run.is_dir():
         return replay_metrics(read_metrics(run, warn))
     config = run / "config.toml"
-    monitor = alarm_monitor(load(config) if config.exists() else None)
+    monitor = alarm_monitor(load_stored(config) if config.exists() else None)
     return replay_metrics(read_metrics(run / "metrics.jsonl", warn), monitor)
 
 

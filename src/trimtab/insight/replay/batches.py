@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trimtab.config import build_objective
 from trimtab.objectives import Objective, Plan, TokenBatch, segment_ids
+from trimtab.own_parts import own_names, was_loaded
 from trimtab.record import RecordedStep, RecordedUpdate, RecordError
 
 # Read for every replay if recorded; optional fields are read for the objectives that need them.
@@ -35,6 +36,11 @@ class RecordedMiniBatch:
 
 def recorded_objective(options: dict[str, Any]) -> Objective:
     """Build the objective that a manifest names, with the options of the run."""
+    # A record may come from somebody else, and must not choose what code runs here.
+    for name in own_names(options):
+        if not was_loaded(name):
+            advice = f"to run it, name it too: --objective {name!r}"
+            raise RecordError(f"the run was recorded with {name!r}, code of its own: {advice}")
     try:
         return build_objective(options)
     except (ValueError, LookupError, TypeError) as error:

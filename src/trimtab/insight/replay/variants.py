@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from trimtab.insight.replay.batches import recorded_objective
-from trimtab.objectives import ATTACHMENTS, COMMON_OPTIONS, METHODS, Objective, objective
+from trimtab.objectives import Objective, objective, option_names
+from trimtab.own_parts import load_part, own_names
 from trimtab.record import Records
 
 RECORDED = "recorded"  # the name of the run's own objective
@@ -32,9 +32,11 @@ def make_variants(records: Records, objectives: Sequence[str], sweep: Sweep) -> 
     options = records.manifest.objective
     variants: dict[str, ReplayVariant] = {}  # by label: an objective that is named twice is replayed once
     used: set[str] = set()
+    for own in own_names(list(objectives)):
+        load_part(own)  # what the user names may be run where the record names it too
     for name in objectives:
         method = str(options["name"]) if name == RECORDED else name
-        swept = {key: values for key, values in sweep.items() if has_option(method, key)}
+        swept = {key: values for key, values in sweep.items() if key in option_names(method)}
         used |= set(swept)
         for values in product(*swept.values()):
             chosen = dict(zip(swept, values, strict=True))
@@ -49,14 +51,6 @@ def make_variants(records: Records, objectives: Sequence[str], sweep: Sweep) -> 
     if unused:
         raise ValueError(f"--sweep {unused[0]}: none of {', '.join(objectives)} has an option of that name")
     return list(variants.values())
-
-
-def has_option(name: str, option: str) -> bool:
-    """Return whether an objective, or one of its attachments, has an option."""
-    # `sspo + s2t(quantile=0.5)` has the terms sspo and s2t.
-    terms = [re.split(r"\(", term)[0].strip() for term in re.sub(r"\([^)]*\)", "", name).split("+")]
-    known = {**ATTACHMENTS, **METHODS}
-    return option in COMMON_OPTIONS or any(option in known[term].options for term in terms if term in known)
 
 
 def parse_sweep(settings: Sequence[str]) -> dict[str, list[Any]]:

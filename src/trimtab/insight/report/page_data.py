@@ -70,8 +70,8 @@ def run_json(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the data of one run without its curves, and the JSON blocks of its responses."""
     notes = list(run.notes)
+    compared = _compared_objectives(run, request.compared)  # first: what the user names may be run
     recorded = _recorded_objective(run, notes)
-    compared = _compared_objectives(run, request.compared)
     microscope, statistics, replayed = MicroscopeData(), None, None
     if run.records is not None and run.records.steps:
         statistics, pool = read_tokens(run, recorded, request.steps, notes)

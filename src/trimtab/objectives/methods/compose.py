@@ -1,4 +1,7 @@
-"""Build an objective from a name: `"stapo"`, `"sspo + s2t"`, `"gspo + stare(variant=C2)"`, or by keyword."""
+"""Build an objective from a name: `"stapo"`, `"sspo + s2t"`, `"gspo + stare(variant=C2)"`, or by keyword.
+
+A method or attachment of the user's own is `python:MODULE:NAME`; an objective with one is tried on a small batch.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,24 @@ from typing import Any, Literal
 
 import trimtab.objectives.methods.attachments
 import trimtab.objectives.methods.catalog  # noqa: F401  (both fill the registry)
-from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, Entry, check_option
+from trimtab.objectives.methods.own import check_built, own_entry, try_on_a_batch
+from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, OPTIONS, Entry, check_option
 from trimtab.objectives.normalizers import AGGREGATIONS
 from trimtab.objectives.objective import Objective, Scope, TokenStats
 from trimtab.objectives.plan_builder import TokenRule
 from trimtab.objectives.rules.penalties import Penalty
+from trimtab.own_parts import PATTERN, errors_located, is_own, location
 from trimtab.text import nearest
 
 # Options that every method takes.
 COMMON_OPTIONS: dict[str, Any] = {
+    "advantage": Literal["group_normalized", "group_centered", "leave_one_out"],
     "aggregation": Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"],
     "scope": Scope,
     "token_stats": TokenStats,
 }
 
-_TERM = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\((?P<options>[^()]*)\))?\s*")
+_TERM = re.compile(rf"\s*(?P<name>{PATTERN}|[\w.-]+)\s*(?:\((?P<options>[^()]*)\))?\s*")
 
 
 def objective(name: str, **options: Any) -> Objective:
@@ -32,16 +38,33 @@ def objective(name: str, **options: Any) -> Objective:
 
     `name` is a method, and after each `+` an attachment, with options in brackets if needed. Keyword options go to the
     method or attachment that has them; an attachment's name as a keyword attaches it (`True`, a mapping of its options,
-    or the value of its first option). Every method takes `aggregation`, `scope` and `token_stats`.
+    or the value of its first option). Every method takes `advantage`, `aggregation`, `scope` and `token_stats`.
     """
     (base, base_options), *attached = _terms(name)
     method = _method(base)
-    attached += [(key, _as_options(key, options.pop(key))) for key in list(options) if key in ATTACHMENTS]
+    attached += [(key, _as_options(key, options.pop(key))) for key in list(options) if _attaches(key)]
     common = {key: options.pop(key) for key in list(options) if key in COMMON_OPTIONS}
     common |= {key: base_options.pop(key) for key in list(base_options) if key in COMMON_OPTIONS}
     terms = [(method, base_options)] + [(_attachment(key), value) for key, value in attached]
     _distribute(name, options, terms)
-    return _combine([_build(entry, given) for entry, given in terms], [entry for entry, _ in terms], common)
+    built = [_build(entry, given, attached=number > 0) for number, (entry, given) in enumerate(terms)]
+    combined = _combine(built, [entry for entry, _ in terms], common)
+    # Whatever is wrong in a user's code is to be found here, and not at the first step of a run.
+    for part in (*(entry.name for entry, _ in terms), combined.advantage):
+        if is_own(part):
+            try_on_a_batch(part, combined)
+    return combined
+
+
+def option_names(name: str) -> set[str]:
+    """Return the options that an objective of this name takes: its method's, its attachments', the common ones."""
+    (base, _), *attached = _terms(name)
+    entries = [_method(base), *(_attachment(key) for key, _ in attached)]
+    return {*COMMON_OPTIONS, *(option for entry in entries for option in entry.options)}
+
+
+def _attaches(key: str) -> bool:
+    return key in ATTACHMENTS or is_own(key)
 
 
 def _terms(text: str) -> list[tuple[str, dict[str, Any]]]:
@@ -83,24 +106,38 @@ def _as_options(key: str, value: Any) -> dict[str, Any]:
         return dict(value)
     if value is False or value is None:
         raise ValueError(f"option {key}={value!r}: leave it out to do without {key}")
-    return {next(iter(ATTACHMENTS[key].options)): value}
+    return {next(iter(_attachment(key).options)): value}
 
 
 def _method(name: str) -> Entry:
+    if is_own(name):
+        return _own_entry(name)
     if name in METHODS:
         return METHODS[name]
     if name in ATTACHMENTS:
         raise ValueError(f"{name!r} attaches to a method and is none itself: write for example 'dapo + {name}'")
-    raise ValueError(f"unknown method {name!r}: {nearest(name, sorted(METHODS))}")
+    raise ValueError(f"unknown method {name!r}: {nearest(name, sorted(METHODS))} (one of your own: python:MODULE:NAME)")
 
 
 def _attachment(name: str) -> Entry:
+    if is_own(name):
+        return _own_entry(name)
     if name in ATTACHMENTS:
         return ATTACHMENTS[name]
     if name in METHODS:
         known = ", ".join(ATTACHMENTS)
         raise ValueError(f"{name!r} is a method and cannot attach to another: attachments are {known}")
     raise ValueError(f"unknown attachment {name!r}: {nearest(name, sorted(ATTACHMENTS))}")
+
+
+def _own_entry(name: str) -> Entry:
+    entry = own_entry(name)
+    taken = sorted(entry.options.keys() & {*COMMON_OPTIONS, *ATTACHMENTS})
+    if taken:
+        raise ValueError(
+            f"{name}: {location(entry.build)}: every method has an option {taken[0]!r}: call yours otherwise"
+        )
+    return entry
 
 
 def _distribute(name: str, options: Mapping[str, Any], terms: list[tuple[Entry, dict[str, Any]]]) -> None:
@@ -116,13 +153,20 @@ def _distribute(name: str, options: Mapping[str, Any], terms: list[tuple[Entry, 
         owners[0][key] = value
 
 
-def _build(entry: Entry, options: dict[str, Any]) -> Objective | TokenRule | Penalty:
+def _build(entry: Entry, options: dict[str, Any], attached: bool) -> Objective | TokenRule | Penalty:
     for key in options:
         if key not in entry.options:
-            raise ValueError(f"unknown option of {entry.name} {key!r}: {nearest(key, sorted(entry.options))}")
-    checked = {key: check_option(entry.name, key, value, entry.types[key]) for key, value in options.items()}
-    built: Objective | TokenRule | Penalty = entry.build(**checked)
-    return built
+            hint = nearest(key, sorted(entry.options)) if entry.options else "it has none"
+            raise ValueError(f"unknown option of {entry.name} {key!r}: {hint}")
+    checked = {
+        key: check_option(entry.name, key, value, entry.types[key], entry.option(key)) for key, value in options.items()
+    }
+    if not is_own(entry.name):
+        known: Objective | TokenRule | Penalty = entry.build(**checked)
+        return known
+    with errors_located(entry.name, entry.build):
+        built = entry.build(**checked)
+    return check_built(entry, built, attached)
 
 
 def _combine(built: list[Objective | TokenRule | Penalty], entries: list[Entry], common: dict[str, Any]) -> Objective:
@@ -137,7 +181,10 @@ def _combine(built: list[Objective | TokenRule | Penalty], entries: list[Entry],
         present.append(attached)  # type: ignore[arg-type]
     name = " + ".join(entry.name for entry in entries)
     given = {key: value for key, value in common.items() if value is not None}  # none: as if it were not there
-    common = {key: check_option(name, key, value, COMMON_OPTIONS[key]) for key, value in given.items()}
+    own = {"advantage": given.pop("advantage")} if is_own(given.get("advantage")) else {}
+    common = own | {
+        key: check_option(name, key, value, COMMON_OPTIONS[key], OPTIONS[key]) for key, value in given.items()
+    }
     if "aggregation" in common:
         common["normalizer"] = AGGREGATIONS[common.pop("aggregation")]
     common |= {"name": name, "title": entries[0].title, "paper": entries[0].paper}

@@ -8,8 +8,12 @@ from typing import Any
 
 from trimtab.objectives import theory
 from trimtab.objectives.methods.compose import COMMON_OPTIONS, objective
-from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, OPTIONS, Entry
+from trimtab.objectives.methods.own import own_entry
+from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, OPTIONS, Entry, Option
 from trimtab.objectives.objective import Objective
+from trimtab.objectives.plan_builder import TokenRule
+from trimtab.objectives.rules.penalties import Penalty
+from trimtab.own_parts import errors_located, is_own
 from trimtab.text import nearest
 
 METRICS: dict[str, str] = {
@@ -48,6 +52,8 @@ def describe(name: str) -> str:
     if name in ATTACHMENTS:
         formula = f"{name}: {ATTACHMENTS[name].build().formula}"
         return _page(ATTACHMENTS[name], formula) + f"\n\nAttaches to any method: `dapo + {name}`."
+    if is_own(name) and "+" not in name and "(" not in name:
+        return _own_page(own_entry(name))
     if "+" in name or "(" in name:
         return f"```\n{objective(name).explain()}\n```"
     raise ValueError(f"unknown method {name!r}: {nearest(name, sorted({*METHODS, *ATTACHMENTS}))}")
@@ -58,8 +64,9 @@ def methods_reference() -> str:
     lines = ["# Methods", "", "Made from the code by `make docs`; `trimtab methods NAME` prints the same text.", ""]
     lines += ["| name | kind | arXiv | what it does |", "|---|---|---|---|"]
     lines += [f"| `{name}` | {kind} | {paper or '-'} | {title} |" for kind, name, paper, title in summary()]
-    defaults = {"aggregation": "the method's own", "scope": Objective.scope, "token_stats": Objective.token_stats}
-    lines += ["", "Options that every method takes:", "", *_table(COMMON_OPTIONS, defaults)]
+    own = "the method's own"
+    common = {"advantage": own, "aggregation": own, "scope": Objective.scope, "token_stats": Objective.token_stats}
+    lines += ["", "Options that every method takes:", "", *_table(COMMON_OPTIONS, common, OPTIONS)]
     for name in {**METHODS, **ATTACHMENTS}:  # a name that is both has one page
         lines += ["", describe(name)]
     lines += ["", "# Metrics", ""]
@@ -84,12 +91,23 @@ def _page(entry: Entry, formula: str) -> str:
         lines += ["", entry.notes]
     lines += ["", "```", formula, "```"]
     if entry.options:
-        lines += ["", *_table(entry.types, entry.options)]
+        lines += ["", *_table(entry.types, entry.options, {key: entry.option(key) for key in entry.options})]
     return "\n".join(lines)
 
 
-def _table(types: typing.Mapping[str, Any], defaults: typing.Mapping[str, Any]) -> list[str]:
-    rows = [f"| `{k}` | {_show(defaults[k])} | {OPTIONS[k].meaning}{_choices(types[k])} |" for k in types]
+def _own_page(entry: Entry) -> str:
+    """Return the page of a method or attachment of the user's own; which of the two it is shows what it returns."""
+    with errors_located(entry.name, entry.build):
+        built = entry.build()
+    if isinstance(built, TokenRule | Penalty):
+        return _page(entry, f"{entry.name}: {built.formula}") + f"\n\nAttaches to any method: `dapo + {entry.name}`."
+    return _page(entry, objective(entry.name).explain())
+
+
+def _table(
+    types: typing.Mapping[str, Any], defaults: typing.Mapping[str, Any], options: typing.Mapping[str, Option]
+) -> list[str]:
+    rows = [f"| `{k}` | {_show(defaults[k])} | {options[k].meaning}{_choices(types[k])} |" for k in types]
     return ["| option | default | meaning |", "|---|---|---|", *rows]
 
 

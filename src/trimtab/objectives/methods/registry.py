@@ -29,6 +29,7 @@ class Option:
 
 OPTIONS: dict[str, Option] = {
     "adaptive": Option("let boost and damp follow the entropy, one step of `rate` per rollout"),
+    "advantage": Option("how the rewards of a group become advantages; one of your own is python:MODULE:NAME"),
     "aggregation": Option("how token terms become one number, over the whole mini-batch"),
     "boost": Option("STARE's W: the factor on tokens that raise the entropy", 1, 10),
     "cap": Option("upper limit of the importance weight: p_old / p_sampler of a correction, p_new / p_old in dppo", 0),
@@ -81,7 +82,7 @@ OPTIONS: dict[str, Option] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered method or attachment."""
+    """A method or attachment; `own_options` has what is known of the options of one of the user's own."""
 
     name: str
     paper: str
@@ -90,6 +91,12 @@ class Entry:
     build: Callable[..., Any]
     options: Mapping[str, Any]
     types: Mapping[str, Any]
+    own_options: Mapping[str, Option] | None = None
+
+    def option(self, key: str) -> Option:
+        """Return the meaning and range of an option."""
+        # The user's `rate` need not be ours, so it has neither our meaning nor our range.
+        return OPTIONS[key] if self.own_options is None else self.own_options[key]
 
 
 MethodBuilder = TypeVar("MethodBuilder", bound=Callable[..., Objective])
@@ -125,7 +132,7 @@ def entry(build: Callable[..., Any], paper: str, rule: Callable[..., Any] | None
     return Entry(build.__name__, paper, title, notes.strip(), build, options, types)
 
 
-def check_option(owner: str, key: str, value: Any, annotation: Any) -> Any:
+def check_option(owner: str, key: str, value: Any, annotation: Any, option: Option) -> Any:
     """Return `value` as the option's type; raise with the option, the value and what would be right."""
     union = typing.get_origin(annotation) in (typing.Union, UnionType)
     types = typing.get_args(annotation) if union else (annotation,)
@@ -143,7 +150,11 @@ def check_option(owner: str, key: str, value: Any, annotation: Any) -> Any:
         if not isinstance(value, bool):
             raise ValueError(f"{where} must be true or false")
         return value
-    return _number(where, OPTIONS[key], value, whole=float not in types)
+    if str in types:
+        if not isinstance(value, str):
+            raise ValueError(f"{where} must be text")
+        return value
+    return _number(where, option, value, whole=float not in types)
 
 
 def _number(where: str, option: Option, value: Any, whole: bool) -> float:
