@@ -147,6 +147,17 @@ def train(
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/<recipe>-<objective>-<n>.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN_DIR", help="Resume the run in this folder.")] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="RUN[@STEP]",
+            help="Start a new run from a checkpoint of another, with its recipe if none is given, and any --set.",
+        ),
+    ] = None,
+    keep_optimizer: Annotated[
+        bool, typer.Option("--keep-optimizer", help="With --from: take the optimizer's state too, not weights alone.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show configuration, objective, batches and memory; load no model.")
     ] = False,
@@ -155,7 +166,7 @@ def train(
     """Train. Without a recipe: the demo, which learns on a CPU in about two minutes."""
     from trimtab.console import launch_run, resolve_request
 
-    request = resolve_request(recipe, settings or [], out, resume)
+    request = resolve_request(recipe, settings or [], out, resume, start, keep_optimizer)
     if dry_run:
         from trimtab.console import describe_dry_run
 
@@ -174,6 +185,20 @@ def train(
         write_report=lambda run: try_report([run], print_error),
     )
     raise typer.Exit(code)
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(metavar="RUN[@STEP]", help="A run, or a checkpoint of it.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Default: export, or export-STEP, in the run's folder.")
+    ] = None,
+    precision: Annotated[str, typer.Option(help="Of the weights: fp32, as they were trained, or bf16.")] = "fp32",
+) -> None:
+    """Write a run's model to a folder that transformers, vLLM and TRL load; LoRA adapters are merged."""
+    from trimtab.console import export_run
+
+    typer.echo(f"written: {export_run(model, out, precision)}")
 
 
 @app.command()

@@ -11,7 +11,8 @@ import pytest
 
 from helpers.own_process import Terminal, exit_code, start_command, wait_until
 from helpers.train.short_runs import SETTINGS
-from trimtab.train import RunFolder, list_checkpoints
+from trimtab.config import list_checkpoints
+from trimtab.train import RunFolder
 
 STOPPED = 3
 ENDLESS = {"run.steps": "100000", "run.checkpoint_every": "0", "run.eval_every": "0", "run.patience": "0"}

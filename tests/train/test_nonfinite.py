@@ -177,7 +177,10 @@ SCORES: dict[str, tuple[Place, int, str]] = {
 def assert_all_finite(run: Run) -> None:
     """Weights, optimizer and controllers now, and in every checkpoint."""
     trainer = run.trainer
-    held = [*trained_parameters(trainer.policy).values(), *checkpoints.optimizer_tensors(trainer.optimizer).values()]
+    held = [
+        *trained_parameters(trainer.policy.model).values(),
+        *checkpoints.optimizer_tensors(trainer.optimizer).values(),
+    ]
     assert len(held) > 50 and all(bool(value.isfinite().all()) for value in held)
     paths = checkpoints.list_checkpoints(run.folder.checkpoints)
     assert len(paths) > 1

@@ -146,7 +146,7 @@ def test_a_recipe_that_would_change_results_is_an_error_that_names_the_key(copy:
 
 
 def test_all_keys_that_differ_are_named(copy: Path) -> None:
-    with pytest.raises(ValueError, match=r"run\.seed: 0 -> 7\n  update\.lr: 0\.003 -> 1e-05$"):
+    with pytest.raises(ValueError, match=r"run\.seed: 0 -> 7\n  update\.lr: 0\.003 -> 1e-05\nTo go on"):
         trained(copy, {"update.lr": "1e-5", "run.seed": "7"}, resume=True)
 
 

@@ -47,7 +47,7 @@ def run_warm_start(
         patch.setattr("trimtab.train.warm_start.evaluate", lambda trainer: next(results))
         warm_start(trainer, folder / "cache", reporter)
     assert next(results, None) is None, "it evaluated less often than it should"
-    return reporter.steps, {name: value.clone() for name, value in trained_parameters(trainer.policy).items()}
+    return reporter.steps, {name: value.clone() for name, value in trained_parameters(trainer.policy.model).items()}
 
 
 def accuracies(*values: float) -> list[dict[str, float]]:

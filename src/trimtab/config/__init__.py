@@ -10,9 +10,18 @@ from trimtab.config.loading import (
     parse,
     parse_toml,
 )
+from trimtab.config.run_model import (
+    LONGEST_CHAIN,
+    RunModel,
+    base_model,
+    find_checkpoint,
+    find_run_model,
+    list_checkpoints,
+)
 from trimtab.config.sections import AlarmsConfig, Config, RewardConfig, RolloutConfig, build_objective, json_schema
 
 __all__ = [
-    "LARGEST_RECIPE", "PACKAGED", "AlarmsConfig", "Config", "RewardConfig", "RolloutConfig", "build_objective",
-    "find_recipe", "json_schema", "load", "load_stored", "packaged_recipes", "parse", "parse_toml",
+    "LARGEST_RECIPE", "LONGEST_CHAIN", "PACKAGED", "AlarmsConfig", "Config", "RewardConfig", "RolloutConfig",
+    "RunModel", "base_model", "build_objective", "find_checkpoint", "find_recipe", "find_run_model", "json_schema",
+    "list_checkpoints", "load", "load_stored", "packaged_recipes", "parse", "parse_toml",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ all errors.
 
 from __future__ import annotations
 
+import os
 import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -79,14 +80,47 @@ class TaskConfig(Section):
 class ModelConfig(Section):
     """The policy model."""
 
-    path: str = Field("demo", description="a folder or hub name of a causal LM, `demo`, or `smollm2`")
+    path: str = Field(
+        "demo", description="a folder or hub name of a causal LM, a run or its checkpoint (RUN@STEP), `demo`, `smollm2`"
+    )
+    start_from: str | None = Field(
+        None, description="a checkpoint whose weights replace those of model.path at the start (`train --from`)"
+    )
+    start_optimizer: bool = Field(False, description="take AdamW's moments from that checkpoint too")
     reference: str | None = Field(None, description="the KL reference model: a path, or `start`: the policy before RL")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast over fp32 master weights")
     attention: str | None = Field(None, description="transformers' attn_implementation")
     gradient_checkpointing: bool = Field(False, description="recompute activations: less memory, more time")
     lora_rank: int = Field(0, ge=0, le=65_536, description="0: full fine-tuning; else LoRA of this rank (extra `lora`)")
     lora_alpha: int = Field(32, gt=0, description="LoRA's alpha")
+    lora_targets: list[str] = Field(
+        default_factory=list,
+        max_length=1000,
+        description="layers with an adapter by the ends of their names, as ['q_proj', 'v_proj']; empty: all linear "
+        "layers but the head",
+    )
+    lora_dropout: float = Field(
+        0.0, ge=0, lt=1, description="LoRA's dropout in updates; scoring and sampling have none, so ratios start off 1"
+    )
     chat: bool = Field(True, description="apply the tokenizer's chat template if it has one")
+
+    @field_validator("path", "start_from", "reference")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        # A run may be resumed, evaluated or exported from another folder than the one it was started in.
+        if value is None or value in ("demo", "smollm2", "start"):
+            return value
+        names = value, value.rpartition("@")[0]  # of a folder, and of a run as RUN@STEP
+        local = any(name and os.path.isdir(os.path.expanduser(name)) for name in names)
+        return os.path.abspath(os.path.expanduser(value)) if local else value
+
+    @model_validator(mode="after")
+    def _check_start(self) -> ModelConfig:
+        if self.start_optimizer and self.start_from is None:
+            raise ValueError("start_optimizer needs start_from, the checkpoint that has the moments")
+        if self.lora_rank == 0 and (self.lora_targets or self.lora_dropout):
+            raise ValueError("lora_targets and lora_dropout need lora_rank of 1 or more; set them to [] and 0 without")
+        return self
 
 
 class WarmStartConfig(Section):

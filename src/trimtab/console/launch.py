@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from trimtab.config import Config, find_recipe, load
+from trimtab.config import Config, RunModel, find_checkpoint, find_recipe, find_run_model, load
 from trimtab.console.display import LiveReporter
 from trimtab.console.reporters import PlainReporter
 from trimtab.console.summary_text import closing_summary, describe_model, describe_task
@@ -18,7 +20,7 @@ from trimtab.memory import is_out_of_memory, oom_message
 from trimtab.objectives import EntropyGate
 from trimtab.stop_signals import exit_code
 from trimtab.text import PrintLine
-from trimtab.train import Monitor, Reporter, Run, RunFolder, RunStoppedError, StopReason, train
+from trimtab.train import Monitor, Reporter, Run, RunFolder, RunStoppedError, StopReason, export_model, train
 
 # Exit codes: 2 as for a wrong command line; 3 is a run that ended early with a checkpoint. A run that a signal ends at
 # once has the code that shells report for it, 130 for Ctrl-C.
@@ -27,27 +29,101 @@ INVALID, STOPPED = 2, 3
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """A checked command line: `recipe` as the user named it; without `out` and `resume` a new folder is made."""
+    """A checked command line: `recipe` as the user named it; without `out` and `resume` a new folder is made.
+
+    That folder is called `name` or, by default, after recipe and objective.
+    """
 
     config: Config
     recipe: str
     out: Path | None = None
     resume: Path | None = None
+    name: str | None = None
 
 
-def resolve_request(recipe: str | None, settings: Sequence[str], out: Path | None, resume: Path | None) -> TrainRequest:
+def resolve_request(
+    recipe: str | None,
+    settings: Sequence[str],
+    out: Path | None = None,
+    resume: Path | None = None,
+    start: str | None = None,
+    keep_optimizer: bool = False,
+) -> TrainRequest:
     """Read and check everything that can be checked before anything is loaded."""
+    if keep_optimizer and start is None:
+        raise ValueError("--keep-optimizer goes with --from: it names the checkpoint whose optimizer is kept")
     if resume is None:
         if out is not None and out.exists() and not out.is_dir():
             raise ValueError(f"--out {out} is a file; a run is a folder")
+        if start is not None:
+            return _start_request(recipe, settings, out, find_checkpoint(start), keep_optimizer)
         recipe = recipe or "demo"
         return TrainRequest(load(recipe, settings), recipe, out)
+    if start is not None:
+        raise ValueError("--resume goes on with a run as it was, --from starts a new one: give one of them")
     if out is not None:
         raise ValueError("--resume continues in the run's own folder: leave out --out")
     if not (resume / "config.toml").exists():
         raise ValueError(f"{resume} holds no run to resume")
     recipe = recipe or str(resume / "config.toml")
     return TrainRequest(load(recipe, settings), recipe, None, resume)
+
+
+def _start_request(
+    recipe: str | None, settings: Sequence[str], out: Path | None, found: RunModel, keep_optimizer: bool
+) -> TrainRequest:
+    """Return a new run from a checkpoint; its recipe is, if none is given, that of the checkpoint's run."""
+    if given := [each for each in settings if each.partition("=")[0].strip() in ("model", "model.path")]:
+        raise ValueError(f"--from names the model already: leave out --set {given[0]}")
+    before, checkpoint = found.config(), str(found.folder.absolute())
+    recipe = recipe or str(found.run / "config.toml")
+    # The warm start is behind the checkpoint; whoever wants another one says so.
+    start = {
+        "model.start_from": checkpoint,
+        "model.start_optimizer": keep_optimizer,
+        "model.path": before.model.path,
+        "warm_start.steps": 0,
+    }
+    config = load(recipe, [*_as_settings(start), *settings])
+    if not trains_the_same_weights(config, before):
+        # Adapters of another shape, or none: the checkpoint's are merged into the model that the new run starts with.
+        if keep_optimizer:
+            raise ValueError("--keep-optimizer: the new run trains other weights (model.lora_*) than the checkpoint's")
+        config = load(recipe, [*_as_settings(start | {"model.path": checkpoint}), *settings])
+    step = found.folder.name.removeprefix("step-").lstrip("0") or "0"
+    return TrainRequest(config, recipe, out, name=f"{found.run.absolute().name}-from-{step}")
+
+
+def _as_settings(values: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
+
+
+def trains_the_same_weights(config: Config, before: Config) -> bool:
+    """Return whether the weights that one run trains fit those of another: whole models, or the same adapters."""
+    new, old = config.model, before.model
+    if not new.lora_rank and not old.lora_rank:
+        return True
+    same_base = new.path == old.path and (new.path != "demo" or config.run.seed == before.run.seed)
+    return same_base and all(
+        getattr(new, key) == getattr(old, key) for key in ("lora_rank", "lora_alpha", "lora_targets")
+    )
+
+
+def export_run(path: str, out: Path | None, precision: str) -> Path:
+    """Write the model of a run or a checkpoint to a folder in the format of transformers; return the folder."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    if precision not in ("fp32", "bf16"):
+        raise ValueError(f"--precision {precision}: it must be fp32 or bf16")
+    found = find_run_model(path)
+    if found is None:
+        find_checkpoint(path)  # raises with the reason
+        raise ValueError(f"{path} is no run")
+    step = "" if found.checkpoint is None else f"-{found.checkpoint.name.removeprefix('step-').lstrip('0') or '0'}"
+    folder = out or found.run / f"export{step}"
+    export_model(path, folder, "bf16" if precision == "bf16" else "fp32")
+    return folder
 
 
 def launch_run(
@@ -128,8 +204,8 @@ def make_reporter(request: TrainRequest, folder: RunFolder, quiet: bool, print_l
 
 
 def claim_folder(request: TrainRequest, parent: Path = Path("runs")) -> Path:
-    """Make and return runs/<recipe>-<objective>-<n> with the first free n."""
-    stem = f"{find_recipe(request.recipe).stem}-{slug(str(request.config.objective['name']))}"
+    """Make and return runs/<recipe>-<objective>-<n> with the first free n, or runs/<run>-from-<step>-<n>."""
+    stem = request.name or f"{find_recipe(request.recipe).stem}-{slug(str(request.config.objective['name']))}"
     parent.mkdir(parents=True, exist_ok=True)
     number = 0
     while True:

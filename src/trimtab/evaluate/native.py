@@ -8,13 +8,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trimtab.config import load_stored
+from trimtab.config import find_run_model
 from trimtab.evaluate.folder import Batches, Generation, GenerationRequest, SampleKey
 from trimtab.evaluate.settings import EvalSettings, digest
-from trimtab.policy import LongPromptError, Policy, Transcript, load_policy, score
+from trimtab.policy import LongPromptError, Policy, Transcript, score
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.tasks import derive_seed
-from trimtab.train import build_policy, build_sampler, list_checkpoints, load_weights
+from trimtab.train import build_sampler, open_policy
 
 SCORE_BUDGET, SCORE_CHUNK = 32_768, 4_096  # tokens in a forward pass; rows of logits at a time
 FINGERPRINT_BYTES = 1 << 16  # hashed at either end of a file: hashing all of a large model takes minutes
@@ -159,41 +159,17 @@ def open_model(model: str, device: str, precision: str, chat: bool) -> Policy:
     logging.disable_progress_bar()
     if precision not in ("fp32", "bf16"):
         raise ValueError(f"--precision {precision}: it must be fp32 or bf16")
-    run, checkpoint = _run_of(Path(model).expanduser())
-    if run is None:
-        return load_policy(model, device=device, precision=precision, chat=chat)  # type: ignore[arg-type]
-    config = load_stored(run / "config.toml", [f"run.device={device}", f"model.precision={precision}"])
-    if checkpoint is None:
-        path, chat = str((run / "model").resolve()), chat and config.model.chat
-        return load_policy(path, device=device, precision=precision, chat=chat)  # type: ignore[arg-type]
-    policy = build_policy(config)
-    load_weights(policy, checkpoint)
-    return policy
+    return open_policy(model, device=device, precision=precision, chat=chat)
 
 
 def fingerprint(model: str) -> str:
     """Return a hash of the model's files by names, sizes, first and last bytes; empty for a name on the hub."""
-    where = Path(model).expanduser()
-    run, checkpoint = _run_of(where)
-    folder = where if run is None else checkpoint or run / "model"
+    found = find_run_model(model)
+    folder = Path(model).expanduser() if found is None else found.folder
     if not folder.is_dir():
         return ""
     files = sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
     return digest([[file.name, file.stat().st_size, *_end_digests(file)] for file in files])
-
-
-def _run_of(path: Path) -> tuple[Path | None, Path | None]:
-    """Return the run that a path belongs to, and the checkpoint to read; None for the run's finished model."""
-    if path.parent.name == "checkpoints" and (path / "manifest.json").is_file():
-        return path.parent.parent, path
-    if not (path / "config.toml").is_file():
-        return None, None
-    if (path / "model").is_dir():
-        return path, None
-    found = list_checkpoints(path / "checkpoints")
-    if not found:
-        raise ValueError(f"the run {path} has neither a finished model nor a checkpoint yet")
-    return path, found[-1]
 
 
 def _end_digests(file: Path) -> list[str]:

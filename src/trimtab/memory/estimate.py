@@ -14,7 +14,7 @@ from typing import Literal
 
 from torch import nn
 
-from trimtab.config import Config
+from trimtab.config import Config, base_model
 from trimtab.memory.fake_model import (
     MicroBatchShape,
     fake_policy,
@@ -75,9 +75,9 @@ class MemoryEstimate:
 
 def estimate_memory(config: Config, device: Device, memory: int | None = None) -> MemoryEstimate:
     """Estimate what a run needs on a device; with its `memory` the KV cache is limited to its share of that."""
-    model, shape = config.model, model_shape(config.model.path)
+    model, shape = config.model, model_shape(base_model(config.model.path))
     with fake_tensors():
-        policy = fake_policy(shape, model.precision, model.lora_rank, model.gradient_checkpointing)
+        policy = fake_policy(shape, model.precision, model.lora_rank, model.gradient_checkpointing, model.lora_targets)
         parameters = [p for p in policy.model.parameters() if p.requires_grad]
         weights, trained = _bytes(policy.model.parameters()), _bytes(parameters)
         micro_batch = largest_micro_batch(config, device)
@@ -91,7 +91,9 @@ def estimate_memory(config: Config, device: Device, memory: int | None = None) -
         if model.reference == "start":  # a frozen copy of the policy as it was before training
             reference = weights
         elif model.reference is not None:
-            reference = _bytes(fake_policy(model_shape(model.reference), model.precision).model.parameters())
+            reference = _bytes(
+                fake_policy(model_shape(base_model(model.reference)), model.precision).model.parameters()
+            )
     on_gpu = device == "cuda"
     base = weights + 2 * trained + reference + sampler.buffers + sampler.kv_cache + (WORKSPACE if on_gpu else 0)
     return MemoryEstimate(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +77,13 @@ def fake_tensors() -> Iterator[None]:
         log.setLevel(level)
 
 
-def fake_policy(shape: Any, precision: Precision, lora_rank: int = 0, gradient_checkpointing: bool = False) -> Policy:
+def fake_policy(
+    shape: Any,
+    precision: Precision,
+    lora_rank: int = 0,
+    gradient_checkpointing: bool = False,
+    lora_targets: Sequence[str] = (),
+) -> Policy:
     """Build a policy from a model's configuration alone; call and use it inside `fake_tensors`."""
     from transformers import AttentionInterface, AutoModelForCausalLM
 
@@ -85,7 +91,7 @@ def fake_policy(shape: Any, precision: Precision, lora_rank: int = 0, gradient_c
     with torch.device("meta"):  # not fake from the start: PEFT moves its adapters, which fake parameters do not allow
         model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32, trust_remote_code=False)
         if lora_rank:
-            model = add_lora(model, lora_rank, alpha=1, seed=0)
+            model = add_lora(model, lora_rank, alpha=1, seed=0, targets=lora_targets)
     _to_fake(model)
     if gradient_checkpointing:
         enable_gradient_checkpointing(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,16 +27,20 @@ def load_policy(
     gradient_checkpointing: bool = False,
     lora_rank: int = 0,
     lora_alpha: int = 32,
+    lora_targets: Sequence[str] = (),
+    lora_dropout: float = 0.0,
     chat: bool = True,
     seed: int = 0,
+    prepare: Callable[[Any], Any] = lambda model: model,
 ) -> Policy:
-    """Load a policy by path: a folder or hub name, `demo`, or `smollm2`."""
+    """Load a policy by path: a folder or hub name, `demo`, or `smollm2`; `prepare` may replace the model as read."""
     where = pick_device(device)
     model, tokenizer = (demo_model(seed), demo_tokenizer()) if path == "demo" else read_pretrained(path, attention)
     if chat:
         start_rendering(tokenizer)
+    model = prepare(model)
     if lora_rank:
-        model = add_lora(model, lora_rank, lora_alpha, seed)
+        model = add_lora(model, lora_rank, lora_alpha, seed, lora_targets, lora_dropout, base=path)
     if where.type == "cuda" and where.index is not None:
         torch.cuda.set_device(where)  # Triton launches on the current device, whatever its arguments' device
     model.to(where)

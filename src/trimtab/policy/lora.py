@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 
-def add_lora(model: Any, rank: int, alpha: int, seed: int) -> Any:
-    """Return the model with freshly initialised adapters on all linear layers but the head; the rest is frozen."""
+def add_lora(
+    model: Any, rank: int, alpha: int, seed: int, targets: Sequence[str] = (), dropout: float = 0.0, base: str = ""
+) -> Any:
+    """Return the model with freshly initialised adapters; the rest is frozen.
+
+    They are on the linear layers whose names end in one of `targets`, without any on all but the head. `base` is the
+    model's path, for those who load the adapters with peft.
+    """
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise ValueError("model.lora_rank needs peft: pip install 'trimtab[lora]'") from None
+    _check_targets(model, targets)
+    layers = list(targets) or "all-linear"
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=layers)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return get_peft_model(model, LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear"))
+        adapted = get_peft_model(model, config)
+    # peft takes it from the model's own config, which knows nothing of weights that were loaded afterwards.
+    adapted.peft_config["default"].base_model_name_or_path = base or None
+    return adapted
+
+
+def _check_targets(model: Any, targets: Sequence[str]) -> None:
+    """Raise ValueError for a name that is no linear layer's: peft ignores it where another one matches."""
+    linear = [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]
+    known = sorted({name.rpartition(".")[2] for name in linear})
+    for target in targets:
+        if not any(name == target or name.endswith(f".{target}") for name in linear):
+            raise ValueError(f"model.lora_targets: {target!r:.100} is no linear layer of the model: {', '.join(known)}")
 
 
 def enable_gradient_checkpointing(model: Any) -> None:

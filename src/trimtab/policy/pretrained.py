@@ -164,8 +164,8 @@ def _check_weight_files(folder: Path, config: Any) -> None:
         not folder.is_dir() and is_peft_available() and find_adapter_config_file(str(folder)) is not None
     ):
         raise ValueError(
-            "it holds an adapter (adapter_config.json), and only whole models are loaded; merge it into its model "
-            "with peft's merge_and_unload and save that"
+            "it holds an adapter (adapter_config.json), and only whole models are loaded; name the run it is of, or "
+            "merge it into its model (`trimtab export RUN`, or peft's merge_and_unload)"
         )
     if not folder.is_dir():
         return

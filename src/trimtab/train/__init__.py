@@ -1,8 +1,7 @@
 """A training run: the loop, rollouts, scoring, recording, checkpoints, warm start."""
 
 from trimtab.train.alarm_actions import Alarm, Monitor
-from trimtab.train.build import build_policy, build_sampler, build_task
-from trimtab.train.checkpoints import list_checkpoints, load_weights
+from trimtab.train.build import build_policy, build_sampler, build_task, open_policy
 from trimtab.train.loop import train
 from trimtab.train.metrics import METRICS, TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS
 from trimtab.train.process import versions
@@ -11,10 +10,10 @@ from trimtab.train.reporting import Reporter
 from trimtab.train.rollouts import GradedResponse
 from trimtab.train.run import Run, RunStoppedError, StopReason
 from trimtab.train.run_folder import RunFolder, config_changes, resolved_toml
+from trimtab.train.run_state import export_model
 
 __all__ = [
     "METRICS", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "Alarm", "GradedResponse", "Monitor", "Reporter", "Run",
     "RunFolder", "RunStoppedError", "StopReason", "build_policy", "build_sampler", "build_task", "config_changes",
-    "list_checkpoints", "load_weights", "observed_entropy", "resolved_toml", "tokenizer_vocabulary",
-    "train", "versions",
+    "export_model", "observed_entropy", "open_policy", "resolved_toml", "tokenizer_vocabulary", "train", "versions",
 ]  # fmt: skip

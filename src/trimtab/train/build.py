@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
-from trimtab.config import Config, RolloutConfig
-from trimtab.policy import Policy, load_policy
+from trimtab.config import LONGEST_CHAIN, Config, RolloutConfig, find_run_model
+from trimtab.policy import Policy, add_lora, demo_model, load_policy
 from trimtab.rollout import NativeSampler, PagedSampler, Sampler, VllmSampler, VllmSettings
 from trimtab.rollout.paged import unsupported_reason
 from trimtab.tasks import Arithmetic, GymTask, Task, gsm8k, verl_file
+from trimtab.train.checkpoints import load_weights
 
 
 def build_task(config: Config, split: Literal["train", "test"]) -> Task | None:
@@ -36,7 +39,7 @@ def build_policy(config: Config, path: str | None = None) -> Policy:
     """Load the policy or, given a path, a reference model in the same precision."""
     model = config.model
     trained = path is None
-    return load_policy(
+    return open_policy(
         model.path if path is None else path,
         device=config.run.device,
         precision=model.precision,
@@ -45,9 +48,44 @@ def build_policy(config: Config, path: str | None = None) -> Policy:
         gradient_checkpointing=model.gradient_checkpointing and trained,
         lora_rank=model.lora_rank if trained else 0,
         lora_alpha=model.lora_alpha,
+        lora_targets=model.lora_targets,
+        lora_dropout=model.lora_dropout,
         chat=model.chat,
         seed=config.run.seed,
     )
+
+
+def open_policy(
+    path: str, *, chat: bool = True, prepare: Callable[[Any], Any] = lambda model: model, chain: int = 0, **options: Any
+) -> Policy:
+    """Load a policy as `load_policy` does, or the model of a run: its finished one, or a checkpoint's, merged."""
+    found = find_run_model(path)
+    if found is None:
+        return load_policy(path, chat=chat, prepare=prepare, **options)
+    if chain > LONGEST_CHAIN:
+        raise ValueError(f"model.path={path!r}: more than {LONGEST_CHAIN} runs in a row start from each other")
+    config = found.config()
+    options["attention"] = options.get("attention") or config.model.attention
+    if found.checkpoint is None:
+        return load_policy(str(found.folder.resolve()), chat=chat and config.model.chat, prepare=prepare, **options)
+    base, checkpoint = config.model.path, found.checkpoint
+
+    def restore(model: Any) -> Any:
+        # The demo's weights depend on the seed of the run that had them.
+        model = demo_model(config.run.seed) if base == "demo" else model
+        return prepare(restore_weights(model, config, checkpoint))
+
+    return open_policy(base, chat=chat and config.model.chat, prepare=restore, chain=chain + 1, **options)
+
+
+def restore_weights(model: Any, config: Config, checkpoint: Path) -> Any:
+    """Return a model with the weights of a checkpoint of a run with this configuration; adapters are merged."""
+    lora = config.model
+    if lora.lora_rank:
+        model = add_lora(model, lora.lora_rank, lora.lora_alpha, config.run.seed, lora.lora_targets)
+    load_weights(model, checkpoint)
+    # Adapters have frozen the rest, which a run may go on to train.
+    return model.merge_and_unload().requires_grad_(True) if lora.lora_rank else model
 
 
 def build_reference(config: Config) -> Policy | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trimtab import failpoints
+from trimtab.config import list_checkpoints
 from trimtab.files import new_folder
 from trimtab.policy import Policy
 from trimtab.text import PrintLine, shown
@@ -81,12 +81,6 @@ def load_newest(folder: Path, restore: Callable[[Checkpoint], None], warn: Print
     return None
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the folders that are named like checkpoints, the oldest first."""
-    paths = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8,12}", path.name)]
-    return sorted(paths, key=_step)
-
-
 def read(path: Path) -> Checkpoint:
     """Load a checkpoint after checking every file against the manifest."""
     try:
@@ -115,15 +109,15 @@ def errors_as_mismatch(saved: Checkpoint) -> Iterator[None]:
         raise CheckpointError(f"checkpoint {saved.path} does not fit: {error!r:.200}") from None
 
 
-def trained_parameters(policy: Policy) -> dict[str, Tensor]:
+def trained_parameters(model: Any) -> dict[str, Tensor]:
     """Return the trainable weights by name."""
-    return {name: p.detach() for name, p in policy.model.named_parameters() if p.requires_grad}
+    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
 
 @torch.no_grad()
-def load_parameters(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
+def load_parameters(model: Any, tensors: Mapping[str, Tensor]) -> None:
     """Load saved weights: all of them, or none if any does not fit."""
-    own = trained_parameters(policy)
+    own = trained_parameters(model)
     shapes, saved = ({(name, value.shape, value.dtype) for name, value in group.items()} for group in (own, tensors))
     wrong = sorted({name for name, *_ in shapes ^ saved})
     if wrong:  # checked before the first copy: a policy that is half restored would be worse than an error
@@ -133,11 +127,11 @@ def load_parameters(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
         value.copy_(tensors[name])
 
 
-def load_weights(policy: Policy, path: Path) -> None:
+def load_weights(model: Any, path: Path) -> None:
     """Load the weights of a checkpoint, and nothing else of it."""
     saved = read(path)
     with errors_as_mismatch(saved):
-        load_parameters(policy, saved.tensors["model"])
+        load_parameters(model, saved.tensors["model"])
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -180,12 +174,12 @@ def _check_finite(tensors: Mapping[str, Tensor]) -> None:
 
 def training_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> TensorGroups:
     """Return the tensors of a checkpoint to go on training from."""
-    return {"model": trained_parameters(policy), "optimizer": optimizer_tensors(optimizer)}
+    return {"model": trained_parameters(policy.model), "optimizer": optimizer_tensors(optimizer)}
 
 
 def load_training_tensors(policy: Policy, optimizer: torch.optim.Optimizer, saved: Checkpoint) -> None:
     """Restore what `training_tensors` returned."""
-    load_parameters(policy, saved.tensors["model"])
+    load_parameters(policy.model, saved.tensors["model"])
     load_optimizer(optimizer, saved.tensors["optimizer"])
 
 

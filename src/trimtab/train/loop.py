@@ -32,6 +32,7 @@ def train(run: Run) -> None:
         with closing(run.steps()) as steps, gc_pause() as freeze_once:
             for step in steps:
                 trainer.set_learning_rate(step)
+                trainer.seed_dropout("dropout", step)
                 run.finish_step(train_step(trainer, run.progress))
                 freeze_once()
 

@@ -8,15 +8,16 @@ from functools import cached_property
 from itertools import pairwise
 from statistics import fmean
 
-from trimtab.config import RewardConfig
+from trimtab.config import Config, RewardConfig
 from trimtab.policy import LongPromptError, Policy, Transcript
 from trimtab.rewards import Verdict, VerdictKind, grade_many
 from trimtab.rollout import PromptTokens, Response, SamplingOptions, rng_keys, uniform
-from trimtab.tasks import Problem, problem_index
+from trimtab.tasks import Problem, Task, problem_index
 from trimtab.train.trainer import RunProgress, Trainer
 
 # Where a grader compares an answer it may err; without an answer, or without a verdict, there is nothing to flip.
 OPPOSITE: dict[VerdictKind, VerdictKind] = {"correct": "wrong", "wrong": "correct"}
+PROBLEMS_CHECKED, PROMPTS_CHECKED = 1000, 16  # before the first step
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def sample_and_grade(
     `noise` is the probability that a response is rewarded for the opposite of its verdict.
     """
     config, policy = trainer.config, trainer.policy
-    prompts = encode_prompts(policy, problems, config.rollout.max_prompt_tokens)
+    prompts = encode_prompts(policy, problems, config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
     sampled = trainer.sampler.sample(prompts, step, options)
     # One call for all responses: the graders work on the list in parallel.
     texts = policy.decode_batch([response.tokens for responses in sampled for response in responses])
@@ -139,8 +140,13 @@ def choose_flips(numbers: Sequence[int], step: int, options: SamplingOptions, no
     return flips
 
 
-def encode_prompts(policy: Policy, problems: Sequence[tuple[int, Problem]], limit: int) -> list[PromptTokens]:
-    """Tokenize the prompts of numbered problems; one of more than `limit` tokens is an error."""
+def encode_prompts(
+    policy: Policy, problems: Sequence[tuple[int, Problem]], limit: int, max_new_tokens: int = 0
+) -> list[PromptTokens]:
+    """Tokenize the prompts of numbered problems; one of more than `limit` tokens is an error.
+
+    So is one that leaves no room for `max_new_tokens` within the positions that the model knows.
+    """
     advice = "raise it, or remove such problems"
     try:
         encoded = policy.encode_batch([problem.prompt for _, problem in problems], limit)
@@ -153,7 +159,24 @@ def encode_prompts(policy: Policy, problems: Sequence[tuple[int, Problem]], limi
             raise ValueError(
                 f"{_named(problem)} has {len(prompt.ids)} tokens; rollout.max_prompt_tokens={limit} ({advice})"
             )
+        if len(prompt.ids) + max_new_tokens > policy.context:
+            raise ValueError(
+                f"{_named(problem)} has {len(prompt.ids)} tokens: with rollout.max_new_tokens={max_new_tokens} that is "
+                f"more than the model's {policy.context} positions; set rollout.max_new_tokens to "
+                f"{max(policy.context - len(prompt.ids), 0)} or less, or remove such problems"
+            )
     return prompts
+
+
+def check_positions(policy: Policy, task: Task, config: Config) -> None:
+    """Raise at the start of a run where a prompt and its response would exceed the model's positions."""
+    rollout = config.rollout
+    if rollout.max_prompt_tokens + rollout.max_new_tokens <= policy.context:
+        return
+    # The longest of some are tokenized: problems may be millions, or slow to make. Later ones are checked as they come.
+    problems = [(number, task[number]) for number in range(min(len(task), PROBLEMS_CHECKED))]
+    longest = sorted(problems, key=lambda each: -sum(len(message["content"]) for message in each[1].prompt))
+    encode_prompts(policy, longest[:PROMPTS_CHECKED], rollout.max_prompt_tokens, rollout.max_new_tokens)
 
 
 def _named(problem: Problem) -> str:

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from trimtab import failpoints
-from trimtab.config import Config
+from trimtab.config import Config, list_checkpoints
 from trimtab.stop_signals import StopRequest, deferred_stop
 from trimtab.train import checkpoints, run_state
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_around
@@ -20,7 +20,7 @@ from trimtab.train.metrics import StepResult, has_learning_signal, no_signal_dia
 from trimtab.train.process import environment, set_threads
 from trimtab.train.recording import start_recording
 from trimtab.train.reporting import Loggers, Reporter, announce_stop
-from trimtab.train.rollouts import evaluate
+from trimtab.train.rollouts import check_positions, evaluate
 from trimtab.train.run_folder import RunFolder
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
 from trimtab.train.warm_start import warm_start
@@ -77,9 +77,10 @@ class Run:
         else:
             self.folder.create(self.config)
         trainer = self.trainer = build_trainer(self.config)
+        check_positions(trainer.policy, trainer.task, self.config)
         message = self.reporter.message
         self._loggers = Loggers(self.config, self.folder, message)
-        if self.resume and checkpoints.list_checkpoints(self.folder.checkpoints):
+        if self.resume and list_checkpoints(self.folder.checkpoints):
             self._resume()
         else:
             self._start()
@@ -129,7 +130,7 @@ class Run:
         self._check_learning_signal(metrics)
         if stopping and step != run.steps:
             self.save()
-            message = f"{stopping[0].message}. To continue regardless: {self._resume_command}"
+            message = f"{stopping[0].message}. To continue regardless: {self._resume_command}; {self._start_advice}"
             raise self._stop(StopReason.ALARM, message)
         failpoints.failpoint("step.finished")
 
@@ -155,6 +156,8 @@ class Run:
         self.folder.rewind(
             -1, self.reporter.message
         )  # a run that died before its first checkpoint may have left metrics
+        if taken := run_state.load_start(self.trainer, self.progress):
+            self.reporter.message(taken)
         warm_start(self.trainer, self.folder.path.parent / ".warm_start", self.reporter)
         failpoints.failpoint("warm_start.done")
         run_state.save_reference(self.trainer, self.folder)
@@ -226,9 +229,11 @@ class Run:
         self.reporter.message(f"warning: step {step}: {skipped} update(s) not finite, skipped: {found}")
         # Skipped updates leave the weights alone, so weights that are not finite were broken by an earlier update that
         # looked finite (an overflow in the optimizer): no later update can repair them.
-        weights = checkpoints.trained_parameters(self.trainer.policy).values()
+        weights = checkpoints.trained_parameters(self.trainer.policy.model).values()
         if not all(bool(torch.isfinite(weight).all()) for weight in weights):
-            message = f"the weights are not finite at step {step}: lower update.lr and start again"
+            message = (
+                f"the weights are not finite at step {step}: lower update.lr and start again; {self._start_advice}"
+            )
             raise self._stop(StopReason.NONFINITE, message)
         if self.config.update.on_nonfinite == "stop":
             message = f"an update of step {step} was not finite ({found}): see {self.folder.nonfinite}. To skip it: "
@@ -261,6 +266,11 @@ class Run:
     def _stop(self, reason: StopReason, message: str) -> RunStoppedError:
         self.stopped = reason
         return RunStoppedError(reason, message)
+
+    @property
+    def _start_advice(self) -> str:
+        lower = f"--set update.lr={self.config.update.lr / 2:g}"
+        return f"from a checkpoint with other settings: trimtab train --from {self.folder.path}[@STEP] {lower}"
 
     @property
     def _resume_command(self) -> str:

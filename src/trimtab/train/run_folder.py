@@ -6,7 +6,9 @@ alarm was raised, and `alarms/` if one asked for a checkpoint.
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +41,7 @@ CHANGEABLE_ON_RESUME: dict[str, Any] = {
     "record": True,
     "alarms": True,
 }
+MOST_SETTINGS_SHOWN = 5  # in a command: a recipe that differs in more is better named than spelt out
 
 
 class RunFolder:
@@ -97,7 +100,10 @@ class RunFolder:
         changes = config_changes(load(self.config), config)
         if changes:
             lines = "".join(f"\n  {line}" for line in changes)
-            raise ValueError(f"{self.path} was run with another recipe; these keys differ:{lines}")
+            raise ValueError(
+                f"{self.path} was run with another recipe; these keys differ:{lines}\n"
+                f"To go on from its weights with other settings, start a new run: {start_command(self.path, config)}"
+            )
         # Written again, for keys such as run.steps may have changed.
         write_atomically(self.config, resolved_toml(config))
 
@@ -146,6 +152,18 @@ def config_fingerprint(config: Config) -> dict[str, Any]:
     # `run.steps` may change on resume, but not the schedule that it ends: unless update.decay_steps says otherwise.
     table["update"]["decay_steps"] = config.decay_steps
     return {f"{section}.{key}": value for section, values in table.items() for key, value in values.items()}
+
+
+def start_command(run: Path, config: Config) -> str:
+    """Return the command that starts a run of another configuration from a run's newest checkpoint."""
+    old, new = config_fingerprint(load(run / "config.toml")), config_fingerprint(config)
+    keys = sorted(key for key in new if old.get(key) != new[key])
+    words = ["trimtab", "train", "--from", str(run)]
+    for key in keys if len(keys) <= MOST_SETTINGS_SHOWN else []:
+        words += ["--set", f"{key}={'none' if new[key] is None else json.dumps(new[key], ensure_ascii=False)}"]
+    if len(keys) > MOST_SETTINGS_SHOWN:
+        words.insert(2, "RECIPE")
+    return shlex.join(words)
 
 
 def config_changes(before: Config, now: Config) -> list[str]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 from trimtab import failpoints
+from trimtab.config import find_checkpoint
 from trimtab.files import new_folder
-from trimtab.policy import Policy
+from trimtab.policy import Policy, Precision
 from trimtab.text import shown
 from trimtab.train import checkpoints
+from trimtab.train.build import open_policy
 from trimtab.train.process import environment
 from trimtab.train.run_folder import RunFolder, config_fingerprint
 from trimtab.train.trainer import RunProgress, Trainer
@@ -47,11 +51,36 @@ def restore_checkpoint(saved: checkpoints.Checkpoint, trainer: Trainer, progress
             raise ValueError("its state is not valid")
 
 
+def load_start(trainer: Trainer, progress: RunProgress) -> str:
+    """Bring a new run to the checkpoint that `model.start_from` names, if any; return in words what was taken.
+
+    Its prompts go on where that run's ended, if both take the same ones.
+    """
+    config = trainer.config
+    if config.model.start_from is None:
+        return ""
+    found = find_checkpoint(config.model.start_from)
+    saved = checkpoints.read(found.folder)
+    taken = "weights"
+    with checkpoints.errors_as_mismatch(saved):
+        if config.model.path != config.model.start_from:  # else they are the model's already, merged
+            checkpoints.load_parameters(trainer.policy.model, saved.tensors["model"])
+        if config.model.start_optimizer:
+            checkpoints.load_optimizer(trainer.optimizer, saved.tensors["optimizer"])
+            taken += " and optimizer"
+        before, position = saved.state["config_fingerprint"], saved.state["progress"]["position"]
+        order = {key: value for key, value in config_fingerprint(config).items() if key.startswith("task.")}
+        order["run.seed"] = config.run.seed
+        if all(before.get(key) == value for key, value in order.items()) and type(position) is int:
+            progress.position = max(position, 0)
+    return f"starts from the {taken} of step {saved.step} of {found.run}"
+
+
 def save_reference(trainer: Trainer, folder: RunFolder) -> None:
     """Keep the policy's present weights as the KL reference, for the whole run and for its resumes."""
     if trainer.config.model.reference == "start":
         # With LoRA only the adapter is trained and saved; the frozen base is the same in both models.
-        start = {"model": checkpoints.trained_parameters(trainer.policy)}
+        start = {"model": checkpoints.trained_parameters(trainer.policy.model)}
         checkpoints.save(folder.reference, 0, start, {}, keep=1)
         load_reference(trainer, folder)
 
@@ -59,13 +88,26 @@ def save_reference(trainer: Trainer, folder: RunFolder) -> None:
 def load_reference(trainer: Trainer, folder: RunFolder) -> None:
     """Load the KL reference that `save_reference` kept."""
     if trainer.config.model.reference == "start" and trainer.reference is not None:
-        checkpoints.load_weights(trainer.reference, folder.reference / "step-00000000")
+        checkpoints.load_weights(trainer.reference.model, folder.reference / "step-00000000")
 
 
 def publish_model(policy: Policy, folder: Path) -> None:
     """Write the trained model and its tokenizer in the format of transformers, completely or not at all."""
     # Not synced: unlike a checkpoint, it can be written again from the last checkpoint with --resume.
     with new_folder(folder) as temporary:
-        policy.model.save_pretrained(temporary)
+        # Without it peft looks up the base model's vocabulary on the hub; no adapter is on an embedding.
+        options = {"save_embedding_layers": False} if hasattr(policy.model, "peft_config") else {}
+        policy.model.save_pretrained(temporary, **options)
         policy.tokenizer.save_pretrained(temporary)
         failpoints.failpoint("model.written")
+
+
+def export_model(path: str, folder: Path, precision: Precision = "fp32") -> None:
+    """Write the model of a run or a checkpoint to a folder in the format of transformers, adapters merged."""
+    if folder.exists():
+        raise ValueError(f"{folder} exists already: choose another --out")
+    policy = open_policy(path, device="cpu")
+    if precision == "bf16":
+        policy.model.to(torch.bfloat16)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    publish_model(policy, folder)

@@ -12,7 +12,7 @@ from trimtab.objectives import Objective
 from trimtab.policy import Policy, make_optimizer
 from trimtab.record import Recorder
 from trimtab.rollout import Sampler
-from trimtab.tasks import Task
+from trimtab.tasks import Task, derive_seed
 from trimtab.train.build import build_policy, build_reference, build_sampler, build_task
 
 
@@ -49,6 +49,11 @@ class Trainer:
         scale = learning_rate_scale(self.config, step)
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.update.lr * scale
+
+    def seed_dropout(self, phase: str, step: int) -> None:
+        """Seed torch's random numbers for a step's dropout, so that a resumed run drops the same; nothing without."""
+        if self.config.model.lora_dropout:
+            torch.manual_seed(derive_seed(phase, self.config.run.seed, step))
 
 
 def learning_rate_scale(config: Config, step: int) -> float:

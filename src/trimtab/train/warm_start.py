@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from trimtab import failpoints
-from trimtab.config import Config
+from trimtab.config import Config, find_run_model
 from trimtab.policy import LongPromptError, Policy, Transcript, log_probs, make_optimizer, split_by_token_budget
 from trimtab.stop_signals import SignalInterrupt, deferred_stop
 from trimtab.tasks import Problem, Task, derive_seed, read_rows
@@ -50,6 +50,7 @@ def warm_start(trainer: Trainer, cache: Path, reporter: Reporter) -> None:
     examples = _examples(policy, trainer.task, config)
     with deferred_stop(announce_stop(reporter)) as stop:
         for step in range(first, warm.steps):
+            trainer.seed_dropout("warm dropout", step)
             loss = _supervised_step(policy, optimizer, _sample_batch(examples, step, config), config, step)
             reporter.warm(step + 1, warm.steps, loss)
             failpoints.failpoint("warm_start.step")
@@ -84,9 +85,15 @@ def cache_key(config: Config) -> str:
         "torch": torch.__version__,
         "update": config.update.model_dump(include={"token_budget", "head_chunk", "betas", "max_grad_norm"}),
         "evaluation": [config.run.eval_problems, config.rollout.max_new_tokens] if evaluated else [],
-        "files": [_stamp(path) for path in (config.model.path, config.task.path, config.warm_start.path) if path],
+        "files": [_stamp(path) for path in (*_weights(config), config.task.path, config.warm_start.path) if path],
     }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _weights(config: Config) -> list[str]:
+    """Return the paths of the weights that a run starts from, those inside a run's folder by their own folder."""
+    paths = [path for path in (config.model.path, config.model.start_from) if path is not None]
+    return [str(found.folder) if (found := find_run_model(path)) else path for path in paths]
 
 
 def _stamp(path: str) -> list[tuple[str, int, int]]:

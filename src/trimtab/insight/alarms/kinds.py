@@ -24,6 +24,8 @@ class AlarmKind:
     at_once: bool = False
 
 
+GO_BACK = "trimtab train --from RUN@STEP --set update.lr=..."
+
 # The names are also keys of [alarms] in a recipe, and the suggestions name keys of a recipe: tests check both.
 # The order is that in which alarms of one step are reported.
 ALARM_KINDS: dict[str, AlarmKind] = {
@@ -94,7 +96,7 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         ("response/repetition_share",),
         ("repetition_growth",),
         "Look at what is rewarded in these responses; try reward.overlong_buffer, a lower update.lr, and the last "
-        "checkpoint before it began",
+        f"checkpoint before it began ({GO_BACK})",
     ),
     "length_drift": AlarmKind(
         response.length_drift,
@@ -113,14 +115,14 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         response.reward_drop,
         ("reward/accuracy", "reward/mean", "eval/accuracy"),
         ("drop_share", "drop_min", "drop_noise"),
-        "Go back to a checkpoint before the fall, with a lower update.lr; the other alarms may say why",
+        f"Go back to a checkpoint before the fall, with a lower update.lr ({GO_BACK}); the other alarms may say why",
     ),
     "collapse": AlarmKind(
         response.collapse,
         COLLAPSE_METRICS,
         (),
-        "Go back to a checkpoint before this step, with a lower update.lr or fewer update.per_step; `trimtab stress` "
-        "finds how far an objective can be pushed",
+        f"Go back to a checkpoint before this step, with a lower update.lr or fewer update.per_step ({GO_BACK}); "
+        "`trimtab stress` finds how far an objective can be pushed",
         at_once=True,
     ),
 }
