@@ -47,7 +47,7 @@ def test_advice_names_keys_that_a_recipe_has() -> None:
     config = load("demo").model_dump()
     for name, kind in ALARM_KINDS.items():
         for word in kind.suggestion.replace("(", " ").replace(")", " ").split():
-            section, dot, key = word.strip(",;:.").partition(".")
+            section, dot, key = word.partition("=")[0].strip(",;:.").partition(".")
             if dot and section in config and section != "objective":
                 assert key in config[section], (name, word)
 
