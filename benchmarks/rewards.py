@@ -30,7 +30,7 @@ from typing import Any
 
 from trimtab.rewards import grade, grade_many
 from trimtab.rewards.extract import last_box
-from trimtab.tasks import Problem, verl_file
+from trimtab.tasks import Problem, read_file
 from trimtab.tasks.problems import user
 
 BENCHMARKS = ("aime24", "aime25", "amc23", "math500", "minerva", "olympiadbench")
@@ -79,7 +79,7 @@ def make_cases(data: Path) -> list[Case]:
     rng = random.Random(0)
     cases: list[Case] = []
     for name in BENCHMARKS:
-        answers = [problem.answer for problem in verl_file(str(data / f"{name}.parquet")).problems]
+        answers = [problem.answer for problem in read_file(str(data / f"{name}.parquet")).problems]
         plain = [bare(last_box(answer) or answer) for answer in answers]
         for answer, text in zip(answers, plain, strict=True):
             cases += [(rf"So the answer is $\boxed{{{form}}}$.", answer, made) for made, form in ways(text).items()]

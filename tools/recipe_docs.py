@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import typing
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,8 @@ from pydantic.fields import FieldInfo
 
 from trimtab.config.loading import load, packaged_recipes
 from trimtab.config.sections import Config
+from trimtab.config.task_section import TaskConfig, task_section
+from trimtab.tasks import TASKS
 
 _INTRO = """\
 # Recipes
@@ -38,15 +41,34 @@ _OBJECTIVE = """\
 `name`, a method with its attachments, and their options: see [methods.md](methods.md). An attachment may also be a
 key: `kl = 0.001`, `s2t = true`, `stare = { variant = "C2" }`."""
 
+_TASK = """\
+## `[task]`
+
+Where prompts and ground-truth answers come from. `name` is one of those below, each with options of its own, or
+`python:MODULE:NAME`: a task of yours, whose options are the arguments of its function ([own-parts.md](own-parts.md)).
+Setting `task.name` to another task drops the options of the recipe's task."""
+
 
 def recipes_page() -> str:
     """Return the content of docs/recipes.md."""
     parts = [_INTRO, *_recipe_table(), _OBJECTIVE]
     for name, field in Config.model_fields.items():
         section = field.annotation
-        if isinstance(section, type) and issubclass(section, BaseModel):
+        if section is TaskConfig:
+            parts += [_TASK, *map(_task_part, TASKS)]
+        elif isinstance(section, type) and issubclass(section, BaseModel):
             parts.append("\n".join([f"## `[{name}]`", "", section.__doc__ or "", "", *_key_table(section)]))
     return "\n\n".join(parts) + "\n"
+
+
+def _task_part(name: str) -> str:
+    section = task_section(name.replace("KIND", "kind"))
+    keys = [line for line in _key_table(section) if not line.startswith("| `name`")]
+    return "\n".join([f'### `name = "{name}"`', "", _first_line(TASKS[name]), "", *keys])
+
+
+def _first_line(function: Any) -> str:
+    return (inspect.getdoc(function) or "").partition("\n")[0]
 
 
 def recipe_title(path: Path) -> str:
@@ -81,7 +103,7 @@ def _default(field: FieldInfo) -> str:
         return "none" if value is None else "empty"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"`{list(value)}`" if isinstance(value, tuple) else f"`{value}`"
+    return f"`{list(value)}`" if isinstance(value, tuple) else "`{}`".format(str(value).replace("\n", "\\n"))
 
 
 def _values(kind: Any, metadata: list[Any]) -> str:

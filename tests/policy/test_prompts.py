@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from helpers.objectives.made_tokenizers import byte_level_bpe
 from trimtab.policy import LongPromptError, Policy, demo_model, demo_tokenizer, prompts
-from trimtab.tasks import verl_file
+from trimtab.tasks import read_file
 from trimtab.train.rollouts import encode_prompts
 
 PLAIN = (
@@ -88,7 +88,7 @@ def ten_megabytes(tmp_path: Path) -> Any:
     file = tmp_path / "rows.jsonl"
     row = '{{"prompt": "{}", "reward_model": {{"ground_truth": "1"}}, "data_source": "made"}}\n'
     file.write_text(row.format("1+2=") + row.format("12+3=" * 2_000_000))
-    return verl_file(str(file))
+    return read_file(str(file))
 
 
 @pytest.mark.parametrize("tokenizer", [demo_tokenizer, byte_level, lambda: byte_level(PLAIN)])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trimtab.rewards import Verdict, grade_many
-from trimtab.tasks import Problem, verl_file
+from trimtab.tasks import Problem, read_file
 from trimtab.tasks.problems import user
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
@@ -59,7 +59,7 @@ UNGRADABLE: dict[tuple[str, str], str] = {}
 
 
 def _answers(benchmark: str) -> list[str]:
-    return list(dict.fromkeys(problem.answer for problem in verl_file(str(DATA / f"{benchmark}.parquet"))))
+    return list(dict.fromkeys(problem.answer for problem in read_file(str(DATA / f"{benchmark}.parquet"))))
 
 
 def _verdicts(benchmark: str, answers: list[str]) -> dict[tuple[str, str], Verdict]:
@@ -95,7 +95,7 @@ def test_a_benchmarks_answer_is_right_without_its_unit_and_with_it_outside_text(
 @pytest.mark.parametrize(("benchmark", "rows"), BENCHMARKS.items())
 def test_no_answer_is_right_for_the_next_ones_question(benchmark: str, rows: int) -> None:
     """Unless the two are written alike: then nobody could tell."""
-    answers = [problem.answer for problem in verl_file(str(DATA / f"{benchmark}.parquet"))]
+    answers = [problem.answer for problem in read_file(str(DATA / f"{benchmark}.parquet"))]
     assert len(answers) == rows
     others = [(mine, other) for mine, other in pairwise(answers) if mine != other]
     responses = [FORMS["in a box"](_plain(mine)) for mine, _ in others]

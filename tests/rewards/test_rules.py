@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trimtab.rewards import RULES, Verdict, grade, grade_many
 from trimtab.rewards.extract import last_box, last_number, parse_number
 from trimtab.rewards.verdicts import MAX_EXTRACTED_CHARS, VerdictKind
-from trimtab.tasks import Problem, verl_file
+from trimtab.tasks import Problem, read_file
 from trimtab.tasks.problems import user
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
@@ -200,7 +200,7 @@ def test_many_are_graded_each_by_its_own_rule() -> None:
 )
 def test_the_benchmarks_own_answers_are_correct_in_a_box(name: str, numeric: int) -> None:
     pytest.importorskip("pyarrow")
-    problems = verl_file(str(DATA / f"{name}.parquet")).problems
+    problems = read_file(str(DATA / f"{name}.parquet")).problems
     answers = [last_box(problem.answer) or problem.answer for problem in problems]
     verdicts = [grade(f"So \\boxed{{{a}}}.", p.answer, "boxed") for a, p in zip(answers, problems, strict=True)]
     assert {verdict.kind for verdict in verdicts} == {"correct"}

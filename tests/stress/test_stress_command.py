@@ -357,7 +357,7 @@ def test_a_search_goes_on_for_the_others_if_one_fails(pretended: Pretended) -> N
         (["grpo", "--axis", "run.seed=1,2"], "their number is --seeds"),
         (["grpo", "--axis", "objective.name=dapo,gspo"], "objectives are named as arguments"),
         (["grpo", "--axis", "update.lr=1e-4", "--set", "objective.name=dapo"], "objectives are named as arguments"),
-        (["grpo", "--axis", "task.suffix=" + "x" * 300], "too long for the name of a folder"),
+        (["grpo", "--axis", "model.attention=" + "x" * 300], "too long for the name of a folder"),
         (["grpo", "--axis", "update.lr"], "write section.key=value"),
         (["grpo", "--axis", "update.lr=1e-4", "--search"], "give two positive numbers"),
         (["grpo", "--axis", "rollout.temperature=1,1e9", "--search"], "rollout.temperature"),
@@ -402,7 +402,7 @@ HOSTILE_VALUES = [
 
 def test_hostile_values_stay_text_everywhere(pretended: Pretended) -> None:
     pretended.scripts = lambda objective, lr: learns
-    result = pretended.stress(axis=f"task.suffix={','.join(HOSTILE_VALUES)}")
+    result = pretended.stress(axis=f"model.attention={','.join(HOSTILE_VALUES)}")
     assert result.exit_code == 0, result.output
     runs = figures(pretended.out)
     assert len(runs) == 2 * len(HOSTILE_VALUES)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trimtab.tasks import gsm8k, plain_file, verl_file
+from trimtab.tasks import gsm8k, read_file
 from trimtab.tasks.files import BOXED_SUFFIX
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
@@ -27,14 +27,14 @@ def write(folder: Path, *rows: Any, name: str = "mine.jsonl") -> str:
 def test_a_row_in_verls_schema_becomes_a_problem(tmp_path: Path) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
     row = {**GOOD, "prompt": messages, "data_source": "sums", "extra_info": {"index": 3}}
-    task = verl_file(write(tmp_path, row), suffix=" Box it.")
+    task = read_file(write(tmp_path, row), suffix=" Box it.")
     assert task.name == "mine"
     assert task[0].prompt == (messages[0], {"role": "user", "content": "1+1? Box it."})
     assert (task[0].answer, task[0].rule, task[0].source, task[0].extra) == ("2", "boxed", "sums", {"index": 3})
 
 
 def test_a_prompt_may_be_text_and_an_answer_a_number(tmp_path: Path) -> None:
-    task = verl_file(write(tmp_path, {"prompt": "½ + ½?", "reward_model": {"ground_truth": 1}}), rule="number")
+    task = read_file(write(tmp_path, {"prompt": "½ + ½?", "reward_model": {"ground_truth": 1}}), rule="number")
     assert task[0].prompt == ({"role": "user", "content": "½ + ½?"},)
     assert (task[0].answer, task[0].rule, task[0].source) == ("1", "number", "mine")
 
@@ -43,13 +43,13 @@ def test_parquet_is_read_like_jsonl(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     rows = [{**GOOD, "prompt": [{"role": "user", "content": f"{n}?"}], "extra_info": {"n": n}} for n in range(3)]
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "mine.parquet")
-    assert verl_file(str(tmp_path / "mine.parquet")) == verl_file(write(tmp_path, *rows))
+    assert read_file(str(tmp_path / "mine.parquet")) == read_file(write(tmp_path, *rows))
 
 
 def test_columns_go_by_the_names_given(tmp_path: Path) -> None:
     source = write(tmp_path, {"q": "1+1?", "a": "2", "how": "Count."})
-    problem = plain_file(source, question="q", answer="a", solution="how")[0]
-    assert problem.prompt[0]["content"] == "1+1?" + BOXED_SUFFIX
+    problem = read_file(source, columns={"prompt": "q", "answer": "a", "solution": "how"}, suffix=" Box it.")[0]
+    assert problem.prompt[0]["content"] == "1+1? Box it."
     assert (problem.answer, problem.solution) == ("2", "Count.")
 
 
@@ -63,7 +63,7 @@ def test_a_gsm8k_row_becomes_a_problem_with_a_worked_solution(tmp_path: Path) ->
 def test_blank_lines_and_a_byte_order_mark_are_no_rows(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode() + b"\r\n\r\n" + json.dumps(GOOD).encode())
-    assert len(verl_file(str(path))) == 2
+    assert len(read_file(str(path))) == 2
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_blank_lines_and_a_byte_order_mark_are_no_rows(tmp_path: Path) -> None:
 )
 def test_a_bad_row_is_named_by_file_and_number(tmp_path: Path, bad: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)) as error:
-        verl_file(write(tmp_path, GOOD, bad, GOOD))
+        read_file(write(tmp_path, GOOD, bad, GOOD))
     assert str(error.value).startswith(f"{tmp_path / 'mine.jsonl'}, row 2: ")
 
 
 def test_a_long_value_is_cut_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be an object") as error:
-        verl_file(write(tmp_path, {**GOOD, "reward_model": "x" * 10_000}))
+        read_file(write(tmp_path, {**GOOD, "reward_model": "x" * 10_000}))
     assert len(str(error.value)) < len(str(tmp_path)) + 200
 
 
@@ -110,7 +110,7 @@ def test_bytes_that_are_not_utf8_are_named_by_row(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_bytes(json.dumps(GOOD).encode() + b'\n{"prompt": "\xff"}\n')
     with pytest.raises(ValueError, match=r"row 2: not JSON \(byte 13 is not UTF-8\)"):
-        verl_file(str(path))
+        read_file(str(path))
 
 
 @pytest.mark.parametrize("answer", ["It is 5.", "It is 5.\n####  ", 5, None])
@@ -119,16 +119,32 @@ def test_a_gsm8k_row_without_a_result_is_named(tmp_path: Path, answer: object) -
         gsm8k(write(tmp_path, {"question": "How many?", "answer": answer}))
 
 
-def test_an_unanswered_row_is_an_error_unless_it_may_be_skipped(tmp_path: Path) -> None:
-    source = write(tmp_path, *({"question": "?", "answer": answer} for answer in ("1", None, "", "4")))
-    with pytest.raises(ValueError, match="row 2: `answer` is empty"):
-        plain_file(source)
-    assert [problem.answer for problem in plain_file(source, skip_unanswered=True).problems] == ["1", "4"]
+def test_a_column_may_lie_inside_an_object_or_have_a_dot_in_its_name(tmp_path: Path) -> None:
+    row = {
+        "item": {"question": "1+1?", "result": {"value": 2}},
+        "task.kind": "sums",
+        "note": {"n": 1},
+        "who": "Be brief.",
+    }
+    columns = {"prompt": "item.question", "answer": "item.result.value", "source": "task.kind", "extra": "note"}
+    problem = read_file(write(tmp_path, row), columns={**columns, "system": "who"})[0]
+    assert problem.prompt == ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"})
+    assert (problem.answer, problem.source, problem.extra) == ("2", "sums", {"n": 1})
 
 
-def test_a_missing_column_is_never_skipped(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no `result`, only `question`, `answer`"):
-        plain_file(write(tmp_path, {"question": "?", "answer": "1"}), answer="result", skip_unanswered=True)
+def test_a_column_that_the_recipe_names_is_never_missing(tmp_path: Path) -> None:
+    source = write(tmp_path, {"question": "?", "answer": "1"})
+    for part in ("answer", "source", "extra", "solution", "system"):
+        columns = {"prompt": "question", "answer": "answer", part: "result"}
+        with pytest.raises(ValueError, match="there is no `result`, only `question`, `answer`; name your"):
+            read_file(source, columns=columns)
+
+
+def test_an_unknown_column_of_a_problem_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no problem has a 'promt': did you mean prompt"):
+        read_file(write(tmp_path, GOOD), columns={"promt": "q"})
+    with pytest.raises(ValueError, match="prompt = '': name a column of the file, or leave it out"):
+        read_file(write(tmp_path, GOOD), columns={"prompt": ""})
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])
@@ -136,7 +152,7 @@ def test_a_file_without_rows_is_an_error(tmp_path: Path, content: str) -> None:
     path = tmp_path / "empty.jsonl"
     path.write_text(content)
     with pytest.raises(ValueError, match=r"empty.jsonl' has no rows"):
-        verl_file(str(path))
+        read_file(str(path))
 
 
 def test_a_parquet_file_that_is_none_is_an_error(tmp_path: Path) -> None:
@@ -144,7 +160,7 @@ def test_a_parquet_file_that_is_none_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "mine.parquet"
     path.write_text("not parquet")
     with pytest.raises(ValueError, match=r"mine.parquet: not a readable parquet file"):
-        verl_file(str(path))
+        read_file(str(path))
 
 
 @pytest.mark.parametrize(
@@ -152,18 +168,18 @@ def test_a_parquet_file_that_is_none_is_an_error(tmp_path: Path) -> None:
 )
 def test_a_missing_file_is_an_error(source: str) -> None:
     with pytest.raises(ValueError, match="does not exist"):
-        verl_file(source)
+        read_file(source)
 
 
 def test_another_kind_of_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"ends in '.csv': write it as .jsonl or .parquet"):
-        verl_file(write(tmp_path, GOOD, name="mine.csv"))
+        read_file(write(tmp_path, GOOD, name="mine.csv"))
 
 
 def test_a_hub_name_without_datasets_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"'someone/data-1.0' is not a file.*pip install datasets"):
-        verl_file("someone/data-1.0")
+        read_file("someone/data-1.0")
 
 
 def test_a_hub_name_is_loaded_with_its_config_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +208,7 @@ def test_a_data_set_that_cannot_be_loaded_is_an_error_in_words(monkeypatch: pyte
         "the data set 'some/trap' cannot be loaded: RuntimeError: Dataset scripts are no longer supported, but found "
     )
     with pytest.raises(ValueError, match=words) as error:
-        verl_file("some/trap")
+        read_file("some/trap")
     assert "\x1b" not in str(error.value)
 
 
@@ -203,7 +219,7 @@ def test_a_data_set_that_cannot_be_loaded_is_an_error_in_words(monkeypatch: pyte
 )
 def test_the_benchmarks_load(name: str, size: int) -> None:
     pytest.importorskip("pyarrow")
-    task = verl_file(str(DATA / f"{name}.parquet"))
+    task = read_file(str(DATA / f"{name}.parquet"))
     assert len(task) == size
     assert all(problem.prompt[-1]["content"] and problem.answer for problem in task.problems)
 
@@ -220,14 +236,13 @@ def test_gsm8k_loads(name: str, size: int) -> None:
 @needs_data
 def test_the_math_problems_load_by_their_columns() -> None:
     source = str(DATA / "math_train.jsonl")
-    assert len(plain_file(source, question="problem", skip_unanswered=True)) == 7470  # 4 of 7474 have no answer
     with pytest.raises(ValueError, match="row 887: `answer` is empty"):
-        plain_file(source, question="problem")
-    with pytest.raises(ValueError, match=r"row 1: there is no `prompt`, only `problem`, `answer`.*plain_file"):
-        verl_file(source)
+        read_file(source, columns={"prompt": "problem", "answer": "answer"})
+    with pytest.raises(ValueError, match=r"row 1: there is no `prompt`, only `problem`, `answer`.*task.columns"):
+        read_file(source)
 
 
 def test_a_number_of_four_thousand_digits_is_an_answer(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"question": "?", "answer": ' + "7" * 4_000 + "}\n")
-    assert plain_file(str(path))[0].answer == "7" * 4_000
+    assert read_file(str(path), columns={"prompt": "question", "answer": "answer"})[0].answer == "7" * 4_000

@@ -78,16 +78,16 @@ def test_rewards_are_set_on_the_command_line() -> None:
 
 @pytest.mark.parametrize(
     "rule",
-    ["math", "strict-box", "dapo", "choice", "number", "boxed", "exact", "gym:countdown", "python:my.module:right"],
+    ["math", "strict-box", "dapo", "choice", "number", "boxed", "exact", "gym:countdown", "python:math:gcd"],
 )
 def test_a_recipe_may_name_any_rule(rule: str) -> None:
-    assert load(None, [f"task.rule={rule}"]).task.rule == rule
+    assert load(None, ["task.name=file", f"task.rule={rule}"]).task.rule == rule
 
 
-@pytest.mark.parametrize(("rule", "hint"), [("maths", "did you mean math"), ("python:nowhere", "there are math,")])
+@pytest.mark.parametrize(("rule", "hint"), [("maths", "did you mean math"), ("http", "there are math,")])
 def test_an_unknown_rule_is_an_error_that_names_the_nearest(rule: str, hint: str) -> None:
     with pytest.raises(ValueError, match=f"task.rule: unknown rule '{rule}': {hint}"):
-        load(None, [f"task.rule={rule}"])
+        load(None, ["task.name=file", f"task.rule={rule}"])
 
 
 def test_excluded_responses_do_not_count_for_reward_spread() -> None:

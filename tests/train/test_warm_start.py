@@ -87,7 +87,7 @@ def test_without_held_out_problems_it_runs_to_its_last_step(tmp_path: Path) -> N
 def test_a_row_without_prompt_or_solution_is_an_error_that_names_it(tmp_path: Path, row: str) -> None:
     solutions = tmp_path / "solutions.jsonl"
     solutions.write_text('{"prompt": "1 + 1", "solution": "2"}\n' + row + "\n")
-    with pytest.raises(ValueError, match=r"solutions\.jsonl.*2.*needs `prompt` and `solution`"):
+    with pytest.raises(ValueError, match=r"solutions\.jsonl, row 2: .*`(prompt|solution)`"):
         run_warm_start(tmp_path, [], {"warm_start.path": f'"{solutions}"'})
 
 

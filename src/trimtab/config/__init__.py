@@ -8,6 +8,7 @@ from trimtab.config.loading import (
     load_stored,
     packaged_recipes,
     parse,
+    parse_stored,
     parse_toml,
 )
 from trimtab.config.run_model import (
@@ -23,5 +24,5 @@ from trimtab.config.sections import AlarmsConfig, Config, RewardConfig, RolloutC
 __all__ = [
     "LARGEST_RECIPE", "LONGEST_CHAIN", "PACKAGED", "AlarmsConfig", "Config", "RewardConfig", "RolloutConfig",
     "RunModel", "base_model", "build_objective", "find_checkpoint", "find_recipe", "find_run_model", "json_schema",
-    "list_checkpoints", "load", "load_stored", "packaged_recipes", "parse", "parse_toml",
+    "list_checkpoints", "load", "load_stored", "packaged_recipes", "parse", "parse_stored", "parse_toml",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from trimtab.config.task_section import task_hint, task_section
 from trimtab.text import nearest, shorten, shown
 
 MAX_LINE = 1_000  # characters; a value may be a text of any length
@@ -52,23 +53,23 @@ _EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-def describe_errors(errors: Sequence[Any], root: type[BaseModel]) -> str:
-    """Return one line for each of pydantic's errors in a recipe, or for the first of very many."""
-    lines = [shorten(describe_error(error, root), MAX_LINE) for error in errors[:MAX_LINES]]
+def describe_errors(errors: Sequence[Any], root: type[BaseModel], task: str) -> str:
+    """Return one line for each of pydantic's errors in a recipe of this task, or for the first of very many."""
+    lines = [shorten(describe_error(error, root, task), MAX_LINE) for error in errors[:MAX_LINES]]
     return "\n".join([*lines, f"and {len(errors) - MAX_LINES} more"] if len(errors) > MAX_LINES else lines)
 
 
-def describe_error(error: Any, root: type[BaseModel]) -> str:
+def describe_error(error: Any, root: type[BaseModel], task: str) -> str:
     """Return one line for one of pydantic's errors in a recipe whose sections are the fields of `root`."""
     location, kind, value = error["loc"], error["type"], error["input"]
     key = "".join(f"[{name}]" if isinstance(name, int) else f".{name:.100}" for name in location).lstrip(".")
     if kind == "extra_forbidden":
-        return _unknown_key(location, root)
+        return _unknown_key(location, root, task)
     if kind == "value_error":
         message = str(error["ctx"]["error"])
         return f"{key}: {message}" if key else message
     if kind == "model_type":
-        fields = root.model_fields[str(location[0])].annotation.model_fields  # type: ignore[union-attr]
+        fields = _fields(root, str(location[0]), task)
         return f"{key} = {shown(value)}: {key} is a section, a table with the keys {', '.join(fields)}"
     if kind in ("missing", "too_long") and "betas" in location:  # the one list of fixed length
         key, kind = key.partition("[")[0], "tuple"
@@ -87,17 +88,23 @@ def _suggestion(error: Any) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _unknown_key(location: tuple[str | int, ...], root: type[BaseModel]) -> str:
-    section: Any = root
-    for name in location[:-1]:
-        section = section.model_fields[name].annotation
+def _fields(root: type[BaseModel], section: str, task: str) -> Sequence[str]:
+    """Return the keys of a section; those of `[task]` depend on the task."""
+    if section == "task":
+        return [*task_section(task).model_fields]
+    return [*getattr(root.model_fields[section].annotation, "model_fields", ())]
+
+
+def _unknown_key(location: tuple[str | int, ...], root: type[BaseModel], task: str) -> str:
     name = str(location[-1])[:100]
     if len(location) == 1:
-        sections = {key: getattr(field.annotation, "model_fields", ()) for key, field in root.model_fields.items()}
+        sections = {key: _fields(root, key, task) for key in root.model_fields}
         owners = [section for section, keys in sections.items() if name in keys]
         if owners:  # the key was written without its section
             return f"unknown section {name}: it is a key of {' and '.join(f'[{owner}]' for owner in owners)}"
         return f"unknown section {name}: {nearest(name, root.model_fields)}"
-    known = OTHER_WORDS.get(name, "")
-    hint = f"did you mean {known}?" if known in section.model_fields else nearest(name, section.model_fields)
+    fields, known = _fields(root, str(location[0]), task), OTHER_WORDS.get(name, "")
+    hint = f"did you mean {known}?" if known in fields else nearest(name, fields)
+    if location[0] == "task":
+        hint = task_hint(task, name)
     return f"unknown key {'.'.join(map(str, (*location[:-1], name)))}: {hint}"

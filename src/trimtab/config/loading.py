@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from trimtab.config.errors import describe_errors
 from trimtab.config.sections import Config
-from trimtab.own_parts import look_beside, own_names
+from trimtab.config.task_section import TaskConfig, task_section
+from trimtab.own_parts import look_beside, own_names, was_loaded
 from trimtab.text import nearest, shorten, shown
 
 PACKAGED = Path(__file__).parent.parent / "recipes"
@@ -35,16 +36,23 @@ def load(recipe: str | Path | None, settings: Sequence[str] = ()) -> Config:
 
 
 def load_stored(path: Path, settings: Sequence[str] = ()) -> Config:
-    """Load the configuration of a run, which may be somebody else's, without what names code: none is run."""
-    table = _read(path)
-    for section, value in list(table.items()):
-        if not own_names(value):
-            continue
-        if section in ("objective", "task") or not isinstance(value, dict):  # their other keys are its options
-            del table[section]
-        else:
-            table[section] = {key: each for key, each in value.items() if not own_names(each)}
-    return parse(_with_settings(table, settings))
+    """Load the configuration of a run, which may be somebody else's: no code that it names is run."""
+    return parse_stored(_with_settings(_read(path), settings))
+
+
+def parse_stored(table: Mapping[str, Any]) -> Config:
+    """Check the table of a run, which may be somebody else's, without what names code that was not loaded yet."""
+
+    def is_foreign(value: object) -> bool:
+        return any(not was_loaded(name) for name in own_names(value))
+
+    kept = {}
+    for section, value in table.items():
+        if not is_foreign(value):
+            kept[section] = value
+        elif section not in ("objective", "task") and isinstance(value, dict):  # there, other keys are its options
+            kept[section] = {key: each for key, each in value.items() if not is_foreign(each)}
+    return parse(kept)
 
 
 def _look_for_modules(table: dict[str, Any], path: Path | None) -> None:
@@ -59,9 +67,10 @@ def _look_for_modules(table: dict[str, Any], path: Path | None) -> None:
 
 def _with_settings(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     parsed = [(setting, *_parse_setting(setting)) for setting in settings]
-    # The objective's name is applied first: a new name drops the options of the recipe's method, and must not drop
-    # those that other settings give, whether they come before or after it.
-    for setting, keys, value in sorted(parsed, key=lambda item: item[1] not in (["objective"], ["objective", "name"])):
+    # Names are applied first: a new one drops the options of the recipe's method or task, and must not drop those that
+    # other settings give, whether they come before or after it.
+    first = (["objective"], ["objective", "name"], ["task"], ["task", "name"])
+    for setting, keys, value in sorted(parsed, key=lambda item: item[1] not in first):
         _apply(table, setting, keys, value)
     return table
 
@@ -72,7 +81,7 @@ def parse(table: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(table)
     except ValidationError as error:
-        raise ValueError(describe_errors(error.errors(), Config)) from None
+        raise ValueError(describe_errors(error.errors(), Config, _task_name(table))) from None
 
 
 def packaged_recipes() -> dict[str, Path]:
@@ -152,6 +161,8 @@ def _parse_setting(setting: str) -> tuple[list[str], Any]:
 def _apply(table: dict[str, Any], setting: str, keys: list[str], value: Any) -> None:
     if keys == ["objective", "name"] and _method(table.get("objective")) != _method(value):
         keys = ["objective"]  # replace the whole table: another method does not have these options
+    if keys == ["task", "name"] and _task_name(table) != value:
+        keys, value = ["task"], {"name": value}
     for name in keys[:-1]:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
@@ -159,6 +170,17 @@ def _apply(table: dict[str, Any], setting: str, keys: list[str], value: Any) -> 
     if keys == ["objective"] and not isinstance(value, dict):
         value = {"name": value}
     table[keys[-1]] = value
+
+
+def _task_name(table: Mapping[str, Any]) -> str:
+    """Return the task that a recipe names; the default where it names none that there is."""
+    task = table.get("task")
+    name = task.get("name") if isinstance(task, Mapping) else None
+    default: str = TaskConfig.model_fields["name"].default
+    try:
+        return name if isinstance(name, str) and task_section(name) else default
+    except ValueError:
+        return default
 
 
 def _method(objective: Any) -> str:

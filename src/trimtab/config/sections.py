@@ -1,8 +1,4 @@
-"""The pydantic models of a recipe: one per section, and `Config`, which holds them all.
-
-`extra="forbid"` makes a misspelt key an error. Types are strict: `steps = "many"`, `steps = 1.5` and `steps = true` are
-all errors.
-"""
+"""The pydantic models of a recipe: one per section, and `Config`, which holds them all."""
 
 from __future__ import annotations
 
@@ -11,70 +7,20 @@ import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
+from trimtab.config.section import Section
+from trimtab.config.task_section import TaskConfig, read_task, task_schema, task_section
 from trimtab.objectives import ATTACHMENTS, COMMON_OPTIONS, METHODS, OPTIONS, Objective, objective
 from trimtab.own_parts import PREFIX
-from trimtab.rewards import RULES, VerdictKind, check_rule
+from trimtab.rewards import VerdictKind
 from trimtab.rollout import SamplingOptions, check_vllm_options
-from trimtab.text import nearest, shown
+from trimtab.tasks import check_columns
+from trimtab.text import shown
 
 RewardKeyword = Literal["wrong", "exclude"]
 MAX_THREADS = 1024  # where the system cannot start as many, OpenMP ends the process
 MAX_RESPONSES = 1_000_000  # of a step: all of them are in memory
-TASKS = ("arithmetic", "gsm8k", "file", "gym:KIND")
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, values are frozen."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _none_from_string(cls, value: Any, info: ValidationInfo) -> Any:
-        # TOML has no null: `--set model.reference=none` unsets an optional key of a recipe.
-        kind = cls.model_fields[str(info.field_name)].annotation
-        return None if value == "none" and type(None) in typing.get_args(kind) else value
-
-
-class TaskConfig(Section):
-    """Where prompts and ground-truth answers come from."""
-
-    name: str = Field("arithmetic", description="arithmetic, gsm8k, file, or gym:KIND (reasoning-gym)")
-    path: str | None = Field(None, description="file and gsm8k: a jsonl or parquet file, or a dataset on the hub")
-    eval_path: str | None = Field(None, description="file and gsm8k: the held-out problems; none: no evaluation")
-    rule: str = Field("boxed", description=f"file: how responses are graded: {', '.join(RULES)}")
-    suffix: str = Field("", description="file: text appended to the last message of each prompt")
-    family: Literal["addition", "subtraction", "multiplication", "chain", "words"] = Field(
-        "addition", description="arithmetic: the kind of problem"
-    )
-    digits: int = Field(2, ge=1, le=9, description="arithmetic: digits of each number")
-    terms: int = Field(3, ge=2, le=9, description="arithmetic: numbers in a chain or word problem")
-    min_terms: int | None = Field(
-        None, ge=2, le=9, description="arithmetic: mix problems of so many numbers up to task.terms; none: all of those"
-    )
-    form: Literal["bare", "instruct"] = Field(
-        "bare", description=r"arithmetic: the prompt: bare is `12+34=`, instruct is a question that asks for a \boxed"
-    )
-    size: int = Field(10_000, ge=1, le=10_000_000, description="generated tasks: problems per epoch")
-    options: dict[str, Any] = Field(default_factory=dict, description="reasoning-gym: options of the generator")
-
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, value: str) -> str:
-        if value in TASKS[:-1] or (value.startswith("gym:") and len(value) > len("gym:")):
-            return value
-        raise ValueError(f"unknown task {shown(value)}: {nearest(value, TASKS)}")
-
-    @field_validator("rule")
-    @classmethod
-    def _check_rule(cls, value: str) -> str:
-        try:
-            check_rule(value)
-        except ValueError:
-            raise ValueError(f"unknown rule {shown(value)}: {nearest(value, RULES)}") from None
-        return value
 
 
 class ModelConfig(Section):
@@ -131,9 +77,19 @@ class WarmStartConfig(Section):
     lr: float = Field(1e-3, gt=0, description="learning rate of the first step; decays linearly to zero")
     target_accuracy: float = Field(1.0, ge=0, le=1, description="stop early at this greedy held-out accuracy; 1: never")
     eval_every: int = Field(50, ge=1, description="steps between checks of that accuracy, and between checkpoints")
-    path: str | None = Field(None, description="a jsonl of {prompt, solution}; none: the task's own worked solutions")
+    path: str | None = Field(
+        None, description="a file of prompts and solutions (task.suffix is appended); none: the task's own solutions"
+    )
+    columns: dict[str, str] = Field(
+        default_factory=dict, description="names of that file's columns: a table of prompt, solution, system"
+    )
     max_problems: int | None = Field(None, ge=1, description="use only the first so many problems, over and over")
     cache: bool = Field(True, description="cache the warm-started weights next to the run's folder, for later runs")
+
+    @field_validator("columns")
+    @classmethod
+    def _check_columns(cls, value: dict[str, str]) -> dict[str, str]:
+        return check_columns(value, dict.fromkeys(("prompt", "solution", "system")))
 
 
 class RolloutConfig(Section):
@@ -322,7 +278,7 @@ class Config(Section):
     objective: dict[str, Any] = Field(
         default_factory=lambda: {"name": "stapo"}, description="the objective's name and its options"
     )
-    task: TaskConfig = TaskConfig()
+    task: SerializeAsAny[TaskConfig] = Field(default_factory=task_section("arithmetic"))
     model: ModelConfig = ModelConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -331,6 +287,11 @@ class Config(Section):
     run: RunConfig = RunConfig()
     record: RecordConfig = RecordConfig()
     alarms: AlarmsConfig = AlarmsConfig()
+
+    @field_validator("task", mode="before")
+    @classmethod
+    def _task_of_its_name(cls, value: Any) -> Any:
+        return read_task(value)
 
     @field_validator("objective", mode="before")
     @classmethod
@@ -438,7 +399,7 @@ def json_schema() -> dict[str, Any]:
     """Return the JSON schema of recipes, for editors."""
     table = Config.model_json_schema()
     # Objectives are validated by their builder; the schema only lists names and options for completion.
-    names = [*METHODS, *(f"dapo + {name}" for name in ATTACHMENTS), "python:MODULE:NAME"]
+    names = [*METHODS, *(f"dapo + {name}" for name in ATTACHMENTS), f"{PREFIX}MODULE:NAME"]
     entries = [*METHODS.values(), *ATTACHMENTS.values()]
     known = sorted({*COMMON_OPTIONS, *(key for entry in entries for key in entry.options)} - {*ATTACHMENTS})
     options: dict[str, Any] = {key: {"description": OPTIONS[key].meaning} for key in known}
@@ -452,4 +413,5 @@ def json_schema() -> dict[str, Any]:
         "if": {"properties": {"name": {"pattern": PREFIX}}},
         "else": {"properties": dict.fromkeys(properties, True), "additionalProperties": False},
     }
+    table["properties"]["task"] = task_schema()
     return table

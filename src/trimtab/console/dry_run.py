@@ -45,7 +45,7 @@ def _step(config: Config) -> list[str]:
 
 def _run(config: Config) -> list[str]:
     steps, updates = config.run.steps, len(minibatches(config)) * config.update.passes
-    prompts, path = steps * config.rollout.prompts, config.task.path
+    prompts, path = steps * config.rollout.prompts, config.task.arguments.get("path")
     # Without a file, gsm8k would be downloaded from the hub just to be counted.
     known = config.task.name != "gsm8k" or (path is not None and Path(path).exists())
     task = build_task(config, "train") if known else None

@@ -81,12 +81,12 @@ def closing_summary(config: Config, folder: RunFolder, seconds: float, recipe: s
 
 def describe_task(config: Config) -> str:
     """Return the task in a few words."""
-    task = config.task
-    if task.name != "arithmetic":
-        return f"{task.name} ({task.path})" if task.path else task.name
-    fewest = f"{task.min_terms} to " if task.min_terms else ""
-    long = f" of {fewest}{task.terms} numbers" if task.family in {"chain", "words"} else ""
-    return f"{task.digits}-digit {task.family}{long}"
+    name, given = config.task.name, config.task.arguments
+    if name != "arithmetic":
+        return f"{name} ({given['path']})" if given.get("path") else name
+    fewest = f"{given['min_terms']} to " if given["min_terms"] else ""
+    long = f" of {fewest}{given['terms']} numbers" if given["family"] in {"chain", "words"} else ""
+    return f"{given['digits']}-digit {given['family']}{long}"
 
 
 def describe_model(config: Config) -> str:

@@ -179,9 +179,7 @@ def sequences_at_once(config: Config) -> int:
 
 def _evaluated(config: Config) -> int:
     """Return how many held-out problems an evaluation samples at a time; 0 without one."""
-    # Tasks from files have held-out problems only if a second file is given; the others generate their own.
-    generated = config.task.name not in {"file", "gsm8k"}
-    return config.run.eval_problems if config.run.eval_every and (generated or config.task.eval_path) else 0
+    return config.run.eval_problems if config.run.eval_every and config.task.has_held_out_problems else 0
 
 
 def minibatches(config: Config) -> list[int]:

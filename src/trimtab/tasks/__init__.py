@@ -2,12 +2,25 @@
 
 from trimtab.tasks.arithmetic import Arithmetic
 from trimtab.tasks.benchmarks import BENCHMARKS, DEFAULT_BENCHMARKS, PROMPT_SUFFIX, BenchmarkProblem, load_benchmark
-from trimtab.tasks.files import gsm8k, plain_file, read_rows, verl_file
+from trimtab.tasks.files import check_columns, gsm8k, read_file, read_rows, worked_solution
 from trimtab.tasks.gym import GymTask, gym_dataset
-from trimtab.tasks.problems import FixedTask, Message, Problem, Split, Task, derive_seed, optional_module, problem_index
+from trimtab.tasks.problems import (
+    FixedTask,
+    Message,
+    Problem,
+    Split,
+    Task,
+    TaskOption,
+    derive_seed,
+    optional_module,
+    problem_index,
+    user,
+)
+from trimtab.tasks.registry import TASKS, TaskArgument, build_task, has_held_out_problems, task_arguments
 
 __all__ = [
-    "BENCHMARKS", "DEFAULT_BENCHMARKS", "PROMPT_SUFFIX", "Arithmetic", "BenchmarkProblem", "FixedTask", "GymTask",
-    "Message", "Problem", "Split", "Task", "derive_seed", "gsm8k", "gym_dataset", "load_benchmark", "optional_module",
-    "plain_file", "problem_index", "read_rows", "verl_file",
+    "BENCHMARKS", "DEFAULT_BENCHMARKS", "PROMPT_SUFFIX", "TASKS", "Arithmetic", "BenchmarkProblem", "FixedTask",
+    "GymTask", "Message", "Problem", "Split", "Task", "TaskArgument", "TaskOption", "build_task", "check_columns",
+    "derive_seed", "gsm8k", "gym_dataset", "has_held_out_problems", "load_benchmark", "optional_module",
+    "problem_index", "read_file", "read_rows", "task_arguments", "user", "worked_solution",
 ]  # fmt: skip

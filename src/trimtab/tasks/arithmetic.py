@@ -10,9 +10,9 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from trimtab.tasks.problems import Problem, Split, check_index, derive_seed, split_of, user
+from trimtab.tasks.problems import Problem, Split, TaskOption, check_index, derive_seed, split_of, user
 
 Family = Literal["addition", "subtraction", "multiplication", "chain", "words"]
 PromptForm = Literal["bare", "instruct"]  # the recipe's key `task.form`
@@ -92,6 +92,23 @@ class Arithmetic:
         prompt = generated.question if story else f"What is {generated.question}?"
         solution = " ".join([*generated.working, f"The answer is \\boxed{{{answer}}}."])
         return Problem(user(f"{prompt} {INSTRUCTION}"), answer, "boxed", self.name, solution=solution)
+
+
+def arithmetic_task(
+    split: Split,
+    family: Annotated[Family, TaskOption("the kind of problem")] = "addition",
+    digits: Annotated[int, TaskOption("digits of each number", 1, 9)] = 2,
+    terms: Annotated[int, TaskOption("numbers in a chain or word problem", 2, 9)] = 3,
+    min_terms: Annotated[
+        int | None, TaskOption("mix problems of so many numbers up to task.terms; none: all of those", 2, 9)
+    ] = None,
+    form: Annotated[
+        PromptForm, TaskOption(r"the prompt: bare is `12+34=`, instruct is a question that asks for a \boxed")
+    ] = "bare",
+    size: Annotated[int, TaskOption("problems per epoch", 1, 10_000_000)] = 10_000,
+) -> Arithmetic:
+    """Generated sums, differences, products, chains and word problems, with worked solutions."""
+    return Arithmetic(family, digits, terms, form, size, split=split, min_terms=min_terms)
 
 
 def _random_number(rng: random.Random, digits: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 
-from trimtab.tasks.files import gsm8k, plain_file, read_rows, verl_file
+from trimtab.tasks.files import gsm8k, read_file, read_rows
 from trimtab.tasks.problems import FixedTask, Problem, user
 
 PROMPT_SUFFIX = "\nPlease reason step by step, and put your final answer within \\boxed{}"
@@ -92,11 +92,11 @@ def _read(benchmark: Benchmark, source: str, suffix: str, hub: bool) -> FixedTas
     if benchmark.name == "gsm8k":
         return gsm8k(source, suffix=suffix, split=benchmark.split)
     if not hub:
-        return verl_file(source, suffix=suffix)
+        return read_file(source, suffix=suffix)
     if benchmark.answer == "final_answer":  # OlympiadBench
         return _listed_answers(benchmark, source, suffix)
-    question, answer = benchmark.question, benchmark.answer
-    return plain_file(source, question=question, answer=answer, suffix=suffix, split=benchmark.split)
+    columns = {"prompt": benchmark.question, "answer": benchmark.answer}
+    return read_file(source, suffix=suffix, split=benchmark.split, columns=columns)
 
 
 def _listed_answers(benchmark: Benchmark, source: str, suffix: str) -> FixedTask:

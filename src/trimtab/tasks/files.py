@@ -1,4 +1,4 @@
-"""Tasks from files: verl's schema, plain columns, and GSM8K, from a jsonl or parquet file or from the hub.
+"""Tasks from files: columns of any names, by default verl's, and GSM8K, from a jsonl or parquet file or from the hub.
 
 verl's schema is `prompt` (chat messages, or text), `reward_model.ground_truth`, `data_source`, `extra_info`. A bad
 row is an error that names its file and row; no row is dropped or repaired silently.
@@ -10,50 +10,90 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from trimtab.files import iter_json_lines
-from trimtab.tasks.problems import FixedTask, Message, Problem, optional_module, user
-from trimtab.text import printable, shorten
+from trimtab.tasks.problems import FixedTask, Message, Problem, Split, TaskOption, optional_module, user
+from trimtab.text import nearest, printable, shorten, shown
 
+# What a file's columns are called, by verl, where a recipe does not say otherwise; a file may lack the last four.
+COLUMNS = {
+    "prompt": "prompt",
+    "answer": "reward_model.ground_truth",
+    "source": "data_source",
+    "extra": "extra_info",
+    "solution": "",
+    "system": "",
+}
+NAME_COLUMNS = "name your columns in the recipe, as task.columns = {prompt = 'question'}, or in warm_start.columns"
 BOXED_SUFFIX = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 Row = Mapping[str, Any]
 
 
-def verl_file(
-    source: str, rule: str = "boxed", suffix: str = "", split: str = "train", config: str | None = None
+def file_task(
+    split: Split,
+    path: Annotated[str | None, TaskOption("a jsonl or parquet file, or a dataset on the hub")] = None,
+    eval_path: Annotated[str | None, TaskOption("the held-out problems; none: no evaluation")] = None,
+    rule: Annotated[str, TaskOption("how responses are graded ([rewards.md](rewards.md))")] = "boxed",
+    suffix: Annotated[str, TaskOption("text appended to the last message of each prompt")] = "",
+    columns: Annotated[
+        dict[str, str], TaskOption(f"names of your columns: a table of {', '.join(COLUMNS)}, as far as they differ")
+    ] = {},  # noqa: B006  (never changed)
 ) -> FixedTask:
-    """Read a file in verl's schema; `suffix` is appended to the last message of each prompt."""
-    name, rows = Path(source).stem, read_rows(source, split, config)
-    return _task(name, source, (_verl_problem(location, row, name, rule, suffix) for location, row in rows))
+    """Problems of a file; by default its columns are those of verl's schema."""
+    source = path if split == "train" else eval_path
+    if source is None:
+        raise ValueError("task.name='file' needs task.path: a jsonl or parquet file")
+    return read_file(source, rule=rule, suffix=suffix, columns=columns)
 
 
-def plain_file(
+def gsm8k_task(
+    split: Split,
+    path: Annotated[str | None, TaskOption("GSM8K as it was published, a jsonl or parquet file; none: the hub")] = None,
+    eval_path: Annotated[str | None, TaskOption("the held-out problems; none: no evaluation")] = None,
+    suffix: Annotated[str, TaskOption("text appended to each question")] = BOXED_SUFFIX,
+) -> FixedTask:
+    """GSM8K's questions, with their worked solutions."""
+    return gsm8k((path if split == "train" else eval_path) or "openai/gsm8k", suffix)
+
+
+def read_file(
     source: str,
-    *,
-    question: str = "question",
-    answer: str = "answer",
-    solution: str | None = None,
     rule: str = "boxed",
-    suffix: str = BOXED_SUFFIX,
-    skip_unanswered: bool = False,
+    suffix: str = "",
     split: str = "train",
     config: str | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> FixedTask:
-    """Read a file with a column of questions and one of answers; `solution` may name a column of worked solutions.
+    """Read a file of problems; `suffix` is appended to the last message of each prompt.
 
-    A row whose answer is empty is an error, or is left out with `skip_unanswered`.
+    `columns` has the names of the file's columns where they are not those of verl's schema; a dot leads into an
+    object, as in `reward_model.ground_truth`.
     """
+    named = check_columns(columns or {}, COLUMNS)
+    name, rows = Path(source).stem, read_rows(source, split, config)
+    return _task(name, source, (_problem(location, row, name, rule, suffix, named) for location, row in rows))
 
-    name, problems = Path(source).stem, []
-    for location, row in read_rows(source, split, config):
-        if skip_unanswered and _column(location, row, answer) in (None, ""):
-            continue
-        prompt = user(_text(location, row, question) + suffix)
-        worked = _text(location, row, solution) if solution else None
-        problems.append(Problem(prompt, _ground_truth(location, row, answer), rule, name, worked, location=location))
-    return _task(name, source, problems)
+
+def check_columns(given: Mapping[str, str], known: Iterable[str] = COLUMNS) -> dict[str, str]:
+    """Return the names of the columns that a recipe gives, or raise if it names something that no file has."""
+    for part, column in given.items():
+        if part not in known:
+            raise ValueError(f"no problem has a {shown(part)}: {nearest(part, known)}")
+        if not column:
+            raise ValueError(f"{part} = '': name a column of the file, or leave it out")
+    return dict(given)
+
+
+def worked_solution(location: str, row: Row, suffix: str, columns: Mapping[str, str]) -> Problem:
+    """Read a row of a warm start's file: a prompt as in a task's file, and its solution."""
+    prompt = _messages(location, row, columns, suffix)
+    column = columns.get("solution", "solution")
+    solution = _lookup(location, row, column)
+    if not isinstance(solution, str):
+        raise ValueError(f"{location}: `{column}` is {_shown(solution)}; it must be text")
+    return Problem(prompt, answer="", rule="", source=location, solution=solution, location=location)
 
 
 def gsm8k(
@@ -109,34 +149,47 @@ def _task(name: str, source: str, problems: Iterable[Problem]) -> FixedTask:
     return task
 
 
-def _verl_problem(location: str, row: Row, name: str, rule: str, suffix: str) -> Problem:
-    prompt = _messages(location, row)
-    graded = _column(location, row, "reward_model")
-    if not isinstance(graded, Mapping):
-        raise ValueError(f"{location}: `reward_model` is {_shown(graded)}; it must be an object with `ground_truth`")
-    answer = _ground_truth(location, graded, "ground_truth", "reward_model.")
-    source, extra = row.get("data_source"), row.get("extra_info")
+def _problem(location: str, row: Row, name: str, rule: str, suffix: str, columns: Mapping[str, str]) -> Problem:
+    prompt = _messages(location, row, columns, suffix)
+    answer = _ground_truth(location, row, columns.get("answer", COLUMNS["answer"]))
+    source, extra = (_optional(location, row, columns, part) for part in ("source", "extra"))
     if not isinstance(source, str | None):
-        raise ValueError(f"{location}: `data_source` is {_shown(source)}; it must be text")
+        raise ValueError(
+            f"{location}: `{columns.get('source', COLUMNS['source'])}` is {_shown(source)}; it must be text"
+        )
     if not isinstance(extra, Mapping | None):
-        raise ValueError(f"{location}: `extra_info` is {_shown(extra)}; it must be an object")
-    last = prompt[-1]
-    prompt = (*prompt[:-1], {**last, "content": last["content"] + suffix})
-    return Problem(prompt, answer, rule, source or name, extra=extra or {}, location=location)
+        raise ValueError(
+            f"{location}: `{columns.get('extra', COLUMNS['extra'])}` is {_shown(extra)}; it must be an object"
+        )
+    solution = _text(location, row, columns["solution"]) if "solution" in columns else None
+    return Problem(prompt, answer, rule, source or name, solution, extra=extra or {}, location=location)
 
 
-def _messages(location: str, row: Row) -> tuple[Message, ...]:
-    prompt = _column(location, row, "prompt")
+def _optional(location: str, row: Row, columns: Mapping[str, str], part: str) -> Any:
+    """Return the value of a column that a file may lack, unless the recipe names it."""
+    return _lookup(location, row, columns[part]) if part in columns else row.get(COLUMNS[part])
+
+
+def _messages(location: str, row: Row, columns: Mapping[str, str], suffix: str) -> tuple[Message, ...]:
+    column = columns.get("prompt", COLUMNS["prompt"])
+    prompt = _lookup(location, row, column)
     if isinstance(prompt, str):
-        return user(_text(location, row, "prompt"))
-    if not isinstance(prompt, list) or not prompt:
-        raise ValueError(f"{location}: `prompt` is {_shown(prompt)}; it must be text or a list of chat messages")
-    for message in prompt:
-        if not isinstance(message, Mapping):
-            raise ValueError(
-                f"{location}: a chat message of `prompt` is {_shown(message)}; it needs `role` and `content`"
-            )
-    return tuple({key: _text(location, message, key, "prompt.") for key in ("role", "content")} for message in prompt)
+        messages = user(_text(location, row, column))
+    elif isinstance(prompt, list) and prompt:
+        messages = tuple(_message(location, message, column) for message in prompt)
+    else:
+        raise ValueError(f"{location}: `{column}` is {_shown(prompt)}; it must be text or a list of chat messages")
+    if "system" in columns:
+        messages = ({"role": "system", "content": _text(location, row, columns["system"])}, *messages)
+    return (*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + suffix})
+
+
+def _message(location: str, message: object, column: str) -> Message:
+    if not isinstance(message, Mapping):
+        raise ValueError(
+            f"{location}: a chat message of `{column}` is {_shown(message)}; it needs `role` and `content`"
+        )
+    return {key: _text(location, message, key, f"{column}.") for key in ("role", "content")}
 
 
 def _gsm8k_problem(location: str, row: Row, suffix: str) -> Problem:
@@ -150,16 +203,21 @@ def _gsm8k_problem(location: str, row: Row, suffix: str) -> Problem:
     return Problem(user(question + suffix), result, "boxed", "gsm8k", solution, location=location)
 
 
-def _column(location: str, row: Row, column: str, inside: str = "") -> Any:
-    if column not in row:
+def _lookup(location: str, row: Row, column: str, inside: str = "") -> Any:
+    """Return the value of a column; a dot leads into an object."""
+    if column in row:
+        return row[column]
+    first, _, rest = column.partition(".")
+    if first not in row:
         columns = ", ".join(f"`{key}`" for key in row) or "nothing"
-        advice = "verl_file reads verl's schema, plain_file takes the names of your columns"
-        raise ValueError(f"{location}: there is no `{inside}{column}`, only {columns}; {advice}")
-    return row[column]
+        raise ValueError(f"{location}: there is no `{inside}{first}`, only {columns}; {NAME_COLUMNS}")
+    if not isinstance(row[first], Mapping):
+        raise ValueError(f"{location}: `{inside}{first}` is {_shown(row[first])}; it must be an object with `{rest}`")
+    return _lookup(location, row[first], rest, f"{inside}{first}.")
 
 
 def _text(location: str, row: Row, column: str, inside: str = "") -> str:
-    value = _column(location, row, column, inside)
+    value = _lookup(location, row, column, inside)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{location}: `{inside}{column}` is {_shown(value)}; it must be text, and not empty")
     # JSON can hold half of a surrogate pair, on which tokenizers raise in the middle of a run.
@@ -168,13 +226,13 @@ def _text(location: str, row: Row, column: str, inside: str = "") -> str:
     return value
 
 
-def _ground_truth(location: str, row: Row, column: str, inside: str = "") -> str:
+def _ground_truth(location: str, row: Row, column: str) -> str:
     """Return the ground truth as text; JSON numbers are accepted too."""
-    value = _column(location, row, column, inside)
+    value = _lookup(location, row, column)
     # True is an int too; and `math.isfinite` raises for an integer that no float can hold.
     if (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and math.isfinite(value)):
         return str(value)
-    return _text(location, row, column, inside)
+    return _text(location, row, column)
 
 
 def _shown(value: object) -> str:

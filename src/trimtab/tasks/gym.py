@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from trimtab.tasks.problems import Problem, Split, check_index, derive_seed, optional_module, split_of, user
+from trimtab.tasks.problems import Problem, Split, TaskOption, check_index, derive_seed, optional_module, split_of, user
 
 SUFFIX = "\nPut your final answer within \\boxed{}."
 TEST_ONE_IN = 2  # half of all texts: problems are unlimited but slow to generate, so few should be rejected
@@ -81,6 +81,16 @@ class GymTask:
         # reasoning-gym seeds problem i of seed s with s + i, so neighbouring seeds would share nearly all problems.
         seed = derive_seed("gym", self.kind, self.seed, self.split, attempt) % 2**31
         return gym_dataset(self.kind, self.options, self.size, seed)
+
+
+def gym_task(
+    kind: str,
+    split: Split,
+    size: Annotated[int, TaskOption("problems per epoch", 1, 10_000_000)] = 10_000,
+    options: Annotated[dict[str, Any], TaskOption("options of the generator")] = {},  # noqa: B006  (never changed)
+) -> GymTask:
+    """A kind of reasoning-gym's generated problems, with its own checker."""
+    return GymTask(kind, size, options=options, split=split)
 
 
 def gym_dataset(kind: str, options: Mapping[str, Any], size: int = 1, seed: int = 0) -> Any:

@@ -35,6 +35,15 @@ class Problem:
     location: str = field(default="", compare=False)
 
 
+@dataclass(frozen=True)
+class TaskOption:
+    """The meaning of a task's option and the range of its values: `Annotated[int, TaskOption("digits", 1, 9)]`."""
+
+    meaning: str
+    low: float | None = None
+    high: float | None = None
+
+
 class Task(Protocol):
     """A sequence of problems; the same index always returns the same problem."""
 

@@ -9,30 +9,39 @@ from typing import Any, Literal
 
 import torch
 
+from trimtab import tasks
 from trimtab.config import LONGEST_CHAIN, Config, RolloutConfig, find_run_model
+from trimtab.own_parts import is_own, load_part
 from trimtab.policy import Policy, add_lora, demo_model, load_policy
+from trimtab.rewards import check_rule
 from trimtab.rollout import NativeSampler, PagedSampler, Sampler, VllmSampler, VllmSettings
 from trimtab.rollout.paged import unsupported_reason
-from trimtab.tasks import Arithmetic, GymTask, Task, gsm8k, verl_file
+from trimtab.tasks import FixedTask, Task
 from trimtab.train.checkpoints import load_weights
 
 
 def build_task(config: Config, split: Literal["train", "test"]) -> Task | None:
     """Build the task with the training or the held-out problems; None if a file task has no held-out ones."""
-    task = config.task
-    size = task.size if split == "train" else config.run.eval_problems
-    if task.name == "arithmetic":
-        return Arithmetic(task.family, task.digits, task.terms, task.form, size, split=split, min_terms=task.min_terms)
-    if task.name.startswith("gym:"):
-        return GymTask(task.name.removeprefix("gym:"), size, options=task.options, split=split)
-    path = task.path if split == "train" else task.eval_path
-    if path is None and split == "test":
-        return None
-    if task.name == "gsm8k":
-        return gsm8k(path or "openai/gsm8k")
-    if path is None:
-        raise ValueError("task.name='file' needs task.path: a jsonl or parquet file in verl's schema")
-    return verl_file(path, rule=task.rule, suffix=task.suffix)
+    return tasks.build_task(config.task.name, config.task.arguments, split, config.run.eval_problems)
+
+
+def build_tasks(config: Config) -> tuple[Task, Task | None]:
+    """Build the training and the held-out problems, and check the rules that grade them."""
+    task, test_task = build_task(config, "train"), build_task(config, "test")
+    assert task is not None  # only held-out problems may be missing
+    for each in (task, test_task):
+        if each is not None:
+            check_rules(each)
+    return task, test_task
+
+
+def check_rules(task: Task) -> None:
+    """Raise for a rule that does not exist or cannot be loaded: of every problem in memory, else of the first."""
+    problems = task.problems if isinstance(task, FixedTask) else [task[0]]
+    for rule in dict.fromkeys(problem.rule for problem in problems):
+        check_rule(rule)
+        if is_own(rule):
+            load_part(rule)
 
 
 def build_policy(config: Config, path: str | None = None) -> Policy:

@@ -16,6 +16,7 @@ from trimtab.config import Config, list_checkpoints
 from trimtab.stop_signals import StopRequest, deferred_stop
 from trimtab.train import checkpoints, run_state
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_around
+from trimtab.train.build import build_tasks
 from trimtab.train.metrics import StepResult, has_learning_signal, no_signal_diagnosis
 from trimtab.train.process import environment, set_threads
 from trimtab.train.recording import start_recording
@@ -23,7 +24,7 @@ from trimtab.train.reporting import Loggers, Reporter, announce_stop
 from trimtab.train.rollouts import check_positions, evaluate
 from trimtab.train.run_folder import RunFolder
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
-from trimtab.train.warm_start import warm_start
+from trimtab.train.warm_start import warm_start, worked_problems
 
 KEEP_ALARM_CHECKPOINTS = 10  # an alarm that is raised again and again must not fill the disk
 
@@ -76,11 +77,14 @@ class Run:
             self.folder.reopen(self.config)
         else:
             self.folder.create(self.config)
-        trainer = self.trainer = build_trainer(self.config)
+        problems, resumed = build_tasks(self.config), self.resume and bool(list_checkpoints(self.folder.checkpoints))
+        if self.config.warm_start.steps and not resumed:
+            worked_problems(self.config, problems[0])  # before the model is loaded, for they may be wrong
+        trainer = self.trainer = build_trainer(self.config, problems)
         check_positions(trainer.policy, trainer.task, self.config)
         message = self.reporter.message
         self._loggers = Loggers(self.config, self.folder, message)
-        if self.resume and list_checkpoints(self.folder.checkpoints):
+        if resumed:
             self._resume()
         else:
             self._start()

@@ -13,7 +13,7 @@ from trimtab.policy import Policy, make_optimizer
 from trimtab.record import Recorder
 from trimtab.rollout import Sampler
 from trimtab.tasks import Task, derive_seed
-from trimtab.train.build import build_policy, build_reference, build_sampler, build_task
+from trimtab.train.build import build_policy, build_reference, build_sampler, build_tasks
 
 
 @dataclass
@@ -69,16 +69,17 @@ def learning_rate_scale(config: Config, step: int) -> float:
     return update.min_lr_ratio + (1.0 - update.min_lr_ratio) * left
 
 
-def build_trainer(config: Config) -> Trainer:
-    """Build the trainer of a recipe."""
-    task, policy = build_task(config, "train"), build_policy(config)
-    assert task is not None  # only held-out problems may be missing
+def build_trainer(config: Config, problems: tuple[Task, Task | None] | None = None) -> Trainer:
+    """Build the trainer of a recipe, on the problems that `build_tasks` returned or on new ones."""
+    # Problems and rules before the model: what is wrong with them is then known in seconds.
+    task, test_task = build_tasks(config) if problems is None else problems
+    policy = build_policy(config)
     return Trainer(
         config=config,
         policy=policy,
         sampler=build_sampler(policy, config.rollout),
         task=task,
-        test_task=build_task(config, "test"),
+        test_task=test_task,
         objective=config.build_objective(),
         optimizer=make_optimizer(policy, config.update.lr, config.update.betas, config.update.weight_decay),
         reference=build_reference(config),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ import torch
 
 from trimtab import failpoints
 from trimtab.config import Config, find_run_model
+from trimtab.own_parts import is_own, load_part, location
 from trimtab.policy import LongPromptError, Policy, Transcript, log_probs, make_optimizer, split_by_token_budget
 from trimtab.stop_signals import SignalInterrupt, deferred_stop
-from trimtab.tasks import Problem, Task, derive_seed, read_rows
+from trimtab.tasks import Problem, Task, derive_seed, read_rows, worked_solution
 from trimtab.train import checkpoints
 from trimtab.train.reporting import Reporter, announce_stop
 from trimtab.train.rollouts import evaluate
@@ -85,15 +86,20 @@ def cache_key(config: Config) -> str:
         "torch": torch.__version__,
         "update": config.update.model_dump(include={"token_budget", "head_chunk", "betas", "max_grad_norm"}),
         "evaluation": [config.run.eval_problems, config.rollout.max_new_tokens] if evaluated else [],
-        "files": [_stamp(path) for path in (*_weights(config), config.task.path, config.warm_start.path) if path],
+        "files": [_stamp(path) for path in _files(config)],
     }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _weights(config: Config) -> list[str]:
-    """Return the paths of the weights that a run starts from, those inside a run's folder by their own folder."""
-    paths = [path for path in (config.model.path, config.model.start_from) if path is not None]
-    return [str(found.folder) if (found := find_run_model(path)) else path for path in paths]
+def _files(config: Config) -> list[str]:
+    """Return the files and folders that the weights after a warm start depend on."""
+    weights = [path for path in (config.model.path, config.model.start_from) if path is not None]
+    # Weights inside a run's folder by their own folder.
+    paths: list[Any] = [str(found.folder) if (found := find_run_model(path)) else path for path in weights]
+    paths += [config.task.arguments.get("path"), config.warm_start.path]
+    if is_own(config.task.name):
+        paths.append(location(load_part(config.task.name)).rpartition(":")[0])
+    return [path for path in paths if isinstance(path, str) and path]
 
 
 def _stamp(path: str) -> list[tuple[str, int, int]]:
@@ -104,14 +110,22 @@ def _stamp(path: str) -> list[tuple[str, int, int]]:
     return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
 
 
+def worked_problems(config: Config, task: Task) -> Task | list[Problem]:
+    """Return the problems with worked solutions: those of the warm start's file, or the task's own."""
+    warm = config.warm_start
+    if warm.path is not None:
+        suffix = str(config.task.arguments.get("suffix", ""))
+        return [worked_solution(where, row, suffix, warm.columns) for where, row in read_rows(warm.path)]
+    if task[0].solution is None:
+        advice = "set warm_start.path to a file with solutions, task.columns.solution, or warm_start.steps = 0"
+        raise ValueError(f"task {task.name} has no worked solutions: {advice}")
+    return task
+
+
 def _examples(policy: Policy, task: Task, config: Config) -> Callable[[Sequence[int]], list[Transcript]]:
     """Return a function from any numbers to worked solutions; numbers beyond the last one start over."""
-    path = config.warm_start.path
-    problems = task if path is None else [_problem(where, row) for where, row in read_rows(path)]
-    if path is None and task[0].solution is None:
-        advice = "set warm_start.path to a jsonl, or warm_start.steps = 0"
-        raise ValueError(f"task {task.name} has no worked solutions: {advice}")
-    limit = config.warm_start.max_problems if path is None else None
+    problems = worked_problems(config, task)
+    limit = config.warm_start.max_problems if config.warm_start.path is None else None
     count = min(limit or len(problems), len(problems))
 
     def examples(numbers: Sequence[int]) -> list[Transcript]:
@@ -133,13 +147,6 @@ def _examples(policy: Policy, task: Task, config: Config) -> Callable[[Sequence[
 
 def _named(problem: Problem) -> str:
     return f"a worked solution of {problem.location or problem.source} is too long for the model, remove it"
-
-
-def _problem(where: str, row: Mapping[str, Any]) -> Problem:
-    prompt, solution = row.get("prompt"), row.get("solution")
-    if not isinstance(prompt, str) or not isinstance(solution, str) or not prompt:
-        raise ValueError(f"{where}: a warm-start row needs `prompt` and `solution`, both text, and some prompt")
-    return Problem(({"role": "user", "content": prompt},), answer="", rule="", source=where, solution=solution)
 
 
 def _sample_batch(examples: Callable[[Sequence[int]], list[Transcript]], step: int, config: Config) -> list[Transcript]:

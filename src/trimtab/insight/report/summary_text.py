@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from trimtab.collapse import METRICS, find_collapse, merge_curves
-from trimtab.config import Config, parse
+from trimtab.config import Config, parse_stored
 from trimtab.console import LONGEST_WINDOW, describe_model, describe_task
 from trimtab.insight.report.embed import truncated
 from trimtab.insight.report.run_files import MetricCurve, RunFiles
+from trimtab.own_parts import is_own
 from trimtab.text import clock, number, percent
 
 _UNCHANGED = 0.02  # a smaller relative change counts as none
@@ -18,14 +19,18 @@ _UNCHANGED = 0.02  # a smaller relative change counts as none
 def title_of(run: RunFiles) -> str:
     """Return model, task and objective in one line."""
     config = config_of(run)
-    model_and_task = f"{describe_model(config)} on {describe_task(config)} with " if config else ""
+    table = run.config.get("task")
+    name = table.get("name") if isinstance(table, dict) else None
+    # A task of the user's own is not loaded to describe it.
+    task = str(name) if is_own(name) else describe_task(config) if config else ""
+    model_and_task = f"{describe_model(config)} on {task} with " if config else ""
     return truncated(f"{model_and_task}{run.label}", 300)
 
 
 def config_of(run: RunFiles) -> Config | None:
     """Return the parsed configuration; None if it is not one of trimtab."""
     try:
-        return parse(run.config) if run.config else None
+        return parse_stored(run.config) if run.config else None
     except (ValueError, LookupError, TypeError):
         return None
 

@@ -77,7 +77,10 @@ def each(names: Iterable[str]) -> list[tuple[str, tuple[str]]]:
 
 def settings(changes: Mapping[str, str] | None = None) -> list[str]:
     """Return the words of a command that set a short run."""
-    return [word for key, value in {**SETTINGS, **(changes or {})}.items() for word in ("--set", f"{key}={value}")]
+    settings = {**SETTINGS, **(changes or {})}
+    if settings.get("task.name") == "file":  # a file has no such options
+        del settings["task.size"], settings["task.digits"]
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
 def prepare(folder: Path) -> None:
