@@ -98,6 +98,14 @@ STUDIES = {
         seeds=1,
         search=False,
     ),
+    "entropy": Study(
+        "whether the entropy is held over twice as many steps",
+        "smollm2-zero",
+        ("grpo", "dapo", "stare", "stapo", "stapo + stare"),
+        ("update.lr=3e-5",),
+        ("run.steps=120", "run.eval_every=10", "update.token_budget=8192", "rollout.prompts=32"),
+        search=False,
+    ),
     "demo": Study(
         "the demo under every method, pushed by the learning rate",
         "demo",

@@ -62,4 +62,4 @@ def test_every_test_of_the_study_names_what_exists() -> None:
         assert [objective(name).name for name in each.objectives] == [
             name.partition("(")[0] for name in each.objectives
         ]
-        assert all(len(parse_axis(axis).values) > 1 for axis in each.axes)
+        assert all(parse_axis(axis).values for axis in each.axes)
