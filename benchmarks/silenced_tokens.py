@@ -83,7 +83,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    result = {**about("what STAPO silenced, from token records", device), "runs": [silenced_in(run) for run in args.runs]}
+    runs = [silenced_in(run) for run in args.runs]
+    result = {**about("what STAPO silenced, from token records", device), "runs": runs}
     write_atomically(args.out, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 
 

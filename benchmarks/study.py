@@ -1,21 +1,20 @@
 """The stability study: its stress tests, and one result for each.
 
 `study.py zero --folder RUNS --jobs 5 --minutes 9` runs what is missing of a test, stops after so many minutes, and
-writes `results/stress-zero.json`; the same command goes on with it. `--archive FILE` keeps the metrics of the runs in
-one file from which a later call on another machine starts: runs that have ended need no weights.
+writes `results/stress-zero.json`; the same command goes on with it, also on another machine: the metrics of all runs that
+have ended are in `results/runs-zero.tar.xz`, and such runs need no weights. Tests of one regime share their runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import signal
 import subprocess
 import sys
 import tarfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,8 +22,14 @@ import torch
 from stopwatch import about
 from trimtab.files import write_atomically
 from trimtab.objectives import METHODS
+from trimtab.stress import StressTest, parse_axis
+from trimtab.stress.axis_table import axis_tables
+from trimtab.stress.command import ended_before
+from trimtab.stress.figures import run_figures
+from trimtab.stress.tables import as_json
 
 RESULTS = Path(__file__).parent / "results"
+ABOUT = "about.json"  # in a test's folder: the machine that made its runs, and the versions
 KEPT = ("config.toml", "metrics.jsonl", "alarms.jsonl", "nonfinite.jsonl", "ended.json")  # of a run
 RIVALS = ("grpo", "dapo", "gspo", "dppo", "sspo", "stapo", "stare", "stapo + stare")
 SSPO_READINGS = (
@@ -36,14 +41,15 @@ SSPO_READINGS = (
 COMBINATIONS = ("stapo", "gspo", "dppo", "gspo + s2t", "dppo + s2t", "gspo + s2t + stare")
 # Micro-batches of this size let eight runs share a GPU.
 ON_GPU = ("run.steps=60", "run.eval_every=5", "update.token_budget=8192")
-HALF_BATCH = (*ON_GPU, "rollout.prompts=32")
+HALF_BATCH = ("run.steps=40", "run.eval_every=4", "update.token_budget=8192", "rollout.prompts=32")
 
 
 @dataclass(frozen=True)
 class Study:
-    """One stress test of the study."""
+    """One stress test of the study; `regime` names the archive of its runs."""
 
     what: str
+    regime: str
     recipe: str
     objectives: tuple[str, ...]
     axes: tuple[str, ...]
@@ -51,18 +57,18 @@ class Study:
     seeds: int = 3
     search: bool = True
 
-    def command(self, folder: Path, jobs: int) -> list[str]:
-        """Return the command line of the test."""
-        flags = [flag for axis in self.axes for flag in ("--axis", axis)]
-        flags += [flag for setting in self.settings for flag in ("--set", setting)]
-        flags += ["--search"] if self.search else []
-        arguments = [*self.objectives, *flags, "--recipe", self.recipe, "--seeds", str(self.seeds)]
-        return ["trimtab", "stress", *arguments, "--out", str(folder), "--jobs", str(jobs)]
+    def test(self, folder: Path, jobs: int = 1) -> StressTest:
+        """Return the stress test in a folder."""
+        axes = tuple(parse_axis(axis) for axis in self.axes)
+        return StressTest(
+            self.objectives, axes, folder, self.recipe, self.seeds, self.settings, jobs=jobs, search=self.search
+        )
 
 
 STUDIES = {
     "zero": Study(
         "SmolLM2-135M by RL from nothing, pushed by the learning rate",
+        "zero",
         "smollm2-zero",
         RIVALS,
         ("update.lr=3e-5,6e-5,1e-4,2e-4",),
@@ -70,6 +76,7 @@ STUDIES = {
     ),
     "warm": Study(
         "SmolLM2-135M by RL after a warm start, pushed by the learning rate",
+        "warm",
         "smollm2",
         RIVALS,
         ("update.lr=2e-5,5e-5,1e-4",),
@@ -77,6 +84,7 @@ STUDIES = {
     ),
     "sspo": Study(
         "readings of SSPO's clip range, pushed by the learning rate",
+        "warm",
         "smollm2",
         SSPO_READINGS,
         ("update.lr=2e-5,5e-5,1e-4",),
@@ -84,6 +92,7 @@ STUDIES = {
     ),
     "combinations": Study(
         "combinations and their parts, pushed by the learning rate",
+        "warm",
         "smollm2",
         COMBINATIONS,
         ("update.lr=2e-5,5e-5,1e-4",),
@@ -91,6 +100,7 @@ STUDIES = {
     ),
     "further": Study(
         "wrong verdicts and updates further off-policy, one seed",
+        "further",
         "smollm2",
         RIVALS,
         ("reward.noise=0.2,0.4", "update.per_step=8,32"),
@@ -100,6 +110,7 @@ STUDIES = {
     ),
     "entropy": Study(
         "whether the entropy is held over twice as many steps",
+        "entropy",
         "smollm2-zero",
         ("grpo", "dapo", "stare", "stapo", "stapo + stare"),
         ("update.lr=3e-5",),
@@ -109,16 +120,20 @@ STUDIES = {
     "demo": Study(
         "the demo under every method, pushed by the learning rate",
         "demo",
+        "demo",
         tuple(METHODS),
-        ("update.lr=3e-4,6e-4,1e-3,2e-3",),
-        ("run.steps=100", "run.threads=1", "run.device=cpu"),
+        ("update.lr=3e-4,6e-4,1.2e-3,2.4e-3",),
+        ("run.steps=60", "run.eval_every=5", "run.eval_problems=256", "run.threads=1", "run.device=cpu"),
     ),
 }
 
 
 def run(study: Study, folder: Path, jobs: int, minutes: float) -> int:
     """Run the test for so many minutes at most; return its exit code."""
-    command = [sys.executable, "-P", "-m", *study.command(folder, jobs)]
+    folder.mkdir(parents=True, exist_ok=True)
+    device = torch.device("cuda" if torch.cuda.is_available() and study.recipe != "demo" else "cpu")
+    write_atomically(folder / ABOUT, json.dumps(about(study.what, device)))
+    command = [sys.executable, "-P", "-m", *study.test(folder, jobs).command()]
     with subprocess.Popen(command) as process:
         end = time.monotonic() + 60 * minutes
         while process.poll() is None and time.monotonic() < end:
@@ -129,17 +144,21 @@ def run(study: Study, folder: Path, jobs: int, minutes: float) -> int:
 
 
 def save_result(study: Study, name: str, folder: Path) -> None:
-    """Write the test's figures to the results, with the machine and the versions."""
-    device = torch.device("cuda" if torch.cuda.is_available() and study.recipe != "demo" else "cpu")
-    head = {**about(study.what, device), "benchmark": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}
+    """Write the figures of all runs that have ended, also of those that a search did not ask for."""
+    test = study.test(folder)
+    ended = [(cell, outcome) for cell, run in test.runs(test.cells()) if (outcome := ended_before(run))]
+    tables = axis_tables(test, [run_figures(cell, outcome) for cell, outcome in ended])
+    head = json.loads((folder / ABOUT).read_text())
     # The head goes before the first key, so that the file keeps its one line per run.
-    text = (folder / "stress.json").read_text().removeprefix("{")
-    write_atomically(RESULTS / f"stress-{name}.json", json.dumps(head, indent=1).removesuffix("\n}") + "," + text)
+    text = as_json(replace(test, out=Path("runs") / name), [table for table in tables if table.runs])
+    head_text = json.dumps(head, indent=1).removesuffix("\n}")
+    write_atomically(RESULTS / f"stress-{name}.json", head_text + "," + text.removeprefix("{"))
 
 
 def pack(folder: Path, archive: Path) -> None:
     """Keep the small files of all runs that have ended."""
     with tarfile.open(archive, "w:xz") as packed:
+        packed.add(folder / ABOUT, ABOUT)
         for ended in sorted(folder.glob("*/ended.json")):
             for path in (ended.parent / name for name in KEPT):
                 if path.exists():
@@ -161,17 +180,15 @@ def main() -> int:
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=1e6)
-    parser.add_argument("--archive", type=Path)
+    parser.add_argument("--minutes", type=float, default=1e6, help="0: only write the result")
     args = parser.parse_args()
     study = STUDIES[args.study]
-    if args.archive and args.archive.exists():
-        unpack(args.archive, args.folder)
-    code = run(study, args.folder, args.jobs, args.minutes)
-    if args.archive:
-        pack(args.folder, args.archive)
-    if (args.folder / "stress.json").exists():
-        save_result(study, args.study, args.folder)
+    archive = RESULTS / f"runs-{study.regime}.tar.xz"
+    if archive.exists():
+        unpack(archive, args.folder)
+    code = run(study, args.folder, args.jobs, args.minutes) if args.minutes else 0
+    pack(args.folder, archive)
+    save_result(study, args.study, args.folder)
     return code
 
 

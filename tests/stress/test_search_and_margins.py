@@ -42,8 +42,8 @@ def test_an_objective_that_survives_nothing_has_no_margin() -> None:
     assert stable_value(grid, ["a", "b"], LR) is None
 
 
-def test_runs_without_a_verdict_do_not_count() -> None:
-    assert margins(runs("a", x1="111", x2="1??", x4="???"), ["a"], LR)["a"].value == "2"
+def test_a_setting_holds_only_if_enough_seeds_are_known_to_survive() -> None:
+    assert margins(runs("a", x1="111", x2="11?", x4="1??", x8="???"), ["a"], LR)["a"].value == "2"
 
 
 def test_one_seed_has_a_margin_without_an_interval() -> None:

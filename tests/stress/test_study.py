@@ -7,10 +7,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 import study
 import study_pages
-from helpers.stress.made_stress import made_stress
+from stopwatch import about
 from trimtab.objectives import objective
 from trimtab.stress import parse_axis, read_stress
 
@@ -20,27 +21,35 @@ def test_an_archive_has_the_runs_that_have_ended_without_their_weights(tmp_path:
         (tmp_path / "runs" / name).mkdir(parents=True)
         for file in files:
             (tmp_path / "runs" / name / file).write_text(file)
+    (tmp_path / "runs" / study.ABOUT).write_text("{}")
     study.pack(tmp_path / "runs", tmp_path / "runs.tar.xz")
     (tmp_path / "new" / "a").mkdir(parents=True)
     (tmp_path / "new" / "a" / "metrics.jsonl").write_text("newer")
     study.unpack(tmp_path / "runs.tar.xz", tmp_path / "new")
     found = {str(p.relative_to(tmp_path / "new")): p.read_text() for p in (tmp_path / "new").rglob("*.*")}
-    assert found == {"a/metrics.jsonl": "newer", "a/ended.json": "ended.json"}
+    assert found == {"about.json": "{}", "a/metrics.jsonl": "newer", "a/ended.json": "ended.json"}
 
 
 @pytest.fixture
 def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module in (study, study_pages):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
-    made_stress(tmp_path / "runs")
-    study.save_result(study.STUDIES["demo"], "demo", tmp_path / "runs")
+    small = study.Study("small", "demo", "demo", ("grpo", "stapo"), ("update.lr=1e-4,1e-3",), ("run.steps=4",), seeds=2)
+    test = small.test(tmp_path / "runs")
+    for _, run in test.runs(test.cells())[:-1]:  # the last one has not been run
+        run.folder.create(run.config)
+        lines = [{"step": step, "eval/accuracy": 0.5, "policy/entropy": 1.0} for step in range(5)]
+        run.folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (run.folder.path / "ended.json").write_text('{"state": "finished", "why": "", "steps": 4}')
+    (tmp_path / "runs" / study.ABOUT).write_text(json.dumps(about("small", torch.device("cpu"))))
+    study.save_result(small, "demo", tmp_path / "runs")
     return tmp_path / "stress-demo.json"
 
 
 def test_a_result_is_the_stress_test_with_machine_versions_and_date(result: Path) -> None:
     table = json.loads(result.read_text())
-    assert {"what", "date", "machine", "versions", "benchmark", "command", "runs"} <= set(table)
-    assert read_stress(result).tables[0].runs
+    assert {"what", "date", "machine", "versions", "command", "runs"} <= set(table)
+    assert len(read_stress(result).tables[0].runs) == 7
 
 
 def test_tables_and_picture_are_made_from_a_result(result: Path) -> None:

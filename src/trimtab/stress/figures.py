@@ -190,9 +190,9 @@ def _by_value(judged: Sequence[RunFigures]) -> dict[str, dict[str, dict[int, boo
 
 
 def _survives(lived: Mapping[int, bool], chosen: Mapping[int, int]) -> bool:
-    """Return whether enough of the chosen seeds, each with its count, survive; unfinished ones do not count."""
-    known = sum(chosen.get(seed, 0) for seed in lived)
-    return known > 0 and sum(chosen.get(seed, 0) for seed, alive in lived.items() if alive) >= SURVIVING_SHARE * known
+    """Return whether enough of the chosen seeds, each with its count, are known to survive."""
+    alive = sum(chosen.get(seed, 0) for seed, alive in lived.items() if alive)
+    return alive > 0 and alive >= SURVIVING_SHARE * sum(chosen.values())
 
 
 def _ratio(mine: str | None, theirs: str | None) -> float | None:
