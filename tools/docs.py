@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import gpu_tables
+import study_pages
 from recipe_docs import recipes_page
 from trimtab.insight.alarms import ALARM_KINDS, threshold_reasons
 from trimtab.objectives.methods.reference_docs import methods_reference
@@ -27,12 +28,6 @@ def costs() -> str:
         cells = [f"{result['ratios'][name]['ratio']:.2f}" for name in names]
         lines.append(f"| {result['machine']}, torch {result['versions']['torch']} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def comparison() -> str:
-    """The README's table of the methods on the demo, as `trimtab compare` wrote it."""
-    path = RESULTS / "compare-demo.md"
-    return path.read_text().strip() if path.exists() else ""
 
 
 def smollm2() -> str:
@@ -54,7 +49,7 @@ def smollm2() -> str:
 
 def readme() -> str:
     """The README with its measured parts filled in."""
-    return filled("README.md", {"costs": costs, "compare": comparison, "smollm2": smollm2})
+    return filled("README.md", {"costs": costs, "smollm2": smollm2})
 
 
 def record_page() -> str:
@@ -181,6 +176,23 @@ def evaluation_page() -> str:
     return filled("docs/evaluation.md", {"smollm2": gpu_tables.evaluated})
 
 
+def study_page() -> str:
+    """docs/study.md with the tables of the stability study filled in."""
+    made = {
+        "zero": lambda: study_pages.stress_tables("zero"),
+        "warm": lambda: study_pages.stress_tables("warm"),
+        "further": lambda: study_pages.stress_tables("further"),
+        "entropy": lambda: study_pages.entropies("zero", "3e-5"),
+        "silenced": study_pages.silenced,
+    }
+    return filled("docs/study.md", made)
+
+
+def study_picture() -> str:
+    """The picture of who survives which learning rate."""
+    return study_pages.heat_maps([("RL from nothing", "zero"), ("RL after a warm start", "warm")])
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/alarms.md": alarms_page,
     "docs/evaluation.md": evaluation_page,
@@ -189,6 +201,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/recipes.md": recipes_page,
     "docs/record.md": record_page,
     "docs/report.md": report_page,
+    "docs/study.md": study_page,
+    "docs/study.svg": study_picture,
     "README.md": readme,
 }
 

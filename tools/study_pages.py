@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
+from typing import Any
 
 from trimtab.compare import markdown_table
+from trimtab.evaluate.intervals import t_quantile
 from trimtab.stress import AxisTable, read_stress
 from trimtab.stress.figures import RunFigures
 from trimtab.stress.tables import HEADS
@@ -15,6 +19,8 @@ from trimtab.text import percent
 
 RESULTS = Path(__file__).parent.parent / "benchmarks/results"
 CELL, ROW, LABELS, TOP = 92, 34, 150, 74  # pixels of the picture
+LAST = 10  # steps whose mean is a run's entropy at the end
+MOST_EXAMPLES = 12
 GOOD, BAD = (33, 102, 172), (247, 247, 247)  # colours of full and of no accuracy
 
 
@@ -34,6 +40,58 @@ def stress_tables(name: str) -> str:
     return "\n\n".join(parts)
 
 
+def entropies(name: str, value: str) -> str:
+    """The entropy of every run at one value of the first axis, over its last steps, and the mean with its interval."""
+    table = axis_tables(name)[0]
+    seeds = sorted({run.seed for run in table.runs})
+    rows = []
+    for objective in table.objectives:
+        ends = {run.seed: _last_entropy(run) for run in table.cell(objective, value)}
+        shown = [f"{ends[seed]:.3f}" if seed in ends else "-" for seed in seeds]
+        rows.append([objective, *shown, _with_interval(list(ends.values()))])
+    return markdown_table(["objective", *(f"seed {seed}" for seed in seeds), "mean, 95 %"], rows)
+
+
+def _last_entropy(run: RunFigures) -> float:
+    return fmean(value for _, value in run.curves["policy/entropy"][-LAST:])
+
+
+def _with_interval(values: Sequence[float]) -> str:
+    if len(values) < 2:
+        return f"{values[0]:.2f}" if values else "-"
+    half = t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    # An entropy is not negative, so neither is the interval of its mean.
+    return f"{fmean(values):.2f} [{max(0.0, fmean(values) - half):.2f}, {fmean(values) + half:.2f}]"
+
+
+def silenced() -> str:
+    """What STAPO silenced in a run: shares by kind, and examples."""
+    path = RESULTS / "silenced-h200.json"
+    if not path.exists():
+        return ""
+    run = json.loads(path.read_text())["runs"][0]
+    kinds = ", ".join(f"{name} {percent(count / run['silenced'])}" for name, count in run["by_kind"].items())
+    head = f"{run['silenced']:,} of {run['tokens']:,} tokens ({percent(run['share'])}): {kinds}."
+    every = max(1, len(run["examples"]) // MOST_EXAMPLES)
+    rows = [_example(each) for each in run["examples"][::every]]
+    return head + "\n\n" + markdown_table(["step", "text, and the silenced token", "p", "entropy"], rows)
+
+
+def _example(each: dict[str, Any]) -> list[str]:
+    def code(text: str) -> str:
+        # Text of a model in a cell of a table: one line, as code, without the two signs that would end it.
+        return f"`{' '.join(text.split()).replace('`', chr(39)).replace('|', '/')}`"
+
+    token = code(each["token"]) if each["token"].strip() else "(space)"
+    probability = f"{each['probability']:.1g}" if each["probability"] else "< 1e-6"
+    return [
+        str(each["step"]),
+        f"{code('... ' + each['before'][-35:])} **{token}**",
+        probability,
+        f"{each['entropy']:.2f}",
+    ]
+
+
 def heat_maps(results: Sequence[tuple[str, str]]) -> str:
     """A picture of several results: objectives by stress, the accuracy at the end as colour, the survivors as text."""
     panels = [(title, table) for title, name in results for table in axis_tables(name)[:1]]
@@ -48,7 +106,7 @@ def heat_maps(results: Sequence[tuple[str, str]]) -> str:
     for title, table in panels:
         parts += _panel(title, table, left, labels=left == LABELS)
         left += CELL * len(table.values) + 40
-    legend = "n/n: seeds that survive; percentage and colour: mean held-out accuracy at the end; x: collapsed"
+    legend = "n/n: seeds that survive; percentage and colour: mean held-out accuracy at the end; x: does not hold; empty: not run"
     parts.append(f'<text x="{LABELS}" y="{height - 12}" fill="#555" font-size="12">{legend}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
