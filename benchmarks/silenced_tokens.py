@@ -41,7 +41,8 @@ def kind_of(piece: str) -> str:
 
 def silenced_in(folder: Path) -> dict[str, Any]:
     """Return the figures of one run."""
-    config, found, tokens = load(folder / "config.toml"), [], 0
+    config, tokens = load(folder / "config.toml"), 0
+    found: list[dict[str, Any]] = []
     for step in open_run(folder):
         columns, offsets = step.tokens, step.offsets
         tokens += len(columns["reason"])

@@ -1,8 +1,8 @@
 """The stability study: its stress tests, and one result for each.
 
 `study.py zero --folder RUNS --jobs 5 --minutes 9` runs what is missing of a test, stops after so many minutes, and
-writes `results/stress-zero.json`; the same command goes on with it, also on another machine: the metrics of all runs that
-have ended are in `results/runs-zero.tar.xz`, and such runs need no weights. Tests of one regime share their runs.
+writes `results/stress-zero.json`; the same command goes on with it, also on another machine: the metrics of all runs
+that have ended are in `results/runs-zero.tar.xz`, and such runs need no weights. Tests of one regime share their runs.
 """
 
 from __future__ import annotations
