@@ -106,7 +106,7 @@ def heat_maps(results: Sequence[tuple[str, str]]) -> str:
     for title, table in panels:
         parts += _panel(title, table, left, labels=left == LABELS)
         left += CELL * len(table.values) + 40
-    legend = "n/n: seeds that survive; percentage and colour: mean accuracy at the end; x: does not hold; empty: not run"
+    legend = "n/n: seeds that survive; %, colour: mean accuracy at the end; x: does not hold; empty: not run"
     parts.append(f'<text x="{LABELS}" y="{height - 12}" fill="#555" font-size="12">{legend}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
