@@ -34,6 +34,10 @@ class HttpError(Exception):
     """A request that got no complete reply; the message says why."""
 
 
+class NoConnectionError(HttpError):
+    """A request that reached no server."""
+
+
 @dataclass(frozen=True)
 class HttpReply:
     """A complete reply. Header names are in lower case."""
@@ -92,6 +96,8 @@ async def bounded_request(
             transport.close()
         if isinstance(error, TimeoutError):
             raise HttpError(f"no complete response within {seconds:g} s") from None
+        if type(error).__name__ in ("ConnectError", "ConnectTimeout"):  # httpx's
+            raise NoConnectionError(f"{type(error).__name__}: {error}".removesuffix(": ")) from None
         # Any exception: bytes that no server should send reach four libraries below, each with its own.
         if isinstance(error, Exception) and not isinstance(error, HttpError):
             raise HttpError(f"{type(error).__name__}: {error}".removesuffix(": ")) from None

@@ -29,6 +29,7 @@ from helpers.evaluate.small_evals import (
     status,
     trickle,
 )
+from trimtab.bounded_http import NoConnectionError
 from trimtab.evaluate import endpoint
 from trimtab.evaluate.endpoint import EndpointConnection, EndpointError
 from trimtab.evaluate.folder import EvalFolder
@@ -161,13 +162,53 @@ def test_a_server_that_trickles_is_given_up_on(tmp_path: Path) -> None:
     assert {generation.failed for generation in done.folder.read()} == {"no complete response within 0.2 s"}
 
 
-def test_a_server_that_is_not_there_fails_the_samples(tmp_path: Path) -> None:
-    with socket.socket() as bound, serving() as server:
-        bound.bind(("127.0.0.1", 0))  # a port that nobody listens on, and that no other process can be given
-        url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
-        done = evaluate(served(tmp_path, server, endpoint=url, retries=1, problems=1), RecordedProgress())
-    assert counts(done) == (None, 3)
-    assert all("ConnectError" in str(generation.failed) for generation in done.folder.read())
+@contextmanager
+def nobody() -> Iterator[str]:
+    """The address of a port that nobody listens on, and that no other process can be given."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
+
+
+def test_a_server_that_is_not_there_ends_the_evaluation(tmp_path: Path) -> None:
+    with nobody() as url, serving() as server:
+        with pytest.raises(EndpointError, match=f"no server answers at {url} .ConnectError.*start it, or check --end"):
+            evaluate(served(tmp_path, server, endpoint=url, retries=1), RecordedProgress())
+        assert not EvalFolder(tmp_path / "out").read(), "nothing is kept as failed"
+        done = evaluate(served(tmp_path, server), RecordedProgress())  # the same command, once there is a server
+    assert counts(done) == (1.0, 0)
+
+
+def test_a_server_that_comes_late_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    request = endpoint.bounded_request
+
+    async def late(*args: Any, **options: Any) -> Any:
+        tried.append("")
+        if len(tried) < 3:
+            raise NoConnectionError("ConnectError: refused")
+        return await request(*args, **options)
+
+    monkeypatch.setattr(endpoint, "bounded_request", late)
+    done, _ = run(tmp_path)
+    assert counts(done) == (1.0, 0)
+
+
+def test_a_server_that_goes_away_fails_the_samples_that_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered: list[str] = []
+    request = endpoint.bounded_request
+
+    async def gone(*args: Any, **options: Any) -> Any:
+        if answered:
+            raise NoConnectionError("ConnectError: refused")
+        answered.append("")
+        return await request(*args, **options)
+
+    monkeypatch.setattr(endpoint, "bounded_request", gone)
+    done, _ = run(tmp_path, retries=0, concurrency=1)
+    assert counts(done) == (1.0, 15)
 
 
 def test_retry_after_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

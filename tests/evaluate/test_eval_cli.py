@@ -6,6 +6,7 @@ import io
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -154,6 +155,14 @@ def test_evaluations_without_a_benchmark_in_common_are_not_compared(tmp_path: Pa
         report.compare_results(ours, theirs)
 
 
+def test_a_folder_without_a_benchmark_in_common_is_refused_before_anything_is_sampled(tmp_path: Path) -> None:
+    call(tmp_path / "other", "demo", "--problems", "1")
+    words = "demo", "--benchmarks", "aime24,amc23", "--against", str(tmp_path / "other/out")
+    output = call(tmp_path, *words, code=2)
+    assert "has gsm8k and no benchmark in common with aime24, amc23" in output
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_papers_print_stands_beside_it_with_its_source(tmp_path: Path) -> None:
     output = call(tmp_path, "demo", "--problems", "2", "--papers")
     assert "JustRL-DeepSeek-1.5B" in output
@@ -192,6 +201,44 @@ def test_failures_are_noted_below_the_table(tmp_path: Path) -> None:
     assert "2 samples could not be generated; they are in no mean" in output
     assert "1 problems have no graded sample" in output
     assert "if all of those were wrong, avg@k would be 0.0 %" in output
+
+
+def test_no_server_is_an_error_and_not_a_table_of_dashes(tmp_path: Path) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # a port that nobody listens on
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
+        output = call(tmp_path, "--endpoint", url, "--model-name", "X", "--retries", "0", code=2)
+    assert f"no server answers at {url}" in output
+    assert "avg@k" not in output
+
+
+def test_an_evaluation_without_a_single_response_is_no_success(tmp_path: Path) -> None:
+    with serving(otherwise=status(500)) as server:
+        output = call(tmp_path, "--endpoint", server.url, "--model-name", "X", "--retries", "0", code=2)
+    assert "nothing was evaluated" in output
+    assert "12 samples could not be generated" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "greedy"),
+    [
+        pytest.param(lambda asked: ["It is 5."] * asked["n"], True, id="greedy at temperature 1"),
+        pytest.param(lambda asked: [f"It is {n}." for n in range(asked["n"])], False, id="sampled"),
+    ],
+)
+def test_a_server_that_does_not_sample_is_noticed(tmp_path: Path, words: Any, greedy: bool) -> None:
+    with serving(otherwise=answer(words)) as server:
+        output = call(tmp_path, "--endpoint", server.url, "--model-name", "tiny")
+    warning = "Warning: GSM8K: in 6 of 6 problems all samples are the same text, at temperature 1"
+    assert (warning in output) == greedy
+    assert ("avg@k, pass@k and maj@k are those of one greedy answer" in output) == greedy
+    assert (warning in (tmp_path / "out/result.md").read_text()) == greedy
+    assert result(tmp_path / "out")["metrics"]["gsm8k"]["problems_of_equal_samples"] == (6 if greedy else 0)
+
+
+def test_greedy_decoding_that_was_asked_for_is_nothing_to_warn_of(tmp_path: Path) -> None:
+    with serving(otherwise=answer()) as server:
+        assert "same text" not in call(tmp_path, "--endpoint", server.url, "--model-name", "tiny", "--temperature", "0")
 
 
 def test_a_server_that_refuses_is_an_error_without_a_traceback(tmp_path: Path) -> None:

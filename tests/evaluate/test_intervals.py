@@ -115,6 +115,16 @@ def test_lengths_get_students_interval() -> None:
     assert found == Interval(12.0, pytest.approx(12 - half), pytest.approx(12 + half), 3)
 
 
+def test_lengths_and_entropies_are_not_below_zero_at_two_problems() -> None:
+    for values in ([10.0, 900.0], [0.01, 0.6]):
+        found = mean_interval(values)
+        assert found is not None and found.low == 0.0
+        assert found.high is not None and found.high > max(values)
+    # Rounding may leave a mean a little below 0; the interval still holds it.
+    found = mean_interval([-1e-4, -1e-4])
+    assert found is not None and found.low == found.mean == -1e-4
+
+
 def test_a_difference_is_paired_by_problem() -> None:
     easy_and_hard = [0.9, 0.1] * 15
     found = difference_interval([value + 0.05 for value in easy_and_hard], easy_and_hard)

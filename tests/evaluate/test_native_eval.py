@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from helpers.evaluate.small_evals import SUMS, RecordedProgress, small
 from helpers.train.short_runs import trained
+from trimtab.config import RolloutConfig
+from trimtab.evaluate import native
+from trimtab.evaluate import run as runs
 from trimtab.evaluate.folder import EvalFolder
 from trimtab.evaluate.native import NativeGenerator, fingerprint, open_model
 from trimtab.evaluate.options import EvalOptions
 from trimtab.evaluate.run import EvalResult, evaluate, open_generator, prepare
-from trimtab.policy import Transcript, score
+from trimtab.policy import Policy, Transcript, score
+from trimtab.rollout import Sampler
+from trimtab.train import build_sampler
 from trimtab.train.run_folder import RunFolder
 
 
@@ -219,6 +226,51 @@ def test_other_weights_in_the_same_place_are_noticed(tmp_path: Path) -> None:
     policy.model.save_pretrained(folder)
     with pytest.raises(ValueError, match=r"other settings.*\n  weights: "):
         evaluate(small(tmp_path, model=str(folder), problems=1), RecordedProgress())
+
+
+def test_vllm_samples_with_room_for_the_longest_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the native sampler in vLLM's place: what it is built with, and what is stored."""
+    asked: list[RolloutConfig] = []
+
+    def build(policy: Policy, rollout: RolloutConfig | None = None) -> Sampler:
+        asked.extend([rollout] if rollout else [])
+        return build_sampler(policy)
+
+    monkeypatch.setattr(native, "build_sampler", build)
+    monkeypatch.setattr(runs, "require_vllm", lambda purpose: None)
+    log = RecordedProgress()
+    done = evaluate(small(tmp_path, engine="vllm"), log)
+    assert [rollout.engine for rollout in asked] == ["vllm"]
+    assert (asked[0].max_prompt_tokens, asked[0].max_new_tokens, asked[0].batch_size) == (len("120+3="), 6, 6)
+    assert done.settings.sampler == "vllm" and log.has_message("sampled with vLLM")
+    assert all(generation.entropy is not None for generation in done.folder.read())
+    with pytest.raises(ValueError, match="sampler: 'vllm' -> 'native'"):
+        evaluate(small(tmp_path), RecordedProgress())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"engine": "sglang"}, "--engine sglang: it must be native or vllm"),
+        ({"engine": "vllm", "endpoint": "http://host/v1", "model_name": "x"}, "leave it out with --endpoint"),
+    ],
+)
+def test_an_engine_that_cannot_be_used_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=words):
+        evaluate(small(tmp_path, **changes), RecordedProgress())
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_vllm_the_error_names_the_option_and_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: (name != "vllm" and found(name, *rest)) or None
+    )
+    with pytest.raises(ValueError, match="--engine vllm needs the package vllm=="):
+        evaluate(small(tmp_path, engine="vllm"), RecordedProgress())
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8", ""])

@@ -21,7 +21,14 @@ from dataclasses import asdict, dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
-from trimtab.bounded_http import HttpError, HttpReply, bounded_request, event_loop_thread, open_client
+from trimtab.bounded_http import (
+    HttpError,
+    HttpReply,
+    NoConnectionError,
+    bounded_request,
+    event_loop_thread,
+    open_client,
+)
 from trimtab.evaluate.completion import MAX_BYTES, BadCompletionError, parse_completion
 from trimtab.evaluate.folder import Batches, Generation, GenerationRequest, SampleKey
 from trimtab.evaluate.progress import MessageLog
@@ -41,7 +48,7 @@ EXAMPLE = "give one like http://host:port/v1"
 
 
 class EndpointError(ValueError):
-    """The server refuses every request: the address, the key or the model's name is wrong."""
+    """There is no server, or it refuses every request: the address, the key or the model's name is wrong."""
 
 
 class RejectedRequestError(Exception):
@@ -51,9 +58,10 @@ class RejectedRequestError(Exception):
 class RetryableError(Exception):
     """A failure that a retry may overcome; `wait` is the server's Retry-After in seconds."""
 
-    def __init__(self, message: str, wait: float = 0.0) -> None:
+    def __init__(self, message: str, wait: float = 0.0, connected: bool = True) -> None:
         super().__init__(message)
         self.wait = wait
+        self.connected = connected
 
 
 @dataclass(frozen=True)
@@ -133,6 +141,7 @@ class _Sampling:
     )
     failures: Counter[str] = field(default_factory=Counter)  # failed samples by reason
     left_out: Counter[str] = field(default_factory=Counter)  # replies without their log-probabilities, by reason
+    _connected: bool = False  # to the server, at any time
     _parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _client: Any = None
 
@@ -177,9 +186,15 @@ class _Sampling:
                 if attempt < self.connection.retries:
                     await sleep(max(error.wait, retry_pause(attempt)))
                 attempt += 1
+                self._connected = self._connected or error.connected
             except RejectedRequestError as error:
                 reason = str(error)
                 break
+        if samples and not self._connected:  # nor will the other requests reach anything
+            raise EndpointError(
+                f"no server answers at {self.connection.url} ({reason}): start it, or check --endpoint; nothing was "
+                "sampled, and the same command starts or resumes the evaluation"
+            )
         if samples:
             self.failures[reason] += len(samples)
             await self._store([request.generation(sample, self.settings, seed=0, failed=reason) for sample in samples])
@@ -220,9 +235,11 @@ class _Sampling:
         content, headers = json.dumps(payload).encode(), {"Content-Type": "application/json"}
         limits: Any = {"seconds": self.connection.timeout, "max_bytes": MAX_BYTES}
         try:
-            return await bounded_request(self._client, "POST", url, content=content, headers=headers, **limits)
+            reply = await bounded_request(self._client, "POST", url, content=content, headers=headers, **limits)
         except HttpError as error:
-            raise RetryableError(_shown(str(error))) from None
+            raise RetryableError(_shown(str(error)), connected=not isinstance(error, NoConnectionError)) from None
+        self._connected = True
+        return reply
 
     def _check_status(self, reply: HttpReply) -> None:
         status = reply.status

@@ -72,16 +72,18 @@ def read_verdicts(folder: EvalFolder) -> tuple[dict[SampleKey, Verdict], str | N
 
 
 def graded_samples(
-    generations: Sequence[Generation], verdicts: Mapping[SampleKey, Verdict]
+    generations: Sequence[Generation],
+    verdicts: Mapping[SampleKey, Verdict],
+    text_hashes: Mapping[SampleKey, int] | None = None,
 ) -> dict[str, list[GradedSample]]:
-    """Join generations and verdicts, by benchmark."""
+    """Join generations and verdicts, by benchmark; `text_hashes` tell equal responses."""
     samples: dict[str, list[GradedSample]] = {}
     # Sorted: a server's samples are stored in the order of their arrival, and sums of floats depend on the order.
     for generation in sorted(generations, key=lambda g: g.key):
         verdict = verdicts.get(generation.key)
         kind, extracted = (verdict.kind, verdict.extracted) if verdict else (None, None)
         measured = generation.tokens, generation.finished, generation.entropy, generation.logp
-        sample = GradedSample(generation.problem, kind, extracted, *measured)
+        sample = GradedSample(generation.problem, kind, extracted, *measured, (text_hashes or {}).get(generation.key))
         samples.setdefault(generation.benchmark, []).append(sample)
     return samples
 

@@ -35,8 +35,8 @@ def share_interval(values: Sequence[float]) -> Interval | None:
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
-    """Return Student's t interval, for unbounded values such as lengths and entropies."""
-    return _interval(values, mean_limits)
+    """Return Student's t interval for values of 0 or more without an upper bound, such as lengths and entropies."""
+    return _interval(values, positive_mean_limits)
 
 
 def difference_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval | None:
@@ -78,6 +78,13 @@ def mean_limits(values: Tensor) -> tuple[Tensor, Tensor]:
     n = values.shape[-1]
     mean, half = values.mean(-1), t_quantile(n - 1) * values.std(-1) / math.sqrt(n)
     return mean - half, mean + half
+
+
+def positive_mean_limits(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return low and high by Student's t for values whose mean cannot be below 0."""
+    low, high = mean_limits(values)
+    # With two problems the quantile is 12.7, and the interval would reach far below. Rounding may give a mean below 0.
+    return torch.maximum(low, values.mean(-1).clamp(max=0.0)), high
 
 
 def difference_limits(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,11 @@ from trimtab.evaluate.folder import EvalFolder
 from trimtab.evaluate.options import EvalOptions
 from trimtab.evaluate.progress import EvalProgress, LiveProgress, PlainProgress
 from trimtab.evaluate.run import EvalResult, evaluate, grade_evaluation, trusted_rule
+from trimtab.evaluate.settings import parse_benchmarks
 from trimtab.files import locked
 from trimtab.stop_signals import exit_code
+
+NOTHING_EVALUATED = 2  # the exit code
 
 
 def evaluate_and_show(options: EvalOptions) -> int:
@@ -25,12 +29,27 @@ def evaluate_and_show(options: EvalOptions) -> int:
     try:
         # The baseline first: where it cannot be compared with, nothing else is sampled.
         baseline = evaluate_baseline(options, options.against, progress) if options.against is not None else None
+        if baseline is not None:
+            check_comparable(baseline, parse_benchmarks(options.benchmarks))
         result = evaluate(options, progress)
     except KeyboardInterrupt as error:
         progress.message(f"stopped; every finished batch is in {options.folder.path}: the same command resumes it")
         return exit_code(error)
     finish(console, result, baseline, options.papers)
+    if all(metrics.average is None for metrics in result.metrics.values()):
+        progress.message("nothing was evaluated: no response could be generated and graded; the notes above say why")
+        return NOTHING_EVALUATED
     return 0
+
+
+def check_comparable(baseline: EvalResult, benchmarks: Sequence[str]) -> None:
+    """Raise before anything is sampled where a finished evaluation has none of the benchmarks."""
+    theirs = baseline.settings.benchmarks
+    if not set(theirs) & set(benchmarks):
+        raise ValueError(
+            f"--against {baseline.folder.path} has {', '.join(theirs)} and no benchmark in common with "
+            f"{', '.join(benchmarks)}: nothing could be compared; choose others with --benchmarks"
+        )
 
 
 def regrade_and_show(path: Path, options: EvalOptions) -> int:

@@ -29,6 +29,7 @@ class GradedSample:
     finished: bool = True
     entropy: float | None = None
     logp: float | None = None
+    text_hash: int | None = None
 
     @property
     def graded(self) -> bool:
@@ -59,6 +60,7 @@ class BenchmarkMetrics:
     failed_samples: int
     grader_failures: int
     problems_without_samples: int
+    problems_of_equal_samples: int  # with several samples, all of them the same text
     average_if_failures_wrong: float | None
 
 
@@ -88,6 +90,9 @@ def compute_metrics(samples: Iterable[GradedSample], requested: int) -> Benchmar
         failed_samples=failed,
         grader_failures=ungraded,
         problems_without_samples=len(groups) - len(graded),
+        problems_of_equal_samples=sum(
+            len(group) > 1 and len({sample.text_hash for sample in group} - {None}) == 1 for group in generated.values()
+        ),
         average_if_failures_wrong=math.fsum(worst) / len(worst) if worst and failed + ungraded else None,
     )
 

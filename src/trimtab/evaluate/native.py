@@ -1,4 +1,4 @@
-"""Sample with the native sampler, from a model in this process."""
+"""Sample from a model in this process, with the native sampler or with vLLM."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
-from trimtab.config import find_run_model
+from trimtab.config import RolloutConfig, find_run_model
 from trimtab.evaluate.folder import Batches, Generation, GenerationRequest, SampleKey
 from trimtab.evaluate.settings import EvalSettings, digest
 from trimtab.policy import LongPromptError, Policy, Transcript, score
@@ -31,11 +32,21 @@ class NativeGenerator:
     policy: Policy
     settings: EvalSettings
     entropy: bool = True
-    sampler: Sampler = field(init=False)
     _encoded: dict[SampleKey, list[int]] = field(default_factory=dict, repr=False)
 
-    def __post_init__(self) -> None:
-        self.sampler = build_sampler(self.policy)
+    @cached_property
+    def sampler(self) -> Sampler:
+        """The sampler of `settings.sampler`; vLLM's is built for the longest of the prompts tokenized so far."""
+        settings, longest = self.settings, max(map(len, self._encoded.values()), default=1)
+        if settings.sampler != "vllm":
+            return build_sampler(self.policy)
+        rollout = RolloutConfig(
+            engine="vllm",
+            max_prompt_tokens=longest,
+            max_new_tokens=settings.max_new_tokens,
+            batch_size=settings.batch,
+        )
+        return build_sampler(self.policy, rollout)
 
     def reusable(self, requests: Sequence[GenerationRequest], done: AbstractSet[SampleKey]) -> set[SampleKey]:
         """Return the samples of complete batches."""

@@ -52,7 +52,8 @@ class EvalOptions:
     concurrency: Annotated[int, typer.Option(help="Requests at a time.")] = 16
     timeout: Annotated[float, typer.Option(help="Seconds for a whole request to the server.")] = 1800.0
     retries: Annotated[int, typer.Option(help="How often a request is tried again.")] = 6
-    batch: Annotated[int, typer.Option(help="Responses at a time, natively.")] = 256
+    engine: Annotated[str, typer.Option(help="What samples from a model here: native or vllm.")] = "native"
+    batch: Annotated[int, typer.Option(help="Responses at a time, without a server.")] = 256
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32"
     chat: Annotated[bool, typer.Option(help="Use the chat template where there is one.")] = True

@@ -20,13 +20,15 @@ from trimtab.evaluate.intervals import LEVEL, Interval, average
 from trimtab.evaluate.metrics import BenchmarkMetrics, paired_difference
 from trimtab.evaluate.published import PUBLISHED
 from trimtab.evaluate.run import EvalResult
-from trimtab.evaluate.settings import differences
+from trimtab.evaluate.settings import EvalSettings, differences
 from trimtab.files import write_atomically
 from trimtab.tasks import BENCHMARKS
 from trimtab.text import NOTHING, printable
 
 # A model's name and a server's messages are untrusted text: everything shown goes through `printable`, and through
 # rich's Text instead of markup.
+
+GREEDY_SHARE = 0.9  # of problems whose samples are all equal, from which they do not look sampled
 
 LEGEND = (
     "Means over problems with 95 % intervals by problem: each estimates the mean over the population of problems that "
@@ -56,6 +58,7 @@ def notes(result: EvalResult, baseline: EvalResult | None = None) -> list[str]:
     lines = [LEGEND]
     for name, metrics in result.metrics.items():
         lines += _failure_notes(BENCHMARKS[name].title, metrics)
+        lines += _sampling_notes(BENCHMARKS[name].title, metrics, result.settings)
     if result.rejected_truths:
         lines.append(f"{len(result.rejected_truths)} answers are rejected by the rule {result.settings.rule} itself.")
     if all(metrics.entropy is None for metrics in result.metrics.values()):
@@ -230,6 +233,19 @@ def _failure_notes(title: str, metrics: BenchmarkMetrics) -> list[str]:
         worst = 100 * metrics.average_if_failures_wrong
         lines.append(f"{title}: if all of those were wrong, avg@k would be {worst:.1f} %.")
     return lines
+
+
+def _sampling_notes(title: str, metrics: BenchmarkMetrics, settings: EvalSettings) -> list[str]:
+    """Return a warning where samples do not differ, though they were to be sampled."""
+    equal, several = metrics.problems_of_equal_samples, metrics.problems - metrics.problems_without_samples
+    if not settings.temperature or metrics.samples < 2 or equal < max(2, GREEDY_SHARE * several):
+        return []
+    who = "the server answers" if settings.sampler == "endpoint" else "the model answers"
+    return [
+        f"Warning: {title}: in {equal} of {several} problems all samples are the same text, at temperature "
+        f"{settings.temperature:g}: {who} as in greedy decoding (transformers serve does, whatever is asked). "
+        "These are not figures of sampling: avg@k, pass@k and maj@k are those of one greedy answer."
+    ]
 
 
 def _cell(interval: Interval | None, write: Callable[[float], str]) -> str:

@@ -21,6 +21,7 @@ from trimtab.files import locked
 from trimtab.memory import is_out_of_memory
 from trimtab.policy import pick_device
 from trimtab.rewards import Verdict
+from trimtab.rollout import require_vllm
 from trimtab.stop_signals import check_interrupted
 from trimtab.tasks import BENCHMARKS, BenchmarkProblem, load_benchmark
 
@@ -54,9 +55,10 @@ def prepare(options: EvalOptions) -> tuple[EvalSettings, list[GenerationRequest]
         name: load_benchmark(name, options.data, options.prompt_suffix, rule)[: options.problems] for name in benchmarks
     }
     native = options.connection is None
+    check_engine(options.engine, native)
     settings = EvalSettings(
         model=options.name,
-        sampler="native" if native else "endpoint",
+        sampler=options.engine if native else "endpoint",
         benchmarks=benchmarks,
         samples={name: options.samples or BENCHMARKS[name].samples for name in benchmarks},
         temperature=temperature,
@@ -79,6 +81,16 @@ def prepare(options: EvalOptions) -> tuple[EvalSettings, list[GenerationRequest]
     return settings, requests
 
 
+def check_engine(engine: str, native: bool) -> None:
+    """Raise for an engine that does not exist, or is not installed."""
+    if engine not in ("native", "vllm"):
+        raise ValueError(f"--engine {engine}: it must be native or vllm")
+    if engine == "vllm" and not native:
+        raise ValueError("--engine vllm samples in this process: leave it out with --endpoint")
+    if engine == "vllm":
+        require_vllm("--engine vllm")
+
+
 def evaluate(options: EvalOptions, progress: EvalProgress) -> EvalResult:
     """Generate what is missing, grade it, and compute the metrics."""
     settings, requests = prepare(options)
@@ -97,14 +109,17 @@ def evaluate(options: EvalOptions, progress: EvalProgress) -> EvalResult:
 def grade_evaluation(folder: EvalFolder, rule: str | None = None, log: MessageLog = lambda text: None) -> EvalResult:
     """Compute the metrics of a folder; grade again where a rule is given or a verdict is missing."""
     settings = folder.settings()
-    generations = [replace(generation, text="") for generation in folder.iterate()]  # only the graders need the texts
+    generations, hashes = [], {}
+    for generation in folder.iterate():
+        hashes[generation.key] = hash(generation.text)
+        generations.append(replace(generation, text=""))  # only the graders need the texts
     verdicts, used = grading.read_verdicts(folder) if rule is None else ({}, None)
     rejected: list[str] = []
     # A process may be killed between sampling and grading; then some generations have no verdict.
     if not {generation.key for generation in generations if generation.failed is None} <= verdicts.keys():
         used = rule or trusted_rule(folder, used or settings.rule)
         verdicts, rejected = _grade(folder, len(generations), used, log)
-    samples = grading.graded_samples(generations, verdicts)
+    samples = grading.graded_samples(generations, verdicts, hashes)
     metrics = {
         name: compute_metrics(samples[name], settings.samples[name])
         for name in settings.benchmarks

@@ -35,7 +35,7 @@ class EvalSettings:
     """What affects the responses of an evaluation (and `rule`, which grades them)."""
 
     model: str
-    sampler: str  # native or endpoint
+    sampler: str  # native, vllm or endpoint
     benchmarks: tuple[str, ...]
     samples: dict[str, int]
     temperature: float
@@ -73,7 +73,9 @@ class EvalSettings:
         preset = next((n for n, p in PRESETS.items() if (p.temperature, p.top_p) == (self.temperature, self.top_p)), "")
         where = f"{self.endpoint} (OpenAI-compatible)" if self.sampler == "endpoint" else self.device
         lines = {
-            "model": f"{self.model}, {where}" + ("" if self.sampler == "endpoint" else f", {self.precision}"),
+            "model": f"{self.model}, {where}"
+            + ("" if self.sampler == "endpoint" else f", {self.precision}")
+            + (", sampled with vLLM" if self.sampler == "vllm" else ""),
             "benchmarks": counts + (f", first {self.problems} problems" if self.problems else ""),
             "decoding": f"temperature {self.temperature:g}, top-p {self.top_p:g}" + (f" ({preset})" if preset else ""),
             "response": f"at most {self.max_new_tokens:,} tokens",

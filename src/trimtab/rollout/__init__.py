@@ -5,9 +5,9 @@ from trimtab.rollout.paged import PagedSampler
 from trimtab.rollout.rng import rng_keys, uniform
 from trimtab.rollout.sampling import sample_tokens
 from trimtab.rollout.types import PromptTokens, Response, Sampler, SamplingOptions
-from trimtab.rollout.vllm import VllmSampler, VllmSettings, check_vllm_options
+from trimtab.rollout.vllm import VllmSampler, VllmSettings, check_vllm_options, require_vllm
 
 __all__ = [
     "NativeSampler", "PagedSampler", "PromptTokens", "Response", "Sampler", "SamplingOptions", "VllmSampler",
-    "VllmSettings", "check_vllm_options", "rng_keys", "sample_tokens", "uniform",
+    "VllmSettings", "check_vllm_options", "require_vllm", "rng_keys", "sample_tokens", "uniform",
 ]  # fmt: skip

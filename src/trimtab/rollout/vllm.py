@@ -188,8 +188,7 @@ class VllmSampler:
 
 def import_vllm() -> Any:
     """Import vllm, without its log lines; warn about an untested version, raise where it is missing or broken."""
-    if importlib.util.find_spec("vllm") is None:
-        optional_module("vllm", "rollout.engine='vllm'", f"vllm=={TESTED_VERSION}")
+    require_vllm("rollout.engine='vllm'")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # weights are loaded from this process's memory
@@ -203,6 +202,12 @@ def import_vllm() -> Any:
             stacklevel=2,
         )
     return vllm
+
+
+def require_vllm(purpose: str) -> None:
+    """Raise an error that names what needs vllm where it is not installed."""
+    if importlib.util.find_spec("vllm") is None:
+        optional_module("vllm", purpose, f"vllm=={TESTED_VERSION}")
 
 
 def vllm_version() -> str:
