@@ -17,6 +17,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 from typer.core import TyperGroup
 
+from trimtab import __version__
 from trimtab.evaluate import EvalOptions
 from trimtab.standard_streams import BROKEN_PIPE, make_optional, open_standard_streams, output_is_broken
 from trimtab.stop_signals import exit_code, interrupt_on_stop_signals, interrupted_by, stop_at_input_end
@@ -92,8 +93,19 @@ def options_from(options: type[Any]) -> Callable[[Callable[[Any], None]], Callab
     return decorate
 
 
+def print_version(wanted: bool) -> None:
+    """Print the version and end, if wanted."""
+    if wanted:
+        typer.echo(f"trimtab {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)
+    ] = False,
+) -> None:
     """Stable RL for reasoning LLMs."""
     # For the processes that libraries start (torch's compile workers, vLLM's engine): no module is taken from the
     # current folder, which may hold files of somebody else's.
@@ -129,6 +141,14 @@ def methods(
         console.print(Markdown(text))
     else:
         typer.echo(text)  # a pipe gets the Markdown itself
+
+
+@app.command()
+def doctor() -> None:
+    """Show what this machine can do, what is missing for what, and how to get it."""
+    from trimtab.console import show_doctor
+
+    show_doctor(Console(width=None if sys.stdout.isatty() else 160))
 
 
 @app.command()

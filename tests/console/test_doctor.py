@@ -1,0 +1,86 @@
+"""`trimtab doctor` and `--version`: one screen on any machine, whatever is missing or broken there."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import trimtab
+from trimtab.cli import app
+from trimtab.console import doctor
+from trimtab.engines.common import TESTED_VERSIONS
+from trimtab.rollout.vllm import TESTED_VERSION
+
+
+def found() -> dict[str, doctor.Finding]:
+    return {finding.name: finding for finding in doctor.examine()}
+
+
+def test_the_version_is_printed() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.stdout) == (0, f"trimtab {trimtab.__version__}\n")
+
+
+def test_one_screen_says_what_there_is_and_how_to_get_the_rest() -> None:
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 160
+    assert lines[0].startswith(f"trimtab {trimtab.__version__}, torch {torch.__version__}")
+    for name in ("device", "triton", "attention", "tokenizers", "grading", "vllm", "trl", "verl", "peft", "browser"):
+        assert any(line.startswith(f"{name} ") for line in lines), name
+
+
+def test_what_is_missing_comes_with_its_purpose_and_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    gone = {"peft", "vllm", "trl", "triton", "playwright"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in gone else real(name, *rest))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    findings = found()
+    assert {findings[name].state for name in ("peft", "vllm", "trl", "triton", "browser", "device")} == {"no"}
+    assert (
+        findings["peft"].found == "LoRA (model.lora_rank)" and findings["peft"].advice == "pip install 'trimtab[lora]'"
+    )
+    assert "rollout.engine" in findings["vllm"].found
+    assert "no GPU" in findings["device"].found
+    assert findings["attention"].state == findings["grading"].state == findings["tokenizers"].state == "yes"
+
+
+def test_a_gpu_is_named_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(name="NVIDIA X", total_memory=80 << 30, major=7, minor=5)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: gpu)
+    finding = doctor._device()
+    assert finding.found.startswith("NVIDIA X, 80 GiB, compute capability 7.5 and 1 more, of which a run uses one;")
+    assert "bf16 is slow" in finding.advice
+
+
+def test_another_version_than_the_tested_one_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace())
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.31.0+cu130")
+    assert doctor._package("vllm", "sampling", "pip", "0.32.0").advice == "tested with 0.32.0"
+    assert not doctor._package("vllm", "sampling", "pip", "0.31.0").advice
+
+
+def test_what_fails_is_broken_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("an illegal\ninstruction")
+
+    monkeypatch.setattr(doctor, "causal_attention", fail)
+    monkeypatch.setattr(doctor, "grade", lambda *_: SimpleNamespace(kind="crashed"))
+    findings = found()
+    assert findings["attention"] == doctor.Finding("attention", "broken", "RuntimeError: an illegal instruction")
+    assert findings["grading"].found == "1/2 for 0.5 was graded crashed"
+
+
+def test_the_tested_versions_are_those_of_the_adapters() -> None:
+    tested = {name: version for name, _, _, version in doctor.PACKAGES}
+    assert tested["vllm"] == TESTED_VERSION
+    assert {name: tested[name] for name in TESTED_VERSIONS} == TESTED_VERSIONS
