@@ -5,11 +5,16 @@ from __future__ import annotations
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from helpers.train.short_runs import short_run
 from trimtab.config import load
-from trimtab.train.reporting import Loggers
+from trimtab.rewards import VERDICT_KINDS
+from trimtab.train.alarm_actions import Alarm
+from trimtab.train.loop import train
+from trimtab.train.reporting import Loggers, SampleText
 from trimtab.train.run_folder import RunFolder
 
 
@@ -38,3 +43,84 @@ def test_a_logger_that_fails_does_not_stop_the_run(tmp_path: Path, monkeypatch: 
     assert len(warnings) == 2
     assert "trackio logger could not be opened" in warnings[0]
     assert "wandb logger failed" in warnings[1]
+
+
+class Recorded:
+    """Stands in for wandb, trackio and tensorboard: keeps what it is called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            self.calls.append((name, (args, options)))
+            return self
+
+        return call
+
+
+def recorded_modules(monkeypatch: pytest.MonkeyPatch, *names: str) -> dict[str, Recorded]:
+    """Put recorders in the place of packages."""
+    found = {name: Recorded() for name in names}
+    for name, module in found.items():
+        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
+    return found
+
+
+SAMPLES = [SampleText("1+1=", "It is </td> 2.\n# \x1b[31mred", "2", "correct", 1.0)]
+ALARM = Alarm(10, "ratio", "the policy moves 0.06 nats", {}, "Try a lower update.lr")
+
+
+def test_loggers_get_sample_texts_and_alarms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = recorded_modules(monkeypatch, "wandb", "trackio", "torch.utils.tensorboard", "pandas")
+    warnings: list[str] = []
+    config = load(None, ["run.loggers=['wandb', 'trackio', 'tensorboard']", "run.log_samples=5"])
+    loggers = Loggers(config, RunFolder(tmp_path), warnings.append)
+    for step in (9, 10):
+        loggers.log(step, {"reward/mean": 0.5}, SAMPLES)
+    loggers.alarm(ALARM)
+    loggers.close()
+    assert not warnings
+    tables = [given[1] for call, given in found["wandb"].calls if call == "Table"]
+    assert len(tables) == 1, "every fifth step"
+    assert tables[0]["columns"] == ["prompt", "response", "answer", "verdict", "reward"]
+    assert tables[0]["data"] == [["1+1=", "It is </td> 2.\n# \\x1b[31mred", "2", "correct", 1.0]]
+    (alert,) = [given[1] for call, given in found["wandb"].calls if call == "alert"]
+    assert alert == {"title": "ratio at step 10", "text": "the policy moves 0.06 nats. Try a lower update.lr"}
+    frames = [given[0][0] for call, given in found["pandas"].calls if call == "DataFrame"]
+    assert "&lt;/td&gt;" in frames[0][0]["response"] and frames[1][0]["alarm"] == "ratio"
+    texts = [given[0] for call, given in found["torch.utils.tensorboard"].calls if call == "add_text"]
+    assert [text[0] for text in texts] == ["samples", "alarms/ratio"] and [text[2] for text in texts] == [10, 10]
+    assert all(line.startswith("    ") for text in texts for line in text[1].split("\n")), "nothing is rendered"
+
+
+def test_a_logger_that_takes_no_samples_still_gets_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[int] = []
+    old = types.ModuleType("wandb")
+    run = types.SimpleNamespace(log=lambda values, step: logged.append(step), finish=lambda: None)
+    old.init = lambda **options: run  # type: ignore[attr-defined]  # no Table, no alert
+    monkeypatch.setitem(sys.modules, "wandb", old)
+    warnings: list[str] = []
+    loggers = Loggers(load(None, ["run.loggers=['wandb']", "run.log_samples=1"]), RunFolder(tmp_path), warnings.append)
+    for step in (1, 2, 3):
+        loggers.log(step, {"reward/mean": 0.5}, SAMPLES)
+        loggers.alarm(ALARM)
+    loggers.close()
+    assert logged == [1, 2, 3]
+    assert len(warnings) == 2
+    assert "gets no more samples" in warnings[0] and "gets no more alarms" in warnings[1]
+
+
+def test_a_run_sends_its_own_samples_and_alarms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = recorded_modules(monkeypatch, "wandb")
+    settings = {"run.loggers": "['wandb']", "run.log_samples": "2", "run.steps": "3", "warm_start.steps": "0"}
+    run, _ = short_run(tmp_path / "run", settings)
+    run.monitor = lambda record: [ALARM] if record["step"] == 2 else []
+    train(run)
+    calls = [call for call, _ in found["wandb"].calls]
+    assert calls.count("Table") == 1 and calls.count("alert") == 1
+    rows = next(given[1]["data"] for call, given in found["wandb"].calls if call == "Table")
+    assert len(rows) == 4 and all(isinstance(row[1], str) and row[3] in VERDICT_KINDS for row in rows)

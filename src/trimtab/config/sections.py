@@ -262,7 +262,12 @@ class RunConfig(Section):
     keep_checkpoints: int = Field(2, ge=1, description="keep the newest so many checkpoints")
     patience: int = Field(50, ge=0, description="stop after so many steps in a row without learning signal; 0: never")
     loggers: list[Literal["wandb", "trackio", "tensorboard"]] = Field(
-        default_factory=list, max_length=3, description="where metrics go besides metrics.jsonl"
+        default_factory=list,
+        max_length=3,
+        description="where metrics, sample texts and alarms go besides the run's files",
+    )
+    log_samples: int = Field(
+        10, ge=0, description="loggers get the texts of four responses every so many steps; 0: none"
     )
     report: bool = Field(True, description="`trimtab train` ends by writing report.html to the run's folder")
     python_path: list[str] | None = Field(

@@ -14,7 +14,7 @@ from trimtab.policy import UpdateOptions, UpdateResult, update
 from trimtab.train.metrics import StepResult, nonfinite_records, step_metrics
 from trimtab.train.process import gc_pause
 from trimtab.train.recording import FinishedUpdate, record_step
-from trimtab.train.rollouts import collect_rollouts
+from trimtab.train.rollouts import collect_rollouts, sample_texts
 from trimtab.train.run import Run
 from trimtab.train.scoring import Minibatch, rescore, score_rollouts
 from trimtab.train.trainer import RunProgress, Trainer
@@ -58,7 +58,8 @@ def train_step(trainer: Trainer, progress: RunProgress) -> StepResult:
     metrics = step_metrics(experience, results) | seconds
     if trainer.config.update.warmup_steps or trainer.config.decay_steps is not None:
         metrics["update/lr"] = trainer.optimizer.param_groups[0]["lr"]
-    return StepResult(metrics, nonfinite_records(progress.step, experience, results))
+    nonfinite = nonfinite_records(progress.step, experience, results)
+    return StepResult(metrics, nonfinite, sample_texts(experience.rollouts.responses))
 
 
 def update_policy(trainer: Trainer, minibatch: Minibatch, finished: list[FinishedUpdate]) -> UpdateResult:

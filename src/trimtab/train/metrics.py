@@ -16,6 +16,7 @@ from trimtab.objectives import METRICS as OBJECTIVE_METRICS
 from trimtab.objectives import TokenBatch, gradient_norm_squared, largest, quantile, share_count
 from trimtab.policy import UpdateResult
 from trimtab.rewards import VERDICT_KINDS
+from trimtab.train.reporting import SampleText
 from trimtab.train.rollouts import GradedResponse, has_reward_spread
 from trimtab.train.scoring import Experience
 
@@ -63,10 +64,11 @@ METRICS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class StepResult:
-    """The metrics of a step, and a record for each of its updates that was not finite."""
+    """The metrics of a step, a record for each of its updates that was not finite, and some of its responses."""
 
     metrics: dict[str, float]
     nonfinite: list[dict[str, Any]] = field(default_factory=list)
+    samples: Sequence[SampleText] = ()
 
 
 def step_metrics(experience: Experience, results: Sequence[UpdateResult]) -> dict[str, float]:

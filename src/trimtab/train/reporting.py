@@ -1,18 +1,22 @@
-"""Where a run reports to: a `Reporter`, which shows it to a person, and external loggers of metrics."""
+"""Where a run reports to: a `Reporter`, which shows it to a person, and external loggers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import html
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from signal import SIGINT, Signals
+from textwrap import indent
 from typing import Any, Protocol
 
 from trimtab.config import Config
 from trimtab.stop_signals import StopRequest
+from trimtab.text import printable, shorten
+from trimtab.train.alarm_actions import Alarm
 from trimtab.train.run_folder import RunFolder
 
-Log = Callable[[int, Mapping[str, float]], object]
-Close = Callable[[], object]
+LONGEST_TEXT = 4_000  # characters of a prompt, response or alarm
 
 
 class Reporter(Protocol):
@@ -43,28 +47,76 @@ def announce_stop(reporter: Reporter) -> Callable[[StopRequest], None]:
     return show
 
 
+@dataclass(frozen=True)
+class SampleText:
+    """A response of a step as text, for people."""
+
+    prompt: str
+    response: str
+    answer: str
+    verdict: str
+    reward: float
+
+
+class Logger(Protocol):
+    """One external logger of a run."""
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics of a step."""
+
+    def samples(self, step: int, samples: Sequence[SampleText]) -> None:
+        """Log some responses of a step."""
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Log an alarm."""
+
+    def close(self) -> None:
+        """Send what is left."""
+
+
 class Loggers:
-    """The loggers of `run.loggers`. One that fails is dropped with a warning: `metrics.jsonl` has everything."""
+    """The loggers of `run.loggers`. What fails is dropped with a warning: the run's own files have everything.
+
+    One that cannot log a sample or an alarm still gets metrics.
+    """
 
     def __init__(self, config: Config, folder: RunFolder, warn: Callable[[str], None]) -> None:
         self.warn = warn
-        self.active: dict[str, tuple[Log, Close]] = {}
+        self.every = config.run.log_samples
+        self.active: dict[str, Logger] = {}
+        self._without: set[tuple[str, str]] = set()  # logger, and what it failed to log
         for name in config.run.loggers:
             with self._dropped_on_error(name, "could not be opened and is not used"):
-                self.active[name] = _OPENERS[name](config, folder)
+                self.active[name] = _LOGGERS[name](config, folder)
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send the metrics of a step to every logger."""
-        for name, (log, _) in list(self.active.items()):  # a copy, since a failing logger is deleted
+    def log(self, step: int, metrics: Mapping[str, float], samples: Sequence[SampleText] = ()) -> None:
+        """Send the metrics of a step to every logger, and its samples if they are due."""
+        for name, logger in list(self.active.items()):  # a copy, since a failing logger is deleted
             with self._dropped_on_error(name, "failed and is not used any more"):
-                log(step, metrics)
+                logger.metrics(step, metrics)
+        if samples and self.every and step % self.every == 0:
+            self._send("samples", lambda logger: logger.samples(step, samples))
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Send an alarm to every logger."""
+        self._send("alarms", lambda logger: logger.alarm(alarm))
 
     def close(self) -> None:
         """Close every logger."""
-        for name, (_, close) in list(self.active.items()):
+        for name, logger in list(self.active.items()):
             with self._dropped_on_error(name, "did not close"):
-                close()
+                logger.close()
         self.active = {}
+
+    def _send(self, what: str, send: Callable[[Logger], None]) -> None:
+        for name, logger in self.active.items():
+            if (name, what) in self._without:
+                continue
+            try:
+                send(logger)
+            except Exception as error:  # as below
+                self._without.add((name, what))
+                self.warn(f"warning: the {name} logger gets no more {what}: {error!r:.200}")
 
     @contextmanager
     def _dropped_on_error(self, name: str, problem: str) -> Iterator[None]:
@@ -75,30 +127,98 @@ class Loggers:
             self.warn(f"warning: the {name} logger {problem}: {error!r:.200}")
 
 
-def _wandb(config: Config, folder: RunFolder) -> tuple[Log, Close]:
-    import wandb  # imported here: only runs that ask for a logger need its package
-
-    run: Any = wandb.init(project="trimtab", name=folder.path.name, config=config.model_dump(), dir=folder.path)
-    return (lambda step, metrics: run.log(dict(metrics), step=step)), run.finish
+COLUMNS = tuple(field.name for field in fields(SampleText))
 
 
-def _trackio(config: Config, folder: RunFolder) -> tuple[Log, Close]:
-    import trackio
+def _rows(samples: Sequence[SampleText]) -> list[list[Any]]:
+    """Return samples as rows of text without control characters, and of bounded length."""
+    shown = [[getattr(sample, name) for name in COLUMNS] for sample in samples]
+    return [
+        [shorten(printable(value), LONGEST_TEXT) if isinstance(value, str) else value for value in row] for row in shown
+    ]
 
-    trackio.init(project="trimtab", name=folder.path.name, config=config.model_dump())
-    return (lambda step, metrics: trackio.log(dict(metrics), step=step)), trackio.finish
+
+class _Wandb:
+    def __init__(self, config: Config, folder: RunFolder) -> None:
+        import wandb  # imported here: only runs that ask for a logger need its package
+
+        self.wandb: Any = wandb
+        self.run = wandb.init(project="trimtab", name=folder.path.name, config=config.model_dump(), dir=folder.path)
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.run.log(dict(metrics), step=step)
+
+    def samples(self, step: int, samples: Sequence[SampleText]) -> None:
+        self.run.log({"samples": self.wandb.Table(columns=list(COLUMNS), data=_rows(samples))}, step=step)
+
+    def alarm(self, alarm: Alarm) -> None:
+        self.run.alert(title=f"{alarm.alarm} at step {alarm.step}", text=_alarm_text(alarm))
+
+    def close(self) -> None:
+        self.run.finish()
 
 
-def _tensorboard(config: Config, folder: RunFolder) -> tuple[Log, Close]:
-    from torch.utils.tensorboard import SummaryWriter  # needs the package tensorboard besides torch
+class _Trackio:
+    def __init__(self, config: Config, folder: RunFolder) -> None:
+        import trackio
 
-    writer = SummaryWriter(folder.path / "tensorboard")
+        self.trackio: Any = trackio
+        trackio.init(project="trimtab", name=folder.path.name, config=config.model_dump())
 
-    def log(step: int, metrics: Mapping[str, float]) -> None:
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.trackio.log(dict(metrics), step=step)
+
+    def samples(self, step: int, samples: Sequence[SampleText]) -> None:
+        self._table("samples", step, [dict(zip(COLUMNS, row, strict=True)) for row in _rows(samples)])
+
+    def alarm(self, alarm: Alarm) -> None:
+        self._table("alarms", alarm.step, [{"alarm": alarm.alarm, "text": _alarm_text(alarm)}])
+
+    def close(self) -> None:
+        self.trackio.finish()
+
+    def _table(self, name: str, step: int, rows: list[dict[str, Any]]) -> None:
+        from pandas import DataFrame  # a dependency of trackio's; its tables take their columns from nothing else
+
+        # Cells are rendered as Markdown with HTML, and a model's text may be any.
+        rows = [{k: html.escape(v) if isinstance(v, str) else v for k, v in row.items()} for row in rows]
+        self.trackio.log({name: self.trackio.Table(dataframe=DataFrame(rows))}, step=step)
+
+
+class _Tensorboard:
+    def __init__(self, config: Config, folder: RunFolder) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # needs the package tensorboard besides torch
+
+        self.writer: Any = SummaryWriter(folder.path / "tensorboard")
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
-            writer.add_scalar(name, value, step)
+            self.writer.add_scalar(name, value, step)
 
-    return log, writer.close
+    def samples(self, step: int, samples: Sequence[SampleText]) -> None:
+        texts = [
+            "\n".join(f"{name}: {value}" for name, value in zip(COLUMNS, row, strict=True)) for row in _rows(samples)
+        ]
+        self.writer.add_text("samples", "\n\n---\n\n".join(map(_code_block, texts)), step)
+
+    def alarm(self, alarm: Alarm) -> None:
+        self.writer.add_text(f"alarms/{alarm.alarm}", _code_block(_alarm_text(alarm)), alarm.step)
+
+    def close(self) -> None:
+        self.writer.close()
 
 
-_OPENERS = {"wandb": _wandb, "trackio": _trackio, "tensorboard": _tensorboard}
+def _code_block(text: str) -> str:
+    """Return Markdown that shows a text as it is, whatever a model wrote."""
+    return indent(text, "    ", lambda line: True)
+
+
+def _alarm_text(alarm: Alarm) -> str:
+    return shorten(printable(f"{alarm.message}. {alarm.suggestion}"), LONGEST_TEXT)
+
+
+_LOGGERS: dict[str, Callable[[Config, RunFolder], Logger]] = {
+    "wandb": _Wandb,
+    "trackio": _Trackio,
+    "tensorboard": _Tensorboard,
+}

@@ -13,10 +13,12 @@ from trimtab.policy import LongPromptError, Policy, Transcript
 from trimtab.rewards import Verdict, VerdictKind, grade_many
 from trimtab.rollout import PromptTokens, Response, SamplingOptions, rng_keys, uniform
 from trimtab.tasks import Problem, Task, problem_index
+from trimtab.train.reporting import SampleText
 from trimtab.train.trainer import RunProgress, Trainer
 
 # Where a grader compares an answer it may err; without an answer, or without a verdict, there is nothing to flip.
 OPPOSITE: dict[VerdictKind, VerdictKind] = {"correct": "wrong", "wrong": "correct"}
+SAMPLES_LOGGED = 4  # responses of a step that loggers get
 PROBLEMS_CHECKED, PROMPTS_CHECKED = 1000, 16  # before the first step
 
 
@@ -194,6 +196,21 @@ def reward_of(kind: VerdictKind, response: Response, config: RewardConfig, limit
         over = len(response.tokens) - (limit - config.overlong_buffer)
         reward += min(-over / config.overlong_buffer, 0.0) * config.overlong_factor
     return reward
+
+
+def sample_texts(responses: Sequence[GradedResponse], count: int = SAMPLES_LOGGED) -> list[SampleText]:
+    """Return some responses of a step as text, from short to long: evenly spaced in the order of training."""
+    some = [responses[n * len(responses) // count] for n in range(min(count, len(responses)))]
+    return [
+        SampleText(
+            prompt="\n".join(message["content"] for message in each.problem.prompt),
+            response=each.text,
+            answer=each.problem.answer,
+            verdict=each.verdict.kind,
+            reward=each.reward,
+        )
+        for each in some
+    ]
 
 
 def has_reward_spread(group: Sequence[GradedResponse]) -> bool:

@@ -125,7 +125,7 @@ class Run:
         # It may stop the run; the step is then not logged, since its checkpoint is not written either.
         self._handle_nonfinite(result)
         self._log({"step": step, **metrics})
-        self._loggers.log(step, metrics)
+        self._loggers.log(step, metrics, result.samples)
         self.reporter.step(step, run.steps, metrics)
         stopping = self._check_alarms({"step": step, **metrics})
         # The last step is saved by `_end`, after the loop.
@@ -246,6 +246,8 @@ class Run:
     def _check_alarms(self, record: dict[str, float]) -> list[Alarm]:
         """Handle the alarms of a step; return those that stop the run."""
         by_action = self._alarms.handle(record)
+        for alarm in (alarm for alarms in by_action.values() for alarm in alarms):
+            self._loggers.alarm(alarm)
         if by_action["save"] or by_action["stop"]:
             if self.trainer.recorder is not None:
                 self.trainer.recorder.keep(steps_around(self.progress.step))

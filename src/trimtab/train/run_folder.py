@@ -30,6 +30,7 @@ CHANGEABLE_ON_RESUME: dict[str, Any] = {
         "checkpoint_every",
         "keep_checkpoints",
         "loggers",
+        "log_samples",
         "report",
         "patience",
         "python_path",
