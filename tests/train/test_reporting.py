@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def recorded_modules(monkeypatch: pytest.MonkeyPatch, *names: str) -> dict[str, 
     """Put recorders in the place of packages."""
     found = {name: Recorded() for name in names}
     for name, module in found.items():
+        module.__spec__ = ModuleSpec(name, None)  # transformers asks for it  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
     return found
 
