@@ -60,7 +60,7 @@ def examine() -> list[Finding]:
         ("attention", _attention),
         ("tokenizers", _tokenizers),
         ("grading", _grading),
-        *((package[0], lambda package=package: _package(*package)) for package in PACKAGES),  # type: ignore[misc]
+        *((package[0], lambda package=package: _package(*package)) for package in PACKAGES),
         ("browser", _browser),
         ("disk", _disk),
     ]

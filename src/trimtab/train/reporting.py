@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -178,11 +179,12 @@ class _Trackio:
         self.trackio.finish()
 
     def _table(self, name: str, step: int, rows: list[dict[str, Any]]) -> None:
-        from pandas import DataFrame  # a dependency of trackio's; its tables take their columns from nothing else
+        # A dependency of trackio's; its tables take the names of their columns from nothing else.
+        pandas = importlib.import_module("pandas")
 
         # Cells are rendered as Markdown with HTML, and a model's text may be any.
         rows = [{k: html.escape(v) if isinstance(v, str) else v for k, v in row.items()} for row in rows]
-        self.trackio.log({name: self.trackio.Table(dataframe=DataFrame(rows))}, step=step)
+        self.trackio.log({name: self.trackio.Table(dataframe=pandas.DataFrame(rows))}, step=step)
 
 
 class _Tensorboard:
