@@ -3,7 +3,7 @@
 `tokens/count` is not among the curves: it is the mean length times the responses per step. Nor was
 `tokens/spurious_share` at first, and without it `spurious_growth` cannot be replayed. All else that rang while the runs
 went on was reproduced exactly by the alarms of that day. Changes of the alarms were fitted on the runs of one seed; the
-figures of the others count.
+figures of the others count, and those of the study's runs after a warm start, on which nothing was fitted.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from study import unpack
 from trimtab.collapse import HOLD_STEPS, find_collapse, merge_curves
 from trimtab.config import load
 from trimtab.insight.alarms import ALARM_KINDS, alarm_monitor, replay_metrics
+from trimtab.step_lines import iter_step_lines
+from trimtab.train import RunFolder
 
 RESULTS = Path(__file__).parent / "results"
 FITTED = 0  # the seed that changes were fitted on
@@ -65,6 +69,32 @@ def _read_run(run: dict[str, Any]) -> RealRun:
     )
 
 
+def archived_runs(*regimes: str) -> list[RealRun]:
+    """Read the runs in the archives of `study.py` and replay their alarms."""
+    found = []
+    for regime in regimes:
+        with tempfile.TemporaryDirectory() as name:
+            unpack(RESULTS / f"runs-{regime}.tar.xz", Path(name))
+            folders = [RunFolder(ended.parent) for ended in sorted(Path(name).glob("*/ended.json"))]
+            found += [_archived_run(folder) for folder in folders]
+    return found
+
+
+def _archived_run(folder: RunFolder) -> RealRun:
+    config, records = load(folder.config), folder.records()
+    collapse = find_collapse(records)
+    held_out = [(int(record["step"]), record["eval/accuracy"]) for record in records if "eval/accuracy" in record]
+    rung = replay_metrics(records, alarm_monitor(config))
+    then = iter_step_lines(folder.alarms, print)
+    return RealRun(
+        config.run.seed,
+        collapse.step if collapse else None,
+        held_out,
+        _first((line["step"], line["alarm"]) for line in then),
+        _first((alarm.step, alarm.alarm) for alarm in rung),
+    )
+
+
 def _first(rung: Any) -> dict[str, int]:
     """Return the first step of every alarm."""
     return {name: step for step, name in sorted(rung, reverse=True)}
@@ -100,12 +130,13 @@ def _row(name: str, runs: Sequence[RealRun], rung: Sequence[dict[str, int]]) -> 
     }
 
 
-def parts(runs: Sequence[RealRun]) -> dict[str, dict[str, Any]]:
-    """Return the figures then and now, of the seed that changes were fitted on and of the others."""
+def parts(runs: Sequence[RealRun], unseen: Sequence[RealRun]) -> dict[str, dict[str, Any]]:
+    """Return the figures then and now, of the seed that changes were fitted on, of the others, and of other runs."""
     made = {}
     for title, mine in (
         (f"seed {FITTED}, which changes were fitted on", [run for run in runs if run.seed == FITTED]),
         ("other seeds", [run for run in runs if run.seed != FITTED]),
+        ("after a warm start, also with wrong verdicts", unseen),
     ):
         made[title] = {
             "before": figures(mine, [run.recorded for run in mine]),
@@ -157,6 +188,11 @@ def _table_row(name: str, part: dict[str, dict[str, Any]]) -> str:
     return f"| {title} | " + " | ".join(f"{a}, {b}" for a, b in zip(*cells, strict=True)) + " |"
 
 
+def unseen_runs() -> list[RealRun]:
+    """Return the runs on which nothing was fitted."""
+    return archived_runs("warm", "further")
+
+
 def main() -> None:
     """Replay the alarms and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -169,8 +205,8 @@ def main() -> None:
     result = {
         "what": "the alarms of the day of the runs (before) and of today (now) over the same metrics",
         "date": datetime.date.today().isoformat(),
-        "made_from": f"{args.runs.name} ({made['machine']}, {made['date']})",
-        "parts": parts([run for run in runs if run.seed == FITTED] if args.fit else runs),
+        "made_from": f"{args.runs.name} ({made['machine']}, {made['date']}) and the runs of the study after a warm start",
+        "parts": parts([run for run in runs if run.seed == FITTED], []) if args.fit else parts(runs, unseen_runs()),
     }
     print(markdown(result))
     if not args.fit:

@@ -16,6 +16,11 @@ from trimtab.tasks import TASKS, TaskArgument, check_columns, has_held_out_probl
 from trimtab.text import nearest, shown
 
 GYM = "gym:KIND"  # a name with a part to fill in
+# What the config.toml of a run held, whatever its task, when all tasks had one section.
+ONE_SECTION = {
+    "rule": "boxed", "suffix": "", "family": "addition", "digits": 2, "terms": 3, "form": "bare", "size": 10_000,
+    "options": {},
+}  # fmt: skip
 
 
 class TaskConfig(Section):
@@ -86,6 +91,9 @@ def read_task(value: Any) -> Any:
         problem = PydanticCustomError("value_error", "{error}", {"error": error})
         details = InitErrorDetails(type=problem, loc=("name",), input=name)
         raise ValidationError.from_exception_data("task", [details]) from None
+    if ONE_SECTION.keys() <= value.keys():
+        rest = {key for key in ONE_SECTION.keys() - section.model_fields if value[key] == ONE_SECTION[key]}
+        value = {key: each for key, each in value.items() if key not in rest}
     return section.model_validate(value)
 
 
