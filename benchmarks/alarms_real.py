@@ -205,7 +205,7 @@ def main() -> None:
     result = {
         "what": "the alarms of the day of the runs (before) and of today (now) over the same metrics",
         "date": datetime.date.today().isoformat(),
-        "made_from": f"{args.runs.name} ({made['machine']}, {made['date']}) and the runs of the study after a warm start",
+        "made_from": f"{args.runs.name} ({made['machine']}, {made['date']}) and the study's runs after a warm start",
         "parts": parts([run for run in runs if run.seed == FITTED], []) if args.fit else parts(runs, unseen_runs()),
     }
     print(markdown(result))

@@ -418,7 +418,7 @@ def test_a_run_from_when_all_tasks_had_one_section_is_read() -> None:
     """Its config.toml has the options of other tasks, with their defaults; an option that was set is still refused."""
     former = {"name": "arithmetic", **ONE_SECTION, "digits": 3}
     assert parse({"task": former}).task.arguments["digits"] == 3
-    with pytest.raises(ValueError, match="unknown key task.suffix"):
+    with pytest.raises(ValueError, match=r"unknown key task\.suffix"):
         parse({"task": {**former, "suffix": "Think."}})
-    with pytest.raises(ValueError, match="unknown key task.rule"):
+    with pytest.raises(ValueError, match=r"unknown key task\.rule"):
         parse({"task": {"name": "arithmetic", "rule": "boxed"}})
