@@ -133,7 +133,7 @@ def test_a_grading_function_of_ones_own_is_found_in_the_current_folder_and_its_n
     (trap / "my_words.py").write_text(_noting("def same(a, b):\n    return a == b"))
     done = start(trap, [trimtab, "grade", "--rule", "python:my_rule:f"], json.dumps({"response": "1", "answer": "1"}))
     assert json.loads(done.stdout)["kind"] == "correct", done.stderr
-    assert ran(trap) == ["my_rule", "my_words"]
+    assert set(ran(trap)) == {"my_rule", "my_words"}  # in the command itself, which checks it, and in the worker
 
 
 def test_an_installed_module_comes_before_one_of_the_current_folder(trap: Path, trimtab: str) -> None:

@@ -58,6 +58,7 @@ def recipes_page() -> str:
             parts += [_TASK, *map(_task_part, TASKS)]
         elif isinstance(section, type) and issubclass(section, BaseModel):
             parts.append("\n".join([f"## `[{name}]`", "", section.__doc__ or "", "", *_key_table(section)]))
+            parts += _tables_by_name(name, section)
     return "\n\n".join(parts) + "\n"
 
 
@@ -69,6 +70,16 @@ def _task_part(name: str) -> str:
 
 def _first_line(function: Any) -> str:
     return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
+def _tables_by_name(name: str, section: type[BaseModel]) -> list[str]:
+    """Return the tables of keys of the sections that a user names, as `[reward.terms.NAME]`."""
+    parts = []
+    for key, field in section.model_fields.items():
+        inner = (*typing.get_args(field.annotation), None)[1] if typing.get_origin(field.annotation) is dict else None
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            parts.append("\n".join([f"### `[{name}.{key}.NAME]`", "", inner.__doc__ or "", "", *_key_table(inner)]))
+    return parts
 
 
 def recipe_title(path: Path) -> str:
@@ -98,6 +109,8 @@ def _key_table(section: type[BaseModel]) -> list[str]:
 
 
 def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
     value = field.get_default(call_default_factory=True)
     if value is None or value in ([], {}, ""):
         return "none" if value is None else "empty"

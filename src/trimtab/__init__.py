@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     )
     from trimtab.objectives.methods.compose import objective
     from trimtab.own_parts import register
+    from trimtab.rewards import rule
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Comm", "LossOutput", "Objective", "Plan", "ProcessGroup", "Reason", "TokenBatch", "advantages", "merge_metrics",
-    "objective", "reason_words", "register", "segment_ids", "theory",
+    "objective", "reason_words", "register", "rule", "segment_ids", "theory",
 ]  # fmt: skip
 
 
@@ -35,7 +36,7 @@ def __getattr__(name: str) -> Any:
     """The objectives on first use: a grader's worker imports trimtab and must not pay for torch."""
     if name not in __all__:
         raise AttributeError(f"module 'trimtab' has no attribute {name!r}")
-    home = "trimtab.own_parts" if name == "register" else "trimtab.objectives"
+    home = {"register": "trimtab.own_parts", "rule": "trimtab.rewards"}.get(name, "trimtab.objectives")
     return getattr(importlib.import_module(home), name)
 
 

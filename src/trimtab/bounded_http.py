@@ -8,6 +8,7 @@ compression, since a few kilobytes can decompress to gigabytes.
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import tempfile
 import threading
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import httpx
 
+RETRY_STATUS = (408, 409, 425, 429)  # and all from 500 on
+FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # seconds before the first retry, doubled before each next one
 IN_MEMORY = 1 << 16  # bytes of a body; the rest waits in a temporary file, since many requests may run at a time
 CONNECT_SECONDS = 30.0  # where the deadline is later: a model may need half an hour for a reply, a connection does not
 
@@ -117,6 +120,24 @@ def fetch(url: str, *, seconds: float, max_bytes: int) -> bytes:
 
     with event_loop_thread() as loop:
         return asyncio.run_coroutine_threadsafe(get(), loop).result()
+
+
+def is_retryable(status: int) -> bool:
+    """Return whether a request that got this status may be answered when it is sent again."""
+    return status in RETRY_STATUS or status >= 500
+
+
+def retry_pause(attempt: int) -> float:
+    """Return the seconds before a retry: doubled each time, and jittered, so that clients do not retry in step."""
+    return min(MAX_PAUSE, FIRST_PAUSE * 2.0**attempt) * random.uniform(0.5, 1.0)
+
+
+def retry_after(header: str | None) -> float:
+    """Return the seconds of a Retry-After header, within bounds."""
+    try:
+        return min(MAX_PAUSE, max(0.0, float(header or 0)))  # in this order NaN becomes 0
+    except ValueError:
+        return 0.0
 
 
 @contextmanager

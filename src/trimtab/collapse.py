@@ -8,6 +8,7 @@ A run has collapsed if one of these holds from some step to the last one, for at
 - `nonfinite`: no update is finite.
 
 A run that falls and comes back has not collapsed. Without evaluations the accuracy is that of the training responses.
+Where the task's rule gives numbers, their mean stands for the accuracy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 METRICS = (
-    "eval/accuracy", "reward/accuracy", "policy/entropy", "groups/mixed_share", "update/skipped", "update/ratio_mean",
+    "eval/accuracy", "reward/accuracy", "eval/score", "reward/score", "policy/entropy", "groups/mixed_share",
+    "update/skipped", "update/ratio_mean",
 )  # fmt: skip
 HOLD_STEPS = 10  # accuracy on a few hundred problems falls and returns within a few steps
 RECENT = 5  # steps whose median is the value now: one odd step decides nothing
@@ -67,9 +69,13 @@ class CollapseDetector:
     recent: dict[str, deque[float]] = field(default_factory=dict)
     streaks: dict[str, _Streak] = field(default_factory=dict)
     found: Collapse | None = None
+    word: str = "accuracy"
 
     def add(self, record: Mapping[str, float]) -> Collapse | None:
         """Add the metrics of a step, and return whether the run has collapsed as of now."""
+        graded = [area for area in ("eval", "reward") if f"{area}/score" in record]
+        scores = {f"{area}/accuracy": record[f"{area}/score"] for area in graded}
+        record, self.word = {**record, **scores}, "score" if scores else self.word
         for name in ("reward/accuracy", "policy/entropy", "groups/mixed_share"):
             if math.isfinite(record.get(name, math.nan)):
                 self.recent.setdefault(name, deque(maxlen=RECENT)).append(record[name])
@@ -104,7 +110,7 @@ class CollapseDetector:
         if record.get("update/skipped", 0.0) > 0 and "update/ratio_mean" not in record:
             found["nonfinite"] = "no update is finite"
         if self.accuracy is not None and self.best >= MIN_BEST:
-            fallen = f"accuracy is {self.accuracy:.2f}; its best was {self.best:.2f}"
+            fallen = f"{self.word} is {self.accuracy:.2f}; its best was {self.best:.2f}"
             if self.accuracy < LOST * self.best:
                 found["lost"] = fallen
             now, start = self._now("policy/entropy"), self.entropy_start
@@ -113,7 +119,8 @@ class CollapseDetector:
         mixed, right = self._now("groups/mixed_share"), self._now("reward/accuracy")
         self.had_signal = self.had_signal or (mixed is not None and mixed >= SIGNAL)
         if mixed is not None and right is not None and mixed < NO_SIGNAL and right < MOSTLY_WRONG and self.had_signal:
-            found["stuck"] = f"{right:.0%} of the answers are right, and rewards no longer differ within groups"
+            level = f"{right:.0%} of the answers are right" if self.word == "accuracy" else f"the score is {right:.2f}"
+            found["stuck"] = f"{level}, and rewards no longer differ within groups"
         return found
 
     def _now(self, name: str) -> float | None:

@@ -44,7 +44,7 @@ def test_every_alarm_looks_at_metrics_that_the_trainer_writes_and_has_advice_tha
 
 
 def test_advice_names_keys_that_a_recipe_has() -> None:
-    config = load("demo").model_dump()
+    config = load(None, ["task.name=file"]).model_dump()
     for name, kind in ALARM_KINDS.items():
         for word in kind.suggestion.replace("(", " ").replace(")", " ").split():
             section, dot, key = word.partition("=")[0].strip(",;:.").partition(".")

@@ -70,7 +70,7 @@ def test_a_line_cannot_have_code_run(tmp_path: Path) -> None:
         (line({**RIGHT, "rule": "bocksed"}), "there is no rule 'bocksed'"),
         (line({**RIGHT, "extra": [1]}), "`extra` is list"),
         (line({**RIGHT, "rule": "gym:countdown"}), "needs the problem's `extra`"),
-        (line({**RIGHT, "rule": "python:timeit:timeit"}), "a Python function can be named by --rule only"),
+        (line({**RIGHT, "rule": "python:timeit:timeit"}), "a Python function or a URL can be named by --rule only"),
     ],
 )
 def test_a_bad_line_is_named_and_keeps_its_place(bad: bytes, fault: str) -> None:
@@ -88,7 +88,7 @@ def test_a_rule_that_does_not_exist_is_an_error_before_any_line() -> None:
 
 
 def test_a_function_that_cannot_be_loaded_is_an_error_of_the_command() -> None:
-    with pytest.raises(ValueError, match="no_such_module:f cannot be loaded: there is no module no_such_module in"):
+    with pytest.raises(ValueError, match="python:no_such_module:f: there is no module no_such_module in"):
         graded(line(RIGHT), rule="python:no_such_module:f")
 
 

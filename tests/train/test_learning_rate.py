@@ -15,7 +15,7 @@ from trimtab.train.trainer import build_trainer, learning_rate_scale
 
 
 def scales(*settings: str, steps: int = 8) -> list[float]:
-    config = load("demo", [f"run.steps={steps}", *settings])
+    config = load(None, [f"run.steps={steps}", *settings])
     return [learning_rate_scale(config, step) for step in range(steps)]
 
 
@@ -41,7 +41,7 @@ def test_after_the_decay_the_learning_rate_stays_at_its_least() -> None:
 
 
 def test_the_optimizer_gets_the_learning_rate_of_the_step() -> None:
-    trainer = build_trainer(load("demo", ["run.device=cpu", "update.lr=1e-3", "update.warmup_steps=4"]))
+    trainer = build_trainer(load(None, ["run.device=cpu", "update.lr=1e-3", "update.warmup_steps=4"]))
     rates = []
     for step in range(6):
         trainer.set_learning_rate(step)
@@ -63,7 +63,7 @@ def test_the_optimizer_gets_the_learning_rate_of_the_step() -> None:
 )
 def test_a_schedule_that_makes_no_sense_is_an_error(settings: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load("demo", settings)
+        load(None, settings)
 
 
 def test_a_resumed_run_goes_on_with_its_schedule(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_resumed_run_goes_on_with_its_schedule(tmp_path: Path) -> None:
 
 def test_more_steps_on_resume_do_not_stretch_a_schedule_without_a_word(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.create(load("demo", ["update.lr_schedule=linear", "run.steps=4"]))
+    folder.create(load(None, ["update.lr_schedule=linear", "run.steps=4"]))
     with pytest.raises(ValueError, match=r"update\.decay_steps: 4 -> 8"):
-        folder.reopen(load("demo", ["update.lr_schedule=linear", "run.steps=8"]))
-    folder.reopen(load("demo", ["update.lr_schedule=linear", "run.steps=8", "update.decay_steps=4"]))
+        folder.reopen(load(None, ["update.lr_schedule=linear", "run.steps=8"]))
+    folder.reopen(load(None, ["update.lr_schedule=linear", "run.steps=8", "update.decay_steps=4"]))

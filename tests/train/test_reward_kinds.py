@@ -37,13 +37,15 @@ def policy() -> Policy:
 
 
 def reward(kind: VerdictKind, **options: Any) -> float | None:
-    return reward_of(kind, RESPONSE, RewardConfig(**options), limit=10)
+    return reward_of(Verdict(kind), RESPONSE, RewardConfig(**options), limit=10)
 
 
 def graded(kind: VerdictKind, group: int = 0, **options: Any) -> GradedResponse:
     value = reward(kind, **options)
     problem = Problem(user("1+1="), "2", "exact", "sums")
-    return GradedResponse(problem, [5], RESPONSE, "2", Verdict(kind), value or 0.0, group, value is None)
+    return GradedResponse(
+        problem, [5], RESPONSE, "2", Verdict(kind), value or 0.0, group, value is None, failed=kind == "crashed"
+    )
 
 
 def test_by_default_all_but_a_right_answer_get_the_reward_of_a_wrong_one_and_a_crash_is_excluded() -> None:

@@ -7,6 +7,7 @@ import pytest
 from helpers.train.scripted import MixedGroups, scripted_trainer, small_config
 from trimtab.config import RewardConfig
 from trimtab.policy import Policy, load_policy
+from trimtab.rewards import Verdict
 from trimtab.rollout import Response
 from trimtab.tasks import Arithmetic
 from trimtab.train.rollouts import (
@@ -64,8 +65,8 @@ def test_a_step_in_which_no_group_has_reward_spread_has_no_responses(policy: Pol
 def test_the_overlong_penalty_grows_linearly_over_the_buffer(length: int, penalty: float) -> None:
     response = Response([2] * length, [-1.0] * length, True)
     shaped = RewardConfig(correct=1.0, wrong=-1.0, overlong_buffer=4)
-    assert reward_of("correct", response, shaped, limit=10) == pytest.approx(1.0 + penalty)
-    assert reward_of("wrong", response, shaped, limit=10) == pytest.approx(-1.0 + penalty)
+    assert reward_of(Verdict("correct"), response, shaped, limit=10) == pytest.approx(1.0 + penalty)
+    assert reward_of(Verdict("wrong"), response, shaped, limit=10) == pytest.approx(-1.0 + penalty)
 
 
 def test_minibatches_hold_whole_groups_sorted_by_length(policy: Policy) -> None:

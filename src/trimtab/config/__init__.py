@@ -11,6 +11,7 @@ from trimtab.config.loading import (
     parse_stored,
     parse_toml,
 )
+from trimtab.config.reward_section import TASK_TERM, RewardConfig, RewardTerm
 from trimtab.config.run_model import (
     LONGEST_CHAIN,
     RunModel,
@@ -19,10 +20,11 @@ from trimtab.config.run_model import (
     find_run_model,
     list_checkpoints,
 )
-from trimtab.config.sections import AlarmsConfig, Config, RewardConfig, RolloutConfig, build_objective, json_schema
+from trimtab.config.sections import AlarmsConfig, Config, RolloutConfig, build_objective, json_schema
 
 __all__ = [
-    "LARGEST_RECIPE", "LONGEST_CHAIN", "PACKAGED", "AlarmsConfig", "Config", "RewardConfig", "RolloutConfig",
-    "RunModel", "base_model", "build_objective", "find_checkpoint", "find_recipe", "find_run_model", "json_schema",
-    "list_checkpoints", "load", "load_stored", "packaged_recipes", "parse", "parse_stored", "parse_toml",
+    "LARGEST_RECIPE", "LONGEST_CHAIN", "PACKAGED", "TASK_TERM", "AlarmsConfig", "Config", "RewardConfig",
+    "RewardTerm", "RolloutConfig", "RunModel", "base_model", "build_objective", "find_checkpoint", "find_recipe",
+    "find_run_model", "json_schema", "list_checkpoints", "load", "load_stored", "packaged_recipes", "parse",
+    "parse_stored", "parse_toml",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -69,8 +70,10 @@ def describe_error(error: Any, root: type[BaseModel], task: str) -> str:
         message = str(error["ctx"]["error"])
         return f"{key}: {message}" if key else message
     if kind == "model_type":
-        fields = _fields(root, str(location[0]), task)
+        fields = _fields_at(location, root, task)
         return f"{key} = {shown(value)}: {key} is a section, a table with the keys {', '.join(fields)}"
+    if kind == "missing" and "betas" not in location:
+        return f"{key} is missing: {_section_at(location[:-1], root).model_fields[str(location[-1])].description}"
     if kind in ("missing", "too_long") and "betas" in location:  # the one list of fixed length
         key, kind = key.partition("[")[0], "tuple"
     # Pydantic's kinds are `int_type`, `int_parsing`, `int_from_float`, ...: the first word tells the type.
@@ -103,8 +106,24 @@ def _unknown_key(location: tuple[str | int, ...], root: type[BaseModel], task: s
         if owners:  # the key was written without its section
             return f"unknown section {name}: it is a key of {' and '.join(f'[{owner}]' for owner in owners)}"
         return f"unknown section {name}: {nearest(name, root.model_fields)}"
-    fields, known = _fields(root, str(location[0]), task), OTHER_WORDS.get(name, "")
+    fields, known = _fields_at(location[:-1], root, task), OTHER_WORDS.get(name, "")
     hint = f"did you mean {known}?" if known in fields else nearest(name, fields)
     if location[0] == "task":
         hint = task_hint(task, name)
     return f"unknown key {'.'.join(map(str, (*location[:-1], name)))}: {hint}"
+
+
+def _fields_at(location: tuple[str | int, ...], root: type[BaseModel], task: str) -> Sequence[str]:
+    """Return the keys of a section at a place in a recipe."""
+    return _fields(root, "task", task) if location == ("task",) else [*_section_at(location, root).model_fields]
+
+
+def _section_at(location: tuple[str | int, ...], root: type[BaseModel]) -> Any:
+    """Return the model of a section at a place in a recipe."""
+    section: Any = root
+    for name in location:
+        if typing.get_origin(section) is dict:  # a table of sections by names of the user's own
+            section = typing.get_args(section)[1]
+        else:
+            section = section.model_fields[str(name)].annotation
+    return section

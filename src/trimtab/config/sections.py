@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
+from trimtab.config.reward_section import RewardConfig
 from trimtab.config.section import Section
 from trimtab.config.task_section import TaskConfig, read_task, task_schema, task_section
 from trimtab.objectives import ATTACHMENTS, COMMON_OPTIONS, METHODS, OPTIONS, Objective, objective
 from trimtab.own_parts import PREFIX
-from trimtab.rewards import VerdictKind
 from trimtab.rollout import SamplingOptions, check_vllm_options
 from trimtab.tasks import check_columns
-from trimtab.text import shown
 
-RewardKeyword = Literal["wrong", "exclude"]
 MAX_THREADS = 1024  # where the system cannot start as many, OpenMP ends the process
 MAX_RESPONSES = 1_000_000  # of a step: all of them are in memory
 
@@ -133,43 +130,6 @@ class RolloutConfig(Section):
         return value
 
 
-class RewardConfig(Section):
-    """The reward of each kind of verdict: a number, `wrong` (as a wrong answer), or `exclude` (not trained on)."""
-
-    correct: float = Field(1.0, description="the answer is right")
-    wrong: float = Field(0.0, description="the answer is wrong")
-    no_answer: float | RewardKeyword = Field("wrong", description="the response holds no answer")
-    ambiguous: float | RewardKeyword = Field("wrong", description="several answers where one is asked for")
-    too_costly: float | RewardKeyword = Field("wrong", description="the answer takes too long to check")
-    # Excluded by default: a failure of the grader tells nothing about the response.
-    crashed: float | RewardKeyword = Field("exclude", description="the grader failed")
-    overlong_buffer: int = Field(
-        0, ge=0, description="DAPO's soft overlong penalty: it grows over the last so many tokens; 0: off"
-    )
-    overlong_factor: float = Field(1.0, ge=0, description="the overlong penalty of a response of maximum length")
-    # At most one half: beyond it wrong answers would be rewarded more often than right ones.
-    noise: float = Field(
-        0.0,
-        ge=0,
-        le=0.5,
-        description="a stress: the probability that a training reward is that of the opposite verdict, `correct` for "
-        "`wrong` and `wrong` for `correct`, seeded by run.seed; other verdicts and evaluations are left alone",
-    )
-
-    @field_validator("no_answer", "ambiguous", "too_costly", "crashed", mode="before")
-    @classmethod
-    def _check_number_or_keyword(cls, value: Any) -> Any:
-        # Checked here because pydantic would report a wrong value once per member of the union.
-        if value in typing.get_args(RewardKeyword) or (isinstance(value, int | float) and not isinstance(value, bool)):
-            return value
-        raise ValueError(f"{shown(value)} must be a number, 'wrong' (the reward of a wrong answer) or 'exclude'")
-
-    def of(self, kind: VerdictKind) -> float | None:
-        """Return the reward of a verdict's kind, or None if such responses are excluded from training."""
-        reward = getattr(self, kind)
-        return self.wrong if reward == "wrong" else None if reward == "exclude" else float(reward)
-
-
 class UpdateConfig(Section):
     """The optimizer updates of a step."""
 
@@ -231,6 +191,7 @@ class AlarmsConfig(Section):
     clip: Action | None = Field(None, description="far more tokens are clipped than at the start")
     sampler_mismatch: Action | None = Field(None, description="sampler and trainer disagree about log-probabilities")
     no_signal: Action | None = Field(None, description="too few groups have different rewards")
+    rule_errors: Action | None = Field(None, description="rules fail on responses")
     truncation: Action | None = Field(None, description="responses are truncated")
     repetition: Action | None = Field(None, description="responses repeat themselves")
     length_drift: Action | None = Field(None, description="responses get much longer or shorter without a gain")

@@ -11,7 +11,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from trimtab.config.section import Section
 from trimtab.own_parts import errors_located, is_own, load_part
-from trimtab.rewards import RULES, check_rule
+from trimtab.rewards import RULES, check_rule, load_rule
 from trimtab.tasks import TASKS, TaskArgument, check_columns, has_held_out_problems, task_arguments
 from trimtab.text import nearest, shown
 
@@ -33,12 +33,11 @@ class TaskConfig(Section):
     def _check_rule(cls, value: Any) -> Any:
         if not isinstance(value, str):  # a task of the user's own may mean something else by it
             return value
-        if is_own(value):
-            load_part(value)
         try:
             check_rule(value)
         except ValueError:
             raise ValueError(f"unknown rule {shown(value)}: {nearest(value, RULES)}") from None
+        load_rule(value)
         return value
 
     @field_validator("columns", check_fields=False)

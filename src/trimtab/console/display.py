@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.console.reporters import PlainReporter
+from trimtab.console.reporters import PlainReporter, reward_means
 from trimtab.text import bars_for, clock, number, percent, printable, sparkline
 
 FRAME_HEIGHT, FRAME_WIDTH = 12, 50  # a smaller terminal gets no frame
@@ -51,6 +51,7 @@ class RunDisplay:
     last: dict[str, float] = field(default_factory=dict)
     history: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in CURVES})
     messages: deque[str] = field(default_factory=lambda: deque(maxlen=MESSAGES))
+    long_messages: deque[str] = field(default_factory=deque)  # to be printed above the display
     began: float = field(default_factory=time.monotonic)
     first: tuple[float, int] | None = None  # when the phase began and at which step
 
@@ -116,6 +117,11 @@ class RunDisplay:
     def _numbers(self, space: int, bars: str) -> list[Text]:
         last, held_out = self.last, self.history["eval/accuracy"]
         lines = [_row("reward", number(last.get("reward/mean")), _curve(self.history["reward/mean"], space, bars))]
+        if several := reward_means(last):
+            shown = ", ".join(f"{name} {number(value)}" for name, value in several.items())
+            lines.append(_row("rewards", "", shown))
+        if failed := last.get("reward/crashed_share"):
+            lines.append(_row("failed", percent(failed), "of the responses: a rule failed, see rule_errors.jsonl"))
         if held_out:
             start, now = min(held_out), max(held_out)
             note = f"at step {now} ({percent(held_out[start])} at step {start})" if now else "before the first step"
@@ -191,7 +197,12 @@ class LiveReporter:
         if self._live is None:
             self._plain.message(text)
         else:
-            self.display.messages.extend(line for line in printable(text).splitlines() if line.strip())
+            lines = [line for line in printable(text).splitlines() if line.strip()]
+            # A traceback is to be read in full: it stays above the display, which shows the last lines alone.
+            if len(lines) > MESSAGES:
+                self.display.long_messages.append("\n".join(lines))
+                lines = lines[:1]
+            self.display.messages.extend(lines)
 
     def warm(self, step: int, steps: int, loss: float) -> None:
         """Show a step of the warm start."""
@@ -213,12 +224,19 @@ class LiveReporter:
             return
         self._over.set()
         self._thread.join(timeout=5)  # it may be blocked in a write, as after Ctrl-S
+        self._guard(self._refresh)  # what was said since the last frame
         if self._live is not None:
             self._guard(self._live.stop)
 
     def _draw(self, every: float) -> None:
         while not self._over.wait(every) and self._live is not None:
-            self._guard(self._live.refresh)
+            self._guard(self._refresh)
+
+    def _refresh(self) -> None:
+        while self.display.long_messages and self._live is not None:
+            self._live.console.print(Text(self.display.long_messages.popleft()))
+        if self._live is not None:
+            self._live.refresh()
 
     def _guard(self, action: Callable[[], object]) -> None:
         """Do something with the terminal; an error ends the live display and nothing else."""

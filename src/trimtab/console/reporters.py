@@ -18,6 +18,12 @@ COLUMNS = {
 }
 
 
+def reward_means(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the mean of each of several rewards by its name in the recipe."""
+    names = [key for key in metrics if key.startswith("rewards/") and not key.endswith("_spread")]
+    return {key.removeprefix("rewards/"): metrics[key] for key in names}
+
+
 @dataclass
 class PlainReporter:
     """Prints about `lines` lines over a whole run, and one at every evaluation."""
@@ -40,6 +46,7 @@ class PlainReporter:
         if step != steps and step % max(1, steps // self.lines) and "eval/accuracy" not in metrics:
             return
         shown = [f"{name} {metrics[key]:.4g}" for key, name in COLUMNS.items() if key in metrics]
+        shown[1:1] = [f"{name} {value:.4g}" for name, value in reward_means(metrics).items()]
         self.print_line(f"step {step}/{steps}  " + "  ".join(shown))
 
     def close(self) -> None:

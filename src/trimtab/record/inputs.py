@@ -15,7 +15,10 @@ if TYPE_CHECKING:  # reading records needs no torch, so nothing here imports it 
 
 @dataclass(frozen=True)
 class RecordedResponse:
-    """One graded response: what the table `responses` says of it. `tokens` are those that are trained on."""
+    """One graded response: what the table `responses` says of it. `tokens` are those that are trained on.
+
+    `rewards` is a JSON object where there are several rewards, each by name and before its weight.
+    """
 
     prompt: Sequence[int]
     tokens: Sequence[int]
@@ -27,6 +30,7 @@ class RecordedResponse:
     extracted: str = ""
     answer: str = ""
     source: str = ""
+    rewards: str = ""
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,9 @@ RESPONSES: tuple[Column, ...] = (
     Column("group", "int64", "number of its prompt, shared by all samples of it", encoding="delta"),
     Column("sample", "int32", "which sample of its prompt", encoding="delta"),
     Column("reward", "float32", "reward of the response", encoding="dictionary"),
+    Column(
+        "rewards", "string", "of several rewards each by name, before its weight, as JSON", "where given", "dictionary"
+    ),
     Column("verdict", "string", "the verdict's kind: correct, wrong, no_answer, ...", encoding="dictionary"),
     Column("extracted", "string", "the answer extracted from it; empty if none", encoding="dictionary"),
     Column("finished", "bool", "whether it ended with an end token; else it was cut off"),

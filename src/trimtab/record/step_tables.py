@@ -94,8 +94,10 @@ def _response_columns(
     # A prompt is decoded once for its group: of eight samples seven would give the same text again.
     one_per_group = {response.group: response for response in responses}
     prompts = {group: vocabulary.decode(response.prompt) for group, response in one_per_group.items()}
+    several = {"rewards": [r.rewards for r in responses]} if any(r.rewards for r in responses) else {}
     copied = ("group", "sample", "reward", "verdict", "finished")
     return {
+        **several,
         "step": [step] * len(rows),
         "response": list(range(len(rows))),
         "update": [update for update, _ in rows],

@@ -2,10 +2,15 @@
 
 from trimtab.rewards.grade_lines import grade_lines
 from trimtab.rewards.pool import WorkerLimits, call_worker, start_worker
-from trimtab.rewards.rules import RULES, check_rule, grade, grade_many, submit
+from trimtab.rewards.python_rule import rule
+from trimtab.rewards.response_rules import RESPONSE_RULES
+from trimtab.rewards.rule_errors import RuleErrors, crashed_diagnosis, describe_error
+from trimtab.rewards.rules import RULES, check_rule, grade, grade_many, grade_submissions, load_rule, submit
+from trimtab.rewards.submission import FACTS, Submission
 from trimtab.rewards.verdicts import VERDICT_KINDS, Verdict, VerdictKind
 
 __all__ = [
-    "RULES", "VERDICT_KINDS", "Verdict", "VerdictKind", "WorkerLimits", "call_worker", "check_rule", "grade",
-    "grade_lines", "grade_many", "start_worker", "submit",
+    "FACTS", "RESPONSE_RULES", "RULES", "VERDICT_KINDS", "RuleErrors", "Submission", "Verdict", "VerdictKind",
+    "WorkerLimits", "call_worker", "check_rule", "crashed_diagnosis", "describe_error", "grade", "grade_lines",
+    "grade_many", "grade_submissions", "load_rule", "rule", "start_worker", "submit",
 ]  # fmt: skip

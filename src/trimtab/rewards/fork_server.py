@@ -24,6 +24,8 @@ from typing import Any
 
 from trimtab.own_parts import PREFIX, OwnPartError, load_part
 from trimtab.rewards.pool import write_all
+from trimtab.rewards.python_rule import own_traceback
+from trimtab.rewards.verdicts import plain_result
 
 MAX_WORKERS = 40
 # Workers start at normal priority and are reniced after BOOST_CPU_SECONDS, so that a short call is never held up by
@@ -232,11 +234,16 @@ def _run_call(function: Function, message: dict[str, Any], pipe: int) -> None:
     os.closerange(pipe + 1, pipe + 2 * MAX_WORKERS)
     _set_limits(message["memory"], message["cpu_seconds"])
     try:
-        output = json.dumps({"outcome": "done", "value": function(*message["arguments"])})
+        value = function(*message["arguments"], **message["keywords"])
+        try:
+            output = json.dumps({"outcome": "done", "value": value}, default=plain_result)
+        except (TypeError, ValueError) as error:  # the function's own errors have a traceback, this has none
+            output = json.dumps({"outcome": "crashed", "error": str(error)[:500]})
     except (MemoryError, RecursionError):
         output = '{"outcome": "too_costly"}'
     except BaseException as error:
-        output = json.dumps({"outcome": "crashed", "error": f"{type(error).__name__}: {error}"[:500]})
+        text = f"{type(error).__name__}: {error}"[:500]
+        output = json.dumps({"outcome": "crashed", "error": text, "traceback": own_traceback(error)})
     write_all(pipe, output.encode())
     os._exit(0)
 

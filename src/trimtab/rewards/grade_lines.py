@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
 from trimtab.files import parse_json_line
-from trimtab.rewards.rules import PendingVerdict, check_rule, submit
+from trimtab.rewards.rules import PendingVerdict, load_rule, submit
 from trimtab.rewards.verdicts import Verdict
 
 MAX_LINES_AHEAD = 512  # read beyond the last verdict written
@@ -23,7 +23,7 @@ OutputLine = PendingVerdict | dict[str, Any]  # a verdict, or the error line its
 
 def grade_lines(lines: Iterable[bytes], out: TextIO, rule: str, on_error: Callable[[str], None]) -> int:
     """Grade every line as it arrives, by `rule` where it names none; return how many could not be graded."""
-    check_rule(rule)
+    load_rule(rule)
     pending: queue.Queue[OutputLine | None] = queue.Queue(MAX_LINES_AHEAD)
     write_errors: list[OSError | ValueError] = []
     writer = threading.Thread(target=_write_verdicts, args=(pending, out, write_errors), daemon=True)
@@ -53,8 +53,9 @@ def _submit_line(line: bytes, rule: str) -> PendingVerdict:
     for key, value in (("response", row.get("response")), ("answer", row.get("answer")), ("rule", line_rule)):
         if not isinstance(value, str):
             raise ValueError(f"`{key}` is {'missing' if value is None else type(value).__name__}; it must be text")
-    if line_rule.startswith("python:") and line_rule != rule:  # lines are data, and data must not choose what code runs
-        raise ValueError(f"`rule` is {line_rule[:100]!r}: a Python function can be named by --rule only")
+    # Lines are data, and data must not choose what code runs or which servers are asked.
+    if line_rule.startswith(("python:", "http:", "https:")) and line_rule != rule:
+        raise ValueError(f"`rule` is {line_rule[:100]!r}: a Python function or a URL can be named by --rule only")
     if not isinstance(extra, dict):
         raise ValueError(f"`extra` is {type(extra).__name__}; it must be an object")
     return submit(row["response"], row["answer"], line_rule, extra)
@@ -76,4 +77,6 @@ def _write_verdicts(
 
 
 def _row(verdict: Verdict) -> dict[str, Any]:
-    return {"kind": verdict.kind, "extracted": verdict.extracted, "seconds": round(verdict.seconds, 6)}
+    row = {"kind": verdict.kind, "extracted": verdict.extracted, "seconds": round(verdict.seconds, 6)}
+    row |= {} if verdict.score is None else {"score": verdict.score}
+    return row | ({"error": verdict.error} if verdict.error else {})

@@ -11,8 +11,9 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import IO, Any, Literal
 
 from trimtab.own_parts import module_folders
@@ -43,21 +44,23 @@ LIMITS = WorkerLimits()
 
 @dataclass(frozen=True)
 class WorkerCall:
-    """A call `function(*arguments)` for a worker; `extracted` is the answer that it grades."""
+    """A call `function(*arguments, **keywords)` for a worker; `extracted` is the answer that it grades."""
 
     function: str
     arguments: tuple[Any, ...]
     extracted: str | None = None
     limits: WorkerLimits = LIMITS
+    keywords: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """The outcome of a call: its value, or an error, and the wall-clock seconds it ran."""
+    """The outcome of a call: its value, or an error with a traceback, and the wall-clock seconds it ran."""
 
     outcome: WorkerOutcome
     value: Any = None
     error: str = ""
+    traceback: str = ""
     seconds: float = 0.0
 
 
@@ -87,12 +90,14 @@ class ForkServerClient:
         self.thread = threading.Thread(target=self.read_results, name="trimtab-rewards", daemon=True)
         self.thread.start()
 
-    def submit(self, arguments: tuple[Any, ...], limits: WorkerLimits) -> Future[WorkerResult]:
+    def submit(
+        self, arguments: tuple[Any, ...], limits: WorkerLimits, keywords: Mapping[str, Any]
+    ) -> Future[WorkerResult]:
         """Send a call."""
         future: Future[WorkerResult] = Future()
         with self.lock:
             self.count += 1
-            message = {"id": self.count, "arguments": arguments, **asdict(limits)}
+            message = {"id": self.count, "arguments": arguments, "keywords": keywords, **asdict(limits)}
             if self.error:  # the reading thread has ended
                 future.set_result(WorkerResult(self.outcome, error=self.error))
                 return future
@@ -168,9 +173,11 @@ _clients: dict[str, ForkServerClient] = {}
 _lock = threading.Lock()
 
 
-def submit_call(function: str, arguments: tuple[Any, ...], limits: WorkerLimits = LIMITS) -> Future[WorkerResult]:
+def submit_call(
+    function: str, arguments: tuple[Any, ...], limits: WorkerLimits = LIMITS, keywords: Mapping[str, Any] | None = None
+) -> Future[WorkerResult]:
     """Have a worker call `package.module:function`. The future always gets a result, and never an exception."""
-    return client(function).submit(arguments, limits)
+    return client(function).submit(arguments, limits, keywords or {})
 
 
 def client(function: str) -> ForkServerClient:

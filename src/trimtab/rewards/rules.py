@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+from trimtab import own_parts
 from trimtab.rewards import pool
 from trimtab.rewards.extract import answer_box, answer_line, last_box, last_number, parse_number, tidy
 from trimtab.rewards.gym_rule import gym_score
+from trimtab.rewards.http_rule import HttpRule
 from trimtab.rewards.mathematics import grade_extracted, tokenize, unbox
 from trimtab.rewards.pool import WorkerCall, WorkerResult
-from trimtab.rewards.python_rule import CORRECT_SCORE, kind_of, python_call
-from trimtab.rewards.verdicts import Verdict, make_verdict
+from trimtab.rewards.python_rule import DeferredCall, PythonRule, load_python_rule
+from trimtab.rewards.response_rules import RESPONSE_RULES, FormatRule, LanguageRule, LengthRule, make_rule
+from trimtab.rewards.submission import Submission
+from trimtab.rewards.verdicts import CORRECT_SCORE, Verdict, make_verdict, verdict_of
 from trimtab.tasks import Problem
+from trimtab.text import shown
 
 MAX_ANSWER_CHARS = 10_000  # by `boxed` and `gym:KIND` a longer answer is wrong without a look
 STRICT_BOX_CHARS = 100  # the end of a response that `strict-box` looks at
 
+BatchRule = PythonRule | HttpRule | FormatRule | LengthRule | LanguageRule  # they grade a list of responses
 PendingVerdict = Verdict | Callable[[], Verdict]
 
 
@@ -32,58 +39,127 @@ def grade(response: str, answer: str, rule: str = "math", extra: Mapping[str, An
 
     `extra` is the problem's: `gym:KIND` reads `entry` and `options` from it, `python:...` passes it to the function.
     """
-    pending = submit(response, answer, rule, extra)
-    return pending if isinstance(pending, Verdict) else pending()
+    return grade_submissions([Submission(response, answer, extra or {})], rule)[0]
 
 
 def grade_many(pairs: Iterable[tuple[str, Problem]]) -> list[Verdict]:
-    """Grade each (response, problem) by the problem's rule; verdicts come in the order of the pairs.
+    """Grade each (response, problem) by the problem's rule; verdicts come in the order of the pairs."""
+    listed = list(pairs)
+    return grade_submissions([Submission.of(*pair) for pair in listed], [problem.rule for _, problem in listed])
+
+
+def grade_submissions(
+    items: Sequence[Submission], rules: str | Sequence[str], options: Mapping[str, Any] | None = None
+) -> list[Verdict]:
+    """Grade each response by its rule, or all by one; verdicts come in the order of the responses.
 
     Easy ones are decided at once. The rest run in workers side by side, short ones first, and equal ones once.
     """
-    results = [_grade_or_defer(response, p.answer, p.rule, p.extra) for response, p in pairs]
-    calls = [item for item in results if isinstance(item, WorkerCall)]
-    pending: dict[str, Callable[[], Verdict]] = {}  # by repr: a call's arguments may hold dicts, which do not hash
-    for call in sorted(calls, key=lambda call: len(repr(call.arguments))):
-        if repr(call) not in pending:
-            pending[repr(call)] = _start(call)
-    return [item if isinstance(item, Verdict) else pending[repr(item)]() for item in results]
+    by_rule: dict[str, list[int]] = {}
+    for row, rule in enumerate([rules] * len(items) if isinstance(rules, str) else rules):
+        by_rule.setdefault(rule, []).append(row)
+    verdicts: dict[int, Verdict] = {}
+    deferred: list[DeferredCall] = []
+    batches: list[tuple[BatchRule, list[int]]] = []
+    for rule, rows in by_rule.items():
+        loaded = load_rule(rule, options)
+        if isinstance(loaded, PythonRule) and not loaded.call.in_process:
+            deferred += loaded.worker_calls(items, rows)
+        elif loaded is not None:
+            batches.append((loaded, rows))
+        else:
+            for row in rows:
+                item = _grade_or_defer(items[row], rule)
+                if isinstance(item, Verdict):
+                    verdicts[row] = item
+                else:
+                    deferred.append((item, [row], _one_verdict(item)))
+    pending = _start_all(deferred)
+    for batch_rule, rows in batches:  # meanwhile the workers work
+        verdicts |= zip(rows, batch_rule.grade_here([items[row] for row in rows]), strict=True)
+    for call, graded, read in deferred:
+        verdicts |= zip(graded, read(_loaded_result(call, pending[repr(call)])), strict=True)
+    return [verdicts[row] for row in range(len(items))]
 
 
 def submit(response: str, answer: str, rule: str = "math", extra: Mapping[str, Any] | None = None) -> PendingVerdict:
     """Return the verdict where it is decided at once, or a function that waits for it."""
-    item = _grade_or_defer(response, answer, rule, extra)
-    return item if isinstance(item, Verdict) else _start(item)
+    item, loaded = Submission(response, answer, extra or {}), load_rule(rule)
+    if isinstance(loaded, PythonRule) and not loaded.call.in_process:
+        ((call, _, read),) = loaded.worker_calls([item], [0])
+    elif loaded is not None:
+        return loaded.grade_here([item])[0]
+    else:
+        decided = _grade_or_defer(item, rule)
+        if isinstance(decided, Verdict):
+            return decided
+        call, read = decided, _one_verdict(decided)
+    future = _submit(call)
+    return lambda: read(_loaded_result(call, future))[0]
 
 
 def check_rule(rule: str) -> None:
-    """Raise an error that lists the rules where there is no such rule."""
-    if rule not in _GRADERS and not re.fullmatch(r"gym:\S+|python:[\w.]+:\w+", rule):
-        raise ValueError(f"there is no rule {rule!r}; the rules are {', '.join(RULES)}")
+    """Raise an error that lists the rules where there is no such rule; nothing is loaded."""
+    if rule not in _GRADERS and not re.fullmatch(rf"gym:\S+|{own_parts.PATTERN}|https?://\S+", rule):
+        raise ValueError(f"there is no rule {shown(rule)}; the rules are {', '.join(RULES)}")
 
 
-def _grade_or_defer(response: str, answer: str, rule: str, extra: Mapping[str, Any] | None) -> Verdict | WorkerCall:
-    """Return the verdict with its seconds, or the worker call that decides it."""
-    start = time.perf_counter()
+def load_rule(rule: str, options: Mapping[str, Any] | None = None) -> BatchRule | None:
+    """Load a rule that is not one of the built-in ones, with its options; None for those, which have none."""
+    given = dict(options or {})
+    if rule in RESPONSE_RULES:
+        made: BatchRule = make_rule(rule, RESPONSE_RULES[rule], given)
+        return made
     check_rule(rule)
+    if own_parts.is_own(rule):
+        return load_python_rule(rule, given)
+    if rule.startswith(("http://", "https://")):
+        service: HttpRule = make_rule("over HTTP", HttpRule, given, rule)
+        return service
+    if given:
+        raise ValueError(f"the rule {rule} has no option {shown(next(iter(given)))}: it has none")
+    return None
+
+
+def _grade_or_defer(item: Submission, rule: str) -> Verdict | WorkerCall:
+    """Return the verdict of a built-in rule with its seconds, or the worker call that decides it."""
+    start = time.perf_counter()
     kind, _, name = rule.partition(":")
-    if kind == "python":
-        return python_call(name, response, answer, extra or {})
-    item = _grade_gym(response, name, extra or {}) if kind == "gym" else _GRADERS[rule](response, answer)
-    return replace(item, seconds=time.perf_counter() - start) if isinstance(item, Verdict) else item
+    decided = (
+        _grade_gym(item.response, name, item.extra) if kind == "gym" else _GRADERS[rule](item.response, item.answer)
+    )
+    return replace(decided, seconds=time.perf_counter() - start) if isinstance(decided, Verdict) else decided
 
 
-def _start(call: WorkerCall) -> Callable[[], Verdict]:
-    future = pool.submit_call(call.function, call.arguments, call.limits)
-    return lambda: _worker_verdict(call, pool.wait(future, call.function))
+def _start_all(deferred: Sequence[DeferredCall]) -> dict[str, Future[WorkerResult]]:
+    """Start every call once, short ones first; return the futures by the calls' repr."""
+    pending: dict[str, Future[WorkerResult]] = {}  # by repr: a call's arguments may hold dicts, which do not hash
+    for call in sorted((call for call, _, _ in deferred), key=lambda call: len(repr(call.arguments))):
+        if repr(call) not in pending:
+            pending[repr(call)] = _submit(call)
+    return pending
 
 
-def _worker_verdict(call: WorkerCall, result: WorkerResult) -> Verdict:
-    """Return the verdict of a worker's result. A function that cannot be loaded is an error, not a verdict."""
+def _submit(call: WorkerCall) -> Future[WorkerResult]:
+    return pool.submit_call(call.function, call.arguments, call.limits, call.keywords)
+
+
+def _loaded_result(call: WorkerCall, future: Future[WorkerResult]) -> WorkerResult:
+    """Wait for the result of a call. A function that cannot be loaded is an error, not a verdict."""
+    result = pool.wait(future, call.function)
     if result.outcome == "not_loaded":
         raise ValueError(f"the grading function {call.function} cannot be loaded: {result.error}")
-    kind = result.outcome if result.outcome != "done" else kind_of(result.value)
-    return replace(make_verdict(kind, call.extracted), seconds=result.seconds)
+    return result
+
+
+def _one_verdict(call: WorkerCall) -> Callable[[WorkerResult], Sequence[Verdict]]:
+    """Return the reader of a built-in rule's call, which grades one response."""
+
+    def read(result: WorkerResult) -> list[Verdict]:
+        kind = verdict_of(result.value if result.outcome == "done" else result.outcome).kind
+        return [replace(make_verdict(kind, call.extracted), seconds=result.seconds, error=result.error)]
+
+    return read
 
 
 def _grade_exact(response: str, answer: str) -> Verdict:
@@ -94,7 +170,7 @@ def _grade_exact(response: str, answer: str) -> Verdict:
 def _grade_number(response: str, answer: str) -> Verdict:
     truth = parse_number(answer)
     if truth is None:  # a bad row of the data says nothing about the response
-        return Verdict("crashed")
+        return Verdict("crashed", error=f"the answer {shown(answer)} is no number")
     extracted = last_number(response)
     return _right_or_wrong(extracted, parse_number(extracted) == truth) if extracted else Verdict("no_answer")
 
@@ -139,7 +215,7 @@ def _grade_choice(response: str, answer: str) -> Verdict:
         return Verdict("no_answer")
     letter, truth = _letter(extracted), _letter(unbox(answer))
     if truth is None:
-        return make_verdict("crashed", extracted)
+        return replace(make_verdict("crashed", extracted), error=f"the answer {shown(answer)} is no letter")
     if letter is None:
         letters = set(re.findall(r"\b[A-J]\b", extracted[:MAX_ANSWER_CHARS]))
         return make_verdict("ambiguous" if len(letters) > 1 else "wrong", extracted)
@@ -180,4 +256,4 @@ _GRADERS: dict[str, Callable[[str, str], Verdict | WorkerCall]] = {
     "boxed": _grade_boxed,
     "exact": _grade_exact,
 }
-RULES = (*_GRADERS, "gym:KIND", "python:MODULE:FUNCTION")
+RULES = (*_GRADERS, "gym:KIND", "python:MODULE:FUNCTION", "http://HOST/PATH")

@@ -1,14 +1,25 @@
-"""The verdict of a grader. It is not yet a reward: a recipe maps each kind of verdict to one."""
+"""The verdict of a grader, and what a rule of one's own may return in its place.
+
+A verdict is not yet a reward: a recipe maps each kind of verdict to one, unless the verdict carries a number.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from numbers import Real
+from typing import Any, Literal, get_args
+
+from trimtab.text import shown
 
 MAX_EXTRACTED_CHARS = 1000  # of an answer that a verdict keeps
+CORRECT_SCORE = 0.99  # a number of at least this counts as correct
 
 VerdictKind = Literal["correct", "wrong", "no_answer", "ambiguous", "too_costly", "crashed"]
 VERDICT_KINDS: tuple[VerdictKind, ...] = get_args(VerdictKind)
+LARGEST_SCORE = 1e30  # beyond it, sums of squares overflow in float32
+SCORE = f"a finite number of at most {LARGEST_SCORE:g}"
+RETURNS = f"True or False, {SCORE}, one of {', '.join(VERDICT_KINDS)}, or a Verdict"
 
 
 @dataclass(frozen=True)
@@ -16,14 +27,75 @@ class Verdict:
     """How a response was graded, the answer extracted from it (shortened), and the seconds it took.
 
     `no_answer`: the rule found no answer. `ambiguous`: several answers where one was wanted. `too_costly`: comparing
-    the answer exceeds the limits. `crashed`: the grader failed, which says nothing about the response.
+    the answer exceeds the limits. `crashed`: the grader failed, which says nothing about the response; `error` says
+    how. A `score` is the reward in place of the one that a recipe gives to the kind.
     """
 
     kind: VerdictKind
     extracted: str | None = None
     seconds: float = field(default=0.0, compare=False)
+    score: float | None = None
+    error: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        # Rules of users make verdicts too, and one that is none must not get further than here.
+        if self.kind not in VERDICT_KINDS:
+            raise ValueError(
+                f"the kind of a verdict is {shown(self.kind)}; it must be one of {', '.join(VERDICT_KINDS)}"
+            )
+        if self.score is not None and not _is_score(self.score):
+            raise ValueError(f"the score of a verdict is {shown(self.score)}; it must be {SCORE}, or None")
+
+    @property
+    def value(self) -> float:
+        """The number that a rule stands for: its score, else 1 for a correct response and 0 for any other."""
+        return float(self.kind == "correct") if self.score is None else self.score
 
 
 def make_verdict(kind: VerdictKind, extracted: str | None = None) -> Verdict:
     """Return a verdict that keeps the first `MAX_EXTRACTED_CHARS` characters of the answer."""
     return Verdict(kind, None if extracted is None else extracted[:MAX_EXTRACTED_CHARS])
+
+
+def verdict_of(value: object) -> Verdict:
+    """Return the verdict that the result of a user's rule stands for; ValueError where it stands for none."""
+    value = _python_number(value)
+    if isinstance(value, Verdict):
+        return value
+    if isinstance(value, bool):
+        return Verdict("correct" if value else "wrong")
+    if _is_score(value):
+        score = float(value)  # type: ignore[arg-type]
+        return Verdict("correct" if score >= CORRECT_SCORE else "wrong", score=score)
+    if isinstance(value, str) and value in VERDICT_KINDS:
+        return Verdict(value)
+    if isinstance(value, Mapping) and "kind" in value and not value.keys() - {"kind", "score", "extracted"}:
+        return Verdict(value["kind"], _text(value.get("extracted")), score=_python_number(value.get("score")))
+    raise ValueError(f"{shown(value)} is no verdict: return {RETURNS}")
+
+
+def plain_result(value: object) -> Any:
+    """Return the result of a user's rule in a form that JSON can hold; for `json.dumps(default=...)`."""
+    if isinstance(value, Verdict):
+        return {"kind": value.kind, "score": value.score, "extracted": value.extracted}
+    if hasattr(value, "tolist"):  # numbers and arrays of NumPy and torch
+        return value.tolist()
+    raise TypeError(f"{shown(value)} is no verdict: return {RETURNS}")
+
+
+def _python_number(value: Any) -> Any:
+    """Return the Python value of a NumPy or torch scalar; other values as they are."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+
+
+def _is_score(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    try:
+        return abs(float(value)) <= LARGEST_SCORE  # false for NaN
+    except OverflowError:  # an integer of a thousand digits
+        return False
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)[:MAX_EXTRACTED_CHARS]

@@ -3,7 +3,7 @@
 from trimtab.train.alarm_actions import Alarm, Monitor
 from trimtab.train.build import build_policy, build_sampler, build_task, open_policy
 from trimtab.train.loop import train
-from trimtab.train.metrics import METRICS, TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS
+from trimtab.train.metrics import METRICS, TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS, describe_metric
 from trimtab.train.process import versions
 from trimtab.train.recording import observed_entropy, tokenizer_vocabulary
 from trimtab.train.reporting import Reporter
@@ -15,5 +15,6 @@ from trimtab.train.run_state import export_model
 __all__ = [
     "METRICS", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "Alarm", "GradedResponse", "Monitor", "Reporter", "Run",
     "RunFolder", "RunStoppedError", "StopReason", "build_policy", "build_sampler", "build_task", "config_changes",
-    "export_model", "observed_entropy", "open_policy", "resolved_toml", "tokenizer_vocabulary", "train", "versions",
+    "describe_metric", "export_model", "observed_entropy", "open_policy", "resolved_toml", "tokenizer_vocabulary",
+    "train", "versions",
 ]  # fmt: skip

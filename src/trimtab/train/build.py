@@ -11,9 +11,8 @@ import torch
 
 from trimtab import tasks
 from trimtab.config import LONGEST_CHAIN, Config, RolloutConfig, find_run_model
-from trimtab.own_parts import is_own, load_part
 from trimtab.policy import Policy, add_lora, demo_model, load_policy
-from trimtab.rewards import check_rule
+from trimtab.rewards import load_rule
 from trimtab.rollout import NativeSampler, PagedSampler, Sampler, VllmSampler, VllmSettings
 from trimtab.rollout.paged import unsupported_reason
 from trimtab.tasks import FixedTask, Task
@@ -39,9 +38,7 @@ def check_rules(task: Task) -> None:
     """Raise for a rule that does not exist or cannot be loaded: of every problem in memory, else of the first."""
     problems = task.problems if isinstance(task, FixedTask) else [task[0]]
     for rule in dict.fromkeys(problem.rule for problem in problems):
-        check_rule(rule)
-        if is_own(rule):
-            load_part(rule)
+        load_rule(rule)
 
 
 def build_policy(config: Config, path: str | None = None) -> Policy:

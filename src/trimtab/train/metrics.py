@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trimtab.config import TASK_TERM, RewardConfig
 from trimtab.objectives import METRICS as OBJECTIVE_METRICS
 from trimtab.objectives import TokenBatch, gradient_norm_squared, largest, quantile, share_count
 from trimtab.policy import UpdateResult
@@ -30,6 +31,8 @@ _ODD = 0x5851F42D4C957F2D  # the multiplier of Knuth's 64-bit LCG: hashes n-gram
 
 METRICS: dict[str, str] = {
     "eval/accuracy": "share of held-out problems answered correctly with greedy decoding",
+    "eval/crashed_share": "share of held-out problems on which the grader failed, where it did",
+    "eval/score": "mean number that the task's rule gave on held-out problems, where it gives numbers",
     "groups/dropped": "groups that dynamic sampling dropped because their rewards are all equal",
     "groups/mixed_share": "share of groups whose rewards differ; the others have zero advantages",
     "policy/entropy": "token-mean entropy of the old policy over the step's responses (nats)",
@@ -40,11 +43,12 @@ METRICS: dict[str, str] = {
     "response/truncated_share": "share of responses truncated at max_new_tokens",
     "reward/accuracy": "share of the responses trained on that are correct by the grader's own verdicts",
     "reward/ambiguous_share": "share of sampled responses with several answers where one is asked for",
-    "reward/crashed_share": "share of sampled responses on which the grader failed",
+    "reward/crashed_share": "share of sampled responses on which a rule failed",
     "reward/excluded": "responses excluded from training, and the single remaining ones of their groups",
     "reward/flipped_share": "share of the responses trained on whose verdict `reward.noise` flipped",
     "reward/mean": "mean of the rewards given, those of flipped verdicts included",
     "reward/no_answer_share": "share of sampled responses without an answer",
+    "reward/score": "mean number that the task's rule gave to the responses trained on, where it gives numbers",
     "reward/too_costly_share": "share of sampled responses whose answer takes too long to check",
     "sampler/mismatch_max": "maximum over tokens of |log-prob of the sampler - log-prob of the trainer|",
     "sampler/mismatch_mean": "mean over tokens of |log-prob of the sampler - log-prob of the trainer|",
@@ -71,11 +75,13 @@ class StepResult:
     samples: Sequence[SampleText] = ()
 
 
-def step_metrics(experience: Experience, results: Sequence[UpdateResult]) -> dict[str, float]:
+def step_metrics(
+    experience: Experience, results: Sequence[UpdateResult], config: RewardConfig | None = None
+) -> dict[str, float]:
     """Return the metrics of a step; those of its updates are averaged (`_max`, `_min`: the extreme)."""
     rollouts, batch = experience.rollouts, experience.batch
     metrics: dict[str, float] = {"groups/dropped": rollouts.dropped_groups, "tokens/count": batch.tokens}
-    metrics |= _token_metrics(batch) | _response_metrics(rollouts.responses)
+    metrics |= _token_metrics(batch) | _response_metrics(rollouts.responses, config or RewardConfig())
     metrics |= _verdict_shares([*rollouts.responses, *rollouts.excluded])
     metrics["reward/excluded"] = len(rollouts.excluded)
     if rollouts.noisy and rollouts.responses:
@@ -101,7 +107,7 @@ def _token_metrics(batch: TokenBatch) -> dict[str, float]:
     return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
 
-def _response_metrics(responses: Sequence[GradedResponse]) -> dict[str, float]:
+def _response_metrics(responses: Sequence[GradedResponse], config: RewardConfig) -> dict[str, float]:
     if not responses:
         return {}
     groups: dict[int, list[GradedResponse]] = {}
@@ -113,12 +119,39 @@ def _response_metrics(responses: Sequence[GradedResponse]) -> dict[str, float]:
         "response/length_mean": fmean(len(r.response.tokens) for r in responses),
         "response/truncated_share": fmean(not r.response.finished for r in responses),
         "groups/mixed_share": fmean(map(has_reward_spread, groups.values())),
+        **_graded_metrics(responses),
+        **term_metrics(list(groups.values()), config),
     }
+
+
+def _graded_metrics(responses: Sequence[GradedResponse]) -> dict[str, float]:
+    graded = any(r.verdict.score is not None for r in responses)
+    return {"reward/score": fmean(r.verdict.value for r in responses)} if graded else {}
+
+
+def term_metrics(groups: Sequence[Sequence[GradedResponse]], config: RewardConfig) -> dict[str, float]:
+    """Return for each of several rewards its mean before its weight, and how much it differs within groups."""
+    metrics: dict[str, float] = {}
+    for name in [TASK_TERM, *config.terms] if config.terms else []:
+        weight = config.weight if name == TASK_TERM else config.terms[name].weight
+        metrics[f"rewards/{name}"] = fmean(r.terms[name] for group in groups for r in group)
+        metrics[f"rewards/{name}_spread"] = fmean(pstdev(weight * r.terms[name] for r in group) for group in groups)
+    return metrics
+
+
+def describe_metric(name: str) -> str:
+    """Return what a metric means; those of several rewards carry the names that the recipe gives them."""
+    if not name.startswith("rewards/"):
+        return METRICS.get(name, "")
+    if name.endswith("_spread"):
+        return "mean over groups of the standard deviation of this reward times its weight: what it gives to learn from"
+    return "mean of this reward over the responses trained on, before its weight"
 
 
 def _verdict_shares(responses: Sequence[GradedResponse]) -> dict[str, float]:
     """Return the share of each kind of verdict that is neither correct nor wrong."""
-    kinds = [response.verdict.kind for response in responses]
+    # A response on which the rule of a term failed is no better than one on which the task's did.
+    kinds = ["crashed" if response.failed else response.verdict.kind for response in responses]
     others = [kind for kind in VERDICT_KINDS if kind not in ("correct", "wrong")]
     return {f"reward/{kind}_share": kinds.count(kind) / len(kinds) for kind in others} if kinds else {}
 
@@ -195,6 +228,8 @@ def no_signal_diagnosis(steps: int, metrics: Mapping[str, float], nonfinite: Pat
     # From the most certain cause to the least: an update that was skipped explains everything else.
     if metrics["update/skipped"]:
         advice = f"no update was finite, see {nonfinite}: lower update.lr"
+    elif "reward/score" in metrics or any(name.startswith("rewards/") for name in metrics):
+        advice = f"all responses of a group get the same reward (mean {metrics['reward/mean']:.3g}): check the rules"
     elif accuracy < 0.5:
         advice = "no response is right: check the task's rule and prompt, use a warm start or an easier task"
     else:

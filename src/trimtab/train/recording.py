@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +122,7 @@ def recorded_response(graded: GradedResponse) -> RecordedResponse:
         extracted=graded.verdict.extracted or "",
         answer=graded.problem.answer,
         source=graded.problem.source,
+        rewards=json.dumps(dict(graded.terms)) if graded.terms else "",
     )
 
 

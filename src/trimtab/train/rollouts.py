@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from statistics import fmean
 
-from trimtab.config import Config, RewardConfig
+import numpy as np
+
+from trimtab.config import TASK_TERM, Config, RewardConfig
 from trimtab.policy import LongPromptError, Policy, Transcript
-from trimtab.rewards import Verdict, VerdictKind, grade_many
+from trimtab.rewards import Submission, Verdict, VerdictKind, grade_submissions
 from trimtab.rollout import PromptTokens, Response, SamplingOptions, rng_keys, uniform
 from trimtab.tasks import Problem, Task, problem_index
 from trimtab.train.reporting import SampleText
 from trimtab.train.trainer import RunProgress, Trainer
 
+PROBLEMS_CHECKED, PROMPTS_CHECKED = 1000, 16  # before the first step
 # Where a grader compares an answer it may err; without an answer, or without a verdict, there is nothing to flip.
 OPPOSITE: dict[VerdictKind, VerdictKind] = {"correct": "wrong", "wrong": "correct"}
 SAMPLES_LOGGED = 4  # responses of a step that loggers get
-PROBLEMS_CHECKED, PROMPTS_CHECKED = 1000, 16  # before the first step
+
+
+@dataclass(frozen=True)
+class Reward:
+    """The reward of a response; `value` is None if it is excluded from training.
+
+    `terms` has each reward by itself and before its weight, by name, where there are several.
+    """
+
+    value: float | None
+    terms: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -27,7 +40,8 @@ class GradedResponse:
     """A sampled response with its verdict and reward; `group` is its prompt's number in the stream of prompts.
 
     An `excluded` response is not trained on, and its reward means nothing. A `flipped` one has the reward of the
-    opposite verdict (`reward.noise`); `verdict` is always the grader's own.
+    opposite verdict (`reward.noise`); `verdict` is always the grader's own. `terms` has each of several rewards by
+    name, before its weight. `failed`: the task's rule or that of a term has crashed.
     """
 
     problem: Problem
@@ -39,6 +53,8 @@ class GradedResponse:
     group: int
     excluded: bool = False
     flipped: bool = False
+    terms: Mapping[str, float] = field(default_factory=dict)
+    failed: bool = False
 
     @cached_property
     def transcript(self) -> Transcript:
@@ -87,7 +103,7 @@ def sample_groups(trainer: Trainer, progress: RunProgress) -> tuple[list[Group],
         # A prompt's number in the stream seeds its samples, so results do not depend on the round it came in.
         numbers = range(position, position + count)
         problems = [(n, trainer.task[problem_index(len(trainer.task), config.run.seed, n)]) for n in numbers]
-        sampled = sample_and_grade(trainer, problems, progress.step, options, config.reward.noise)
+        sampled = sample_and_grade(trainer, problems, progress.step, options, True)
         useful = list(filter(has_reward_spread, sampled)) if rollout.dynamic_sampling else sampled
         dropped += len(sampled) - len(useful)
         used = useful[:missing]
@@ -104,34 +120,62 @@ def sample_and_grade(
     problems: Sequence[tuple[int, Problem]],
     step: int,
     options: SamplingOptions,
-    noise: float = 0.0,
+    training: bool = False,
 ) -> list[Group]:
     """Sample responses to numbered problems and grade them; return one group per problem.
 
-    `noise` is the probability that a response is rewarded for the opposite of its verdict.
+    In training there are also the rewards of `reward.terms`, and `reward.noise` flips some verdicts.
     """
     config, policy = trainer.config, trainer.policy
     prompts = encode_prompts(policy, problems, config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
     sampled = trainer.sampler.sample(prompts, step, options)
-    # One call for all responses: the graders work on the list in parallel.
     texts = policy.decode_batch([response.tokens for responses in sampled for response in responses])
-    repeated = [problem for (_, problem), responses in zip(problems, sampled, strict=True) for _ in responses]
-    graded = iter(zip(texts, grade_many(list(zip(texts, repeated, strict=True))), strict=True))
+    pairs = [
+        (problem, response) for (_, problem), responses in zip(problems, sampled, strict=True) for response in responses
+    ]
+    items = [
+        Submission.of(text, problem, len(response.tokens), response.finished)
+        for text, (problem, response) in zip(texts, pairs, strict=True)
+    ]
+    # One call for all responses: the graders work on the list in parallel.
+    rules, noise = [problem.rule for problem, _ in pairs], config.reward.noise if training else 0.0
+    verdicts = grade_submissions(items, rules)
+    if noise:
+        refuse_noisy_numbers(rules, verdicts)
+    terms = grade_terms(items, config.reward) if training else [{} for _ in items]
+    _note_errors(trainer, pairs, items, verdicts, terms)
+    graded = iter(zip(texts, verdicts, terms, strict=True))
     flips = choose_flips([number for number, _ in problems], step, options, noise)
     groups = []
     for (number, problem), prompt, responses, flip in zip(problems, prompts, sampled, flips, strict=True):
         group = []
         for response in responses:
-            text, verdict = next(graded)
-            flipped = flip[response.sample] and verdict.kind in OPPOSITE
-            rewarded = OPPOSITE[verdict.kind] if flipped else verdict.kind
-            reward = reward_of(rewarded, response, config.reward, config.rollout.max_new_tokens)
-            excluded = reward is None
+            text, verdict, found = next(graded)
+            rewarded = flipped_verdict(verdict) if flip[response.sample] else verdict
+            flipped = rewarded != verdict
+            reward = combined_reward(rewarded, found, response, config.reward, config.rollout.max_new_tokens)
+            failed = any(each.kind == "crashed" for each in (verdict, *found.values()))
             group.append(
-                GradedResponse(problem, prompt.ids, response, text, verdict, reward or 0.0, number, excluded, flipped)
-            )
+                GradedResponse(
+                    problem, prompt.ids, response, text, verdict, reward.value or 0.0, number, reward.value is None,
+                    flipped, reward.terms, failed,
+                )
+            )  # fmt: skip
         groups.append(group)
     return groups
+
+
+def _note_errors(
+    trainer: Trainer,
+    pairs: Sequence[tuple[Problem, Response]],
+    items: Sequence[Submission],
+    verdicts: Sequence[Verdict],
+    terms: Sequence[Mapping[str, Verdict]],
+) -> None:
+    for (problem, _), item, verdict, found in zip(pairs, items, verdicts, terms, strict=True):
+        trainer.rule_errors.add(problem.rule, verdict, item)
+        for name, each in found.items():
+            trainer.rule_errors.add(trainer.config.reward.terms[name].rule, each, item)
 
 
 def choose_flips(numbers: Sequence[int], step: int, options: SamplingOptions, noise: float) -> list[list[bool]]:
@@ -189,10 +233,13 @@ def _named(problem: Problem) -> str:
     )
 
 
-def reward_of(kind: VerdictKind, response: Response, config: RewardConfig, limit: int) -> float | None:
-    """Return the reward of a response with DAPO's soft overlong penalty; None if it is excluded from training."""
-    reward = config.of(kind)
-    if reward is not None and config.overlong_buffer:
+def reward_of(verdict: Verdict, response: Response, config: RewardConfig, limit: int) -> float | None:
+    """Return the reward by the task's rule with DAPO's soft overlong penalty; None if it is excluded from training."""
+    reward = _paid(verdict, config)
+    if reward is None:
+        return None
+    reward *= config.weight
+    if config.overlong_buffer:
         over = len(response.tokens) - (limit - config.overlong_buffer)
         reward += min(-over / config.overlong_buffer, 0.0) * config.overlong_factor
     return reward
@@ -211,6 +258,53 @@ def sample_texts(responses: Sequence[GradedResponse], count: int = SAMPLES_LOGGE
         )
         for each in some
     ]
+
+
+def combined_reward(
+    verdict: Verdict, terms: Mapping[str, Verdict], response: Response, config: RewardConfig, limit: int
+) -> Reward:
+    """Return the reward of a response from the verdict of the task's rule and those of `reward.terms`."""
+    total, paid = reward_of(verdict, response, config, limit), _paid(verdict, config)
+    values: dict[str, float] = {TASK_TERM: paid} if terms and paid is not None else {}
+    for name, found in terms.items():
+        term = config.terms[name]
+        value = found.value if found.kind != "crashed" else None if term.crashed == "exclude" else float(term.crashed)
+        if value is not None:
+            values[name] = value
+        total = None if total is None or value is None else total + term.weight * value
+    if total is not None and (terms or verdict.score is not None):
+        # Advantages are computed in float32. Sums that differ only beyond it, as 0.1 + 0.2 and 0.3, would make a group
+        # look mixed, and its rounding errors would be normalised to advantages of 1.
+        total = float(np.float32(total))
+    return Reward(total, values)
+
+
+def _paid(verdict: Verdict, config: RewardConfig) -> float | None:
+    """Return what the task's rule pays, before its weight: its number, else what its kind is worth."""
+    if verdict.score is not None and verdict.kind != "crashed":
+        return verdict.score
+    return config.of(verdict.kind)
+
+
+def grade_terms(items: Sequence[Submission], config: RewardConfig) -> list[dict[str, Verdict]]:
+    """Grade each response by the rules of `reward.terms`; return its verdicts by name."""
+    columns = {name: grade_submissions(items, term.rule, term.options) for name, term in config.terms.items()}
+    return [{name: column[row] for name, column in columns.items()} for row in range(len(items))]
+
+
+def flipped_verdict(verdict: Verdict) -> Verdict:
+    """Return the opposite verdict, for `reward.noise`."""
+    return Verdict(OPPOSITE[verdict.kind]) if verdict.kind in OPPOSITE else verdict
+
+
+def refuse_noisy_numbers(rules: Sequence[str], verdicts: Sequence[Verdict]) -> None:
+    """Refuse `reward.noise` where a rule gives numbers."""
+    for rule, verdict in zip(rules, verdicts, strict=True):
+        if verdict.score is not None:
+            raise ValueError(
+                f"reward.noise rewards right answers as wrong ones and the reverse, but the rule {rule} returned "
+                f"{verdict.score:g}, and a number has no opposite: set reward.noise = 0, or let it return True or False"
+            )
 
 
 def has_reward_spread(group: Sequence[GradedResponse]) -> bool:
@@ -245,11 +339,17 @@ def split_into_minibatches(groups: list[Group], minibatches: int) -> tuple[list[
 
 
 def evaluate(trainer: Trainer) -> dict[str, float]:
-    """Measure the greedy accuracy on held-out problems; without any, return no metric."""
+    """Measure the greedy accuracy, and the mean of a rule's numbers, on held-out problems; without any, no metric."""
     test, config = trainer.test_task, trainer.config
     if test is None:
         return {}
     problems = [(n, test[n]) for n in range(min(len(test), config.run.eval_problems))]
     # No training step is numbered -1, so evaluation shares no random numbers with one.
     groups = sample_and_grade(trainer, problems, -1, config.sampling_options(samples=1, temperature=0.0))
-    return {"eval/accuracy": fmean(group[0].verdict.kind == "correct" for group in groups)}
+    verdicts = [group[0].verdict for group in groups]
+    metrics = {"eval/accuracy": fmean(verdict.kind == "correct" for verdict in verdicts)}
+    if any(verdict.score is not None for verdict in verdicts):
+        metrics["eval/score"] = fmean(verdict.value for verdict in verdicts)
+    if any(verdict.kind == "crashed" for verdict in verdicts):
+        metrics["eval/crashed_share"] = fmean(verdict.kind == "crashed" for verdict in verdicts)
+    return metrics

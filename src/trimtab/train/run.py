@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from trimtab import failpoints
 from trimtab.config import Config, list_checkpoints
+from trimtab.rewards import crashed_diagnosis, describe_error
 from trimtab.stop_signals import StopRequest, deferred_stop
 from trimtab.train import checkpoints, run_state
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_around
@@ -26,6 +27,8 @@ from trimtab.train.run_folder import RunFolder
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
 from trimtab.train.warm_start import warm_start, worked_problems
 
+MOSTLY_CRASHED = 0.5  # share of the responses of a step on which rules failed
+MAX_CRASHED_STEPS = 3  # such steps in a row
 KEEP_ALARM_CHECKPOINTS = 10  # an alarm that is raised again and again must not fill the disk
 
 
@@ -39,6 +42,7 @@ class StopReason(StrEnum):
     NOT_SAVED = "not saved"
     FOLDER_GONE = "folder gone"
     ALARM = "alarm"
+    RULES = "rules failed"
 
 
 class RunStoppedError(RuntimeError):
@@ -64,6 +68,9 @@ class Run:
     # Records that found no space in metrics.jsonl; kept so that a full disk costs no step of the curve.
     _unwritten: list[dict[str, float]] = field(default_factory=list)
     _step_started: float = 0.0
+    _failed_rules: set[str] = field(default_factory=set)  # whose errors have been shown
+    _first_step: int = 0  # of this process
+    _crashed_steps: int = 0  # in a row
     # The rest is set by `prepare`.
     trainer: Trainer = field(init=False, repr=False)
     _loggers: Loggers = field(init=False, repr=False)
@@ -104,6 +111,7 @@ class Run:
         """Yield the steps that remain; Ctrl-C, SIGTERM or SIGHUP ends them after the present one."""
         try:
             with deferred_stop(announce_stop(self.reporter)) as self.stop_request:
+                self._first_step = self.progress.step + 1
                 while self.progress.step < self.config.run.steps and not self.stop_request:
                     self._step_started = time.perf_counter()
                     yield self.progress.step
@@ -124,6 +132,7 @@ class Run:
         self.progress.steps_without_signal = 0 if has_learning_signal(metrics) else streak + 1
         # It may stop the run; the step is then not logged, since its checkpoint is not written either.
         self._handle_nonfinite(result)
+        self._report_rule_errors()
         self._log({"step": step, **metrics})
         self._loggers.log(step, metrics, result.samples)
         self.reporter.step(step, run.steps, metrics)
@@ -131,6 +140,7 @@ class Run:
         # The last step is saved by `_end`, after the loop.
         if run.checkpoint_every and step % run.checkpoint_every == 0 and step != run.steps:
             self.save()
+        self._check_rules(metrics)
         self._check_learning_signal(metrics)
         if stopping and step != run.steps:
             self.save()
@@ -167,6 +177,7 @@ class Run:
         run_state.save_reference(self.trainer, self.folder)
         if self.config.run.eval_every:
             metrics = evaluate(self.trainer)
+            self._report_rule_errors()
             if metrics:  # empty without held-out problems
                 self._log({"step": 0, **metrics})
                 self.reporter.step(0, self.config.run.steps, metrics)
@@ -242,6 +253,28 @@ class Run:
         if self.config.update.on_nonfinite == "stop":
             message = f"an update of step {step} was not finite ({found}): see {self.folder.nonfinite}. To skip it: "
             raise self._stop(StopReason.NONFINITE, f"{message}{self._resume_command} --set update.on_nonfinite=skip")
+
+    def _report_rule_errors(self) -> None:
+        """Keep the errors of rules in a file, and show the first of each rule in full."""
+        for record in self.trainer.rule_errors.take(self.progress.step):
+            try:
+                self.folder.append(self.folder.rule_errors, record)
+            except (OSError, ValueError) as error:
+                self.reporter.message(f"warning: {self.folder.rule_errors} could not be written: {error}")
+            if record["rule"] not in self._failed_rules:
+                self._failed_rules.add(record["rule"])
+                self.reporter.message(describe_error(record, self.folder.rule_errors))
+
+    def _check_rules(self, metrics: dict[str, float]) -> None:
+        """Stop the run if its rules fail on most responses: at once at its start and end, else after some steps."""
+        # Not at once in the middle: a service that others use too may be away for a minute.
+        share = metrics.get("reward/crashed_share", 0.0)
+        self._crashed_steps = self._crashed_steps + 1 if share > MOSTLY_CRASHED else 0
+        at_an_end = self.progress.step in (self._first_step, self.config.run.steps)
+        if self._crashed_steps and (at_an_end or self._crashed_steps >= MAX_CRASHED_STEPS):
+            self.save()
+            diagnosis = crashed_diagnosis(share, self._crashed_steps, self.folder.rule_errors)
+            raise self._stop(StopReason.RULES, f"{diagnosis}. With the rule mended: {self._resume_command}")
 
     def _check_alarms(self, record: dict[str, float]) -> list[Alarm]:
         """Handle the alarms of a step; return those that stop the run."""

@@ -1,7 +1,7 @@
 """The folder of a run: `config.toml` (resolved), `metrics.jsonl`, `tokens/` (records), `checkpoints/`, `model/`.
 
-There are also `nonfinite.jsonl` if an update was not finite (which value, in which responses), `alarms.jsonl` if an
-alarm was raised, and `alarms/` if one asked for a checkpoint.
+There are also `nonfinite.jsonl` if an update was not finite (which value, in which responses), `rule_errors.jsonl` if
+a rule failed, `alarms.jsonl` if an alarm was raised, and `alarms/` if one asked for a checkpoint.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class RunFolder:
         self.reference = path / "reference"  # the weights that the run started from, for a KL penalty
         self.metrics = path / "metrics.jsonl"  # a line per step
         self.nonfinite = path / "nonfinite.jsonl"  # a line per update that was skipped because it was not finite
+        self.rule_errors = path / "rule_errors.jsonl"  # a line per step and kind of error of a grading rule
         self.alarms = path / "alarms.jsonl"  # a line per alarm
 
     @contextmanager
@@ -120,13 +121,13 @@ class RunFolder:
 
     def sync(self) -> None:
         """Wait until the JSON lines are on the disk: a checkpoint that survives a power cut must have its metrics."""
-        for path in (self.metrics, self.nonfinite, self.alarms):
+        for path in (self.metrics, self.nonfinite, self.rule_errors, self.alarms):
             if path.exists():
                 sync(path)
 
     def rewind(self, step: int, warn: PrintLine) -> None:
         """Remove JSON lines of later steps, a last line that was cut off and, with a warning, lines without a step."""
-        for path in (self.metrics, self.nonfinite, self.alarms):
+        for path in (self.metrics, self.nonfinite, self.rule_errors, self.alarms):
             if path.exists():
                 kept = [record for record in iter_step_lines(path, warn) if record["step"] <= step]
                 # An empty file would differ from that of a run that never wrote one.

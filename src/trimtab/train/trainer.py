@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -11,6 +11,7 @@ from trimtab.config import Config
 from trimtab.objectives import Objective
 from trimtab.policy import Policy, make_optimizer
 from trimtab.record import Recorder
+from trimtab.rewards import RuleErrors
 from trimtab.rollout import Sampler
 from trimtab.tasks import Task, derive_seed
 from trimtab.train.build import build_policy, build_reference, build_sampler, build_tasks
@@ -42,6 +43,7 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     reference: Policy | None = None
     recorder: Recorder | None = None
+    rule_errors: RuleErrors = field(default_factory=RuleErrors)
 
     def set_learning_rate(self, step: int) -> None:
         """Set the learning rate of a step, counted from 0."""

@@ -75,14 +75,17 @@ class DetectorInput:
         return {metric: {"now": self.now(metric), "steps": [steps[0], steps[-1]], **more}}
 
     def held_out(self) -> tuple[float, float] | None:
-        """Return held-out accuracy at the start and now (mean of the last two evaluations); None before the second."""
+        """Return held-out accuracy at the start and now (mean of the last two evaluations); None before the second.
+
+        Where the rule gives numbers it is their mean.
+        """
         # The middle of the last two: one evaluation on a few dozen problems is noisy.
-        values = self.history.values("eval/accuracy")
+        values = self.history.values(self.held_out_metric)
         return (values[0], median(values[-2:])) if len(values) > 1 else None
 
     def held_out_rise(self, steps: int) -> float:
         """Return how far the newest evaluation is above the last one before these steps; 0 if there is none in them."""
-        at, values = self.history.steps("eval/accuracy"), self.history.values("eval/accuracy")
+        at, values = self.history.steps(self.held_out_metric), self.history.values(self.held_out_metric)
         first = self.history.steps("step")[-1] - steps
         before = [value for step, value in zip(at, values, strict=True) if step <= first]
         return values[-1] - before[-1] if before and values else 0.0
@@ -107,8 +110,19 @@ class DetectorInput:
 
     @property
     def accuracy(self) -> str:
-        """Return the name of the training accuracy metric: `reward/accuracy` if logged, else `reward/mean`."""
-        return "reward/accuracy" if self.history.values("reward/accuracy") else "reward/mean"
+        """Return the name of the training accuracy metric; `reward/score` where the rule gives numbers."""
+        logged = (name for name in ("reward/score", "reward/accuracy") if self.history.values(name))
+        return next(logged, "reward/mean")
+
+    @property
+    def held_out_metric(self) -> str:
+        """Return the name of the held-out accuracy metric; `eval/score` where the rule gives numbers."""
+        return "eval/score" if self.history.values("eval/score") else "eval/accuracy"
+
+    @property
+    def held_out_word(self) -> str:
+        """Return what that metric is called in a message."""
+        return self.held_out_metric.partition("/")[2]
 
 
 Detector = Callable[[DetectorInput], Finding | None]

@@ -85,6 +85,14 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         "If all are wrong: an easier task, a warm start, more rollout.samples. If all are right: a harder task, or "
         "stop here. rollout.dynamic_sampling = true samples until groups differ. Check the verifier",
     ),
+    "rule_errors": AlarmKind(
+        response.rule_errors,
+        ("reward/crashed_share",),
+        ("crashed_share",),
+        "Read rule_errors.jsonl in the run's folder, and mend the rule (that of the task or of reward.terms) or the "
+        "rows that it names; reward.crashed says what such responses get",
+        at_once=True,
+    ),
     "truncation": AlarmKind(
         response.truncation,
         ("response/truncated_share",),

@@ -33,6 +33,17 @@ def _learned(run: DetectorInput, right: float | None) -> bool:
     return share >= run.limits.signal_right and run.gain() > 0
 
 
+def rule_errors(run: DetectorInput) -> Finding | None:
+    """Detect rules that fail on responses: by an exception, a wrong result, or a service that gives no answer."""
+    metric, limit = "reward/crashed_share", run.limits.crashed_share
+    # The newest step alone: this is no noisy figure, and every step with errors teaches less.
+    newest = run.history.last(metric, 1)
+    if not newest or newest[0] <= limit:
+        return None
+    message = f"rules failed on {percent(newest[0])} of the responses, which are not graded"
+    return Finding(message, {metric: {"now": newest[0], "limit": limit}})
+
+
 def truncation(run: DetectorInput) -> Finding | None:
     """Detect many truncated responses where they do not become fewer, or many more than at the start."""
     metric, limits = "response/truncated_share", run.limits
@@ -77,24 +88,28 @@ def length_drift(run: DetectorInput) -> Finding | None:
 
 def reward_hacking(run: DetectorInput) -> Finding | None:
     """Detect a reward that rises while held-out accuracy does not, or that jumps with length or entropy."""
-    return _held_out_lags(run, "reward/accuracy") or _held_out_lags(run, "reward/mean") or _jumps(run)
+    # The sum of several rewards rises with any of them, a format that is learnt for example.
+    several = bool(run.history.values("rewards/task"))
+    by_sum = None if several else _held_out_lags(run, "reward/mean")
+    return _held_out_lags(run, "reward/score") or _held_out_lags(run, "reward/accuracy") or by_sum or _jumps(run)
 
 
 def _held_out_lags(run: DetectorInput, metric: str) -> Finding | None:
     reward, held_out, limits = run.shift(metric), run.held_out(), run.limits
-    if reward is None or held_out is None:
+    # A share of right answers and a mean of a rule's numbers are not on one scale.
+    if reward is None or held_out is None or (metric == "reward/accuracy" and run.held_out_metric == "eval/score"):
         return None
     now, start = reward.now, reward.start
-    if metric == "reward/mean":
+    if metric != "reward/accuracy":
         now, start = run.scaled(now), run.scaled(start)
     # A reward below held-out accuracy is no hacking: sampled accuracy catches up with greedy accuracy.
     rise, followed = now - start, held_out[1] - held_out[0]
     if rise < limits.hacking_rise or followed > limits.hacking_follow * rise or now < held_out[1]:
         return None
     return Finding(
-        f"{metric} rose from {reward.start:.2f} to {reward.now:.2f} while held-out accuracy went from "
+        f"{metric} rose from {reward.start:.2f} to {reward.now:.2f} while held-out {run.held_out_word} went from "
         f"{held_out[0]:.2f} to {held_out[1]:.2f}",
-        {**reward.evidence, "eval/accuracy": {"now": held_out[1], "start": held_out[0]}},
+        {**reward.evidence, run.held_out_metric: {"now": held_out[1], "start": held_out[0]}},
     )
 
 
@@ -136,11 +151,12 @@ def reward_drop(run: DetectorInput) -> Finding | None:
     if held_out is None:
         return None
     start, now = held_out
-    best = max(start, run.history.best("eval/accuracy", 2))
-    if not _is_drop(run, "eval/accuracy", now, best):
+    metric = run.held_out_metric
+    best = max(start, run.history.best(metric, 2))
+    if not _is_drop(run, metric, now, best):
         return None
-    message = f"held-out accuracy is {now:.2f}; its best was {best:.2f}"
-    return Finding(message, {"eval/accuracy": {"now": now, "best": best}})
+    message = f"held-out {run.held_out_word} is {now:.2f}; its best was {best:.2f}"
+    return Finding(message, {metric: {"now": now, "best": best}})
 
 
 def _is_drop(run: DetectorInput, metric: str, now: float, best: float) -> bool:

@@ -69,6 +69,7 @@ class Thresholds:
     length_gain: float = _threshold(0.05, "rise of held-out accuracy since the start that pays for another length")
 
     # Rewards
+    crashed_share: float = _threshold(0.01, "share of responses on which rules failed: a bad row or two in a data set")
     hacking_rise: float = _threshold(0.1, "rise of accuracy by the verifier since the start")
     hacking_follow: float = _threshold(0.3, "share of that rise which held-out accuracy must follow")
     jump_rise: float = _threshold(0.15, "rise of accuracy within a trend's window")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -23,6 +24,7 @@ from trimtab.record import RecordedStep, RecordError, Records, Vocabulary
 LONGEST_TOKEN = 200  # characters
 LONGEST_PROMPT = 4_000
 PREVIEW_TOKENS, LONGEST_PREVIEW = 24, 80  # tokens and characters in the list of responses
+MOST_REWARDS = 20  # of a response
 BYTES_PER_TOKEN = 64  # estimated; without what compared objectives add
 BYTES_PER_COMPARED_OBJECTIVE = 8
 
@@ -128,12 +130,24 @@ def response_json(
         arrays["segment"] = encode_array(step.tokens["segment"][tokens], "i4")
     return {
         **{name: truncated(str(text), LONGEST_PROMPT) for name, text in texts.items()},
+        "rewards": _rewards(step, excerpt.response),
         "finished": bool(step.responses["finished"][excerpt.response]),
         "pieces": [truncated(piece, LONGEST_TOKEN) for piece in vocabulary.pieces(ids)],
         "arrays": arrays,
         "recorded": _effects_json(table.effects, tokens),
         "compared": [effects and _effects_json(effects, tokens) for effects in compared.values()],
     }
+
+
+def _rewards(step: RecordedStep, response: int) -> dict[str, float]:
+    """Return each of several rewards by name; what is recorded may be anybody's."""
+    if "rewards" not in step.responses:
+        return {}
+    try:
+        found = json.loads(step.responses["rewards"][response] or "{}")
+        return {truncated(str(name), 40): float(value) for name, value in list(found.items())[:MOST_REWARDS]}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return {}
 
 
 def _effects_json(effects: TokenEffects, tokens: slice) -> dict[str, Any]:

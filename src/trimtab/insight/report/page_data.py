@@ -22,7 +22,7 @@ from trimtab.insight.report.token_statistics import H_MAX, TokenStatistics
 from trimtab.insight.report.token_table import read_checked_step, token_table
 from trimtab.objectives import REASON_WORDS, Objective, objective
 from trimtab.record import RecordError
-from trimtab.train import METRICS
+from trimtab.train import describe_metric
 
 COMPARED_OBJECTIVES = ("grpo", "dapo", "gspo", "stapo", "stare", "sspo")
 MICROSCOPE_BYTES = 8_000_000  # of all runs together
@@ -58,7 +58,7 @@ def page_data(
         "title": title,
         "runs": runs_data,
         "groups": groups_json(runs, points) if len(runs) > 1 else [],
-        "metric_descriptions": METRICS,
+        "metric_descriptions": {name: text for run in runs for name in run.curves if (text := describe_metric(name))},
         "reasons": [{"bit": int(r), "name": str(r.name).lower(), "text": text} for r, text in REASON_WORDS.items()],
         "selection_reasons": SELECTION_REASONS,
     }

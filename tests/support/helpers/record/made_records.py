@@ -81,6 +81,8 @@ def made_step(
         "answer": ["2"] * count,
         "source": ["made"] * count,
     }
+    if optional:
+        responses["rewards"] = ['{"task": 1.0, "format": 0.5}'] * count
     info = StepInfo(step, count, n, count if sampled is None else sampled, infos, 1.0 + step / 7)
     return StepData(info, tokens, responses)
 

@@ -62,9 +62,10 @@ PRELOAD = [
 ]
 
 
-def recipe(changes: Mapping[str, str] | None = None) -> Config:
-    """Return the configuration of a short run, with changes."""
-    return load(None, [f"{key}={value}" for key, value in {**SETTINGS, **(changes or {})}.items()])
+def recipe(changes: Mapping[str, str | None] | None = None) -> Config:
+    """Return the configuration of a short run, with changes; None takes a setting away."""
+    settings = {**SETTINGS, **(changes or {})}
+    return load(None, [f"{key}={value}" for key, value in settings.items() if value is not None])
 
 
 @dataclass
@@ -95,7 +96,9 @@ class MessageLog:
         return any(all(word in text for word in words) for text in self.messages)
 
 
-def short_run(folder: Path, changes: Mapping[str, str] | None = None, resume: bool = False) -> tuple[Run, MessageLog]:
+def short_run(
+    folder: Path, changes: Mapping[str, str | None] | None = None, resume: bool = False
+) -> tuple[Run, MessageLog]:
     """Return a run in this process, ready to be trained."""
     log = MessageLog()
     return Run(recipe(changes), RunFolder(folder), log, resume=resume), log

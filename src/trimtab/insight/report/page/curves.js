@@ -2,6 +2,8 @@
 
 const CARDS = [
   { title: "Reward", meaning: "Mean reward of the step's responses", lines: { "reward/mean": "reward" } },
+  { title: "Score", meaning: "Mean number that the task's rule gave: in training, and with greedy decoding on held-out problems",
+    lines: { "reward/score": "sampled", "eval/score": "held-out" }, dotted: "eval/score" },
   { title: "Accuracy", meaning: "Share of right answers: sampled in training, and greedy decoding on held-out problems",
     lines: { "reward/accuracy": "sampled", "eval/accuracy": "held-out" }, share: true, dotted: "eval/accuracy" },
   { title: "Entropy", meaning: "Token-mean entropy of the policy, in nats", lines: { "policy/entropy": "mean" },
@@ -15,6 +17,19 @@ const CARDS = [
     zero: true, log: true },
   { title: "Response length", meaning: "Tokens per response", lines: { "response/length_mean": "tokens" }, zero: true },
 ];
+
+// The cards of these curves: several rewards have names of the recipe's own.
+function cardsOf(curves) {
+  const rewards = Object.keys(curves).filter((name) => name.startsWith("rewards/"));
+  const card = (title, meaning, names) => ({ title, meaning,
+    lines: Object.fromEntries(names.slice(0, PALETTE.length).map((name) => [name, name.slice(8).replace(/_spread$/, "")])) });
+  const isSpread = (name) => name.endsWith("_spread");
+  const several = !rewards.length ? [] : [
+    card("Rewards", "Mean of each reward by itself, before its weight", rewards.filter((name) => !isSpread(name))),
+    card("What each reward teaches", "Standard deviation within groups of each reward times its weight, mean over groups", rewards.filter(isSpread)),
+  ];
+  return [CARDS[0], ...several, ...CARDS.slice(1)];
+}
 
 const FIRST_ALARMS = 9; // shown; the others are folded away
 
@@ -61,7 +76,7 @@ function groupSpec(title, meaning, name, groups, extra) {
 
 function compareSection(data) {
   const cards = [];
-  for (const card of CARDS) {
+  for (const card of cardsOf(Object.assign({}, ...data.groups.map((group) => group.curves)))) {
     for (const [name, label] of Object.entries(card.lines)) {
       const title = Object.keys(card.lines).length > 1 ? `${card.title}: ${label}` : card.title;
       const spec = groupSpec(title, data.metric_descriptions[name] || card.meaning, name, data.groups,
@@ -109,7 +124,7 @@ function metricPicker(run, chartOf) {
 }
 
 function curvesSection(data, run, openStep) {
-  const cards = CARDS.map((card) => runSpec(card, run, openStep)).filter(Boolean).map(lineChart);
+  const cards = cardsOf(run.curves).map((card) => runSpec(card, run, openStep)).filter(Boolean).map(lineChart);
   const picker = metricPicker(run, (name) => ({
     title: name, meaning: data.metric_descriptions[name] || "not a metric of trimtab", alarms: run.alarms, openStep, log: true,
     format: isShare(name) ? percent : formatNumber, series: [{ name: "value", color: PALETTE[0], dash: "", ...readCurve(run, name) }],

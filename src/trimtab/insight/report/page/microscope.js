@@ -142,9 +142,16 @@ function listenToList(list) {
   });
 }
 
+// Each of several rewards, before its weight.
+function rewardTexts(held) {
+  const texts = Object.entries(held.rewards || {}).map(([name, value]) => `${visible(name)} ${formatNumber(value)}`);
+  return texts.length ? ` (${texts.join(", ")})` : "";
+}
+
 function promptBox(held, entry) {
   return el("div", { class: "prompt" },
-    el("p", { class: "meaning" }, `step ${count(entry.step)}, response ${entry.response}: ${verdictMark(entry.verdict)}, reward ${formatNumber(entry.reward)}` +
+    el("p", { class: "meaning" }, `step ${count(entry.step)}, response ${entry.response}: ${verdictMark(entry.verdict)}, ` +
+      `reward ${formatNumber(entry.reward)}${rewardTexts(held)}` +
       `${held.finished ? "" : ", truncated"}${held.answer ? `. Right answer: ${held.answer}` : ""}${held.extracted ? `, extracted: ${held.extracted}` : ""}` +
       `${held.source ? ` (${held.source})` : ""}`),
     el("details", { open: held.prompt.length < 400 }, el("summary", {}, "Prompt"), el("pre", { class: "text" }, held.prompt)));

@@ -1,0 +1,174 @@
+"""A rule that fails is heard: shown once with its traceback, counted, kept in a file, watched, and it ends a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import trimtab as tt
+from helpers.train.short_runs import contents, differences, recipe, short_run, trained
+from trimtab import own_parts
+from trimtab.console.display import LiveReporter
+from trimtab.console.launch import TrainRequest, launch_run
+from trimtab.files import read_json_lines
+from trimtab.insight.alarms import AlarmMonitor, alarm_monitor
+from trimtab.train.loop import train
+from trimtab.train.run import MAX_CRASHED_STEPS, RunStoppedError, StopReason
+
+TERM = {"reward.terms.own.rule": "python:own"}
+Rule = Callable[[int, int], float]
+
+
+@pytest.fixture
+def own_rule() -> Iterator[Callable[[Rule], None]]:
+    """Register a batched rule; the function gets the number of the step, from 1, and of the response."""
+
+    def register(rule: Rule) -> None:
+        calls: list[int] = []
+
+        def own(responses: Sequence[str], answers: Sequence[str], extras: Sequence[Any]) -> list[Any]:
+            calls.append(1)
+            return [_value(rule, len(calls), row) for row in range(len(responses))]
+
+        tt.register(tt.rule(batched=True, in_process=True)(own), "own")
+
+    yield register
+    own_parts._registered.clear()
+
+
+def _value(rule: Rule, step: int, row: int) -> Any:
+    try:
+        return rule(step, row)
+    except LookupError:
+        return "nothing that is a reward"  # fails for this response alone
+
+
+def missing(step: int, row: int) -> float:
+    raise LookupError
+
+
+def test_an_exception_is_shown_once_in_full_kept_in_a_file_and_ends_the_run(
+    tmp_path: Path, own_rule: Callable[[Rule], None]
+) -> None:
+    def broken(step: int, row: int) -> float:
+        return 1.0 / (row - row)
+
+    own_rule(broken)
+    run, log = short_run(tmp_path / "run", TERM)
+    with pytest.raises(RunStoppedError, match="the rules failed on 100% of the responses in this step") as stopped:
+        train(run)
+    assert stopped.value.reason is StopReason.RULES and str(run.folder.rule_errors) in str(stopped.value)
+    shown = [text for text in log.messages if "python:own" in text]
+    assert len(shown) == 1
+    assert shown[0].startswith("warning: step 1: the rule python:own failed on 16 responses; the first: ")
+    for line in ("Traceback (most recent call last):", "in broken", "ZeroDivisionError", "rule_errors.jsonl"):
+        assert line in shown[0]
+    (record,) = read_json_lines(run.folder.rule_errors)
+    assert (record["step"], record["rule"], record["count"], record["kind"]) == (1, "python:own", 16, "crashed")
+    assert "ZeroDivisionError" in record["error"] and record["response"] is not None
+
+
+def test_a_run_whose_rule_fails_ends_with_an_exit_code_and_a_diagnosis(
+    tmp_path: Path, own_rule: Callable[[Rule], None]
+) -> None:
+    own_rule(missing)
+    config, printed, errors = recipe(TERM), list[str](), list[str]()
+    code = launch_run(
+        TrainRequest(config, "demo", tmp_path / "run"),
+        quiet=True, print_line=printed.append, print_error=errors.append, monitor=alarm_monitor(config),
+    )  # fmt: skip
+    assert code == 3
+    assert errors[0].startswith("trimtab: stopped after step 1: the rules failed on 100% of the responses")
+    assert any("alarm: step 1: rules failed on 100 % of the responses" in line for line in printed)
+    assert any("'nothing that is a reward' is no verdict" in line for line in printed)
+
+
+def test_a_rule_that_fails_now_and_then_is_counted_and_the_run_goes_on(
+    tmp_path: Path, own_rule: Callable[[Rule], None]
+) -> None:
+    own_rule(lambda step, row: missing(step, row) if row == 3 else float(row % 2))
+    run, log = trained(tmp_path / "run", TERM)
+    shares = [record["reward/crashed_share"] for record in run.folder.records() if record["step"]]
+    assert shares == [1 / 16] * 6
+    assert [record["step"] for record in read_json_lines(run.folder.rule_errors)] == [1, 2, 3, 4, 5, 6]
+    assert sum("python:own failed" in text for text in log.messages) == 1
+
+
+@pytest.mark.parametrize(("bad", "stops_at"), [({2}, None), ({2, 3, 4}, 4), ({6}, 6), ({2, 3, 5}, None)])
+def test_a_failure_of_some_steps_ends_a_run_only_if_it_lasts_or_is_the_last(
+    tmp_path: Path, own_rule: Callable[[Rule], None], bad: set[int], stops_at: int | None
+) -> None:
+    assert MAX_CRASHED_STEPS == 3
+    own_rule(lambda step, row: missing(step, row) if step in bad else float(row % 2))
+    run, _ = short_run(tmp_path / "run", TERM)
+    if stops_at is None:
+        train(run)
+        assert run.progress.step == 6
+        return
+    with pytest.raises(RunStoppedError, match="the rules failed on"):
+        train(run)
+    assert run.progress.step == stops_at
+    assert (run.folder.checkpoints / f"step-{stops_at:08d}").is_dir(), "it can be resumed with the rule mended"
+
+
+def test_a_resumed_run_does_not_keep_errors_twice(tmp_path: Path, own_rule: Callable[[Rule], None]) -> None:
+    changes = {**TERM, "run.steps": "4"}
+    own_rule(lambda step, row: missing(step, row) if row == 3 else float(row % 2))
+    run, _ = trained(tmp_path / "run", changes)
+    whole = contents(run.folder.path)
+    shutil.rmtree(run.folder.checkpoints / "step-00000004")
+    trained(tmp_path / "run", changes, resume=True)
+    assert not differences(contents(run.folder.path), whole)
+
+
+def test_a_failure_of_the_tasks_own_rule_shows_in_the_evaluation_before_the_first_step(tmp_path: Path) -> None:
+    rows = [{"prompt": f"1+{n}=", "reward_model": {"ground_truth": "two"}} for n in range(4)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = f'"{tmp_path / "sums.jsonl"}"'
+    changes: dict[str, str | None] = {"task.name": "file", "task.path": path, "task.eval_path": path}
+    changes |= {"task.rule": "number", "task.size": None, "task.digits": None, "warm_start.steps": "0"}
+    run, log = short_run(tmp_path / "run", changes)
+    with pytest.raises(RunStoppedError, match="the rules failed on 100%"):
+        train(run)
+    assert log.has("warning: step 0: the rule number failed on 4 responses", "sums.jsonl", "'two' is no number")
+    assert run.folder.records()[0]["eval/crashed_share"] == 1.0
+
+
+def test_the_alarm_rings_at_once_and_names_the_share() -> None:
+    monitor = AlarmMonitor()
+    assert monitor({"step": 1, "reward/crashed_share": 0.01}) == []
+    (alarm,) = monitor({"step": 2, "reward/crashed_share": 0.02})
+    assert (alarm.alarm, alarm.message) == (
+        "rule_errors",
+        "rules failed on 2 % of the responses, which are not graded",
+    )
+    assert "rule_errors.jsonl" in alarm.suggestion
+
+
+def test_the_live_display_leaves_a_traceback_above_itself_in_full() -> None:
+    screen = StringIO()
+    console = Console(file=screen, force_terminal=True, width=100, height=20)
+    reporter = LiveReporter("run", console=console, every=60.0)
+    lines = ["warning: the rule failed", *(f"frame {n}" for n in range(30)), "ZeroDivisionError: division by zero"]
+    reporter.message("\n".join(lines))
+    reporter.close()
+    printed = screen.getvalue()
+    assert all(line in printed for line in lines)
+    assert list(reporter.display.messages) == [lines[0]]
+
+
+def test_the_live_display_shows_each_reward_and_the_failed_share() -> None:
+    screen = StringIO()
+    reporter = LiveReporter("run", console=Console(file=screen, force_terminal=True, width=100, height=30), every=60.0)
+    metrics = {"reward/mean": 0.5, "rewards/task": 0.4, "rewards/format": 0.2, "rewards/format_spread": 0.1}
+    reporter.step(1, 2, {**metrics, "reward/crashed_share": 0.25})
+    reporter.close()
+    assert "task 0.400, format 0.200" in screen.getvalue() and "spread" not in screen.getvalue()
+    assert "25.0%" in screen.getvalue()
