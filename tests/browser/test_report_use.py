@@ -216,3 +216,37 @@ def test_a_run_without_anything_still_gives_a_page(chromium: Any, tmp_path: Path
         ):
             assert text in shown
         assert opened.quiet()
+
+
+def test_curves_can_be_seen_over_tokens_and_time(chromium: Any, tmp_path: Path) -> None:
+    times = ("time/rollout", "time/update", "eval/accuracy/easy", "eval/accuracy/hard", "reward/accuracy/easy")
+    made = Made(steps=4, metrics=times, alarms=[{"step": 2, "alarm": "ratio"}], optional=("tool_tokens",))
+    page = write_report([make_run(tmp_path / "a", made), make_run(tmp_path / "b", Made(steps=3, metrics=times))])
+    with tab(chromium) as opened:
+        opened.open(page)
+        choices = opened.page.locator("#curves .axis-choice select")
+        assert opened.texts("#curves .axis-choice option") == ["steps", "response tokens", "time"]
+        assert "Held-out accuracy by source" in " ".join(opened.texts("#curves h3"))
+        assert {"easy", "hard"} <= set(opened.texts("#curves .legend .key span"))
+        for axis, last, ticks in (
+            ("tokens", "132 tokens, step 4", "100"),
+            ("time", "8 s, step 4", "5 s"),
+            ("step", "step 4", "3"),
+        ):
+            choices.select_option(axis)
+            chart = opened.page.locator("#curves figure", has_text="Mean reward of").locator("svg.chart")
+            chart.focus()
+            opened.page.keyboard.press("End")
+            assert opened.texts("#curves figure .at")[0] == last
+            assert ticks in opened.texts("#curves figure:first-of-type text.tick.middle")
+            assert opened.page.locator("#curves .alarm-mark").count() > 0
+            opened.page.keyboard.press("Escape")
+        opened.page.locator("#compare .axis-choice select").select_option("tokens")
+        assert opened.page.locator("#compare svg.chart path.line").count() > 0
+        # A click on a chart over tokens still opens the step that belongs to it.
+        choices.select_option("tokens")
+        opened.page.locator("#curves svg.chart").first.focus()
+        opened.page.keyboard.press("End")
+        opened.page.keyboard.press("Enter")
+        assert opened.page.locator(".tool-gap", has_text="3 tokens of a tool's output, not recorded").count() > 0
+        assert opened.quiet(), (opened.requests, opened.errors)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from trimtab.cli import app
 from trimtab.config import load
 from trimtab.console.launch import TrainRequest, claim_folder, slug
-from trimtab.console.summary_text import summarize_metrics
+from trimtab.console.summary_text import accuracy_change, summarize_metrics
 from trimtab.policy import Policy
 from trimtab.rollout import NativeSampler
 from trimtab.train.metrics import StepResult
@@ -62,6 +62,17 @@ def trimtab(*words: str) -> Result:
 
 def train(*words: str) -> Result:
     return trimtab("train", *words)
+
+
+def test_the_interval_of_a_change_in_accuracy_is_newcombes() -> None:
+    """Against the example of his paper (1998, Table II): 9 of 10 and 3 of 10."""
+    change = accuracy_change(0.3, 0.9, 10)
+    assert change.difference == pytest.approx(0.6)
+    assert (change.low, change.high) == (pytest.approx(0.1705, abs=1e-4), pytest.approx(0.8090, abs=1e-4))
+    assert change.certain and not accuracy_change(0.40, 0.425, 40).certain
+    for share in (0.0, 1.0):  # nothing changed, and that is not certain
+        same = accuracy_change(share, share, 30)
+        assert same.low < 0 < same.high and not same.certain
 
 
 def test_a_run_ends_with_a_summary_and_the_next_commands(here: Path) -> None:

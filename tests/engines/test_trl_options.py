@@ -17,9 +17,10 @@ from transformers import HfArgumentParser
 import trimtab as tt
 from helpers.engines import trl_runs
 from trimtab.engines import common
+from trimtab.engines.common import tool_tokens
 from trimtab.engines.trl import TrimtabConfig, TrimtabTrainer
 from trimtab.engines.trl.options import REPLACED, check_sampler, with_reference
-from trimtab.engines.trl.padded import advantages, segments
+from trimtab.engines.trl.padded import advantages, sampled_positions, segments
 
 # A value of each option that the objective takes over, as someone might set it, and a word of the advice.
 SET = {
@@ -237,6 +238,21 @@ def test_an_ungraded_response_has_no_advantage_and_no_part_in_the_baseline() -> 
     ours = advantages(tt.objective("dr_grpo"), reward, samples=4)
     assert ours.tolist() == [0.5, -0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     assert advantages(tt.objective("grpo"), torch.full((4,), nan), samples=2).tolist() == [0.0] * 4
+
+
+def test_a_tools_result_ends_a_subsentence() -> None:
+    """As verl's side does, which has the same rows in its test."""
+    tokenizer = trl_runs.demo_tokenizer()
+    rows = ["1+1=2", "9 9  ", "4+5  "]
+    ids = torch.tensor([tokenizer.encode(row) for row in rows])
+    mask = torch.tensor([[1] * 5, [1, 1, 1, 0, 0], [1] * 5])
+    tool = torch.tensor([[1, 1, 0, 0, 1], [1, 0, 1, 1, 1], [1] * 5])
+    batch = {"completion_ids": ids, "completion_mask": mask, "tool_mask": tool}
+    found = segments(batch, tokenizer)
+    assert found[0].tolist() == [0, 0, 0, 0, 1], "not joined across the tool's result"
+    assert found[1].tolist() == [0, 0, 1, 0, 0]
+    assert torch.equal(found[2], segments({**batch, "tool_mask": None}, tokenizer)[2])
+    assert tool_tokens(*sampled_positions(batch)).tolist() == [0, 0, 2] + [0, 1] + [0] * 5
 
 
 def test_subsentences_are_found_in_sampled_tokens_alone() -> None:

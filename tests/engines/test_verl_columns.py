@@ -15,7 +15,8 @@ from verl.utils import tensordict_utils as tu
 from helpers.engines.verl_batches import TOKENIZER, core_batch, nested, random_batch
 from helpers.engines.verl_runs import CHARACTERS, SPECIAL
 from trimtab.config import build_objective
-from trimtab.engines.verl.columns import sampled_tokens, subsentences
+from trimtab.engines.common import segments_by_turn, tool_tokens
+from trimtab.engines.verl.columns import sampled_tokens
 from trimtab.engines.verl.options import VerlOptions
 from trimtab.engines.verl.planning import fields_read, minibatch_rows, plan_step
 from trimtab.engines.verl.recording import record_step, start_recording
@@ -73,12 +74,14 @@ def test_a_subsentence_ends_where_tool_output_begins() -> None:
     mask = nested([torch.tensor(row) for row in masks])
     where = sampled_tokens(mask)
     tokens = where.pack(nested([torch.tensor(ids(row)) for row in rows]))
-    assert subsentences(tokens, where, TOKENIZER).tolist() == [0] * 7 + [1] + [0, 1] + [0, 0, 0]
+    found = segments_by_turn(tokens, where.index, where.sequence, TOKENIZER)
+    assert found.tolist() == [0] * 7 + [1] + [0, 1] + [0, 0, 0]
+    assert tool_tokens(where.index, where.sequence).tolist() == [0] * 8 + [0, 1] + [0, 0, 0]
 
 
 def test_no_token_at_all_has_no_subsentence() -> None:
     where = sampled_tokens(nested([torch.zeros(3, dtype=torch.int64)]))
-    assert subsentences(torch.zeros(0, dtype=torch.int64), where, TOKENIZER).tolist() == []
+    assert segments_by_turn(torch.zeros(0, dtype=torch.int64), where.index, where.sequence, TOKENIZER).tolist() == []
 
 
 @pytest.mark.parametrize(("rows", "minibatch", "ranks"), [(16, 16, 1), (16, 8, 2), (32, 8, 4), (24, 8, 1)])

@@ -13,6 +13,7 @@ from helpers.insight.report_runs import Made, decode_array, make_run
 from trimtab.insight.report.curves import (
     FEWEST_POINTS,
     POINTS,
+    axes_json,
     downsample,
     final_value,
     groups_json,
@@ -92,3 +93,27 @@ def test_runs_are_compared_by_where_they_ended_and_shares_over_the_whole_run() -
 def test_many_runs_share_the_room_for_points() -> None:
     assert points_per_curve(1) == points_per_curve(3) == POINTS
     assert FEWEST_POINTS == points_per_curve(1_000) < points_per_curve(6) < POINTS
+
+
+def curve(steps: list[int], values: list[float]) -> MetricCurve:
+    return MetricCurve(np.array(steps), np.array(values, np.float32))
+
+
+def test_time_and_tokens_add_up_over_the_steps() -> None:
+    run = {
+        "time/rollout": curve([1, 2, 3], [2.0, 2.0, 3.0]),
+        "time/update": curve([1, 2, 3], [1.0, 1.0, 1.0]),
+        "tokens/count": curve([1, 2, 3], [10.0, 20.0, 5.0]),
+    }
+    axes = axes_json([run], 100)
+    found = {name: {k: decode_array(v).tolist() for k, v in axis.items()} for name, axis in axes.items()}
+    assert found["time"] == {"steps": [0, 1, 2, 3], "values": [0.0, 3.0, 6.0, 10.0]}
+    assert found["tokens"] == {"steps": [0, 1, 2, 3], "values": [0.0, 10.0, 30.0, 35.0]}
+    assert axes_json([{"reward/mean": curve([1], [1.0])}], 100) == {}
+
+
+def test_the_axis_of_several_runs_is_their_mean_and_never_goes_back() -> None:
+    long, short = {"tokens/count": curve([1, 2, 3], [1.0, 1.0, 1.0])}, {"tokens/count": curve([1, 2], [9.0, 9.0])}
+    axis = axes_json([long, short], 100)["tokens"]
+    assert decode_array(axis["values"]).tolist() == [0.0, 5.0, 10.0, 10.0]
+    assert "tokens" not in axes_json([long, {}], 100), "a run without it cannot be drawn"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,32 @@ def summary_of(curves: dict[str, list[float]], **more: object) -> str:
 )
 def test_the_summary_gives_accuracy_at_the_start_and_the_end(values: list[float], text: str) -> None:
     assert text in summary_of({"eval/accuracy": values})
+
+
+def with_accuracy(folder: Path, *values: float, problems: int = 40) -> RunFiles:
+    """A run of ours with so many held-out problems, and these evaluations."""
+    run = read_run(make_run(folder, Made(steps=1, config=f"[run]\neval_problems = {problems}\n")))
+    curve = MetricCurve(np.arange(len(values)), np.array(values, np.float32))
+    return replace(run, curves={"eval/accuracy": curve})
+
+
+def test_one_problem_of_forty_is_no_rise(tmp_path: Path) -> None:
+    text = " ".join(summary(with_accuracy(tmp_path / "one", 0.4, 0.425)))
+    assert "Held-out accuracy went from 40.0% to 42.5% of 40 problems: no more than chance may do" in text
+    assert "(+2.5 points, 95 % interval -18 to +23)" in text and "rose" not in text
+    text = " ".join(summary(with_accuracy(tmp_path / "many", 0.1, 0.6)))
+    assert "Held-out accuracy rose from 10.0% to 60.0% of 40 problems (+50.0 points, 95 % interval +30 to +65)." in text
+    text = " ".join(summary(with_accuracy(tmp_path / "fell", 0.4, 0.375, problems=10_000)))
+    assert "Held-out accuracy fell from 40.0% to 37.5% of 10,000 problems" in text
+
+
+def test_fewer_held_out_problems_than_asked_for_are_those_that_count(tmp_path: Path) -> None:
+    run = with_accuracy(tmp_path / "run", 0.25, 0.75, problems=200)
+    assert "rose from 25.0% to 75.0% of 200 problems" in " ".join(summary(run))
+    few = MetricCurve(np.arange(2), np.array([4, 4], np.float32))
+    assert "of 4 problems: no more than chance may do" in " ".join(
+        summary(replace(run, curves={**run.curves, "eval/problems": few}))
+    )
 
 
 def test_a_collapse_is_told_by_the_definition_that_alarms_use() -> None:

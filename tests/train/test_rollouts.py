@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from helpers.train.scripted import MixedGroups, scripted_trainer, small_config
+from helpers.train.short_runs import trained
 from trimtab.config import RewardConfig
 from trimtab.policy import Policy, load_policy
 from trimtab.rewards import Verdict
 from trimtab.rollout import Response
 from trimtab.tasks import Arithmetic
 from trimtab.train.rollouts import (
+    MOST_SOURCES,
+    accuracy_by_source,
     collect_rollouts,
     encode_prompts,
     has_reward_spread,
@@ -88,3 +94,31 @@ def test_prompts_are_numbered_and_encoded_as_one_by_one(policy: Policy) -> None:
 def test_a_prompt_that_is_too_long_is_an_error(policy: Policy) -> None:
     with pytest.raises(ValueError, match="max_prompt_tokens=2"):
         encode_prompts(policy, [(0, Arithmetic()[0])], limit=2)
+
+
+def test_accuracy_is_split_by_data_source_where_there_are_several() -> None:
+    assert accuracy_by_source("eval/accuracy", ["a", "a"], [True, False]) == {}
+    found = accuracy_by_source("eval/accuracy", ["math/hard", "b", "b", "b\x1b"], [True, True, False, False])
+    assert found == {"eval/accuracy/b": 0.5, "eval/accuracy/b\\x1b": 0.0, "eval/accuracy/math_hard": 1.0}
+    many = [str(n) for n in range(50)]
+    assert len(accuracy_by_source("x", [*many, "7"], [True] * 51)) == MOST_SOURCES
+    assert "x/7" in accuracy_by_source("x", [*many, "7"], [True] * 51), "the most frequent"
+
+
+def test_a_run_on_several_sources_measures_each(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"{n}+1=", "reward_model": {"ground_truth": str(n + 1)}, "data_source": f"set{n % 2}"}
+        for n in range(6)
+    ]
+    (tmp_path / "data.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    task = {
+        "task.name": "file",
+        "task.path": str(tmp_path / "data.jsonl"),
+        "task.eval_path": str(tmp_path / "data.jsonl"),
+    }
+    changes = {"task.rule": "number", "run.steps": "1", "warm_start.steps": "0", "run.eval_problems": "20"} | task
+    run, _ = trained(tmp_path / "run", changes)
+    before, after = run.folder.records()
+    assert before["eval/problems"] == 6, "fewer than run.eval_problems"
+    assert {"eval/accuracy/set0", "eval/accuracy/set1"} <= before.keys() & after.keys()
+    assert {"reward/accuracy/set0", "reward/accuracy/set1"} <= after.keys()

@@ -3,9 +3,15 @@
 from trimtab.console.doctor import show_doctor
 from trimtab.console.dry_run import describe_dry_run
 from trimtab.console.launch import STOPPED, export_run, launch_run, resolve_request, slug
-from trimtab.console.summary_text import LONGEST_WINDOW, describe_model, describe_task, summarize_metrics
+from trimtab.console.summary_text import (
+    LONGEST_WINDOW,
+    accuracy_change,
+    describe_model,
+    describe_task,
+    summarize_metrics,
+)
 
 __all__ = [
-    "LONGEST_WINDOW", "STOPPED", "describe_dry_run", "describe_model", "describe_task", "export_run", "launch_run",
-    "resolve_request", "show_doctor", "slug", "summarize_metrics",
+    "LONGEST_WINDOW", "STOPPED", "accuracy_change", "describe_dry_run", "describe_model", "describe_task",
+    "export_run", "launch_run", "resolve_request", "show_doctor", "slug", "summarize_metrics",
 ]  # fmt: skip

@@ -25,6 +25,7 @@ class RunSummary:
     window: int
     accuracy_start: float | None
     accuracy_end: float | None
+    problems: int | None  # held-out ones, where there are fewer than the recipe asks for
     reward_start: float | None
     reward_end: float | None
     entropy_start: float | None
@@ -47,6 +48,9 @@ def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
         window=window,
         accuracy_start=accuracy.get(0),
         accuracy_end=accuracy[max(accuracy)] if accuracy and max(accuracy) > 0 else None,
+        problems=next(
+            (int(record["eval/problems"]) for record in records if record.get("eval/problems", 0) >= 1), None
+        ),
         reward_start=_mean(steps[:window], "reward/mean"),
         reward_end=_mean(steps[-window:], "reward/mean"),
         entropy_start=_mean(steps[:window], "policy/entropy"),
@@ -56,6 +60,44 @@ def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
         clipped=_mean(steps, "update/clip_share"),
         seconds=sum(record.get(key, 0.0) for record in steps for key in ("time/rollout", "time/update")),
     )
+
+
+@dataclass(frozen=True)
+class AccuracyChange:
+    """The difference of two accuracies on so many problems each, with its 95 % interval."""
+
+    difference: float
+    low: float
+    high: float
+
+    @property
+    def certain(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.low > 0 or self.high < 0
+
+    @property
+    def words(self) -> str:
+        """The difference in percentage points."""
+        return f"{100 * self.difference:+.1f} points, 95 % interval {100 * self.low:+.0f} to {100 * self.high:+.0f}"
+
+
+def accuracy_change(first: float, last: float, problems: int) -> AccuracyChange:
+    """Return the change of an accuracy: Newcombe's interval, of two Wilson intervals.
+
+    The two are taken as independent. They are of the same problems, which are not kept one by one: paired, the interval
+    would mostly be narrower.
+    """
+    (low_1, high_1), (low_2, high_2) = (_wilson(share, problems) for share in (first, last))
+    change = last - first
+    down, up = math.hypot(last - low_2, high_1 - first), math.hypot(high_2 - last, first - low_1)
+    return AccuracyChange(change, max(change - down, -1.0), min(change + up, 1.0))
+
+
+def _wilson(share: float, problems: int, z: float = 1.96) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share of problems."""
+    weight = z * z / problems
+    half = math.sqrt(weight * share * (1 - share) + weight * weight / 4)
+    return (share + weight / 2 - half) / (1 + weight), (share + weight / 2 + half) / (1 + weight)
 
 
 def closing_summary(config: Config, folder: RunFolder, seconds: float, recipe: str) -> str:
@@ -74,8 +116,12 @@ def closing_summary(config: Config, folder: RunFolder, seconds: float, recipe: s
     finished = result.steps >= config.run.steps and model.exists()
     lines += [f"  model       {model}"] if finished else []
     lines += [f"  report      {report}"] if report.exists() else []
-    if result.accuracy_end is not None and result.accuracy_end < (result.accuracy_start or 0.0):
-        lines += ["", f"  Held-out accuracy fell: try more steps, or a lower update.lr (it was {config.update.lr:g})."]
+    first, last = result.accuracy_start, result.accuracy_end
+    if first is not None and last is not None and last < first:
+        change = accuracy_change(first, last, result.problems or config.run.eval_problems)
+        advice = f"Held-out accuracy fell: try more steps, or a lower update.lr (it was {config.update.lr:g})."
+        small = f"Held-out accuracy fell by no more than chance may ({change.words})."
+        lines += ["", f"  {advice if change.certain else small}"]
     return "\n".join([*lines, "", "Next:", *_next_lines(config, folder.path, finished, recipe)])
 
 

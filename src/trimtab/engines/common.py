@@ -84,6 +84,31 @@ def startup_message(objective: Objective) -> str:
     return f"trimtab {__version__}: {objective.explain().splitlines()[0]}"
 
 
+def segments_by_turn(token: Tensor, position: Tensor, sequence: Tensor, tokenizer: Any) -> Tensor:
+    """Return segment ids of sampled tokens, from 0 in every response; the output of a tool ends a segment too.
+
+    `position` is where each token is in the batch, tool output included; `sequence` is its response.
+    """
+    # Sampled tokens that are not neighbours in the data have tool output between them.
+    after_tool = torch.diff(position, prepend=position[:1] - 1) != 1
+    starts_response = torch.diff(sequence, prepend=sequence[:1] - 1) != 0
+    # Each turn is segmented by itself, then segments are numbered on through the turns of a response.
+    turn = (after_tool | starts_response).cumsum(0)
+    in_turn = segment_ids(token, tokenizer, sequence=turn - turn[:1])
+    starts_segment = torch.diff(in_turn, prepend=in_turn[:1] - 1) != 0
+    number = (starts_segment | after_tool | starts_response).cumsum(0)
+    end = torch.full((1,), len(token), device=token.device)
+    lengths = torch.diff(starts_response.nonzero().squeeze(1), append=end)
+    return number - number[starts_response].repeat_interleave(lengths)
+
+
+def tool_tokens(position: Tensor, sequence: Tensor) -> Tensor:
+    """Return how many tokens of a tool's output come right before each sampled token; they are not trained on."""
+    between = torch.diff(position, prepend=position[:1] - 1) - 1
+    starts_response = torch.diff(sequence, prepend=sequence[:1] - 1) != 0
+    return between.masked_fill(starts_response, 0).to(torch.int32)
+
+
 def save_state(folder: Path, objective: Objective, **numbers: int) -> None:
     """Save the state of the controllers, and counters of the adapter, in a checkpoint's folder."""
     state = {"format": STATE_FORMAT, "objective": objective.name, "numbers": numbers}

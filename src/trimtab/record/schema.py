@@ -57,6 +57,13 @@ TOKENS: tuple[Column, ...] = (
     Column("clipped", "bool", "whether a clip cut its gradient", "where given"),
     Column("reason", "int16", "why it got its weight: bits of `trimtab.Reason`", encoding="dictionary"),
     Column("segment", "int32", "subsentence of the response, from 0", "where given", "dictionary"),
+    Column(
+        "tool_tokens",
+        "int32",
+        "tokens of a tool's output right before it, which are not trained on and not recorded",
+        "where given",
+        "dictionary",
+    ),
 )
 
 # Columns of `tokens` that are copied from the attributes of the same name of a TokenBatch and of its Plan; the others

@@ -18,7 +18,7 @@ from trimtab.objectives import TokenBatch, gradient_norm_squared, largest, quant
 from trimtab.policy import UpdateResult
 from trimtab.rewards import VERDICT_KINDS
 from trimtab.train.reporting import SampleText
-from trimtab.train.rollouts import GradedResponse, has_reward_spread
+from trimtab.train.rollouts import GradedResponse, accuracy_by_source, has_reward_spread
 from trimtab.train.scoring import Experience
 
 MAX_NAMED = 20  # responses named in the record of a non-finite update
@@ -30,8 +30,10 @@ NGRAM = 4  # tokens per n-gram of the repetition metric
 _ODD = 0x5851F42D4C957F2D  # the multiplier of Knuth's 64-bit LCG: hashes n-grams well modulo 2^64
 
 METRICS: dict[str, str] = {
-    "eval/accuracy": "share of held-out problems answered correctly with greedy decoding",
+    "eval/accuracy": "share of held-out problems answered correctly with greedy decoding; where the data has several "
+    "sources, `eval/accuracy/SOURCE` for each",
     "eval/crashed_share": "share of held-out problems on which the grader failed, where it did",
+    "eval/problems": "held-out problems, where there are fewer than run.eval_problems",
     "eval/score": "mean number that the task's rule gave on held-out problems, where it gives numbers",
     "groups/dropped": "groups that dynamic sampling dropped because their rewards are all equal",
     "groups/mixed_share": "share of groups whose rewards differ; the others have zero advantages",
@@ -41,7 +43,8 @@ METRICS: dict[str, str] = {
     "response/length_mean": "tokens per response",
     "response/repetition_share": "share of 4-grams that occurred earlier in the same response",
     "response/truncated_share": "share of responses truncated at max_new_tokens",
-    "reward/accuracy": "share of the responses trained on that are correct by the grader's own verdicts",
+    "reward/accuracy": "share of the responses trained on that are correct by the grader's own verdicts; where the "
+    "data has several sources, `reward/accuracy/SOURCE` for each",
     "reward/ambiguous_share": "share of sampled responses with several answers where one is asked for",
     "reward/crashed_share": "share of sampled responses on which a rule failed",
     "reward/excluded": "responses excluded from training, and the single remaining ones of their groups",
@@ -113,9 +116,11 @@ def _response_metrics(responses: Sequence[GradedResponse], config: RewardConfig)
     groups: dict[int, list[GradedResponse]] = {}
     for response in responses:
         groups.setdefault(response.group, []).append(response)
+    right = [r.verdict.kind == "correct" for r in responses]
     return {
+        **accuracy_by_source("reward/accuracy", [r.problem.source for r in responses], right),
         "reward/mean": fmean(r.reward for r in responses),
-        "reward/accuracy": fmean(r.verdict.kind == "correct" for r in responses),
+        "reward/accuracy": fmean(right),
         "response/length_mean": fmean(len(r.response.tokens) for r in responses),
         "response/truncated_share": fmean(not r.response.finished for r in responses),
         "groups/mixed_share": fmean(map(has_reward_spread, groups.values())),

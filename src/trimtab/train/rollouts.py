@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,12 +16,14 @@ from trimtab.policy import LongPromptError, Policy, Transcript
 from trimtab.rewards import Submission, Verdict, VerdictKind, grade_submissions
 from trimtab.rollout import PromptTokens, Response, SamplingOptions, rng_keys, uniform
 from trimtab.tasks import Problem, Task, problem_index
+from trimtab.text import printable, shorten
 from trimtab.train.reporting import SampleText
 from trimtab.train.trainer import RunProgress, Trainer
 
 PROBLEMS_CHECKED, PROMPTS_CHECKED = 1000, 16  # before the first step
 # Where a grader compares an answer it may err; without an answer, or without a verdict, there is nothing to flip.
 OPPOSITE: dict[VerdictKind, VerdictKind] = {"correct": "wrong", "wrong": "correct"}
+MOST_SOURCES = 20  # data sources with an accuracy of their own, the most frequent
 SAMPLES_LOGGED = 4  # responses of a step that loggers get
 
 
@@ -347,9 +350,24 @@ def evaluate(trainer: Trainer) -> dict[str, float]:
     # No training step is numbered -1, so evaluation shares no random numbers with one.
     groups = sample_and_grade(trainer, problems, -1, config.sampling_options(samples=1, temperature=0.0))
     verdicts = [group[0].verdict for group in groups]
-    metrics = {"eval/accuracy": fmean(verdict.kind == "correct" for verdict in verdicts)}
+    right = [verdict.kind == "correct" for verdict in verdicts]
+    metrics = {"eval/accuracy": fmean(right)}
     if any(verdict.score is not None for verdict in verdicts):
         metrics["eval/score"] = fmean(verdict.value for verdict in verdicts)
     if any(verdict.kind == "crashed" for verdict in verdicts):
         metrics["eval/crashed_share"] = fmean(verdict.kind == "crashed" for verdict in verdicts)
-    return metrics
+    if len(problems) < config.run.eval_problems:
+        metrics["eval/problems"] = len(problems)
+    sources = [problem.source for _, problem in problems]
+    return metrics | accuracy_by_source("eval/accuracy", sources, right)
+
+
+def accuracy_by_source(prefix: str, sources: Sequence[str], right: Sequence[bool]) -> dict[str, float]:
+    """Return the share of right answers for each of several data sources; nothing where there is but one."""
+    counts = Counter(sources)
+    if len(counts) < 2:
+        return {}
+    shown = [source for source, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_SOURCES]]
+    shares = {s: fmean(r for source, r in zip(sources, right, strict=True) if source == s) for s in shown}
+    # A source is a text of the data's: it must not look like another metric, or be endless.
+    return {f"{prefix}/{shorten(printable(s).replace('/', '_'), 60)}": share for s, share in shares.items()}

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.objectives import Objective, TokenBatch, segment_ids
+from trimtab.engines import common
+from trimtab.objectives import Objective, TokenBatch
 
 PaddedBatch = Mapping[str, Any]  # TRL's inputs: (responses, positions) tensors by name
 
@@ -58,12 +59,18 @@ def forward_inputs(batch: PaddedBatch) -> dict[str, Any]:
 
 
 def segments(batch: PaddedBatch, tokenizer: Any) -> Tensor:
-    """Return the subsentence of every sampled token; 0 elsewhere."""
+    """Return the subsentence of every sampled token; 0 elsewhere. The output of a tool ends one."""
     mask = sampled_mask(batch)
-    rows = torch.arange(len(mask), device=mask.device).unsqueeze(1).expand_as(mask)
     # On the host: segments are found from the bytes of tokens.
-    ids = segment_ids(batch["completion_ids"][mask].cpu(), tokenizer, sequence=rows[mask].cpu())
+    ids = common.segments_by_turn(batch["completion_ids"][mask].cpu(), *sampled_positions(batch), tokenizer)
     return torch.zeros_like(batch["completion_ids"]).masked_scatter(mask, ids.to(mask.device))
+
+
+def sampled_positions(batch: PaddedBatch) -> tuple[Tensor, Tensor]:
+    """Return where the sampled tokens are in the padded batch, counted through its rows, and their rows."""
+    mask = sampled_mask(batch).cpu()
+    position = mask.flatten().nonzero().squeeze(1)
+    return position, position // max(mask.shape[1], 1)
 
 
 def token_batch(
@@ -78,7 +85,7 @@ def token_batch(
     old = joined("old_per_token_logps")
     fields: dict[str, Tensor | None] = {
         "token": joined("completion_ids"),
-        "segment": joined(SEGMENT) if "segment" in needs else None,
+        "segment": joined(SEGMENT) if SEGMENT in batches[0] else None,
         "ref_logp": joined("ref_per_token_logps") if "ref_logp" in needs else None,
     }
     if "sampling_per_token_logps" in batches[0]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trimtab.engines import common
-from trimtab.engines.trl.padded import ENTROPY, RESPONSE_INDEX, REWARD, PaddedBatch, sampled_mask
+from trimtab.engines.trl.padded import ENTROPY, RESPONSE_INDEX, REWARD, PaddedBatch, sampled_mask, sampled_positions
 from trimtab.objectives import LossOutput, Objective, Plan, TokenBatch
 from trimtab.record import (
     RECORDS_FOLDER,
@@ -99,6 +99,10 @@ class TrlRecording:
                 new_logp=torch.cat([new_logp for _, new_logp in outputs]).float(),  # a model in bf16 returns bf16
                 clipped=torch.cat(clipped) if clipped else None,
             )
+            # With tools, in every update of every process: a column that one of them lacks would be lost.
+            if all(batch.get("tool_mask") is not None for batch in planned.micro_batches):
+                spans = [common.tool_tokens(*sampled_positions(batch)) for batch in planned.micro_batches]
+                local.columns["tool_tokens"] = torch.cat(spans)
             responses = [r for batch in planned.micro_batches for r in recorded_responses(step, batch, self.shape)]
             # In rank order, which is the order in which the plan saw the responses.
             ranks = self.gather([(local, responses)])

@@ -113,7 +113,9 @@ class TrimtabTrainer(GRPOTrainer):
         batch["old_per_token_logps"], batch[padded.ENTROPY] = self._old_logps(batch, scored)
         batch[padded.REWARD] = reward[local]
         batch[padded.RESPONSE_INDEX] = torch.arange(local.start, local.stop, device=reward.device)
-        if "segment" in self.objective.needs:
+        # A record whose responses have holes has segments that end there, whatever the objective.
+        recorded_holes = self.args.record_to is not None and batch.get("tool_mask") is not None
+        if "segment" in self.objective.needs or recorded_holes:
             batch[padded.SEGMENT] = padded.segments(batch, self._tokenizer)
         if self.model.training:
             self._rollouts, self._updates = self._rollouts + 1, 0

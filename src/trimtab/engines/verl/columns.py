@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.objectives import Objective, Plan, TokenBatch, segment_ids
+from trimtab.engines import common
+from trimtab.objectives import Objective, Plan, TokenBatch
 
 PREFIX = "trimtab_"
 UPDATE = f"{PREFIX}update"  # per response: which update of the step
@@ -73,7 +74,7 @@ def token_batch(data: Mapping[str, Nested], sampled: SampledTokens, names: Itera
     """Make a `TokenBatch` of verl's fields, with the optional columns `names`."""
     optional: dict[str, Any] = {name: sampled.pack(data[VERL_FIELDS[name]]) for name in names}
     if "segment" in optional:
-        optional["segment"] = subsentences(optional["segment"], sampled, tokenizer)
+        optional["segment"] = common.segments_by_turn(optional["segment"], sampled.index, sampled.sequence, tokenizer)
     return TokenBatch(
         old_logp=sampled.pack(data["old_log_probs"]),
         advantage=sampled.pack(data["advantages"]),
@@ -81,21 +82,6 @@ def token_batch(data: Mapping[str, Nested], sampled: SampledTokens, names: Itera
         responses=sampled.responses,
         **optional,
     )
-
-
-def subsentences(token: Tensor, sampled: SampledTokens, tokenizer: Any) -> Tensor:
-    """Return segment ids from 0 in every response; the output of a tool ends a segment too."""
-    # Sampled tokens that are not neighbours in the data have tool output between them.
-    after_tool = torch.diff(sampled.index, prepend=sampled.index[:1] - 1) != 1
-    starts_response = torch.diff(sampled.sequence, prepend=sampled.sequence[:1] - 1) != 0
-    # Each turn is segmented by itself, then segments are numbered on through the turns of a response.
-    turn = (after_tool | starts_response).cumsum(0)
-    in_turn = segment_ids(token, tokenizer, sequence=turn - turn[:1])
-    starts_segment = torch.diff(in_turn, prepend=in_turn[:1] - 1) != 0
-    number = (starts_segment | after_tool | starts_response).cumsum(0)
-    end = torch.full((1,), len(token), device=token.device)
-    lengths = torch.diff(starts_response.nonzero().squeeze(1), append=end)
-    return number - number[starts_response].repeat_interleave(lengths)
 
 
 def plan_columns(objective: Objective, batch: TokenBatch, plans: Sequence[Plan]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trimtab.engines.common import start_recorder
+from trimtab.engines.common import start_recorder, tool_tokens
 from trimtab.engines.verl.options import VerlOptions
 from trimtab.engines.verl.planning import PlannedStep
 from trimtab.objectives import Objective
@@ -39,10 +39,15 @@ def record_step(
     size = len(planned.rows[0])
     batches = [planned.tokens.select(first, first + size) for first in range(0, len(planned.plans) * size, size)]
     pairs = zip(batches, planned.plans, strict=True)
+    updates = [update_record(number, number * size, batch, plan) for number, (batch, plan) in enumerate(pairs)]
+    tools = tool_tokens(planned.sampled.index, planned.sampled.sequence).cpu()
+    if bool(tools.any()):
+        for update, some in zip(updates, tools.split([batch.tokens for batch in batches]), strict=True):
+            update.columns["tool_tokens"] = some
     recorder.record_step(
         step,
         recorded_responses(planned, data, end_token),
-        [update_record(number, number * size, batch, plan) for number, (batch, plan) in enumerate(pairs)],
+        updates,
         observed_entropy=observed_entropy(planned.tokens),
         controllers=objective.state_dict(),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +14,8 @@ from trimtab.insight.report.run_files import MetricCurve, RunFiles
 
 POINTS = 2_000  # of one curve; more than a screen has columns
 FEWEST_POINTS = 300
+# Horizontal axes besides the step: seconds and response tokens, each the sum of metrics over the steps so far.
+AXES = {"time": ("time/rollout", "time/update"), "tokens": ("tokens/count",)}
 
 
 def points_per_curve(runs: int) -> int:
@@ -41,6 +43,29 @@ def curves_json(curves: dict[str, MetricCurve], points: int) -> dict[str, Any]:
     return {name: curve_json(points, curve.steps, curve.values) for name, curve in sorted(curves.items())}
 
 
+def axes_json(curves: Sequence[Mapping[str, MetricCurve]], points: int) -> dict[str, Any]:
+    """Return other horizontal axes than the step: what had been spent at the end of each, as a mean over runs."""
+    axes = {}
+    for axis, names in AXES.items():
+        spent = [total for run in curves if (total := _cumulative([run[n] for n in names if n in run])) is not None]
+        if spent and len(spent) == len(curves):  # a run without it would not be in the picture
+            steps, mean, _ = mean_and_std(spent)
+            # Runs of different lengths: the mean over those that go on may fall where another ends.
+            axes[axis] = curve_json(points, steps, np.maximum.accumulate(mean))
+    return axes
+
+
+def _cumulative(curves: Sequence[MetricCurve]) -> MetricCurve | None:
+    """Return the sum of curves over all steps so far, from 0 at step 0; None without any."""
+    if not curves:
+        return None
+    steps = np.unique(np.concatenate([np.zeros(1, dtype=np.int64), *(curve.steps for curve in curves)]))
+    spent = np.zeros(len(steps))
+    for curve in curves:
+        spent[np.searchsorted(steps, curve.steps)] += np.maximum(curve.values.astype(np.float64), 0.0)
+    return MetricCurve(steps, spent.cumsum())
+
+
 def groups_json(runs: Sequence[RunFiles], points: int) -> list[dict[str, Any]]:
     """Return the runs by objective: each metric's mean and standard deviation over seeds."""
     groups = []
@@ -52,6 +77,7 @@ def groups_json(runs: Sequence[RunFiles], points: int) -> list[dict[str, Any]]:
             "label": label,
             "runs": members,
             "curves": {name: curve_json(points, *mean_and_std(curves)) for name, curves in seeds.items()},
+            "axes": axes_json([runs[number].curves for number in members], points),
             "final_values": {name: final_value(name, curves) for name, curves in seeds.items()},
         })  # fmt: skip
     return groups

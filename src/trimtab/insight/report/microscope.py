@@ -128,6 +128,8 @@ def response_json(
     arrays["special"] = encode_array([vocabulary.is_special(token) for token in ids], "u1")
     if "segment" in step.tokens:
         arrays["segment"] = encode_array(step.tokens["segment"][tokens], "i4")
+    if "tool_tokens" in step.tokens:
+        arrays["tool_tokens"] = encode_array(step.tokens["tool_tokens"][tokens], "i4")
     return {
         **{name: truncated(str(text), LONGEST_PROMPT) for name, text in texts.items()},
         "rewards": _rewards(step, excerpt.response),

@@ -11,7 +11,7 @@ from typing import Any
 from trimtab.insight.alarms import entropy_target
 from trimtab.insight.replay import recorded_objective, torch_threads
 from trimtab.insight.report import summary_text
-from trimtab.insight.report.curves import curves_json, groups_json, points_per_curve
+from trimtab.insight.report.curves import axes_json, curves_json, groups_json, points_per_curve
 from trimtab.insight.report.embed import truncated
 from trimtab.insight.report.microscope import MicroscopeData, affordable_tokens, microscope_data
 from trimtab.insight.report.replay_panel import replay_json
@@ -51,7 +51,8 @@ def page_data(
             progress(f"reading {run.name}")
             # Blocks are numbered over all runs, since they are elements of one page.
             data, responses = run_json(run, request, MICROSCOPE_BYTES // len(runs), len(blocks))
-            runs_data.append(data | {"curves": curves_json(run.curves, points)})
+            curves = {"curves": curves_json(run.curves, points), "axes": axes_json([run.curves], points)}
+            runs_data.append(data | curves)
             blocks += responses
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     data = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from trimtab.collapse import METRICS, find_collapse, merge_curves
 from trimtab.config import Config, parse_stored
-from trimtab.console import LONGEST_WINDOW, describe_model, describe_task
+from trimtab.console import LONGEST_WINDOW, accuracy_change, describe_model, describe_task
 from trimtab.insight.report.embed import truncated
 from trimtab.insight.report.run_files import MetricCurve, RunFiles
 from trimtab.own_parts import is_own
@@ -86,7 +86,26 @@ def _accuracy(run: RunFiles) -> Iterator[str]:
         yield f"Held-out accuracy was {percent(float(curve.values[0]))}; it was measured only once."
     else:
         first, last = _start_and_end(curve, 1)
-        yield f"Held-out accuracy {_moved(first, last)} from {percent(first)} to {percent(last)}."
+        yield _accuracy_change(run, first, last)
+
+
+def _accuracy_change(run: RunFiles, first: float, last: float) -> str:
+    problems = held_out_problems(run)
+    went = f"from {percent(first)} to {percent(last)}"
+    if problems is None or not (0 <= first <= 1 and 0 <= last <= 1):
+        return f"Held-out accuracy {_moved(first, last)} {went}."
+    change = accuracy_change(first, last, problems)
+    if change.certain:
+        return f"Held-out accuracy {_moved(first, last)} {went} of {problems:,} problems ({change.words})."
+    return f"Held-out accuracy went {went} of {problems:,} problems: no more than chance may do ({change.words})."
+
+
+def held_out_problems(run: RunFiles) -> int | None:
+    """Return how many problems an evaluation of the run has; None if that is not known."""
+    fewer, config = run.curves.get("eval/problems"), config_of(run)
+    if fewer is not None and fewer.values[-1] >= 1:
+        return int(fewer.values[-1])
+    return None if config is None else config.run.eval_problems
 
 
 def _collapse(run: RunFiles) -> Iterator[str]:

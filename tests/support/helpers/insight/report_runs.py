@@ -75,6 +75,10 @@ def step_of(step: int, made: Made) -> StepData:
     tokens["segment"] = np.concatenate([np.arange(n) // 4 for n in made.lengths]).astype(np.int32)
     tokens["reason"] = np.where(np.arange(count) % 5 == 0, 2, 0).astype(np.int16)
     tokens["weight"] = np.where(tokens["reason"] == 2, 0, 1).astype(np.float32)
+    if "tool_tokens" in made.optional:  # a tool spoke before the second token of every response
+        tokens["tool_tokens"] = np.concatenate([np.where(np.arange(n) == 1, 3, 0) for n in made.lengths]).astype(
+            np.int32
+        )
     responses = {name: made.texts.get(name, values) for name, values in data.responses.items()}
     return StepData(data.info, tokens, responses)
 

@@ -148,16 +148,18 @@ function axes(spec, scale, width) {
     nodes.push(svg("line", { x1: MARGIN.left, x2: width - MARGIN.right, y1: y, y2: y, class: "gridline" }));
     nodes.push(svg("text", { x: MARGIN.left - 6, y: y + 4, class: "tick end" }, spec.format(value)));
   }
+  const shown = spec.axis ? spec.axis.tick : count;
   for (const step of ticks(scale.first, scale.last, Math.max(2, Math.floor(width / 110)))) {
-    if (step !== Math.round(step)) continue;
-    nodes.push(svg("text", { x: scale.x(step), y: CHART_HEIGHT - 8, class: "tick middle" }, count(step)));
+    if (!spec.axis && step !== Math.round(step)) continue;
+    nodes.push(svg("text", { x: scale.x(step), y: CHART_HEIGHT - 8, class: "tick middle" }, shown(step)));
   }
   return nodes;
 }
 
 function alarmMarks(spec, scale) {
-  return (spec.alarms || []).filter((alarm) => alarm.step >= scale.first && alarm.step <= scale.last).map((alarm) => {
-    const x = scale.x(alarm.step);
+  const at = (alarm) => (spec.axis ? spec.axis.of(alarm.step) : alarm.step);
+  return (spec.alarms || []).filter((alarm) => at(alarm) >= scale.first && at(alarm) <= scale.last).map((alarm) => {
+    const x = scale.x(at(alarm));
     return svg("g", { class: "alarm-mark" },
       svg("title", {}, `step ${alarm.step}: ${alarm.alarm}`),
       svg("line", { x1: x, x2: x, y1: MARGIN.top, y2: CHART_HEIGHT - MARGIN.bottom }),
@@ -220,7 +222,8 @@ function chartDescription(spec) {
 
 // spec: title, meaning, format, series [{name, steps, values, color, dash, dots, spread}], and optionally fan (lines of
 // quantiles), thin (lines behind the others), overlay(scale): more SVG, band {low, high, value}, alarms, log, zero,
-// include and span (values and steps that must be in view), aside, tool (a node above the title), openStep (what a click does).
+// include and span (values and steps that must be in view), aside, tool (a node above the title), openStep (what a click does),
+// axis (from `onAxis`: the steps of all lines are then values of that axis).
 function lineChart(spec) {
   const legend = chartLegend(spec);
   const values = [...legend.querySelectorAll(".value")];
@@ -235,7 +238,7 @@ function lineChart(spec) {
 
   function showStep(step) {
     const pointed = step !== null && scale !== null;
-    heading.lastChild.textContent = pointed ? `step ${count(step)}` : "";
+    heading.lastChild.textContent = pointed ? (spec.axis ? spec.axis.at(step) : `step ${count(step)}`) : "";
     values.forEach((node, n) => {
       const line = spec.series[n];
       const at = pointed ? nearestIndex(line.steps, step) : line.values.length - 1;
@@ -273,7 +276,9 @@ function lineChart(spec) {
 // Move the shared cursor by pointer or arrow keys, over the steps of the chart's longest line.
 function followPointerAndKeys(picture, spec, currentScale) {
   const { steps } = spec.series.reduce((a, b) => (b.steps.length > a.steps.length ? b : a), spec.series[0]);
-  const openStep = () => { if (spec.openStep && cursor.step !== null) spec.openStep(cursor.step); };
+  const openStep = () => {
+    if (spec.openStep && cursor.step !== null) spec.openStep(spec.axis ? spec.axis.stepAt(cursor.step) : cursor.step);
+  };
   picture.addEventListener("pointermove", (event) => {
     const scale = currentScale();
     if (!scale) return;

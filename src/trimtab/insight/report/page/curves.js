@@ -33,7 +33,50 @@ function cardsOf(curves) {
 
 const FIRST_ALARMS = 9; // shown; the others are folded away
 
-const isShare = (name) => /_share$|accuracy$/.test(name);
+const isShare = (name) => /_share$|accuracy($|\/)/.test(name);
+
+// What the horizontal axis can show: the step, or what had been spent by then.
+const AXIS_NAMES = { step: "steps", tokens: "response tokens", time: "time" };
+const formatDuration = (seconds) => (seconds >= 7200 ? `${formatNumber(seconds / 3600)} h`
+  : seconds >= 120 ? `${formatNumber(seconds / 60)} min` : `${formatNumber(seconds)} s`);
+const AXIS_FORMATS = { tokens: (n) => `${formatNumber(n)} tokens`, time: formatDuration };
+
+// The value at `x` of the line through points with rising `xs`; it goes on level at both ends.
+function interpolate(xs, ys, x) {
+  const at = indexBefore(xs, x);
+  if (at + 1 >= xs.length || x <= xs[at]) return ys[at];
+  const width = xs[at + 1] - xs[at];
+  return width > 0 ? ys[at] + ((x - xs[at]) / width) * (ys[at + 1] - ys[at]) : ys[at];
+}
+
+// A chart's spec over another axis of its source, a run; lines of several groups each have a source of their own.
+function onAxis(spec, name, source, sources = null) {
+  if (!spec || name === "step") return spec;
+  const spent = memoize((owner) => decodeAll(owner.axes[name]));
+  const of = (step, owner = source) => interpolate(spent(owner).steps, spent(owner).values, step);
+  const moved = (line, owner = source) => ({ ...line, steps: Float64Array.from(line.steps, (step) => of(step, owner)) });
+  const format = AXIS_FORMATS[name];
+  const stepAt = (x) => Math.round(interpolate(spent(source).values, spent(source).steps, x));
+  return {
+    ...spec,
+    series: spec.series.map((line, n) => moved(line, sources ? sources[n] : source)),
+    fan: spec.fan && spec.fan.map((line) => moved(line)),
+    axis: { of, stepAt, tick: name === "time" ? formatDuration : formatNumber,
+      at: (x) => (sources ? format(x) : `${format(x)}, step ${count(stepAt(x))}`) },
+  };
+}
+
+// A choice of the axis above a grid of charts, which `cards(axis)` makes.
+function gridWithAxis(sources, cards) {
+  const known = Object.keys(AXIS_NAMES).filter((name) => name === "step" || sources.every((source) => name in (source.axes || {})));
+  const grid = el("div", { class: "grid" }, cards("step"));
+  if (known.length < 2) return [grid];
+  const picker = select("Horizontal axis", known.map((name) => [name, AXIS_NAMES[name]]), "step", (name) => {
+    cursor.set(null);
+    replaceContent(grid, ...cards(name));
+  });
+  return [el("div", { class: "axis-choice" }, picker.node), grid];
+}
 
 // One run: a card's metrics as lines.
 function runSpec(card, run, openStep) {
@@ -75,18 +118,22 @@ function groupSpec(title, meaning, name, groups, extra) {
 }
 
 function compareSection(data) {
-  const cards = [];
-  for (const card of cardsOf(Object.assign({}, ...data.groups.map((group) => group.curves)))) {
-    for (const [name, label] of Object.entries(card.lines)) {
-      const title = Object.keys(card.lines).length > 1 ? `${card.title}: ${label}` : card.title;
-      const spec = groupSpec(title, data.metric_descriptions[name] || card.meaning, name, data.groups,
-        { zero: card.zero, log: card.log, share: card.share });
-      if (spec) cards.push(lineChart(spec));
+  const cards = (axis) => {
+    const made = [];
+    for (const card of cardsOf(Object.assign({}, ...data.groups.map((group) => group.curves)))) {
+      for (const [name, label] of Object.entries(card.lines)) {
+        const title = Object.keys(card.lines).length > 1 ? `${card.title}: ${label}` : card.title;
+        const spec = groupSpec(title, data.metric_descriptions[name] || card.meaning, name, data.groups,
+          { zero: card.zero, log: card.log, share: card.share });
+        const measured = data.groups.filter((group) => name in group.curves);
+        if (spec) made.push(lineChart(onAxis(spec, axis, measured[0], measured)));
+      }
     }
-  }
+    return made;
+  };
   return section("compare", "Comparison",
     "Runs of one objective are one line: the mean over their seeds, with a band of one standard deviation.",
-    compareTable(data), el("div", { class: "grid" }, cards));
+    compareTable(data), ...gridWithAxis(data.groups, cards));
 }
 
 // The final values of every objective: mean and standard deviation over its seeds.
@@ -124,17 +171,33 @@ function metricPicker(run, chartOf) {
 }
 
 function curvesSection(data, run, openStep) {
-  const cards = cardsOf(run.curves).map((card) => runSpec(card, run, openStep)).filter(Boolean).map(lineChart);
-  const picker = metricPicker(run, (name) => ({
-    title: name, meaning: data.metric_descriptions[name] || "not a metric of trimtab", alarms: run.alarms, openStep, log: true,
-    format: isShare(name) ? percent : formatNumber, series: [{ name: "value", color: PALETTE[0], dash: "", ...readCurve(run, name) }],
-  }));
-  if (picker) cards.push(picker);
-  return section("curves", "Curves", cards.length
+  const cards = (axis) => {
+    const made = [...cardsOf(run.curves), ...sourceCards(run)].map((card) => runSpec(card, run, openStep)).filter(Boolean)
+      .map((spec) => lineChart(onAxis(spec, axis, run)));
+    const picker = metricPicker(run, (name) => onAxis({
+      title: name, meaning: data.metric_descriptions[name.replace(/(accuracy)\/.*/, "$1")] || "not a metric of trimtab",
+      alarms: run.alarms, openStep, log: true, format: isShare(name) ? percent : formatNumber,
+      series: [{ name: "value", color: PALETTE[0], dash: "", ...readCurve(run, name) }],
+    }, axis, run));
+    return picker ? [...made, picker] : made;
+  };
+  return section("curves", "Curves", Object.keys(run.curves).length
     ? "Point at a chart, or focus it with the tab key and use the arrow keys: all charts show the same step. " +
       "A click or Enter opens that step in the microscope. In long runs the pale line is the raw value and the strong " +
       "one a running mean."
-    : "There are no curves: no metrics were logged.", el("div", { class: "grid" }, cards));
+    : "There are no curves: no metrics were logged.", ...gridWithAxis([run], cards));
+}
+
+// Accuracy by data source, where the data has several: a card for held-out problems and one for training's.
+function sourceCards(run) {
+  const kinds = { "eval/accuracy/": ["Held-out accuracy by source", "greedy decoding on held-out problems"],
+    "reward/accuracy/": ["Accuracy by source", "responses sampled in training"] };
+  return Object.entries(kinds).map(([prefix, [title, what]]) => {
+    const names = Object.keys(run.curves).filter((name) => name.startsWith(prefix)).sort();
+    const more = names.length > PALETTE.length ? `, the first ${PALETTE.length} of ${names.length}; "Any metric" has the others` : "";
+    return { title, meaning: `Share of right answers for each data_source: ${what}${more}`, share: true,
+      lines: Object.fromEntries(names.slice(0, PALETTE.length).map((name) => [name, name.slice(prefix.length)])) };
+  });
 }
 
 // Alarms on a timeline, and a card for each.

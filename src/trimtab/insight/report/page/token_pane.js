@@ -34,6 +34,9 @@ function tokenPane(held, start, label, style, hooks) {
         tabindex: n === hooks.current() ? "0" : "-1", role: "button", "aria-label": `token ${start + n}: ${tokenText(held.pieces[n])}` },
       tokenText(held.pieces[n]));
       paint(node, n);
+      const gap = held.arrays.tool_tokens ? held.arrays.tool_tokens[n] : 0;
+      // Inside the token's node: one of its own would shift the places of tokens in the chunk.
+      if (gap) node.prepend(el("span", { class: "tool-gap" }, `[${plural(gap, "token")} of a tool's output, not recorded]`));
       nodes.push(node);
     }
     chunk.node.replaceChildren(...nodes);
