@@ -71,7 +71,7 @@ def number(text: str) -> float:
 def test_the_summary_tells_the_results_in_sentences(opened: Tab) -> None:
     assert opened.texts("h1") == ["first-run"]
     (text,) = opened.texts(".summary-text")
-    assert "Held-out accuracy rose from 25.0% to 50.0%." in text
+    assert "Held-out accuracy rose from 25.0% to 50.0% of 200 problems (+25.0 points, 95 % interval" in text
     assert "One alarm was raised, the first at step 3: entropy collapse." in text
     assert any("50.0%" in tile and "from 25.0%" in tile for tile in opened.texts(".tile"))
 

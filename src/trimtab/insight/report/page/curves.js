@@ -42,7 +42,7 @@ const formatDuration = (seconds) => (seconds >= 7200 ? `${formatNumber(seconds /
 const AXIS_FORMATS = { tokens: (n) => `${formatNumber(n)} tokens`, time: formatDuration };
 
 // The value at `x` of the line through points with rising `xs`; it goes on level at both ends.
-function interpolate(xs, ys, x) {
+function lineValue(xs, ys, x) {
   const at = indexBefore(xs, x);
   if (at + 1 >= xs.length || x <= xs[at]) return ys[at];
   const width = xs[at + 1] - xs[at];
@@ -53,10 +53,10 @@ function interpolate(xs, ys, x) {
 function onAxis(spec, name, source, sources = null) {
   if (!spec || name === "step") return spec;
   const spent = memoize((owner) => decodeAll(owner.axes[name]));
-  const of = (step, owner = source) => interpolate(spent(owner).steps, spent(owner).values, step);
+  const of = (step, owner = source) => lineValue(spent(owner).steps, spent(owner).values, step);
   const moved = (line, owner = source) => ({ ...line, steps: Float64Array.from(line.steps, (step) => of(step, owner)) });
   const format = AXIS_FORMATS[name];
-  const stepAt = (x) => Math.round(interpolate(spent(source).values, spent(source).steps, x));
+  const stepAt = (x) => Math.round(lineValue(spent(source).values, spent(source).steps, x));
   return {
     ...spec,
     series: spec.series.map((line, n) => moved(line, sources ? sources[n] : source)),
