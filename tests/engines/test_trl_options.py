@@ -20,7 +20,17 @@ from trimtab.engines import common
 from trimtab.engines.common import tool_tokens
 from trimtab.engines.trl import TrimtabConfig, TrimtabTrainer
 from trimtab.engines.trl.options import REPLACED, check_sampler, with_reference
-from trimtab.engines.trl.padded import advantages, sampled_positions, segments
+from trimtab.engines.trl.padded import (
+    ENTROPY,
+    RESPONSE_INDEX,
+    REWARD,
+    advantages,
+    sampled_positions,
+    segments,
+    token_batch,
+)
+from trimtab.engines.trl.recording import PlannedUpdate, RolloutShape, TrlRecording, start_recorder
+from trimtab.record import Manifest, Vocabulary, open_run
 
 # A value of each option that the objective takes over, as someone might set it, and a word of the advice.
 SET = {
@@ -253,6 +263,31 @@ def test_a_tools_result_ends_a_subsentence() -> None:
     assert found[1].tolist() == [0, 0, 1, 0, 0]
     assert torch.equal(found[2], segments({**batch, "tool_mask": None}, tokenizer)[2])
     assert tool_tokens(*sampled_positions(batch)).tolist() == [0, 0, 2] + [0, 1] + [0] * 5
+
+
+def test_a_record_marks_where_tool_results_were_left_out(tmp_path: Path) -> None:
+    ids = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 0, 0]])
+    mask, tool = torch.tensor([[1] * 5, [1, 1, 1, 0, 0]]), torch.tensor([[1, 0, 0, 1, 1], [1, 1, 1, 1, 1]])
+    zeros = torch.zeros(2, 5)
+    batch = {
+        "prompt_ids": torch.ones(2, 1, dtype=torch.int64), "prompt_mask": torch.ones(2, 1), "completion_ids": ids,
+        "completion_mask": mask, "tool_mask": tool, "old_per_token_logps": zeros - 1, ENTROPY: zeros + 1,
+        "advantages": torch.tensor([1.0, -1.0]), REWARD: torch.tensor([1.0, 0.0]), RESPONSE_INDEX: torch.arange(2),
+    }  # fmt: skip
+    objective = tt.objective("grpo")
+    tokens = token_batch([batch], objective)
+    plan = objective.plan(tokens)
+    out = objective.loss(tokens.old_logp, plan)
+    vocabulary = Vocabulary([str(n).encode() for n in range(8)], [False] * 8)
+    recorder = start_recorder(tmp_path, 0, Manifest({"name": "grpo"}, objective.advantage), vocabulary, "cpu")
+    recording = TrlRecording(RolloutShape(1, 2, 1, frozenset({7})), objective, list, recorder)
+    recording.begin_step(1, [batch])
+    recording.begin_update(PlannedUpdate(0, tokens, plan, [batch]))
+    recording.finish_update(1, [(out, tokens.old_logp)], {"update/loss": 0.0})
+    recording.close()
+    step = open_run(tmp_path).step(1)
+    assert step.tokens["token"].tolist() == [1, 4, 5, 1, 2, 3]
+    assert step.tokens["tool_tokens"].tolist() == [0, 2, 0, 0, 0, 0]
 
 
 def test_subsentences_are_found_in_sampled_tokens_alone() -> None:

@@ -181,6 +181,12 @@ def test_a_step_is_recorded_with_its_plans(tmp_path: object) -> None:
     assert step.tokens["token"].tolist() == planned.sampled.pack(data["responses"]).tolist()
     assert np.array_equal(step.tokens["weight"], torch.cat([plan.weight for plan in planned.plans]).numpy())
     assert step.info.complete and [update.responses for update in step.info.updates] == [4, 4]
+    # Where tool output was left out, the next sampled token says how much.
+    whole = [data["response_mask"].unbind()[row].tolist() for row in order]
+    inner = [sum(not mask for mask in row[row.index(1) : len(row) - row[::-1].index(1)]) for row in whole if any(row)]
+    marked, offsets = step.tokens["tool_tokens"], step.offsets
+    found = [int(marked[offsets[n] : offsets[n + 1]].sum()) for n, row in enumerate(whole) if any(row)]
+    assert found == inner and any(inner)
 
 
 def test_nothing_is_recorded_without_the_option() -> None:

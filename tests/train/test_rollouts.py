@@ -110,13 +110,16 @@ def test_a_run_on_several_sources_measures_each(tmp_path: Path) -> None:
         {"prompt": f"{n}+1=", "reward_model": {"ground_truth": str(n + 1)}, "data_source": f"set{n % 2}"}
         for n in range(6)
     ]
-    (tmp_path / "data.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    task = {
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    changes: dict[str, str | None] = {
+        "task.size": None,
+        "task.digits": None,
         "task.name": "file",
-        "task.path": str(tmp_path / "data.jsonl"),
-        "task.eval_path": str(tmp_path / "data.jsonl"),
+        "task.rule": "number",
     }
-    changes = {"task.rule": "number", "run.steps": "1", "warm_start.steps": "0", "run.eval_problems": "20"} | task
+    changes |= {"task.path": str(data), "task.eval_path": str(data), "run.eval_problems": "20"}
+    changes |= {"run.steps": "1", "warm_start.steps": "0"}
     run, _ = trained(tmp_path / "run", changes)
     before, after = run.folder.records()
     assert before["eval/problems"] == 6, "fewer than run.eval_problems"
