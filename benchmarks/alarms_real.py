@@ -1,4 +1,4 @@
-"""Measure the alarms on real runs: replay them over the curves of `stability.py` and count lead times and false alarms.
+"""Measure the alarms on real runs: replay them over the curves of SmolLM2's runs, count leads and false alarms.
 
 `tokens/count` is not among the curves: it is the mean length times the responses per step. Nor was
 `tokens/spurious_share` at first, and without it `spurious_growth` cannot be replayed. All else that rang while the runs
@@ -48,7 +48,7 @@ class RealRun:
 
 
 def read_runs(path: Path) -> list[RealRun]:
-    """Read the runs of a result of `stability.py` and replay their alarms."""
+    """Read the runs of `stability-h200.json` and replay their alarms."""
     return [_read_run(run) for run in json.loads(path.read_text())["runs"]]
 
 

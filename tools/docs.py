@@ -182,6 +182,7 @@ def study_page() -> str:
         "zero": lambda: study_pages.stress_tables("zero"),
         "warm": lambda: study_pages.stress_tables("warm"),
         "further": lambda: study_pages.stress_tables("further"),
+        "demo": lambda: study_pages.stress_tables("demo"),
         "entropy": lambda: study_pages.entropies("zero", "3e-5"),
         "silenced": study_pages.silenced,
     }
