@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import gpu_tables
@@ -194,11 +196,27 @@ def study_picture() -> str:
     return study_pages.heat_maps([("RL from nothing", "zero"), ("RL after a warm start", "warm")])
 
 
+def own_parts_page() -> str:
+    """docs/own-parts.md with the functions of the example's file filled in."""
+    parts = {"gentle": ("gentle",), "calm": ("calm",), "above_mean": ("above_mean",), "Warmer": ("Warmer",)}
+    parts["doubling-same"] = ("doubling", "same")
+    return filled("docs/own-parts.md", {name: partial(own_part, *names) for name, names in parts.items()})
+
+
+def own_part(*names: str) -> str:
+    """Functions or classes of examples/own_parts/mine.py as they are written there."""
+    text = (ROOT / "examples/own_parts/mine.py").read_text()
+    nodes = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    sources = [str(ast.get_source_segment(text, nodes[name])) for name in names]
+    return "```py\n" + "\n\n\n".join(sources) + "\n```"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/alarms.md": alarms_page,
     "docs/evaluation.md": evaluation_page,
     "docs/gpu.md": gpu_page,
     "docs/methods.md": methods_reference,
+    "docs/own-parts.md": own_parts_page,
     "docs/recipes.md": recipes_page,
     "docs/record.md": record_page,
     "docs/report.md": report_page,

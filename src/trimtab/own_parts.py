@@ -69,8 +69,8 @@ def module_folders() -> list[str]:
 
 
 def was_loaded(name: str) -> bool:
-    """Return whether this process has loaded the part: the user's own recipe or command line named it."""
-    return name in _loaded
+    """Return whether this process has loaded the part, or another of its module: recipe or command line named it."""
+    return name in _loaded or name.rpartition(":")[0] in {other.rpartition(":")[0] for other in _loaded} - {"python"}
 
 
 def own_names(value: object) -> list[str]:

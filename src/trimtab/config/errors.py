@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -56,7 +57,9 @@ _EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 def describe_errors(errors: Sequence[Any], root: type[BaseModel], task: str) -> str:
     """Return one line for each of pydantic's errors in a recipe of this task, or for the first of very many."""
-    lines = [shorten(describe_error(error, root, task), MAX_LINE) for error in errors[:MAX_LINES]]
+    described = [shorten(describe_error(error, root, task), MAX_LINE) for error in errors[:MAX_LINES]]
+    # A mistake in a file of the user's own is found by each of its parts that the recipe names, and is said once.
+    lines = list({re.sub(r"^\S+ python:\S+ ", "", line): line for line in reversed(described)}.values())[::-1]
     return "\n".join([*lines, f"and {len(errors) - MAX_LINES} more"] if len(errors) > MAX_LINES else lines)
 
 

@@ -51,7 +51,9 @@ def parse_stored(table: Mapping[str, Any]) -> Config:
         if not is_foreign(value):
             kept[section] = value
         elif section not in ("objective", "task") and isinstance(value, dict):  # there, other keys are its options
-            kept[section] = {key: each for key, each in value.items() if not is_foreign(each)}
+            foreign = [key for key, each in value.items() if is_foreign(each)]
+            dropped = {*foreign, *(f"{key}_options" for key in foreign)}
+            kept[section] = {key: each for key, each in value.items() if key not in dropped}
     return parse(kept)
 
 

@@ -6,16 +6,18 @@ import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from trimtab.config.reward_section import RewardConfig
 from trimtab.config.section import Section
 from trimtab.config.task_section import TaskConfig, read_task, task_schema, task_section
 from trimtab.objectives import ATTACHMENTS, COMMON_OPTIONS, METHODS, OPTIONS, Objective, objective
-from trimtab.own_parts import PREFIX
-from trimtab.rollout import SamplingOptions, check_vllm_options
+from trimtab.own_parts import PREFIX, is_own
+from trimtab.rollout import SamplingOptions, check_own_sampler, check_vllm_options
 from trimtab.tasks import check_columns
+from trimtab.text import nearest, shown
 
+ENGINES = ("native", "vllm")
 MAX_THREADS = 1024  # where the system cannot start as many, OpenMP ends the process
 MAX_RESPONSES = 1_000_000  # of a step: all of them are in memory
 
@@ -92,7 +94,15 @@ class WarmStartConfig(Section):
 class RolloutConfig(Section):
     """How responses are sampled."""
 
-    engine: Literal["native", "vllm"] = Field("native", description="the sampler ([vllm.md](vllm.md); extra `vllm`)")
+    engine: str = Field(
+        "native",
+        description="the sampler: native, vllm ([vllm.md](vllm.md); extra `vllm`), or one of your own, "
+        "python:MODULE:NAME ([own-parts.md](own-parts.md))",
+        json_schema_extra={"examples": [*ENGINES]},
+    )
+    engine_options: dict[str, Any] = Field(
+        default_factory=dict, validate_default=True, description="a sampler of your own: its options"
+    )
     prompts: int = Field(32, ge=1, le=MAX_RESPONSES, description="prompts per step")
     samples: int = Field(8, ge=1, le=MAX_RESPONSES, description="responses per prompt: the size of a group")
     max_new_tokens: int = Field(8, ge=1, le=10_000_000, description="maximum length of a response")
@@ -122,6 +132,25 @@ class RolloutConfig(Section):
         0.4, gt=0, lt=1, description="vllm: the share of the GPU's memory it may take while it samples"
     )
     vllm_options: dict[str, Any] = Field(default_factory=dict, description="vllm: other arguments of `vllm.LLM`")
+
+    @field_validator("engine")
+    @classmethod
+    def _check_engine(cls, value: str) -> str:
+        if value not in ENGINES and not is_own(value):
+            raise ValueError(f"{shown(value)}: {nearest(value, ENGINES)} (one of your own: python:MODULE:NAME)")
+        return value
+
+    @field_validator("engine_options")
+    @classmethod
+    def _check_engine_options(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        engine = info.data.get("engine")
+        if engine is None:  # it is wrong itself
+            return value
+        if is_own(engine):
+            check_own_sampler(engine, value)
+        elif value:
+            raise ValueError(f"the sampler {engine} has no options; those of vllm are rollout.vllm_options")
+        return value
 
     @field_validator("vllm_options")
     @classmethod

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trimtab.config import Config
 from trimtab.memory import describe_estimate, longest_response, minibatches
-from trimtab.train import build_task, resolved_toml
+from trimtab.train import check_problems, resolved_toml
 
 
 def describe_dry_run(config: Config) -> str:
@@ -48,7 +48,7 @@ def _run(config: Config) -> list[str]:
     prompts, path = steps * config.rollout.prompts, config.task.arguments.get("path")
     # Without a file, gsm8k would be downloaded from the hub just to be counted.
     known = config.task.name != "gsm8k" or (path is not None and Path(path).exists())
-    task = build_task(config, "train") if known else None
+    task = check_problems(config)[0] if known else None
     if task is None:
         epochs = "prompts; how many epochs that is shows once the data set is loaded"
     else:

@@ -11,10 +11,12 @@ from trimtab.train.rollouts import GradedResponse
 from trimtab.train.run import Run, RunStoppedError, StopReason
 from trimtab.train.run_folder import RunFolder, config_changes, resolved_toml
 from trimtab.train.run_state import export_model
+from trimtab.train.warm_start import check_problems
 
 __all__ = [
     "METRICS", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "Alarm", "GradedResponse", "Monitor", "Reporter", "Run",
-    "RunFolder", "RunStoppedError", "StopReason", "build_policy", "build_sampler", "build_task", "config_changes",
-    "describe_metric", "export_model", "observed_entropy", "open_policy", "resolved_toml", "tokenizer_vocabulary",
+    "RunFolder", "RunStoppedError", "StopReason", "build_policy", "build_sampler", "build_task", "check_problems",
+    "config_changes", "describe_metric", "export_model", "observed_entropy", "open_policy", "resolved_toml",
+    "tokenizer_vocabulary",
     "train", "versions",
 ]  # fmt: skip

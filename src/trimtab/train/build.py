@@ -11,9 +11,10 @@ import torch
 
 from trimtab import tasks
 from trimtab.config import LONGEST_CHAIN, Config, RolloutConfig, find_run_model
+from trimtab.own_parts import is_own
 from trimtab.policy import Policy, add_lora, demo_model, load_policy
 from trimtab.rewards import load_rule
-from trimtab.rollout import NativeSampler, PagedSampler, Sampler, VllmSampler, VllmSettings
+from trimtab.rollout import NativeSampler, PagedSampler, Sampler, VllmSampler, VllmSettings, build_own_sampler
 from trimtab.rollout.paged import unsupported_reason
 from trimtab.tasks import FixedTask, Task
 from trimtab.train.checkpoints import load_weights
@@ -107,6 +108,9 @@ def build_sampler(policy: Policy, rollout: RolloutConfig | None = None) -> Sampl
     if rollout.precision is not None:
         policy = replace(policy, precision=rollout.precision)
     dtype = torch.bfloat16 if policy.precision == "bf16" else torch.float32
+    if is_own(rollout.engine):
+        vocabulary = policy.causal_lm.get_input_embeddings().num_embeddings
+        return build_own_sampler(rollout.engine, policy, rollout.engine_options, vocabulary)
     if rollout.engine == "vllm":
         # vLLM reserves memory for this context, and refuses one longer than the model's position embeddings.
         wanted = rollout.max_prompt_tokens + rollout.max_new_tokens

@@ -17,7 +17,6 @@ from trimtab.rewards import crashed_diagnosis, describe_error
 from trimtab.stop_signals import StopRequest, deferred_stop
 from trimtab.train import checkpoints, run_state
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_around
-from trimtab.train.build import build_tasks
 from trimtab.train.metrics import StepResult, has_learning_signal, no_signal_diagnosis
 from trimtab.train.process import environment, set_threads
 from trimtab.train.recording import start_recording
@@ -25,7 +24,7 @@ from trimtab.train.reporting import Loggers, Reporter, announce_stop
 from trimtab.train.rollouts import check_positions, evaluate
 from trimtab.train.run_folder import RunFolder
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
-from trimtab.train.warm_start import warm_start, worked_problems
+from trimtab.train.warm_start import check_problems, warm_start
 
 MOSTLY_CRASHED = 0.5  # share of the responses of a step on which rules failed
 MAX_CRASHED_STEPS = 3  # such steps in a row
@@ -84,10 +83,8 @@ class Run:
             self.folder.reopen(self.config)
         else:
             self.folder.create(self.config)
-        problems, resumed = build_tasks(self.config), self.resume and bool(list_checkpoints(self.folder.checkpoints))
-        if self.config.warm_start.steps and not resumed:
-            worked_problems(self.config, problems[0])  # before the model is loaded, for they may be wrong
-        trainer = self.trainer = build_trainer(self.config, problems)
+        resumed = self.resume and bool(list_checkpoints(self.folder.checkpoints))
+        trainer = self.trainer = build_trainer(self.config, check_problems(self.config, warms_up=not resumed))
         check_positions(trainer.policy, trainer.task, self.config)
         message = self.reporter.message
         self._loggers = Loggers(self.config, self.folder, message)

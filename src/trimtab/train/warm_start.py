@@ -23,6 +23,7 @@ from trimtab.policy import LongPromptError, Policy, Transcript, log_probs, make_
 from trimtab.stop_signals import SignalInterrupt, deferred_stop
 from trimtab.tasks import Problem, Task, derive_seed, read_rows, worked_solution
 from trimtab.train import checkpoints
+from trimtab.train.build import build_tasks
 from trimtab.train.reporting import Reporter, announce_stop
 from trimtab.train.rollouts import evaluate
 from trimtab.train.trainer import Trainer
@@ -108,6 +109,14 @@ def _stamp(path: str) -> list[tuple[str, int, int]]:
     where = Path(path).expanduser()
     files = sorted(where.iterdir()) if where.is_dir() else [where]
     return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
+
+
+def check_problems(config: Config, warms_up: bool = True) -> tuple[Task, Task | None]:
+    """Build the problems of a run, and check their rules and worked solutions: all that needs no model."""
+    problems = build_tasks(config)
+    if config.warm_start.steps and warms_up:
+        worked_problems(config, problems[0])
+    return problems
 
 
 def worked_problems(config: Config, task: Task) -> Task | list[Problem]:
