@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import trimtab as tt
 from trimtab.config import load
 from trimtab.objectives import METHODS
 from trimtab.objectives.methods import catalog
-from trimtab.objectives.normalizers import seq_mean_token_sum
 
 ROOT = Path(__file__).parent.parent
 
@@ -42,11 +41,18 @@ def test_the_readmes_replays_silence_tokens_of_the_demo() -> None:
 
 def test_the_example_of_a_new_method_is_all_it_takes() -> None:
     function, test = blocks("CONTRIBUTING.md")
-    names: dict[str, Any] = {**vars(catalog), "seq_mean_token_sum": seq_mean_token_sum}
-    names |= {"tt": tt, "torch": torch, "pytest": pytest}
+    # Each block is put at the end of the file that the page names, and has what that file imports.
+    catalog_names, test_names = dict(vars(catalog)), runpy.run_path(str(ROOT / "tests/objectives/test_baselines.py"))
+    before = set(test_names)
     try:
-        exec(compile(f"from __future__ import annotations\n{function}\n{test}", "CONTRIBUTING.md", "exec"), names)
-        next(value for name, value in names.items() if name.startswith("test_"))()
+        exec(compile(f"from __future__ import annotations\n{function}", "CONTRIBUTING.md", "exec"), catalog_names)
+        exec(compile(f"from __future__ import annotations\n{test}", "CONTRIBUTING.md", "exec"), test_names)
+        (new,) = set(test_names) - before - {"annotations"}
+        test_names[new]()
+        assert "rloo" in METHODS and METHODS["rloo"].title
+        test_catalog = runpy.run_path(str(ROOT / "tests/objectives/test_catalog.py"))
+        test_catalog["test_every_method_is_there"]()
+        test_catalog["test_every_option_has_one_meaning_and_every_meaning_an_option"]()
     finally:
         METHODS.pop("rloo", None)
 

@@ -21,8 +21,9 @@ NAMED = [
 
 
 def test_every_method_is_there() -> None:
-    assert list(METHODS) == NAMED
-    assert list(ATTACHMENTS) == ["s2t", "stare", "top_entropy", "tis", "icepop", "mis", "kl"]
+    # A new one needs no entry here.
+    assert METHODS.keys() >= set(NAMED)
+    assert ATTACHMENTS.keys() >= {"s2t", "stare", "top_entropy", "tis", "icepop", "mis", "kl"}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_every_option_has_one_meaning_and_every_meaning_an_option() -> None:
     assert used | {"advantage", "aggregation", "scope", "token_stats"} == set(OPTIONS)
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", METHODS)
 def test_defaults_pass_their_own_checks(name: str) -> None:
     entry = METHODS[name]
     assert tt.objective(name, **entry.options).explain() == tt.objective(name).explain()
