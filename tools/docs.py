@@ -198,7 +198,12 @@ def study_picture() -> str:
 
 def own_parts_page() -> str:
     """docs/own-parts.md with the functions of the example's file filled in."""
-    parts = {"gentle": ("gentle",), "calm": ("calm",), "above_mean": ("above_mean",), "Warmer": ("Warmer",)}
+    parts: dict[str, tuple[str, ...]] = {
+        "gentle": ("gentle",),
+        "calm": ("calm",),
+        "above_mean": ("above_mean",),
+        "Warmer": ("Warmer",),
+    }
     parts["doubling-same"] = ("doubling", "same")
     return filled("docs/own-parts.md", {name: partial(own_part, *names) for name, names in parts.items()})
 
