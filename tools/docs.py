@@ -198,21 +198,17 @@ def study_picture() -> str:
 
 def own_parts_page() -> str:
     """docs/own-parts.md with the functions of the example's file filled in."""
-    parts: dict[str, tuple[str, ...]] = {
-        "gentle": ("gentle",),
-        "calm": ("calm",),
-        "above_mean": ("above_mean",),
-        "Warmer": ("Warmer",),
-    }
-    parts["doubling-same"] = ("doubling", "same")
-    return filled("docs/own-parts.md", {name: partial(own_part, *names) for name, names in parts.items()})
+    parts: list[list[str]] = [["gentle"], ["calm"], ["above_mean"], ["doubling", "near", "brief"], ["Warmer"]]
+    return filled("docs/own-parts.md", {"-".join(names): partial(own_part, *names) for names in parts})
 
 
 def own_part(*names: str) -> str:
     """Functions or classes of examples/own_parts/mine.py as they are written there."""
     text = (ROOT / "examples/own_parts/mine.py").read_text()
     nodes = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    sources = [str(ast.get_source_segment(text, nodes[name])) for name in names]
+    lines = text.splitlines()
+    starts = {name: min([node.lineno, *(each.lineno for each in node.decorator_list)]) for name, node in nodes.items()}
+    sources = ["\n".join(lines[starts[name] - 1 : nodes[name].end_lineno]) for name in names]
     return "```py\n" + "\n\n\n".join(sources) + "\n```"
 
 

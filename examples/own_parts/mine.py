@@ -1,4 +1,4 @@
-"""Parts of one's own: a method with an option, an attachment, an advantage, a task, a rule and a sampler."""
+"""Parts of one's own: a method with an option, an attachment, an advantage, a task, two rules and a sampler."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -46,13 +46,22 @@ def doubling(split: Split, digits: Annotated[int, "digits of each number"] = 1, 
         number = numbers[index % len(numbers)]
         answer = str(2 * number)
         prompt = user(f"{number}+{number}=")
-        problems.append(Problem(prompt, answer, rule="python:mine:same", source="doubling", solution=answer))
+        problems.append(Problem(prompt, answer, rule="python:mine:near", source="doubling", solution=answer))
     return problems
 
 
-def same(response: str, answer: str, extra: dict[str, object]) -> bool:
-    """Accept the answer and nothing else."""
-    return response.strip() == answer
+def near(response: str, answer: str, extra: dict[str, object]) -> float:
+    """Give 1 for the answer, and less the farther a number is from it."""
+    text = response.strip()
+    return 1 / (1 + abs(int(text) - int(answer))) if text.isdecimal() else 0.0
+
+
+@tt.rule(batched=True)
+def brief(
+    responses: Sequence[str], answers: Sequence[str], extras: Sequence[dict[str, object]], *, most: int = 2
+) -> list[float]:
+    """Give 1 to a response of at most `most` characters; one call for all responses of a step."""
+    return [float(len(response) <= most) for response in responses]
 
 
 class Warmer:

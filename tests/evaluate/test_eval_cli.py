@@ -91,6 +91,34 @@ def test_a_model_is_evaluated_shown_and_kept(tmp_path: Path) -> None:
     assert result(tmp_path / "out")["metrics"] == found["metrics"]
 
 
+def test_a_file_of_ones_own_is_a_benchmark(tmp_path: Path) -> None:
+    mine = tmp_path / "mine sums.jsonl"
+    mine.write_text("".join(json.dumps({"q": f"{n}+1=", "r": {"value": n + 1}}) + "\n" for n in range(3)))
+    columns = ("--columns", "prompt=q,answer=r.value")
+    output = call(tmp_path, "demo", "--benchmarks", f"gsm8k,{mine}", *columns)
+    assert "mine sums (3)" in output and "GSM8K (6)" in output
+    rows = [json.loads(line) for line in (tmp_path / "out/problems.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows if row["benchmark"] == str(mine)] == [f"mine sums-{n}" for n in range(3)]
+    assert "all samples are there already" in call(tmp_path, "demo", "--benchmarks", f"gsm8k,{mine}", *columns)
+    regraded = runner.invoke(app, ["eval", "--regrade", str(tmp_path / "out"), "--rule", "exact"])
+    assert regraded.exit_code == 0 and "mine sums (3)" in regraded.output
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--benchmarks", "mine.csv"], "(a file of your own ends in .jsonl or .parquet)"),
+        (["--benchmarks", "nowhere.jsonl"], "task file 'nowhere.jsonl' does not exist"),
+        (["--columns", "prompt"], "--columns 'prompt': write for example prompt=question,answer=result"),
+        (["--columns", "promt=q"], "--columns 'promt=q': no problem has a 'promt': did you mean prompt?"),
+    ],
+)
+def test_a_mistake_in_a_file_of_ones_own_is_found_before_the_model_is_loaded(
+    words: list[str], expected: str, tmp_path: Path
+) -> None:
+    assert expected in call(tmp_path, "no such model", *words, code=2)
+
+
 def test_resume_needs_something_to_go_on_with(tmp_path: Path) -> None:
     assert "is not an evaluation" in call(tmp_path, "demo", "--resume", code=2)
 

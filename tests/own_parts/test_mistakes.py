@@ -31,7 +31,8 @@ IN_THE_FILE = {
     "a prompt": ('user(f"{number}+{number}=")', 'f"{number}+{number}="', "the prompt of problem 0 is '1+1=': chat mess"),
     "an answer": ("answer = str(2 * number)", "answer = 2 * number", "`answer` of problem 0 is 2, and not text"),
     "a crash": ("str(2 * number)", "str(number / 0)", "mine.py:47: ZeroDivisionError: division by zero"),
-    "a rule": ("python:mine:same", "python:mine:smae", "mine.py has no smae: did you mean same"),
+    "a rule": ("rule=\"python:mine:near", "rule=\"python:mine:naer", "mine.py has no naer: did you mean near"),
+    "a rule's arguments": ("answer: str, extra: dict[str, object]", "answer: str", "must take (response, answer, extra)"),
     "no solution": (", solution=answer)", ")", "has no worked solutions: set warm_start.path"),
     "no sample": ("def sample(", "def smaple(", "it has no method sample(prompts, step, options)"),
     "no policy": ("policy: Policy, factor: float = 1.2", "", "a sampler's first argument is the policy, and it has none"),
@@ -56,8 +57,9 @@ IN_THE_RECIPE = {
     "a sampler's option": ("factor = 1.1", "facto = 1.1", "unknown option of rollout.engine_options 'facto': did you mean factor?"),
     "another engine": ("python:mine:Warmer", "vlm", "rollout.engine: 'vlm': did you mean vllm? (one of your own: python:MODULE:NAME)"),
     "no module name": ("python:mine:Warmer", "python:Warmer", "python:Warmer: nothing of this name is registered here"),
+    "a rule's option": ("most = 2", "mots = 2", "reward.terms.brief: python:mine:brief (project/mine.py:59) has no option 'mots'"),
     "a key of others": ("[run]", "[update]\nlearning_rate = 1e-3\n[run]", "unknown key update.learning_rate: did you mean lr?"),
-    "a rule": ("[task]\nname = \"python:mine:doubling\"\ndigits = 1\n", FILE + "rule = 'python:mine:sam'\n", "task.rule: python:mine:sam: project/mine.py has no sam: did"),
+    "a rule": ("[task]\nname = \"python:mine:doubling\"\ndigits = 1\n", FILE + "rule = 'python:mine:nea'\n", "task.rule: python:mine:nea: project/mine.py has no nea: did"),
     "a column": ("[task]\nname = \"python:mine:doubling\"\ndigits = 1\n", FILE.replace("prompt =", "promt ="), "task.columns: no problem has a 'promt': did you mean prompt?"),
     "a column's name": ("[task]\nname = \"python:mine:doubling\"\ndigits = 1\n", FILE.replace("'result'", "'answer'"), "rows.jsonl, row 1: there is no `answer`, only `question`, `result`; name your columns in the recipe"),
     "a solution": ("steps = 20\n", "steps = 20\npath = 'rows.jsonl'\ncolumns = {prompt = 'question'}\n", "rows.jsonl, row 1: there is no `solution`, only"),
@@ -98,7 +100,7 @@ def test_a_mistake_in_the_recipe(project: Path, mistake: str) -> None:
 
 
 def test_a_wrong_rule_is_found_before_the_warm_start_and_leaves_nothing(project: Path) -> None:
-    replace_once(project / "mine.py", "python:mine:same", "python:mine:smae")
-    assert "mine.py has no smae: did you mean same?" in problem_of("--out", "run", "--quiet")
+    replace_once(project / "mine.py", "python:mine:near", "python:mine:naer")
+    assert "mine.py has no naer: did you mean near" in problem_of("--out", "run", "--quiet")
     assert not Path("run").exists()
     assert not Path(".warm_start").exists()

@@ -53,11 +53,14 @@ def test_a_file_of_ones_own_from_the_dry_run_to_the_replay(project: Path, monkey
     assert "advantage   python:mine:above_mean" in shown
     assert "a task with 100 problems" in shown
 
-    # Training: the task's problems and solutions, the rule, the sampler, the method and the advantage are all ours.
+    # Training: problems, solutions, a graded and a batched rule, sampler, method and advantage are all ours.
     trimtab("train", "project/mine.toml", "--out", "run", "--quiet", *QUICK)
     steps = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in steps] == [0, 1, 2, 3]
     assert "eval/accuracy" in steps[0] and "tokens/damped_share" in steps[1]
+    graded = [16 * record["rewards/task"] for record in steps[1:]]
+    assert any(total != round(total) for total in graded), "right or wrong alone would give whole numbers"
+    assert all("rewards/brief" in record for record in steps[1:])
 
     # It is resumed from any folder: the run's configuration says where the module is.
     elsewhere = project.parent / "elsewhere"
@@ -106,7 +109,7 @@ def test_the_page_and_its_notebook_example(own_file: WriteFile, capsys: pytest.C
     code = page.partition("```python\n")[2].partition("```")[0]
     exec(compile(code, "docs/own-parts.md", "exec"), {})
     assert "clip(r, 0.95, 1.05)" in capsys.readouterr().out
-    for part in ("gentle", "calm", "above_mean", "doubling", "same", "Warmer"):
+    for part in ("gentle", "calm", "above_mean", "doubling", "near", "brief", "Warmer"):
         assert f"{part}(" in page or f"class {part}" in page
 
 

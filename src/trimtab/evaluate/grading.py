@@ -12,10 +12,9 @@ from trimtab.evaluate.folder import EvalFolder, Generation, SampleKey, parse_row
 from trimtab.evaluate.metrics import GradedSample
 from trimtab.files import write_json_lines
 from trimtab.rewards import Verdict, VerdictKind, grade, grade_many
-from trimtab.tasks import BenchmarkProblem
+from trimtab.tasks import BOX_RULES, BenchmarkProblem
 from trimtab.text import shown
 
-BOX_RULES = ("math", "boxed", "strict-box")  # rules that extract the answer from a box
 # Of responses that are graded side by side: enough that slow ones overlap, and little enough for memory.
 CHARACTERS_AT_A_TIME = 1 << 24
 

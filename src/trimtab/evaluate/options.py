@@ -29,8 +29,15 @@ class EvalOptions:
         typer.Argument(help="A folder or hub name of a model, smollm2, a run of trimtab's, or a checkpoint."),
     ] = None
     benchmarks: Annotated[
-        str, typer.Option(help="Of aime24, aime25, amc23, math500, minerva, olympiadbench, gsm8k, with commas.")
+        str,
+        typer.Option(
+            help="Of aime24, aime25, amc23, math500, minerva, olympiadbench, gsm8k, with commas, "
+            "and files of your own (.jsonl, .parquet)."
+        ),
     ] = ",".join(DEFAULT_BENCHMARKS)
+    columns: Annotated[
+        str | None, typer.Option(help="Columns of your own files: prompt=question,answer=result. Default: verl's.")
+    ] = None
     data: Annotated[Path | None, typer.Option(help="The folder with their files. Default: from the hub.")] = None
     preset: Annotated[str, typer.Option(help="train (T 1.0, top-p 1.0) or justrl (T 0.7, top-p 0.9).")] = "train"
     samples: Annotated[int | None, typer.Option(help="Per problem. Default: 32, for the large sets 4.")] = None

@@ -22,7 +22,7 @@ from trimtab.evaluate.published import PUBLISHED
 from trimtab.evaluate.run import EvalResult
 from trimtab.evaluate.settings import EvalSettings, differences
 from trimtab.files import write_atomically
-from trimtab.tasks import BENCHMARKS
+from trimtab.tasks import BENCHMARKS, find_benchmark
 from trimtab.text import NOTHING, printable
 
 # A model's name and a server's messages are untrusted text: everything shown goes through `printable`, and through
@@ -57,8 +57,8 @@ def notes(result: EvalResult, baseline: EvalResult | None = None) -> list[str]:
     """Return the notes below the tables: what failed, what is missing, what differs."""
     lines = [LEGEND]
     for name, metrics in result.metrics.items():
-        lines += _failure_notes(BENCHMARKS[name].title, metrics)
-        lines += _sampling_notes(BENCHMARKS[name].title, metrics, result.settings)
+        lines += _failure_notes(find_benchmark(name).title, metrics)
+        lines += _sampling_notes(find_benchmark(name).title, metrics, result.settings)
     if result.rejected_truths:
         lines.append(f"{len(result.rejected_truths)} answers are rejected by the rule {result.settings.rule} itself.")
     if all(metrics.entropy is None for metrics in result.metrics.values()):
@@ -159,7 +159,7 @@ def _score_table(result: EvalResult) -> ReportTable:
     for name, metrics in result.metrics.items():
         # pass@k of the largest k only; result.json has the others.
         last = metrics.pass_at[max(metrics.pass_at)] if metrics.pass_at else None
-        title = f"{BENCHMARKS[name].title} ({metrics.problems})"
+        title = f"{find_benchmark(name).title} ({metrics.problems})"
         rows.append([title, str(metrics.samples), percent(metrics.average), percent(last), percent(metrics.majority)])
     total = _average(result)
     if total is not None:
@@ -172,7 +172,7 @@ def _score_table(result: EvalResult) -> ReportTable:
 def _response_table(result: EvalResult) -> ReportTable:
     rows = [
         [
-            BENCHMARKS[name].title,
+            find_benchmark(name).title,
             _cell(metrics.length, lambda value: f"{value:,.0f}"),
             percent(metrics.truncated),
             percent(metrics.no_answer),
@@ -192,7 +192,7 @@ def _comparison_table(result: EvalResult, baseline: EvalResult) -> ReportTable:
     for name, difference in compare_results(result, baseline).items():
         ours, theirs = percent(result.metrics[name].average), percent(baseline.metrics[name].average)
         paired = [percent(difference, signed=True), str(difference.problems) if difference else "0"]
-        rows.append([BENCHMARKS[name].title, ours, theirs, *paired, _significance(difference)])
+        rows.append([find_benchmark(name).title, ours, theirs, *paired, _significance(difference)])
     columns = ("benchmark", "avg@k", "baseline", "difference", "paired problems", "")
     return ReportTable(f"Against {baseline.settings.model}, paired by problem, percentage points", columns, rows)
 
@@ -205,7 +205,7 @@ def _published_table(result: EvalResult) -> ReportTable:
         scores = [f"{line.scores[name]:.1f}" if name in line.scores else NOTHING for name in names]
         shown = NOTHING if line.average is None else f"{line.average:.1f}"
         rows.append([line.model, *scores, shown, line.source])
-    columns = ("as published, percent", *(BENCHMARKS[name].title for name in names), "mean", "source")
+    columns = ("as published, percent", *(find_benchmark(name).title for name in names), "mean", "source")
     return ReportTable("Beside published results (which come without intervals)", columns, rows)
 
 

@@ -16,14 +16,14 @@ from trimtab.evaluate.metrics import BenchmarkMetrics, GradedSample, compute_met
 from trimtab.evaluate.native import NativeGenerator, fingerprint, open_model
 from trimtab.evaluate.options import EvalOptions
 from trimtab.evaluate.progress import EvalProgress, MessageLog
-from trimtab.evaluate.settings import EvalSettings, decoding, digest, parse_benchmarks
+from trimtab.evaluate.settings import EvalSettings, decoding, digest, parse_benchmarks, parse_columns
 from trimtab.files import locked
 from trimtab.memory import is_out_of_memory
 from trimtab.policy import pick_device
 from trimtab.rewards import Verdict
 from trimtab.rollout import require_vllm
 from trimtab.stop_signals import check_interrupted
-from trimtab.tasks import BENCHMARKS, BenchmarkProblem, load_benchmark
+from trimtab.tasks import BenchmarkProblem, find_benchmark, load_benchmark
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,10 @@ def prepare(options: EvalOptions) -> tuple[EvalSettings, list[GenerationRequest]
     benchmarks = parse_benchmarks(options.benchmarks)
     rule = "math" if options.rule is None else options.rule
     grading.check_rule(rule)  # hours of sampling should not end with a misspelt rule
+    columns = parse_columns(options.columns or "")
     problems = {
-        name: load_benchmark(name, options.data, options.prompt_suffix, rule)[: options.problems] for name in benchmarks
+        name: load_benchmark(name, options.data, options.prompt_suffix, rule, columns)[: options.problems]
+        for name in benchmarks
     }
     native = options.connection is None
     check_engine(options.engine, native)
@@ -60,7 +62,7 @@ def prepare(options: EvalOptions) -> tuple[EvalSettings, list[GenerationRequest]
         model=options.name,
         sampler=options.engine if native else "endpoint",
         benchmarks=benchmarks,
-        samples={name: options.samples or BENCHMARKS[name].samples for name in benchmarks},
+        samples={name: options.samples or find_benchmark(name).samples for name in benchmarks},
         temperature=temperature,
         top_p=top_p,
         max_new_tokens=options.max_new_tokens,

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from trimtab.tasks import BENCHMARKS
-from trimtab.text import nearest
+from trimtab.tasks import BENCHMARKS, check_columns, find_benchmark
+from trimtab.text import nearest, shown
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class EvalSettings:
 
     def describe(self) -> str:
         """Return the settings for people, one line each."""
-        counts = ", ".join(f"{BENCHMARKS[name].title} x{self.samples[name]}" for name in self.benchmarks)
+        counts = ", ".join(f"{find_benchmark(name).title} x{self.samples[name]}" for name in self.benchmarks)
         # By the values, not by the option: --temperature may have moved a preset's decoding away from it.
         preset = next((n for n, p in PRESETS.items() if (p.temperature, p.top_p) == (self.temperature, self.top_p)), "")
         where = f"{self.endpoint} (OpenAI-compatible)" if self.sampler == "endpoint" else self.device
@@ -108,10 +108,21 @@ def decoding(preset: str, temperature: float | None, top_p: float | None) -> tup
 def parse_benchmarks(text: str) -> tuple[str, ...]:
     """Return the benchmarks named in a comma-separated list, in order and once each."""
     names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name.lower() not in BENCHMARKS:
-            raise ValueError(f"unknown benchmark {name!r}: {nearest(name, BENCHMARKS)}")
-    return tuple(dict.fromkeys(name.lower() for name in names))
+    known = [name.lower() if name.lower() in BENCHMARKS else name for name in names]
+    for name in known:
+        find_benchmark(name)
+    return tuple(dict.fromkeys(known))
+
+
+def parse_columns(text: str) -> dict[str, str]:
+    """Return the columns of a file of the user's own, as `prompt=question,answer=result` names them."""
+    pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+    if not all(equals for _, equals, _ in pairs):
+        raise ValueError(f"--columns {shown(text)}: write for example prompt=question,answer=result")
+    try:
+        return check_columns({part.strip(): column.strip() for part, _, column in pairs})
+    except ValueError as error:
+        raise ValueError(f"--columns {shown(text)}: {error}") from None
 
 
 def settings_from(stored: Mapping[str, Any]) -> EvalSettings:
@@ -122,9 +133,10 @@ def settings_from(stored: Mapping[str, Any]) -> EvalSettings:
     from pydantic import TypeAdapter  # not for `--help`
 
     settings = TypeAdapter(EvalSettings).validate_python(stored)
-    wrong = [name for name in settings.benchmarks if name not in BENCHMARKS or settings.samples.get(name, 0) < 1]
-    if wrong:
-        raise ValueError(f"benchmark {wrong[0]!r:.100} is unknown, or has no samples")
+    for name in settings.benchmarks:
+        find_benchmark(name)
+        if settings.samples.get(name, 0) < 1:
+            raise ValueError(f"benchmark {name!r:.100} has no samples")
     return settings
 
 

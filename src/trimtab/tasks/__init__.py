@@ -1,7 +1,15 @@
 """Tasks: sequences of problems from generated arithmetic, reasoning-gym, GSM8K, or jsonl and parquet files."""
 
 from trimtab.tasks.arithmetic import Arithmetic
-from trimtab.tasks.benchmarks import BENCHMARKS, DEFAULT_BENCHMARKS, PROMPT_SUFFIX, BenchmarkProblem, load_benchmark
+from trimtab.tasks.benchmarks import (
+    BENCHMARKS,
+    BOX_RULES,
+    DEFAULT_BENCHMARKS,
+    PROMPT_SUFFIX,
+    BenchmarkProblem,
+    find_benchmark,
+    load_benchmark,
+)
 from trimtab.tasks.files import check_columns, gsm8k, read_file, read_rows, worked_solution
 from trimtab.tasks.gym import GymTask, gym_dataset
 from trimtab.tasks.problems import (
@@ -19,8 +27,9 @@ from trimtab.tasks.problems import (
 from trimtab.tasks.registry import TASKS, TaskArgument, build_task, has_held_out_problems, task_arguments
 
 __all__ = [
-    "BENCHMARKS", "DEFAULT_BENCHMARKS", "PROMPT_SUFFIX", "TASKS", "Arithmetic", "BenchmarkProblem", "FixedTask",
-    "GymTask", "Message", "Problem", "Split", "Task", "TaskArgument", "TaskOption", "build_task", "check_columns",
-    "derive_seed", "gsm8k", "gym_dataset", "has_held_out_problems", "load_benchmark", "optional_module",
-    "problem_index", "read_file", "read_rows", "task_arguments", "user", "worked_solution",
+    "BENCHMARKS", "BOX_RULES", "DEFAULT_BENCHMARKS", "PROMPT_SUFFIX", "TASKS", "Arithmetic", "BenchmarkProblem",
+    "FixedTask", "GymTask", "Message", "Problem", "Split", "Task", "TaskArgument", "TaskOption", "build_task",
+    "check_columns", "derive_seed", "find_benchmark", "gsm8k", "gym_dataset", "has_held_out_problems",
+    "load_benchmark", "optional_module", "problem_index", "read_file", "read_rows", "task_arguments", "user",
+    "worked_solution",
 ]  # fmt: skip

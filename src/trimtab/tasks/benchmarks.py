@@ -14,7 +14,10 @@ from pathlib import Path
 
 from trimtab.tasks.files import gsm8k, read_file, read_rows
 from trimtab.tasks.problems import FixedTask, Problem, user
+from trimtab.text import nearest, shown
 
+FILE_ENDINGS = (".jsonl", ".parquet")
+BOX_RULES = ("math", "boxed", "strict-box")  # rules that extract the answer from a box
 PROMPT_SUFFIX = "\nPlease reason step by step, and put your final answer within \\boxed{}"
 SMALL, LARGE = 32, 4  # samples per problem of small and large benchmarks, as in the STAPO and JustRL papers
 
@@ -59,11 +62,30 @@ class BenchmarkProblem:
     problem: Problem = field(repr=False)
 
 
+def find_benchmark(name: str) -> Benchmark:
+    """Return a benchmark by its name, or the one that a file of the user's own is."""
+    if name in BENCHMARKS:
+        return BENCHMARKS[name]
+    if Path(name).suffix in FILE_ENDINGS:
+        return Benchmark(name, Path(name).stem, 0, LARGE, hub="", question="", answer="")
+    hint = f"{nearest(name, BENCHMARKS)} (a file of your own ends in {' or '.join(FILE_ENDINGS)})"
+    raise ValueError(f"unknown benchmark {shown(name)}: {hint}")
+
+
 def load_benchmark(
-    name: str, data: Path | None = None, suffix: str = PROMPT_SUFFIX, rule: str = "math"
+    name: str,
+    data: Path | None = None,
+    suffix: str = PROMPT_SUFFIX,
+    rule: str = "math",
+    columns: Mapping[str, str] | None = None,
 ) -> list[BenchmarkProblem]:
-    """Load every problem of a benchmark from a folder, or from the hub where no folder is given."""
-    benchmark = BENCHMARKS[name]
+    """Load every problem of a benchmark from a folder, or from the hub where no folder is given.
+
+    `columns` are the names of the columns of a file of the user's own, which is its own benchmark.
+    """
+    benchmark = find_benchmark(name)
+    if name not in BENCHMARKS:
+        return _own_file(benchmark, suffix, rule, columns or {})
     source = benchmark.hub if data is None else str(find_file(benchmark, data))
     task = _read(benchmark, source, suffix, hub=data is None)
     problems = [replace(problem, rule=rule) for problem in task.problems]
@@ -74,6 +96,16 @@ def load_benchmark(
     loaded = [BenchmarkProblem(name, *columns) for columns in zip(ids, locations, problems, strict=True)]
     for item in loaded:
         _check_answer(item)
+    return loaded
+
+
+def _own_file(benchmark: Benchmark, suffix: str, rule: str, columns: Mapping[str, str]) -> list[BenchmarkProblem]:
+    problems = read_file(benchmark.name, rule=rule, suffix=suffix, columns=columns).problems
+    ids = _ids(benchmark, problems)
+    loaded = [BenchmarkProblem(benchmark.name, key, p.location, p) for key, p in zip(ids, problems, strict=True)]
+    for item in loaded:
+        if rule in BOX_RULES:  # any other may want an answer of any form
+            _check_answer(item)
     return loaded
 
 
@@ -119,7 +151,8 @@ def _ids(benchmark: Benchmark, problems: Sequence[Problem]) -> list[str]:
     own = [problem.extra.get("index") for problem in problems]
     if all(isinstance(name, str | int) for name in own) and len(set(map(str, own))) == len(own):
         return [str(name) for name in own]
-    return [f"{benchmark.name}-{number}" for number in range(len(problems))]
+    stem = benchmark.name if benchmark.name in BENCHMARKS else benchmark.title
+    return [f"{stem}-{number}" for number in range(len(problems))]
 
 
 def _check_answer(item: BenchmarkProblem) -> None:
