@@ -19,6 +19,7 @@ from trimtab.config import base_model, find_run_model, load
 from trimtab.console.launch import resolve_request
 from trimtab.policy import Policy, load_policy
 from trimtab.train import RunFolder, build_policy, open_policy
+from trimtab.train.checkpoints import write_manifest
 from trimtab.train.loop import train
 from trimtab.train.run import Run
 
@@ -58,6 +59,11 @@ def saved(run: Path, step: int, file: str = "model") -> dict[str, torch.Tensor]:
 
 def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def write_manifest_again(checkpoint: Path) -> None:
+    (checkpoint / "manifest.json").unlink()
+    write_manifest(checkpoint)
 
 
 def logits(policy: Policy) -> torch.Tensor:
@@ -218,6 +224,15 @@ def test_a_model_path_takes_a_run_and_its_checkpoints(
     assert find_run_model("demo") is None and find_run_model(str(tmp_path)) is None
 
 
+def test_the_demo_is_the_demo_whatever_the_current_folder_holds(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(run, tmp_path / "demo")
+    monkeypatch.chdir(tmp_path)
+    assert find_run_model("demo") is None and load(None, ["model.path=demo"]).model.path == "demo"
+    assert find_run_model("./demo") is not None
+
+
 def test_the_reference_model_may_be_a_run(run: Path, tmp_path: Path) -> None:
     changes = {"objective": '"grpo + kl"', "model.reference": f"{run}@2", "run.steps": "1", "warm_start.steps": "0"}
     new, _ = short_run(tmp_path / "new", changes)
@@ -255,6 +270,15 @@ def test_a_relative_base_path_survives_a_change_of_folder(
     again = load_policy("../here/runs/lora/export-2", device="cpu")
     assert not hasattr(again.model, "peft_config")
     assert torch.equal(logits(again), logits(policy))
+    # A run of an earlier version has the path as it was given, in its checkpoints too.
+    monkeypatch.chdir(tmp_path / "here")
+    newest = Path("runs/lora/checkpoints/step-00000002")
+    for file in (Path("runs/lora/config.toml"), newest / "state.json"):
+        file.write_text(file.read_text().replace(str(tmp_path / "here/models/base"), "models/base"))
+    write_manifest_again(newest)
+    train(Run(load(Path("runs/lora/config.toml")), RunFolder(Path("runs/lora")), old := MessageLog(), resume=True))
+    assert old.has("resumed from step 2")
+    monkeypatch.chdir(tmp_path / "there")
     config = load(Path("../here/runs/lora/config.toml"), ["run.steps=3"])
     train(Run(config, RunFolder(Path("../here/runs/lora")), log := MessageLog(), resume=True))
     assert log.has("resumed from step 2")

@@ -35,6 +35,8 @@ class RunModel:
 def find_run_model(path: str) -> RunModel | None:
     """Return the weights of the run that a path names; None where it names no run, but a model."""
     where = Path(os.path.expanduser(path))
+    if path in ("demo", "smollm2"):  # the models of that name, whatever is in the current folder
+        return None
     if _is_checkpoint(where):
         return RunModel(where.parent.parent, where)
     if _is_run(where):

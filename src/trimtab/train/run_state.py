@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,7 +38,8 @@ def restore_checkpoint(saved: checkpoints.Checkpoint, trainer: Trainer, progress
     with checkpoints.errors_as_mismatch(saved):
         # Keys that only one of the two has come from another version of trimtab and are not compared.
         now = config_fingerprint(trainer.config)
-        other = [key for key, value in saved.state["config_fingerprint"].items() if now.get(key, value) != value]
+        before = saved.state["config_fingerprint"]
+        other = [key for key, value in before.items() if not _same(key, value, now.get(key, value))]
         if other:
             raise ValueError(f"it is of a run with another {', '.join(other)}")
         checkpoints.load_training_tensors(trainer.policy, trainer.optimizer, saved)
@@ -49,6 +52,12 @@ def restore_checkpoint(saved: checkpoints.Checkpoint, trainer: Trainer, progress
             setattr(progress, name, value)
         if progress.step != saved.step or not isinstance(saved.state["environment"], dict):
             raise ValueError("its state is not valid")
+
+
+def _same(key: str, before: Any, now: Any) -> bool:
+    # Runs of earlier versions have relative paths of models, as they were given.
+    relative = key.startswith("model.") and isinstance(before, str) and os.path.abspath(before) == now
+    return bool(before == now) or relative
 
 
 def load_start(trainer: Trainer, progress: RunProgress) -> str:
