@@ -115,3 +115,14 @@ def test_verl_finds_the_grader_and_it_grades() -> None:
     assert (right["score"], right["acc"], right["pred"]) == (1.0, 1.0, "42")
     assert (wrong["score"], wrong["acc"], wrong["pred"]) == (-1.0, 0.0, "41")
     assert (nothing["score"], nothing["pred"]) == (-1.0, "")
+
+
+def test_a_rule_with_numbers_gives_verl_the_number_and_a_failing_one_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    score = load_module("pkg://trimtab.engines.verl.reward").compute_score
+    rule = "python:helpers.rewards.graded_rules:returns"
+    assert score("math", "0.3", "42", rule=rule, wrong=-1.0) == {"score": 0.3, "acc": 0.0, "pred": ""}
+    assert [score("math", "nan", "42", rule=rule, wrong=-1.0)["score"] for _ in range(2)] == [-1.0, -1.0]
+    (record,) = [each for each in caplog.records if "failed" in each.message]
+    assert rule in record.message and "nan is no verdict" in record.message

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from trimtab.evaluate import endpoint
+from trimtab import bounded_http
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -22,4 +22,4 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry servers after milliseconds."""
-    monkeypatch.setattr(endpoint, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(bounded_http, "FIRST_PAUSE", 0.01)

@@ -29,6 +29,7 @@ from helpers.evaluate.small_evals import (
     status,
     trickle,
 )
+from trimtab import bounded_http
 from trimtab.bounded_http import NoConnectionError
 from trimtab.evaluate import endpoint
 from trimtab.evaluate.endpoint import EndpointConnection, EndpointError
@@ -229,7 +230,7 @@ def test_retry_after_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_pauses_grow_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "FIRST_PAUSE", 1.0)
+    monkeypatch.setattr(bounded_http, "FIRST_PAUSE", 1.0)
     for attempt in range(8):
         pauses = [endpoint.retry_pause(attempt) for _ in range(50)]
         assert all(0.5 * min(60, 2**attempt) <= pause <= min(60, 2**attempt) for pause in pauses)

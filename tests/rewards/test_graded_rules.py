@@ -163,3 +163,9 @@ def test_a_registered_rule_runs_in_this_process() -> None:
 def test_a_limit_that_cannot_hold_is_refused_where_it_is_written(marks: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="seconds"):
         tt.rule(**marks)  # type: ignore[call-overload]
+
+
+def test_a_rule_that_takes_too_long_says_what_its_limits_are() -> None:
+    (verdict,) = graded("sleeps", ["x"])
+    assert verdict.kind == "too_costly"
+    assert "the response 'x': more than 0.2 s" in verdict.error and "@trimtab.rule(seconds=...)" in verdict.error

@@ -10,7 +10,6 @@ import asyncio
 import json
 import math
 import os
-import random
 import re
 from asyncio import sleep
 from collections import Counter
@@ -27,7 +26,10 @@ from trimtab.bounded_http import (
     NoConnectionError,
     bounded_request,
     event_loop_thread,
+    is_retryable,
     open_client,
+    retry_after,
+    retry_pause,
 )
 from trimtab.evaluate.completion import MAX_BYTES, BadCompletionError, parse_completion
 from trimtab.evaluate.folder import Batches, Generation, GenerationRequest, SampleKey
@@ -39,9 +41,7 @@ from trimtab.text import printable
 SAMPLES_PER_REQUEST = 8
 TOKENS_PER_REQUEST = SAMPLES_PER_REQUEST * 20_480  # with their log-probabilities they fit into `MAX_BYTES`
 OPTIONAL_FIELDS = ("logprobs", "seed", "n")  # a server may not know them; without `n` each sample is one request
-RETRY_STATUS = (408, 409, 425, 429)  # and all from 500 on
 FATAL_STATUS = (401, 403, 404, 405)  # neither a retry nor another prompt will help
-FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # seconds before the first retry, doubled before each next one
 MESSAGE_LENGTH = 300  # characters of a server's message that are kept
 SECRET_LENGTH = 8  # characters; a shorter key, as vLLM's EMPTY, is no secret and may well be in a response
 EXAMPLE = "give one like http://host:port/v1"
@@ -250,8 +250,8 @@ class _Sampling:
         if status in FATAL_STATUS or status < 400:
             check = "check --endpoint, --model-name and OPENAI_API_KEY; the same command resumes the evaluation"
             raise EndpointError(f"the server at {self.connection.url} returned {message}; {check}")
-        if status in RETRY_STATUS or status >= 500:
-            raise RetryableError(message, _retry_after(reply.headers.get("retry-after")))
+        if is_retryable(status):
+            raise RetryableError(message, retry_after(reply.headers.get("retry-after")))
         raise RejectedRequestError(message)
 
     def _parse(self, reply: HttpReply, count: int) -> list[dict[str, Any]]:
@@ -274,11 +274,6 @@ class _Sampling:
         stored = asyncio.Event()
         self.arrived.put((batch, stored))
         await stored.wait()
-
-
-def retry_pause(attempt: int) -> float:
-    """Return the seconds before a retry: doubled each time, and jittered, so that clients do not retry in step."""
-    return min(MAX_PAUSE, FIRST_PAUSE * 2.0**attempt) * random.uniform(0.5, 1.0)
 
 
 def _key() -> str:
@@ -308,10 +303,3 @@ def _excerpt(reply: HttpReply) -> str:
 def _names(key: str, reply: HttpReply) -> bool:
     """Return whether an error body names a request field."""
     return re.search(rf"(?<![\w\\]){key}(?!\w)", _excerpt(reply)) is not None
-
-
-def _retry_after(header: str | None) -> float:
-    try:
-        return min(MAX_PAUSE, max(0.0, float(header or 0)))  # in this order NaN becomes 0
-    except ValueError:
-        return 0.0

@@ -33,8 +33,10 @@ _VERDICT = TypeAdapter(_VerdictRow)
 
 
 def check_rule(rule: str) -> None:
-    """Raise for a rule that does not exist, before anything is sampled."""
-    grade("", "1", rule)  # unlike `rewards.check_rule`, this also loads a `python:` function
+    """Raise for a rule that does not exist or a service that does not answer, before anything is sampled."""
+    verdict = grade("", "1", rule)  # unlike `rewards.check_rule`, this also loads a `python:` function
+    if rule.startswith("http") and verdict.kind == "crashed":
+        raise ValueError(verdict.error)
 
 
 def rejected_truths(problems: Sequence[BenchmarkProblem], rule: str) -> list[BenchmarkProblem]:
@@ -103,7 +105,9 @@ def _batches(generations: Iterable[Generation]) -> Iterator[list[Generation]]:
 def _row(key: SampleKey, verdict: Verdict, rule: str) -> dict[str, Any]:
     benchmark, problem, sample = key
     row = {"benchmark": benchmark, "problem": problem, "sample": sample, "rule": rule}
-    return row | {"kind": verdict.kind, "extracted": verdict.extracted, "seconds": round(verdict.seconds, 6)}
+    row |= {"kind": verdict.kind, "extracted": verdict.extracted, "seconds": round(verdict.seconds, 6)}
+    row |= {} if verdict.score is None else {"score": verdict.score}
+    return row | ({"error": verdict.error} if verdict.error else {})
 
 
 def _unboxed(answer: str) -> str:

@@ -107,8 +107,10 @@ class PythonRule:
         seconds = result.seconds / len(items)
         if result.outcome == "done":
             return [replace(verdict, seconds=seconds) for verdict in self._read(result.value, items)]
-        error = result.traceback or f"{self.name} for {items[0].named}: {result.error}"
         kind: VerdictKind = "too_costly" if result.outcome == "too_costly" else "crashed"
+        limits = f"more than {self.limits.seconds:g} s, {self.limits.cpu_seconds:g} s of the processor or its memory"
+        reason = result.error or (f"{limits}; @trimtab.rule(seconds=...) allows more" if kind == "too_costly" else "")
+        error = result.traceback or f"{self.name} for {items[0].named}: {reason}"
         return [Verdict(kind, seconds=seconds, error=error)] * len(items)
 
     def _call_here(self, items: Sequence[Submission]) -> list[Verdict]:

@@ -1,15 +1,19 @@
 """trimtab's grading rules as a reward function for verl.
 
 `reward.custom_reward_function.path=pkg://trimtab.engines.verl.reward`, with `rule`, `correct` and `wrong` under
-`+reward.custom_reward_function.reward_kwargs`.
+`+reward.custom_reward_function.reward_kwargs`. A rule that gives a number gives the score itself.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from trimtab.rewards import grade
+
+_log = logging.getLogger(__name__)
+_failed: set[str] = set()  # rules whose first error has been logged
 
 
 def compute_score(
@@ -25,4 +29,9 @@ def compute_score(
     """Grade a response: its score and, for verl's logs, whether it is correct and the extracted answer."""
     verdict = grade(solution_str, str(ground_truth), rule, extra_info)
     is_correct = verdict.kind == "correct"
-    return {"score": correct if is_correct else wrong, "acc": float(is_correct), "pred": verdict.extracted or ""}
+    if verdict.kind == "crashed" and rule not in _failed:  # once in each of verl's reward workers
+        _failed.add(rule)
+        _log.error("the rule %s failed, which counts as a wrong answer here:\n%s", rule, verdict.error or ground_truth)
+    paid = correct if is_correct else wrong
+    score = paid if verdict.score is None or verdict.kind == "crashed" else verdict.score
+    return {"score": score, "acc": float(is_correct), "pred": verdict.extracted or ""}
