@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trimtab.config import Config
+from trimtab.config import TASK_TERM, Config
 from trimtab.memory import describe_estimate, longest_response, minibatches
 from trimtab.train import check_problems, resolved_toml
 
@@ -35,6 +35,10 @@ def _step(config: Config) -> list[str]:
         )
     if len(sizes) * passes == 1:
         lines.append("  with one update per step the policy is the one that sampled: ratios are 1, nothing is clipped")
+    if config.reward.terms:
+        weights = {TASK_TERM: config.reward.weight} | {name: term.weight for name, term in config.reward.terms.items()}
+        total = " + ".join(f"{weight:g} x {name}" for name, weight in weights.items())
+        lines.append(f"  the reward of a response: {total} (reward.weight, reward.terms)")
     if rollout.dynamic_sampling:
         lines.append(
             f"  dynamic sampling: groups without reward spread are sampled again, {rollout.dynamic_oversample:g} times "
