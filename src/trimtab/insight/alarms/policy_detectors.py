@@ -145,7 +145,7 @@ def ratio(run: DetectorInput) -> Finding | None:
 
 def clip(run: DetectorInput) -> Finding | None:
     """Detect clipping of many more tokens than at the start."""
-    # Only growth: on the demo SSPO usually clips 0.03 % of the tokens, GSPO 25 %.
+    # Only growth: methods differ a hundredfold, SSPO and GSPO on the demo for example.
     cut, limits = run.shift("update/clip_share"), run.limits
     if cut is None or cut.now < max(limits.clip_min_share, limits.clip_growth * cut.start) or not cut.significant:
         return None
