@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import signal
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -121,6 +122,10 @@ def contents(run: Path) -> dict[str, str]:
             for n, line in enumerate(path.read_text().splitlines()):
                 values = {key: value for key, value in json.loads(line).items() if not key.startswith("time/")}
                 found[f"metrics, line {n}"] = json.dumps(values, sort_keys=True)
+        elif name == "config.toml":
+            config = tomllib.loads(path.read_text())
+            config["run"].pop("python_path", None)  # where a rule of one's own was found: another folder in each test
+            found[name] = json.dumps(config, sort_keys=True)
         elif name != "report.html" and (newest in name or not name.startswith("checkpoints/")):
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
