@@ -47,13 +47,32 @@ def drop_root() -> None:
 
 def enter_server_jail(files: VisibleFiles, proc: int) -> None:
     """Move this process into namespaces with a file system of the visible files; its next child has PID 1."""
-    # Opened while root may still look into folders such as /root; a mount by descriptor needs no way to them.
-    sources = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in (*files.paths, *DEVICES)}
+    # Root builds the file system before it becomes nobody, who could not look into folders such as /root. Root without
+    # CAP_SYS_ADMIN, as in a container, cannot, and is nobody in time.
+    built = os.geteuid() == 0 and _may_mount()
+    if built:
+        _build_file_system(files)
     drop_root()
     user, group = os.geteuid(), os.getegid()
     linux.unshare(_OWN_NAMESPACES | linux.NEWPID)
     _map_ids(proc, user, group)
+    if not built:
+        _build_file_system(files)
+
+
+def _may_mount() -> bool:
+    """Enter a mount namespace, if this process may do that as it is."""
+    try:
+        linux.unshare(linux.NEWNS)
+    except PermissionError:
+        return False
+    return True
+
+
+def _build_file_system(files: VisibleFiles) -> None:
+    """Replace the root of this mount namespace by a read-only one with the visible files."""
     linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    sources = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in (*files.paths, *DEVICES)}
     linux.mount("tmpfs", SCRATCH, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=1m,mode=755")
     hidden = [path for path in files.hidden if is_below(path, files.paths)]
     # Parents first: what lies in a hidden folder is mounted after the empty folder that hides it.
@@ -62,16 +81,17 @@ def enter_server_jail(files: VisibleFiles, proc: int) -> None:
         if path in hidden:
             linux.mount("tmpfs", target, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=64k,mode=755")
             continue
-        _make_mount_point(target, os.path.isdir(f"/proc/self/fd/{sources[path]}"))
-        linux.mount(f"/proc/self/fd/{sources[path]}", target, None, linux.MS_BIND | linux.MS_REC)
+        # By descriptor: a path below /tmp is covered by now.
+        source = f"/proc/self/fd/{sources[path]}"
+        _make_mount_point(target, folder=os.path.isdir(source))
+        linux.mount(source, target, None, linux.MS_BIND | linux.MS_REC)
+        os.close(sources[path])
     for link, destination in files.links.items():
         if not os.path.lexists(SCRATCH + link):
             os.makedirs(os.path.dirname(SCRATCH + link), exist_ok=True)
             os.symlink(destination, SCRATCH + link)
-    os.makedirs(SCRATCH + SCRATCH)
+    os.makedirs(SCRATCH + SCRATCH, exist_ok=True)
     os.symlink(SCRATCH, SCRATCH + "/dev/shm")  # locks of multiprocessing live there
-    for source in sources.values():
-        os.close(source)
     os.chdir(SCRATCH)
     linux.call("pivot_root", b".", b".")
     linux.call("umount2", b".", linux.MNT_DETACH)

@@ -19,6 +19,7 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = 1, 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 
 # These have the same numbers on x86_64 and aarch64, and no wrapper in older C libraries.
+SYS_CLOSE_RANGE = 436
 SYS_MOUNT_SETATTR, SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT = 442, 444, 445, 446
 
 
@@ -69,6 +70,14 @@ def drop_capabilities() -> None:
     """Give up all capabilities. With no_new_privs, nothing that is executed later gets one back."""
     version_3 = struct.pack("Ii", 0x2008_0522, 0)
     call("capset", version_3, bytes(24))
+
+
+def close_from(first: int) -> None:
+    """Close all descriptors from one on."""
+    try:  # os.closerange closes a million one by one where Python was built without close_range: 100 ms
+        syscall("close_range", SYS_CLOSE_RANGE, first, 0xFFFF_FFFF, 0)
+    except OSError:
+        os.closerange(first, 1 << 16)
 
 
 def die_with_parent(parent: int) -> None:
