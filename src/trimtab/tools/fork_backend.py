@@ -42,6 +42,7 @@ class ForkServer:
         )  # fmt: skip
         theirs.close()
         self.own(self.requests.fileno())
+        self.close = weakref.finalize(self, _end, self.process, self.requests, self.owner)
         _servers.add(self)
         self.probe = Probe(**self.receive())
         self.ready = False
@@ -78,18 +79,6 @@ class ForkServer:
         """Whether the server runs and was started by this process."""
         return self.owner == os.getpid() and self.process.poll() is None
 
-    def close(self) -> None:
-        """End the server, and with it all its runs."""
-        if self.owner != os.getpid():
-            return
-        self.requests.close()
-        try:
-            self.process.wait(2)
-        except subprocess.TimeoutExpired:
-            self.process.kill()  # the kernel kills the rest with it
-            self.process.wait()
-        _servers.discard(self)
-
     def own(self, *descriptors: int) -> None:
         """Note descriptors that a forked child must close, since they keep the server or a run alive."""
         self.descriptors.update(descriptors)
@@ -102,6 +91,18 @@ class ForkServer:
         self.requests.detach()
         self.descriptors.clear()
         self.process.returncode = 0  # so that Popen does not wait for a process that is not ours
+
+
+def _end(process: subprocess.Popen[bytes], requests: socket.socket, owner: int) -> None:
+    """End a server, and with it all its runs."""
+    if owner != os.getpid():
+        return
+    requests.close()
+    try:
+        process.wait(2)
+    except subprocess.TimeoutExpired:
+        process.kill()  # the kernel kills the rest with it
+        process.wait()
 
 
 class Exchange:
@@ -200,8 +201,10 @@ class _Turn:
         elif descriptor == exchange.control.fileno():
             exchange.ended = _last_word(exchange.control)
         elif mask & selectors.EVENT_WRITE and self.unsent:
-            with contextlib.suppress(OSError):
+            try:
                 self.unsent = self.unsent[exchange.channel.send(self.unsent) :]
+            except OSError:  # the process has ended
+                self.unsent = self.unsent[:0]
         else:
             self.listen(selector)
         if not self.unsent and descriptor == exchange.channel.fileno() and mask & selectors.EVENT_WRITE:
@@ -278,7 +281,8 @@ def _environment() -> dict[str, str]:
     search = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     return kept | {
-        "PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONPATH": os.pathsep.join(search),
+        "PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8",
+        "PYTHONPATH": os.pathsep.join(search),
         # Sets of strings have the same order in every run, so that a program gives the same output again.
         "PYTHONHASHSEED": "0",
         # Threads cannot be forked, and a run has few.

@@ -72,6 +72,19 @@ def drop_capabilities() -> None:
     call("capset", version_3, bytes(24))
 
 
+def use_huge_pages(maps: str) -> None:
+    """Gather this process's memory in huge pages; `maps` is the text of /proc/self/maps."""
+    # A fork copies the tables of all pages and an exit takes them down: with huge pages both take half the time.
+    size, collapse = 1 << 21, 25
+    for line in maps.splitlines():
+        area, rights, *rest = line.split(maxsplit=5)
+        if rights == "rw-p" and (len(rest) < 4 or rest[3] == "[heap]"):
+            start, end = (int(address, 16) for address in area.split("-"))
+            start, end = -(-start // size) * size, end // size * size
+            if end > start:  # MADV_COLLAPSE is new in Linux 6.1; without it all works the same
+                _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), collapse)
+
+
 def close_from(first: int) -> None:
     """Close all descriptors from one on."""
     try:  # os.closerange closes a million one by one where Python was built without close_range: 100 ms

@@ -6,6 +6,7 @@ It imports nothing of trimtab: bubblewrap runs it as a script.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.abc
 import io
 import linecache
@@ -103,21 +104,17 @@ def _print_exception(error: BaseException) -> None:
 
 def _print_error(text: str) -> None:
     # The program may have replaced or closed sys.stderr.
-    try:
-        data = f"{text}\n".encode("utf-8", "backslashreplace")
+    data = f"{text}\n".encode("utf-8", "backslashreplace")
+    with contextlib.suppress(OSError):
         while data:
             data = data[os.write(2, data) :]
-    except OSError:
-        pass
 
 
 def flush() -> None:
     """Write out what the program has printed."""
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(BaseException):  # the program may have put anything there
             stream.flush()
-        except BaseException:  # noqa: S110 - the program may have put anything there
-            pass
 
 
 def run_once(code: str) -> int:

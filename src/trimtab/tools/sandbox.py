@@ -41,8 +41,8 @@ class Sandbox:
     """Runs programs in processes that see an interpreter, an empty folder, and nothing else.
 
     `level` is the lowest level that is accepted (docs/sandbox.md); on a machine that offers less, `SandboxError` says
-    what is missing. At most `workers` programs run at once, further calls wait. It can be used from many threads, goes on
-    working in a forked child (which starts a server of its own), and can be pickled into another process.
+    what is missing. At most `workers` programs run at once, further calls wait. It can be used from many threads, goes
+    on working in a forked child (which starts a server of its own), and can be pickled into another process.
     """
 
     def __init__(

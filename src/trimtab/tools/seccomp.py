@@ -48,7 +48,7 @@ socketpair=53/199 clone3=435/435
 _FORKS = ("fork", "vfork")
 _SIGNALS = ("kill", "tkill")
 
-_LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x54, 0x06
+_LOAD, _JUMP, _EQUAL, _MORE_THAN, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x05, 0x15, 0x25, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _ERROR, _KILL = 0x7FFF_0000, 0x0005_0000, 0x8000_0000
 _NUMBER, _ARCH = 0, 4  # offsets in struct seccomp_data
 _ARCHITECTURES = {"x86_64": (0xC000_003E, 0), "aarch64": (0xC000_00B7, 1)}
@@ -57,7 +57,7 @@ _X32 = 0x4000_0000  # x86_64's second table of system calls
 _FIRST_WITH_FALLBACK = 424
 _NEW_NAMESPACES = 0x7E02_0080  # all CLONE_NEW*
 _CLONE_THREAD = 0x0001_0000
-# What the C library and Python ask of descriptors: terminal or not, window size, bytes to read, non-blocking, inherited.
+# What Python asks of descriptors: a terminal or not, window size, bytes to read, non-blocking, inherited or not.
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 _SIGNAL_OTHERS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: a descriptor that sends signals to any process
 _PRCTLS = (1, 2, 3, 15, 16, 39)  # signal at the parent's death, dumpable?, name, no_new_privs?
@@ -100,12 +100,32 @@ def build_filter(*, processes: bool, pid: int = 0) -> bytes:
     if pid:
         checks |= {name: _one_of(0, (0, pid), errno.EPERM) for name in ("tgkill", "prlimit64", "sched_setaffinity")}
     refused = (*(() if processes else _FORKS), *(_SIGNALS if pid else ()))
-    for name, number in numbers.items():
-        if name not in refused:
-            body = checks.get(name, [_Instruction(_RETURN, _ALLOW)])
-            program += [_Instruction(_EQUAL, number, 0, len(body)), *body]
-    program += [_Instruction(_AT_LEAST, _FIRST_WITH_FALLBACK, 0, 1), _error(errno.ENOSYS), _error(errno.EPERM)]
+    plain = sorted(number for name, number in numbers.items() if name not in checks and name not in refused)
+    for name, body in checks.items():
+        program += [_Instruction(_EQUAL, numbers[name], 0, len(body)), *body]
+    # In order and as ranges: the kernel walks this program for every system call there is when it is applied, and the
+    # time of that is a part of every run's (0.8 ms with a comparison for each allowed call).
+    older = _allow_ranges([n for n in plain if n < _FIRST_WITH_FALLBACK], errno.EPERM)
+    program += [_Instruction(_AT_LEAST, _FIRST_WITH_FALLBACK, 0, 1), _Instruction(_JUMP, len(older)), *older]
+    program += _allow_ranges([n for n in plain if n >= _FIRST_WITH_FALLBACK], errno.ENOSYS)
     return b"".join(instruction.pack() for instruction in program)
+
+
+def _allow_ranges(numbers: list[int], otherwise: int) -> list[_Instruction]:
+    """Allow sorted numbers."""
+    program: list[_Instruction] = []
+    start = numbers[0]
+    for number, following in zip(numbers, [*numbers[1:], -1], strict=True):
+        if following != number + 1:
+            allow = _Instruction(_RETURN, _ALLOW)
+            program += [
+                _Instruction(_MORE_THAN, number, 3),
+                _Instruction(_AT_LEAST, start, 0, 1),
+                allow,
+                _error(otherwise),
+            ]
+            start = following
+    return [*program, _error(otherwise)]
 
 
 def _error(number: int) -> _Instruction:

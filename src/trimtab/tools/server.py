@@ -18,57 +18,21 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from trimtab.tools import runner
-from trimtab.tools.jail import (
-    Limits,
-    drop_root,
-    enter_pid_namespace,
-    enter_run_jail,
-    enter_server_jail,
-    give_up_privileges,
-    limit_resources,
-    lock_files,
-)
-from trimtab.tools.landlock import landlock_version
-from trimtab.tools.linux import PR_SET_NO_NEW_PRIVS, close_from, die_with_parent, prctl
-from trimtab.tools.seccomp import build_filter
+from trimtab.tools.jail import Limits, drop_root, enter_pid_namespace
+from trimtab.tools.linux import PR_SET_NO_NEW_PRIVS, close_from, die_with_parent, prctl, use_huge_pages
 from trimtab.tools.visible_files import VisibleFiles, find_visible_files
+from trimtab.tools.walls import Walls, find_walls
 
 SPARES = 2  # runs that stand ready in their jails
 MAX_MESSAGE = 4096
+RETRY_SECONDS = 1.0  # after a process could not be made
 # What programs of mathematics import; numpy itself loads these parts at their first use, 20 ms later than here.
 _READY = ("numpy.fft", "numpy.linalg", "numpy.polynomial", "numpy.random")
 _STANDARD = ("collections", "decimal", "fractions", "functools", "heapq", "itertools", "math", "random", "statistics")
-
-
-@dataclass(frozen=True)
-class Walls:
-    """How a run is walled in on this machine, found out once."""
-
-    limits: Limits
-    files: VisibleFiles
-    proc: int  # a descriptor of /proc as it was outside
-    namespaces: bool
-    landlock: int  # its version, 0 where it is missing
-    seccomp: bool
-
-    def build_server(self) -> None:
-        """Wall in the server itself, where there are namespaces."""
-        if self.namespaces:
-            enter_server_jail(self.files, self.proc)
-
-    def build_run(self, address_space: int) -> None:
-        """Wall in this process, which becomes a run."""
-        if self.namespaces:
-            enter_run_jail(self.limits, self.proc)
-        if self.landlock:
-            lock_files(self.landlock, None if self.namespaces else self.files.paths)
-        limit_resources(self.limits, address_space)
-        pid = 0 if self.namespaces else os.getpid()
-        give_up_privileges(build_filter(processes=self.namespaces, pid=pid) if self.seccomp else b"")
 
 
 @dataclass
@@ -94,28 +58,37 @@ class Server:
     pid_namespace: int
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     spares: list[Run] = field(default_factory=list)
+    no_spares_until: float = 0.0
     running: dict[int, Run] = field(default_factory=dict)  # by PID
 
     def serve(self) -> None:
         """Serve until the client is gone."""
         self.selector.register(self.requests, selectors.EVENT_READ, self.accept)
         while True:
-            # A spare is made when nothing else is to be done: the run that was just asked for comes first.
-            idle = len(self.spares) >= SPARES
-            events = self.selector.select(self.timeout() if idle else 0)
+            # A fork takes milliseconds, in which no run's end would be noticed: spares are made between runs.
+            idle = len(self.spares) >= (1 if self.running else SPARES)
+            events = self.selector.select(self.timeout(idle))
             for key, _ in events:
                 handle: Callable[[], None] = key.data
                 handle()
             now = time.monotonic()
             for run in [run for run in self.running.values() if run.deadline <= now]:
                 self.kill(run, "timeout")
-            if not events and not idle:
-                self.spares.append(self.fork())
+            if not events and not idle and now >= self.no_spares_until:
+                self.add_spare()
 
-    def timeout(self) -> float | None:
-        """Return the seconds until the next deadline."""
-        deadline = min((run.deadline for run in self.running.values()), default=float("inf"))
-        return None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
+    def timeout(self, idle: bool) -> float | None:
+        """Return the seconds until something is to be done: a deadline, or a spare to be made."""
+        due = min((run.deadline for run in self.running.values()), default=float("inf"))
+        due = due if idle else min(due, self.no_spares_until)
+        return None if due == float("inf") else max(0.0, due - time.monotonic())
+
+    def add_spare(self) -> None:
+        """Fork a process ahead of its use; where there is no room for one, try again later."""
+        try:
+            self.spares.append(self.fork())
+        except OSError:
+            self.no_spares_until = time.monotonic() + RETRY_SECONDS
 
     def accept(self) -> None:
         """Hand a request to a process that stands ready."""
@@ -123,7 +96,13 @@ class Server:
         if not message:
             os._exit(0)  # with the PID namespace end all that is in it
         control, rest = socket.socket(fileno=descriptors[0]), descriptors[1:]
-        run = self.spares.pop(0) if self.spares else self.fork()
+        try:
+            run = self.spares.pop(0) if self.spares else self.fork()
+        except OSError as error:
+            control.send(json.dumps({"status": 9, "reason": "", "ms": 0.0, "failure": str(error)}).encode())
+            for descriptor in (control.detach(), *rest):
+                os.close(descriptor)
+            return
         run.control, run.start = control, time.monotonic()
         header = json.loads(message)
         if header["seconds"]:
@@ -158,7 +137,7 @@ class Server:
                 die_with_parent(parent)
                 os.setsid()
             self.walls.build_run(self.address_space)
-            _forget_the_server(self.walls.files)
+            _seed_random_numbers()
         except Exception as error:
             handover.send(f"{type(error).__name__}: {error}"[:MAX_MESSAGE].encode())
             return
@@ -209,8 +188,9 @@ class Server:
         os.close(run.pidfd)
         failure = _failure(run.handover)
         run.handover.close()
-        if run in self.spares:
+        if run in self.spares:  # its walls could not be built
             self.spares.remove(run)
+            self.no_spares_until = time.monotonic() + RETRY_SECONDS
         if not self.running.pop(run.pid, None) or run.control is None:
             return
         if not self.walls.namespaces:
@@ -219,7 +199,9 @@ class Server:
         with contextlib.suppress(KeyError):
             self.selector.unregister(run.control)
         with contextlib.suppress(OSError):  # the client has gone
-            run.control.send(json.dumps({"status": status, "reason": run.reason, "ms": ms, "failure": failure}).encode())
+            run.control.send(
+                json.dumps({"status": status, "reason": run.reason, "ms": ms, "failure": failure}).encode()
+            )
         run.control.close()
 
 
@@ -237,62 +219,18 @@ def _forget_the_server(files: VisibleFiles) -> None:
     sys.path[:] = files.search_path
     for name in [name for name in sys.modules if name.partition(".")[0] == "trimtab"]:
         del sys.modules[name]
+
+
+def _seed_random_numbers() -> None:
+    """Give a run random numbers of its own; all would have the server's. The module `random` does so itself."""
     if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # else all runs have the server's random numbers; `random` reseeds itself
+        sys.modules["numpy.random"].seed(int.from_bytes(os.urandom(4)))  # without a number: 2 ms
 
 
 def receive(connection: socket.socket, descriptors: int) -> tuple[bytes, list[int]]:
     """Receive a message with descriptors."""
     message, fds, _, _ = socket.recv_fds(connection, MAX_MESSAGE, descriptors)
     return message, fds
-
-
-def find_walls(limits: Limits, files: VisibleFiles, proc: int, without: list[str]) -> tuple[Walls, dict[str, str]]:
-    """Try each layer in a process of its own; return what holds, and for each layer why it does not."""
-    version = 0
-    reasons = dict.fromkeys(("namespaces", "landlock", "seccomp"), "")
-    with contextlib.suppress(OSError):
-        version = landlock_version()
-    bare = Walls(limits, files, proc, namespaces=False, landlock=0, seccomp=False)
-    for name, walls in {
-        "namespaces": replace(bare, namespaces=True),
-        "landlock": replace(bare, landlock=version or 1),
-        "seccomp": replace(bare, seccomp=True),
-    }.items():
-        reasons[name] = "switched off" if name in without else _failure_of(walls)
-    holds = {name: not reason for name, reason in reasons.items()}
-    return replace(bare, **{**holds, "landlock": version if holds["landlock"] else 0}), reasons
-
-
-def _failure_of(walls: Walls) -> str:
-    """Return why walls cannot be built around a run, empty if they can."""
-    read_end, write_end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            walls.build_server()
-            if os.fork() == 0:
-                walls.build_run(1 << 40)
-            else:
-                os.wait()
-        except BaseException as error:
-            os.write(write_end, f"{error}"[:500].encode())
-        finally:
-            os._exit(0)
-    os.close(write_end)
-    with open(read_end, "rb") as file:
-        reason = file.read().decode("utf-8", "replace")
-    os.waitpid(pid, 0)
-    return reason
-
-
-def _may_drop_root(files: VisibleFiles) -> bool:
-    """Return whether nobody could still read the interpreter, which without namespaces keeps its place."""
-    pid = os.fork()
-    if pid == 0:
-        drop_root()
-        os._exit(0 if all(os.access(path, os.R_OK) for path in files.paths) else 1)
-    return os.waitpid(pid, 0)[1] == 0
 
 
 def load(packages: list[str]) -> None:
@@ -312,7 +250,6 @@ def main(descriptor: int, options: dict[str, Any]) -> None:
         proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         files = find_visible_files(options["packages"])
         walls, reasons = find_walls(Limits(**options["limits"]), files, proc, options["without"])
-        reasons["uid"] = "" if walls.namespaces or os.geteuid() or _may_drop_root(files) else "unreadable"
         requests.send(json.dumps({"reasons": reasons, "landlock": walls.landlock}).encode())
         if walls.namespaces:
             walls.build_server()
@@ -326,7 +263,10 @@ def main(descriptor: int, options: dict[str, Any]) -> None:
             load(options["packages"])
             if not reasons["uid"]:
                 drop_root()
-        space = _address_space(proc)
+        _forget_the_server(files)
+        walls.filter()
+        use_huge_pages(_read(proc, "self/maps"))
+        space = int(_read(proc, "self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
         own = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
         requests.send(json.dumps({"ready": True}).encode())
     except Exception as error:
@@ -335,9 +275,9 @@ def main(descriptor: int, options: dict[str, Any]) -> None:
     Server(requests, walls, space, own).serve()
 
 
-def _address_space(proc: int) -> int:
-    with open(os.open("self/statm", os.O_RDONLY, dir_fd=proc), "rb") as file:
-        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+def _read(proc: int, name: str) -> str:
+    with open(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc), encoding="utf-8", errors="replace") as file:
+        return file.read()
 
 
 if __name__ == "__main__":
