@@ -235,6 +235,26 @@ def grade(
 
 
 @app.command()
+def sandbox(
+    probe: Annotated[bool, typer.Option("--probe", help="Say what holds on this machine, and run nothing.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds the program may take.")] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as a JSON object.")] = False,
+    level: Annotated[str, typer.Option(help="The lowest level to accept: full, namespaces, filters, limits.")] = "full",
+    backend: Annotated[str, typer.Option(help="fork, bubblewrap, or http with --url.")] = "fork",
+    url: Annotated[str, typer.Option(help="A server that speaks SandboxFusion's protocol.")] = "",
+) -> None:
+    """Run a program from stdin as a model's would be run. Exit code 1: an exception; 3: it was killed."""
+    from trimtab.tools import probe_lines, run_input
+
+    if probe:
+        for line in probe_lines():
+            typer.echo(line)
+        return
+    options = {"level": level, "backend": backend, "url": url, "workers": 1}
+    raise typer.Exit(run_input(sys.stdin.buffer, sys.stdout, sys.stderr, timeout, as_json=as_json, **options))
+
+
+@app.command()
 def compare(
     objectives: Annotated[list[str], typer.Argument(help="Objectives, as stapo grpo 'sspo + s2t'.")],
     seeds: Annotated[int, typer.Option(help="Runs per objective, each with its own seed.")] = 3,

@@ -76,7 +76,14 @@ def fresh_main() -> dict[str, Any]:
 
 def execute(code: str, name: str, names: dict[str, Any]) -> int:
     """Run a program's text and return an exit code; an exception's traceback goes to standard error."""
-    linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+    # A program can go as deep as in an interpreter of its own: the frames up to here do not count.
+    frame: types.FrameType | None = sys._getframe()
+    depth = 0
+    while frame := frame and frame.f_back:
+        depth += 1
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + depth))
+    lines = [f"{line}\n" for line in code.split("\n")]
+    linecache.cache[name] = (len(code), None, lines, name)
     try:
         exec(compile(code, name, "exec", dont_inherit=True), names)
     except SystemExit as end:

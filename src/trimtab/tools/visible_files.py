@@ -66,6 +66,10 @@ def find_visible_files(packages: Iterable[str]) -> VisibleFiles:
         found.add(os.path.join(sys.prefix, "pyvenv.cfg"))
     site_folders = {sysconfig.get_path("purelib"), os.path.join(standard_library, "site-packages")}
     found.hidden = [path for path in map(os.path.realpath, sorted(site_folders)) if is_below(path, found.paths)]
+    packages = tuple(packages)
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     package_paths = _package_paths(packages)
     own = {os.path.dirname(path) for path in package_paths}
     for path in package_paths:
