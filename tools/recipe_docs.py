@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from trimtab.config.loading import load, packaged_recipes
-from trimtab.config.sections import Config
+from trimtab.config.recipe import Config
 from trimtab.config.task_section import TaskConfig, task_section
 from trimtab.tasks import TASKS
 

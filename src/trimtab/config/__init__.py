@@ -11,6 +11,7 @@ from trimtab.config.loading import (
     parse_stored,
     parse_toml,
 )
+from trimtab.config.recipe import Config, build_objective, json_schema
 from trimtab.config.reward_section import TASK_TERM, RewardConfig, RewardTerm
 from trimtab.config.run_model import (
     LONGEST_CHAIN,
@@ -20,7 +21,7 @@ from trimtab.config.run_model import (
     find_run_model,
     list_checkpoints,
 )
-from trimtab.config.sections import AlarmsConfig, Config, RolloutConfig, build_objective, json_schema
+from trimtab.config.sections import AlarmsConfig, RolloutConfig
 
 __all__ = [
     "LARGEST_RECIPE", "LONGEST_CHAIN", "PACKAGED", "TASK_TERM", "AlarmsConfig", "Config", "RewardConfig",

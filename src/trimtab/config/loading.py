@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trimtab.config.errors import describe_errors
-from trimtab.config.sections import Config
+from trimtab.config.recipe import Config
 from trimtab.config.task_section import TaskConfig, task_section
 from trimtab.own_parts import look_beside, own_names, was_loaded
 from trimtab.text import nearest, shorten, shown

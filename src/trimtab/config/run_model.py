@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trimtab.config.loading import load_stored
-from trimtab.config.sections import Config
+from trimtab.config.recipe import Config
 from trimtab.text import shown
 
 CHECKPOINT_FOLDERS = ("checkpoints", "alarms")  # of a run; alarms keep checkpoints of their own
