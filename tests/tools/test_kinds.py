@@ -7,6 +7,8 @@ import pytest
 from trimtab.tools import Kind, Result, Sandbox, SandboxError
 
 PATIENT = 60.0  # seconds, for what ends by itself on a machine of any load
+# No process takes more than it may, all together do.
+HOARD = "x = bytearray(os.urandom(1 << 20)) * 200\nimport time\ntime.sleep(600)"
 
 
 @pytest.mark.parametrize(
@@ -19,6 +21,11 @@ PATIENT = 60.0  # seconds, for what ends by itself on a machine of any load
         ("memory", "x = bytearray(1 << 40)", "MemoryError"),
         ("memory", "import numpy as np\nnp.ones((1 << 20, 1 << 14))", "Unable to allocate"),
         ("memory", "x = []\nwhile True:\n    x.append(bytearray(1 << 24))", "MemoryError"),
+        (
+            "memory",
+            f"import os\nos.fork(), os.fork(), os.fork()\n{HOARD}",
+            "its processes took too much memory together",
+        ),
         ("output", "while True:\n    print('x' * 1000)", "killed: it printed more than 65,536 bytes"),
         ("output", "import sys\nwhile True:\n    sys.stderr.write('x' * 1000)", "more than 65,536 bytes"),
         ("killed", "import ctypes\nctypes.string_at(1)", "killed by SIGSEGV"),

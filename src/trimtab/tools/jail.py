@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from trimtab.tools import landlock, linux
 from trimtab.tools.seccomp import apply_filter
-from trimtab.tools.visible_files import DEVICES, VisibleFiles, is_below
+from trimtab.tools.visible_files import DEVICES, VisibleFiles
 
 NOBODY = 65534  # whom root becomes
 INSIDE_ID = 1000  # user and group as seen inside
@@ -74,11 +74,10 @@ def _build_file_system(files: VisibleFiles) -> None:
     linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
     sources = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in (*files.paths, *DEVICES)}
     linux.mount("tmpfs", SCRATCH, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=1m,mode=755")
-    hidden = [path for path in files.hidden if is_below(path, files.paths)]
     # Parents first: what lies in a hidden folder is mounted after the empty folder that hides it.
-    for path in sorted({*sources, *hidden}):
+    for path in sorted({*sources, *files.hidden}):
         target = SCRATCH + path
-        if path in hidden:
+        if path in files.hidden:
             linux.mount("tmpfs", target, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=64k,mode=755")
             continue
         # By descriptor: a path below /tmp is covered by now.

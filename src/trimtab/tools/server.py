@@ -24,6 +24,7 @@ from typing import Any
 from trimtab.tools import runner
 from trimtab.tools.jail import Limits, drop_root, enter_pid_namespace
 from trimtab.tools.linux import PR_SET_NO_NEW_PRIVS, close_from, die_with_parent, prctl, use_huge_pages
+from trimtab.tools.memory_watch import WATCH_SECONDS, MemoryWatch
 from trimtab.tools.visible_files import VisibleFiles, find_visible_files
 from trimtab.tools.walls import Walls, find_walls
 
@@ -45,6 +46,7 @@ class Run:
     control: socket.socket | None = None
     start: float = 0.0
     deadline: float = float("inf")
+    next_look: float = float("inf")  # at its memory
     reason: str = ""
 
 
@@ -56,6 +58,7 @@ class Server:
     walls: Walls
     address_space: int
     pid_namespace: int
+    memory: MemoryWatch
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     spares: list[Run] = field(default_factory=list)
     no_spares_until: float = 0.0
@@ -72,14 +75,19 @@ class Server:
                 handle: Callable[[], None] = key.data
                 handle()
             now = time.monotonic()
-            for run in [run for run in self.running.values() if run.deadline <= now]:
-                self.kill(run, "timeout")
+            for run in list(self.running.values()):
+                if run.deadline <= now:
+                    self.kill(run, "timeout")
+                elif run.next_look <= now:
+                    run.next_look = now + WATCH_SECONDS
+                    if self.memory.used_bytes(run.pidfd) > self.walls.limits.memory_mb << 20:
+                        self.kill(run, "memory")
             if not events and not idle and now >= self.no_spares_until:
                 self.add_spare()
 
     def timeout(self, idle: bool) -> float | None:
         """Return the seconds until something is to be done: a deadline, or a spare to be made."""
-        due = min((run.deadline for run in self.running.values()), default=float("inf"))
+        due = min((min(run.deadline, run.next_look) for run in self.running.values()), default=float("inf"))
         due = due if idle else min(due, self.no_spares_until)
         return None if due == float("inf") else max(0.0, due - time.monotonic())
 
@@ -104,6 +112,7 @@ class Server:
                 os.close(descriptor)
             return
         run.control, run.start = control, time.monotonic()
+        run.next_look = run.start + WATCH_SECONDS
         header = json.loads(message)
         if header["seconds"]:
             run.deadline = run.start + header["seconds"]
@@ -174,7 +183,7 @@ class Server:
 
     def kill(self, run: Run, reason: str) -> None:
         """Kill a run and, with its PID namespace, all it has started."""
-        run.reason, run.deadline = run.reason or reason, float("inf")
+        run.reason, run.deadline, run.next_look = run.reason or reason, float("inf"), float("inf")
         with contextlib.suppress(ProcessLookupError):
             if not self.walls.namespaces:
                 os.killpg(run.pid, signal.SIGKILL)
@@ -272,7 +281,7 @@ def main(descriptor: int, options: dict[str, Any]) -> None:
     except Exception as error:
         requests.send(json.dumps({"error": f"{type(error).__name__}: {error}"[:500]}).encode())
         os._exit(1)
-    Server(requests, walls, space, own).serve()
+    Server(requests, walls, space, own, MemoryWatch(proc)).serve()
 
 
 def _read(proc: int, name: str) -> str:

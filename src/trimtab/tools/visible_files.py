@@ -65,7 +65,8 @@ def find_visible_files(packages: Iterable[str]) -> VisibleFiles:
     if sys.prefix != sys.base_prefix:
         found.add(os.path.join(sys.prefix, "pyvenv.cfg"))
     site_folders = {sysconfig.get_path("purelib"), os.path.join(standard_library, "site-packages")}
-    found.hidden = [path for path in map(os.path.realpath, sorted(site_folders)) if is_below(path, found.paths)]
+    real = [os.path.realpath(path) for path in sorted(site_folders) if os.path.isdir(path)]
+    found.hidden = [path for path in real if is_below(path, found.paths)]
     packages = tuple(packages)
     for name in packages:
         if importlib.util.find_spec(name) is None:
@@ -74,8 +75,8 @@ def find_visible_files(packages: Iterable[str]) -> VisibleFiles:
     own = {os.path.dirname(path) for path in package_paths}
     for path in package_paths:
         found.add(path)
-        if is_below(real := os.path.realpath(path), found.hidden):
-            found.paths.append(real)  # within a folder that is hidden otherwise
+        if is_below(own_path := os.path.realpath(path), found.hidden):
+            found.paths.append(own_path)  # within a folder that is hidden otherwise
     found.search_path = [path for path in sys.path if path in own or is_below(os.path.realpath(path), found.paths)]
     return found
 
@@ -109,4 +110,4 @@ def _loaded_libraries() -> list[str]:
     """Return the shared libraries that this process has loaded."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         paths = {line.split(maxsplit=5)[-1].strip() for line in file if ".so" in line}
-    return [path for path in paths if path.startswith("/") and not is_below(path, [sys.base_prefix, sys.prefix])]
+    return [path for path in paths if path.startswith("/")]
