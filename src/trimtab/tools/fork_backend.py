@@ -23,19 +23,23 @@ from trimtab.tools.runner import LENGTH_BYTES
 START_SECONDS = 120.0  # to load the packages, on a busy machine
 GRACE_SECONDS = 10.0  # beyond a deadline, before a server that does not answer is killed
 _CHUNK = 1 << 16
+SEARCH_PATH = "/usr/bin:/bin"  # PATH of the server and of programs
 
 
 class ForkServer:
     """A server process, as its client sees it. Usable from many threads of the process that started it."""
 
-    def __init__(self, limits: Limits, packages: tuple[str, ...], without: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, limits: Limits, packages: tuple[str, ...], without: tuple[str, ...] = (), *, bubblewrap: bool = False
+    ) -> None:
         self.lock = threading.Lock()
         self.descriptors: set[int] = set()  # to be closed in a forked child
         self.owner = os.getpid()
         self.requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         options = {"limits": asdict(limits), "packages": packages, "without": without}
         # -P: a `sympy.py` in the current folder must not run.
-        command = [sys.executable, "-P", "-m", "trimtab.tools.server", str(theirs.fileno()), json.dumps(options)]
+        module = ["trimtab.tools.bubblewrap", "serve"] if bubblewrap else ["trimtab.tools.server"]
+        command = [sys.executable, "-P", "-m", *module, str(theirs.fileno()), json.dumps(options)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
             env=_environment(), pass_fds=[theirs.fileno()], start_new_session=True,
@@ -281,7 +285,7 @@ def _environment() -> dict[str, str]:
     search = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     return kept | {
-        "PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8",
+        "PATH": SEARCH_PATH, "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8",
         "PYTHONPATH": os.pathsep.join(search),
         # Sets of strings have the same order in every run, so that a program gives the same output again.
         "PYTHONHASHSEED": "0",

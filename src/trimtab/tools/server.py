@@ -56,9 +56,9 @@ class Server:
 
     requests: socket.socket
     walls: Walls
-    address_space: int
-    pid_namespace: int
     memory: MemoryWatch
+    address_space: int = 0  # of this process
+    pid_namespace: int = -1  # a descriptor of this process's
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     spares: list[Run] = field(default_factory=list)
     no_spares_until: float = 0.0
@@ -181,17 +181,26 @@ class Server:
         # Threads that a session left running wait with it.
         signal.pidfd_send_signal(run.pidfd, signal.SIGCONT if seconds else signal.SIGSTOP)
 
+    def status_of(self, status: int) -> int:
+        """Return a run's own wait status from that of the process that was started for it."""
+        return status
+
     def kill(self, run: Run, reason: str) -> None:
         """Kill a run and, with its PID namespace, all it has started."""
         run.reason, run.deadline, run.next_look = run.reason or reason, float("inf"), float("inf")
+        self.kill_group(run)
         with contextlib.suppress(ProcessLookupError):
-            if not self.walls.namespaces:
-                os.killpg(run.pid, signal.SIGKILL)
             signal.pidfd_send_signal(run.pidfd, signal.SIGKILL)
+
+    def kill_group(self, run: Run) -> None:
+        """Kill what a run has started, where no PID namespace ends with it."""
+        if not self.walls.namespaces:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(run.pid, signal.SIGKILL)
 
     def reap(self, run: Run) -> None:
         """Report how a run ended; the first process of a PID namespace ends after all others."""
-        _, status = os.waitpid(run.pid, 0)
+        status = self.status_of(os.waitpid(run.pid, 0)[1])
         ms = 1e3 * (time.monotonic() - run.start)
         self.selector.unregister(run.pidfd)
         os.close(run.pidfd)
@@ -202,9 +211,7 @@ class Server:
             self.no_spares_until = time.monotonic() + RETRY_SECONDS
         if not self.running.pop(run.pid, None) or run.control is None:
             return
-        if not self.walls.namespaces:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(run.pid, signal.SIGKILL)
+        self.kill_group(run)
         with contextlib.suppress(KeyError):
             self.selector.unregister(run.control)
         with contextlib.suppress(OSError):  # the client has gone
@@ -250,38 +257,44 @@ def load(packages: list[str]) -> None:
     gc.freeze()  # keeps the collector from writing to pages that the runs share
 
 
-def main(descriptor: int, options: dict[str, Any]) -> None:
-    """Report what holds on this machine, enter the jail, load the packages, and serve."""
+def serve(descriptor: int, start: Callable[[socket.socket], Server]) -> None:
+    """Start a server on a socket, or send why it cannot be started, and serve."""
     requests = socket.socket(fileno=descriptor)
     os.environ.pop("PYTHONPATH", None)
     try:
-        prctl(PR_SET_NO_NEW_PRIVS, 1)
-        proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        files = find_visible_files(options["packages"])
-        walls, reasons = find_walls(Limits(**options["limits"]), files, proc, options["without"])
-        requests.send(json.dumps({"reasons": reasons, "landlock": walls.landlock}).encode())
-        if walls.namespaces:
-            walls.build_server()
-            if (pid := os.fork()) != 0:
-                requests.close()
-                os.waitpid(pid, 0)
-                os._exit(0)
-            die_with_parent(0)  # the parent is outside this PID namespace, where PIDs are 0
-            load(options["packages"])
-        else:
-            load(options["packages"])
-            if not reasons["uid"]:
-                drop_root()
-        _forget_the_server(files)
-        walls.filter()
-        use_huge_pages(_read(proc, "self/maps"))
-        space = int(_read(proc, "self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        own = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+        server = start(requests)
         requests.send(json.dumps({"ready": True}).encode())
     except Exception as error:
         requests.send(json.dumps({"error": f"{type(error).__name__}: {error}"[:500]}).encode())
         os._exit(1)
-    Server(requests, walls, space, own, MemoryWatch(proc)).serve()
+    server.serve()
+
+
+def start_server(requests: socket.socket, options: dict[str, Any]) -> Server:
+    """Report what holds on this machine, enter the jail, load the packages."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    files = find_visible_files(options["packages"])
+    walls, reasons = find_walls(Limits(**options["limits"]), files, proc, options["without"])
+    requests.send(json.dumps({"reasons": reasons, "landlock": walls.landlock}).encode())
+    if walls.namespaces:
+        walls.build_server()
+        if (pid := os.fork()) != 0:
+            requests.close()
+            os.waitpid(pid, 0)
+            os._exit(0)
+        die_with_parent(0)  # the parent is outside this PID namespace, where PIDs are 0
+        load(options["packages"])
+    else:
+        load(options["packages"])
+        if not reasons["uid"]:
+            drop_root()
+    _forget_the_server(files)
+    walls.filter()
+    use_huge_pages(_read(proc, "self/maps"))
+    space = int(_read(proc, "self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    own = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+    return Server(requests, walls, MemoryWatch(proc), space, own)
 
 
 def _read(proc: int, name: str) -> str:
@@ -290,4 +303,4 @@ def _read(proc: int, name: str) -> str:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), json.loads(sys.argv[2]))
+    serve(int(sys.argv[1]), lambda requests: start_server(requests, json.loads(sys.argv[2])))

@@ -17,6 +17,7 @@ from trimtab.tools.jail import (
     lock_files,
 )
 from trimtab.tools.landlock import landlock_version
+from trimtab.tools.linux import PR_SET_NO_NEW_PRIVS, prctl
 from trimtab.tools.seccomp import build_filter
 from trimtab.tools.visible_files import VisibleFiles
 
@@ -84,6 +85,7 @@ def _failure_of(walls: Walls) -> str:
     pid = os.fork()
     if pid == 0:
         try:
+            prctl(PR_SET_NO_NEW_PRIVS, 1)
             walls.build_server()
             if os.fork() == 0:
                 walls.build_run(1 << 40)

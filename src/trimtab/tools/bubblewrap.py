@@ -1,0 +1,139 @@
+"""Bubblewrap instead of our own namespaces: the same server, but a run starts `bwrap` with a fresh interpreter in it.
+
+Slower, since the interpreter starts and imports anew each time, for sites that trust the tool they know. Bubblewrap
+makes the namespaces and mounts; landlock, seccomp, limits and the runner are the same and are applied inside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from trimtab.tools import runner
+from trimtab.tools.jail import SCRATCH, Limits, drop_root, give_up_privileges, limit_resources, lock_files
+from trimtab.tools.landlock import landlock_version
+from trimtab.tools.linux import PR_SET_NO_NEW_PRIVS, close_from, die_with_parent, prctl
+from trimtab.tools.memory_watch import MemoryWatch
+from trimtab.tools.seccomp import build_filter
+from trimtab.tools.server import Server, receive, serve
+from trimtab.tools.visible_files import DEVICES, VisibleFiles, find_visible_files
+from trimtab.tools.walls import find_walls
+
+_ADDRESS_SPACE = 256 << 20  # of an interpreter that has loaded numpy and sympy
+
+
+class BubblewrapServer(Server):
+    """A fork server whose runs become `bwrap` processes."""
+
+    def become_run(self, handover: socket.socket, parent: int) -> None:
+        """Wait for a program and start bubblewrap with an interpreter that runs it."""
+        die_with_parent(parent)
+        os.setsid()
+        message, descriptors = receive(handover, 3)
+        if not message:
+            return
+        for target, source in zip((3, 1, 2), descriptors, strict=True):
+            os.dup2(source, target)
+        os.set_inheritable(3, True)
+        close_from(4)
+        command = bubblewrap_command(self.walls.files, self.walls.limits)
+        os.execv(command[0], [*command, message.decode(), json.dumps(asdict(self.walls.limits))])
+
+    def status_of(self, status: int) -> int:
+        """Return a signal where bubblewrap tells of one by an exit code."""
+        code = os.waitstatus_to_exitcode(status)
+        return code - 128 if code > 128 else status
+
+
+def bubblewrap_command(files: VisibleFiles, limits: Limits) -> list[str]:
+    """Return the command that starts this module inside; two arguments are still to be added."""
+    root = os.geteuid() == 0
+    command = [find_bubblewrap(), "--die-with-parent", "--new-session", "--clearenv", "--chdir", SCRATCH]
+    command += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    # Root becomes nobody inside: with a user namespace it would still be root to RLIMIT_NPROC.
+    if root:
+        command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        command += ["--unshare-user", "--disable-userns"]
+    # Bubblewrap makes missing folders for root alone, and root becomes nobody.
+    for folder in _folders_above([*files.paths, *files.links, *DEVICES, __file__]):
+        command += ["--perms", "0755", "--dir", folder]
+    for path in sorted({*files.paths, *files.hidden}):
+        command += ["--tmpfs", path] if path in files.hidden else ["--ro-bind", path, path]
+    for link, target in files.links.items():
+        command += ["--symlink", target, link]
+    for device in DEVICES:
+        command += ["--dev-bind", device, device]
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for name in ("__init__.py", "text.py", "tools"):
+        command += ["--ro-bind", os.path.join(package, name), os.path.join(package, name)]
+    # Bubblewrap mounts in the order given; an interpreter below /tmp would be covered, as it is by our own jail.
+    size = str(limits.disk_mb << 20)
+    command += ["--perms", "1777", "--size", size, "--tmpfs", SCRATCH, "--symlink", SCRATCH, "/dev/shm"]
+    command += ["--remount-ro", "/"]
+    for name, value in {**os.environ, "PYTHONPATH": os.path.dirname(package)}.items():
+        command += ["--setenv", name, value]
+    return [*command, sys.executable, "-P", "-m", "trimtab.tools.bubblewrap"]
+
+
+def _folders_above(paths: list[str]) -> list[str]:
+    """Return all folders on the way to the paths, parents first."""
+    found: set[str] = set()
+    for path in paths:
+        while (path := os.path.dirname(path)) != "/":
+            found.add(path)
+    return sorted(found)
+
+
+def find_bubblewrap() -> str:
+    """Return the path of `bwrap`; raise an error that says how to get it."""
+    path = shutil.which("bwrap")
+    if path is None:
+        raise FileNotFoundError("bubblewrap is not installed: apt-get install bubblewrap (or dnf, pacman)")
+    return path
+
+
+def run_inside(mode: str, limits: Limits, search_path: list[str]) -> None:
+    """Build the other walls around this process, inside bubblewrap's, and run what comes over the channel."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    drop_root()
+    lock_files(landlock_version())
+    limit_resources(limits, _ADDRESS_SPACE)
+    give_up_privileges(build_filter(processes=True))
+    sys.path[:] = search_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "trimtab"]:
+        del sys.modules[name]
+    del os.environ["PYTHONPATH"]
+    runner.run(3, session=mode == "session")
+
+
+def start_server(requests: socket.socket, options: dict[str, Any]) -> BubblewrapServer:
+    """Report what holds on this machine with bubblewrap's namespaces."""
+    files = find_visible_files(options["packages"])
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    walls, reasons = find_walls(Limits(**options["limits"]), files, proc, ["namespaces"])
+    tried = subprocess.run(
+        [*bubblewrap_command(files, walls.limits), "probe"], capture_output=True, text=True, check=False
+    )
+    reasons |= {"namespaces": tried.stderr.strip()[:500] if tried.returncode else "", "uid": ""}
+    requests.send(json.dumps({"reasons": reasons, "landlock": walls.landlock}).encode())
+    return BubblewrapServer(requests, walls, MemoryWatch(proc))
+
+
+def main(arguments: list[str]) -> None:
+    """Serve, or run a program inside; `probe` ends at once."""
+    if arguments[0] == "serve":
+        serve(int(arguments[1]), lambda requests: start_server(requests, json.loads(arguments[2])))
+    elif arguments[0] != "probe":
+        own = os.environ["PYTHONPATH"]
+        run_inside(arguments[0], Limits(**json.loads(arguments[1])), [path for path in sys.path if path != own])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
