@@ -87,15 +87,11 @@ def memory(sandbox: Sandbox) -> dict[str, float]:
     """Megabytes of the server, and of a session beyond what it shares with it."""
     server = sandbox.server()
     assert isinstance(server, ForkServer)
-    before = set(descendants(server.process.pid))
     with sandbox.session() as session:
         session.run("x = 1")
-        (fork_server, *_) = descendants(server.process.pid)
-        own = [memory_kb(p, "Private_Dirty") for p in set(descendants(server.process.pid)) - before]
-        return {
-            "server_rss_mb": round(memory_kb(fork_server, "Rss") / 1024, 1),
-            "worker_own_mb": round(max(own, default=0) / 1024, 1),
-        }
+        fork_server, *workers = descendants(server.process.pid)
+        own = max(memory_kb(pid, "Private_Dirty") for pid in workers)
+        return {"server_rss_mb": round(memory_kb(fork_server, "Rss") / 1024, 1), "worker_own_mb": round(own / 1024, 1)}
 
 
 def resources(pid: int) -> dict[str, int]:

@@ -56,27 +56,33 @@ def test_a_refusal_says_what_is_missing_and_how_to_get_it() -> None:
         probe_without("landlock").require("full")
 
 
-def test_a_machine_without_a_layer_is_refused_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(self: Sandbox) -> ForkServer:
-        return ForkServer(self.limits, self.packages, without=("namespaces", "seccomp"))
+class Lacking(Sandbox):
+    """A sandbox as on a machine that lacks layers."""
 
-    monkeypatch.setattr(Sandbox, "_start", start)
+    lacks: tuple[str, ...] = ("namespaces",)
+
+    def _start(self) -> ForkServer:
+        return ForkServer(self.limits, self.packages, without=self.lacks)
+
+
+class LackingMost(Lacking):
+    lacks = ("namespaces", "seccomp")
+
+
+def test_a_machine_without_a_layer_is_refused_unless_asked_for() -> None:
     with pytest.raises(SandboxError, match="offers level 'limits'"):
-        Sandbox(workers=1)
-    with Sandbox(workers=1, level="limits") as bare:
+        LackingMost(workers=1)
+    with LackingMost(workers=1, level="limits") as bare:
         assert bare.run("print(1)", timeout=PATIENT).stdout == "1\n"
 
 
 @pytest.fixture(scope="module")
 def filters() -> Iterator[Sandbox]:
-    """A sandbox as on a machine without namespaces."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Sandbox, "_start", lambda self: ForkServer(self.limits, self.packages, without=("namespaces",)))
-        try:
-            with Sandbox(workers=2, level="filters") as made:
-                yield made
-        except SandboxError as error:
-            pytest.skip(str(error))
+    try:
+        with Lacking(workers=2, level="filters") as made:
+            yield made
+    except SandboxError as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize(
