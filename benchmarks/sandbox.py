@@ -124,8 +124,8 @@ def main() -> None:
     """Measure and write the result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--runs", type=int, default=300)
-    parser.add_argument("--soak", type=int, default=10_000)
+    parser.add_argument("--runs", type=int, default=300, help="0: leave the figures of an earlier result as they are")
+    parser.add_argument("--soak", type=int, default=10_000, help="0: the same for the runs in a row")
     options = parser.parse_args()
     wrap = plain_bubblewrap()
 
@@ -133,37 +133,48 @@ def main() -> None:
         subprocess.run([*wrap, code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)
 
     workers = os.cpu_count() or 1
+    result: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     with Sandbox(workers=workers) as sandbox:
-        assert sandbox.probe is not None
-        result: dict[str, Any] = {
-            "what": "the sandbox with all layers, and bubblewrap's namespaces with a fresh interpreter",
-            "date": datetime.date.today().isoformat(),
-            "machine": f"{platform.machine()}, {workers} cores, Linux {platform.release().split('-')[0]}",
-            "load_before": round(os.getloadavg()[0], 1),
-            "versions": {"python": platform.python_version(), "trimtab": trimtab.__version__},
-            "probe": sandbox.probe.line(),
-            "tiny": {
-                "sandbox": latencies(sandbox.run, TINY, options.runs),
-                "bubblewrap": latencies(bubblewrap, TINY, options.runs // 3),
-            },
-            "numpy_and_sympy": {
-                "sandbox": latencies(sandbox.run, MATHS, options.runs // 3),
-                "bubblewrap": latencies(bubblewrap, MATHS, 10),
-            },
-            "runs_per_second_from_threads": {
-                "threads": workers,
-                "sandbox": at_once(sandbox.run, TINY, options.runs, workers),
-                "bubblewrap": at_once(bubblewrap, TINY, options.runs // 3, workers),
-            },
-            "memory": memory(sandbox),
-        }
-        ours, theirs = (result["tiny"][name]["runs_per_second"] for name in ("sandbox", "bubblewrap"))
-        result["times_bubblewrap"] = round(ours / theirs, 2)
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        if options.runs:
+            result |= about(sandbox, workers) | figures(sandbox, bubblewrap, options.runs, workers)
         if options.soak:
-            result["soak"] = soak(sandbox, options.soak)
-            options.out.write_text(json.dumps(result, indent=1) + "\n")
+            result["soak"] = {"load_before": round(os.getloadavg()[0], 1)} | soak(sandbox, options.soak)
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
+
+
+def about(sandbox: Sandbox, workers: int) -> dict[str, Any]:
+    """The head of the result."""
+    assert sandbox.probe is not None
+    policy = {os.SCHED_FIFO: "real-time (chrt -f)"}.get(os.sched_getscheduler(0), "normal")
+    return {
+        "what": "the sandbox with all layers, and bubblewrap's namespaces with a fresh interpreter",
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.machine()}, {workers} cores, Linux {platform.release().split('-')[0]}",
+        "load_before": round(os.getloadavg()[0], 1),
+        "priority_of_both": policy,
+        "versions": {"python": platform.python_version(), "trimtab": trimtab.__version__},
+        "probe": sandbox.probe.line(),
+    }
+
+
+def figures(sandbox: Sandbox, bubblewrap: Callable[[str], object], runs: int, workers: int) -> dict[str, Any]:
+    """Latencies and runs per second of both, and the memory of ours."""
+    tiny = {"sandbox": latencies(sandbox.run, TINY, runs), "bubblewrap": latencies(bubblewrap, TINY, runs // 3)}
+    return {
+        "tiny": tiny,
+        "times_bubblewrap": round(tiny["sandbox"]["runs_per_second"] / tiny["bubblewrap"]["runs_per_second"], 2),
+        "numpy_and_sympy": {
+            "sandbox": latencies(sandbox.run, MATHS, runs // 3),
+            "bubblewrap": latencies(bubblewrap, MATHS, 10),
+        },
+        "runs_per_second_from_threads": {
+            "threads": workers,
+            "sandbox": at_once(sandbox.run, TINY, runs, workers),
+            "bubblewrap": at_once(bubblewrap, TINY, runs // 3, workers),
+        },
+        "memory": memory(sandbox),
+    }
 
 
 if __name__ == "__main__":

@@ -70,6 +70,15 @@ def test_the_heads_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     torch.testing.assert_close(made["made"].hidden, gradient, rtol=1e-4, atol=1e-6)
 
 
+def test_the_sandboxs_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("docs/sandbox.md")
+    code = code.replace("Sandbox(workers=2)", 'Sandbox(workers=2, level="limits")').replace(
+        "5.0", "60.0"
+    )  # any machine
+    exec(compile(code, "docs/sandbox.md", "exec"), {})
+    assert capsys.readouterr().out == "ok 45\n\n[-sqrt(2), sqrt(2)]\n\n"
+
+
 def test_every_linked_file_is_there() -> None:
     for name in ("README.md", "CONTRIBUTING.md"):
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / name).read_text()):

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gpu_tables
 import study_pages
@@ -127,6 +128,44 @@ def filled(name: str, parts: Mapping[str, Callable[[], str]]) -> str:
     return text
 
 
+def sandbox_page() -> str:
+    """docs/sandbox.md with the probe's words on the benchmark's machine and the measured figures filled in."""
+    result = json.loads((RESULTS / "sandbox-cpu.json").read_text())
+    return filled(
+        "docs/sandbox.md", {"probe": lambda: sandbox_probe(result), "measured": lambda: sandbox_table(result)}
+    )
+
+
+def sandbox_probe(result: Mapping[str, Any]) -> str:
+    """What the probe said, as root and as an ordinary user."""
+    line = result["probe"]
+    return f"```\n{line}\n{line.replace('uid dropped', 'no root')}\n```"
+
+
+def sandbox_table(result: Mapping[str, Any]) -> str:
+    """What runs take beside bubblewrap's, and what ten thousand leave behind."""
+    rows = ["| | sandbox, all layers | bubblewrap and a fresh interpreter |", "|---|---|---|"]
+    for name, words in (("tiny", "`print(1 + 1)`"), ("numpy_and_sympy", "a line of numpy and sympy")):
+        cells = [
+            f"{of['median_ms']:g} ms (p90 {of['p90_ms']:g}), {of['runs_per_second']:g} runs/s"
+            for of in (result[name]["sandbox"], result[name]["bubblewrap"])
+        ]
+        rows.append(f"| {words}, one after another | {' | '.join(cells)} |")
+    threads, memory, soak = result["runs_per_second_from_threads"], result["memory"], result["soak"]
+    rows.append(
+        f"| from {threads['threads']} threads | {threads['sandbox']:g} runs/s | {threads['bubblewrap']:g} runs/s |"
+    )
+    left = ", ".join(
+        f"{name.replace('_', ' ')} {soak['before'][name]} and {soak['after'][name]}" for name in soak["before"]
+    )
+    return "\n".join(rows) + (
+        f"\n\n{result['machine']}, Python {result['versions']['python']}; other work kept both cores busy (load "
+        f"{result['load_before']:g}), so both were measured at {result['priority_of_both']} priority. The server takes "
+        f"{memory['server_rss_mb']:g} MB, a worker {memory['worker_own_mb']:g} MB beyond what they share. Before "
+        f"and after {soak['runs']:,} runs in a row: {left}. (`benchmarks/sandbox.py`)"
+    )
+
+
 def alarms_page() -> str:
     """docs/alarms.md with the alarms, their thresholds, and what was measured filled in."""
     made = {
@@ -220,6 +259,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/own-parts.md": own_parts_page,
     "docs/recipes.md": recipes_page,
     "docs/record.md": record_page,
+    "docs/sandbox.md": sandbox_page,
     "docs/report.md": report_page,
     "docs/study.md": study_page,
     "docs/study.svg": study_picture,

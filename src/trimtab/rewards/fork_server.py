@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trimtab.own_parts import PREFIX, OwnPartError, load_part
-from trimtab.rewards.pool import write_all
 from trimtab.rewards.python_rule import own_traceback
 from trimtab.rewards.verdicts import plain_result
+from trimtab.worker_process import die_with_parent, limit_memory, write_all
 
 MAX_WORKERS = 40
 # Workers start at normal priority and are reniced after BOOST_CPU_SECONDS, so that a short call is never held up by
@@ -167,7 +167,7 @@ class ForkServer:
         if pid == 0:
             try:
                 os.close(read_end)
-                _die_with_parent(server)
+                die_with_parent(server)
                 _run_call(self.function, message, write_end)
             finally:
                 os._exit(1)
@@ -257,36 +257,12 @@ def _set_limits(memory: int, cpu_seconds: float) -> None:
         signal.signal(signal.SIGVTALRM, lambda *_: os._exit(EXIT_OUT_OF_TIME))
         signal.setitimer(signal.ITIMER_VIRTUAL, max(cpu_seconds - BOOST_CPU_SECONDS, 0.01))
 
-    used = _address_space()
-    resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(memory)
     # A second limit for code that never returns to the interpreter, where no signal handler runs.
     resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_seconds) + 1, int(cpu_seconds) + 2))
     signal.signal(signal.SIGVTALRM, lower_priority)
     signal.setitimer(signal.ITIMER_VIRTUAL, BOOST_CPU_SECONDS)
     sys.setrecursionlimit(2_000)
-
-
-def _address_space() -> int:
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 1 << 30  # no /proc: the limit is looser by this
-
-
-def _die_with_parent(server: int) -> None:
-    """Have Linux kill this worker when the server dies, and end it if that has happened already."""
-    # Not for the server itself: PR_SET_PDEATHSIG goes by the thread that started a process, and the server may be
-    # started by a thread that ends. It notices the end of its input instead.
-    try:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    except (OSError, AttributeError):
-        pass
-    if os.getppid() != server:
-        os._exit(1)
 
 
 def _send(pipe: int, message: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from typing import IO, Any, Literal
 
 from trimtab.own_parts import module_folders
 from trimtab.stop_signals import unheeded_in_children
+from trimtab.worker_process import package_path, write_all
 
 START_SECONDS = 60.0  # to load the function
 GRACE_SECONDS = 10.0  # beyond all limits, before a server is killed
@@ -74,7 +75,7 @@ class ForkServerClient:
         self.error = ""
         self.outcome: WorkerOutcome = "crashed"  # of every call, once there is an error
         self.write_lock = threading.Lock()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_package_path()), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(package_path()), "OMP_NUM_THREADS": "1"}
         # -P: without it `python -m` looks for every module in the current folder first, and a `sympy.py` that came
         # with downloaded data would run.
         # `subprocess` and not `multiprocessing`: daemonic processes may use it, and it copies none of this process's
@@ -163,12 +164,6 @@ def search_path(function: str) -> list[str]:
     return [*(folder for folder in map(os.path.abspath, sys.path) if folder != here), *own]
 
 
-def write_all(pipe: int, data: bytes) -> None:
-    """Write to a pipe until all is written."""
-    while data:
-        data = data[os.write(pipe, data) :]
-
-
 _clients: dict[str, ForkServerClient] = {}
 _lock = threading.Lock()
 
@@ -234,13 +229,6 @@ def _plain_descriptor(pipe: IO[bytes] | None) -> int:
     assert pipe is not None
     with pipe:
         return os.dup(pipe.fileno())
-
-
-def _package_path() -> list[str]:
-    """Return the path on which the server finds trimtab, installed or not."""
-    here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    # An empty entry, as `PYTHONPATH=$PYTHONPATH:/more` leaves one, would mean the current folder.
-    return [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)

@@ -18,12 +18,13 @@ from typing import Any
 from trimtab.tools import runner
 from trimtab.tools.jail import SCRATCH, Limits, drop_root, give_up_privileges, limit_resources, lock_files
 from trimtab.tools.landlock import landlock_version
-from trimtab.tools.linux import PR_SET_NO_NEW_PRIVS, close_from, die_with_parent, prctl
+from trimtab.tools.linux import PR_SET_NO_NEW_PRIVS, close_from, prctl
 from trimtab.tools.memory_watch import MemoryWatch
 from trimtab.tools.seccomp import build_filter
 from trimtab.tools.server import Server, receive, serve
 from trimtab.tools.visible_files import DEVICES, VisibleFiles, find_visible_files
 from trimtab.tools.walls import find_walls
+from trimtab.worker_process import die_with_parent
 
 _ADDRESS_SPACE = 256 << 20  # of an interpreter that has loaded numpy and sympy
 
@@ -71,7 +72,7 @@ def bubblewrap_command(files: VisibleFiles, limits: Limits) -> list[str]:
     for device in DEVICES:
         command += ["--dev-bind", device, device]
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    for name in ("__init__.py", "text.py", "tools"):
+    for name in ("__init__.py", "text.py", "tools", "worker_process.py"):
         command += ["--ro-bind", os.path.join(package, name), os.path.join(package, name)]
     # Bubblewrap mounts in the order given; an interpreter below /tmp would be covered, as it is by our own jail.
     size = str(limits.disk_mb << 20)

@@ -19,6 +19,7 @@ from trimtab.tools.jail import Limits
 from trimtab.tools.probe import Probe
 from trimtab.tools.results import Kind, Result, SandboxError, kind_of, kind_of_exit, refused, text_of
 from trimtab.tools.runner import LENGTH_BYTES
+from trimtab.worker_process import package_path
 
 START_SECONDS = 120.0  # to load the packages, on a busy machine
 GRACE_SECONDS = 10.0  # beyond a deadline, before a server that does not answer is killed
@@ -280,13 +281,10 @@ def _last_word(control: socket.socket) -> dict[str, Any]:
 
 def _environment() -> dict[str, str]:
     """Return the environment of the server and of programs: nothing of this process's but where libraries lie."""
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    # An empty entry would mean the current folder.
-    search = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     return kept | {
         "PATH": SEARCH_PATH, "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8",
-        "PYTHONPATH": os.pathsep.join(search),
+        "PYTHONPATH": os.pathsep.join(package_path()),
         # Sets of strings have the same order in every run, so that a program gives the same output again.
         "PYTHONHASHSEED": "0",
         # Threads cannot be forked, and a run has few.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from trimtab.tools import landlock, linux
 from trimtab.tools.seccomp import apply_filter
 from trimtab.tools.visible_files import DEVICES, VisibleFiles
+from trimtab.worker_process import limit_memory
 
 NOBODY = 65534  # whom root becomes
 INSIDE_ID = 1000  # user and group as seen inside
@@ -126,13 +127,11 @@ def lock_files(version: int, paths: list[str] | None = None) -> None:
 
 def limit_resources(limits: Limits, address_space: int) -> None:
     """Set the limits that hold for each process of a run, and for the number of them."""
-    megabyte = 1 << 20
+    limit_memory(limits.memory_mb << 20, address_space)
     values = {
-        resource.RLIMIT_AS: address_space + limits.memory_mb * megabyte,
         resource.RLIMIT_NPROC: limits.processes,
         resource.RLIMIT_NOFILE: MAX_FILES,
-        resource.RLIMIT_FSIZE: limits.disk_mb * megabyte,
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: limits.disk_mb << 20,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_SIGPENDING: 256,

@@ -16,7 +16,7 @@ MNT_DETACH = 2
 AT_RECURSIVE = 0x8000
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = 1, 2
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 4, 22, 38
 
 # These have the same numbers on x86_64 and aarch64, and no wrapper in older C libraries.
 SYS_CLOSE_RANGE = 436
@@ -91,10 +91,3 @@ def close_from(first: int) -> None:
         syscall("close_range", SYS_CLOSE_RANGE, first, 0xFFFF_FFFF, 0)
     except OSError:
         os.closerange(first, 1 << 16)
-
-
-def die_with_parent(parent: int) -> None:
-    """Have Linux kill this process when its parent dies, and end it if that has happened already."""
-    prctl(PR_SET_PDEATHSIG, 9)
-    if os.getppid() != parent:
-        os._exit(1)

@@ -23,10 +23,11 @@ from typing import Any
 
 from trimtab.tools import runner
 from trimtab.tools.jail import Limits, drop_root, enter_pid_namespace
-from trimtab.tools.linux import PR_SET_NO_NEW_PRIVS, close_from, die_with_parent, prctl, use_huge_pages
+from trimtab.tools.linux import PR_SET_NO_NEW_PRIVS, close_from, prctl, use_huge_pages
 from trimtab.tools.memory_watch import WATCH_SECONDS, MemoryWatch
 from trimtab.tools.visible_files import VisibleFiles, find_visible_files
 from trimtab.tools.walls import Walls, find_walls
+from trimtab.worker_process import address_space, die_with_parent
 
 SPARES = 2  # runs that stand ready in their jails
 MAX_MESSAGE = 4096
@@ -292,7 +293,7 @@ def start_server(requests: socket.socket, options: dict[str, Any]) -> Server:
     _forget_the_server(files)
     walls.filter()
     use_huge_pages(_read(proc, "self/maps"))
-    space = int(_read(proc, "self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    space = address_space(proc)
     own = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
     return Server(requests, walls, MemoryWatch(proc), space, own)
 
