@@ -16,6 +16,7 @@ EXIT_CODES = {"ok": 0, "exception": 1, "refused": 2} | dict.fromkeys(KILLED_KIND
 def probe_lines() -> list[str]:
     """Say what holds on this machine and, for each layer that does not, why and how to get it."""
     with Sandbox(level="limits", workers=1) as sandbox:
+        assert sandbox.probe is not None
         return [sandbox.probe.line(), *(f"missing: {text}" for text in sandbox.probe.missing())]
 
 

@@ -29,8 +29,8 @@ class Running(Protocol):
 class Server(Protocol):
     """What a backend offers."""
 
-    probe: Probe | None
-
+    @property
+    def probe(self) -> Probe | None: ...  # noqa: D102
     @property
     def usable(self) -> bool: ...  # noqa: D102
     def open(self, seconds: float, *, session: bool = False) -> Running: ...  # noqa: D102
