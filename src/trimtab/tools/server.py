@@ -24,7 +24,7 @@ from typing import Any
 from trimtab.tools import runner
 from trimtab.tools.jail import Limits, drop_root, enter_pid_namespace
 from trimtab.tools.linux import PR_SET_NO_NEW_PRIVS, close_from, prctl, use_huge_pages
-from trimtab.tools.memory_watch import WATCH_SECONDS, MemoryWatch
+from trimtab.tools.memory_watch import WATCH_IDLE_SECONDS, WATCH_SECONDS, MemoryWatch
 from trimtab.tools.visible_files import VisibleFiles, find_visible_files
 from trimtab.tools.walls import Walls, find_walls
 from trimtab.worker_process import address_space, die_with_parent
@@ -80,7 +80,7 @@ class Server:
                 if run.deadline <= now:
                     self.kill(run, "timeout")
                 elif run.next_look <= now:
-                    run.next_look = now + WATCH_SECONDS
+                    run.next_look = now + (WATCH_IDLE_SECONDS if run.deadline == float("inf") else WATCH_SECONDS)
                     if self.memory.used_bytes(run.pidfd) > self.walls.limits.memory_mb << 20:
                         self.kill(run, "memory")
             if not events and not idle and now >= self.no_spares_until:
@@ -179,6 +179,7 @@ class Server:
         seconds = order["seconds"]
         run.start = time.monotonic()
         run.deadline = run.start + seconds if seconds else float("inf")
+        run.next_look = run.start + WATCH_SECONDS
         # Threads that a session left running wait with it.
         signal.pidfd_send_signal(run.pidfd, signal.SIGCONT if seconds else signal.SIGSTOP)
 
