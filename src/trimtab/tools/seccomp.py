@@ -24,7 +24,7 @@ mincore=27/232 brk=12/214 rt_sigaction=13/134 rt_sigprocmask=14/135 rt_sigreturn
 rt_sigsuspend=130/133 rt_sigtimedwait=128/137 sigaltstack=131/132 pipe=22/- pipe2=293/59 select=23/-
 pselect6=270/72 poll=7/- ppoll=271/73 epoll_create=213/- epoll_create1=291/20 epoll_ctl=233/21 epoll_wait=232/-
 epoll_pwait=281/22 epoll_pwait2=441/441 eventfd=284/- eventfd2=290/19 timerfd_create=283/85
-timerfd_settime=286/86 timerfd_gettime=287/87 dup=32/23 dup2=33/- dup3=292/24 fcntl=72/25 flock=73/32
+timerfd_settime=286/86 timerfd_gettime=287/87 dup=32/23 dup2=33/- dup3=292/24 fcntl=72/25
 fsync=74/82 fdatasync=75/83 truncate=76/45 ftruncate=77/46 fallocate=285/47 fadvise64=221/223 getdents=78/-
 getdents64=217/61 getcwd=79/17 chdir=80/49 fchdir=81/50 mkdir=83/- mkdirat=258/34 rmdir=84/- unlink=87/-
 unlinkat=263/35 rename=82/- renameat=264/38 renameat2=316/276 link=86/- linkat=265/37 symlink=88/-
@@ -40,7 +40,7 @@ sched_getaffinity=204/123 sched_getparam=143/121 sched_getscheduler=145/120 sche
 sched_get_priority_min=147/126 getcpu=309/168 getrandom=318/278 alarm=37/- pause=34/- getitimer=36/102
 setitimer=38/103 timer_create=222/107 timer_settime=223/110 timer_gettime=224/108 timer_getoverrun=225/109
 timer_delete=226/111 sendto=44/206 recvfrom=45/207 sendmsg=46/211 recvmsg=47/212 shutdown=48/210
-getsockopt=55/209 setsockopt=54/208 getsockname=51/204 getpeername=52/205 sendfile=40/71 copy_file_range=326/285
+getsockopt=55/209 getsockname=51/204 getpeername=52/205 sendfile=40/71 copy_file_range=326/285
 statfs=137/43 fstatfs=138/44 restart_syscall=219/128 membarrier=324/283 getpriority=140/141 kill=62/129
 tgkill=234/131 tkill=200/130 prlimit64=302/261 sched_setaffinity=203/122 clone=56/220 ioctl=16/29 prctl=157/167
 socketpair=53/199 clone3=435/435
@@ -59,7 +59,9 @@ _NEW_NAMESPACES = 0x7E02_0080  # all CLONE_NEW*
 _CLONE_THREAD = 0x0001_0000
 # What Python asks of descriptors: a terminal or not, window size, bytes to read, non-blocking, inherited or not.
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-_SIGNAL_OTHERS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: a descriptor that sends signals to any process
+# Copies and flags of descriptors, sizes of pipes. No locks and leases, which hold up who uses the same file outside,
+# no notices of what changes outside (F_NOTIFY), no signals to other processes (F_SETOWN).
+_FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
 _PRCTLS = (1, 2, 3, 15, 16, 39)  # signal at the parent's death, dumpable?, name, no_new_privs?
 
 
@@ -91,7 +93,7 @@ def build_filter(*, processes: bool, pid: int = 0) -> bytes:
     checks = {
         "clone": _forbid_bits(0, _NEW_NAMESPACES) if processes else _require_bits(0, _CLONE_THREAD),
         "clone3": [_error(errno.ENOSYS)],  # its flags lie in memory, which a filter cannot read
-        "fcntl": _none_of(1, _SIGNAL_OTHERS),
+        "fcntl": _one_of(1, _FCNTLS, errno.EPERM),
         "ioctl": _one_of(1, _IOCTLS, errno.ENOTTY),
         "prctl": _one_of(0, _PRCTLS, errno.EPERM),
         # A datagram socket could be pointed at any address later, one of a connected stream cannot.
@@ -151,11 +153,6 @@ def _one_of(index: int, values: tuple[int, ...], otherwise: int, mask: int = 0) 
     masked = [_Instruction(_AND, mask)] if mask else []
     jumps = [_Instruction(_EQUAL, value, len(values) - i) for i, value in enumerate(values)]
     return [_argument(index), *masked, *jumps, _error(otherwise), _Instruction(_RETURN, _ALLOW)]
-
-
-def _none_of(index: int, values: tuple[int, ...]) -> list[_Instruction]:
-    jumps = [_Instruction(_EQUAL, value, len(values) - i) for i, value in enumerate(values)]
-    return [_argument(index), *jumps, _Instruction(_RETURN, _ALLOW), _error(errno.EPERM)]
 
 
 class _Program(ctypes.Structure):
