@@ -16,14 +16,13 @@ from dataclasses import asdict
 from typing import Any
 
 from trimtab.tools import runner
-from trimtab.tools.jail import SCRATCH, Limits, drop_root, give_up_privileges, limit_resources, lock_files
+from trimtab.tools.jail import SCRATCH, Limits, drop_root, find_walls, give_up_privileges, limit_resources, lock_files
 from trimtab.tools.landlock import landlock_version
 from trimtab.tools.linux import PR_SET_NO_NEW_PRIVS, close_from, prctl
 from trimtab.tools.memory_watch import MemoryWatch
 from trimtab.tools.seccomp import build_filter
 from trimtab.tools.server import Server, receive, serve
 from trimtab.tools.visible_files import DEVICES, VisibleFiles, find_visible_files
-from trimtab.tools.walls import find_walls
 from trimtab.worker_process import die_with_parent
 
 _ADDRESS_SPACE = 256 << 20  # of an interpreter that has loaded numpy and sympy

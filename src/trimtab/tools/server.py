@@ -22,11 +22,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trimtab.tools import runner
-from trimtab.tools.jail import Limits, drop_root, enter_pid_namespace
+from trimtab.tools.jail import Limits, Walls, drop_root, enter_pid_namespace, find_walls
 from trimtab.tools.linux import PR_SET_NO_NEW_PRIVS, close_from, prctl, use_huge_pages
 from trimtab.tools.memory_watch import WATCH_IDLE_SECONDS, WATCH_SECONDS, MemoryWatch
 from trimtab.tools.visible_files import VisibleFiles, find_visible_files
-from trimtab.tools.walls import Walls, find_walls
 from trimtab.worker_process import address_space, die_with_parent
 
 SPARES = 2  # runs that stand ready in their jails
