@@ -1,6 +1,7 @@
 """The walls around a run: namespaces, a file system of its own, landlock, seccomp, limits, no privileges.
 
-Each is tried in a process of its own before the server relies on it.
+Each wall is tried in a process of its own before the server relies on it.
+
 The server enters a jail of its own once, with a read-only file system that holds the interpreter and nothing else. Each
 run starts there, so its own namespaces take little to set up.
 """
