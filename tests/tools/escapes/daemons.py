@@ -53,7 +53,7 @@ if os.fork() == 0:
                 os._exit(0)
             os.setsid()
             name_me()
-            time.sleep(0.01)
+            time.sleep(0.1)
     os._exit(0)
 time.sleep(0.1)
 

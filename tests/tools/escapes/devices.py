@@ -60,8 +60,7 @@ for name in glob.glob("/dev/pts/[0-9]*"):
 
 # %% take the terminal as one's own
 # proof: plain
-os.setsid() if os.getpid() != os.getsid(0) else None
-os.write(os.open(W.terminal, os.O_RDWR), W.marker.encode())
+in_child(lambda: (os.setsid(), os.write(os.open(W.terminal, os.O_RDWR), W.marker.encode())))
 
 # %% the console
 # proof: root

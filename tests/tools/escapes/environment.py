@@ -16,12 +16,10 @@ show_secrets(open("/proc/self/environ", "rb").read())
 
 # %% the start of the stack, read without /proc
 # proof: plain
-frame = (ctypes.c_char * 8)()
 environ = ctypes.c_void_p.in_dll(libc, "environ").value or 0
 program = ctypes.c_char_p.in_dll(libc, "program_invocation_name")
 names = ctypes.cast(program, ctypes.c_void_p).value or 0
-stack = ctypes.c_void_p.in_dll(ctypes.CDLL("ld-linux-x86-64.so.2"), "__libc_stack_end").value or 0
-for anchor in {environ, names, stack}:
+for anchor in {environ, names}:
     if anchor:
         show_secrets(probe(anchor - (1 << 16), anchor + (1 << 19)))
 
@@ -49,7 +47,7 @@ for anchor in (id(object()), id(W), id(os.environ), id(sys.argv)):
     show_secrets(probe(anchor - (1 << 22), anchor + (1 << 22)))
 
 # %% objects that the garbage collector still knows
-# proof: plain
+# proof: no, a plain program has its variables anyway
 import gc
 for thing in gc.get_objects():
     with quiet():

@@ -90,7 +90,7 @@ for folder in ("/", "/etc", "/usr/local/bin", "/var/spool", "/run", "/root", "/h
 # proof: plain
 descriptor = os.open(W.wide, os.O_TMPFILE | os.O_RDWR, 0o600)
 os.write(descriptor, b"x")
-os.link(f"/proc/self/fd/{descriptor}", f"{W.wide}/{W.marker}", follow_symlinks=True)
+libc.linkat(-100, f"/proc/self/fd/{descriptor}".encode(), -100, f"{W.wide}/{W.marker}".encode(), 0x400)
 
 # %% extended attributes outside
 # proof: plain

@@ -51,7 +51,8 @@ class Finder:
         print(W.tag, "asked for", name)
 sys.meta_path.insert(0, Finder)
 # --- then
-import colorsys
+with quiet():
+    import never_there
 
 # %% the path of modules
 # proof: shared

@@ -65,7 +65,7 @@ for name in ("kernel/core_pattern", "kernel/modprobe", "kernel/hostname", "vm/dr
         won(name)
 
 # %% the magic key
-# proof: root
+# proof: machine
 os.close(os.open("/proc/sysrq-trigger", os.O_WRONLY))
 won("opened sysrq")
 

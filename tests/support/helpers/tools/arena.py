@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.tools.attempts import ORDINARY, Attempt, all_attempts
-from helpers.tools.stand_ins import BareProcess, SharedInterpreter
+from helpers.tools.stand_ins import MERCY, BareProcess, SharedInterpreter
 from helpers.tools.world import World
 
 PATIENCE = 5.0  # seconds after a run until what it started must be gone
@@ -36,11 +36,13 @@ class Arena:
     def __init__(self, world: World, runner: Any, sandboxed: bool) -> None:
         self.world, self.runner, self.sandboxed = world, runner, sandboxed
         self.fresh = world.secrets["conversation"]
-        self.ordinary = ORDINARY if sandboxed else "print(6 * 7)"  # sympy would have to be loaded each time
+        self.grace = GRACE if sandboxed else MERCY / 2
+
+    def learn_ordinary(self) -> None:
+        """Learn what an ordinary run prints as long as nothing has been attempted."""
         for _ in range(3):
-            self.expected = runner.run(self.ordinary, timeout=30.0)
+            self.expected = self.runner.run(ORDINARY, timeout=30.0)
         assert self.expected.kind == "ok", self.expected
-        self.neighbour: Any = None
 
     def open_neighbour(self) -> None:
         """Open a conversation that lives beside the attempts and must not feel them."""
@@ -51,20 +53,21 @@ class Arena:
 
     def outcome(self, attempt: Attempt) -> dict[str, Any]:
         """Run one attempt and return the signs of its success."""
+        sys.stderr.write(f"{time.monotonic():.1f} {attempt.kind}: {attempt.name}\n")  # the last one, if this hangs
         beside: list[Any] = []
         thread = threading.Thread(target=lambda: beside.append(self._ordinary_signs("beside it")))
-        if attempt.beside:
+        if attempt.beside and self.sandboxed:
             thread.start()
         signs, results = self._run(attempt)
-        if attempt.beside:
+        if attempt.beside and self.sandboxed:
             thread.join()
             signs += beside[0] if beside else ["an ordinary run beside it raised"]
         signs += self.world.signs()
         left = self.world.left_processes(PATIENCE if self.sandboxed else 0.2)
         if left:
             signs.append(f"left processes: {[tuple(process) for process in left]}, {self.world.known} belong there")
-        signs += self._ordinary_signs("after it")
-        signs += self._neighbour_signs()
+        if self.sandboxed:
+            signs += self._ordinary_signs("after it") + self._neighbour_signs()
         return {"kind": attempt.kind, "name": attempt.name, "proof": attempt.proof, "signs": signs, "results": results}
 
     def _run(self, attempt: Attempt) -> tuple[list[str], list[dict[str, Any]]]:
@@ -74,7 +77,7 @@ class Arena:
         with contextlib.ExitStack() as sessions:
             for number, program in enumerate(attempt.programs):
                 code = attempt.program(number, facts, self.fresh)
-                for _ in range(TRIES):
+                for _ in range(TRIES if self.sandboxed else 1):
                     began = time.monotonic()
                     try:
                         if attempt.in_session and self.sandboxed:
@@ -86,7 +89,7 @@ class Arena:
                         signs.append(f"the runner raised {error!r}")
                         break
                     seconds = time.monotonic() - began
-                    if seconds <= attempt.timeout + GRACE:
+                    if seconds <= attempt.timeout + self.grace:
                         break
                 else:
                     signs.append(f"took {seconds:.1f} s, its deadline is {attempt.timeout:g} s")
@@ -117,7 +120,7 @@ class Arena:
 
     def _ordinary_signs(self, when: str) -> list[str]:
         try:
-            result = self.runner.run(self.ordinary, timeout=30.0)
+            result = self.runner.run(ORDINARY, timeout=30.0)
         except Exception as error:
             return [f"an ordinary run {when} raised {error!r}"]
         if (result.kind, result.stdout) == ("ok", self.expected.stdout):
@@ -127,8 +130,6 @@ class Arena:
         return [f"an ordinary run {when} is {result.kind} {result.error[-300:]}: {changed}"]
 
     def _neighbour_signs(self) -> list[str]:
-        if self.neighbour is None:
-            return []
         self.turns += 1
         try:
             result = self.neighbour.run("turns += 1; print(kept, turns)")
@@ -157,6 +158,7 @@ def in_sandbox(world: World, attempts: list[Attempt]) -> list[dict[str, Any]]:
 
     with Sandbox(workers=3, **LIMITS) as sandbox:
         arena = Arena(world, sandbox, sandboxed=True)
+        arena.learn_ordinary()
         arena.open_neighbour()
         world.remember_processes()
         outcomes = []

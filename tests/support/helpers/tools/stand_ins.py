@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-MERCY = 2.5  # seconds that a bare process gets after SIGTERM
+MERCY = 0.6  # seconds that a bare process gets after SIGTERM
 
 
 @dataclass
@@ -46,7 +47,8 @@ class BareProcess:
             try:
                 stdout, stderr = process.communicate(timeout=MERCY)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # only a daemon holds the pipe
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 stdout, stderr = b"", b""
                 process.stdout.close()  # type: ignore[union-attr]

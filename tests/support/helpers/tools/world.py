@@ -151,6 +151,10 @@ class World:
             if not strangers:
                 break
             time.sleep(0.01)
+        for process in processes():
+            if process.parent == os.getpid() and process.state == "Z":
+                with contextlib.suppress(OSError):
+                    os.waitpid(process.pid, os.WNOHANG)
 
     def _process_signs(self) -> list[str]:
         assert self.bystander is not None and self.bystander.stdin is not None and self.bystander.stdout is not None
@@ -214,7 +218,8 @@ class World:
         """What stands in the folder outside: name, kind and mode, owner, time, content."""
         found = {}
         for path in sorted(self.folder.rglob("*")):
-            if path.is_relative_to(self.folder / "tmp"):  # the temporary folder of the sandbox's own process
+            # The temporary folder of the sandbox's own process, and what the arena prints.
+            if path.is_relative_to(self.folder / "tmp") or path == self.folder / "said":
                 continue
             try:
                 state = path.lstat()
