@@ -13,6 +13,7 @@ os.abort()
 
 # %% more frames than the stack holds
 # proof: no, it only tries to take the runner with it
+# timeout: 1
 sys.setrecursionlimit(10**9)
 def down(n):
     return down(n + 1) + 1
@@ -20,6 +21,7 @@ down(0)
 
 # %% more frames than the stack holds, in C
 # proof: no, it only tries to take the runner with it
+# timeout: 1
 sys.setrecursionlimit(10**9)
 nested = ()
 for _ in range(10**6):

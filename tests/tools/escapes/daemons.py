@@ -86,7 +86,7 @@ os.waitpid(child, os.WUNTRACED)
 
 # %% a child that waits in the kernel
 # proof: plain
-# timeout: 2
+# timeout: 0.7
 if call("clone", 0x4000 | 17, 0, 0, 0, 0) == 0:  # CLONE_VFORK: the parent waits for it
     os.setsid()
     name_me()

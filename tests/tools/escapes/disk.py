@@ -4,10 +4,10 @@
 # beside: an ordinary run
 held, block = 0, os.urandom(1 << 20)
 with quiet():
-    for folder in ("/tmp", "/dev/shm", "/var/tmp", "/run", os.getcwd(), os.path.expanduser("~"), tempfile.gettempdir(), W.wide):
+    for place, folder in enumerate(("/tmp", "/dev/shm", "/var/tmp", "/run", os.getcwd(), os.path.expanduser("~"), W.wide)):
         with quiet():
             for number in range(3 * W.disk_mb // 4):
-                with open(f"{folder}/{W.marker}-{number}", "wb", buffering=0) as file:
+                with open(f"{folder}/{W.marker}-{place}-{number}", "wb", buffering=0) as file:
                     for _ in range(4):
                         held += file.write(block)
 if held > 2 * W.disk_mb << 20:

@@ -95,5 +95,5 @@ os.write(1, b"x" * (1 << 20))
 
 # %% a syntax error in a long line
 # proof: no, Python shortens it
-# timeout: 3
-exec("x = " + "(" * 90 + "1" * (4 * W.output_bytes) + " ?")
+# timeout: 1
+exec("x = " + "(" * 90 + "1" * (2 * W.output_bytes) + " ?")

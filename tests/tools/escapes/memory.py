@@ -120,6 +120,30 @@ with quiet():
                 held += pair[0].send(block)
 won(f"{held >> 20} MB in sockets") if held >= 64 << 20 else None
 
+# %% sockets full of data, in children
+# proof: plain
+# timeout: 5
+inside, outside = os.pipe()
+def fill():
+    held, pairs, block = 0, [], b"x" * (1 << 16)
+    with quiet():
+        for _ in range(120):
+            pair = socket.socketpair()
+            pairs.append(pair)
+            pair[0].setblocking(False)
+            with quiet():
+                while True:
+                    held += pair[0].send(block)
+    os.write(outside, struct.pack("=q", held))
+    time.sleep(2)
+with quiet():
+    for _ in range(16):
+        in_child(fill, wait=False)
+time.sleep(1.5)
+os.set_blocking(inside, False)
+held = sum(struct.unpack("=q", os.read(inside, 8))[0] for _ in range(16) if select.select([inside], [], [], 0)[0])
+won(f"{held >> 20} MB in sockets") if held >= W.memory_mb << 20 else None
+
 # %% memory that is never swapped
 # proof: root
 held = mmap.mmap(-1, 64 << 20)

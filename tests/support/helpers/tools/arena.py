@@ -25,7 +25,7 @@ from helpers.tools.world import World
 PATIENCE = 5.0  # seconds after a run until what it started must be gone
 GRACE = 2.0  # seconds that a run may take beyond its deadline
 TRIES = 3  # a run counts as late if it is late so often: a busy machine may delay one
-LIMITS = {"memory_mb": 512, "disk_mb": 16, "processes": 32, "output_bytes": 65536}
+LIMITS = {"memory_mb": 256, "disk_mb": 16, "processes": 32, "output_bytes": 65536}
 KINDS = {"ok", "exception", "timeout", "memory", "output", "killed", "refused"}
 SUBREAPER, PARENT_DEATH_SIGNAL = 36, 1
 

@@ -31,9 +31,9 @@ def processes() -> list[Process]:
     return found
 
 
-def descendants(root: int) -> list[Process]:
+def descendants(root: int, table: list[Process] | None = None) -> list[Process]:
     """List the processes that descend from one, without the dead ones that only wait for their parent."""
-    table = processes()
+    table = table or processes()
     found: list[Process] = []
     parents = {root}
     while parents:

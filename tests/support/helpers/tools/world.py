@@ -132,8 +132,9 @@ class World:
         """Wait until no more processes run than belong there; return all of them if that does not happen."""
         end = time.monotonic() + patience
         while True:
-            now = descendants(os.getpid())
-            named = [process for process in processes() if process.name == self.marker and process.state != "Z"]
+            table = processes()
+            now = descendants(os.getpid(), table)
+            named = [process for process in table if process.name == self.marker and process.state != "Z"]
             if len(now) <= self.known and not named:
                 return []
             if time.monotonic() > end:
