@@ -33,7 +33,14 @@ def _run(folder: Path, mode: str, share: str, ordinary_user: bool) -> list[dict[
     (folder / "input").write_text(given)
     (folder / "home").mkdir()
     (folder / "tmp").mkdir()
-    command = [sys.executable, str(HERE / "arena.py"), str(folder), mode, share, f"planted-argument-{os.urandom(8).hex()}"]
+    command = [
+        sys.executable,
+        str(HERE / "arena.py"),
+        str(folder),
+        mode,
+        share,
+        f"planted-argument-{os.urandom(8).hex()}",
+    ]
     if ordinary_user:
         for path in (folder, *folder.iterdir()):
             os.chown(path, ORDINARY_USER, ORDINARY_USER)

@@ -72,7 +72,7 @@ ORDINARY = """
 import builtins, decimal, fractions, itertools, json, locale, math, os, random, resource, signal, sys, threading
 import numpy, sympy
 x = sympy.symbols("x")
-print(sympy.expand((x + 1) ** 2), numpy.linalg.det(2 * numpy.eye(3)), fractions.Fraction(1, 3) + 1, math.pi, math.tau)
+print(x + x, sympy.Integer(1) + 1, numpy.linalg.det(2 * numpy.eye(3)), fractions.Fraction(1, 3) + 1, math.pi, math.tau)
 print(sum(range(10)), sorted(vars(builtins)), len(sys.meta_path), sys.path, sys.gettrace(), sys.getprofile())
 print(sys.getrecursionlimit(), sys.getswitchinterval(), decimal.getcontext(), sorted(os.environ), os.umask(0o22))
 print([str(signal.getsignal(number)) for number in range(1, 32)], signal.pthread_sigmask(signal.SIG_BLOCK, ()))

@@ -55,7 +55,8 @@ def main() -> None:
 
     kept: list[socket.socket] = []
     selector.register(sys.stdin, selectors.EVENT_READ, "stdin")
-    print(json.dumps(ports), flush=True)
+    sys.stdout.write(json.dumps(ports) + "\n")
+    sys.stdout.flush()
     while True:
         selector.select()
         selector.unregister(sys.stdin)  # the others first: what arrived before the question is in the answer
@@ -65,7 +66,8 @@ def main() -> None:
         if any(key.data == "stdin" for key, _ in selector.select(0)):
             if not sys.stdin.readline():
                 return
-            print(json.dumps(sorted(set(hits))), flush=True)
+            sys.stdout.write(json.dumps(sorted(set(hits))) + "\n")
+            sys.stdout.flush()
             hits.clear()
 
 

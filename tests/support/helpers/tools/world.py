@@ -19,6 +19,7 @@ from typing import Any
 
 from helpers.tools.processes import Process, descendants, processes, standing
 
+SETTLED = 20  # looks at the process table that agree
 libc = ctypes.CDLL(None, use_errno=True)
 libc.shmat.restype = ctypes.c_void_p
 
@@ -81,7 +82,14 @@ class World:
         for name in ("socket", "datagrams"):
             (self.folder / name).unlink(missing_ok=True)
         self.abstract = f"trimtab-{secrets.token_hex(6)}"
-        command = [sys.executable, "-I", "-S", str(Path(__file__).parent / "bystander.py"), str(self.folder), self.abstract]
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(Path(__file__).parent / "bystander.py"),
+            str(self.folder),
+            self.abstract,
+        ]
         environment = {**os.environ, "BYSTANDER_SECRET": self.secrets.get("server") or self._new_secret("server")}
         self.bystander = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, close_fds=True
@@ -125,8 +133,12 @@ class World:
         return found
 
     def remember_processes(self) -> None:
-        """Take the processes that run now for those that belong there."""
-        self.known = len(descendants(os.getpid()))
+        """Take the processes that run now for those that belong there, once their number has settled."""
+        counts = [len(descendants(os.getpid()))]
+        while len(counts) < SETTLED or len(set(counts[-SETTLED:])) > 1:  # a runner may prepare the next run
+            counts.append(len(descendants(os.getpid())))
+            time.sleep(0.01)
+        self.known = counts[-1]
 
     def left_processes(self, patience: float) -> list[Process]:
         """Wait until no more processes run than belong there; return all of them if that does not happen."""
@@ -227,7 +239,7 @@ class World:
                 content = path.read_bytes() if path.is_file() else b""
             except OSError:
                 continue
-            changed = state.st_mtime_ns if path.is_file() and not path.suffix == ".db" else 0
+            changed = state.st_mtime_ns if path.is_file() and path.suffix != ".db" else 0
             name = str(path.relative_to(self.folder))
             found[name] = (state.st_mode, state.st_uid, changed, content)
         return found
@@ -239,7 +251,10 @@ class World:
         victim = self.folder / "victim.txt"
         victim.unlink(missing_ok=True)
         victim.write_text("as it was\n")
-        if not (self.folder / "secret.txt").exists() or (self.folder / "secret.txt").read_text() != self.secrets["file"] + "\n":
+        if (
+            not (self.folder / "secret.txt").exists()
+            or (self.folder / "secret.txt").read_text() != self.secrets["file"] + "\n"
+        ):
             (self.folder / "secret.txt").write_text(self.secrets["file"] + "\n")
         self.before = self._tree()
 
