@@ -42,7 +42,7 @@ if child == 0:
     os._exit(0)
 
 # %% children that replace each other
-# proof: plain
+# proof: no, the harness may look between two of them
 # timeout: 2
 end = time.monotonic() + 20
 if os.fork() == 0:

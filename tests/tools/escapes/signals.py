@@ -83,7 +83,7 @@ os.setpriority(os.PRIO_PGRP, W.parent_group, 3)
 
 # %% the priority of all processes of the user
 # proof: plain
-os.setpriority(os.PRIO_PROCESS, W.bystander, 3)
+os.setpriority(os.PRIO_PROCESS, W.bystander, 6)
 
 # %% the processors of a process outside
 # proof: plain
