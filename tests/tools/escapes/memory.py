@@ -91,7 +91,7 @@ if held >= 2 * W.memory_mb << 20:
     won("twice the memory, in segments")
 
 # %% pipes full of data
-# proof: plain
+# proof: root
 # timeout: 5
 import fcntl
 held, block = 0, b"x" * (1 << 20)
