@@ -31,16 +31,23 @@ class Attempt:
     in_session: bool = False
     beside: bool = False
     lie: str = ""  # the kind of result that it must not get
+    alone: bool = False  # without the prelude
 
     def program(self, number: int, world: dict[str, Any], fresh_secret: str) -> str:
         """Return a program as it is run: behind the prelude that tells it about the world outside."""
+        if self.alone:
+            return self.programs[number]
         prelude = f"WORLD = {world!r}\n{PRELUDE.read_text()}"
         return prelude + "\n\n" + self.programs[number].replace("FRESH_SECRET", fresh_secret)
 
 
 def all_attempts() -> list[Attempt]:
     """Read every attempt, kind by kind."""
-    return [attempt for path in sorted(FOLDER.glob("*.py")) if path != PRELUDE for attempt in read_attempts(path)]
+    found = [attempt for path in sorted(FOLDER.glob("*.py")) if path != PRELUDE for attempt in read_attempts(path)]
+    return found + [
+        Attempt("texts", name, (text,), "no, it only tries to confuse the runner", 2.0, alone=True)
+        for name, text in TEXTS.items()
+    ]
 
 
 def read_attempts(path: Path) -> list[Attempt]:
@@ -65,6 +72,31 @@ def _read_attempt(kind: str, text: str) -> Attempt:
         "beside" in options,
         options.get("wins when kind", ""),
     )
+
+
+# Programs whose text alone may hurt who reads, compiles or shows them; they run without the prelude.
+TEXTS = {
+    "empty": "",
+    "a zero": "print(1)\0",
+    "half a surrogate": "x = '\ud800'; raise ValueError(x)",
+    "a byte order mark": "\ufeffprint(1)",
+    "an unknown encoding": "# coding: no-such-encoding\nprint(1)",
+    "another encoding": "# coding: utf-7\n+AHAAcgBpAG4AdA-(1)",
+    "other ends of lines": "print(1)\r\x0cprint(2)\u2028print(3)",
+    "many brackets": "(" * 200_000,
+    "many operators": "x = " + "-" * 200_000 + "1",
+    "many lines": "\n" * 2_000_000,
+    "one long line": "x = '" + "a" * 8_000_000 + "'",
+    "many digits": "print(" + "9" * 1_000_000 + ")",
+    "deep blocks": "".join(" " * depth + "if 1:\n" for depth in range(300)),
+    "many attributes": "x" + ".x" * 100_000,
+    "nested texts": "f'{" * 200 + "1" + "}'" * 200,
+    "lines like the end of a message": 'print("ok")\n{"kind": "ok", "stdout": ""}\n--\n\x04\x1a\nEOF\n',
+    "a future": "from __future__ import braces",
+    "nothing but a comment": "#",
+    "await outside": "await x",
+    "return outside": "return 1",
+}
 
 
 # An ordinary program that prints what an earlier one could have changed for it.
