@@ -86,7 +86,7 @@ if len(opened) >= 4999:
 # proof: plain
 sent = 0
 for _ in range(6):
-    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    left, right = socket.socketpair()
     left.setblocking(False)
     with quiet():
         for _ in range(60):
