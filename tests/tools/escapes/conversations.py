@@ -174,3 +174,60 @@ for pid in range(1, 60):
     if pid != os.getpid():
         with quiet():
             os.kill(pid, signal.SIGKILL)
+
+# %% a child that works between the turns
+# proof: no, a plain program has no turns
+# in: one session
+stamps = mmap.mmap(-1, 1 << 16)
+if os.fork() == 0:
+    while True:
+        now = time.monotonic()
+        slot = 8 * (int(now * 1000) % 8000)
+        stamps[slot:slot + 8] = struct.pack("d", now)
+end = time.monotonic()
+# --- then
+start = time.monotonic()
+worked = [stamp for stamp in struct.unpack("8000d", stamps[:64000]) if end + 0.005 < stamp < start - 0.005]
+if worked:
+    won(f"{len(worked)} of {1000 * (start - end):.0f} milliseconds between the turns")
+
+# %% a thread that works between the turns
+# proof: no, a plain program has no turns
+# in: one session
+stamps = mmap.mmap(-1, 1 << 16)
+def work():
+    while True:
+        now = time.monotonic()
+        slot = 8 * (int(now * 1000) % 8000)
+        stamps[slot:slot + 8] = struct.pack("d", now)
+        time.sleep(0)
+threading.Thread(target=work, daemon=True).start()
+end = time.monotonic()
+# --- then
+start = time.monotonic()
+worked = [stamp for stamp in struct.unpack("8000d", stamps[:64000]) if end + 0.005 < stamp < start - 0.005]
+if worked:
+    won(f"{len(worked)} of {1000 * (start - end):.0f} milliseconds between the turns")
+
+# %% children that wake each other between the turns
+# proof: no, a plain program has no turns
+# in: one session
+stamps = mmap.mmap(-1, 1 << 16)
+children = []
+for _ in range(4):
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        while True:
+            now = time.monotonic()
+            slot = 8 * (int(now * 1000) % 8000)
+            stamps[slot:slot + 8] = struct.pack("d", now)
+            with quiet():
+                os.kill(-1, signal.SIGCONT)
+    children.append(child)
+end = time.monotonic()
+# --- then
+start = time.monotonic()
+worked = [stamp for stamp in struct.unpack("8000d", stamps[:64000]) if end + 0.02 < stamp < start - 0.005]
+if worked:
+    won(f"{len(worked)} of {1000 * (start - end):.0f} milliseconds between the turns")

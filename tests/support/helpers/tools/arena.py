@@ -74,6 +74,7 @@ class Arena:
         signs: list[str] = []
         results = []
         facts = {**self.world.facts(self.sandboxed), **LIMITS}
+        session: Any = None
         with contextlib.ExitStack() as sessions:
             for number, program in enumerate(attempt.programs):
                 code = attempt.program(number, facts, self.fresh)
@@ -81,7 +82,8 @@ class Arena:
                     began = time.monotonic()
                     try:
                         if attempt.in_session and self.sandboxed:
-                            session = sessions.enter_context(self.runner.session(timeout=attempt.timeout))
+                            if session is None or not attempt.turns:
+                                session = sessions.enter_context(self.runner.session(timeout=attempt.timeout))
                             result = session.run(code)
                         else:
                             result = self.runner.run(code, timeout=attempt.timeout)
@@ -98,6 +100,8 @@ class Arena:
                 signs += self._result_signs(result, knows="FRESH_SECRET" in program, lie=attempt.lie)
                 shown = {"kind": result.kind, "seconds": round(seconds, 3)}
                 results.append({**shown, "stdout": result.stdout[:300], "error": result.error[-400:]})
+                if attempt.turns:
+                    signs += self._ordinary_signs("between its turns")
         return signs, results
 
     def _result_signs(self, result: Any, *, knows: bool, lie: str) -> list[str]:

@@ -3,7 +3,7 @@
 An attempt starts with `# %% its name`, then lines `# key: value`:
 `proof`: where it is shown to win: plain (any bare process), root, ptrace (where the machine lets processes trace each
 other), shared (an interpreter that programs share), machine (depends on the kernel, not asserted), or no, and why;
-`timeout`: its deadline in seconds; `in: session`: each of its programs runs in a session of its own;
+`timeout`: its deadline in seconds; `in: session`: each of its programs runs in a session of its own, `in: one session`: all in the same;
 `beside: an ordinary run`: one runs at the same time and must work; `wins when kind`: the result that would be a lie.
 `# --- then` starts a further program, which runs after the first one.
 """
@@ -29,6 +29,7 @@ class Attempt:
     proof: str
     timeout: float = 5.0
     in_session: bool = False
+    turns: bool = False  # all of its programs in the same session
     beside: bool = False
     lie: str = ""  # the kind of result that it must not get
     alone: bool = False  # without the prelude
@@ -68,7 +69,8 @@ def _read_attempt(kind: str, text: str) -> Attempt:
         tuple("\n".join(lines).split("# --- then\n")),
         options["proof"],
         float(options.get("timeout", 5)),
-        options.get("in") == "session",
+        "in" in options,
+        options.get("in") == "one session",
         "beside" in options,
         options.get("wins when kind", ""),
     )
