@@ -187,7 +187,7 @@ if os.fork() == 0:
 end = time.monotonic()
 # --- then
 start = time.monotonic()
-worked = [stamp for stamp in struct.unpack("8000d", stamps[:64000]) if end + 0.005 < stamp < start - 0.005]
+worked = [stamp for stamp in struct.unpack("8000d", stamps[:64000]) if end + (start - end) * 0.5 < stamp < end + (start - end) * 0.8]
 if worked:
     won(f"{len(worked)} of {1000 * (start - end):.0f} milliseconds between the turns")
 
@@ -205,7 +205,7 @@ threading.Thread(target=work, daemon=True).start()
 end = time.monotonic()
 # --- then
 start = time.monotonic()
-worked = [stamp for stamp in struct.unpack("8000d", stamps[:64000]) if end + 0.005 < stamp < start - 0.005]
+worked = [stamp for stamp in struct.unpack("8000d", stamps[:64000]) if end + (start - end) * 0.5 < stamp < end + (start - end) * 0.8]
 if worked:
     won(f"{len(worked)} of {1000 * (start - end):.0f} milliseconds between the turns")
 
@@ -228,6 +228,6 @@ for _ in range(4):
 end = time.monotonic()
 # --- then
 start = time.monotonic()
-worked = [stamp for stamp in struct.unpack("8000d", stamps[:64000]) if end + 0.02 < stamp < start - 0.005]
+worked = [stamp for stamp in struct.unpack("8000d", stamps[:64000]) if end + (start - end) * 0.5 < stamp < end + (start - end) * 0.8]
 if worked:
     won(f"{len(worked)} of {1000 * (start - end):.0f} milliseconds between the turns")

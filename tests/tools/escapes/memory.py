@@ -49,6 +49,28 @@ while got < 3 and time.monotonic() < end:
 if got >= 3:
     won("more than twice the memory, in children")
 
+# %% shared memory of many children together
+# proof: plain
+# timeout: 5
+# beside: an ordinary run
+inside, outside = os.pipe()
+def hold():
+    kept = mmap.mmap(-1, W.memory_mb * 3 // 4 << 20)
+    for start in range(0, len(kept), 4096):
+        kept[start] = 1
+    os.write(outside, b"x")
+    time.sleep(3)
+    return kept
+with quiet():
+    for _ in range(4):
+        in_child(hold, wait=False)
+end, got = time.monotonic() + 3, 0
+while got < 3 and time.monotonic() < end:
+    if select.select([inside], [], [], 0.1)[0]:
+        got += len(os.read(inside, 10))
+if got >= 3:
+    won("more than twice the memory, in children")
+
 # %% files in memory
 # proof: plain
 # timeout: 5

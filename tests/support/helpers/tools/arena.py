@@ -100,7 +100,7 @@ class Arena:
                 signs += self._result_signs(result, knows="FRESH_SECRET" in program, lie=attempt.lie)
                 shown = {"kind": result.kind, "seconds": round(seconds, 3)}
                 results.append({**shown, "stdout": result.stdout[:300], "error": result.error[-400:]})
-                if attempt.turns:
+                for _ in range(5 * attempt.turns):  # time in which the session waits
                     signs += self._ordinary_signs("between its turns")
         return signs, results
 

@@ -3,8 +3,9 @@
 An attempt starts with `# %% its name`, then lines `# key: value`:
 `proof`: where it is shown to win: plain (any bare process), root, ptrace (where the machine lets processes trace each
 other), shared (an interpreter that programs share), machine (depends on the kernel, not asserted), or no, and why;
-`timeout`: its deadline in seconds; `in: session`: each of its programs runs in a session of its own, `in: one session`: all in the same;
-`beside: an ordinary run`: one runs at the same time and must work; `wins when kind`: the result that would be a lie.
+`timeout`: its deadline in seconds; `in: session`: each of its programs runs in a session of its own, `in: one session`:
+all in the same one; `beside: an ordinary run`: one runs at the same time and must work; `wins when kind`: the result
+that would be a lie.
 `# --- then` starts a further program, which runs after the first one.
 """
 
