@@ -31,6 +31,8 @@ _ADDRESS_SPACE = 256 << 20  # of an interpreter that has loaded numpy and sympy
 class BubblewrapServer(Server):
     """A fork server whose runs become `bwrap` processes."""
 
+    own_processes = 3  # bwrap, its first process inside, the interpreter
+
     def become_run(self, handover: socket.socket, parent: int) -> None:
         """Wait for a program and start bubblewrap with an interpreter that runs it."""
         die_with_parent(parent)

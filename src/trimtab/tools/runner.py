@@ -141,6 +141,9 @@ def run_session(channel: int) -> None:
     names, own, count = fresh_main(), os.getpid(), 0
     while (code := receive_program(channel)) is not None:
         count += 1
+        with contextlib.suppress(ChildProcessError):  # what was killed between the turns counts as a process until then
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         exit_code = execute(code, f"program-{count}.py", names)
         flush()
         if os.getpid() != own:  # a process that the program forked and that came back here

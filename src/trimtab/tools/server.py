@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from trimtab.tools import runner
 from trimtab.tools.jail import Limits, Walls, drop_root, enter_pid_namespace, find_walls
@@ -54,6 +54,7 @@ class Run:
 class Server:
     """An event loop that hands requests to processes that stand ready, and kills what passes its deadline."""
 
+    own_processes: ClassVar[int] = 1  # of a run, up to its interpreter
     requests: socket.socket
     walls: Walls
     memory: MemoryWatch
@@ -79,11 +80,18 @@ class Server:
                 if run.deadline <= now:
                     self.kill(run, "timeout")
                 elif run.next_look <= now:
-                    run.next_look = now + (WATCH_IDLE_SECONDS if run.deadline == float("inf") else WATCH_SECONDS)
-                    if self.memory.used_bytes(run.pidfd) > self.walls.limits.memory_mb << 20:
-                        self.kill(run, "memory")
+                    self.look(run, now)
             if not events and not idle and now >= self.no_spares_until:
                 self.add_spare()
+
+    def look(self, run: Run, now: float) -> None:
+        """Kill a run that takes too much memory, or what a session has left running while it waits."""
+        waits = run.deadline == float("inf")
+        run.next_look = now + WATCH_SECONDS
+        if waits and not self.memory.end_descendants(run.pidfd, self.own_processes):
+            run.next_look = now + WATCH_IDLE_SECONDS
+        elif not waits and self.memory.exceeds(run.pidfd, self.walls.limits.memory_mb << 20):
+            self.kill(run, "memory")
 
     def timeout(self, idle: bool) -> float | None:
         """Return the seconds until something is to be done: a deadline, or a spare to be made."""
@@ -178,7 +186,7 @@ class Server:
         seconds = order["seconds"]
         run.start = time.monotonic()
         run.deadline = run.start + seconds if seconds else float("inf")
-        run.next_look = run.start + WATCH_SECONDS
+        run.next_look = run.start + WATCH_SECONDS if seconds else run.start
         # Threads that a session left running wait with it.
         signal.pidfd_send_signal(run.pidfd, signal.SIGCONT if seconds else signal.SIGSTOP)
 
