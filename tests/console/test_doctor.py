@@ -33,7 +33,19 @@ def test_one_screen_says_what_there_is_and_how_to_get_the_rest() -> None:
     lines = done.stdout.splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 160
     assert lines[0].startswith(f"trimtab {trimtab.__version__}, torch {torch.__version__}")
-    for name in ("device", "triton", "attention", "tokenizers", "grading", "vllm", "trl", "verl", "peft", "browser"):
+    for name in (
+        "device",
+        "triton",
+        "attention",
+        "tokenizers",
+        "grading",
+        "sandbox",
+        "vllm",
+        "trl",
+        "verl",
+        "peft",
+        "browser",
+    ):
         assert any(line.startswith(f"{name} ") for line in lines), name
 
 

@@ -22,6 +22,7 @@ from trimtab import __version__
 from trimtab.attention import causal_attention
 from trimtab.rewards import grade
 from trimtab.text import printable, shorten
+from trimtab.tools import probe_lines
 
 State = Literal["yes", "no", "broken"]
 STYLES: dict[State, str] = {"yes": "green", "no": "dim", "broken": "bold red"}
@@ -60,6 +61,7 @@ def examine() -> list[Finding]:
         ("attention", _attention),
         ("tokenizers", _tokenizers),
         ("grading", _grading),
+        ("sandbox", _sandbox),
         *((package[0], lambda package=package: _package(*package)) for package in PACKAGES),
         ("browser", _browser),
         ("disk", _disk),
@@ -138,6 +140,13 @@ def _grading() -> Finding:
     if verdict.kind == "correct":
         return Finding("grading", "yes", "workers of their own, with limits on time, memory and processor time")
     return Finding("grading", "broken", f"1/2 for 0.5 was graded {verdict.kind}", "see docs/rewards.md")
+
+
+def _sandbox() -> Finding:
+    """Try the layers of the sandbox for model-written code."""
+    line, *missing = probe_lines()
+    level = line.partition(":")[0]
+    return Finding("sandbox", "no" if missing else "yes", level, "trimtab sandbox --probe says how" if missing else "")
 
 
 def _package(name: str, purpose: str, install: str, tested: str) -> Finding:
