@@ -45,7 +45,8 @@ class BubblewrapServer(Server):
         os.set_inheritable(3, True)
         close_from(4)
         command = bubblewrap_command(self.walls.files, self.walls.limits)
-        os.execv(command[0], [*command, message.decode(), json.dumps(asdict(self.walls.limits))])
+        options = {"limits": asdict(self.walls.limits), "search_path": self.walls.files.search_path}
+        os.execv(command[0], [*command, message.decode(), json.dumps(options)])
 
     def status_of(self, status: int) -> int:
         """Return a signal where bubblewrap tells of one by an exit code."""
@@ -133,8 +134,8 @@ def main(arguments: list[str]) -> None:
     if arguments[0] == "serve":
         serve(int(arguments[1]), lambda requests: start_server(requests, json.loads(arguments[2])))
     elif arguments[0] != "probe":
-        own = os.environ["PYTHONPATH"]
-        run_inside(arguments[0], Limits(**json.loads(arguments[1])), [path for path in sys.path if path != own])
+        options = json.loads(arguments[1])
+        run_inside(arguments[0], Limits(**options["limits"]), options["search_path"])
 
 
 if __name__ == "__main__":
