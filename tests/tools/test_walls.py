@@ -97,6 +97,7 @@ print(json.dumps([d for d in range(200) if is_open(d)]))"""
         ("a call that no kernel has", 999, ()),
         ("ioctl TIOCSTI", 16, (0, 0x5412, 0)),
         ("prctl PR_SET_SECCOMP", 157, (22, 0, 0)),
+        ("mmap of shared memory", 9, (0, 4096, 3, 0x21, -1, 0)),
         ("fcntl F_SETOWN", 72, (1, 8, 1)),
         ("socketpair of datagrams", 53, (1, 2, 0, 0)),
     ],

@@ -62,6 +62,7 @@ _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 # Copies and flags of descriptors, sizes of pipes. No locks and leases, which hold up who uses the same file outside,
 # no notices of what changes outside (F_NOTIFY), no signals to other processes (F_SETOWN).
 _FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
+_SHARED_ANONYMOUS = 0x21  # MAP_SHARED, MAP_ANONYMOUS
 _PRCTLS = (1, 2, 3, 15, 16, 39)  # signal at the parent's death, dumpable?, name, no_new_privs?
 
 
@@ -94,6 +95,8 @@ def build_filter(*, processes: bool, pid: int = 0) -> bytes:
         "clone": _forbid_bits(0, _NEW_NAMESPACES) if processes else _require_bits(0, _CLONE_THREAD),
         "clone3": [_error(errno.ENOSYS)],  # its flags lie in memory, which a filter cannot read
         "fcntl": _one_of(1, _FCNTLS, errno.EPERM),
+        # Pages that are shared and belong to no file are in no process's count once they are unmapped from it.
+        "mmap": _not_all_bits(3, _SHARED_ANONYMOUS),
         "ioctl": _one_of(1, _IOCTLS, errno.ENOTTY),
         "prctl": _one_of(0, _PRCTLS, errno.EPERM),
         # A datagram socket could be pointed at any address later, one of a connected stream cannot.
@@ -146,6 +149,11 @@ def _forbid_bits(index: int, bits: int) -> list[_Instruction]:
 def _require_bits(index: int, bits: int) -> list[_Instruction]:
     allow = _Instruction(_RETURN, _ALLOW)
     return [_argument(index), _Instruction(_ANY_BIT, bits, 1, 0), _error(errno.EPERM), allow]
+
+
+def _not_all_bits(index: int, bits: int) -> list[_Instruction]:
+    compare = [_Instruction(_AND, bits), _Instruction(_EQUAL, bits, 0, 1)]
+    return [_argument(index), *compare, _error(errno.EPERM), _Instruction(_RETURN, _ALLOW)]
 
 
 def _one_of(index: int, values: tuple[int, ...], otherwise: int, mask: int = 0) -> list[_Instruction]:

@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")  # not zero: mapped, it is memory nobody counts
 _LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
 
 
