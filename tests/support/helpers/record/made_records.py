@@ -82,6 +82,7 @@ def made_step(
         "source": ["made"] * count,
     }
     if optional:
+        tokens["tool_tokens"] = np.zeros(n, np.int32)
         responses["rewards"] = ['{"task": 1.0, "format": 0.5}'] * count
     info = StepInfo(step, count, n, count if sampled is None else sampled, infos, 1.0 + step / 7)
     return StepData(info, tokens, responses)

@@ -149,10 +149,8 @@ function axes(spec, scale, width) {
     nodes.push(svg("text", { x: MARGIN.left - 6, y: y + 4, class: "tick end" }, spec.format(value)));
   }
   const shown = spec.axis ? spec.axis.tick : count;
-  for (const step of ticks(scale.first, scale.last, Math.max(2, Math.floor(width / 110)))) {
-    if (!spec.axis && step !== Math.round(step)) continue;
-    nodes.push(svg("text", { x: scale.x(step), y: CHART_HEIGHT - 8, class: "tick middle" }, shown(step)));
-  }
+  const steps = ticks(scale.first, scale.last, Math.max(2, Math.floor(width / 110))).filter((step) => spec.axis || step === Math.round(step));
+  nodes.push(...steps.map((step) => svg("text", { x: scale.x(step), y: CHART_HEIGHT - 8, class: "tick middle" }, shown(step))));
   return nodes;
 }
 
