@@ -22,6 +22,7 @@ from trimtab.worker_process import limit_memory
 NOBODY = 65534  # whom root becomes
 INSIDE_ID = 1000  # user and group as seen inside
 SCRATCH = "/tmp"
+NICE = 10  # as the workers that grade: programs must not starve them, nor the trainer that waits
 # Open at once. A pair of sockets holds 213 kB that no limit of memory counts: 32 processes with 31 pairs, 210 MB.
 MAX_FILES = 64
 INODES_PER_MB = 64
@@ -143,6 +144,7 @@ def limit_resources(limits: Limits, address_space: int) -> None:
     }
     for which, value in values.items():
         resource.setrlimit(which, (value, value))
+    os.nice(NICE)
 
 
 def give_up_privileges(program: bytes) -> None:
