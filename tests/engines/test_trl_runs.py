@@ -27,7 +27,7 @@ def warm() -> Any:
 
 @pytest.mark.parametrize("name", ["stapo(tau_p=0.2)", "stare", "sspo"])
 def test_the_reward_rises(name: str, warm: Any, tmp_path: Path) -> None:
-    options = {"max_steps": 30, "per_device_train_batch_size": 128, "num_generations": 8, "learning_rate": 7e-4}
+    options = {"max_steps": 45, "per_device_train_batch_size": 128, "num_generations": 8, "learning_rate": 7e-4}
     trainer = trl_runs.trainer(copy.deepcopy(warm), trl_runs.config(tmp_path, objective=name, **options))
     trainer.train()
     rewards = trl_runs.logged(trainer, "reward")
