@@ -224,6 +224,9 @@ def find_walls(limits: Limits, files: VisibleFiles, proc: int, without: list[str
         "seccomp": replace(bare, seccomp=True),
     }.items():
         reasons[name] = "switched off" if name in without else _failure_of(walls)
+    # A run's own folder covers what lies there, and sympy imports much of itself at first use.
+    if any(path.startswith(SCRATCH + "/") for path in files.paths):
+        reasons["namespaces"] = f"the interpreter lies below {SCRATCH}, which is an empty folder to programs: move it"
     found = replace(
         bare,
         namespaces=not reasons["namespaces"],
