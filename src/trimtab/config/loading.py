@@ -36,12 +36,12 @@ def load(recipe: str | Path | None, settings: Sequence[str] = ()) -> Config:
 
 
 def load_stored(path: Path, settings: Sequence[str] = ()) -> Config:
-    """Load the configuration of a run, which may be somebody else's: no code that it names is run."""
+    """Load the configuration of a run, which may come from anyone: no code that it names is run."""
     return parse_stored(_with_settings(_read(path), settings))
 
 
 def parse_stored(table: Mapping[str, Any]) -> Config:
-    """Check the table of a run, which may be somebody else's, without what names code that was not loaded yet."""
+    """Check the table of a run, which may come from anyone, without what names code that was not loaded yet."""
 
     def is_foreign(value: object) -> bool:
         return any(not was_loaded(name) for name in own_names(value))

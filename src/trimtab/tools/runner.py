@@ -27,7 +27,7 @@ class NoPlotting(importlib.abc.MetaPathFinder):
     """Says of plotting packages why they are not there."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> None:
-        """Raise an error for a plotting package; others are somebody else's to find."""
+        """Raise an error for a plotting package; other imports go on to the next finder."""
         name = fullname.partition(".")[0]
         if name in PLOTTING:
             text = f"No module named {name!r}: nothing can be shown here, print numbers instead of plotting them"
