@@ -41,6 +41,7 @@ SSPO_READINGS = (
 COMBINATIONS = ("stapo", "gspo", "dppo", "gspo + s2t", "dppo + s2t", "gspo + s2t + stare")
 # Micro-batches of this size let eight runs share a GPU.
 ON_GPU = ("run.steps=60", "run.eval_every=5", "update.token_budget=8192")
+LONG = ("run.steps=120", "run.eval_every=10", "update.token_budget=8192", "rollout.prompts=32")
 HALF_BATCH = ("run.steps=40", "run.eval_every=4", "update.token_budget=8192", "rollout.prompts=32")
 
 
@@ -79,7 +80,7 @@ STUDIES = {
         "warm",
         "smollm2",
         RIVALS,
-        ("update.lr=2e-5,5e-5,1e-4",),
+        ("update.lr=2e-5,3e-5,5e-5,1e-4",),
         HALF_BATCH,
     ),
     "sspo": Study(
@@ -87,7 +88,7 @@ STUDIES = {
         "warm",
         "smollm2",
         SSPO_READINGS,
-        ("update.lr=2e-5,5e-5,1e-4",),
+        ("update.lr=2e-5,3e-5,5e-5,1e-4",),
         HALF_BATCH,
     ),
     "combinations": Study(
@@ -95,7 +96,7 @@ STUDIES = {
         "warm",
         "smollm2",
         COMBINATIONS,
-        ("update.lr=2e-5,5e-5,1e-4",),
+        ("update.lr=2e-5,3e-5,5e-5,1e-4",),
         HALF_BATCH,
     ),
     "further": Study(
@@ -109,12 +110,12 @@ STUDIES = {
         search=False,
     ),
     "entropy": Study(
-        "whether the entropy is held over twice as many steps",
+        "whether the entropy is held, and pays, where easy and hard problems are mixed and there is time to learn both",
         "entropy",
         "smollm2-zero",
-        ("grpo", "dapo", "stare", "stapo", "stapo + stare"),
+        ("grpo", "dapo", "stare", "stapo + stare", "stapo"),
         ("update.lr=3e-5",),
-        ("run.steps=120", "run.eval_every=10", "update.token_budget=8192", "rollout.prompts=32"),
+        (*LONG, "task.min_terms=2", "task.terms=4"),
         search=False,
     ),
     "demo": Study(
