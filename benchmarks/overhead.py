@@ -25,7 +25,7 @@ from stopwatch import about, save, seconds_of, settle, spread
 from trimtab.config import Config, build_objective, load
 from trimtab.policy import pick_device
 from trimtab.record import Recorder
-from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
+from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions, Turns
 from trimtab.train.loop import train_step
 from trimtab.train.process import gc_pause, set_threads
 from trimtab.train.recording import start_recording
@@ -47,10 +47,12 @@ class KeepingSampler:
     responses: list[list[Response]] = field(default_factory=list)
     seconds: float = 0.0
 
-    def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
+    def sample(
+        self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None = None
+    ) -> list[list[Response]]:
         """Sample as the wrapped sampler does."""
         start = time.perf_counter()
-        self.responses = self.sampler.sample(prompts, step, options)
+        self.responses = self.sampler.sample(prompts, step, options, turns)
         settle(self.device)
         self.seconds = time.perf_counter() - start
         return self.responses
@@ -62,7 +64,9 @@ class ReplayingSampler:
 
     responses: list[list[Response]]
 
-    def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
+    def sample(
+        self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None = None
+    ) -> list[list[Response]]:
         """Return the same responses again."""
         return self.responses
 

@@ -30,7 +30,7 @@ from trimtab.policy import pick_device
 from trimtab.policy.demo_model import demo_model, demo_tokenizer
 from trimtab.policy.smollm2 import smollm2_folder
 from trimtab.rewards import grade_many
-from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
+from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions, Turns
 from trimtab.tasks import Problem, problem_index
 from trimtab.train import loop, rollouts, scoring
 from trimtab.train.build import build_sampler, build_task
@@ -85,10 +85,12 @@ class Watched:
     sampler: Sampler
     watch: Stopwatch
 
-    def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
+    def sample(
+        self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None = None
+    ) -> list[list[Response]]:
         """Sample as the wrapped sampler does."""
         with self.watch.phase("sample"):
-            return self.sampler.sample(prompts, step, options)
+            return self.sampler.sample(prompts, step, options, turns)
 
 
 def ours(config: Config, steps: Steps) -> dict[str, Any]:

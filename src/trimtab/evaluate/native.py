@@ -126,7 +126,7 @@ class NativeGenerator:
     def _entropies(self, prompts: Sequence[PromptTokens], groups: Sequence[Sequence[Response]]) -> list[float | None]:
         """Return the mean entropy of the next-token distribution over each response, at the sampling temperature."""
         transcripts = [
-            Transcript(prompt.ids, response.tokens)
+            Transcript(prompt.ids, response.tokens, response.observed)
             for prompt, group in zip(prompts, groups, strict=True)
             for response in group
         ]
@@ -137,7 +137,7 @@ class NativeGenerator:
         order = sorted(range(len(transcripts)), key=lambda n: len(transcripts[n]))
         measured = score(self.policy, [transcripts[n] for n in order], temperature, SCORE_BUDGET, SCORE_CHUNK)
         means: list[float | None] = [None] * len(transcripts)
-        lengths = [len(transcripts[n].response) for n in order]
+        lengths = [transcripts[n].num_sampled for n in order]
         for number, values in zip(order, measured.entropy.split(lengths), strict=True):
             mean = float(values.double().mean())
             means[number] = mean if math.isfinite(mean) else None
@@ -152,7 +152,7 @@ class NativeGenerator:
             self.settings,
             seed=self.settings.seed,
             text=self.policy.decode(response.tokens),
-            tokens=len(response.tokens),
+            tokens=response.num_sampled,
             finished=response.finished,
             logp=logp if math.isfinite(logp) else None,
             entropy=entropy,

@@ -1,6 +1,6 @@
-"""Scoring: log-probability, entropy and two moments of every response token, in fp32.
+"""Scoring: log-probability, entropy and two moments of every sampled token, in fp32.
 
-The head runs on response positions only and in chunks, so the logits of a batch never exist at once; with gradients
+The head runs on their positions only and in chunks, so the logits of a batch never exist at once; with gradients
 each chunk's logits are recomputed in the backward pass. On a GPU scoring uses the fused head.
 """
 
@@ -27,10 +27,15 @@ _TORCH_DTYPES = {"int64": torch.int64, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class Transcript:
-    """A prompt and its response, as token ids."""
+    """A prompt and its response, as token ids.
+
+    `observed` are [start, end) ranges of the response that the policy did not sample: they are context, as the prompt
+    is, and only sampled tokens are scored and trained on.
+    """
 
     prompt: Sequence[int]
     response: Sequence[int]
+    observed: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.prompt):
@@ -44,6 +49,25 @@ class Transcript:
         """Prompt and response in one array."""
         # Cached: going through lists of ints is slow, and every pass of a step needs them.
         return np.array([*self.prompt, *self.response], dtype=np.int64)
+
+    @cached_property
+    def sampled(self) -> np.ndarray:
+        """A mask over the response: which of its tokens the policy sampled."""
+        mask = np.ones(len(self.response), dtype=bool)
+        for start, end in self.observed:
+            mask[start:end] = False
+        return mask
+
+    @cached_property
+    def sampled_tokens(self) -> np.ndarray:
+        """The tokens that the policy sampled, in order."""
+        tokens = self.ids[len(self.prompt) :]
+        return tokens[self.sampled] if self.observed else tokens
+
+    @property
+    def num_sampled(self) -> int:
+        """How many tokens the policy sampled."""
+        return len(self.response) - sum(end - start for start, end in self.observed)
 
 
 def micro_batch_sizes(lengths: Sequence[int], token_budget: int, packed: bool = False) -> list[int]:
@@ -94,7 +118,7 @@ def split_by_token_budget(
 
 
 def response_hidden_states(policy: Policy, transcripts: Sequence[Transcript]) -> tuple[Tensor, Tensor]:
-    """Return the hidden states that predict each response token, and those tokens, both concatenated."""
+    """Return the hidden states that predict each sampled token, and those tokens, both concatenated."""
     ids = np.concatenate([t.ids for t in transcripts])
     lengths = np.array([len(t) for t in transcripts])
     response_lengths = np.array([len(t.response) for t in transcripts])
@@ -102,6 +126,10 @@ def response_hidden_states(policy: Policy, transcripts: Sequence[Transcript]) ->
     # Indices of the response tokens in `ids`; the hidden state one position before predicts each.
     targets = np.repeat(cu_seqlens[1:] - response_lengths.cumsum(), response_lengths)
     targets += np.arange(response_lengths.sum())
+    owner = np.repeat(np.arange(len(lengths)), response_lengths)
+    if any(t.observed for t in transcripts):
+        sampled = np.concatenate([t.sampled for t in transcripts])
+        targets, owner = targets[sampled], owner[sampled]
     if policy.packed:
         positions = np.arange(len(ids)) - np.repeat(cu_seqlens[:-1], lengths)
         flat, position_ids, bounds, before, tokens = to_device(
@@ -114,7 +142,7 @@ def response_hidden_states(policy: Policy, transcripts: Sequence[Transcript]) ->
         table = np.full(real.shape, policy.pad_token_id)
         table[real] = ids
         # How far padding of the rows before shifts each response token.
-        shift = np.repeat(np.arange(len(lengths)) * real.shape[1] - cu_seqlens[:-1], response_lengths)
+        shift = (np.arange(len(lengths)) * real.shape[1] - cu_seqlens[:-1])[owner]
         rows, mask, before, tokens = to_device(
             policy.device, table, real.astype(np.int64), targets - 1 + shift, ids[targets]
         )
@@ -133,7 +161,7 @@ def to_device(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
 
 
 def log_probs(policy: Policy, transcripts: Sequence[Transcript], temperature: float, head_chunk: int) -> Tensor:
-    """Return differentiable log-probabilities of the response tokens of one micro-batch."""
+    """Return differentiable log-probabilities of the sampled tokens of one micro-batch."""
 
     def log_probs_of(hidden: Tensor, tokens: Tensor) -> Tensor:
         logits = policy.logits(hidden, temperature)
@@ -154,7 +182,7 @@ def score(
     head_chunk: int,
     fused: bool | None = None,
 ) -> Moments:
-    """Return log-probability, entropy and moments of every response token; `fused=None` fuses the head on a GPU."""
+    """Return log-probability, entropy and moments of every sampled token; `fused=None` fuses the head on a GPU."""
     was_training = policy.model.training
     policy.model.eval()
     head = policy.fused_head(temperature, fused)

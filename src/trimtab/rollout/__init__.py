@@ -5,11 +5,11 @@ from trimtab.rollout.own_sampler import build_own_sampler, check_own_sampler
 from trimtab.rollout.paged import PagedSampler
 from trimtab.rollout.rng import rng_keys, uniform
 from trimtab.rollout.sampling import sample_tokens
-from trimtab.rollout.types import PromptTokens, Response, Sampler, SamplingOptions
+from trimtab.rollout.types import PromptTokens, Reply, Response, Sampler, SamplingOptions, Turns
 from trimtab.rollout.vllm import VllmSampler, VllmSettings, check_vllm_options, require_vllm
 
 __all__ = [
-    "NativeSampler", "PagedSampler", "PromptTokens", "Response", "Sampler", "SamplingOptions", "VllmSampler",
-    "VllmSettings", "build_own_sampler", "check_own_sampler", "check_vllm_options", "require_vllm", "rng_keys",
-    "sample_tokens", "uniform",
+    "NativeSampler", "PagedSampler", "PromptTokens", "Reply", "Response", "Sampler", "SamplingOptions", "Turns",
+    "VllmSampler", "VllmSettings", "build_own_sampler", "check_own_sampler", "check_vllm_options", "require_vllm",
+    "rng_keys", "sample_tokens", "uniform",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trimtab.rollout.rng import rng_keys
 from trimtab.rollout.sampling import sample_tokens
-from trimtab.rollout.types import PromptTokens, Response, SamplingOptions, check_prompts
+from trimtab.rollout.types import PromptTokens, Response, SamplingOptions, Turns, check_prompts
 
 # Drop finished rows only when fewer than this share is unfinished: dropping copies the whole KV cache.
 COMPACT_BELOW = 0.75
@@ -32,8 +32,12 @@ class NativeSampler:
     autocast: Callable[[], AbstractContextManager[Any]]
 
     @torch.no_grad()
-    def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
+    def sample(
+        self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None = None
+    ) -> list[list[Response]]:
         """Return `options.samples` responses for each prompt, in order."""
+        if turns is not None:
+            raise NotImplementedError("conversations are not sampled yet")
         check_prompts(prompts, self.model.get_input_embeddings().num_embeddings)
         was_training = self.model.training
         self.model.eval()

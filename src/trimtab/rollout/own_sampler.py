@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from trimtab.own_parts import OwnPartError, errors_located, load_part, location
-from trimtab.rollout.types import PromptTokens, Response, SamplingOptions
+from trimtab.rollout.types import PromptTokens, Response, SamplingOptions, Turns
 from trimtab.text import nearest, shown
 
 
@@ -58,10 +58,18 @@ class OwnSampler:
     sampler: Any
     vocabulary: int
 
-    def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
+    def sample(
+        self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None = None
+    ) -> list[list[Response]]:
         """Return `options.samples` responses for each prompt, in order."""
+        conversing = {} if turns is None else {"turns": turns}
+        if conversing and not takes_turns(self.sampler.sample):
+            self._refuse(
+                "its method sample takes no `turns`, without which there are no conversations and no tools: write "
+                "sample(prompts, step, options, turns=None) as in trimtab.rollout.Sampler, or leave the tools out"
+            )
         with errors_located(self.name, type(self.sampler)):
-            groups = self.sampler.sample(prompts, step, options)
+            groups = self.sampler.sample(prompts, step, options, **conversing)
         if not isinstance(groups, list) or len(groups) != len(prompts):
             self._refuse(f"it returned {_count(groups)} for {len(prompts)} prompts: one list of responses for each")
         for number, group in enumerate(groups):
@@ -74,16 +82,27 @@ class OwnSampler:
     def _check(self, response: object, which: str, options: SamplingOptions) -> None:
         if not isinstance(response, Response):
             self._refuse(f"{which} is {shown(response)}, and not a trimtab.rollout.Response")
-        count = len(response.tokens)
+        bounds = [0, *(bound for span in response.observed for bound in span), len(response.tokens)]
+        if any(len(span) != 2 for span in response.observed) or bounds != sorted(bounds):
+            self._refuse(f"{which} has observed={shown(response.observed)}: ranges (start, end) of its tokens in order")
+        count = response.num_sampled
         if not 1 <= count <= options.max_new_tokens:
-            self._refuse(f"{which} has {count} tokens: from 1 to options.max_new_tokens, {options.max_new_tokens}")
+            self._refuse(
+                f"{which} has {count} sampled tokens: from 1 to options.max_new_tokens, {options.max_new_tokens}"
+            )
         if not all(isinstance(token, int) and 0 <= token < self.vocabulary for token in response.tokens):
             self._refuse(f"{which} has a token that is no whole number from 0 to {self.vocabulary - 1}")
         if len(response.logp) != count or not all(math.isfinite(logp) and logp <= 1e-3 for logp in response.logp):
-            self._refuse(f"{which} needs a log-probability (finite, at most 0) for each of its {count} tokens")
+            self._refuse(f"{which} needs a log-probability (finite, at most 0) for each of its {count} sampled tokens")
 
     def _refuse(self, problem: str) -> NoReturn:
         raise OwnPartError(f"{self.name}: {location(type(self.sampler))}: {problem}")
+
+
+def takes_turns(sample: Callable[..., Any]) -> bool:
+    """Return whether a method `sample` has a parameter `turns`."""
+    parameters = inspect.signature(sample).parameters
+    return "turns" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def _count(value: object) -> str:

@@ -62,18 +62,74 @@ def check_prompts(prompts: Sequence[PromptTokens], vocab_size: int) -> None:
 class Response:
     """A sampled response: its tokens, their log-probabilities under the sampler, and its index within its group.
 
-    `finished` is True where it ended with an end token, False where it was cut at `max_new_tokens`.
+    `finished` is True where it ended with an end token, False where it was cut at `max_new_tokens`. The response of a
+    conversation has all of its messages and the replies between them; `observed` are the [start, end) ranges of
+    `tokens` that the policy did not sample, and `logp` has the sampled tokens alone.
     """
 
     tokens: list[int]
     logp: list[float]
     finished: bool
     sample: int = 0
+    observed: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def sampled_tokens(self) -> list[int]:
+        """The tokens that the policy sampled, in order."""
+        return [token for message in self.messages for token in message] if self.observed else self.tokens
+
+    @property
+    def num_sampled(self) -> int:
+        """How many tokens the policy sampled."""
+        return len(self.tokens) - sum(end - start for start, end in self.observed)
+
+    @property
+    def messages(self) -> list[list[int]]:
+        """The tokens that were sampled between two replies, message by message."""
+        starts, ends = [0, *(end for _, end in self.observed)], [*(start for start, _ in self.observed), None]
+        return [self.tokens[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The reply to a message: the tokens up to and including the opening of the next one; None ends the conversation.
+
+    `prompt` is the index of the prompt in the call of `sample`, `sample` the index of the response in its group.
+    """
+
+    prompt: int
+    sample: int
+    tokens: list[int] | None
+
+
+class Turns(Protocol):
+    """The other side of the conversations of one call of `sample`: takes messages and returns replies.
+
+    `max_observed_tokens` is the most tokens that all replies of one conversation may have together.
+    """
+
+    @property
+    def max_observed_tokens(self) -> int: ...  # noqa: D102
+
+    def submit(self, prompt: int, sample: int, tokens: Sequence[int]) -> None:
+        """Take the newest message of a conversation, which ended with an end token; return at once."""
+        ...
+
+    def replies(self, block: bool) -> list[Reply]:
+        """Return the replies that have come, in any order; with `block` wait until there is at least one."""
+        ...
 
 
 class Sampler(Protocol):
     """Samples responses from a policy."""
 
-    def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
-        """Return `options.samples` responses for each prompt, in order."""
+    def sample(
+        self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None = None
+    ) -> list[list[Response]]:
+        """Return `options.samples` responses for each prompt, in order.
+
+        With `turns` a response is a conversation: a message that ends with an end token is submitted, and sampling goes
+        on after the reply until there is none, or until `options.max_new_tokens` tokens have been sampled in all. A
+        message that this budget cuts is not submitted.
+        """
         ...

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from trimtab.rollout.rng import rng_keys
-from trimtab.rollout.types import PromptTokens, Response, SamplingOptions
+from trimtab.rollout.types import PromptTokens, Response, SamplingOptions, Turns
 from trimtab.rollout.weights import causal_lm, checkpoint_weights
 from trimtab.tasks import optional_module
 
@@ -89,8 +89,12 @@ class VllmSampler:
         self._sleep()
         self._check_agreement()
 
-    def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
+    def sample(
+        self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None = None
+    ) -> list[list[Response]]:
         """Return `options.samples` responses for each prompt, in order."""
+        if turns is not None:
+            raise NotImplementedError("conversations are not sampled yet")
         self._check_request(prompts, options)
         keys = rng_keys(options.seed, step, [prompt.number for prompt in prompts], options.samples)
         seeds = (keys & (2**63 - 1)).tolist()

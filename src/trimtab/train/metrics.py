@@ -121,7 +121,7 @@ def _response_metrics(responses: Sequence[GradedResponse], config: RewardConfig)
         **accuracy_by_source("reward/accuracy", [r.problem.source for r in responses], right),
         "reward/mean": fmean(r.reward for r in responses),
         "reward/accuracy": fmean(right),
-        "response/length_mean": fmean(len(r.response.tokens) for r in responses),
+        "response/length_mean": fmean(r.response.num_sampled for r in responses),
         "response/truncated_share": fmean(not r.response.finished for r in responses),
         "groups/mixed_share": fmean(map(has_reward_spread, groups.values())),
         **_graded_metrics(responses),

@@ -113,7 +113,7 @@ def recorded_response(graded: GradedResponse) -> RecordedResponse:
     """Return what is recorded of a graded response."""
     return RecordedResponse(
         prompt=graded.prompt,
-        tokens=graded.response.tokens,
+        tokens=graded.response.sampled_tokens,
         group=graded.group,
         sample=graded.response.sample,
         reward=graded.reward,

@@ -62,7 +62,7 @@ class GradedResponse:
     @cached_property
     def transcript(self) -> Transcript:
         """The token ids of prompt and response."""
-        return Transcript(self.prompt, self.response.tokens)
+        return Transcript(self.prompt, self.response.tokens, self.response.observed)
 
 
 Group = list[GradedResponse]  # the responses to one prompt
@@ -243,7 +243,7 @@ def reward_of(verdict: Verdict, response: Response, config: RewardConfig, limit:
         return None
     reward *= config.weight
     if config.overlong_buffer:
-        over = len(response.tokens) - (limit - config.overlong_buffer)
+        over = response.num_sampled - (limit - config.overlong_buffer)
         reward += min(-over / config.overlong_buffer, 0.0) * config.overlong_factor
     return reward
 

@@ -65,8 +65,8 @@ def score_responses(trainer: Trainer, responses: Sequence[GradedResponse]) -> To
     transcripts = [response.transcript for response in responses]
     scores = _score(policy, transcripts, trainer.config)
     # A GPU is still computing the scores: whatever the host prepares before `TokenBatch` checks them costs no time.
-    ids = np.concatenate([transcript.ids[len(transcript.prompt) :] for transcript in transcripts])
-    owner = np.repeat(np.arange(len(responses)), [len(response.response.tokens) for response in responses])
+    ids = np.concatenate([transcript.sampled_tokens for transcript in transcripts])
+    owner = np.repeat(np.arange(len(responses)), [transcript.num_sampled for transcript in transcripts])
     integers = [ids, owner, np.array([response.group for response in responses])]
     if "segment" in objective.needs:
         segments = segment_ids(torch.from_numpy(ids), policy.tokenizer, sequence=torch.from_numpy(owner))

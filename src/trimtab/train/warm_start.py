@@ -173,7 +173,7 @@ def _supervised_step(
     for group in optimizer.param_groups:
         group["lr"] = config.warm_start.lr * (1 - step / config.warm_start.steps)
     optimizer.zero_grad(set_to_none=True)
-    tokens = sum(len(t.response) for t in batch)
+    tokens = sum(t.num_sampled for t in batch)
     total = torch.zeros((), device=policy.device)
     for micro_batch in split_by_token_budget(batch, config.update.token_budget, policy.packed):
         # Divided by the tokens of the whole batch: the gradients of micro-batches then add up to the token mean.

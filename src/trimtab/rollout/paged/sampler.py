@@ -25,7 +25,7 @@ from trimtab.rollout.paged.kv_cache import PageAllocator, num_cache_pages, page_
 from trimtab.rollout.paged.prefill import Prefill, copy_to_device
 from trimtab.rollout.paged.scheduler import SampledSequence, Scheduler, SequenceGroup
 from trimtab.rollout.rng import rng_keys
-from trimtab.rollout.types import PromptTokens, Response, SamplingOptions, check_prompts
+from trimtab.rollout.types import PromptTokens, Response, SamplingOptions, Turns, check_prompts
 
 STEPS_PER_SYNC = 16
 MAX_PREFILL_TOKENS = 32_768  # prompt tokens in one prefill
@@ -58,8 +58,12 @@ class PagedSampler:
     _embedding_address: int = 0
 
     @torch.no_grad()
-    def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
+    def sample(
+        self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None = None
+    ) -> list[list[Response]]:
         """Return `options.samples` responses for each prompt, in order."""
+        if turns is not None:
+            raise NotImplementedError("conversations are not sampled yet")
         if not prompts:
             return []
         if self._decoder is None:
