@@ -1,0 +1,21 @@
+"""Conversations of a policy with tools: calls are read, run within limits, and answered in tokens. Imports no torch."""
+
+from trimtab.conversation.conversations import Conversations
+from trimtab.conversation.reply_template import CallFormat, ReplyTemplate
+from trimtab.conversation.tool_set import ToolSet
+from trimtab.conversation.types import ENDED, OUTCOMES, Call, Conversation, Ended, Limits, Message, Outcome
+
+__all__ = [
+    "ENDED",
+    "OUTCOMES",
+    "Call",
+    "CallFormat",
+    "Conversation",
+    "Conversations",
+    "Ended",
+    "Limits",
+    "Message",
+    "Outcome",
+    "ReplyTemplate",
+    "ToolSet",
+]
