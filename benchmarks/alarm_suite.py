@@ -22,7 +22,7 @@ from trimtab.rewards import Verdict
 from trimtab.rollout import PromptTokens, Response, SamplingOptions
 from trimtab.train import rollouts, trainer
 from trimtab.train.build import build_sampler
-from trimtab.train.rollouts import GradedResponse
+from trimtab.train.responses import GradedResponse
 
 Settings = dict[str, Any]
 

@@ -31,7 +31,7 @@ from trimtab.rollout import Response
 from trimtab.tasks import Problem
 from trimtab.train.build import build_sampler
 from trimtab.train.loop import update_policy
-from trimtab.train.rollouts import GradedResponse, Rollouts
+from trimtab.train.responses import GradedResponse, Rollouts
 from trimtab.train.scoring import Experience, score_responses
 from trimtab.train.trainer import Trainer
 

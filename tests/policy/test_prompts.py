@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from helpers.objectives.made_tokenizers import byte_level_bpe
 from trimtab.policy import LongPromptError, Policy, demo_model, demo_tokenizer, prompts
 from trimtab.tasks import read_file
-from trimtab.train.rollouts import encode_prompts
+from trimtab.train.responses import encode_prompts
 
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"

@@ -20,9 +20,10 @@ from trimtab.files import read_json_lines
 from trimtab.objectives import Objective
 from trimtab.policy import Policy
 from trimtab.rollout import Response
-from trimtab.train import checkpoints, loop, rollouts, scoring
+from trimtab.train import checkpoints, loop, scoring
 from trimtab.train.checkpoints import trained_parameters
 from trimtab.train.loop import train
+from trimtab.train.responses import rewards
 from trimtab.train.run import Run, RunStoppedError, StopReason
 from trimtab.train.run_folder import RunFolder
 
@@ -133,8 +134,8 @@ def in_the_score(field: str) -> Place:
 
 
 def in_the_reward(patch: pytest.MonkeyPatch, inject: Injection) -> None:
-    whole = rollouts.reward_of
-    patch.setattr(rollouts, "reward_of", lambda *args: float(inject(torch.tensor([whole(*args)]))))
+    whole = rewards.reward_of
+    patch.setattr(rewards, "reward_of", lambda *args: float(inject(torch.tensor([whole(*args)]))))
 
 
 def in_the_advantages(patch: pytest.MonkeyPatch, inject: Injection) -> None:

@@ -17,12 +17,11 @@ from trimtab.rollout import Response
 from trimtab.tasks import FixedTask, Problem
 from trimtab.tasks.problems import user
 from trimtab.train.metrics import METRICS, step_metrics
+from trimtab.train.responses import GradedResponse, reward_of
 from trimtab.train.rollouts import (
-    GradedResponse,
     collect_rollouts,
     has_reward_spread,
     remove_excluded,
-    reward_of,
     sample_groups,
 )
 from trimtab.train.scoring import Experience, score_rollouts

@@ -18,7 +18,8 @@ from trimtab.rollout import SamplingOptions
 from trimtab.tasks import FixedTask, Problem
 from trimtab.tasks.problems import user
 from trimtab.train.metrics import METRICS, step_metrics
-from trimtab.train.rollouts import GradedResponse, choose_flips, collect_rollouts, evaluate, sample_groups
+from trimtab.train.responses import GradedResponse, choose_flips
+from trimtab.train.rollouts import collect_rollouts, evaluate, sample_groups
 from trimtab.train.scoring import score_rollouts
 from trimtab.train.trainer import RunProgress, build_trainer
 

@@ -14,13 +14,12 @@ from trimtab.policy import Policy, load_policy
 from trimtab.rewards import Verdict
 from trimtab.rollout import Response
 from trimtab.tasks import Arithmetic
+from trimtab.train.responses import encode_prompts, reward_of
 from trimtab.train.rollouts import (
     MOST_SOURCES,
     accuracy_by_source,
     collect_rollouts,
-    encode_prompts,
     has_reward_spread,
-    reward_of,
     sample_groups,
     split_into_minibatches,
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trimtab.config.loading import load_stored
 from trimtab.config.recipe import Config
+from trimtab.policy import DEMO_MODELS
 from trimtab.text import shown
 
 CHECKPOINT_FOLDERS = ("checkpoints", "alarms")  # of a run; alarms keep checkpoints of their own
@@ -35,7 +36,7 @@ class RunModel:
 def find_run_model(path: str) -> RunModel | None:
     """Return the weights of the run that a path names; None where it names no run, but a model."""
     where = Path(os.path.expanduser(path))
-    if path in ("demo", "smollm2"):  # the models of that name, whatever is in the current folder
+    if path in (*DEMO_MODELS, "smollm2"):  # the models of that name, whatever is in the current folder
         return None
     if _is_checkpoint(where):
         return RunModel(where.parent.parent, where)

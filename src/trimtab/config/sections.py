@@ -9,6 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from trimtab.config.section import Section
 from trimtab.own_parts import is_own
+from trimtab.policy import DEMO_MODELS
 from trimtab.rollout import check_own_sampler, check_vllm_options
 from trimtab.tasks import check_columns
 from trimtab.text import nearest, shown
@@ -22,7 +23,9 @@ class ModelConfig(Section):
     """The policy model."""
 
     path: str = Field(
-        "demo", description="a folder or hub name of a causal LM, a run or its checkpoint (RUN@STEP), `demo`, `smollm2`"
+        "demo",
+        description="a folder or hub name of a causal LM, a run or its checkpoint (RUN@STEP), `demo`, `demo-tools`, "
+        "`smollm2`",
     )
     start_from: str | None = Field(
         None, description="a checkpoint whose weights replace those of model.path at the start (`train --from`)"
@@ -49,7 +52,7 @@ class ModelConfig(Section):
     @classmethod
     def _absolute(cls, value: str | None) -> str | None:
         # A run may be resumed, evaluated or exported from another folder than the one it was started in.
-        if value is None or value in ("demo", "smollm2", "start"):
+        if value is None or value in (*DEMO_MODELS, "smollm2", "start"):
             return value
         names = value, value.rpartition("@")[0]  # of a folder, and of a run as RUN@STEP
         local = any(name and os.path.isdir(os.path.expanduser(name)) for name in names)

@@ -18,6 +18,7 @@ from trimtab.console.reporters import PlainReporter
 from trimtab.console.summary_text import closing_summary, describe_model, describe_task
 from trimtab.memory import is_out_of_memory, oom_message
 from trimtab.objectives import EntropyGate
+from trimtab.policy import DEMO_MODELS
 from trimtab.stop_signals import exit_code
 from trimtab.text import PrintLine
 from trimtab.train import Monitor, Reporter, Run, RunFolder, RunStoppedError, StopReason, export_model, train
@@ -103,7 +104,7 @@ def trains_the_same_weights(config: Config, before: Config) -> bool:
     new, old = config.model, before.model
     if not new.lora_rank and not old.lora_rank:
         return True
-    same_base = new.path == old.path and (new.path != "demo" or config.run.seed == before.run.seed)
+    same_base = new.path == old.path and (new.path not in DEMO_MODELS or config.run.seed == before.run.seed)
     return same_base and all(
         getattr(new, key) == getattr(old, key) for key in ("lora_rank", "lora_alpha", "lora_targets")
     )

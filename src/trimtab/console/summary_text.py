@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from trimtab.config import Config
+from trimtab.policy import DEMO_MODELS
 from trimtab.text import clock, number, percent
 from trimtab.train import RunFolder
 
@@ -137,7 +138,7 @@ def describe_task(config: Config) -> str:
 
 def describe_model(config: Config) -> str:
     """Return the model in a few words."""
-    return "the demo model" if config.model.path == "demo" else config.model.path
+    return "the demo model" if config.model.path in DEMO_MODELS else config.model.path
 
 
 def _number_lines(result: RunSummary) -> list[str]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from trimtab.bounded_http import HttpError, fetch
-from trimtab.policy import check_config, check_counts, demo_model, read_config
+from trimtab.policy import DEMO_MODELS, check_config, check_counts, demo_model, read_config
 
 # Written out, since the packaged GGUF file has no config.json and reading it takes seconds.
 SMOLLM2: dict[str, Any] = {
@@ -27,12 +27,12 @@ class NoEstimateError(Exception):
 
 
 def model_shape(path: str) -> Any:
-    """Return the configuration of `demo`, `smollm2`, a folder, or a model of the hub that is cached or reachable."""
+    """Return the configuration of a demo model, `smollm2`, a folder, or a hub model that is cached or reachable."""
     from huggingface_hub import constants, hf_hub_url
     from transformers import AutoConfig, LlamaConfig
 
-    if path == "demo":
-        return demo_model(0).config
+    if path in DEMO_MODELS:
+        return demo_model(0, path).config
     if path == "smollm2":
         return LlamaConfig(**SMOLLM2)
     try:

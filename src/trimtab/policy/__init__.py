@@ -1,6 +1,6 @@
 """The model: loading it, scoring tokens, the optimizer step."""
 
-from trimtab.policy.demo_model import demo_model, demo_tokenizer
+from trimtab.policy.demo_model import DEMO_MODELS, demo_model, demo_tokenizer
 from trimtab.policy.layers import Kernels, fuse_layers, unfuse_layers
 from trimtab.policy.loading import load_policy, pick_device
 from trimtab.policy.lora import add_lora, enable_gradient_checkpointing
@@ -11,8 +11,8 @@ from trimtab.policy.score import Transcript, log_probs, score, split_by_token_bu
 from trimtab.policy.update import UpdateOptions, UpdateResult, make_optimizer, update
 
 __all__ = [
-    "Kernels", "LongPromptError", "Policy", "Precision", "Transcript", "UpdateOptions", "UpdateResult", "add_lora",
-    "check_config", "check_counts", "demo_model", "demo_tokenizer", "enable_gradient_checkpointing", "fuse_layers",
-    "load_policy", "log_probs", "make_optimizer", "pick_device", "read_config", "score", "split_by_token_budget",
-    "to_device", "unfuse_layers", "update",
+    "DEMO_MODELS", "Kernels", "LongPromptError", "Policy", "Precision", "Transcript", "UpdateOptions", "UpdateResult",
+    "add_lora", "check_config", "check_counts", "demo_model", "demo_tokenizer", "enable_gradient_checkpointing",
+    "fuse_layers", "load_policy", "log_probs", "make_optimizer", "pick_device", "read_config", "score",
+    "split_by_token_budget", "to_device", "unfuse_layers", "update",
 ]  # fmt: skip

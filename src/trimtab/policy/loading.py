@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trimtab.policy.demo_model import demo_model, demo_tokenizer
+from trimtab.policy.demo_model import DEMO_MODELS, demo_model, demo_tokenizer
 from trimtab.policy.layers import fuse_layers, fusion_unsupported_reason, gpu_kernels, unfuse_layers
 from trimtab.policy.lora import add_lora, enable_gradient_checkpointing
 from trimtab.policy.packed import packing_unsupported_reason, use_packed_attention
@@ -33,9 +33,10 @@ def load_policy(
     seed: int = 0,
     prepare: Callable[[Any], Any] = lambda model: model,
 ) -> Policy:
-    """Load a policy by path: a folder or hub name, `demo`, or `smollm2`; `prepare` may replace the model as read."""
+    """Load a policy by path: a folder or hub name, a demo or `smollm2`; `prepare` may replace the model as read."""
     where = pick_device(device)
-    model, tokenizer = (demo_model(seed), demo_tokenizer()) if path == "demo" else read_pretrained(path, attention)
+    is_demo = path in DEMO_MODELS
+    model, tokenizer = (demo_model(seed, path), demo_tokenizer(path)) if is_demo else read_pretrained(path, attention)
     if chat:
         start_rendering(tokenizer)
     model = prepare(model)

@@ -7,7 +7,7 @@ from trimtab.train.metrics import METRICS, TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKE
 from trimtab.train.process import versions
 from trimtab.train.recording import observed_entropy, tokenizer_vocabulary
 from trimtab.train.reporting import Reporter
-from trimtab.train.rollouts import GradedResponse
+from trimtab.train.responses import GradedResponse
 from trimtab.train.run import Run, RunStoppedError, StopReason
 from trimtab.train.run_folder import RunFolder, config_changes, resolved_toml
 from trimtab.train.run_state import export_model

@@ -12,7 +12,7 @@ import torch
 from trimtab import tasks
 from trimtab.config import LONGEST_CHAIN, Config, RolloutConfig, find_run_model
 from trimtab.own_parts import is_own
-from trimtab.policy import Policy, add_lora, demo_model, load_policy
+from trimtab.policy import DEMO_MODELS, Policy, add_lora, demo_model, load_policy
 from trimtab.rewards import load_rule
 from trimtab.rollout import NativeSampler, PagedSampler, Sampler, VllmSampler, VllmSettings, build_own_sampler
 from trimtab.rollout.paged import unsupported_reason
@@ -79,7 +79,7 @@ def open_policy(
 
     def restore(model: Any) -> Any:
         # The demo's weights depend on the seed of the run that had them.
-        model = demo_model(config.run.seed) if base == "demo" else model
+        model = demo_model(config.run.seed, base) if base in DEMO_MODELS else model
         return prepare(restore_weights(model, config, checkpoint))
 
     return open_policy(base, chat=chat and config.model.chat, prepare=restore, chain=chain + 1, **options)

@@ -18,7 +18,8 @@ from trimtab.objectives import TokenBatch, gradient_norm_squared, largest, quant
 from trimtab.policy import UpdateResult
 from trimtab.rewards import VERDICT_KINDS
 from trimtab.train.reporting import SampleText
-from trimtab.train.rollouts import GradedResponse, accuracy_by_source, has_reward_spread
+from trimtab.train.responses import GradedResponse
+from trimtab.train.rollouts import accuracy_by_source, has_reward_spread
 from trimtab.train.scoring import Experience
 
 MAX_NAMED = 20  # responses named in the record of a non-finite update

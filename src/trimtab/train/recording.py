@@ -23,7 +23,7 @@ from trimtab.record import (
     update_record,
 )
 from trimtab.train.process import versions
-from trimtab.train.rollouts import GradedResponse
+from trimtab.train.responses import GradedResponse
 from trimtab.train.scoring import Experience, Minibatch
 from trimtab.train.trainer import Trainer
 

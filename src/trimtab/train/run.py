@@ -21,7 +21,8 @@ from trimtab.train.metrics import StepResult, has_learning_signal, no_signal_dia
 from trimtab.train.process import environment, set_threads
 from trimtab.train.recording import start_recording
 from trimtab.train.reporting import Loggers, Reporter, announce_stop
-from trimtab.train.rollouts import check_positions, evaluate
+from trimtab.train.responses import check_positions
+from trimtab.train.rollouts import evaluate
 from trimtab.train.run_folder import RunFolder
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
 from trimtab.train.warm_start import check_problems, warm_start

@@ -12,7 +12,7 @@ import torch
 from trimtab.config import Config
 from trimtab.objectives import Moments, NotFiniteError, Objective, TokenBatch, segment_ids
 from trimtab.policy import Policy, Transcript, score, to_device
-from trimtab.train.rollouts import GradedResponse, Rollouts
+from trimtab.train.responses import GradedResponse, Rollouts
 from trimtab.train.trainer import Trainer
 
 

@@ -1,0 +1,59 @@
+"""Tokenize the prompts of problems, within the limits of the recipe and the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trimtab.config import Config
+from trimtab.policy import LongPromptError, Policy
+from trimtab.rollout import PromptTokens
+from trimtab.tasks import Problem, Task
+
+PROBLEMS_CHECKED, PROMPTS_CHECKED = 1000, 16  # before the first step
+
+
+def encode_prompts(
+    policy: Policy, problems: Sequence[tuple[int, Problem]], limit: int, max_new_tokens: int = 0
+) -> list[PromptTokens]:
+    """Tokenize the prompts of numbered problems; one of more than `limit` tokens is an error.
+
+    So is one that leaves no room for `max_new_tokens` within the positions that the model knows.
+    """
+    advice = "raise it, or remove such problems"
+    try:
+        encoded = policy.encode_batch([problem.prompt for _, problem in problems], limit)
+    except LongPromptError as error:
+        problem = problems[error.number][1]
+        raise ValueError(f"{_named(problem)}: {error}; rollout.max_prompt_tokens={limit} ({advice})") from None
+    prompts = [PromptTokens(ids, number) for ids, (number, _) in zip(encoded, problems, strict=True)]
+    for (_, problem), prompt in zip(problems, prompts, strict=True):
+        if not 0 < len(prompt.ids) <= limit:
+            raise ValueError(
+                f"{_named(problem)} has {len(prompt.ids)} tokens; rollout.max_prompt_tokens={limit} ({advice})"
+            )
+        if len(prompt.ids) + max_new_tokens > policy.context:
+            raise ValueError(
+                f"{_named(problem)} has {len(prompt.ids)} tokens: with rollout.max_new_tokens={max_new_tokens} that is "
+                f"more than the model's {policy.context} positions; set rollout.max_new_tokens to "
+                f"{max(policy.context - len(prompt.ids), 0)} or less, or remove such problems"
+            )
+    return prompts
+
+
+def check_positions(policy: Policy, task: Task, config: Config) -> None:
+    """Raise at the start of a run where a prompt and its response would exceed the model's positions."""
+    rollout = config.rollout
+    if rollout.max_prompt_tokens + rollout.max_new_tokens <= policy.context:
+        return
+    # The longest of some are tokenized: problems may be millions, or slow to make. Later ones are checked as they come.
+    problems = [(number, task[number]) for number in range(min(len(task), PROBLEMS_CHECKED))]
+    longest = sorted(problems, key=lambda each: -sum(len(message["content"]) for message in each[1].prompt))
+    encode_prompts(policy, longest[:PROMPTS_CHECKED], rollout.max_prompt_tokens, rollout.max_new_tokens)
+
+
+def _named(problem: Problem) -> str:
+    """Return where a problem's prompt is, for an error."""
+    start = problem.prompt[-1]["content"][:40]
+    return (
+        f"{problem.location}: the prompt {start!r}" if problem.location else f"a prompt of {problem.source}, {start!r},"
+    )
