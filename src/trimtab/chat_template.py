@@ -10,16 +10,26 @@ from typing import Any
 
 
 def render(
-    template: str, conversations: list[list[dict[str, str]]], special_tokens: dict[str, Any]
+    template: str,
+    conversations: list[list[dict[str, Any]]],
+    special_tokens: dict[str, Any],
+    tools: list[list[dict[str, Any]]] | None = None,
 ) -> dict[str, list[str] | str | int]:
-    """Return the `texts` of conversations with the beginning of an answer; or an `error`, and its conversation."""
+    """Return the `texts` of conversations with the beginning of an answer; or an `error`, and its conversation.
+
+    `tools` has the JSON schemas of the tools of each conversation.
+    """
     from transformers.utils.chat_template_utils import render_jinja_template
 
     texts: list[str] = []
     for number, conversation in enumerate(conversations):
         try:
             rendered: Any = render_jinja_template(
-                [conversation], chat_template=template, add_generation_prompt=True, **special_tokens
+                [conversation],
+                tools=(tools[number] or None) if tools else None,
+                chat_template=template,
+                add_generation_prompt=True,
+                **special_tokens,
             )
         except MemoryError:
             raise

@@ -4,6 +4,10 @@ It loads the function once and forks a worker for every call that arrives, one J
 wall-clock time, CPU time and memory, and is killed when it exceeds them. Nothing survives a call, so no answer can
 affect the next verdict. The server itself computes nothing, so it cannot hang; it ends when its parent closes the pipe
 or dies.
+
+A call may name a session: then the function (a class) is called once, in a worker that stays for the further calls of
+this session, each of a method and with a deadline of its own. MODULE:FUNCTION@PART hands a part of the user's own to
+the function as its first argument.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import gc
 import heapq
 import importlib
 import json
+import math
 import os
 import selectors
 import signal
@@ -20,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from trimtab.own_parts import PREFIX, OwnPartError, load_part
@@ -41,7 +47,7 @@ Function = Callable[..., Any]
 
 @dataclass
 class RunningCall:
-    """A call and the worker process that runs it."""
+    """A call and the worker process that runs it; that of a session waits for its next call without a deadline."""
 
     id: int
     pid: int
@@ -50,6 +56,8 @@ class RunningCall:
     deadline: float
     max_result: int
     output: bytearray = field(default_factory=bytearray)
+    session: int | None = None
+    calls: int = -1  # a session's pipe for calls
 
 
 def main(path: str) -> None:
@@ -71,8 +79,18 @@ def main(path: str) -> None:
     signal.alarm(0)
     gc.collect()
     gc.freeze()  # keeps the collector from writing to pages that the workers share
+    _allow_descriptors()
     _send(results, {"ready": True})
     ForkServer(function, results, unread).run()
+
+
+def _allow_descriptors() -> None:
+    """Raise the limit on open files: each of a thousand sessions has two pipes."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _first_line() -> tuple[bytes, bytes]:
@@ -86,6 +104,7 @@ def _first_line() -> tuple[bytes, bytes]:
 
 def load(path: str) -> Function:
     """Import the function at `package.module:name`; call its module's `warm_up()` where a module of ours has one."""
+    path, _, part = path.partition("@")
     module_name, _, name = path.partition(":")
     if not module_name.startswith("trimtab."):
         return load_part(f"{PREFIX}{path}")
@@ -93,7 +112,7 @@ def load(path: str) -> Function:
     function: Function = getattr(module, name)
     if hasattr(module, "warm_up"):
         module.warm_up()
-    return function
+    return partial(function, load_part(part)) if part else function
 
 
 class ForkServer:
@@ -105,6 +124,8 @@ class ForkServer:
         self.selector = selectors.DefaultSelector()
         self.selector.register(0, selectors.EVENT_READ)
         self.running: dict[int, RunningCall] = {}  # by pipe
+        self.sessions: dict[int, RunningCall] = {}
+        self.idle: dict[int, RunningCall] = {}  # workers of sessions that wait for a call, by pipe
         self.waiting: list[tuple[int, int, dict[str, Any]]] = []  # a heap, shortest message first
         self.unread = bytearray(unread)
 
@@ -115,14 +136,16 @@ class ForkServer:
         while True:
             for key, _ in self.selector.select(self.timeout()):
                 if key.fd != 0:
-                    self.read_output(self.running[key.fd])
+                    call = self.running.get(key.fd) or self.idle.get(key.fd)
+                    if call is not None:  # else its session was closed by what was read a moment ago
+                        self.read_output(call)
                 elif not self.read_calls():
-                    for call in self.running.values():
-                        os.kill(call.pid, signal.SIGKILL)
+                    for call in (*self.running.values(), *self.idle.values()):
+                        _kill(call.pid)
                     return
             now = time.monotonic()
             for call in [call for call in self.running.values() if call.deadline <= now]:
-                self.finish(call, {"outcome": "too_costly"})
+                self.finish(call, {"outcome": "too_costly", "limit": "time"})
             self.start_waiting()
 
     def timeout(self) -> float | None:
@@ -157,51 +180,114 @@ class ForkServer:
         self.unread = bytearray(rest)
         for line in lines:
             message = json.loads(line)
+            if "close" in message:
+                self.close_session(message["close"])
+                continue
             heapq.heappush(self.waiting, (len(line), message["id"], message))
         self.start_waiting()
 
     def start(self, message: dict[str, Any]) -> None:
-        """Fork a worker for a call."""
+        """Fork a worker for a call, or hand the call to the worker of its session."""
+        session = message.get("session")
+        if session is not None and not message["opens"]:
+            self.resume(message)
+            return
         read_end, write_end = os.pipe()
+        calls_read, calls_write = (-1, -1) if session is None else os.pipe()
         server, pid = os.getpid(), os.fork()
         if pid == 0:
             try:
-                os.close(read_end)
                 die_with_parent(server)
-                _run_call(self.function, message, write_end)
+                os.setpgid(0, 0)
+                if session is None:
+                    _run_call(self.function, message, write_end)
+                else:
+                    _run_session(self.function, message, calls_read, write_end)
             finally:
                 os._exit(1)
+        with contextlib.suppress(OSError):  # also here: it may have to be killed before it has done so itself
+            os.setpgid(pid, pid)
         os.close(write_end)
         os.set_blocking(read_end, False)
         now = time.monotonic()
         deadline, max_result = now + message["seconds"], message["result"]
-        self.running[read_end] = RunningCall(message["id"], pid, read_end, now, deadline, max_result)
+        call = RunningCall(message["id"], pid, read_end, now, deadline, max_result, session=session, calls=calls_write)
+        self.running[read_end] = call
         self.selector.register(read_end, selectors.EVENT_READ)
+        if session is not None:
+            os.close(calls_read)
+            self.sessions[session] = call
+            self.hand_over(call, message)
+
+    def resume(self, message: dict[str, Any]) -> None:
+        """Start the next call of a session."""
+        call = self.sessions.get(message["session"])
+        if call is None:
+            _send(self.results, {"id": message["id"], "outcome": "crashed", "error": "its process is gone", "gone": True})
+            return
+        self.running[call.pipe] = self.idle.pop(call.pipe)
+        call.id, call.start, call.output = message["id"], time.monotonic(), bytearray()
+        call.deadline = call.start + message["seconds"]
+        self.hand_over(call, message)
+
+    def hand_over(self, call: RunningCall, message: dict[str, Any]) -> None:
+        """Write a call to the worker of its session, which reads one whenever it is idle."""
+        with contextlib.suppress(BrokenPipeError):  # it has died: the end of its output says so
+            write_all(call.calls, json.dumps(message).encode() + b"\n")
 
     def read_output(self, call: RunningCall) -> None:
         """Read a worker's output; at its end the call is finished."""
         chunk = os.read(call.pipe, 1 << 16)
         call.output += chunk
         if len(call.output) > call.max_result:
-            self.finish(call, {"outcome": "too_costly", "error": "the result is too long"})
+            self.finish(call, {"outcome": "too_costly", "limit": "result", "error": "the result is too long"})
             return
-        if chunk:
+        answered = call.session is not None and call.output.endswith(b"\n")
+        if chunk and not answered:
             return
         try:
             result = json.loads(call.output)
         except ValueError:
-            result = {"outcome": _outcome_without_result(call.pid), "error": "the worker wrote no result"}
-        self.finish(call, result)
+            result = {**_outcome_without_result(call.pid), "error": "the worker wrote no result"}
+        self.finish(call, result, alive=answered)
 
-    def finish(self, call: RunningCall, result: dict[str, Any]) -> None:
-        """Kill the worker process, reap it, and report the result."""
+    def finish(self, call: RunningCall, result: dict[str, Any], alive: bool = False) -> None:
+        """Report the result; kill the worker process and reap it, unless it is that of a session and `alive`."""
+        seconds = time.monotonic() - call.start
+        if alive:
+            self.idle[call.pipe] = self.running.pop(call.pipe)
+            call.deadline = math.inf
+        else:
+            ran = self.running.get(call.pipe) is call
+            self.end_worker(call)
+            if not ran:  # a session's worker ended between two calls: the next one is told
+                return
+            result = {**result, "gone": True}
+        _send(self.results, {"id": call.id, "seconds": seconds, **result})
+
+    def end_worker(self, call: RunningCall) -> None:
+        """Kill a worker process with all that it started, and reap it."""
         self.selector.unregister(call.pipe)
         os.close(call.pipe)
-        del self.running[call.pipe]
-        with contextlib.suppress(ChildProcessError, ProcessLookupError):  # already reaped
-            os.kill(call.pid, signal.SIGKILL)
+        self.running.pop(call.pipe, None)
+        if call.session is not None:
+            os.close(call.calls)
+            self.idle.pop(call.pipe, None)
+            del self.sessions[call.session]
+        _kill(call.pid)
+        with contextlib.suppress(ChildProcessError):  # already reaped
             os.waitpid(call.pid, 0)
-        _send(self.results, {"id": call.id, "seconds": time.monotonic() - call.start, **result})
+
+    def close_session(self, session: int) -> None:
+        """End a session; its client expects no result."""
+        if session in self.sessions:
+            self.end_worker(self.sessions[session])
+
+
+def _kill(pid: int) -> None:
+    """Kill a worker and the processes that it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # already reaped
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _is_new(call: RunningCall, now: float) -> bool:
@@ -216,50 +302,85 @@ def _is_new(call: RunningCall, now: float) -> bool:
     return sum(map(int, ticks)) <= BOOST_CPU_SECONDS * os.sysconf("SC_CLK_TCK")
 
 
-def _outcome_without_result(pid: int) -> str:
+def _outcome_without_result(pid: int) -> dict[str, str]:
     """Return the outcome of a worker that ended without a result: killed by a limit, or crashed."""
     for _ in range(40):  # its pipe closes a moment before it can be waited for
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
-            limited = os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == EXIT_OUT_OF_TIME
-            return "too_costly" if limited else "crashed"
+            killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+            if killer in {signal.SIGXCPU, signal.SIGKILL} or os.WEXITSTATUS(status) == EXIT_OUT_OF_TIME:
+                return {"outcome": "too_costly", "limit": "time"}
+            return {"outcome": "too_costly", "limit": "signal"} if killer else {"outcome": "crashed"}
         time.sleep(0.005)
-    return "crashed"
+    return {"outcome": "crashed"}
 
 
 def _run_call(function: Function, message: dict[str, Any], pipe: int) -> None:
     """Set limits, call the function and write the result; runs in the forked worker."""
-    os.dup2(1, 0)
-    os.closerange(3, pipe)
-    os.closerange(pipe + 1, pipe + 2 * MAX_WORKERS)
+    _keep_descriptors(pipe)
     _set_limits(message["memory"], message["cpu_seconds"])
-    try:
-        value = function(*message["arguments"], **message["keywords"])
-        try:
-            output = json.dumps({"outcome": "done", "value": value}, default=plain_result)
-        except (TypeError, ValueError) as error:  # the function's own errors have a traceback, this has none
-            output = json.dumps({"outcome": "crashed", "error": str(error)[:500]})
-    except (MemoryError, RecursionError):
-        output = '{"outcome": "too_costly"}'
-    except BaseException as error:
-        text = f"{type(error).__name__}: {error}"[:500]
-        output = json.dumps({"outcome": "crashed", "error": text, "traceback": own_traceback(error)})
-    write_all(pipe, output.encode())
+    write_all(pipe, _result(function, message).encode())
     os._exit(0)
 
 
-def _set_limits(memory: int, cpu_seconds: float) -> None:
+def _run_session(function: Function, message: dict[str, Any], calls: int, pipe: int) -> None:
+    """Set limits, call the function once, and its result's methods as they are asked for; runs in the forked worker."""
+    _keep_descriptors(calls, pipe)
+    _set_limits(message["memory"], None)
+    made: list[Any] = []
+
+    def method(name: str, *arguments: Any, **keywords: Any) -> Any:
+        if not made:
+            made.append(function())
+        return getattr(made[0], name)(*arguments, **keywords)
+
+    with open(calls, "rb", closefd=False) as lines:
+        for line in lines:
+            write_all(pipe, _result(method, json.loads(line)).encode() + b"\n")
+    os._exit(0)
+
+
+def _keep_descriptors(*kept: int) -> None:
+    """Close all descriptors but standard output, standard error and these; standard input becomes empty."""
+    os.dup2(1, 0)
+    first = 3
+    for descriptor in sorted(kept):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+
+
+def _result(function: Function, message: dict[str, Any]) -> str:
+    """Call the function and return the result as JSON."""
+    try:
+        value = function(*message["arguments"], **message["keywords"])
+        try:
+            return json.dumps({"outcome": "done", "value": value}, default=plain_result)
+        except (TypeError, ValueError) as error:  # the function's own errors have a traceback, this has none
+            return json.dumps({"outcome": "crashed", "error": str(error)[:500]})
+    except (MemoryError, RecursionError) as error:
+        limit = "memory" if isinstance(error, MemoryError) else "recursion"
+        return json.dumps({"outcome": "too_costly", "limit": limit})
+    except BaseException as error:
+        text = f"{type(error).__name__}: {error}"[:500]
+        return json.dumps({"outcome": "crashed", "error": text, "traceback": own_traceback(error)})
+
+
+def _set_limits(memory: int, cpu_seconds: float | None) -> None:
     """Limit memory and CPU time; after `BOOST_CPU_SECONDS` lower the priority, after `cpu_seconds` exit."""
     import resource
 
     def lower_priority(*_: object) -> None:
         os.nice(10)
+        if cpu_seconds is None:
+            return
         signal.signal(signal.SIGVTALRM, lambda *_: os._exit(EXIT_OUT_OF_TIME))
         signal.setitimer(signal.ITIMER_VIRTUAL, max(cpu_seconds - BOOST_CPU_SECONDS, 0.01))
 
     limit_memory(memory)
-    # A second limit for code that never returns to the interpreter, where no signal handler runs.
-    resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_seconds) + 1, int(cpu_seconds) + 2))
+    if cpu_seconds is not None:
+        # A second limit for code that never returns to the interpreter, where no signal handler runs.
+        resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_seconds) + 1, int(cpu_seconds) + 2))
     signal.signal(signal.SIGVTALRM, lower_priority)
     signal.setitimer(signal.ITIMER_VIRTUAL, BOOST_CPU_SECONDS)
     sys.setrecursionlimit(2_000)

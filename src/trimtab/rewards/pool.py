@@ -6,6 +6,8 @@ There is one server process per function and per calling process. It is started 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -56,13 +58,19 @@ class WorkerCall:
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """The outcome of a call: its value, or an error with a traceback, and the wall-clock seconds it ran."""
+    """The outcome of a call: its value, or an error with a traceback, and the wall-clock seconds it ran.
+
+    `limit` is what a costly call exceeded: time, memory, recursion, result (its length); or signal, where it crashed.
+    `gone`: the worker has ended, and a session with it.
+    """
 
     outcome: WorkerOutcome
     value: Any = None
     error: str = ""
     traceback: str = ""
     seconds: float = 0.0
+    limit: str = ""
+    gone: bool = False
 
 
 class ForkServerClient:
@@ -92,15 +100,20 @@ class ForkServerClient:
         self.thread.start()
 
     def submit(
-        self, arguments: tuple[Any, ...], limits: WorkerLimits, keywords: Mapping[str, Any]
+        self,
+        arguments: tuple[Any, ...],
+        limits: WorkerLimits,
+        keywords: Mapping[str, Any],
+        session: Mapping[str, Any] | None = None,
     ) -> Future[WorkerResult]:
-        """Send a call."""
+        """Send a call; `session` has the number of its session, and whether it is the first (`opens`)."""
         future: Future[WorkerResult] = Future()
         with self.lock:
             self.count += 1
-            message = {"id": self.count, "arguments": arguments, "keywords": keywords, **asdict(limits)}
+            call = {"id": self.count, "arguments": arguments, "keywords": keywords, **asdict(limits)}
+            message = {**call, **(session or {})}
             if self.error:  # the reading thread has ended
-                future.set_result(WorkerResult(self.outcome, error=self.error))
+                future.set_result(WorkerResult(self.outcome, error=self.error, gone=True))
                 return future
             self.futures[self.count] = future
         try:
@@ -137,7 +150,7 @@ class ForkServerClient:
             self.error = error
             futures, self.futures = self.futures, {}
         for future in futures.values():
-            future.set_result(WorkerResult(self.outcome, error=error))
+            future.set_result(WorkerResult(self.outcome, error=error, gone=True))
 
     def close(self) -> None:
         """Stop the process and wait for it."""
@@ -156,7 +169,7 @@ def search_path(function: str) -> list[str]:
 
     A function of the user's own may also lie beside the recipe or in the current folder, which are the last.
     """
-    own = [] if function.startswith("trimtab.") else module_folders()
+    own = [] if function.startswith("trimtab.") and "@" not in function else module_folders()
     try:
         here = os.getcwd()
     except FileNotFoundError:  # it has been deleted, and relative entries lead nowhere
@@ -187,18 +200,47 @@ def client(function: str) -> ForkServerClient:
         return _clients[function]
 
 
-def wait(future: Future[WorkerResult], function: str) -> WorkerResult:
+def wait(future: Future[WorkerResult], function: str, seconds: float = 0.0) -> WorkerResult:
     """Return the result of a call; a server that does not answer far beyond its limits is killed."""
     try:
-        return future.result(START_SECONDS + GRACE_SECONDS)
+        return future.result(START_SECONDS + GRACE_SECONDS + seconds)
     except TimeoutError:
         client(function).process.kill()
-        return WorkerResult("crashed", error="the worker did not answer")
+        return WorkerResult("crashed", error="the worker did not answer", gone=True)
 
 
-def call_worker(function: str, arguments: tuple[Any, ...], limits: WorkerLimits) -> WorkerResult:
+def call_worker(
+    function: str, arguments: tuple[Any, ...], limits: WorkerLimits, keywords: Mapping[str, Any] | None = None
+) -> WorkerResult:
     """Have a worker call `package.module:function`, and return its result."""
-    return wait(submit_call(function, arguments, limits), function)
+    return wait(submit_call(function, arguments, limits, keywords), function, limits.seconds)
+
+
+class WorkerSession:
+    """A worker of its own for the calls of one object: `function()` makes it there, at the first call of a method.
+
+    For one call at a time. Once a result is `gone`, so are the worker and the object: further results say so.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self, function: str) -> None:
+        self.function, self.number, self.opened = function, next(self._numbers), False
+
+    def call(self, method: str, arguments: tuple[Any, ...], limits: WorkerLimits) -> WorkerResult:
+        """Call a method and return its result; the memory is limited by the first call's limits."""
+        session = {"session": self.number, "opens": not self.opened}
+        self.opened = True
+        future = client(self.function).submit((method, *arguments), limits, {}, session)
+        return wait(future, self.function, limits.seconds)
+
+    def close(self) -> None:
+        """End the worker."""
+        with _lock:
+            known = _clients.get(self.function)
+        if self.opened and known is not None and not known.error:
+            with contextlib.suppress(OSError):  # the server has ended, and the worker with it
+                known.write({"close": self.number})
 
 
 def start_worker(function: str) -> None:
