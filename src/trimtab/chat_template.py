@@ -42,3 +42,29 @@ def render(
 def warm_up() -> None:
     """Import what rendering needs, once for all calls."""
     from transformers.utils import chat_template_utils  # noqa: F401
+
+
+def template_of(tokenizer: Any) -> str | None:
+    """Return the chat template; None where there is none, or where the tokenizer does not use one of transformers'."""
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    from transformers import PreTrainedTokenizerBase as Base
+
+    method = getattr(getattr(tokenizer, "apply_chat_template", None), "__func__", None)
+    if method is not Base.apply_chat_template:
+        return None
+    template = tokenizer.get_chat_template()
+    if not isinstance(template, str):
+        raise ValueError(
+            f"the model's chat template is no text but {type(template).__name__}: see tokenizer_config.json"
+        )
+    return template
+
+
+def special_tokens(tokenizer: Any) -> dict[str, Any]:
+    """Return the special tokens by name, as templates read them."""
+    return {name: _plain(token) for name, token in tokenizer.special_tokens_map.items()}
+
+
+def _plain(token: Any) -> Any:
+    return list(map(str, token)) if isinstance(token, list | tuple) else str(token)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from trimtab.chat_template import special_tokens, template_of
 from trimtab.policy.pretrained import one_line
 from trimtab.rewards import WorkerLimits, call_worker, start_worker
 
@@ -32,19 +33,19 @@ class LongPromptError(ValueError):
 
 def start_rendering(tokenizer: Any) -> None:
     """Start the process that renders the tokenizer's chat template, if it has one."""
-    if _template(tokenizer) is not None:
+    if template_of(tokenizer) is not None:
         start_worker(RENDER)
 
 
 def render_prompts(tokenizer: Any, conversations: Sequence[Conversation]) -> list[str]:
     """Return conversations as text, by the chat template if there is one."""
-    template = _template(tokenizer)
+    template = template_of(tokenizer)
     if template is None:
         if getattr(tokenizer, "chat_template", None):  # a tokenizer with a way of its own, which is no template
             options = {"add_generation_prompt": True, "tokenize": False}
             return [tokenizer.apply_chat_template(list(messages), **options) for messages in conversations]
         return ["\n".join(message["content"] for message in messages) for messages in conversations]
-    tokens = {name: _plain(token) for name, token in tokenizer.special_tokens_map.items()}
+    tokens = special_tokens(tokenizer)
     texts: list[str] = []
     for batch in _batches(conversations):
         texts += _render(template, batch, tokens)
@@ -74,23 +75,6 @@ def tokenizer_errors() -> Iterator[None]:
             f"the model's tokenizer fails on a prompt or response ({type(error).__name__}: {one_line(error)}); "
             "check its tokenizer.json"
         ) from None
-
-
-def _template(tokenizer: Any) -> str | None:
-    """Return the chat template; None where there is none, or where the tokenizer does not use one of transformers'."""
-    if not getattr(tokenizer, "chat_template", None):
-        return None
-    from transformers import PreTrainedTokenizerBase as Base
-
-    method = getattr(getattr(tokenizer, "apply_chat_template", None), "__func__", None)
-    if method is not Base.apply_chat_template:
-        return None
-    template = tokenizer.get_chat_template()
-    if not isinstance(template, str):
-        raise ValueError(
-            f"the model's chat template is no text but {type(template).__name__}: see tokenizer_config.json"
-        )
-    return template
 
 
 def _batches(conversations: Sequence[Conversation]) -> Iterator[list[list[dict[str, str]]]]:
@@ -132,7 +116,3 @@ def _render(template: str, batch: list[list[dict[str, str]]], tokens: dict[str, 
 
 def _chars(messages: Conversation) -> int:
     return sum(len(message["content"]) for message in messages)
-
-
-def _plain(token: Any) -> Any:
-    return list(map(str, token)) if isinstance(token, list | tuple) else str(token)

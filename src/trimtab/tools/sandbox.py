@@ -187,6 +187,11 @@ class Session:
             self._why = f"the session has ended with an earlier program ({result.kind}); open a new one"
         return result
 
+    @property
+    def ended(self) -> bool:
+        """Whether the interpreter is gone: closed, or killed with an earlier program."""
+        return self._running is None
+
     def close(self) -> None:
         """End the interpreter."""
         if self._running is not None and self._owner == os.getpid():
