@@ -13,7 +13,7 @@ def render(
     template: str,
     conversations: list[list[dict[str, Any]]],
     special_tokens: dict[str, Any],
-    tools: list[list[dict[str, Any]]] | None = None,
+    tools: list[list[Any]] | None = None,
 ) -> dict[str, list[str] | str | int]:
     """Return the `texts` of conversations with the beginning of an answer; or an `error`, and its conversation.
 

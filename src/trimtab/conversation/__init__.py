@@ -1,11 +1,13 @@
 """Conversations of a policy with tools: calls are read, run within limits, and answered in tokens. Imports no torch."""
 
+from trimtab.conversation.call_formats import CALL_FORMATS, CallFormat
 from trimtab.conversation.conversations import Conversations
-from trimtab.conversation.reply_template import CallFormat, ReplyTemplate
+from trimtab.conversation.reply_template import ReplyTemplate
 from trimtab.conversation.tool_set import ToolSet
 from trimtab.conversation.types import ENDED, OUTCOMES, Call, Conversation, Ended, Limits, Message, Outcome
 
 __all__ = [
+    "CALL_FORMATS",
     "ENDED",
     "OUTCOMES",
     "Call",

@@ -5,6 +5,7 @@ What a model wrote is hostile: whatever it is, the result is a list of calls, so
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -133,12 +134,10 @@ def _named_call(value: object, key: str) -> ParsedCall:
     """Return the call that an object stands for; both names of the arguments are accepted."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return ParsedCall(problem=f'a call is a JSON object with "name" and "{key}", not {shown(value)}')
-    arguments = next((value[each] for each in (key, "arguments", "parameters") if each in value), {})
+    arguments: Any = next((value[each] for each in (key, "arguments", "parameters") if each in value), {})
     if isinstance(arguments, str):  # as OpenAI's interface writes them
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            pass
     if not isinstance(arguments, dict):
         return ParsedCall(value["name"], problem=f'"{key}" must be a JSON object, not {shown(arguments)}')
     return ParsedCall(value["name"], arguments)

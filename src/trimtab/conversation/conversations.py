@@ -13,12 +13,14 @@ from trimtab.conversation.reply_template import ReplyTemplate
 from trimtab.conversation.tool_set import OpenTools, ToolResult, ToolSet
 from trimtab.conversation.types import Call, Conversation, Ended, Limits, Message
 from trimtab.tasks import Problem
+from trimtab.text import shorten
 
 if TYPE_CHECKING:  # the samplers import torch
     from trimtab.rollout import Reply, Response
 
 Answered = Callable[[Problem, str], bool]
 REWARD_SECONDS = 60.0
+MAX_KEPT = 4_000  # characters of a result, in records
 
 
 @dataclass
@@ -101,8 +103,8 @@ class Conversations:
             result = self._run(state.tools, call, min(self.limits.timeout, left))
             state.seconds += result.seconds
             conversation.error = conversation.error or result.error
-            arguments = dict(call.arguments)
-            conversation.calls.append(Call(call.tool, arguments, result.outcome, result.seconds, result.text))
+            text = shorten(result.text, MAX_KEPT)
+            conversation.calls.append(Call(call.tool, dict(call.arguments), result.outcome, result.seconds, text))
             if state.tools.reset_failed:
                 self._end(state, "environment")
                 return None

@@ -63,7 +63,10 @@ def _without_prefix(part: Any) -> Any:
     """Return a normalizer or pre-tokenizer that puts no space before the text: it is not the beginning of anything."""
     if not isinstance(part, dict):
         return part
-    changed = {key: [_without_prefix(each) for each in value] if isinstance(value, list) else value for key, value in part.items()}
+    changed = {
+        key: [_without_prefix(each) for each in value] if isinstance(value, list) else value
+        for key, value in part.items()
+    }
     if part.get("type") == "Prepend":
         return {"type": "Sequence", "normalizers": []}
     if part.get("type") == "Metaspace":

@@ -146,7 +146,7 @@ class ReplyTemplate:
         pieces = [self._markup(self.delta.before, tools[0])]
         pieces += [self._markup(self.delta.between or "", tool) for tool in tools[1:]]
         pieces.append(self._markup(self.delta.after, tools[-1]))
-        return sum(pieces, []), pieces
+        return [number for piece in pieces for number in piece], pieces
 
     def _encode_markup(self, piece: str, tool: str) -> list[int]:
         # The name is the model's where there is no such tool, and then it is left out.

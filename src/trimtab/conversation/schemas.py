@@ -25,7 +25,7 @@ _EXAMPLE = '"""What it does.\n\nArgs:\n    {0}: What it is.\n"""'
 
 def function_schema(function: Callable[..., Any], name: str) -> dict[str, Any]:
     """Return the schema of a function for `tools=` of a chat template; a missing type or docstring is an error."""
-    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import get_json_schema
 
     where = f"{name} ({location(function)})" if location(function) else name
     parameters = inspect.signature(function).parameters

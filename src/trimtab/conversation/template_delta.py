@@ -61,7 +61,9 @@ def renderer(template: str, tokenizer: Any, tools: list[dict[str, Any]]) -> Rend
     def render(messages: Sequence[Mapping[str, Any]]) -> str | None:
         answer = call_worker(RENDER, (template, [list(messages)], tokens, [tools]), LIMITS)
         if answer.outcome != "done":
-            raise ValueError(f"the model's chat template cannot be rendered: {shorten(answer.error or 'too costly', 300)}")
+            raise ValueError(
+                f"the model's chat template cannot be rendered: {shorten(answer.error or 'too costly', 300)}"
+            )
         texts: list[str] | None = answer.value.get("texts")
         return texts[0] if texts else None
 
@@ -108,7 +110,7 @@ def _delta(render: Render, role: str) -> TemplateDelta | None:
 
 
 def _around(render: Render, role: str, count: int) -> list[str] | None:
-    """Return the pieces of markup around replies, from the end of the model's message on; None where there is no way."""
+    """Return the pieces of markup around replies, from the end of the model's message on; None where it has none."""
     contents = [f"Qreply{number}" for number in range(count)]
     text = render([*_asked(), *_replies(role, contents)])
     if text is None or text.count(ANSWER) != 1:

@@ -9,17 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from trimtab.conversation.calculator import calculator
 from trimtab.conversation.schemas import argument_problem, environment_schemas, function_schema
-from trimtab.conversation.types import Conversation, Outcome
+from trimtab.conversation.tool_results import ToolResult, of_program, of_worker
+from trimtab.conversation.types import Conversation
 from trimtab.own_parts import OwnPartError, is_own, load_part
-from trimtab.rewards import WorkerLimits, WorkerResult, WorkerSession, call_worker, start_worker
+from trimtab.rewards import WorkerLimits, WorkerSession, call_worker, start_worker
 from trimtab.tasks import Problem
 from trimtab.text import nearest, shown
-from trimtab.tools import Result, Sandbox, Session
+from trimtab.tools import Sandbox, Session
 
 RESULT_BYTES = 1 << 20  # of a result as JSON, where a character may have 12
 HOST = "trimtab.conversation.tool_process"
@@ -50,20 +52,6 @@ BUILT_IN: dict[str, Callable[[str], str]] = {
     "python_session": python_session,
     "calculator": calculator,
 }
-
-
-@dataclass(frozen=True)
-class ToolResult:
-    """What a call gave: `text` is for the model, `error` (a traceback of the user's code) for the user.
-
-    `gone`: the environment's process has ended with it.
-    """
-
-    outcome: Outcome
-    text: str
-    seconds: float = 0.0
-    error: str = ""
-    gone: bool = False
 
 
 class ToolSet:
@@ -132,7 +120,9 @@ class ToolSet:
         self.has_reward = callable(getattr(make, "reward", None))
         reset = getattr(make, "reset", None)
         if not callable(reset):
-            raise OwnPartError(f"{name}: add a method reset(self, problem), which starts a conversation; it may be empty")
+            raise OwnPartError(
+                f"{name}: add a method reset(self, problem), which starts a conversation; it may be empty"
+            )
         self.has_opening = inspect.signature(reset).return_annotation not in (None, "None")
 
     def _add(self, tool: str, schema: dict[str, Any]) -> None:
@@ -206,7 +196,8 @@ class ToolSet:
                 raise OwnPartError(f"{self.environment}: reset failed for {which}: {tools.failed.error}")
             return text
 
-        return [future.result() for future in [self.in_thread(lambda p=problem: opening(p)) for problem in problems]]
+        futures = [self.in_thread(partial(opening, problem)) for problem in problems]
+        return [future.result() for future in futures]
 
     def call_function(self, tool: str, arguments: Mapping[str, Any], timeout: float) -> ToolResult:
         """Call a tool that keeps nothing."""
@@ -348,37 +339,6 @@ class OpenTools:
         if self.environment is not None:
             self.environment.close()
             self.environment = None
-
-
-def of_program(result: Result, timeout: float) -> ToolResult:
-    """Return what a sandboxed program gave, in words for the model."""
-    printed = result.stdout.rstrip("\n")
-    if result.kind == "refused":
-        return ToolResult("bad_arguments", f"Error: {result.error}")
-    if result.kind == "ok":
-        return ToolResult("ok", printed or "The program printed nothing.")
-    error = f"Error: it took more than {timeout:g} s" if result.kind == "timeout" else result.error.rstrip("\n")
-    return ToolResult(result.kind, f"{printed}\n{error}" if printed else error)
-
-
-def of_worker(result: WorkerResult, timeout: float, memory_mb: int) -> ToolResult:
-    """Return what a call of the user's code gave, in words for the model."""
-    if result.outcome == "done":
-        outcome, text = result.value
-        return ToolResult(outcome, text or "The tool returned nothing.")
-    if result.outcome == "too_costly":
-        outcome, text = {
-            "memory": ("memory", f"it wanted more than {memory_mb} MB"),
-            "recursion": ("exception", "it recursed too deep"),
-            "result": ("output", "it returned too much"),
-            "signal": ("killed", "it crashed"),
-        }.get(result.limit, ("timeout", f"it took more than {timeout:g} s"))
-        return ToolResult(outcome, f"Error: {text}", error=text, gone=result.gone)
-    if result.outcome == "not_loaded":
-        raise OwnPartError(f"the tools' process cannot load the module: {result.error}")
-    if not result.traceback and result.gone:
-        return ToolResult("killed", "Error: it crashed", error=result.error, gone=True)
-    return ToolResult("exception", f"Error: {result.error}", error=result.traceback or result.error, gone=result.gone)
 
 
 def _require_module(name: str, what: str) -> None:

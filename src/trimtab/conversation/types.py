@@ -68,7 +68,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Call:
-    """A call that the model made: `text` is what it was told, before a long text is cut."""
+    """A call that the model made: `text` is the beginning of what came of it; what the model saw is in the messages."""
 
     tool: str
     arguments: Mapping[str, Any]

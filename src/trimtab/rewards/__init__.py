@@ -11,6 +11,7 @@ from trimtab.rewards.verdicts import VERDICT_KINDS, Verdict, VerdictKind
 
 __all__ = [
     "FACTS", "RESPONSE_RULES", "RULES", "VERDICT_KINDS", "RuleErrors", "Submission", "Verdict", "VerdictKind",
-    "WorkerLimits", "WorkerResult", "WorkerSession", "call_worker", "check_rule", "crashed_diagnosis", "describe_error", "grade", "grade_lines",
-    "grade_many", "grade_submissions", "load_rule", "rule", "start_worker", "submit",
+    "WorkerLimits", "WorkerResult", "WorkerSession", "call_worker", "check_rule", "crashed_diagnosis",
+    "describe_error", "grade", "grade_lines", "grade_many", "grade_submissions", "load_rule", "rule", "start_worker",
+    "submit",
 ]  # fmt: skip

@@ -39,7 +39,7 @@ MAX_WORKERS = 40
 MAX_NEW_WORKERS = 4 * (os.cpu_count() or 1)
 NEW_SECONDS = 0.25  # a worker is new for at most so long
 BOOST_CPU_SECONDS = 0.06
-EXIT_OUT_OF_TIME = 3
+EXIT_OUT_OF_TIME = 97
 MAX_LOAD_SECONDS = 600
 
 Function = Callable[..., Any]
@@ -223,7 +223,9 @@ class ForkServer:
         """Start the next call of a session."""
         call = self.sessions.get(message["session"])
         if call is None:
-            _send(self.results, {"id": message["id"], "outcome": "crashed", "error": "its process is gone", "gone": True})
+            _send(
+                self.results, {"id": message["id"], "outcome": "crashed", "error": "its process is gone", "gone": True}
+            )
             return
         self.running[call.pipe] = self.idle.pop(call.pipe)
         call.id, call.start, call.output = message["id"], time.monotonic(), bytearray()
@@ -279,9 +281,9 @@ class ForkServer:
             os.waitpid(call.pid, 0)
 
     def close_session(self, session: int) -> None:
-        """End a session; its client expects no result."""
+        """End a session, and the call that it may be in."""
         if session in self.sessions:
-            self.end_worker(self.sessions[session])
+            self.finish(self.sessions[session], {"outcome": "crashed", "error": "the session was closed"})
 
 
 def _kill(pid: int) -> None:
