@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from trimtab.conversation.call_formats import MAX_CALLS, ParsedCall, parse_calls, without_reasoning
 from trimtab.conversation.reply_template import ReplyTemplate
-from trimtab.conversation.tool_set import OpenTools, ToolResult, ToolSet
+from trimtab.conversation.tool_results import ToolResult
+from trimtab.conversation.tool_set import OpenTools, ToolSet
 from trimtab.conversation.types import Call, Conversation, Ended, Limits, Message
 from trimtab.tasks import Problem
 from trimtab.text import shorten
