@@ -149,10 +149,13 @@ def start_recorder(to: Path, step: int, manifest: Manifest, vocabulary: Vocabula
 def recorded_responses(step: int, batch: PaddedBatch, shape: RolloutShape) -> list[RecordedResponse]:
     """Return the responses of a micro-batch; their tokens are those that are trained on."""
     mask, prompt_mask = sampled_mask(batch), batch["prompt_mask"].bool()
+    lengths = batch["completion_mask"].sum(1).tolist()
     indices, rewards = batch[RESPONSE_INDEX].tolist(), batch[REWARD].nan_to_num().tolist()
     responses = []
     for row, (index, reward) in enumerate(zip(indices, rewards, strict=True)):
         tokens = batch["completion_ids"][row][mask[row]].tolist()
+        # A response that ends with the reply of a tool was cut there, though its last sampled token ended a turn.
+        answered = bool(tokens) and bool(mask[row, lengths[row] - 1])
         responses.append(
             RecordedResponse(
                 prompt=batch["prompt_ids"][row][prompt_mask[row]].tolist(),
@@ -161,7 +164,7 @@ def recorded_responses(step: int, batch: PaddedBatch, shape: RolloutShape) -> li
                 sample=index % shape.samples,
                 reward=reward,
                 verdict="correct" if reward > 0 else "wrong",  # TRL's reward functions return numbers alone
-                finished=bool(tokens) and tokens[-1] in shape.end_tokens,
+                finished=answered and tokens[-1] in shape.end_tokens,
                 source="trl",
             )
         )

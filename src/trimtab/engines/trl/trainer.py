@@ -19,6 +19,7 @@ from trimtab.engines.trl import padded
 from trimtab.engines.trl.options import TrimtabConfig, check_replaced, check_sampler, with_reference
 from trimtab.engines.trl.padded import PaddedBatch
 from trimtab.engines.trl.recording import PlannedUpdate, RolloutShape, TrlRecording, start_recorder
+from trimtab.engines.turns import ReplyText
 from trimtab.objectives import LossOutput, Plan, TokenBatch, kl_estimate
 from trimtab.record import Manifest, RecordSettings
 from trimtab.train import tokenizer_vocabulary
@@ -64,6 +65,7 @@ class TrimtabTrainer(GRPOTrainer):
         self._sums: list[dict[str, Tensor]] = []
         self._losses = 0
         self._recording: TrlRecording | None = None
+        self._reply_text = ReplyText(self._tokenizer)
         self.accelerator.print(common.startup_message(self.objective))
 
     def train(self, *args: Any, **options: Any) -> Any:
@@ -87,6 +89,15 @@ class TrimtabTrainer(GRPOTrainer):
         if keep and self._scored is not None:
             self._scored.append((logps, entropies))
         return logps, entropies, aux
+
+    def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
+        """Tokenize the replies of tools as TRL does, with chat markup in them as plain text."""
+        plain = [
+            {**message, "content": self._reply_text(message["content"])} if isinstance(message["content"], str) else message
+            for message in tool_messages
+        ]
+        ids: list[int] = super()._get_tool_suffix_ids(plain)
+        return ids
 
     def _calculate_rewards(self, *args: Any, **options: Any) -> Tensor:
         """Compute the rewards of all processes, and keep them for the advantages."""

@@ -58,6 +58,7 @@ def recorded_responses(planned: PlannedStep, data: Mapping[str, Any], end_token:
     assert planned.tokens.token is not None
     ids, offsets = planned.tokens.token.tolist(), planned.tokens.offsets
     prompts, scores = data["prompts"].unbind(), data["rm_scores"].unbind()
+    masks = data["response_mask"].unbind()
     uids, truths, sources = (_field(data, name) for name in ("uid", "reward_model", "data_source"))
     groups: dict[str, int] = {}
     samples: dict[int, int] = {}
@@ -77,7 +78,8 @@ def recorded_responses(planned: PlannedStep, data: Mapping[str, Any], end_token:
                 sample=samples[group],
                 reward=reward,
                 verdict="correct" if reward > 0 else "wrong",  # verl grades, and passes on the score alone
-                finished=tokens[-1:] == [end_token],
+                # One that ends with the reply of a tool was cut there, though its last sampled token ended a turn.
+                finished=tokens[-1:] == [end_token] and bool(masks[row][-1]),
                 answer="" if truth is None else str(truth),
                 source=str(sources[row]),
             )

@@ -6,6 +6,7 @@ and adds the plan to the batch as fields, which the loss on the workers reads.
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from verl.utils.debug import marked_timer
 
 from trimtab.config import build_objective
 from trimtab.engines.common import load_state, save_state, startup_message
-from trimtab.engines.verl import recording
+from trimtab.engines.verl import agent_loop, recording  # noqa: F401  (registers the agent loop in every process)
 from trimtab.engines.verl.columns import SENT_COLUMNS
 from trimtab.engines.verl.loss import PlannedLoss
-from trimtab.engines.verl.options import check_config, read_options
+from trimtab.engines.verl.options import check_config, read_options, reward_warning
 from trimtab.engines.verl.planning import METRIC_PREFIX, fields_read, plan_step
 from trimtab.own_parts import module_folders
 
@@ -40,6 +41,8 @@ class TrimtabRayTrainer(PPOTrainerSync):
             _load_reference(config)
         super().__init__(config)
         print(startup_message(self.objective), flush=True)  # noqa: T201  (verl itself prints on the driver)
+        if reward_warning(config):
+            warnings.warn(reward_warning(config), stacklevel=2)
 
     def _build_replay_buffer(self) -> Any:
         # verl branches on this name wherever sync and async runs differ, for the first time here.
@@ -49,6 +52,7 @@ class TrimtabRayTrainer(PPOTrainerSync):
     def on_init_end(self) -> None:
         """Send the loss that reads the plan to every worker."""
         self.actor_rollout_wg.set_loss_fn(PlannedLoss(self.options.objective, tuple(module_folders())))
+        self.missing = 0  # responses so far
         self.recorder = recording.start_recording(self.options, self.objective, self.tokenizer, self.global_steps)
         super().on_init_end()
 
@@ -78,6 +82,7 @@ class TrimtabRayTrainer(PPOTrainerSync):
         size = actor.ppo_mini_batch_size * rollout.n
         planned = plan_step(self.objective, data, size, ranks, self.tokenizer, recorded)
         metrics.update(planned.metrics)
+        self._count_missing(batch, metrics)
         if self.recorder:
             end_token = int(self.tokenizer.eos_token_id)
             recording.record_step(self.recorder, self.global_steps, planned, data, self.objective, end_token)
@@ -86,6 +91,16 @@ class TrimtabRayTrainer(PPOTrainerSync):
         batch = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=put)
         batch.extra_info[SENT_COLUMNS] = planned.sent
         return batch
+
+    def _count_missing(self, batch: Any, metrics: dict[str, Any]) -> None:
+        """Count the responses that verl lost. It logs the error of a tool, agent loop or reward, pads and goes on."""
+        wanted = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+        missing = max(0, wanted - sum(not tag.get("is_padding", False) for tag in batch.tags))
+        if missing and not self.missing:
+            text = f"trimtab: {missing} of {wanted} responses of this step are missing; the error is in the workers' log"
+            warnings.warn(text, stacklevel=2)
+        self.missing += missing
+        metrics[f"{METRIC_PREFIX}responses/missing"] = missing
 
     def _recorded_columns(self) -> list[str]:
         """Return the columns to record besides those that the objective reads, as far as this run has them."""
