@@ -79,8 +79,11 @@ class PythonSession:
 
     # TRL shows every public method to the model as a tool: there must be no others than `python`.
     def __init__(self, **limits: Any) -> None:
-        self._limits = PythonLimits(**limits)
         self._session: Session | None = None
+        self._limits = PythonLimits(**limits)
+
+    def __del__(self) -> None:
+        self._close()
 
     def reset(self, **_: Any) -> None:
         """Start anew for the next conversation."""

@@ -18,8 +18,8 @@ AGENT_LOOP, AGENT_LOOP_KEY = "trimtab_tool_agent", "actor_rollout_ref.rollout.ag
 class ReplyText:
     """Turns the tokens of chat markup in a tool's reply into plain text.
 
-    Engines tokenize a reply together with the chat template around it, so `<|im_end|>` in a reply would end the turn, and
-    a tool could write a message in the policy's name.
+    Engines tokenize a reply together with the chat template around it, so `<|im_end|>` in a reply would end the turn,
+    and a tool could write a message in the policy's name.
     """
 
     def __init__(self, tokenizer: Any) -> None:

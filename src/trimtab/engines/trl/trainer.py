@@ -93,7 +93,9 @@ class TrimtabTrainer(GRPOTrainer):
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
         """Tokenize the replies of tools as TRL does, with chat markup in them as plain text."""
         plain = [
-            {**message, "content": self._reply_text(message["content"])} if isinstance(message["content"], str) else message
+            {**message, "content": self._reply_text(message["content"])}
+            if isinstance(message["content"], str)
+            else message
             for message in tool_messages
         ]
         ids: list[int] = super()._get_tool_suffix_ids(plain)

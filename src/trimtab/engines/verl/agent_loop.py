@@ -1,7 +1,7 @@
 """verl's tool agent loop with two repairs: `actor_rollout_ref.rollout.agent.default_agent_loop=trimtab_tool_agent`.
 
-Reward functions get the last assistant message as `extra_info["last_message"]`: verl itself hands them the text of the whole
-response, so the reply of a tool could earn the reward. Chat markup in a reply stays text.
+Reward functions get the last assistant message as `extra_info["last_message"]`: verl itself hands them the text of the
+whole response, so the reply of a tool could earn the reward. Chat markup in a reply stays text.
 """
 
 from __future__ import annotations

@@ -141,33 +141,37 @@ def _run_problems(config: Any) -> dict[str, bool]:
 
 def _tool_problems(config: Any) -> dict[str, bool]:
     """Name what would let a tool earn the reward under trimtab's own reward function."""
-    ours = "trimtab" in str(config.reward.custom_reward_function.get("path") or "")
+    ours = _reward_path(config).startswith("pkg://trimtab")
     manager = config.reward.reward_manager.get("name")
     return {
         f"{AGENT_LOOP_KEY}=tool_agent hands the reward function the replies of tools as part of the answer: set "
         f"{AGENT_LOOP_KEY}={AGENT_LOOP}, which is the same loop with the last message by itself": (
             ours and has_tools(config) and config.actor_rollout_ref.rollout.agent.default_agent_loop == "tool_agent"
         ),
-        f"reward.reward_manager.name={manager} does not pass on the last message of a conversation, so replies of tools "
-        "would be graded: set naive": ours and has_tools(config) and manager != "naive",
+        f"reward.reward_manager.name={manager} does not pass on the last message of a conversation, so replies of "
+        "tools would be graded: set naive": ours and has_tools(config) and manager != "naive",
     }
 
 
 def has_tools(config: Any) -> bool:
-    """Whether the policy can call tools, as far as the configuration says; agent loops can also be named in the data."""
+    """Return whether the policy can call tools, by the configuration; agent loops can also be named in the data."""
     turns, loop = config.actor_rollout_ref.rollout.multi_turn, config.actor_rollout_ref.rollout.agent.default_agent_loop
     return bool(turns.get("tool_config_path") or turns.get("function_tool_path") or loop in ("tool_agent", AGENT_LOOP))
 
 
 def reward_warning(config: Any) -> str:
     """Return what to know about a reward function of the user's own in a run with tools; else nothing."""
-    path = str(config.reward.custom_reward_function.get("path") or "verl's own")
-    if not has_tools(config) or "trimtab" in path:
+    path = _reward_path(config)
+    if not has_tools(config) or path.startswith("pkg://trimtab"):
         return ""
     return (
-        f"trimtab: the reward function ({path}) gets the whole response, replies of tools included, which can earn the "
-        f"reward: grade extra_info['{LAST_MESSAGE}'], which {AGENT_LOOP_KEY}={AGENT_LOOP} passes on"
+        f"trimtab: the reward function ({path or 'one of verl'}) gets the whole response, replies of tools included, "
+        f"which can earn the reward: grade extra_info['{LAST_MESSAGE}'], which {AGENT_LOOP_KEY}={AGENT_LOOP} passes on"
     )
+
+
+def _reward_path(config: Any) -> str:
+    return str(config.reward.custom_reward_function.get("path") or "")
 
 
 def _field_problems(config: Any, objective: Objective) -> dict[str, bool]:

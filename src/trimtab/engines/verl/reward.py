@@ -3,8 +3,8 @@
 `reward.custom_reward_function.path=pkg://trimtab.engines.verl.reward`, with `rule`, `correct` and `wrong` under
 `+reward.custom_reward_function.reward_kwargs`. A rule that gives a number gives the score itself.
 
-verl's reward managers decode the whole response, replies of tools included. Of a conversation the last assistant message
-is graded, which trimtab's agent loop passes on; without it a conversation is refused.
+verl's reward managers decode the whole response, replies of tools included. Of a conversation the last assistant
+message is graded, which trimtab's agent loop passes on; without it a conversation is refused.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _policys_text(solution: str, extra_info: Mapping[str, Any]) -> str:
     turns = extra_info.get("num_turns")  # the prompt and one answer are 2
     if turns is not None and int(turns) > 2:
         raise ValueError(
-            f"trimtab: a conversation of {turns} turns cannot be graded, because verl passes on its text with the replies "
-            f"of tools in it: set {AGENT_LOOP_KEY}={AGENT_LOOP}, or add `agent_name` {AGENT_LOOP!r} to the data"
+            f"trimtab: a conversation of {turns} turns cannot be graded, because verl passes on its text with the "
+            f"replies of tools in it: set {AGENT_LOOP_KEY}={AGENT_LOOP}, or add `agent_name` {AGENT_LOOP!r} to the data"
         )
     return solution

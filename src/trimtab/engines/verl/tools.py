@@ -55,9 +55,7 @@ class PythonTool(BaseTool):
         return ToolResponse(text=text), 0.0, {}
 
     def _session(self, conversation: Any) -> PythonSession:
-        """Return the interpreter of a conversation; it ends with it."""
+        """Return the interpreter of a conversation; it ends when verl drops the conversation."""
         if conversation not in self._sessions:
-            session = PythonSession(**self._options)
-            self._sessions[conversation] = session
-            weakref.finalize(conversation, session._close)
+            self._sessions[conversation] = PythonSession(**self._options)
         return self._sessions[conversation]

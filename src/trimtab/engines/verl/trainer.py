@@ -97,7 +97,9 @@ class TrimtabRayTrainer(PPOTrainerSync):
         wanted = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
         missing = max(0, wanted - sum(not tag.get("is_padding", False) for tag in batch.tags))
         if missing and not self.missing:
-            text = f"trimtab: {missing} of {wanted} responses of this step are missing; the error is in the workers' log"
+            text = (
+                f"trimtab: {missing} of {wanted} responses of this step are missing; the error is in the workers' log"
+            )
             warnings.warn(text, stacklevel=2)
         self.missing += missing
         metrics[f"{METRIC_PREFIX}responses/missing"] = missing

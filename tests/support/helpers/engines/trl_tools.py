@@ -1,0 +1,126 @@
+"""Conversations in TRL: a tiny Qwen3 over ASCII characters whose answers are, every other time, read as a call."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from helpers.engines import trl_runs
+from trimtab.engines.trl import TrimtabTrainer, last_message
+
+PAD, END, START = "<pad>", "<|im_end|>", "<|im_start|>"
+CHARACTERS = [character for character in string.printable if character not in "\t\r\x0b\x0c"]
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role[0] }}\n{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>a\n{% endif %}"
+)
+
+
+class CallingTokenizer(PreTrainedTokenizerFast):
+    """A tokenizer that finds a call in every answer whose first token has an even number."""
+
+    code = "print({first} * 1000003)"
+
+    def parse_response(self, response: Any, schema: Any = None) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": self.decode(response, skip_special_tokens=True)}
+        if response[0] % 2 == 0:
+            function = {"name": "python", "arguments": {"code": self.code.format(first=response[0])}}
+            message["tool_calls"] = [{"type": "function", "function": function}]
+        return message
+
+
+def chat_tokenizer() -> Any:
+    """One token per character, and chat markup."""
+    vocabulary = {word: number for number, word in enumerate([PAD, END, START, *CHARACTERS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="~"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    fast = CallingTokenizer(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END)
+    fast.add_special_tokens({"additional_special_tokens": [START]})
+    fast.chat_template = TEMPLATE
+    fast.response_schema = {"type": "object"}  # TRL wants one; it is not read, since `parse_response` is our own
+    return fast
+
+
+def chat_model(seed: int = 0) -> Any:
+    """A model of twenty thousand parameters with random weights."""
+    import torch
+
+    config = Qwen3Config(
+        vocab_size=len(CHARACTERS) + 3,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=256,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+        tie_word_embeddings=True,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen3ForCausalLM(config)
+
+
+def digits(completions: list[Any], **_: Any) -> list[float]:
+    """A reward that no two conversations need share: what the last message has of lower-case letters."""
+    texts = [last_message(completion) for completion in completions]
+    return [sum(character.islower() for character in text) / (1 + len(text)) for text in texts]
+
+
+class Noted(TrimtabTrainer):
+    """A trainer that notes what was sampled, turn by turn, and the batches that it trained on."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.turns: list[tuple[list[list[int]], list[list[int]]]] = []
+        self.batches: list[dict[str, Any]] = []
+        self.conversations: list[Any] = []
+        super().__init__(*args, **options)
+
+    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **options: Any) -> Any:
+        found = super()._generate_single_turn(prompt_ids, *args, **options)
+        self.turns.append(([list(ids) for ids in prompt_ids], [list(ids) for ids in found[0]]))
+        return found
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, ids: Any) -> Any:
+        self.conversations += completions
+        return super()._calculate_rewards(inputs, prompts, completions, ids)
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        batch = super()._generate_and_score_completions(inputs)
+        self.batches.append(batch)
+        return batch
+
+
+def conversation_trainer(folder: Path, objective: str, tokenizer: Any = None, **options: Any) -> Noted:
+    """A trainer on eight prompts, whose conversations have up to three turns; `options` with `args_`: its settings."""
+    from datasets import Dataset
+
+    settings = {name.removeprefix("args_"): value for name, value in options.items() if name.startswith("args_")}
+    given = {name: value for name, value in options.items() if not name.startswith("args_")}
+    args = trl_runs.config(
+        folder,
+        objective=objective,
+        max_completion_length=96,
+        max_tool_calling_iterations=2,
+        **{"generation_kwargs": {"max_new_tokens": 12}, **settings},
+    )
+    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"{n}?"}] for n in range(8)]})
+    made: Noted = trl_runs.trainer(
+        chat_model(),
+        args,
+        Noted,
+        train_dataset=data,
+        processing_class=tokenizer or chat_tokenizer(),
+        reward_funcs=digits,
+        **given,
+    )
+    return made
