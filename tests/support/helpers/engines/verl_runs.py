@@ -137,7 +137,7 @@ def environment(folder: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
         "PYTHONWARNINGS": "ignore",
         "VERL_PLATFORM": "cpu",
-        "VERL_USE_EXTERNAL_MODULES": "helpers.engines.verl_cpu",
+        "VERL_USE_EXTERNAL_MODULES": "helpers.engines.verl_cpu,helpers.engines.verl_calls",
         "VERL_ENGINE_DEVICE": "cuda",
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
         "HF_HUB_OFFLINE": "1",

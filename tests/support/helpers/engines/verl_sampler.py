@@ -50,6 +50,7 @@ class Sampler:
         batch, self.waiting = self.waiting, []
         width = max(len(prompt) for prompt, _, _ in batch)
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt, _, _ in batch])
+        ends = [self.model.config.eos_token_id, *(batch[0][1].get("stop_token_ids") or [])]
         heat = float(batch[0][1].get("temperature", 1.0))
         with torch.inference_mode():
             out = self.model.generate(
@@ -62,13 +63,13 @@ class Sampler:
                 top_p=1.0,
                 return_dict_in_generate=True,
                 output_logits=True,
+                eos_token_id=ends,
             )
         new = out.sequences[:, width:]
         scores = torch.stack([(logits / (heat or 1.0)).log_softmax(-1) for logits in out.logits], 1)
         logp = scores.gather(-1, new[..., None]).squeeze(-1)
-        end = self.model.config.eos_token_id
         for (_, _, answer), tokens, chances in zip(batch, new.tolist(), logp.tolist(), strict=True):
-            size = tokens.index(end) + 1 if end in tokens else len(tokens)
+            size = next((n for n, token in enumerate(tokens, 1) if token in ends), len(tokens))
             answer.set_result((tokens[:size], chances[:size]))
 
     async def _nothing(self, *_: Any, **__: Any) -> None:

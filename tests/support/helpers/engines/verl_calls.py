@@ -1,0 +1,62 @@
+"""Conversations in verl: a parser that finds calls in what a random model writes, and the inputs of a run with tools.
+
+verl loads this module by itself in every process, as `verl_cpu`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
+
+FORMAT = "equals"
+TOOLS = """
+tools:
+  - class_name: trimtab.engines.verl.tools.PythonTool
+    config: {type: native, timeout: 20.0, session: true}
+"""
+# Notes what there was to grade, and pays for the length of the last message.
+REWARD = """
+import json
+from pathlib import Path
+from trimtab.engines.verl.reward import compute_score as graded
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
+    last = extra_info["last_message"]
+    by_rule = graded(data_source, solution_str, last, extra_info, rule="exact")
+    noted = {"whole": solution_str, "last": last, "turns": int(extra_info["num_turns"]), "acc": by_rule["acc"]}
+    with (Path(__file__).parent / "graded.jsonl").open("a") as file:
+        file.write(json.dumps(noted) + "\\n")
+    return len(last) / 10
+"""
+
+
+@ToolParser.register(FORMAT)
+class EqualsParser(ToolParser):
+    """Every answer that ends with "=" is a call of `python`, in which a counter goes on from call to call."""
+
+    @property
+    def stop_token_ids(self) -> list[int]:
+        return [self.tokenizer.convert_tokens_to_ids("=")]
+
+    async def extract_tool_calls(self, responses_ids: list[int], tools: Any = None) -> tuple[str, list[FunctionCall]]:
+        text = self.tokenizer.decode(responses_ids, skip_special_tokens=True)
+        code = {"code": "n = globals().get('n', 100) + 1; print(n)"}
+        calls = [FunctionCall(name="python", arguments=json.dumps(code))] if text.endswith("=") else []
+        return text, calls
+
+
+def write_tools(folder: Path) -> list[str]:
+    """Write the tools and the reward of a run with conversations; return its settings."""
+    (folder / "tools.yaml").write_text(TOOLS)
+    (folder / "reward.py").write_text(REWARD)
+    rollout = "actor_rollout_ref.rollout"
+    return [
+        "data.max_response_length=48",
+        f"{rollout}.agent.default_agent_loop=trimtab_tool_agent",
+        f"{rollout}.multi_turn.tool_config_path={folder}/tools.yaml",
+        f"{rollout}.multi_turn.format={FORMAT}",
+        f"{rollout}.multi_turn.max_assistant_turns=3",
+    ]
