@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import cycle
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ import trimtab as tt
 from helpers.engines import trl_runs
 from helpers.engines.trl_tools import END, Noted, chat_model, chat_tokenizer, conversation_trainer
 from trimtab.engines.trl import PythonSession, last_message, python_tool
+from trimtab.policy import Policy, Transcript
+from trimtab.policy.score import score
+from trimtab.policy.update import UpdateOptions, make_optimizer, update
 from trimtab.record import open_run
 
 OBJECTIVE = "stapo(tau_p=0.2)"
@@ -35,6 +38,13 @@ def conversations(trainer: Noted) -> list[list[tuple[list[int], bool]]]:
             ids, spans = known[at]
             known[at] = (prompt + answer, [*spans, (prompt[len(ids) :], False), (answer, True)])
     return [spans for _, spans in known]
+
+
+def transcript(prompt: list[int], spans: list[tuple[list[int], bool]]) -> Transcript:
+    """A conversation as trimtab's own trainer has it."""
+    ends = list(accumulate(len(ids) for ids, _ in spans))
+    observed = tuple((end - len(ids), end) for end, (ids, mine) in zip(ends, spans, strict=True) if not mine)
+    return Transcript(prompt, [token for ids, _ in spans for token in ids], observed)
 
 
 def sampled(spans: list[tuple[list[int], bool]]) -> list[int]:
@@ -85,27 +95,20 @@ def test_the_tokens_trained_on_are_the_tokens_sampled_in_order(run: tuple[Noted,
     assert means[0]["completions/mean_length"] == pytest.approx(len(step.tokens["token"]) / 16)
 
 
-def test_plan_loss_and_gradient_are_those_of_the_sampled_tokens_alone(run: tuple[Noted, Any, Path]) -> None:
+def test_plan_loss_and_gradient_are_those_of_trimtabs_own_trainer(run: tuple[Noted, Any, Path]) -> None:
     trainer, before, folder = run
     step = open_run(folder).step(1)
     spans = conversations(trainer)
     order = (step.responses["group"] * 4 + step.responses["sample"]).tolist()
     prompts = trainer.turns[0][0]
-    # By hand, one conversation at a time: logits of the whole text, taken where the policy wrote.
-    logps, entropies = [], []
-    for row in order:
-        ids = prompts[row] + [token for part, _ in spans[row] for token in part]
-        mine = torch.tensor([False] * len(prompts[row]) + [own for part, own in spans[row] for _ in part])
-        logits = before(torch.tensor([ids])).logits[0].log_softmax(-1)
-        at = mine.nonzero().squeeze(1)
-        logps.append(logits[at - 1, torch.tensor(ids)[at]])
-        entropies.append(-(logits[at - 1].exp() * logits[at - 1]).sum(-1))
-    new = torch.cat(logps)
-    assert torch.allclose(new, torch.tensor(step.tokens["old_logp"]), atol=1e-5)
-    assert torch.allclose(torch.cat(entropies), torch.tensor(step.tokens["entropy"]), atol=1e-5)
+    transcripts = [transcript(prompts[row], spans[row]) for row in order]
+    policy = Policy(before, trainer.processing_class, torch.device("cpu"))
+    moments = score(policy, transcripts, temperature=1.0, token_budget=4096, head_chunk=512)
+    assert torch.allclose(moments.logp, torch.tensor(step.tokens["old_logp"]), atol=1e-5)
+    assert torch.allclose(moments.entropy, torch.tensor(step.tokens["entropy"]), atol=1e-5)
     objective = tt.objective("stapo", tau_p=0.2)
     reward, group = torch.tensor(step.responses["reward"].tolist()), torch.tensor(step.responses["group"].tolist())
-    lengths = torch.tensor([len(part) for part in logps])
+    lengths = torch.tensor([found.num_sampled for found in transcripts])
     batch = tt.TokenBatch(
         old_logp=torch.tensor(step.tokens["old_logp"]),
         advantage=objective.advantages(reward, group).repeat_interleave(lengths),
@@ -116,13 +119,13 @@ def test_plan_loss_and_gradient_are_those_of_the_sampled_tokens_alone(run: tuple
     plan = objective.plan(batch)
     assert torch.equal(plan.weight, torch.tensor(step.tokens["weight"]))
     assert 0 < float((plan.weight == 0).float().mean()) < 1
-    loss = objective.loss(new, plan).loss
-    loss.backward()
-    entropy = torch.cat(entropies).detach()
-    norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in before.parameters()]))
-    assert trl_runs.logged(trainer, "loss")[0] == pytest.approx(float(loss.detach()), abs=1e-4)
-    assert trl_runs.logged(trainer, "grad_norm")[0] == pytest.approx(float(norm), rel=1e-4)
-    assert trl_runs.logged(trainer, "entropy")[0] == pytest.approx(float(entropy.mean()), rel=1e-5)
+    # One update by trimtab's own trainer, on the same conversations.
+    options = UpdateOptions(token_budget=4096, head_chunk=512, temperature=1.0, max_grad_norm=1.0)
+    optimizer = make_optimizer(policy, 0.0, (0.9, 0.999), 0.0)
+    native = update(policy, optimizer, objective, plan, transcripts, options).metrics
+    assert trl_runs.logged(trainer, "loss")[0] == pytest.approx(native["update/loss"], abs=1e-4)
+    assert trl_runs.logged(trainer, "grad_norm")[0] == pytest.approx(native["update/grad_norm"], rel=1e-4)
+    assert trl_runs.logged(trainer, "entropy")[0] == pytest.approx(float(moments.entropy.mean()), rel=1e-5)
 
 
 def test_an_interpreter_lives_through_a_conversation_and_no_longer(tmp_path: Path) -> None:

@@ -50,24 +50,30 @@ def launch(folder: Path, ranks: int, environment: dict[str, str]) -> None:
 
 def batch_of(model: Any) -> Any:
     """A batch that this model could have sampled a little earlier: its log-probabilities, moved, and its entropy."""
-    from helpers.engines.verl_batches import nested, random_batch
+    from helpers.engines.verl_batches import random_batch
     from trimtab.policy.score import score
 
-    data = random_batch(SEED, ROWS, tools=False)
+    data = random_batch(SEED, ROWS)
     moments = score(native_policy(model), transcripts(data), temperature=1.0, token_budget=4096, head_chunk=512)
-    sizes = data["responses"].offsets().diff().tolist()
     draw = torch.Generator().manual_seed(SEED)
     moved = moments.logp + 0.3 * torch.randn(len(moments.logp), generator=draw)
-    data["old_log_probs"] = nested(moved.clamp(max=-1e-4).split(sizes))
-    data["entropy"] = nested(moments.entropy.split(sizes))
+    written = data["response_mask"].values().bool()
+    for name, value in (("old_log_probs", moved.clamp(max=-1e-4)), ("entropy", moments.entropy)):
+        flat = data[name].values().clone()  # of replies of tools it keeps what nothing may read
+        flat[written] = value
+        data[name] = torch.nested.nested_tensor_from_jagged(flat, data[name].offsets())
     return data
 
 
 def transcripts(data: Any) -> list[Any]:
     from trimtab.policy.score import Transcript
 
-    pairs = zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)
-    return [Transcript(prompt.tolist(), response.tolist()) for prompt, response in pairs]
+    found = []
+    rows = zip(data["prompts"].unbind(), data["responses"].unbind(), data["response_mask"].unbind(), strict=True)
+    for prompt, response, mask in rows:
+        replies = (mask == 0).nonzero().squeeze(1).tolist()
+        found.append(Transcript(prompt.tolist(), response.tolist(), tuple((n, n + 1) for n in replies)))
+    return found
 
 
 def native_policy(model: Any) -> Any:
