@@ -52,6 +52,11 @@ def shortened(text: str, limit: int) -> str:
     return f"{text[:half]}\n... ({len(text) - 2 * half} characters left out) ...\n{text[-half:]}"
 
 
+def _problem(code: object) -> str:
+    """Return what is wrong with the argument of a call; models also send numbers and lists."""
+    return "" if isinstance(code, str) else f"code must be a string, not {type(code).__name__}"
+
+
 def python_tool(
     timeout: float = 10.0, max_characters: int = 4000, memory_mb: int = 512, level: str = "full"
 ) -> Callable[[str], str]:
@@ -64,8 +69,8 @@ def python_tool(
         Args:
             code: The program. What it should return must be printed.
         """
-        if not isinstance(code, str):  # models also send numbers and lists
-            return f"code must be a string, not {type(code).__name__}"
+        if problem := _problem(code):
+            return problem
         return limits.reply(limits.sandbox().run(code, timeout=limits.timeout))
 
     return python
@@ -95,8 +100,8 @@ class PythonSession:
         Args:
             code: The code. What it should return must be printed.
         """
-        if not isinstance(code, str):
-            return f"code must be a string, not {type(code).__name__}"
+        if problem := _problem(code):
+            return problem
         if self._session is None:
             self._session = self._limits.sandbox().session(timeout=self._limits.timeout)
         result = self._session.run(code)
