@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 import trimtab as tt
 from helpers.engines import trl_runs
 from helpers.engines.trl_tools import END, Noted, chat_model, chat_tokenizer, conversation_trainer
-from trimtab.engines.trl import PythonSession, last_message, python_tool
+from trimtab.engines.trl import environment_reward, last_message, tool_environment
 from trimtab.policy import Policy, Transcript
 from trimtab.policy.score import score
 from trimtab.policy.update import UpdateOptions, make_optimizer, update
@@ -56,7 +55,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Noted, Any, Path]:
     """Two updates on one rollout with our sandbox as the tool; the weights before them; the records."""
     folder = tmp_path_factory.mktemp("conversations")
     trainer = conversation_trainer(
-        folder, OBJECTIVE, tools=[python_tool(timeout=20.0)], args_record_to=str(folder / "r"), args_num_iterations=2
+        folder,
+        OBJECTIVE,
+        environment_factory=tool_environment("python", timeout=20.0),
+        args_record_to=str(folder / "r"),
+        args_num_iterations=2,
     )
     trainer.train()
     return trainer, chat_model(), folder / "r"
@@ -130,8 +133,8 @@ def test_plan_loss_and_gradient_are_those_of_trimtabs_own_trainer(run: tuple[Not
 
 def test_an_interpreter_lives_through_a_conversation_and_no_longer(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer()
-    tokenizer.code = "n = globals().get('n', 0) + 1; print(n)"
-    factory = partial(PythonSession, timeout=20.0)
+    tokenizer.tool, tokenizer.code = "python_session", "n = globals().get('n', 0) + 1; print(n)"
+    factory = tool_environment("python_session", timeout=20.0)
     trainer = conversation_trainer(tmp_path, "sspo", tokenizer, environment_factory=factory, args_max_steps=2)
     trainer.train()
     replies = [[message["content"] for message in messages[1::2]] for messages in trainer.conversations]

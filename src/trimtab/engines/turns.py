@@ -23,8 +23,10 @@ class ReplyText:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        words = {str(token) for token in tokenizer.get_added_vocab()} | set(map(str, tokenizer.all_special_tokens))
-        # Some vocabularies have added tokens for runs of spaces or newlines, which are no markup.
+        added = {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
+        added |= dict.fromkeys(map(str, tokenizer.all_special_tokens), True)
+        # Some vocabularies have added tokens for words or for runs of spaces, which are no markup.
+        words = [word for word, special in added.items() if special or any(_is_sign(character) for character in word)]
         marks = sorted((word for word in words if len(word.strip()) > 1), key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, marks))) if marks else None
 
@@ -36,6 +38,10 @@ class ReplyText:
                 return text
             text = self._marks.sub(lambda mark: f"{mark[0][0]} {mark[0][1:]}", text)
         return text
+
+
+def _is_sign(character: str) -> bool:
+    return not (character.isalnum() or character.isspace())
 
 
 def last_message(completion: str | Sequence[Mapping[str, Any]]) -> str:

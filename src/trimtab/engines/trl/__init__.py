@@ -1,8 +1,8 @@
-"""trimtab inside TRL: `GRPOTrainer` with any of the objectives."""
+"""trimtab inside TRL: `GRPOTrainer` with any of the objectives, and trimtab's tools."""
 
-from trimtab.engines.python_tool import PythonSession, python_tool
 from trimtab.engines.trl.options import TrimtabConfig
+from trimtab.engines.trl.tools import environment_reward, tool_environment
 from trimtab.engines.trl.trainer import TrimtabTrainer
 from trimtab.engines.turns import last_message
 
-__all__ = ["PythonSession", "TrimtabConfig", "TrimtabTrainer", "last_message", "python_tool"]
+__all__ = ["TrimtabConfig", "TrimtabTrainer", "environment_reward", "last_message", "tool_environment"]

@@ -12,12 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from trimtab.config import build_objective
+from trimtab.engines.tool_calls import ToolOptions
 from trimtab.engines.turns import AGENT_LOOP, AGENT_LOOP_KEY, LAST_MESSAGE
 from trimtab.objectives import Objective
-from trimtab.own_parts import is_own
+from trimtab.own_parts import is_own, module_folders
 from trimtab.text import nearest
 
-ADAPTER_KEYS = ("advantage", "record", "record_every", "record_group_share", "record_max_megabytes")
+# Keys for tools: the name in `ToolOptions` of each.
+TOOL_KEYS = {
+    "tools": "use", "environment": "environment", "tool_timeout": "timeout", "tool_characters": "max_characters",
+    "tool_workers": "workers",
+}  # fmt: skip
+TOOL_FOLDERS = "tool_folders"  # set by the trainer: where the driver looks for modules of the user's own
+ADAPTER_KEYS = ("advantage", "record", "record_every", "record_group_share", "record_max_megabytes", *TOOL_KEYS)
 
 # verl's losses: our methods for them.
 LOSSES = {
@@ -59,6 +66,7 @@ def read_options(section: Mapping[str, Any] | None) -> VerlOptions:
         raise ValueError("trimtab: no objective is set: add for example +trimtab.objective=stapo")
     name = str(given.pop("objective"))
     adapter = {key: given.pop(key) for key in ADAPTER_KEYS if key in given}
+    tool_options({key: adapter.pop(key) for key in TOOL_KEYS if key in adapter})
     options = VerlOptions({"name": name, **given}, **adapter)
     _check_adapter_keys(options)
     try:
@@ -66,6 +74,18 @@ def read_options(section: Mapping[str, Any] | None) -> VerlOptions:
     except ValueError as error:
         raise _explained(error, given) from None
     return options
+
+
+def tool_options(section: Mapping[str, Any]) -> ToolOptions | None:
+    """Return the tools of the `trimtab` section; None if it has none."""
+    given = {name: section[key] for key, name in TOOL_KEYS.items() if key in section}
+    if not given.get("use") and not given.get("environment"):
+        if given:
+            raise ValueError(f"trimtab.{next(iter(section))} without tools: add for example +trimtab.tools=[python]")
+        return None
+    use = given.pop("use", ())
+    names = (use,) if isinstance(use, str) else tuple(map(str, use))
+    return ToolOptions(names, **given, folders=tuple(section.get(TOOL_FOLDERS) or module_folders()))
 
 
 def _check_adapter_keys(options: VerlOptions) -> None:
@@ -140,13 +160,16 @@ def _run_problems(config: Any) -> dict[str, bool]:
 
 
 def _tool_problems(config: Any) -> dict[str, bool]:
-    """Name what would let a tool earn the reward under trimtab's own reward function."""
+    """Name tools that would not be there, and what lets a tool earn the reward under trimtab's reward function."""
     ours = _reward_path(config).startswith("pkg://trimtab")
-    manager = config.reward.reward_manager.get("name")
+    manager, loop = config.reward.reward_manager.get("name"), config.actor_rollout_ref.rollout.agent.default_agent_loop
     return {
+        f"trimtab's tools need its agent loop: set {AGENT_LOOP_KEY}={AGENT_LOOP}": (
+            _own_tools(config) and loop in ("single_turn_agent", "tool_agent")
+        ),
         f"{AGENT_LOOP_KEY}=tool_agent hands the reward function the replies of tools as part of the answer: set "
         f"{AGENT_LOOP_KEY}={AGENT_LOOP}, which is the same loop with the last message by itself": (
-            ours and has_tools(config) and config.actor_rollout_ref.rollout.agent.default_agent_loop == "tool_agent"
+            ours and has_tools(config) and loop == "tool_agent"
         ),
         f"reward.reward_manager.name={manager} does not pass on the last message of a conversation, so replies of "
         "tools would be graded: set naive": ours and has_tools(config) and manager != "naive",
@@ -156,7 +179,13 @@ def _tool_problems(config: Any) -> dict[str, bool]:
 def has_tools(config: Any) -> bool:
     """Return whether the policy can call tools, by the configuration; agent loops can also be named in the data."""
     turns, loop = config.actor_rollout_ref.rollout.multi_turn, config.actor_rollout_ref.rollout.agent.default_agent_loop
-    return bool(turns.get("tool_config_path") or turns.get("function_tool_path") or loop in ("tool_agent", AGENT_LOOP))
+    named = turns.get("tool_config_path") or turns.get("function_tool_path")
+    return bool(named or _own_tools(config) or loop in ("tool_agent", AGENT_LOOP))
+
+
+def _own_tools(config: Any) -> bool:
+    section = config.get("trimtab") or {}
+    return bool(section.get("tools") or section.get("environment"))
 
 
 def reward_warning(config: Any) -> str:

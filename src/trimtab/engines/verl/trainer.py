@@ -23,7 +23,7 @@ from trimtab.engines.common import load_state, save_state, startup_message
 from trimtab.engines.verl import agent_loop, recording  # noqa: F401  (registers the agent loop in every process)
 from trimtab.engines.verl.columns import SENT_COLUMNS
 from trimtab.engines.verl.loss import PlannedLoss
-from trimtab.engines.verl.options import check_config, read_options, reward_warning
+from trimtab.engines.verl.options import TOOL_FOLDERS, check_config, read_options, reward_warning, tool_options
 from trimtab.engines.verl.planning import METRIC_PREFIX, fields_read, plan_step
 from trimtab.own_parts import module_folders
 
@@ -37,6 +37,7 @@ class TrimtabRayTrainer(PPOTrainerSync):
         self.options = read_options(section)
         self.objective = build_objective(self.options.objective)
         check_config(config, self.options, self.objective)
+        _start_tools(config, section or {})
         if "ref_logp" in self.objective.needs:
             _load_reference(config)
         super().__init__(config)
@@ -140,6 +141,17 @@ def _rename_loss_metrics(metrics: dict[str, Any]) -> None:
         )
     for name in ours:
         metrics[name.removeprefix("actor/")] = metrics.pop(name)
+
+
+def _start_tools(config: DictConfig, section: Any) -> None:
+    """Try trimtab's tools, if the run has any, and tell the workers where the driver looks for their modules."""
+    tools = tool_options(section)
+    if tools is None:
+        return
+    # Now: an error in a worker would only lose its conversations, one after another.
+    assert tools.tools.names
+    with open_dict(config):
+        config.trimtab[TOOL_FOLDERS] = list(tools.folders)
 
 
 def _load_reference(config: DictConfig) -> None:

@@ -24,12 +24,12 @@ TEMPLATE = (
 class CallingTokenizer(PreTrainedTokenizerFast):
     """A tokenizer that finds a call in every answer whose first token has an even number."""
 
-    code = "print({first} * 1000003)"
+    tool, code = "python", "print({first} * 1000003)"
 
     def parse_response(self, response: Any, schema: Any = None) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": self.decode(response, skip_special_tokens=True)}
         if response[0] % 2 == 0:
-            function = {"name": "python", "arguments": {"code": self.code.format(first=response[0])}}
+            function = {"name": self.tool, "arguments": {"code": self.code.format(first=response[0])}}
             message["tool_calls"] = [{"type": "function", "function": function}]
         return message
 

@@ -12,11 +12,6 @@ from typing import Any
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 
 FORMAT = "equals"
-TOOLS = """
-tools:
-  - class_name: trimtab.engines.verl.tools.PythonTool
-    config: {type: native, timeout: 20.0, session: true}
-"""
 # Notes what there was to grade, and pays for the length of the last message.
 REWARD = """
 import json
@@ -35,7 +30,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_)
 
 @ToolParser.register(FORMAT)
 class EqualsParser(ToolParser):
-    """Every answer that ends with "=" is a call of `python`, in which a counter goes on from call to call."""
+    """Every answer that ends with "=" is a call of the interpreter, in which a counter goes on from call to call."""
 
     @property
     def stop_token_ids(self) -> list[int]:
@@ -44,19 +39,19 @@ class EqualsParser(ToolParser):
     async def extract_tool_calls(self, responses_ids: list[int], tools: Any = None) -> tuple[str, list[FunctionCall]]:
         text = self.tokenizer.decode(responses_ids, skip_special_tokens=True)
         code = {"code": "n = globals().get('n', 100) + 1; print(n)"}
-        calls = [FunctionCall(name="python", arguments=json.dumps(code))] if text.endswith("=") else []
+        calls = [FunctionCall(name="python_session", arguments=json.dumps(code))] if text.endswith("=") else []
         return text, calls
 
 
 def write_tools(folder: Path) -> list[str]:
     """Write the tools and the reward of a run with conversations; return its settings."""
-    (folder / "tools.yaml").write_text(TOOLS)
     (folder / "reward.py").write_text(REWARD)
     rollout = "actor_rollout_ref.rollout"
     return [
         "data.max_response_length=48",
         f"{rollout}.agent.default_agent_loop=trimtab_tool_agent",
-        f"{rollout}.multi_turn.tool_config_path={folder}/tools.yaml",
+        "+trimtab.tools=[python_session,calculator]",
+        "+trimtab.tool_timeout=20",
         f"{rollout}.multi_turn.format={FORMAT}",
         f"{rollout}.multi_turn.max_assistant_turns=3",
     ]
