@@ -14,8 +14,10 @@ import torch
 
 import trimtab as tt
 from helpers.engines import trl_runs
+from helpers.engines.own_environment import ENVIRONMENT
 from helpers.engines.trl_tools import END, Noted, chat_model, chat_tokenizer, conversation_trainer
 from trimtab.engines.trl import environment_reward, last_message, tool_environment
+from trimtab.own_parts import look_beside
 from trimtab.policy import Policy, Transcript
 from trimtab.policy.score import score
 from trimtab.policy.update import UpdateOptions, make_optimizer, update
@@ -133,13 +135,37 @@ def test_plan_loss_and_gradient_are_those_of_trimtabs_own_trainer(run: tuple[Not
 
 def test_an_interpreter_lives_through_a_conversation_and_no_longer(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer()
-    tokenizer.tool, tokenizer.code = "python_session", "n = globals().get('n', 0) + 1; print(n)"
+    tokenizer.tool, tokenizer.arguments = "python_session", {"code": "n = globals().get('n', 0) + 1; print(n)"}
     factory = tool_environment("python_session", timeout=20.0)
     trainer = conversation_trainer(tmp_path, "sspo", tokenizer, environment_factory=factory, args_max_steps=2)
     trainer.train()
     replies = [[message["content"] for message in messages[1::2]] for messages in trainer.conversations]
     assert ["1", "2"] in replies
     assert all(found in ([], ["1"], ["1", "2"]) for found in replies)
+
+
+def test_an_environment_of_a_recipe_runs_in_trl(tmp_path: Path) -> None:
+    (tmp_path / "trl_notebook.py").write_text(ENVIRONMENT)
+    look_beside(tmp_path)
+    tokenizer = chat_tokenizer()
+    tokenizer.tool, tokenizer.arguments = "add", {"number": 5}
+    trainer = conversation_trainer(
+        tmp_path,
+        "grpo",
+        tokenizer,
+        environment_factory=tool_environment("calculator", environment="python:trl_notebook:Notebook"),
+        reward_funcs=environment_reward,
+        args_max_steps=1,
+    )
+    assert sorted(tool.__name__ for tool in trainer.tools) == ["add", "calculator"]
+    trainer.train()
+    replies = [[message["content"] for message in messages[1::2]] for messages in trainer.conversations]
+    assert ["5"] in replies and all(found == ["5", "10"][: len(found)] for found in replies)
+    paid = trainer._logs["rewards"]["environment_reward"]
+    assert list(paid) == [pytest.approx(5 * len(found) + (1 + 2 * len(found)) / 100) for found in replies]
+    # What `reset` returned is at the end of the prompt.
+    prompts = [trainer.processing_class.decode(ids) for ids in trainer.turns[0][0]]
+    assert all(f"? answer {prompt.split('?')[0][-1]}{END}" in prompt for prompt in prompts)
 
 
 class Hostile:

@@ -5,28 +5,29 @@ from __future__ import annotations
 import helpers.engines.verl_quiet  # noqa: F401  # isort: skip
 
 import asyncio
-import gc
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.tools.schemas import ToolResponse
-from verl.tools.tool_registry import initialize_tools_from_config
+from verl.workers.rollout.replica import TokenOutput
 
+from helpers.engines.own_environment import ENVIRONMENT
 from helpers.engines.verl_batches import TOKENIZER
-from helpers.engines.verl_calls import TOOLS, write_tools
+from helpers.engines.verl_calls import FORMAT, EqualsParser, write_tools
 from helpers.engines.verl_configs import changed
 from helpers.engines.verl_runs import run, write_inputs
 from trimtab.config import build_objective
 from trimtab.engines.turns import AGENT_LOOP, AGENT_LOOP_KEY, ReplyText, last_sampled
 from trimtab.engines.verl.agent_loop import TrimtabToolAgentLoop
-from trimtab.engines.verl.options import VerlOptions, check_config, reward_warning
+from trimtab.engines.verl.options import VerlOptions, check_config, read_options, reward_warning
 from trimtab.engines.verl.reward import compute_score
-from trimtab.engines.verl.tools import PythonTool
+from trimtab.own_parts import look_beside
 from trimtab.record import open_run
 
 OURS = "reward.custom_reward_function.path=pkg://trimtab.engines.verl.reward"
@@ -76,40 +77,101 @@ def test_only_what_was_sampled_is_planned_and_recorded(conversed: Path) -> None:
     assert 0 < logged["trimtab/tokens/silenced_share"] < 1
 
 
-def call(tool: Any, conversation: Any, code: Any) -> str:
-    response, reward, _ = asyncio.run(tool.execute("id", {"code": code}, agent_data=conversation))
-    assert reward == 0.0
-    return str(response.text)
+@dataclass
+class Scripted:
+    """A server that gives these texts, one for each turn, and notes what it was asked."""
+
+    texts: list[str]
+    asked: list[str] = field(default_factory=list)
+
+    async def generate(self, prompt_ids: list[int], **_: Any) -> TokenOutput:
+        self.asked.append(TOKENIZER.decode(prompt_ids))
+        ids = TOKENIZER.encode(self.texts[len(self.asked) - 1])
+        return TokenOutput(token_ids=ids, log_probs=[-1.0] * len(ids), stop_reason="completed", num_preempted=0)
 
 
-def test_the_sandbox_is_a_tool_of_verl(tmp_path: Path) -> None:
-    (tmp_path / "tools.yaml").write_text(TOOLS)
-    (session,) = initialize_tools_from_config(tmp_path / "tools.yaml")
-    assert session.name == "python" and list(session.tool_schema.function.parameters.properties) == ["code"]
-    one, other = type("A", (), {})(), type("A", (), {})()
-    assert call(session, one, "x = 7") == "(nothing was printed)"
-    assert call(session, one, "print(x)") == "7"
-    assert "NameError" in call(session, other, "print(x)")
-    assert "one argument" in asyncio.run(session.execute("id", {"program": "1"}, agent_data=one))[0].text
-    assert "must be a string" in call(session, one, 3)
-    assert len(session._sessions) == 2
-    del one, other
-    gc.collect()
-    assert not session._sessions
-    plain = PythonTool({"type": "native", "timeout": 0.5, "max_characters": 200})
-    assert call(plain, None, "x = 1; print(x)") == "1"
-    assert "NameError" in call(plain, None, "print(x)")
-    assert "longer than 0.5 s" in call(plain, None, "while True: pass")
-    assert "characters left out" in call(plain, None, "print('x' * 999)")
+def converse(server: Scripted, *overrides: str) -> Any:
+    """One conversation of verl's agent loop under these settings, without Ray."""
+    wanted = [
+        "data.max_prompt_length=64",
+        "data.max_response_length=64",
+        f"actor_rollout_ref.rollout.multi_turn.format={FORMAT}",
+        *overrides,
+    ]
+    config = changed(wanted)
+
+    async def run_loop() -> Any:
+        loop = TrimtabToolAgentLoop(
+            trainer_config=DictConfigWrap(config),
+            server_manager=server,
+            tokenizer=TOKENIZER,
+            processor=None,
+            dataset_cls=None,
+            data_config=DictConfigWrap(config.data),
+            hf_model_type="qwen3",
+            tools=ToolListWrap([]),
+        )
+        row = {"raw_prompt": [{"role": "user", "content": "1+1="}], "reward_model": {"ground_truth": "2"}}
+        return await loop.run({}, **row, extra_info={"index": 3}, data_source="sums")
+
+    return asyncio.run(run_loop())
+
+
+def test_an_environment_of_a_recipe_runs_in_verl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "verl_notebook.py").write_text(ENVIRONMENT)
+    look_beside(tmp_path)
+    monkeypatch.setattr(EqualsParser, "tool", "add")
+    monkeypatch.setattr(EqualsParser, "arguments", {"number": 5})
+    server = Scripted(["7=", "8=", "9"])
+    output = converse(server, "+trimtab.environment=python:verl_notebook:Notebook")
+    assert server.asked[0].endswith(" 2")  # what `reset` returned; the tiny tokenizer knows no letters
+    assert TOKENIZER.decode(output.response_ids) == "7=58=109"
+    assert output.response_mask == [1, 1, 0, 1, 1, 0, 0, 1]
+    assert output.response_logprobs == [-1.0, -1.0, 0.0, -1.0, -1.0, 0.0, 0.0, -1.0]
+    assert output.extra_fields["last_message"] == "9"
+    assert output.reward_score == pytest.approx(10.05)  # five messages
+
+
+def test_a_call_that_goes_wrong_is_told_in_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    replies = []
+    for name, arguments in (
+        ("python", {"code": "while True: pass"}),
+        ("python", {"code": "print('x' * 9999)"}),
+        ("python", {"program": "1"}),
+        ("calculator", {"expression": "2 ** 100"}),
+    ):
+        monkeypatch.setattr(EqualsParser, "tool", name)
+        monkeypatch.setattr(EqualsParser, "arguments", arguments)
+        seen: list[str] = []
+        plain = ReplyText.__call__
+        monkeypatch.setattr(ReplyText, "__call__", lambda self, text, seen=seen: seen.append(text) or "0")
+        options = ("+trimtab.tools=[python,calculator]", "+trimtab.tool_timeout=0.5", "+trimtab.tool_characters=400")
+        output = converse(Scripted(["7=", "9"]), *options)
+        monkeypatch.setattr(ReplyText, "__call__", plain)
+        assert TOKENIZER.decode(output.response_ids) == "7=09" and output.reward_score is None
+        replies += seen
+    assert "more than 0.5 s" in replies[0]
+    assert "characters left out" in replies[1] and 256 < len(replies[1]) < 500
+    assert "unknown argument 'program'" in replies[2]
+    assert replies[3] == str(2**100)
+
+
+def section(**keys: Any) -> dict[str, Any]:
+    return {"objective": "grpo", **keys}
 
 
 @pytest.mark.parametrize(
-    ("option", "words"),
-    [({"timeuot": 3}, "no option timeuot"), ({"timeout": 0}, "above 0"), ({"max_characters": 5}, "at least 100")],
+    ("keys", "words"),
+    [
+        ({"tools": ["python"], "tool_timeout": 0}, "above 0"),
+        ({"tools": ["python"], "tool_characters": 5}, "at least 100"),
+        ({"tool_timeout": 5}, "trimtab.tool_timeout without tools"),
+        ({"tool": ["python"]}, "did you mean tools"),
+    ],
 )
-def test_a_wrong_option_of_the_tool_is_an_error(option: dict[str, Any], words: str) -> None:
+def test_a_wrong_option_for_tools_is_an_error(keys: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        PythonTool({"type": "native", **option})
+        read_options(section(**keys))
 
 
 def test_a_reply_cannot_write_chat_markup(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,5 +220,7 @@ def test_what_would_grade_tool_output_is_refused_at_the_start() -> None:
     assert "set naive" in problems(OURS, f"{LOOP}={AGENT_LOOP}", "reward.reward_manager.name=dapo")
     assert problems(OURS, f"{LOOP}={AGENT_LOOP}") == problems(OURS, "reward.reward_manager.name=dapo") == ""
     assert problems(f"{LOOP}=tool_agent") == ""
+    assert "trimtab's tools need its agent loop" in problems("+trimtab.tools=[python]")
+    assert problems("+trimtab.tools=[python]", f"{LOOP}={AGENT_LOOP}") == ""
     assert "extra_info['last_message']" in reward_warning(changed([f"{LOOP}=tool_agent"]))
     assert reward_warning(changed([])) == reward_warning(changed([OURS, f"{LOOP}={AGENT_LOOP}"])) == ""

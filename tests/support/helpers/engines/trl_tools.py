@@ -24,12 +24,15 @@ TEMPLATE = (
 class CallingTokenizer(PreTrainedTokenizerFast):
     """A tokenizer that finds a call in every answer whose first token has an even number."""
 
-    tool, code = "python", "print({first} * 1000003)"
+    tool = "python"
+    arguments: Any = {"code": "print({first} * 1000003)"}  # noqa: RUF012
 
     def parse_response(self, response: Any, schema: Any = None) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": self.decode(response, skip_special_tokens=True)}
         if response[0] % 2 == 0:
-            function = {"name": self.tool, "arguments": {"code": self.code.format(first=response[0])}}
+            texts = {name: str(value).format(first=response[0]) for name, value in self.arguments.items()}
+            arguments = {name: type(value)(texts[name]) for name, value in self.arguments.items()}
+            function = {"name": self.tool, "arguments": arguments}
             message["tool_calls"] = [{"type": "function", "function": function}]
         return message
 
@@ -113,14 +116,15 @@ def conversation_trainer(folder: Path, objective: str, tokenizer: Any = None, **
         max_tool_calling_iterations=2,
         **{"generation_kwargs": {"max_new_tokens": 12}, **settings},
     )
-    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"{n}?"}] for n in range(8)]})
+    data = Dataset.from_dict(
+        {"prompt": [[{"role": "user", "content": f"{n}?"}] for n in range(8)], "answer": list("01234567")}
+    )
     made: Noted = trl_runs.trainer(
         chat_model(),
         args,
         Noted,
         train_dataset=data,
         processing_class=tokenizer or chat_tokenizer(),
-        reward_funcs=digits,
-        **given,
+        **{"reward_funcs": digits, **given},
     )
     return made

@@ -32,14 +32,16 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_)
 class EqualsParser(ToolParser):
     """Every answer that ends with "=" is a call of the interpreter, in which a counter goes on from call to call."""
 
+    tool = "python_session"
+    arguments: Any = {"code": "n = globals().get('n', 100) + 1; print(n)"}  # noqa: RUF012
+
     @property
     def stop_token_ids(self) -> list[int]:
         return [self.tokenizer.convert_tokens_to_ids("=")]
 
     async def extract_tool_calls(self, responses_ids: list[int], tools: Any = None) -> tuple[str, list[FunctionCall]]:
         text = self.tokenizer.decode(responses_ids, skip_special_tokens=True)
-        code = {"code": "n = globals().get('n', 100) + 1; print(n)"}
-        calls = [FunctionCall(name="python_session", arguments=json.dumps(code))] if text.endswith("=") else []
+        calls = [FunctionCall(name=self.tool, arguments=json.dumps(self.arguments))] if text.endswith("=") else []
         return text, calls
 
 
