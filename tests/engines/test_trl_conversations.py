@@ -14,9 +14,9 @@ import torch
 
 import trimtab as tt
 from helpers.engines import trl_runs
-from helpers.engines.own_environment import ENVIRONMENT
-from helpers.engines.trl_tools import END, Noted, chat_model, chat_tokenizer, conversation_trainer
-from trimtab.engines.trl import environment_reward, last_message, tool_environment
+from helpers.engines.own_environment import ENVIRONMENT, IN_TRL
+from helpers.engines.trl_tools import END, Noted, chat_model, chat_tokenizer, conversation_parts, conversation_trainer
+from trimtab.engines.trl import last_message, tool_environment
 from trimtab.own_parts import look_beside
 from trimtab.policy import Policy, Transcript
 from trimtab.policy.score import score
@@ -144,19 +144,15 @@ def test_an_interpreter_lives_through_a_conversation_and_no_longer(tmp_path: Pat
     assert all(found in ([], ["1"], ["1", "2"]) for found in replies)
 
 
-def test_an_environment_of_a_recipe_runs_in_trl(tmp_path: Path) -> None:
-    (tmp_path / "trl_notebook.py").write_text(ENVIRONMENT)
+@pytest.mark.filterwarnings("ignore")  # TRL's own
+def test_the_environment_of_the_documentation_runs_in_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "notebook.py").write_text(ENVIRONMENT)
     look_beside(tmp_path)
-    tokenizer = chat_tokenizer()
-    tokenizer.tool, tokenizer.arguments = "add", {"number": 5}
-    trainer = conversation_trainer(
-        tmp_path,
-        "grpo",
-        tokenizer,
-        environment_factory=tool_environment("calculator", environment="python:trl_notebook:Notebook"),
-        reward_funcs=environment_reward,
-        args_max_steps=1,
-    )
+    parts = conversation_parts(tmp_path, "grpo", max_steps=1)
+    parts["tokenizer"].tool, parts["tokenizer"].arguments = "add", {"number": 5}
+    monkeypatch.setattr("trimtab.engines.trl.TrimtabTrainer", Noted)
+    exec(IN_TRL, parts)
+    trainer = parts["trainer"]
     assert sorted(tool.__name__ for tool in trainer.tools) == ["add", "calculator"]
     trainer.train()
     replies = [[message["content"] for message in messages[1::2]] for messages in trainer.conversations]

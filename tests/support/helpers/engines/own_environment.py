@@ -1,24 +1,19 @@
-"""An environment of the user's own, as the text of its module: the same class runs in TRL and in verl."""
+"""The examples of docs/tools-engines.md: an environment of the user's own, and how it is named in TRL and in verl."""
 
 from __future__ import annotations
 
-ENVIRONMENT = '''
-class Notebook:
-    """Adds up numbers through a conversation."""
+import re
+from pathlib import Path
 
-    def reset(self, problem) -> str:
-        self.total = 0
-        return f" answer {problem.answer}"
+_TEXT = (Path(__file__).parents[4] / "docs" / "tools-engines.md").read_text(encoding="utf-8")
 
-    def add(self, number: int) -> str:
-        """Add a number to the total.
 
-        Args:
-            number: The number.
-        """
-        self.total += number
-        return str(self.total)
+def _block(before: str, language: str) -> str:
+    found = re.search(rf"{before}\n```{language}\n(.*?)```", _TEXT, re.DOTALL)
+    assert found, f"no {language} after {before!r}"
+    return found[1]
 
-    def reward(self, conversation) -> float:
-        return self.total + len(conversation.messages) / 100
-'''
+
+ENVIRONMENT = _block("as in `notebook.py`:\n", "python")
+IN_TRL = _block("<!-- trl -->", "python")
+IN_VERL = _block("<!-- verl -->", "bash").split()

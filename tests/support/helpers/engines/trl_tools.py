@@ -103,12 +103,10 @@ class Noted(TrimtabTrainer):
         return batch
 
 
-def conversation_trainer(folder: Path, objective: str, tokenizer: Any = None, **options: Any) -> Noted:
-    """A trainer on eight prompts, whose conversations have up to three turns; `options` with `args_`: its settings."""
+def conversation_parts(folder: Path, objective: str, **settings: Any) -> dict[str, Any]:
+    """A model, arguments and eight prompts for conversations of up to three turns."""
     from datasets import Dataset
 
-    settings = {name.removeprefix("args_"): value for name, value in options.items() if name.startswith("args_")}
-    given = {name: value for name, value in options.items() if not name.startswith("args_")}
     args = trl_runs.config(
         folder,
         objective=objective,
@@ -116,15 +114,23 @@ def conversation_trainer(folder: Path, objective: str, tokenizer: Any = None, **
         max_tool_calling_iterations=2,
         **{"generation_kwargs": {"max_new_tokens": 12}, **settings},
     )
-    data = Dataset.from_dict(
-        {"prompt": [[{"role": "user", "content": f"{n}?"}] for n in range(8)], "answer": list("01234567")}
-    )
+    prompts = [[{"role": "user", "content": f"{n}?"}] for n in range(8)]
+    data = Dataset.from_dict({"prompt": prompts, "answer": list("01234567")})
+    return {"model": chat_model(), "args": args, "data": data, "tokenizer": chat_tokenizer()}
+
+
+def conversation_trainer(folder: Path, objective: str, tokenizer: Any = None, **options: Any) -> Noted:
+    """A trainer of those; `options` with `args_` before them are its settings."""
+    settings = {name.removeprefix("args_"): value for name, value in options.items() if name.startswith("args_")}
+    given = {name: value for name, value in options.items() if not name.startswith("args_")}
+    parts = conversation_parts(folder, objective, **settings)
     made: Noted = trl_runs.trainer(
-        chat_model(),
-        args,
+        parts["model"],
+        parts["args"],
         Noted,
-        train_dataset=data,
-        processing_class=tokenizer or chat_tokenizer(),
-        **{"reward_funcs": digits, **given},
+        train_dataset=parts["data"],
+        processing_class=tokenizer or parts["tokenizer"],
+        reward_funcs=digits,
+        **given,
     )
     return made
