@@ -54,12 +54,15 @@ class TrimtabToolAgentLoop(ToolAgentLoop):
             if not said or said[-1]["role"] != "assistant":
                 said = [*said, {"role": "assistant", "content": last}]
             output.reward_score = await asyncio.to_thread(tools.reward, said)
+            if output.reward_score is not None:  # as verl's manager does for a reward that is a number
+                output.extra_fields["reward_extra_info"] = {"acc": output.reward_score}
         return output
 
     def _add_tools(self, tools: ConversationTools) -> None:
         """Add trimtab's tools to those of this conversation."""
         # Their replies have a limit of their own, which says what was left out; verl's default is 256 characters.
-        self.max_tool_response_length = max(self.max_tool_response_length, tools.options.max_characters + 100)
+        verls: int = self.rollout_config.multi_turn.max_tool_response_length
+        self.max_tool_response_length = max(verls, tools.options.max_characters + 100)
         for schema in tools.tools.schemas(tools.problem):
             name = schema["function"]["name"]
             described = OpenAIFunctionToolSchema.model_validate(schema)
