@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+import venv
 from pathlib import Path
 
+import mpmath
 import pytest
 
+import trimtab
 from trimtab.tools import Sandbox
 
 PATIENT = 60.0  # seconds, for what ends by itself on a machine of any load
@@ -166,7 +173,32 @@ print(json.dumps(found))"""
     with sandbox:
         assert told(sandbox, code) == 4
         assert told(sandbox, write) == ["ENOSPC", "ENOSPC"]
-        assert told(sandbox, "print(json.dumps(os.listdir('/tmp')))") == []
+        assert told(sandbox, "print(json.dumps([name for name in os.listdir('/tmp') if os.path.isfile(name)]))") == []
+
+
+def test_an_interpreter_below_tmp_stays_there(sandbox: Sandbox) -> None:
+    """An environment and a package where programs have their own folder: all walls hold, and it cannot be changed."""
+    code = """
+import sys
+from trimtab.tools import Sandbox
+with Sandbox(workers=1, packages=("mpmath",)) as sandbox:
+    print(sandbox.run(sys.argv[1], timeout=60.0))"""
+    program = """
+import mpmath, os
+open("/tmp/own", "w").write("own")
+print(os.path.dirname(mpmath.__file__), os.getcwd())
+open(mpmath.__file__, "a")"""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        venv.create(folder, symlinks=True)
+        packages = sysconfig.get_path("purelib", vars={"base": folder, "platbase": folder})
+        for source in Path(mpmath.__file__).parents[1].glob("mpmath*"):
+            shutil.copytree(source, Path(packages) / source.name)
+        done = subprocess.run(
+            [f"{folder}/bin/python", "-c", code, program], capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": str(Path(trimtab.__file__).parents[1])},
+        )  # fmt: skip
+    assert f"stdout='{packages}/mpmath /tmp" in done.stdout, done
+    assert "Read-only file system" in done.stdout or "Permission denied" in done.stdout, done
 
 
 def test_no_run_finds_another_in_memory(sandbox: Sandbox) -> None:

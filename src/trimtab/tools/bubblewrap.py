@@ -64,6 +64,8 @@ def bubblewrap_command(files: VisibleFiles, limits: Limits) -> list[str]:
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         command += ["--unshare-user", "--disable-userns"]
+    # Bubblewrap mounts in the order given, and an interpreter may lie below /tmp.
+    command += ["--perms", "1777", "--size", str(limits.disk_mb << 20), "--tmpfs", SCRATCH]
     # Bubblewrap makes missing folders for root alone, and root becomes nobody.
     for folder in _folders_above([*files.paths, *files.links, *DEVICES, __file__]):
         command += ["--perms", "0755", "--dir", folder]
@@ -76,10 +78,7 @@ def bubblewrap_command(files: VisibleFiles, limits: Limits) -> list[str]:
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for name in ("__init__.py", "text.py", "tools", "worker_process.py"):
         command += ["--ro-bind", os.path.join(package, name), os.path.join(package, name)]
-    # Bubblewrap mounts in the order given; an interpreter below /tmp would be covered, as it is by our own jail.
-    size = str(limits.disk_mb << 20)
-    command += ["--perms", "1777", "--size", size, "--tmpfs", SCRATCH, "--symlink", SCRATCH, "/dev/shm"]
-    command += ["--remount-ro", "/"]
+    command += ["--symlink", SCRATCH, "/dev/shm", "--remount-ro", "/"]
     for name, value in {**os.environ, "PYTHONPATH": os.path.dirname(package)}.items():
         command += ["--setenv", name, value]
     return [*command, sys.executable, "-P", "-m", "trimtab.tools.bubblewrap"]

