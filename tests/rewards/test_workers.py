@@ -212,3 +212,37 @@ def test_grading_leaves_no_files_open(tmp_path: Path) -> None:
         pool.close()
     after = len(os.listdir("/proc/self/fd")) if before else 0
     assert after <= before
+
+
+def test_code_of_ours_grades_without_sockets_files_to_write_and_privileges(tmp_path: Path) -> None:
+    """A filter and no_new_privs are on the server of our own function, which its workers inherit; not on the user's."""
+    assert grade(r"\boxed{\sqrt{8}}", r"2\sqrt{2}").kind == "correct"
+    kind_by("last_word", "it is 42")
+    code = """
+import os, socket, sys
+from trimtab.tools import confine
+confine()
+for step in (socket.socket, lambda: open(sys.argv[1], "w"), lambda: os.unlink(sys.argv[2])):
+    try:
+        step()
+    except OSError as error:
+        print(type(error).__name__)
+os.nice(1)  # what the server does
+if pid := os.fork():
+    print(os.waitpid(pid, 0)[1], open(os.devnull, "w").write("x"))"""
+    (tmp_path / "there").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "x"), str(tmp_path / "there")], capture_output=True, text=True,
+        check=False, timeout=HANG,
+    )  # fmt: skip
+    if not _walls_of(SYMPY_CHECK)["Seccomp"]:
+        pytest.skip("this kernel has no filters")
+    assert (_walls_of(SYMPY_CHECK), _walls_of(f"{RULES}:last_word")["Seccomp"]) == ({"NoNewPrivs": 1, "Seccomp": 2}, 0)
+    denied = ["PermissionError"]
+    assert done.stdout.splitlines() in ([*denied * 3, "0 1"], [*denied, "0 1"]), done  # the second without landlock
+
+
+def _walls_of(function: str) -> dict[str, int]:
+    lines = Path(f"/proc/{client(function).process.pid}/status").read_text().splitlines()
+    values = dict(line.split(":\t", 1) for line in lines)
+    return {name: int(values[name]) for name in ("NoNewPrivs", "Seccomp")}

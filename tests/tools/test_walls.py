@@ -166,7 +166,7 @@ def until_full(step):
         except OSError as error:
             return errno.errorcode[error.errno]
 found = [until_full(lambda n: open(f"f{n}", "w").write("x" * 100_000))]
-for name in os.listdir():
+for name in filter(os.path.isfile, os.listdir()):
     os.unlink(name)
 found.append(until_full(lambda n: open(f"g{n}", "w").close()))
 print(json.dumps(found))"""

@@ -31,6 +31,7 @@ from typing import Any
 from trimtab.own_parts import PREFIX, OwnPartError, load_part
 from trimtab.rewards.python_rule import own_traceback
 from trimtab.rewards.verdicts import plain_result
+from trimtab.tools import confine
 from trimtab.worker_process import die_with_parent, limit_memory, write_all
 
 MAX_WORKERS = 40
@@ -112,7 +113,10 @@ def load(path: str) -> Function:
     function: Function = getattr(module, name)
     if hasattr(module, "warm_up"):
         module.warm_up()
-    return partial(function, load_part(part)) if part else function
+    if part:
+        return partial(function, load_part(part))
+    confine()  # a part of the user's may need files and the network
+    return function
 
 
 class ForkServer:

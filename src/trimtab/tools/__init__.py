@@ -1,6 +1,7 @@
 """The sandbox: programs that a model wrote run in milliseconds and get nowhere. Imports no torch."""
 
 from trimtab.tools.command import probe_lines, run_input
+from trimtab.tools.jail import confine
 from trimtab.tools.probe import LEVELS, Probe
 from trimtab.tools.results import KILLED_KINDS, Kind, Result, SandboxError
 from trimtab.tools.sandbox import Sandbox, Session
@@ -14,6 +15,7 @@ __all__ = [
     "Sandbox",
     "SandboxError",
     "Session",
+    "confine",
     "probe_lines",
     "run_input",
 ]

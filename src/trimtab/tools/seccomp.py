@@ -43,10 +43,11 @@ timer_delete=226/111 sendto=44/206 recvfrom=45/207 sendmsg=46/211 recvmsg=47/212
 getsockopt=55/209 getsockname=51/204 getpeername=52/205 sendfile=40/71 copy_file_range=326/285
 statfs=137/43 fstatfs=138/44 restart_syscall=219/128 membarrier=324/283 getpriority=140/141 kill=62/129
 tgkill=234/131 tkill=200/130 prlimit64=302/261 sched_setaffinity=203/122 clone=56/220 ioctl=16/29 prctl=157/167
-socketpair=53/199 clone3=435/435
+socketpair=53/199 clone3=435/435 setpriority=141/140
 """
 _FORKS = ("fork", "vfork")
 _SIGNALS = ("kill", "tkill")
+_PRIORITIES = ("setpriority",)
 
 _LOAD, _JUMP, _EQUAL, _MORE_THAN, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x05, 0x15, 0x25, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _ERROR, _KILL = 0x7FFF_0000, 0x0005_0000, 0x8000_0000
@@ -77,11 +78,11 @@ class _Instruction:
         return struct.pack("HBBI", self.code, self.yes, self.no, self.value)
 
 
-def build_filter(*, processes: bool, pid: int = 0) -> bytes:
+def build_filter(*, processes: bool, pid: int = 0, priorities: bool = False) -> bytes:
     """Return the filter's program for this machine.
 
     Without `processes`, a program can start threads and nothing else. With a `pid`, signals and limits of others than
-    this process are out of reach, for where there is no PID namespace.
+    this process are out of reach, for where there is no PID namespace. With `priorities`, they can be changed.
     """
     machine, column = _ARCHITECTURES[platform.machine()]
     numbers = {}
@@ -104,7 +105,7 @@ def build_filter(*, processes: bool, pid: int = 0) -> bytes:
     }
     if pid:
         checks |= {name: _one_of(0, (0, pid), errno.EPERM) for name in ("tgkill", "prlimit64", "sched_setaffinity")}
-    refused = (*(() if processes else _FORKS), *(_SIGNALS if pid else ()))
+    refused = (*(() if processes else _FORKS), *(_SIGNALS if pid else ()), *(() if priorities else _PRIORITIES))
     plain = sorted(number for name, number in numbers.items() if name not in checks and name not in refused)
     for name, body in checks.items():
         program += [_Instruction(_EQUAL, numbers[name], 0, len(body)), *body]
