@@ -15,57 +15,75 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 import trimtab
 from trimtab.tools import Sandbox
-from trimtab.tools.bubblewrap import find_bubblewrap
+from trimtab.tools.bubblewrap import find_bubblewrap, show_files
 from trimtab.tools.fork_backend import ForkServer
-from trimtab.tools.visible_files import DEVICES, find_visible_files
+from trimtab.tools.visible_files import find_visible_files
 
+ROUNDS = 20
 TINY = "print(1 + 1)"
 MATHS = "import numpy as np, sympy\nprint(np.arange(9).sum(), sympy.factorint(360))"
 
 
-def plain_bubblewrap() -> list[str]:
+Run = Callable[[str], object]
+
+
+def plain_bubblewrap() -> Run:
     """The least to ask of bubblewrap: namespaces, mounts and a fresh interpreter; no seccomp, no landlock."""
-    files = find_visible_files(["numpy", "sympy"])
-    command = [find_bubblewrap(), "--unshare-all", "--die-with-parent", "--clearenv"]
-    for path in sorted({*files.paths, *files.hidden}):
-        command += ["--tmpfs", path] if path in files.hidden else ["--ro-bind", path, path]
-    for link, target in files.links.items():
-        command += ["--symlink", target, link]
-    for device in DEVICES:
-        command += ["--dev-bind", device, device]
-    return [*command, "--tmpfs", "/tmp", sys.executable, "-I", "-c"]
+    command = [find_bubblewrap(), "--unshare-all", "--die-with-parent", "--clearenv", "--tmpfs", "/tmp"]
+    command += [*show_files(find_visible_files(["numpy", "sympy"])), sys.executable, "-I", "-c"]
+    return lambda code: subprocess.run([*command, code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)
 
 
-def latencies(run: Callable[[str], object], code: str, count: int) -> dict[str, float]:
-    """Milliseconds of runs one after another, as the caller sees them, and runs per second."""
-    run(code)
-    times = []
-    start = time.perf_counter()
-    for _ in range(count):
+@dataclass
+class Measured:
+    """Runs of one backend: how many at once and each round, the milliseconds of each, and the seconds of all."""
+
+    run: Run
+    each_round: int
+    threads: int = 1
+    times: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def measure(self, code: str, count: int) -> None:
+        """Run a program so many times, from several threads if so asked."""
+        with ThreadPoolExecutor(self.threads) as pool:
+            start = time.perf_counter()
+            self.times += pool.map(self.time_one, [code] * count)
+            self.seconds += time.perf_counter() - start
+
+    def time_one(self, code: str) -> float:
+        """Milliseconds of one run, as the caller sees them."""
         before = time.perf_counter()
-        run(code)
-        times.append(1e3 * (time.perf_counter() - before))
-    seconds = time.perf_counter() - start
-    return {
-        "runs": count,
-        "median_ms": round(median(times), 2),
-        "p90_ms": round(quantiles(times, n=10)[-1], 2),
-        "runs_per_second": round(count / seconds, 1),
-    }
+        self.run(code)
+        return 1e3 * (time.perf_counter() - before)
+
+    def figures(self) -> dict[str, float]:
+        """What is written down."""
+        return {
+            "runs": len(self.times),
+            "median_ms": round(median(self.times), 2),
+            "p90_ms": round(quantiles(self.times, n=10)[-1], 2),
+            "runs_per_second": round(len(self.times) / self.seconds, 1),
+        }
 
 
-def at_once(run: Callable[[str], object], code: str, count: int, workers: int) -> float:
-    """Runs per second from several threads."""
-    with ThreadPoolExecutor(workers) as pool:
-        start = time.perf_counter()
-        list(pool.map(run, [code] * count))
-        return round(count / (time.perf_counter() - start), 1)
+def side_by_side(code: str, sandbox: Measured, bubblewrap: Measured) -> dict[str, Any]:
+    """Both in turn, round by round, so that what else the machine does is the same for both."""
+    for measured in (sandbox, bubblewrap):
+        measured.run(code)
+    for _ in range(ROUNDS):
+        for measured in (sandbox, bubblewrap):
+            measured.measure(code, measured.each_round)
+    both = {"sandbox": sandbox.figures(), "bubblewrap": bubblewrap.figures()}
+    times = both["sandbox"]["runs_per_second"] / both["bubblewrap"]["runs_per_second"]
+    return {"threads": sandbox.threads, **both, "times_bubblewrap": round(times, 2)}
 
 
 def descendants(pid: int) -> list[int]:
@@ -124,19 +142,14 @@ def main() -> None:
     """Measure and write the result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--runs", type=int, default=300, help="0: leave the figures of an earlier result as they are")
+    parser.add_argument("--runs", type=int, default=600, help="0: leave the figures of an earlier result as they are")
     parser.add_argument("--soak", type=int, default=10_000, help="0: the same for the runs in a row")
     options = parser.parse_args()
-    wrap = plain_bubblewrap()
-
-    def bubblewrap(code: str) -> None:
-        subprocess.run([*wrap, code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)
-
     workers = os.cpu_count() or 1
     result: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     with Sandbox(workers=workers) as sandbox:
         if options.runs:
-            result |= about(sandbox, workers) | figures(sandbox, bubblewrap, options.runs, workers)
+            result |= about(sandbox, workers) | figures(sandbox, options.runs, workers)
         if options.soak:
             result["soak"] = {"load_before": round(os.getloadavg()[0], 1)} | soak(sandbox, options.soak)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
@@ -158,21 +171,14 @@ def about(sandbox: Sandbox, workers: int) -> dict[str, Any]:
     }
 
 
-def figures(sandbox: Sandbox, bubblewrap: Callable[[str], object], runs: int, workers: int) -> dict[str, Any]:
+def figures(sandbox: Sandbox, runs: int, workers: int) -> dict[str, Any]:
     """Latencies and runs per second of both, and the memory of ours."""
-    tiny = {"sandbox": latencies(sandbox.run, TINY, runs), "bubblewrap": latencies(bubblewrap, TINY, runs // 3)}
+    ours, theirs, each = sandbox.run, plain_bubblewrap(), runs // ROUNDS
     return {
-        "tiny": tiny,
-        "times_bubblewrap": round(tiny["sandbox"]["runs_per_second"] / tiny["bubblewrap"]["runs_per_second"], 2),
-        "numpy_and_sympy": {
-            "sandbox": latencies(sandbox.run, MATHS, runs // 3),
-            "bubblewrap": latencies(bubblewrap, MATHS, 10),
-        },
-        "runs_per_second_from_threads": {
-            "threads": workers,
-            "sandbox": at_once(sandbox.run, TINY, runs, workers),
-            "bubblewrap": at_once(bubblewrap, TINY, runs // 3, workers),
-        },
+        "rounds": ROUNDS,
+        "tiny": side_by_side(TINY, Measured(ours, each), Measured(theirs, each // 3)),
+        "tiny_from_threads": side_by_side(TINY, Measured(ours, each, workers), Measured(theirs, each // 3, workers)),
+        "numpy_and_sympy": side_by_side(MATHS, Measured(ours, each), Measured(theirs, 1)),
         "memory": memory(sandbox),
     }
 

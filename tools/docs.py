@@ -144,23 +144,26 @@ def sandbox_probe(result: Mapping[str, Any]) -> str:
 
 def sandbox_table(result: Mapping[str, Any]) -> str:
     """What runs take beside bubblewrap's, and what ten thousand leave behind."""
-    rows = ["| | sandbox, all layers | bubblewrap and a fresh interpreter |", "|---|---|---|"]
-    for name, words in (("tiny", "`print(1 + 1)`"), ("numpy_and_sympy", "a line of numpy and sympy")):
+    rows = ["| | sandbox, all layers | bubblewrap and a fresh interpreter | times the runs per second |"]
+    rows.append("|---|---|---|---|")
+    for name, words in (
+        ("tiny", "`print(1 + 1)`, one after another"),
+        ("tiny_from_threads", f"`print(1 + 1)`, from {result['tiny_from_threads']['threads']} threads"),
+        ("numpy_and_sympy", "a line of numpy and sympy, one after another"),
+    ):
         cells = [
             f"{of['median_ms']:g} ms (p90 {of['p90_ms']:g}), {of['runs_per_second']:g} runs/s"
             for of in (result[name]["sandbox"], result[name]["bubblewrap"])
         ]
-        rows.append(f"| {words}, one after another | {' | '.join(cells)} |")
-    threads, memory, soak = result["runs_per_second_from_threads"], result["memory"], result["soak"]
-    rows.append(
-        f"| from {threads['threads']} threads | {threads['sandbox']:g} runs/s | {threads['bubblewrap']:g} runs/s |"
-    )
+        rows.append(f"| {words} | {' | '.join(cells)} | {result[name]['times_bubblewrap']:g} |")
+    memory, soak = result["memory"], result["soak"]
     left = ", ".join(
         f"{name.replace('_', ' ')} {soak['before'][name]} and {soak['after'][name]}" for name in soak["before"]
     )
     return "\n".join(rows) + (
         f"\n\n{result['machine']}, Python {result['versions']['python']}; other work kept both cores busy (load "
-        f"{result['load_before']:g}), so both were measured at {result['priority_of_both']} priority. The server takes "
+        f"{result['load_before']:g}), so both were measured at {result['priority_of_both']} priority, in "
+        f"{result['rounds']} rounds of one after the other. The server takes "
         f"{memory['server_rss_mb']:g} MB, a worker {memory['worker_own_mb']:g} MB beyond what they share. Before "
         f"and after {soak['runs']:,} runs in a row: {left}. (`benchmarks/sandbox.py`)"
     )

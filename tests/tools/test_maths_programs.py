@@ -35,6 +35,8 @@ def output(sandbox: Sandbox, code: str) -> str:
         ("from decimal import Decimal, getcontext\ngetcontext().prec = 30\nprint(Decimal(2).sqrt())", None),
         ("import mpmath\nmpmath.mp.dps = 30\nprint(mpmath.zeta(3))", "1.20205690315959428539973816151\n"),
         ("import math\nprint(math.factorial(30) // math.comb(60, 30))", "2242876576422120\n"),
+        ("import sqlite3\nprint(sqlite3.connect(':memory:').execute('select 6 * 7').fetchone())", "(42,)\n"),
+        ("import sqlite3\nc = sqlite3.connect('file:a?vfs=unix-none', uri=True)\nc.execute('create table t (x)')", ""),
         ("import random\nrandom.seed(0)\nprint(random.randint(1, 100))", "50\n"),
         ("print(sorted({'b', 'a', 'c'}))\nprint({'b', 'a', 'c'})", None),
         ("def main():\n    print('called')\nif __name__ == '__main__':\n    main()", "called\n"),

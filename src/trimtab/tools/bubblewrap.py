@@ -69,12 +69,7 @@ def bubblewrap_command(files: VisibleFiles, limits: Limits) -> list[str]:
     # Bubblewrap makes missing folders for root alone, and root becomes nobody.
     for folder in _folders_above([*files.paths, *files.links, *DEVICES, __file__]):
         command += ["--perms", "0755", "--dir", folder]
-    for path in sorted({*files.paths, *files.hidden}):
-        command += ["--tmpfs", path] if path in files.hidden else ["--ro-bind", path, path]
-    for link, target in files.links.items():
-        command += ["--symlink", target, link]
-    for device in DEVICES:
-        command += ["--dev-bind", device, device]
+    command += show_files(files)
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for name in ("__init__.py", "text.py", "tools", "worker_process.py"):
         command += ["--ro-bind", os.path.join(package, name), os.path.join(package, name)]
@@ -82,6 +77,18 @@ def bubblewrap_command(files: VisibleFiles, limits: Limits) -> list[str]:
     for name, value in {**os.environ, "PYTHONPATH": os.path.dirname(package)}.items():
         command += ["--setenv", name, value]
     return [*command, sys.executable, "-P", "-m", "trimtab.tools.bubblewrap"]
+
+
+def show_files(files: VisibleFiles) -> list[str]:
+    """Return the options that show the visible files and a few devices."""
+    options: list[str] = []
+    for path in sorted({*files.paths, *files.hidden}):
+        options += ["--tmpfs", path] if path in files.hidden else ["--ro-bind", path, path]
+    for link, target in files.links.items():
+        options += ["--symlink", target, link]
+    for device in DEVICES:
+        options += ["--dev-bind", device, device]
+    return options
 
 
 def _folders_above(paths: list[str]) -> list[str]:

@@ -1,7 +1,6 @@
 """Landlock: which files a process and its children may touch, enforced by the kernel without root.
 
-The package `landlock` on PyPI is a pre-release that knows the interface's first versions; the three system calls are
-fewer lines than its use.
+The package `landlock` on PyPI (1.0.0.dev5) knows the rights of files only, not TCP (version 4) and scopes (version 6).
 """
 
 from __future__ import annotations
