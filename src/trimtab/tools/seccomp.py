@@ -1,7 +1,7 @@
 """The system calls that a program may make: a seccomp filter that allows what Python and numpy need, and no more.
 
-A list of what is allowed, since a list of what is not would be out of date with the next kernel. pyseccomp (0.1.2) needs
-libseccomp, which Alpine and distroless images lack; for one filter, the forty lines below are less than the dependency.
+A list of what is allowed, since a list of what is not would be out of date with the next kernel. pyseccomp (0.1.2)
+needs libseccomp, which Alpine and distroless images lack; for one filter, forty lines are less than that.
 """
 
 from __future__ import annotations
