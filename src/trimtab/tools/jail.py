@@ -167,15 +167,13 @@ def confine() -> None:
     For code of our own that reads what a model or a stranger wrote. It is applied once, and forks inherit it at no
     price; a layer that the machine lacks is left out.
     """
-    for layer in (
-        lambda: linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1),
-        lambda: landlock.restrict_files(
-            landlock.landlock_version(), {"/": landlock.READ, "/dev/null": landlock.DEVICE}
-        ),
-        lambda: apply_filter(build_filter(processes=True, priorities=True)),
-    ):
-        with contextlib.suppress(OSError, AttributeError, KeyError):  # another system than Linux, another processor
-            layer()
+    missing = (OSError, AttributeError, KeyError)  # on another kernel, another system, another processor
+    with contextlib.suppress(*missing):
+        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    with contextlib.suppress(*missing):
+        landlock.restrict_files(landlock.landlock_version(), {"/": landlock.READ, "/dev/null": landlock.DEVICE})
+    with contextlib.suppress(*missing):
+        apply_filter(build_filter(processes=True, priorities=True))
 
 
 def give_up_privileges(program: bytes) -> None:
