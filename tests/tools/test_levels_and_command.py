@@ -89,7 +89,7 @@ def filters() -> Iterator[Sandbox]:
     ("code", "error"),
     [
         ("open('/etc/passwd')", "PermissionError"),
-        ("open('/tmp/x', 'w')", "PermissionError"),
+        ("open('/tmp/new-by-a-program', 'w')", "PermissionError"),
         ("import os\nos.listdir('/')", "PermissionError"),
         ("import os\nos.fork()", "PermissionError"),
         ("import os\nos.kill(os.getppid(), 9)", "PermissionError"),
