@@ -228,6 +228,8 @@ def study_page() -> str:
         "further": lambda: study_pages.stress_tables("further"),
         "demo": lambda: study_pages.stress_tables("demo"),
         "entropy": lambda: study_pages.entropies("zero", "3e-5"),
+        "mixed": lambda: study_pages.stress_tables("entropy"),
+        "sspo": lambda: study_pages.stress_tables("sspo"),
         "silenced": study_pages.silenced,
     }
     return filled("docs/study.md", made)

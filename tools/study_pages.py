@@ -18,7 +18,7 @@ from trimtab.stress.tables import HEADS
 from trimtab.text import percent
 
 RESULTS = Path(__file__).parent.parent / "benchmarks/results"
-CELL, ROW, LABELS, TOP = 92, 34, 150, 74  # pixels of the picture
+CELL, ROW, LETTER, TOP = 92, 34, 7, 74  # pixels of the picture
 LAST = 10  # steps whose mean is a run's entropy at the end
 MOST_EXAMPLES = 12
 GOOD, BAD = (33, 102, 172), (247, 247, 247)  # colours of full and of no accuracy
@@ -95,19 +95,20 @@ def _example(each: dict[str, Any]) -> list[str]:
 def heat_maps(results: Sequence[tuple[str, str]]) -> str:
     """A picture of several results: objectives by stress, the accuracy at the end as colour, the survivors as text."""
     panels = [(title, table) for title, name in results for table in axis_tables(name)[:1]]
-    width = LABELS + sum(CELL * len(table.values) + 40 for _, table in panels)
+    labels = 20 + LETTER * max((len(objective) for _, table in panels for objective in table.objectives), default=0)
+    width = labels + sum(CELL * len(table.values) + 40 for _, table in panels)
     height = TOP + ROW * max((len(table.objectives) for _, table in panels), default=0) + 40
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
         'font-size="13" role="img" aria-label="Seeds that survive by objective and stress">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
     ]
-    left = LABELS
+    left = labels
     for title, table in panels:
-        parts += _panel(title, table, left, labels=left == LABELS)
+        parts += _panel(title, table, left, labels=left == labels)
         left += CELL * len(table.values) + 40
     legend = "n/n: seeds that survive; %, colour: mean accuracy at the end; x: does not hold; empty: not run"
-    parts.append(f'<text x="{LABELS}" y="{height - 12}" fill="#555" font-size="12">{legend}</text>')
+    parts.append(f'<text x="{labels}" y="{height - 12}" fill="#555" font-size="12">{legend}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -119,7 +119,7 @@ def test_sspo_with_one_token_segments_has_the_token_ratio_and_range(
 ) -> None:
     tokens = batch(seed, dtype=dtype)
     alone = with_segments(tokens, torch.arange(tokens.tokens))
-    sspo = tt.objective("sspo", widen_low=1.0, widen_high=1.0, clip_scale=clip_scale)
+    sspo = tt.objective("sspo", clip_low=0.2, clip_high=0.28, widen_low=1.0, widen_high=1.0, clip_scale=clip_scale)
     same(sspo, tt.objective("grpo", clip_high=0.28), alone)
 
 

@@ -148,9 +148,10 @@ METHODS: dict[str, list[Options]] = {
     "stare": [{}, {"variant": "C2", "share": 0.4, "boost": 1.5, "damp": 0.5}],
     "sspo": [
         {},
+        {"clip_low": 0.2, "clip_high": 0.28},
         {"widen_low": 1.0, "widen_high": 1.0},
         {"widen_low": 0.1, "widen_high": 3.0, "dual_clip": 1.2},
-        {"clip_scale": "sqrt_length"},
+        {"clip_scale": "sqrt_length", "clip_low": 0.2, "clip_high": 0.28},
         {"clip_scale": "sqrt_length", "clip_low": 0.05, "clip_high": 0.07},
     ],
 }
@@ -453,7 +454,7 @@ def test_stares_adaptive_weights_follow_the_sign_of_the_distance_to_the_target(e
         {},
         {"widen_low": 0.1, "widen_high": 4.0},
         {"widen_low": 1.0, "widen_high": 1.0},
-        {"clip_scale": "sqrt_length"},
+        {"clip_scale": "sqrt_length", "clip_low": 0.2, "clip_high": 0.28},
     ],
 )
 def test_sspo_plans_the_clip_ranges_of_the_reference(widening: Options) -> None:

@@ -27,8 +27,8 @@ def test_the_clip_range_follows_the_segments_entropy() -> None:
     # Segment means 0.2, 0.4, 0.3; their mean is 0.3, so the relative entropies are 2/3, 4/3 and 1.
     plan = tt.objective("sspo").plan(tokens([0.1, 0.3, 0.4, 0.4, 0.2, 0.4]))
     factor = torch.tensor([2 / 3, 2 / 3, 4 / 3, 4 / 3, 1, 1], dtype=torch.float64)
-    torch.testing.assert_close(plan.clip_low, 0.2 * factor)
-    torch.testing.assert_close(plan.clip_high, 0.28 * factor)
+    torch.testing.assert_close(plan.clip_low, 0.02 * factor)
+    torch.testing.assert_close(plan.clip_high, 0.028 * factor)
     assert [tt.Reason(code) for code in plan.reason[:4].tolist()] == [tt.Reason.NARROWED] * 2 + [tt.Reason.WIDENED] * 2
     assert plan.segment is not None
     assert plan.segment.tolist() == [0, 0, 1, 1, 2, 2]
@@ -36,24 +36,24 @@ def test_the_clip_range_follows_the_segments_entropy() -> None:
 
 def test_the_factor_is_limited_on_both_sides() -> None:
     plan = tt.objective("sspo").plan(tokens([0.0, 0.0, 3.0, 3.0, 0.3, 0.3]))
-    assert plan.clip_high[0].item() == pytest.approx(0.14)
-    assert plan.clip_high[2].item() == pytest.approx(0.42)
+    assert plan.clip_high[0].item() == pytest.approx(0.014)
+    assert plan.clip_high[2].item() == pytest.approx(0.042)
 
 
 def test_without_any_entropy_the_range_is_as_given() -> None:
     plan = tt.objective("sspo").plan(tokens([0.0] * 6))
-    assert plan.clip_high.tolist() == [0.28] * 6
+    assert plan.clip_high.tolist() == [0.028] * 6
     assert plan.reason.tolist() == [0] * 6
 
 
 def test_bounds_of_one_give_a_fixed_clip() -> None:
     plan = tt.objective("sspo", widen_low=1.0, widen_high=1.0).plan(tokens([0.1, 0.3, 0.4, 0.4, 0.2, 0.9]))
-    assert plan.clip_low.tolist() == [0.2] * 6
+    assert plan.clip_low.tolist() == [0.02] * 6
 
 
 def test_a_range_by_length_is_divided_by_the_root_of_the_segments_tokens() -> None:
     batch_ = replace(tokens([0.3] * 6), segment=torch.tensor([0, 1, 1, 1, 1, 1]))  # of 1, 3 and 2 tokens
-    plan = tt.objective("sspo", clip_scale="sqrt_length").plan(batch_)
+    plan = tt.objective("sspo", clip_low=0.2, clip_high=0.28, clip_scale="sqrt_length").plan(batch_)
     root = torch.tensor([1.0, 3.0, 3.0, 3.0, 2.0, 2.0], dtype=torch.float64).sqrt()
     torch.testing.assert_close(plan.clip_low, 0.2 / root)
     torch.testing.assert_close(plan.clip_high, 0.28 / root)
@@ -62,7 +62,10 @@ def test_a_range_by_length_is_divided_by_the_root_of_the_segments_tokens() -> No
 
 def test_a_range_by_length_follows_the_entropy_too() -> None:
     batch_ = tokens([0.1, 0.3, 0.4, 0.4, 0.2, 0.4])
-    fixed, scaled = tt.objective("sspo").plan(batch_), tt.objective("sspo", clip_scale="sqrt_length").plan(batch_)
+    fixed, scaled = (
+        tt.objective("sspo").plan(batch_),
+        tt.objective("sspo", clip_low=0.2, clip_high=0.28, clip_scale="sqrt_length").plan(batch_),
+    )
     torch.testing.assert_close(scaled.clip_high, fixed.clip_high / 2**0.5)
     assert torch.equal(scaled.reason, fixed.reason)
 

@@ -75,7 +75,7 @@ class AxisTable:
             multiple += f" [{margin.multiple_low:.2g}, {margin.multiple_high:.2g}]"
         return [
             objective,
-            f"{margin.value or 'none'}{interval}",
+            f"{margin.value or ('none' if mine else NOTHING)}{interval}",
             multiple,
             percent(_mean([run.accuracy_end for run in stable])),
             NOTHING if step is None else f"{step:.0f}",

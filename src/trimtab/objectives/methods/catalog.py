@@ -231,8 +231,8 @@ def stare(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | Non
 
 @method(paper="2511.04256")
 def sspo(
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
+    clip_low: float = 0.02,
+    clip_high: float = 0.028,
     dual_clip: float | None = None,
     widen_low: float = 0.5,
     widen_high: float = 1.5,
@@ -242,9 +242,9 @@ def sspo(
 
     No formulas are public. We take h as the segment's mean entropy over the mean segment entropy of the mini-batch,
     and multiply both clip distances by clip(h, widen_low, widen_high). A mean over n tokens moves about 1 / sqrt(n) as
-    far as one token does, so a token's range hardly ever clips a subsentence: clip_scale=sqrt_length divides it by
-    sqrt(n), which leaves the token's range to subsentences of one token. A fixed range that is narrower for all is a
-    smaller clip_low and clip_high.
+    far as one token does, so a token's range of 0.2 and 0.28 hardly ever clips a subsentence; runs with it broke first
+    (docs/study.md). The default is a tenth of it. clip_scale=sqrt_length with a token's range divides that by sqrt(n)
+    instead, which leaves it to subsentences of one token; in the study it did less well.
     """
     rule = entropy.widen_by_entropy(widen_low, widen_high, clip_scale)
     return Objective("sspo", segment_ratio, ppo_clip(clip_low, clip_high, dual_clip), seq_mean_token_mean, (rule,))

@@ -329,8 +329,8 @@ def stare(
 
 def sspo(
     batch: Batch,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
+    clip_low: float = 0.02,
+    clip_high: float = 0.028,
     dual_clip: float | None = None,
     widen_low: float = 0.5,
     widen_high: float = 1.5,
