@@ -454,7 +454,7 @@ def test_stares_adaptive_weights_follow_the_sign_of_the_distance_to_the_target(e
         {},
         {"widen_low": 0.1, "widen_high": 4.0},
         {"widen_low": 1.0, "widen_high": 1.0},
-        {"clip_scale": "sqrt_length", "clip_low": 0.2, "clip_high": 0.28},
+        {"clip_scale": "sqrt_length"},
     ],
 )
 def test_sspo_plans_the_clip_ranges_of_the_reference(widening: Options) -> None:
@@ -463,8 +463,8 @@ def test_sspo_plans_the_clip_ranges_of_the_reference(widening: Options) -> None:
         plan = tt.objective("sspo", **widening).plan(token_batch(batch))
         tokens = reference.sspo(batch, **widening).tokens
         assert reasons(plan) == [token.reasons for token in tokens]
-        np.testing.assert_allclose(plan.clip_low.numpy(), [0.2 * t.widening for t in tokens], rtol=1e-12)
-        np.testing.assert_allclose(plan.clip_high.numpy(), [0.28 * t.widening for t in tokens], rtol=1e-12)
+        np.testing.assert_allclose(plan.clip_low.numpy(), [0.02 * t.widening for t in tokens], rtol=1e-12)
+        np.testing.assert_allclose(plan.clip_high.numpy(), [0.028 * t.widening for t in tokens], rtol=1e-12)
 
 
 def test_sspo_shares_a_ratio_within_the_segments_of_the_reference() -> None:
