@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from trimtab.conversation.call_formats import MAX_CALLS, ParsedCall, parse_calls, without_reasoning
@@ -121,15 +121,11 @@ class Conversations:
         if call.problem:
             return ToolResult("malformed", f"Error: {call.problem}")
         result = tools.call(call.tool, call.arguments, timeout)
+        # A lone half of a surrogate pair can be neither encoded nor recorded.
+        text = result.text.encode("utf-8", "replace").decode()
         if result.gone:
-            return ToolResult(
-                result.outcome,
-                f"{result.text}\nThe environment has ended. Answer without its tools.",
-                result.seconds,
-                result.error,
-                gone=True,
-            )
-        return result
+            text += "\nThe environment has ended. Answer without its tools."
+        return replace(result, text=text)
 
     def _end(self, state: _State, ended: Ended) -> None:
         """End a conversation; what its environment says of it is asked beside the sampling."""

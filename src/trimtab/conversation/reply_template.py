@@ -16,6 +16,7 @@ from trimtab.tasks import Problem
 from trimtab.text import shown
 
 OPENING_SECONDS = 60.0  # for an environment's `reset`, before the first message
+LEFT_OUT = "[... {:,} characters left out ...]"
 LEAST_SHARE = 16  # tokens; where several replies would have less each, they are given as one
 
 
@@ -155,16 +156,19 @@ class ReplyTemplate:
 
     def _cut(self, text: str, limit: int) -> str:
         """Return a text of at most so many tokens: the middle of a longer one is left out, and it says so."""
-        size = len(self.text.encode(self.delta.transform(text)))
-        kept = len(text)
-        while size > limit:
-            # In proportion, and then a little less until it fits: tokens are not equally long everywhere.
-            kept = min(int(kept * max(limit - 12, 0) / size), kept - 1) if kept == len(text) else kept * 9 // 10
-            left_out = f"[... {len(text) - kept:,} characters left out ...]" if kept else "[... left out ...]"
+
+        def size(some: str) -> int:
+            return len(self.text.encode(self.delta.transform(some)))
+
+        whole = size(text)
+        if whole <= limit:
+            return text
+        brief = size(LEFT_OUT.format(len(text))) > limit // 2
+        # In proportion, and then a little less until it fits: tokens are not equally long everywhere.
+        kept = int(len(text) * limit / whole)
+        while kept := kept * 9 // 10:
+            left_out = "[...]" if brief else LEFT_OUT.format(len(text) - kept)
             shortened = text[: (kept + 1) // 2] + left_out + text[len(text) - kept // 2 :]
-            size = len(self.text.encode(self.delta.transform(shortened)))
-            if kept == 0 and size > limit:
-                return ""
-            if size <= limit:
+            if size(shortened) <= limit:
                 return shortened
-        return text
+        return "[...]" if size("[...]") <= limit else ""

@@ -1,0 +1,94 @@
+"""Calls as models write them, and everything else that they write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trimtab.conversation.call_formats import CALL_FORMATS, MAX_CALLS, CallFormat, ParsedCall, format_of, parse_calls
+from trimtab.conversation.schemas import function_schema
+from trimtab.conversation.tool_set import BUILT_IN
+
+SCHEMAS: dict[str, Any] = {name: function_schema(function, name) for name, function in BUILT_IN.items()}
+CALCULATE = ParsedCall("calculator", {"expression": "2*3"})
+JSON = '{"name": "calculator", "arguments": {"expression": "2*3"}}'
+LLAMA = '{"name": "calculator", "parameters": {"expression": "2*3"}}'
+
+
+@pytest.mark.parametrize(
+    ("call_format", "text", "calls"),
+    [
+        ("hermes", "The answer is 6.", []),
+        ("hermes", f"I ask.\n<tool_call>\n{JSON}\n</tool_call>", [CALCULATE]),
+        ("hermes", f"<tool_call>{JSON}</tool_call>\n<tool_call>{JSON}</tool_call>", [CALCULATE] * 2),
+        ("hermes", f"<tool_call>\n{JSON}", [CALCULATE]),  # whole, though not closed
+        ("hermes", f"<tool_call>{LLAMA}</tool_call>", [CALCULATE]),
+        ("hermes", '<tool_call>{"name": "calculator", "arguments": "{\\"expression\\": \\"2*3\\"}"}</tool_call>', [CALCULATE]),
+        ("hermes", '<tool_call>{"name": "look"}</tool_call>', [ParsedCall("look")]),
+        ("hermes", f"<think>maybe <tool_call>{JSON}</tool_call></think>6", []),
+        ("hermes", f"maybe <tool_call>{JSON}</tool_call></think>6", []),  # the prompt has opened the block
+        ("hermes", f"<think>never closed <tool_call>{JSON}</tool_call>", []),
+        ("hermes", f"<think>short</think><tool_call>{JSON}</tool_call>", [CALCULATE]),
+        ("llama", LLAMA, [CALCULATE]),
+        ("llama", f"<|python_tag|>{LLAMA}; {LLAMA}", [CALCULATE] * 2),
+        ("llama", f"I would write {LLAMA}", []),
+        ("fenced", "First\n```python\nprint(1)\n```\nthen", [ParsedCall("python", {"code": "print(1)\n"})]),
+        ("fenced", "```py\na\n```\n```json\n{}\n```\n```python\nb\n```", [ParsedCall("python", {"code": c}) for c in ("a\n", "b\n")]),
+        ("plain", "so calculator(2*3)", [CALCULATE]),
+        ("plain", "calculator(1) or calculator(2*3)\n", [CALCULATE]),
+        ("plain", "mycalculator(2*3)", []),
+    ],
+)  # fmt: skip
+def test_calls_that_can_be_read(call_format: CallFormat, text: str, calls: list[ParsedCall]) -> None:
+    assert parse_calls(text, call_format, SCHEMAS) == calls
+
+
+@pytest.mark.parametrize(
+    ("call_format", "text", "problem"),
+    [
+        ("hermes", "<tool_call>{'name': 'x'}</tool_call>", "no valid JSON: Expecting property name"),
+        ("hermes", '<tool_call>{"name": "calc', "no closing </tool_call>"),
+        ("hermes", "<tool_call>[1]</tool_call>", 'a JSON object with "name" and "arguments", not \\[1\\]'),
+        ("hermes", '<tool_call>{"name": 7}</tool_call>', 'a JSON object with "name"'),
+        ("hermes", '<tool_call>{"name": "x", "arguments": [1]}</tool_call>', '"arguments" must be a JSON object'),
+        ("hermes", '<tool_call>{"name": "x", "arguments": "1"}</tool_call>', '"arguments" must be a JSON object'),
+        ("hermes", "<tool_call>" + "[" * 100_000 + "</tool_call>", "nested too deep"),
+        ("hermes", '<tool_call>{"name": ' + "9" * 10_000 + "}</tool_call>", "too long a number"),
+        ("llama", '{"name": "x", "parameters": ', "no valid JSON"),
+        ("llama", f"{LLAMA} and so on", "no valid JSON"),
+        ("fenced", "```python\nprint(1)", "no closing ```"),
+        ("plain", "calculator(2*3", "no closing parenthesis"),
+    ],
+)
+def test_calls_that_cannot(call_format: CallFormat, text: str, problem: str) -> None:
+    call = parse_calls(text, call_format, SCHEMAS)[-1]
+    with pytest.raises(ValueError, match=problem):
+        raise ValueError(call.problem)
+
+
+def test_a_message_has_a_bounded_number_of_calls() -> None:
+    assert len(parse_calls(f"<tool_call>{JSON}</tool_call>" * 100, "hermes", SCHEMAS)) == MAX_CALLS + 1
+
+
+pieces = st.sampled_from(
+    ["<tool_call>", "</tool_call>", "<think>", "</think>", "```python\n", "\n```", "{", "}", '"name"', ":", "calculator(", ")",
+     JSON, LLAMA, "<|python_tag|>", ";", "\n", "\ud800", "\0"]
+)  # fmt: skip
+
+
+@given(st.sampled_from(CALL_FORMATS), st.lists(st.one_of(pieces, st.text(max_size=5)), max_size=12))
+def test_any_text_is_a_list_of_calls(call_format: CallFormat, parts: list[str]) -> None:
+    for call in parse_calls("".join(parts), call_format, SCHEMAS):
+        assert call.problem or call.tool
+
+
+def test_the_format_of_a_template() -> None:
+    assert format_of(None) == "plain"
+    assert format_of("... <tool_call>\n{...}") == "hermes"
+    assert format_of("... <|python_tag|> ...") == "llama"
+    assert format_of("{{ messages[0].content }}") == "hermes"
+    with pytest.raises(ValueError, match="calls in XML"):
+        format_of("<tool_call>\n<function=name>")
