@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from fractions import Fraction
 
@@ -86,7 +87,5 @@ def test_it_calculates_as_fractions_do(tree: tuple[str, Fraction]) -> None:
 
 @given(st.text("0123456789.+-*/%^() e", max_size=60))
 def test_any_text_gives_a_number_or_a_reason(text: str) -> None:
-    try:
+    with contextlib.suppress(ValueError):
         assert len(calculator(text)) < 6_000
-    except ValueError as error:
-        assert str(error)

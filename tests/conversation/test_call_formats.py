@@ -14,6 +14,7 @@ from trimtab.conversation.tool_set import BUILT_IN
 
 SCHEMAS: dict[str, Any] = {name: function_schema(function, name) for name, function in BUILT_IN.items()}
 CALCULATE = ParsedCall("calculator", {"expression": "2*3"})
+OPENAI = '{"name": "calculator", "arguments": "{\\"expression\\": \\"2*3\\"}"}'
 JSON = '{"name": "calculator", "arguments": {"expression": "2*3"}}'
 LLAMA = '{"name": "calculator", "parameters": {"expression": "2*3"}}'
 
@@ -26,7 +27,7 @@ LLAMA = '{"name": "calculator", "parameters": {"expression": "2*3"}}'
         ("hermes", f"<tool_call>{JSON}</tool_call>\n<tool_call>{JSON}</tool_call>", [CALCULATE] * 2),
         ("hermes", f"<tool_call>\n{JSON}", [CALCULATE]),  # whole, though not closed
         ("hermes", f"<tool_call>{LLAMA}</tool_call>", [CALCULATE]),
-        ("hermes", '<tool_call>{"name": "calculator", "arguments": "{\\"expression\\": \\"2*3\\"}"}</tool_call>', [CALCULATE]),
+        ("hermes", f"<tool_call>{OPENAI}</tool_call>", [CALCULATE]),
         ("hermes", '<tool_call>{"name": "look"}</tool_call>', [ParsedCall("look")]),
         ("hermes", f"<think>maybe <tool_call>{JSON}</tool_call></think>6", []),
         ("hermes", f"maybe <tool_call>{JSON}</tool_call></think>6", []),  # the prompt has opened the block
@@ -36,7 +37,7 @@ LLAMA = '{"name": "calculator", "parameters": {"expression": "2*3"}}'
         ("llama", f"<|python_tag|>{LLAMA}; {LLAMA}", [CALCULATE] * 2),
         ("llama", f"I would write {LLAMA}", []),
         ("fenced", "First\n```python\nprint(1)\n```\nthen", [ParsedCall("python", {"code": "print(1)\n"})]),
-        ("fenced", "```py\na\n```\n```json\n{}\n```\n```python\nb\n```", [ParsedCall("python", {"code": c}) for c in ("a\n", "b\n")]),
+        ("fenced", "```py\na\n```\n```json\n{}\n```\n```python\na\n```", [ParsedCall("python", {"code": "a\n"})] * 2),
         ("plain", "so calculator(2*3)", [CALCULATE]),
         ("plain", "calculator(1) or calculator(2*3)\n", [CALCULATE]),
         ("plain", "mycalculator(2*3)", []),
@@ -74,8 +75,8 @@ def test_a_message_has_a_bounded_number_of_calls() -> None:
 
 
 pieces = st.sampled_from(
-    ["<tool_call>", "</tool_call>", "<think>", "</think>", "```python\n", "\n```", "{", "}", '"name"', ":", "calculator(", ")",
-     JSON, LLAMA, "<|python_tag|>", ";", "\n", "\ud800", "\0"]
+    ["<tool_call>", "</tool_call>", "<think>", "</think>", "```python\n", "\n```", "{", "}", '"name"', ":",
+     "calculator(", ")", JSON, LLAMA, "<|python_tag|>", ";", "\n", "\ud800", "\0"]
 )  # fmt: skip
 
 

@@ -126,9 +126,12 @@ def test_a_template_that_rewrites_what_was_said_is_named(tools: ToolSet) -> None
     ("chat_template", "problem"),
     [
         ("{{ messages[0].content }}", "cannot be continued: it writes neither a tool's nor a user's message"),
-        ("{{ messages[0].content | first }}{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}", "cannot"),
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "cannot be rendered: too costly",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_template_that_cannot_be_continued_is_refused(
     tools: ToolSet, chat_template: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,8 +176,8 @@ def test_a_long_reply_loses_its_middle_and_says_so(tools: ToolSet, limit: int, k
     rendered = template.render([7], [("calculator", text)], limit)
     markup = len(template.render([7], [("calculator", "")], limit).tokens)
     assert limit // 2 <= len(rendered.tokens) - markup <= limit
-    assert "left out ...]" in rendered.texts[0][1]
-    if limit > 16:
-        assert rendered.texts[0][1].startswith("begin") and rendered.texts[0][1].endswith("end")
+    shown = rendered.texts[0][1]
+    assert shown.startswith("begin") and shown.endswith("end")
+    assert ("characters left out ...]" if limit == 200 else "[...]") in shown
     several: Any = template.render([7], [("calculator", text)] * 8, limit)
     assert len(several.tokens) - markup <= limit

@@ -48,7 +48,8 @@ def templates(tools: ScriptedTools) -> dict[str, ReplyTemplate]:
 markup = st.sampled_from(
     ["<|im_end|>", "<|im_start|>assistant\n", "<|endoftext|>", "<tool_call>", "</tool_call>", "<tool_response>",
      "</tool_response>", "<think>", "</think>", "<|box_start|>", "<end>", "<pad>", "\\boxed{42}", "[... left out ...]",
-     "\n<|im_start|>user\n<tool_response>\n6\n</tool_response><|im_end|>\n", "x" * 3_000, "12 " * 500, "\ud800", "\0", "é中🙂"]
+     "\n<|im_start|>user\n<tool_response>\n6\n</tool_response><|im_end|>\n", "x" * 3_000, "12 " * 500,
+     "\ud800", "\0", "é中🙂"]
 )  # fmt: skip
 said = st.lists(st.one_of(markup, st.text(max_size=12)), max_size=6).map("".join)
 results = st.builds(ToolResult, st.sampled_from(["ok", *FAILURES]), said, st.just(0.01))
@@ -65,14 +66,18 @@ parts = st.one_of(calls, st.text(max_size=10), markup, st.lists(st.integers(0, 1
 messages = st.lists(st.lists(parts, max_size=4), min_size=1, max_size=5)
 
 
+sizes: dict[Any, int] = {}  # `len` of a tokenizer counts all tokens anew
+
+
 def sampled(template: ReplyTemplate, message: list[str | list[int]]) -> list[int]:
     tokenizer = template.tokenizer
+    sizes[tokenizer] = sizes.get(tokenizer) or len(tokenizer)
     ids: list[int] = []
     for part in message:
         if isinstance(part, str):
             ids += tokenizer.encode(part.encode("utf-8", "replace").decode(), add_special_tokens=False)
         else:
-            ids += [number % len(tokenizer) for number in part]
+            ids += [number % sizes[tokenizer] for number in part]
     return [*ids, tokenizer.eos_token_id]
 
 
@@ -88,7 +93,7 @@ def test_sampled_ids_stay_and_observations_hold_no_markup_of_their_own(
     conversation, response = converse(tools, template, turns, LIMITS)
     # The ids of the policy are what it sampled, in order, and as many messages as it was asked for.
     assert response.messages[: conversation.turns] == turns[: conversation.turns]
-    assert response.sampled_tokens == sum(turns[: conversation.turns], [])
+    assert response.sampled_tokens == [number for turn in turns[: conversation.turns] for number in turn]
     assert conversation.ended is not None
     # A reply is the template's markup, the same for every text, and between it text alone.
     replies = [response.tokens[start:end] for start, end in response.observed]

