@@ -19,7 +19,10 @@ class ObservedText:
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self.markup = {number for number, token in added.items() if _is_markup(token.content, token.special)}
         self.markup |= set(tokenizer.all_special_ids)
-        self._core, self._markup_core = _cores(tokenizer) if hasattr(tokenizer, "backend_tokenizer") else (None, None)
+        self._core: Any = None
+        self._markup_core: Any = None
+        if hasattr(tokenizer, "backend_tokenizer"):
+            self._core, self._markup_core = _cores(tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of text from outside; what the vocabulary can only say by a special token is left out."""

@@ -1,0 +1,54 @@
+"""docs/tools.md: its tool and its environment are run as written, and its tables are complete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from helpers.conversation.tokenizers_of_models import CHATML, converse, hermes, small_tokenizer
+from trimtab.conversation import CALL_FORMATS, ENDED, OUTCOMES, ReplyTemplate, ToolSet
+from trimtab.tasks import Problem, user
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text()
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of the page, in the current folder."""
+    for name, code in re.findall(r"<!-- file: (.*?) -->\n```py\n(.*?)```", PAGE, re.DOTALL):
+        (tmp_path / name).write_text(code)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("files")
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(code, "docs/tools.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines() == [
+        "ok: 37.5",
+        "ok: Paris",
+        "exception: Error: KeyError: 'Mars'",
+        "ok: too high",
+        "bad_arguments: Error: the argument number is 'seven', which is no integer. guess takes (number: integer)",
+    ]
+
+
+@pytest.mark.usefixtures("files")
+def test_the_environment_plays_and_pays() -> None:
+    tools = ToolSet(environment="python:my_env:Guess")
+    problem = Problem(user("Find my number."), "7", "exact", "game")
+    template = ReplyTemplate(small_tokenizer(CHATML), tools)
+    assert template.prompts([problem])[0][-1]["content"].endswith("I think of a number from 1 to 100.")
+    said = [hermes("guess", number=9), hermes("guess", number=7), "It is 7."]
+    conversation, _ = converse(tools, template, said, problem=problem)
+    assert [call.text for call in conversation.calls] == ["too high", "right"] and conversation.reward == 0.5
+    tools.close()
+
+
+def test_the_tables_are_complete() -> None:
+    for name, sentence in {**OUTCOMES, **ENDED}.items():
+        assert f"| `{name}` | {sentence} |" in PAGE
+    for call_format in CALL_FORMATS:
+        assert f"| `{call_format}` |" in PAGE
