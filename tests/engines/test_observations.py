@@ -18,6 +18,8 @@ import trimtab as tt
 from helpers.engines.verl_batches import TEXT_IDS, TOKENIZER, as_minibatch, nested, with_plan
 from helpers.objectives.batches import EVERY
 from trimtab.engines.trl import padded
+from trimtab.engines.trl import recording as trl_recording
+from trimtab.engines.verl import recording as verl_recording
 from trimtab.engines.verl.columns import VERL_FIELDS, sampled_tokens
 from trimtab.engines.verl.loss import PlannedLoss
 from trimtab.engines.verl.planning import plan_step
@@ -212,3 +214,23 @@ def test_the_loss_on_verls_workers_is_that_of_the_policys_own_tokens(name: str) 
         where = sampled_tokens(data["response_mask"])
         assert torch.equal(inner[where.index], new.grad)
         assert not inner[torch.cat(ids_and_masks(replied)[1]) == 0].any()
+
+
+def test_a_conversation_that_ends_with_a_reply_is_not_finished() -> None:
+    made = conversations(2)
+    for turns in made.turns:
+        turns[-1][-1] = TOKENIZER.eos_token_id
+    objective = tt.objective("grpo")
+    batch = trl_batch(made, objective)
+    prompt = torch.ones(8, 2, dtype=torch.int64)
+    batch |= {"prompt_ids": prompt, "prompt_mask": prompt, padded.RESPONSE_INDEX: torch.arange(8)}
+    shape = trl_recording.RolloutShape(1, 4, 2, frozenset({TOKENIZER.eos_token_id}))
+    data = verl_batch(made, objective)
+    planned = plan_step(objective, data, 8, 1, TOKENIZER, ["token"])
+    fields = dict(data.items()) | {"rm_scores": nested(rows(made, "old_logp", 0.0)), "uid": ["a"] * 8}
+    for recorded in (
+        trl_recording.recorded_responses(1, batch, shape),
+        verl_recording.recorded_responses(planned, fields, TOKENIZER.eos_token_id),
+    ):
+        assert [response.finished for response in recorded] == [False] + [True] * 7
+        assert [list(response.tokens) for response in recorded] == [torch.cat(turns).tolist() for turns in made.turns]
