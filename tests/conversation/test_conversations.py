@@ -145,6 +145,16 @@ def test_nothing_is_paid_for_a_call_that_ended_the_environment(counter: ToolSet)
     assert (again.ended, again.reward, len(again.calls)) == ("environment", 0.0, 1)
 
 
+def test_a_model_that_goes_on_calling_a_dead_environment_gets_nothing() -> None:
+    silent = ToolSet(environment=f"{HERE}:Silent")
+    template = ReplyTemplate(small_tokenizer(CHATML), silent)
+    ended, _ = converse(silent, template, [hermes("leave"), hermes("look")])
+    assert (ended.ended, ended.reward, [call.outcome for call in ended.calls]) == ("environment", 0.0, ["killed"])
+    answered, _ = converse(silent, template, [hermes("leave"), "6"])
+    assert (answered.ended, answered.reward) == ("answer", None)  # the task's rule grades it
+    silent.close()
+
+
 def test_a_failure_of_the_users_own_code_is_for_the_run_to_see(counter: ToolSet) -> None:
     template = ReplyTemplate(small_tokenizer(CHATML), counter)
     broken = replace(PROBLEM, answer="broken")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +17,7 @@ from trimtab.own_parts import OwnPartError
 from trimtab.tasks import Problem, user
 
 HERE = "python:helpers.conversation.misbehaving_tools"
-USE = ["python", "python_session", "calculator", f"{HERE}:double", f"{HERE}:misbehave"]
+USE = ["python", "python_session", "calculator", f"{HERE}:double", f"{HERE}:later", f"{HERE}:misbehave"]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def call(tools: ToolSet, tool: str, timeout: float = 20.0, **arguments: object) 
 
 def test_the_schemas_come_from_types_and_docstrings(tools: ToolSet) -> None:
     schemas = {schema["function"]["name"]: schema["function"] for schema in tools.schemas()}
-    assert set(schemas) == {"python", "python_session", "calculator", "double", "misbehave", "add", "fail"}
+    assert set(schemas) == {"python", "python_session", "calculator", "double", "later", "misbehave", "add", "fail"}
     assert schemas["add"]["description"] == "Add to the count."
     properties = schemas["add"]["parameters"]["properties"]
     assert properties["number"] == {"type": "integer", "description": "How much."}
@@ -87,6 +89,7 @@ def test_an_environment_that_cannot_be_used(environment: str, problem: str) -> N
         ("python", {"code": "2*3"}, "ok", "The program printed nothing."),
         ("python", {"code": "print(1)\n1/0"}, "exception", "ZeroDivisionError: division by zero"),
         ("double", {"number": 4}, "ok", "8"),
+        ("later", {"text": "now"}, "ok", "now"),
         ("misbehave", {"how": "raise"}, "exception", "Error: ValueError: no such page"),
         ("misbehave", {"how": "segfault"}, "killed", "Error: it crashed"),
         ("misbehave", {"how": "exit"}, "killed", "Error: it crashed"),
@@ -176,7 +179,7 @@ def test_a_problem_may_have_some_tools_only(tools: ToolSet) -> None:
     with pytest.raises(ValueError, match=r"data.jsonl:7: the problem's tools name 'duoble'.* did you mean double\?"):
         tools.schemas(replace(problem, extra={"tools": ["duoble"]}))
     verl = replace(PROBLEM, extra={"tools": {"kwargs": {}}})  # something else of this name
-    assert len(tools.schemas(verl)) == 7
+    assert len(tools.schemas(verl)) == 8
 
 
 def test_at_most_so_many_calls_run_at_once(tools: ToolSet) -> None:
@@ -194,6 +197,11 @@ def test_at_most_so_many_calls_run_at_once(tools: ToolSet) -> None:
     for future in [tools.in_thread(work) for _ in range(6)]:
         future.result(20)
     assert most == tools.workers == 2
+
+
+def test_nothing_here_imports_torch() -> None:
+    code = "import sys, trimtab.conversation, trimtab.conversation.tool_process; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # Python 3.12 warns of what this tests

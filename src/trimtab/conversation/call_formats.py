@@ -19,7 +19,9 @@ CALL_FORMATS: tuple[CallFormat, ...] = get_args(CallFormat)
 MAX_CALLS = 8  # of one message
 
 _HERMES = re.compile(r"<tool_call>(.*?)(</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(?:python|py|python3)[ \t]*\n(.*?)(^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(
+    r"^[ \t]*```[ \t]*(?:python|py|python3)[ \t]*\n(.*?)(^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE
+)
 
 
 @dataclass(frozen=True)

@@ -130,18 +130,18 @@ class Conversations:
     def _end(self, state: _State, ended: Ended) -> None:
         """End a conversation; what its environment says of it is asked beside the sampling."""
         state.conversation.ended = ended
-        if self.tools.has_reward or state.tools.started:
+        if self.tools.has_reward or state.tools.started or state.tools.failed is not None:
             state.over = self.tools.in_thread(lambda: self._settle(state))
 
     def _settle(self, state: _State) -> None:
         conversation = state.conversation
         try:
-            if self.tools.has_reward:
-                died_in_call = state.tools.failed is not None and not state.tools.reset_failed
+            died_in_call = state.tools.failed is not None and not state.tools.reset_failed
+            if died_in_call and (self.tools.has_reward or conversation.ended == "environment"):
+                conversation.reward = 0.0  # nothing is paid for a call that ended the environment
+            elif self.tools.has_reward:
                 reward = state.tools.reward(conversation, REWARD_SECONDS)
-                if died_in_call:  # nothing is paid for a call that ended the environment
-                    conversation.reward = 0.0
-                elif isinstance(reward, ToolResult):
+                if isinstance(reward, ToolResult):
                     conversation.ended = "environment"
                     conversation.error = conversation.error or reward.error or reward.text
                 else:

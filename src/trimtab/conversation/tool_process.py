@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import math
@@ -60,6 +61,8 @@ class EnvironmentHost:
 
 
 def _as_text(value: object) -> ToolText:
+    if inspect.iscoroutine(value):  # a tool that is written as `async def`
+        value = asyncio.run(value)
     if value is None:
         text = ""
     elif isinstance(value, str):
