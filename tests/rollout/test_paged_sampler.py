@@ -17,7 +17,8 @@ from helpers.rollout.paged_models import CONFIGS, EOS, assert_same, count_preemp
 from trimtab.policy import Transcript, load_policy, score
 from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, SamplingOptions
 from trimtab.rollout.paged.decoder import Decoder, unsupported_reason
-from trimtab.rollout.paged.scheduler import SampledSequence, Scheduler, SequenceGroup
+from trimtab.rollout.paged.scheduler import Scheduler, SequenceGroup
+from trimtab.rollout.sequence import SampledSequence
 
 LENGTHS = (1, 63, 64, 65, 66, 130)  # around the page size
 OPTIONS = SamplingOptions(samples=3, max_new_tokens=20, seed=3)

@@ -1,252 +1,30 @@
-"""The scheduler, run against a simulated device that sees only the scalars and page tables it is given.
-
-The device's cache holds the tokens themselves, so a page that two sequences write, or that is freed too early, is found
-by reading every sequence back.
-"""
+"""The scheduler, run against a simulated device that sees only the scalars and page tables it is given."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
 from unittest import mock
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from helpers.rollout.simulated_device import (
+    PAGE_SIZE,
+    TooFewPagesError,
+    Work,
+    logp_of,
+    new_group,
+    new_scheduler,
+    run,
+)
 from trimtab.rollout.paged import scheduler as module
 from trimtab.rollout.paged.decode_state import Scalar
 from trimtab.rollout.paged.kv_cache import PageAllocator
-from trimtab.rollout.paged.scheduler import Admission, IntArray, SampledSequence, Scheduler, SequenceGroup
-
-PAGE_SIZE = 8  # small, so that every few tokens a page is full
-
-
-@dataclass(frozen=True)
-class Work:
-    """Prompt lengths, and after how many tokens each of their samples would sample an end token."""
-
-    prompts: list[int]
-    lengths: list[list[int]]
-    max_new_tokens: int
-    steps_per_sync: int
-    slots: int
-    spare: int  # pages beyond the fewest that a sampler allocates
-    max_prefill_tokens: int = 50
-
-    @property
-    def pages_per_slot(self) -> int:
-        return -(-(max(self.prompts) + self.max_new_tokens) // PAGE_SIZE)
-
-    @property
-    def pages(self) -> int:
-        return 2 * self.pages_per_slot + 2 + self.spare
-
-    def prompt(self, number: int) -> list[int]:
-        return [10_000 * (number + 1) + position for position in range(self.prompts[number])]
-
-    def response(self, prompt: int, sample: int) -> list[int]:
-        key = self.key(prompt, sample)
-        return [token_of(key, n) for n in range(min(self.max_new_tokens, self.lengths[prompt][sample]))]
-
-    def key(self, prompt: int, sample: int) -> int:
-        return 100 * prompt + sample + 1
-
-    def responses(self) -> dict[int, list[int]]:
-        """All responses by key."""
-        which = [(prompt, sample) for prompt, lengths in enumerate(self.lengths) for sample in range(len(lengths))]
-        return {self.key(prompt, sample): self.response(prompt, sample) for prompt, sample in which}
-
-    def groups(self) -> list[SequenceGroup]:
-        return [
-            new_group(self.prompt(number), *(self.key(number, sample) for sample in range(len(lengths))))
-            for number, lengths in enumerate(self.lengths)
-        ]
-
-
-def new_group(prompt: list[int], *keys: int) -> SequenceGroup:
-    """Samples of a prompt, by their keys, that have generated nothing yet."""
-    return SequenceGroup(prompt, deque(SampledSequence(sample, key, prompt) for sample, key in enumerate(keys)))
-
-
-def token_of(key: int, generated: int) -> int:
-    """The token that a sequence samples next."""
-    return -(1000 * key + generated)
-
-
-def new_scheduler(
-    groups: list[SequenceGroup], pages: int, slots: int, max_new_tokens: int, steps_per_sync: int
-) -> Scheduler:
-    return Scheduler(
-        groups,
-        PageAllocator(pages),
-        slots=slots,
-        pages_per_slot=20,
-        max_new_tokens=max_new_tokens,
-        steps_per_sync=steps_per_sync,
-    )
-
-
-@dataclass
-class Device:
-    """A cache of tokens, and the tokens sampled in each slot."""
-
-    work: Work
-    pages: int
-    cache: npt.NDArray[np.int64] = field(init=False)
-    tokens: npt.NDArray[np.int64] = field(init=False)
-    shared: set[int] = field(default_factory=set)  # full pages of prefixes: read by many, never written
-
-    def __post_init__(self) -> None:
-        self.cache = np.zeros((self.pages, PAGE_SIZE), dtype=np.int64)
-        self.tokens = np.zeros((self.work.slots, self.work.max_new_tokens), dtype=np.int64)
-
-    def prefill_and_copy(self, admission: Admission) -> None:
-        for group in admission.prefill:
-            pages = group.pages
-            assert pages is not None
-            assert len(set(pages)) == len(pages) == -(-group.num_prefilled // PAGE_SIZE)
-            for position, token in enumerate(group.prefix[:-1]):
-                self.cache[pages[position // PAGE_SIZE], position % PAGE_SIZE] = token
-            self.shared.update(pages[: group.num_prefilled // PAGE_SIZE])
-        assert len(set(admission.copy_to)) == len(admission.copy_to) == len(admission.copy_from)
-        assert not set(admission.copy_to) & {*admission.copy_from, *self.shared}
-        self.cache[admission.copy_to] = self.cache[admission.copy_from]
-
-    def last_tokens(self, scalars: IntArray, steps: int) -> npt.NDArray[np.int32]:
-        """The last tokens of every row; anything where it has generated fewer."""
-        columns = np.maximum(scalars[Scalar.NUM_GENERATED, :, None] + np.arange(-steps, 0), 0)
-        return self.tokens[scalars[Scalar.SLOT, :, None], columns].astype(np.int32)
-
-    def step(self, scalars: IntArray, pages: npt.NDArray[np.int32]) -> None:
-        """Sample one token for every active row."""
-        active = np.flatnonzero(scalars[Scalar.ACTIVE])
-        readers = Counter(
-            int(page) for row in active for page in pages[row, : scalars[Scalar.POSITION, row] // PAGE_SIZE + 1]
-        )
-        for row in active:
-            position, generated, slot = (
-                int(scalars[n, row]) for n in (Scalar.POSITION, Scalar.NUM_GENERATED, Scalar.SLOT)
-            )
-            page = int(pages[row, position // PAGE_SIZE])
-            assert page not in self.shared, "a page of a shared prefix was written"
-            assert readers[page] == 1, "a page was written that another sequence reads"
-            self.cache[page, position % PAGE_SIZE] = scalars[Scalar.LAST_TOKEN, row]
-            token = token_of(int(scalars[Scalar.RNG_KEY, row]), generated)
-            self.tokens[slot, generated] = token
-            prompt, sample = divmod(int(scalars[Scalar.RNG_KEY, row]) - 1, 100)
-            length = min(self.work.lengths[prompt][sample], scalars[Scalar.MAX_NEW_TOKENS, row])
-            scalars[[Scalar.LAST_TOKEN, Scalar.POSITION, Scalar.NUM_GENERATED], row] = (
-                token,
-                position + 1,
-                generated + 1,
-            )
-            scalars[Scalar.ACTIVE, row] = generated + 1 != length
-
-    def check(self, scalars: IntArray, pages: npt.NDArray[np.int32]) -> None:
-        """Every row reads its prompt and what it has generated, and nothing else."""
-        for row, (position, generated, key) in enumerate(
-            scalars[[Scalar.POSITION, Scalar.NUM_GENERATED, Scalar.RNG_KEY]].T.tolist()
-        ):
-            number, _ = divmod(key - 1, 100)
-            whole = [*self.work.prompt(number), *(token_of(key, n) for n in range(generated))]
-            assert len(whole) == position + 1
-            assert self.cache[pages[row]].ravel()[:position].tolist() == whole[:-1]
-            assert scalars[Scalar.LAST_TOKEN, row] == whole[-1]
-
-
-class TooFewPagesError(Exception):
-    """No sequence can be admitted."""
-
-
-@dataclass
-class Outcome:
-    sequences: dict[int, SampledSequence] = field(default_factory=dict)  # by key
-    preempted: list[int] = field(default_factory=list)
-    syncs: int = 0
-    largest_batch: int = 0
-
-    @property
-    def responses(self) -> dict[int, list[int]]:
-        finished = self.sequences.values()
-        assert all(sequence.logp == [token / 2 for token in sequence.tokens] for sequence in finished)
-        return {key: sequence.tokens for key, sequence in self.sequences.items()}
-
-
-def check_pages(scheduler: Scheduler, scalars: IntArray, pages: npt.NDArray[np.int32]) -> None:
-    """Every row has the pages of the next steps, none of them free, and none twice."""
-    for row, (position, generated) in enumerate(scalars[[Scalar.POSITION, Scalar.NUM_GENERATED]].T.tolist()):
-        last = position + min(scheduler.steps_until_sync(), scheduler.max_new_tokens - generated) - 1
-        own = pages[row, : last // PAGE_SIZE + 1].tolist()
-        assert len(set(own)) == len(own) == last // PAGE_SIZE + 1
-        assert all(scheduler.allocator.ref_count(page) for page in own)
-
-
-def run(work: Work, pages: int | None = None) -> Outcome:
-    """Run all of the work on the simulated device, with checks on the way."""
-    pages = work.pages if pages is None else pages
-    allocator, device, outcome = PageAllocator(pages), Device(work, pages), Outcome()
-    scheduler = Scheduler(
-        work.groups(),
-        allocator,
-        slots=work.slots,
-        pages_per_slot=work.pages_per_slot,
-        max_new_tokens=work.max_new_tokens,
-        steps_per_sync=work.steps_per_sync,
-    )
-    while scheduler.queue or scheduler.running:
-        device.shared &= {page for page in range(pages) if allocator.ref_count(page)}
-        while (admission := scheduler.admit(work.max_prefill_tokens)).admitted:
-            device.prefill_and_copy(admission)
-            prefilled = [group.num_prefilled for group in admission.prefill]
-            assert len(prefilled) <= 1 or sum(prefilled) <= work.max_prefill_tokens
-        if not scheduler.running:
-            raise TooFewPagesError
-        scheduler.allocate_pages()
-        scalars, table = scheduler.batch()
-        assert scalars.shape[1] == len(set(scalars[Scalar.SLOT].tolist())) <= work.slots
-        check_pages(scheduler, scalars, table)
-        device.check(scalars, table)
-        steps = scheduler.steps_until_sync()
-        for _ in range(steps):
-            device.step(scalars, table)
-        device.check(scalars, table)
-        if outcome.syncs % 2:  # outputs that were not appended in time must not be lost
-            scheduler.append_outputs()
-        sync(scheduler, device, scalars, device.last_tokens(scalars, steps), outcome)
-        outcome.syncs += 1
-        outcome.largest_batch = max(outcome.largest_batch, scalars.shape[1])
-    scheduler.append_outputs()
-    assert allocator.num_free == allocator.num_pages, "pages were lost"
-    return outcome
-
-
-def sync(
-    scheduler: Scheduler, device: Device, scalars: IntArray, tokens: npt.NDArray[np.int32], outcome: Outcome
-) -> None:
-    """Record what the device sampled, retire finished sequences, and preempt where pages are short."""
-    finished = scheduler.record_outputs(scalars, tokens, logp_of(tokens))
-    for slot in finished:
-        sequence = scheduler.running[slot]
-        assert sequence.key not in outcome.sequences, "a sequence finished twice"
-        outcome.sequences[sequence.key] = sequence
-    scheduler.release(finished)
-    slots = scheduler.slots_to_preempt()
-    oldest = next(iter(scheduler.running), None)
-    if scheduler.allocator.num_pages >= device.work.pages:
-        assert oldest not in slots, "the sequence admitted first was preempted"
-    assert slots == list(reversed(scheduler.running))[: len(slots)], "the last admitted are preempted first"
-    for slot in slots:
-        outcome.preempted.append(scheduler.running[slot].key)
-        scheduler.preempt(slot)
-
-
-def logp_of(tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-    return (tokens / 2).astype(np.float32)
+from trimtab.rollout.sequence import SampledSequence
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -269,6 +47,7 @@ def works(draw: Callable[..., int]) -> Work:
         slots=draw(st.integers(1, 20)),
         spare=draw(st.integers(0, 12)),
         max_prefill_tokens=draw(st.integers(1, 100)),
+        message=draw(st.sampled_from([0, 0, 3, 5, 11])),
     )
 
 
@@ -277,6 +56,7 @@ def works(draw: Callable[..., int]) -> Work:
 def test_every_sample_is_what_it_would_be_alone_and_no_page_is_lost(work: Work) -> None:
     outcome = run(work)
     event(f"preempted: {min(len(outcome.preempted), 3)}")
+    event(f"continued: {min(outcome.continued, 3)}, recomputed: {min(outcome.replies - outcome.continued, 3)}")
     expected = work.responses()
     assert outcome.responses == expected
     assert outcome.syncs <= sum(map(len, expected.values())), "every round generates at least one token"
@@ -297,6 +77,16 @@ def test_preempted_sequences_continue_where_they_were() -> None:
     assert max(Counter(outcome.preempted).values()) > 1, "some are preempted more than once"
     assert work.key(0, 0) not in outcome.preempted
     assert outcome.responses == work.responses()
+
+
+@pytest.mark.parametrize("spare", [0, 300])
+def test_conversations_come_back_to_their_pages_while_there_is_room(spare: int) -> None:
+    work = Work([5, 9, 2, 13], [[60] * 5] * 4, max_new_tokens=48, steps_per_sync=3, slots=6, spare=spare, message=10)
+    outcome = run(work)
+    assert outcome.responses == work.responses()
+    assert outcome.replies == 20 * 4
+    assert (outcome.continued == outcome.replies) == (spare > 0)
+    assert outcome.continued
 
 
 def test_with_pages_for_all_none_is_preempted_and_all_slots_are_used() -> None:

@@ -91,15 +91,7 @@ def segments_by_turn(token: Tensor, position: Tensor, sequence: Tensor, tokenize
     """
     # Sampled tokens that are not neighbours in the data have tool output between them.
     after_tool = torch.diff(position, prepend=position[:1] - 1) != 1
-    starts_response = torch.diff(sequence, prepend=sequence[:1] - 1) != 0
-    # Each turn is segmented by itself, then segments are numbered on through the turns of a response.
-    turn = (after_tool | starts_response).cumsum(0)
-    in_turn = segment_ids(token, tokenizer, sequence=turn - turn[:1])
-    starts_segment = torch.diff(in_turn, prepend=in_turn[:1] - 1) != 0
-    number = (starts_segment | after_tool | starts_response).cumsum(0)
-    end = torch.full((1,), len(token), device=token.device)
-    lengths = torch.diff(starts_response.nonzero().squeeze(1), append=end)
-    return number - number[starts_response].repeat_interleave(lengths)
+    return segment_ids(token, tokenizer, sequence=sequence, after_tool=after_tool)
 
 
 def tool_tokens(position: Tensor, sequence: Tensor) -> Tensor:

@@ -7,12 +7,12 @@ from trimtab.policy.lora import add_lora, enable_gradient_checkpointing
 from trimtab.policy.policy import Policy, Precision
 from trimtab.policy.pretrained import check_config, check_counts, read_config
 from trimtab.policy.prompts import LongPromptError
-from trimtab.policy.score import Transcript, log_probs, score, split_by_token_budget, to_device
+from trimtab.policy.score import Transcript, log_probs, score, split_by_token_budget, to_device, tool_tokens
 from trimtab.policy.update import UpdateOptions, UpdateResult, make_optimizer, update
 
 __all__ = [
     "DEMO_MODELS", "Kernels", "LongPromptError", "Policy", "Precision", "Transcript", "UpdateOptions", "UpdateResult",
     "add_lora", "check_config", "check_counts", "demo_model", "demo_tokenizer", "enable_gradient_checkpointing",
     "fuse_layers", "load_policy", "log_probs", "make_optimizer", "pick_device", "read_config", "score",
-    "split_by_token_budget", "to_device", "unfuse_layers", "update",
+    "split_by_token_budget", "to_device", "tool_tokens", "unfuse_layers", "update",
 ]  # fmt: skip

@@ -117,6 +117,20 @@ def split_by_token_budget(
         first += size
 
 
+def tool_tokens(transcripts: Sequence[Transcript]) -> np.ndarray:
+    """Return how many observed tokens come right before each sampled token of these transcripts."""
+    counts = []
+    for transcript in transcripts:
+        count = np.zeros(transcript.num_sampled, dtype=np.int32)
+        before = 0  # observed tokens so far
+        for start, end in transcript.observed:
+            if start - before < len(count):  # no token is sampled after the last of a response
+                count[start - before] += end - start
+            before += end - start
+        counts.append(count)
+    return np.concatenate(counts)
+
+
 def response_hidden_states(policy: Policy, transcripts: Sequence[Transcript]) -> tuple[Tensor, Tensor]:
     """Return the hidden states that predict each sampled token, and those tokens, both concatenated."""
     ids = np.concatenate([t.ids for t in transcripts])

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 class SegmentFinder(Protocol):
     """The signature of `trimtab.objectives.segment_ids`, which the caller passes in: this package imports no other."""
 
-    def __call__(self, tokens: Tensor, tokenizer: Mapping[int, bytes], /, *, sequence: Tensor) -> Tensor:
-        """Return the subsentence of every token, from 0 in every response."""
+    def __call__(
+        self, tokens: Tensor, tokenizer: Mapping[int, bytes], /, *, sequence: Tensor, after_tool: Tensor | None
+    ) -> Tensor:
+        """Return the subsentence of every token, from 0 in every response; none spans the output of a tool."""
 
 
 def select_groups(responses: Sequence[RecordedResponse], share: float) -> list[bool]:
@@ -75,7 +77,9 @@ def _token_columns(
     columns = dict(update.columns)
     sequence = columns.pop("sequence")
     if "segment" not in columns:  # recorded whatever the objective: another one may need it in a replay
-        columns["segment"] = find_segments(columns["token"], vocabulary.text_bytes, sequence=sequence)
+        after_tool = columns["tool_tokens"] > 0 if "tool_tokens" in columns else None
+        found = find_segments(columns["token"], vocabulary.text_bytes, sequence=sequence, after_tool=after_tool)
+        columns["segment"] = found
     # 64-bit integers in a batch, of which 32 bits are ever used.
     narrow = {"token": torch.int32, "segment": torch.int32}
     table = {name: value.to(narrow.get(name, value.dtype)).numpy() for name, value in columns.items()}

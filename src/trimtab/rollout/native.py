@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trimtab.rollout.native_turns import NativeConversations
 from trimtab.rollout.rng import rng_keys
 from trimtab.rollout.sampling import sample_tokens
 from trimtab.rollout.types import PromptTokens, Response, SamplingOptions, Turns, check_prompts
@@ -36,11 +37,16 @@ class NativeSampler:
         self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None = None
     ) -> list[list[Response]]:
         """Return `options.samples` responses for each prompt, in order."""
-        if turns is not None:
-            raise NotImplementedError("conversations are not sampled yet")
-        check_prompts(prompts, self.model.get_input_embeddings().num_embeddings)
+        vocab_size = self.model.get_input_embeddings().num_embeddings
+        check_prompts(prompts, vocab_size)
         was_training = self.model.training
         self.model.eval()
+        if turns is not None:
+            with self.autocast():
+                sides = self.model, self.eos_token_ids, self.pad_token_id, options, turns, vocab_size
+                sequences = NativeConversations(*sides).run(prompts, step)
+            self.model.train(was_training)
+            return [[sequence.response(self.eos_token_ids) for sequence in group] for group in sequences]
         prompts_per_batch = max(1, options.batch_size // options.samples)
         groups: list[list[Response]] = []
         for first in range(0, len(prompts), prompts_per_batch):

@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
-from trimtab.rollout.rng import rng_keys
+from trimtab.rollout.sequence import SampledSequence, new_sequences, waiting_for
 from trimtab.rollout.types import PromptTokens, Response, SamplingOptions, Turns
 from trimtab.rollout.weights import causal_lm, checkpoint_weights
+from trimtab.splitmix64 import GOLDEN, mix
 from trimtab.tasks import optional_module
 
 TESTED_VERSION = "0.32.0"
@@ -93,29 +94,56 @@ class VllmSampler:
         self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None = None
     ) -> list[list[Response]]:
         """Return `options.samples` responses for each prompt, in order."""
-        if turns is not None:
-            raise NotImplementedError("conversations are not sampled yet")
-        self._check_request(prompts, options)
-        keys = rng_keys(options.seed, step, [prompt.number for prompt in prompts], options.samples)
-        seeds = (keys & (2**63 - 1)).tolist()
-        # One request per sample, not vLLM's n: then each sample has a seed of its own, whatever else is asked for.
-        requests = [{"prompt_token_ids": list(prompt.ids)} for prompt in prompts for _ in range(options.samples)]
+        self._check_request(prompts, options, turns.max_observed_tokens if turns is not None else 0)
+        groups = new_sequences(prompts, step, options)
         self._wake_up()
         try:
-            params = [self._sampling_params(options, seed) for seed in seeds]
-            outputs = self._engine.generate(requests, params, use_tqdm=False)
+            ready = [sequence for group in groups for sequence in group]
+            self._generate(ready, options)
+            if turns is not None:
+                self._converse(ready, options, turns)
         finally:
             self._sleep()
-        responses = [_response(output.outputs[0], n % options.samples) for n, output in enumerate(outputs)]
-        return [responses[first : first + options.samples] for first in range(0, len(responses), options.samples)]
+        return [[sequence.response(self.eos_token_ids) for sequence in group] for group in groups]
 
-    def _sampling_params(self, options: SamplingOptions, seed: int) -> Any:
+    def _generate(self, sequences: Sequence[SampledSequence], options: SamplingOptions) -> None:
+        """Sample the next message of every sequence."""
+        # One request per sample, not vLLM's n: then each sample has a seed of its own, whatever else is asked for.
+        requests = [{"prompt_token_ids": sequence.ids} for sequence in sequences]
+        params = [self._sampling_params(options, sequence) for sequence in sequences]
+        outputs = self._engine.generate(requests, params, use_tqdm=False)
+        for sequence, output in zip(sequences, outputs, strict=True):
+            _append_output(sequence, output.outputs[0])
+
+    def _converse(self, ready: Sequence[SampledSequence], options: SamplingOptions, turns: Turns) -> None:
+        """Go on with conversations whose first message was sampled; what is ready when vLLM is done is its next batch.
+
+        vLLM's prefix cache has the earlier tokens of a conversation, as long as it has room for them.
+        """
+        vocab_size = self.model.get_input_embeddings().num_embeddings
+        waiting: dict[tuple[int, int], SampledSequence] = {}
+        while True:
+            ended = [sequence for sequence in ready if sequence.tokens[-1] in self.eos_token_ids]
+            waiting |= {sequence.where: sequence for sequence in ended}
+            for sequence in ended:
+                sequence.submit(turns)
+            if not waiting:
+                return
+            replied = [(waiting.pop(waiting_for(reply, waiting)), reply) for reply in turns.replies(block=True)]
+            ready = [s for s, reply in replied if s.observe(reply, turns, options.max_new_tokens, vocab_size)]
+            if ready:
+                self._generate(ready, options)
+
+    def _sampling_params(self, options: SamplingOptions, sequence: SampledSequence) -> Any:
+        # vLLM's random stream starts anew with every request, so each message of a conversation has its own seed.
+        first = sequence.num_sampled
+        seed = int(mix(torch.tensor(sequence.key) + torch.tensor(first) * GOLDEN)) if first else sequence.key
         return self._vllm.SamplingParams(
-            max_tokens=options.max_new_tokens,
+            max_tokens=options.max_new_tokens - first,
             temperature=options.temperature,
             top_p=options.top_p,
             top_k=options.top_k,
-            seed=seed,
+            seed=seed & (2**63 - 1),
             stop_token_ids=sorted(self.eos_token_ids),
             ignore_eos=True,  # stop at the policy's end tokens alone
             logprobs=0,  # of the sampled token alone
@@ -145,13 +173,14 @@ class VllmSampler:
         if self._sleeps:
             self._engine.sleep(level=2)  # level 2 discards the weights: they are loaded again anyway
 
-    def _check_request(self, prompts: Sequence[PromptTokens], options: SamplingOptions) -> None:
+    def _check_request(self, prompts: Sequence[PromptTokens], options: SamplingOptions, observed: int) -> None:
         if self._engine not in _running:
             raise RuntimeError("this sampler's vLLM engine was shut down when another was started: use the newer one")
         longest = max((len(prompt.ids) for prompt in prompts), default=0)
-        if longest + options.max_new_tokens > self.settings.max_model_len:
+        if longest + options.max_new_tokens + observed > self.settings.max_model_len:
+            replies = f", with replies of up to {observed}," if observed else ""
             raise ValueError(
-                f"a prompt of {longest} tokens and a response of up to {options.max_new_tokens} exceed vLLM's "
+                f"a prompt of {longest} tokens and a response of up to {options.max_new_tokens}{replies} exceed vLLM's "
                 f"max_model_len of {self.settings.max_model_len}: lower rollout.max_new_tokens, or drop such prompts"
             )
         if options.temperature and not MIN_TEMPERATURE <= options.temperature <= MAX_TEMPERATURE:
@@ -295,10 +324,10 @@ def _vllm_errors(action: str, advice: str = "") -> Iterator[None]:
         raise VllmError(f"{failed}. {advice}Tested with vllm {TESTED_VERSION}") from error
 
 
-def _response(output: Any, sample: int) -> Response:
-    """Convert an output of vLLM."""
+def _append_output(sequence: SampledSequence, output: Any) -> None:
+    """Append an output of vLLM to its sequence."""
     if output.finish_reason not in ("stop", "length"):
         raise RuntimeError(f"vLLM aborted a response: finish_reason={output.finish_reason!r}")
     tokens = list(output.token_ids)
-    logp = [float(logprobs[token].logprob) for logprobs, token in zip(output.logprobs, tokens, strict=True)]
-    return Response(tokens, logp, output.finish_reason == "stop", sample)
+    sequence.tokens += tokens
+    sequence.logp += [float(logprobs[token].logprob) for logprobs, token in zip(output.logprobs, tokens, strict=True)]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trimtab.objectives import Objective, Plan, TokenBatch, segment_ids, token_bytes
-from trimtab.policy import UpdateResult
+from trimtab.policy import UpdateResult, tool_tokens
 from trimtab.record import (
     RECORDS_FOLDER,
     Manifest,
@@ -100,6 +100,10 @@ def record_step(
         )
         for update in updates
     ]
+    for record, update in zip(records, updates, strict=True):
+        # In all updates or in none: a column that one of them lacks would be lost.
+        if any(response.response.observed for response in experience.rollouts.responses):
+            record.columns["tool_tokens"] = torch.from_numpy(tool_tokens(update.minibatch.transcripts))
     recorder.record_step(
         step,
         [recorded_response(response) for response in experience.rollouts.responses],

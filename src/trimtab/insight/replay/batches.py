@@ -51,7 +51,7 @@ def load_columns(step: RecordedStep, needs: Iterable[str]) -> None:
     """Read all columns that mini-batches and a replay use with one read of the file."""
     wanted = {*COLUMNS, "new_logp", *(OPTIONAL & set(needs))}
     if "segment" in wanted and "segment" not in step.tokens:
-        wanted |= {"token"}
+        wanted |= {"token", "tool_tokens"}
     step.tokens.load([name for name in step.tokens if name in wanted])
 
 
@@ -67,7 +67,9 @@ def recorded_mini_batch(update: RecordedUpdate, needs: Iterable[str] = ()) -> Re
     if "segment" in needs and "segment" not in fields:
         # Runs of methods without segments do not record them, but the tokens are enough.
         spelling = step.records.vocabulary.text_bytes
-        fields["segment"] = segment_ids(as_tensor(update.column("token")).long(), spelling, sequence=sequence)
+        token = as_tensor(update.column("token")).long()
+        after_tool = as_tensor(update.column("tool_tokens")) > 0 if "tool_tokens" in step.tokens else None
+        fields["segment"] = segment_ids(token, spelling, sequence=sequence, after_tool=after_tool)
     try:
         batch = TokenBatch(**fields, sequence=sequence, group=group, reward=reward, responses=len(lengths))
     except ValueError as error:

@@ -21,6 +21,7 @@ def segment_ids(
     tokenizer: Any,
     *,
     sequence: Sequence[int] | Tensor | None = None,
+    after_tool: Sequence[bool] | Tensor | None = None,
     delimiters: str = DELIMITERS,
     min_tokens: int = 1,
     keep_numbers: bool = True,
@@ -30,7 +31,8 @@ def segment_ids(
     Ids count from 0 in every response. `tokenizer` is a `tokenizers.Tokenizer`, a fast tokenizer of transformers, or a
     mapping from token ids to bytes without the special tokens (`token_bytes`). Segments of fewer than `min_tokens`
     tokens are joined to their neighbours. `keep_numbers` leaves `3.14`, `1,000`, `.5`, `12:30`, `1{,}000` and
-    `1,\\!000` whole.
+    `1,\\!000` whole. `after_tool` marks tokens right after the output of a tool, which is not among the tokens: no
+    segment spans it.
     """
     if min_tokens < 1:
         raise ValueError(f"min_tokens={min_tokens} must be at least 1")
@@ -44,8 +46,25 @@ def segment_ids(
     owner = None if sequence is None else torch.as_tensor(sequence)
     if owner is not None and owner.shape != ids.shape:
         raise ValueError(f"sequence has shape {tuple(owner.shape)}, the tokens {tuple(ids.shape)}: one value per token")
+    if after_tool is not None and bool((after := torch.as_tensor(after_tool)).any()):
+        options = {"delimiters": delimiters, "min_tokens": min_tokens, "keep_numbers": keep_numbers}
+        return _by_turn(ids, tokenizer, owner, after.to(ids.device), options)
     from trimtab.objectives.segments.splitter import segment_numbers  # numpy, which objectives otherwise do without
 
     owners = None if owner is None else owner.cpu().numpy()
     made = segment_numbers(ids.cpu().numpy(), owners, tokenizer, min_tokens, (delimiters, keep_numbers))
     return torch.from_numpy(made).to(ids.device)
+
+
+def _by_turn(ids: Tensor, tokenizer: Any, owner: Tensor | None, after_tool: Tensor, options: dict[str, Any]) -> Tensor:
+    """Return segment ids where each turn of a response is segmented by itself, and segments are numbered on."""
+    if after_tool.shape != ids.shape:
+        raise ValueError(f"after_tool has shape {tuple(after_tool.shape)}, the tokens {tuple(ids.shape)}")
+    sequence = torch.zeros_like(ids) if owner is None else owner.to(ids.device)
+    starts_response = torch.diff(sequence, prepend=sequence[:1] - 1) != 0
+    starts_turn = after_tool.bool() | starts_response
+    in_turn = segment_ids(ids, tokenizer, sequence=starts_turn.cumsum(0) - 1, **options)
+    number = ((torch.diff(in_turn, prepend=in_turn[:1] - 1) != 0) | starts_turn).cumsum(0)
+    end = torch.full((1,), len(ids), device=ids.device)
+    lengths = torch.diff(starts_response.nonzero().squeeze(1), append=end)
+    return number - number[starts_response].repeat_interleave(lengths)

@@ -35,6 +35,34 @@ class PrefillBatch:
 
 
 @dataclass(frozen=True)
+class CachedKeys:
+    """Where the KV cache has the tokens of continued prefixes, end to end: those before the batch's, then the batch's.
+
+    The batch's own tokens are written into the cache before it is read.
+    """
+
+    page: Tensor  # (keys,) int64
+    offset: Tensor  # (keys,) int64, within the page
+    cu_seqlens: Tensor  # (prefixes + 1,) int32
+    max_seqlen: int
+
+    @classmethod
+    def empty(cls, keys: int, prefixes: int, max_seqlen: int, device: torch.device) -> CachedKeys:
+        """Return uninitialised tensors for so many tokens and prefixes."""
+        page, offset = torch.empty(2, keys, dtype=torch.int64, device=device)
+        return cls(page, offset, torch.empty(prefixes + 1, dtype=torch.int32, device=device), max_seqlen)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All but `max_seqlen`."""
+        return self.page, self.offset, self.cu_seqlens
+
+    def gather(self, cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values from one layer's (2, pages, kv heads, PAGE_SIZE, head_dim), (keys, kv heads, ...)."""
+        return cache[0][self.page, :, self.offset], cache[1][self.page, :, self.offset]
+
+
+@dataclass(frozen=True)
 class Activations:
     """What a decoding step computes, one row per sequence; in the compute type but for the residual stream."""
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trimtab.attention import causal_attention
-from trimtab.rollout.paged.buffers import Activations, DeviceBuffers, PrefillBatch
+from trimtab.rollout.paged.buffers import Activations, CachedKeys, DeviceBuffers, PrefillBatch
 from trimtab.rollout.paged.decode_state import DecodeState, Scalar
 from trimtab.rollout.paged.kv_cache import PAGE_SIZE
 from trimtab.rollout.weights import causal_lm, checkpoint_weights
@@ -141,8 +141,8 @@ class Decoder:
         return DeviceBuffers(kv_cache, cos_sin, state, activations, ops)
 
     @torch.no_grad()
-    def prefill(self, batch: PrefillBatch, buffers: DeviceBuffers) -> None:
-        """Write the keys and values of a batch of prefixes into the KV cache."""
+    def prefill(self, batch: PrefillBatch, buffers: DeviceBuffers, cached: CachedKeys | None = None) -> None:
+        """Write the keys and values of a batch of prefixes into the KV cache; `cached`: of continued prefixes."""
         ops = buffers.ops
         residual = self.embedding[batch.ids].float()
         delta: Tensor | None = None
@@ -153,7 +153,10 @@ class Decoder:
             q, k, v = ops.rope_and_write_kv(*projected, batch.position, batch.page)
             if layer is self.layers[-1]:
                 break  # a prefix samples nothing: of the last layer only keys and values are needed
-            attention = causal_attention(q, k, v, batch.cu_seqlens, batch.max_seqlen)
+            if cached is not None:
+                k, v = cached.gather(cache)
+            keys = None if cached is None else (cached.cu_seqlens, cached.max_seqlen)
+            attention = causal_attention(q, k, v, batch.cu_seqlens, batch.max_seqlen, keys=keys)
             delta = layer.o_proj(attention.reshape(len(residual), -1))
             ops.fused_add_rms_norm(residual, delta, layer.post_attention_norm, self.eps, normed)
             gate_up = layer.gate_up_proj(normed)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trimtab.rollout.paged.buffers import DeviceBuffers, PrefillBatch
+from trimtab.rollout.paged.buffers import CachedKeys, DeviceBuffers, PrefillBatch
 from trimtab.rollout.paged.cuda_graphs import capture_graph, graph_size, next_power_of_2
 from trimtab.rollout.paged.decoder import Decoder
 from trimtab.rollout.paged.kv_cache import PAGE_SIZE
@@ -34,8 +34,13 @@ class Prefill:
     _graphs: dict[tuple[int, int, int], tuple[PrefillBatch, Any]] = field(default_factory=dict)
     _pool: Any = None  # the memory that all graphs share, since they run one at a time
 
-    def run(self, prefixes: Sequence[Sequence[int]], pages: Sequence[Sequence[int]]) -> None:
-        """Write the keys and values of prefixes into their pages."""
+    def run(
+        self, prefixes: Sequence[Sequence[int]], pages: Sequence[Sequence[int]], cached: Sequence[int] | None = None
+    ) -> None:
+        """Write the keys and values of prefixes into their pages; those of the first `cached` tokens are there."""
+        if cached is not None:
+            self._continue(prefixes, pages, cached)
+            return
         arrays, max_seqlen = pack_prefixes(prefixes, pages), max(len(prefix) for prefix in prefixes)
         tokens, padded = len(arrays[0]), max(MIN_GRAPH_TOKENS, graph_size(len(arrays[0])))
         if is_launch_bound(self.decoder, padded):
@@ -49,6 +54,23 @@ class Prefill:
             self.decoder.prefill(batch, self.buffers)
         else:
             graph.replay()
+
+    def _continue(
+        self, prefixes: Sequence[Sequence[int]], pages: Sequence[Sequence[int]], cached: Sequence[int]
+    ) -> None:
+        """Prefill the tokens after the first `cached` ones, which attend to those in the cache."""
+        # Not as a CUDA graph: the lengths of the cached tokens would be one more dimension of its size.
+        device, added = self.decoder.device, [prefix[n:] for prefix, n in zip(prefixes, cached, strict=True)]
+        arrays = pack_prefixes(added, pages, cached)
+        _, position, page, cu_seqlens = pack_prefixes(prefixes, pages)
+        # At least 2: for 1 the flash kernel takes another path.
+        max_seqlen = max(2, *map(len, added))
+        batch = PrefillBatch.padding(len(arrays[0]), len(added), max_seqlen, device)
+        keys = CachedKeys.empty(len(page), len(prefixes), max(map(len, prefixes)), device)
+        pairs = zip((*arrays, page, position % PAGE_SIZE, cu_seqlens), (*batch.tensors, *keys.tensors), strict=True)
+        for array, target in pairs:
+            copy_to_device(array, target)
+        self.decoder.prefill(batch, self.buffers, keys)
 
     def _captured(self, tokens: int, prefixes: int, max_seqlen: int) -> tuple[PrefillBatch, Any]:
         """Return the input and the graph of a prefill of this size."""
@@ -75,13 +97,18 @@ def is_launch_bound(decoder: Decoder, tokens: int) -> bool:
 
 
 def pack_prefixes(
-    prefixes: Sequence[Sequence[int]], pages: Sequence[Sequence[int]]
+    prefixes: Sequence[Sequence[int]], pages: Sequence[Sequence[int]], starts: Sequence[int] | None = None
 ) -> tuple[Array, Array, Array, Array]:
-    """Return the tokens of all prefixes end to end, each one's position and page, and cu_seqlens."""
+    """Return the tokens of all prefixes end to end, each one's position and page, and cu_seqlens.
+
+    `starts` are the positions of the prefixes' first tokens; 0 unless given.
+    """
     lengths = np.array([len(prefix) for prefix in prefixes])
     cu_seqlens = np.concatenate([[0], lengths.cumsum()])
     ids = np.fromiter(chain.from_iterable(prefixes), np.int64, cu_seqlens[-1])
     position = np.arange(cu_seqlens[-1]) - cu_seqlens[:-1].repeat(lengths)
+    if starts is not None:
+        position += np.repeat(starts, lengths)
     page_counts = np.array([len(held) for held in pages])
     first_page = page_counts.cumsum() - page_counts
     flat = np.fromiter(chain.from_iterable(pages), np.int64, page_counts.sum())

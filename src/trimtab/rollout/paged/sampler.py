@@ -22,9 +22,10 @@ from trimtab.rollout.paged.cuda_graphs import capture_graph, graph_size
 from trimtab.rollout.paged.decode_state import DecodeState, Scalar
 from trimtab.rollout.paged.decoder import Decoder
 from trimtab.rollout.paged.kv_cache import PageAllocator, num_cache_pages, page_bytes, pages_per_sequence
+from trimtab.rollout.paged.other_side import OtherSide
 from trimtab.rollout.paged.prefill import Prefill, copy_to_device
-from trimtab.rollout.paged.scheduler import SampledSequence, Scheduler, SequenceGroup
-from trimtab.rollout.rng import rng_keys
+from trimtab.rollout.paged.scheduler import Scheduler, SequenceGroup
+from trimtab.rollout.sequence import new_sequences
 from trimtab.rollout.types import PromptTokens, Response, SamplingOptions, Turns, check_prompts
 
 STEPS_PER_SYNC = 16
@@ -39,6 +40,7 @@ class PagedSampler:
     - Continuous batching: finished sequences leave the batch, waiting ones take their slots.
     - Paged KV cache with prefix sharing: a prompt is prefilled once for all of its samples.
     - Preemption by recompute where pages run out.
+    - Conversations give up their slot while they wait for a reply, and keep their pages while there is room.
     - Decoding steps and small prefills are CUDA graphs.
 
     `dtype` is that of the linear maps, `kv_cache_memory` the share of the device's memory that the KV cache may take;
@@ -62,8 +64,6 @@ class PagedSampler:
         self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None = None
     ) -> list[list[Response]]:
         """Return `options.samples` responses for each prompt, in order."""
-        if turns is not None:
-            raise NotImplementedError("conversations are not sampled yet")
         if not prompts:
             return []
         if self._decoder is None:
@@ -71,10 +71,11 @@ class PagedSampler:
         else:
             self._decoder.refresh()
         check_prompts(prompts, len(self._decoder.embedding))
-        buffers = self._ensure_buffers(self._decoder, prompts, options)
+        observed = turns.max_observed_tokens if turns is not None else 0
+        buffers = self._ensure_buffers(self._decoder, prompts, options, observed)
         params = np.array([options.temperature or 1.0, options.top_p, options.top_k], dtype=np.float32)
         copy_to_device(params, buffers.state.sampling_params)
-        sequences = _new_sequences(prompts, step, options)
+        sequences = new_sequences(prompts, step, options)
         scheduler = Scheduler(
             [SequenceGroup(prompt.ids, deque(group)) for prompt, group in zip(prompts, sequences, strict=True)],
             PageAllocator(buffers.num_pages),
@@ -82,13 +83,22 @@ class PagedSampler:
             pages_per_slot=buffers.state.page_table.shape[1],
             max_new_tokens=options.max_new_tokens,
             steps_per_sync=self.steps_per_sync,
+            conversing=turns is not None,
         )
-        self._generate(scheduler, buffers, options.temperature == 0)
-        return [[self._response(sequence) for sequence in group] for group in sequences]
+        vocab_size = len(self._decoder.embedding)
+        other_side = None if turns is None else OtherSide(turns, scheduler, self.eos_token_ids, vocab_size)
+        self._generate(scheduler, buffers, options.temperature == 0, other_side)
+        return [[sequence.response(self.eos_token_ids) for sequence in group] for group in sequences]
 
-    def _generate(self, scheduler: Scheduler, buffers: DeviceBuffers, greedy: bool) -> None:
+    def _generate(
+        self, scheduler: Scheduler, buffers: DeviceBuffers, greedy: bool, other_side: OtherSide | None
+    ) -> None:
         """Decode until all sequences have finished."""
-        while scheduler.queue or scheduler.running:
+        while scheduler.queue or scheduler.running or scheduler.parked:
+            if other_side is not None:
+                other_side.take_replies()
+                if not (scheduler.queue or scheduler.running):
+                    continue
             self._admit(scheduler, buffers)
             scheduler.allocate_pages()
             count, steps = _upload(scheduler, buffers.state), scheduler.steps_until_sync()
@@ -97,9 +107,14 @@ class PagedSampler:
                 self._decode_step(rows, greedy, buffers)
             outputs = _download(count, steps, buffers.state)
             scheduler.append_outputs()  # those of the last interval: the device is busy with this one
+            if other_side is not None:
+                other_side.submit_messages()
             if buffers.kv_cache.is_cuda:
                 torch.cuda.current_stream(buffers.kv_cache.device).synchronize()
-            scheduler.release(scheduler.record_outputs(*(output.numpy() for output in outputs)))
+            finished = scheduler.record_outputs(*(output.numpy() for output in outputs))
+            if other_side is not None:
+                finished = other_side.park(finished)
+            scheduler.release(finished)
             for slot in scheduler.slots_to_preempt():
                 scheduler.preempt(slot)
         scheduler.append_outputs()
@@ -110,8 +125,11 @@ class PagedSampler:
         max_tokens = FIRST_PREFILL_TOKENS
         while (admission := scheduler.admit(max_tokens)).admitted:
             max_tokens = MAX_PREFILL_TOKENS
-            if groups := admission.prefill:
-                self._prefill.run([g.prefix[:-1] for g in groups], [g.pages or [] for g in groups])
+            # Apart: those that continue what is in the cache attend to it, and run without a CUDA graph.
+            for continued in (False, True):
+                if groups := [group for group in admission.prefill if bool(group.num_cached) == continued]:
+                    prefixes, pages = [g.prefix[:-1] for g in groups], [g.pages or [] for g in groups]
+                    self._prefill.run(prefixes, pages, [g.num_cached for g in groups] if continued else None)
             if admission.copy_to:
                 pages = torch.empty(2, len(admission.copy_to), dtype=torch.int64, device=buffers.kv_cache.device)
                 copy_to_device(np.array([admission.copy_from, admission.copy_to]), pages)
@@ -120,10 +138,6 @@ class PagedSampler:
             raise RuntimeError(
                 f"the KV cache's {buffers.num_pages} pages are too few for one response: raise rollout.kv_cache_memory"
             )
-
-    def _response(self, sequence: SampledSequence) -> Response:
-        finished = sequence.tokens[-1] in self.eos_token_ids
-        return Response(sequence.tokens, sequence.logp, finished, sample=sequence.sample)
 
     def _decode_step(self, rows: int, greedy: bool, buffers: DeviceBuffers) -> None:
         assert self._decoder is not None
@@ -143,11 +157,11 @@ class PagedSampler:
         return graph
 
     def _ensure_buffers(
-        self, decoder: Decoder, prompts: Sequence[PromptTokens], options: SamplingOptions
+        self, decoder: Decoder, prompts: Sequence[PromptTokens], options: SamplingOptions, observed: int
     ) -> DeviceBuffers:
         """Return the buffers of the last call, or larger ones where this call needs them."""
         rows = graph_size(min(options.batch_size, len(prompts) * options.samples))
-        longest = max(len(prompt.ids) for prompt in prompts) + options.max_new_tokens
+        longest = max(len(prompt.ids) for prompt in prompts) + options.max_new_tokens + observed
         shape = rows, pages_per_sequence(longest), options.max_new_tokens
         address = decoder.embedding.data_ptr()  # graphs hold it too, and loading weights may move it
         if self._buffers is not None:
@@ -183,14 +197,6 @@ def _ops_for(device: torch.device) -> Any:
     from trimtab.rollout.paged import kernels
 
     return kernels
-
-
-def _new_sequences(prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[SampledSequence]]:
-    keys = rng_keys(options.seed, step, [prompt.number for prompt in prompts], options.samples)
-    return [
-        [SampledSequence(sample, key, prompt.ids) for sample, key in enumerate(own)]
-        for prompt, own in zip(prompts, keys.view(len(prompts), -1).tolist(), strict=True)
-    ]
 
 
 def _upload(scheduler: Scheduler, state: DecodeState) -> int:

@@ -3,6 +3,9 @@
 A prompt is prefilled once. Its full pages are shared by its samples; the last, partly filled page is copied for every
 sample but one, which takes it over. When pages run out, the sequences admitted last are preempted: their pages are
 freed, and they wait at the head of the queue to be recomputed from the prompt and what they have generated.
+
+A conversation that waits for a reply is parked: it leaves its slot and keeps its pages, so that only the reply has to
+be prefilled. Kept pages are the first to be freed when pages run out; the conversation is then recomputed.
 """
 
 from __future__ import annotations
@@ -17,28 +20,23 @@ import numpy.typing as npt
 
 from trimtab.rollout.paged.decode_state import Scalar
 from trimtab.rollout.paged.kv_cache import PAGE_SIZE, PageAllocator
+from trimtab.rollout.sequence import SampledSequence
 
 IntArray = npt.NDArray[np.int64]
 
 
 @dataclass
-class SampledSequence:
-    """One response in the making: its index within its group, its random key, its prompt, and its tokens so far."""
-
-    sample: int
-    key: int
-    prompt: Sequence[int]
-    tokens: list[int] = field(default_factory=list)
-    logp: list[float] = field(default_factory=list)
-
-
-@dataclass
 class SequenceGroup:
-    """Sequences that continue the same prefix; it has `pages` once it has been admitted."""
+    """Sequences that continue the same prefix; it has `pages` once it has been admitted.
+
+    A parked conversation is a group of its own, and `kept` are the pages of its first `num_cached` tokens.
+    """
 
     prefix: Sequence[int]
     waiting: deque[SampledSequence]
     pages: list[int] | None = None
+    kept: list[int] = field(default_factory=list)
+    num_cached: int = 0
 
     @property
     def num_prefilled(self) -> int:
@@ -72,12 +70,16 @@ class Scheduler:
         pages_per_slot: int,
         max_new_tokens: int,
         steps_per_sync: int,
+        conversing: bool = False,
     ) -> None:
         # With longer intervals a row might need two pages at once, and only one per row is kept in reserve.
         if not 2 <= 2 * steps_per_sync <= PAGE_SIZE:
             raise ValueError(f"steps_per_sync={steps_per_sync}: set 1 to {PAGE_SIZE // 2}, half of the page size")
         self.allocator, self.max_new_tokens, self.steps_per_sync = allocator, max_new_tokens, steps_per_sync
         self.queue = deque(groups)
+        self.conversing = conversing
+        self.parked: dict[tuple[int, int], SequenceGroup] = {}  # those that wait for a reply, by prompt and sample
+        self._keeping: dict[tuple[int, int], SequenceGroup] = {}  # parked or queued, with pages; the newest last
         self.running: dict[int, SampledSequence] = {}  # by slot, in the order of admission
         self._free_slots = list(range(slots - 1, -1, -1))
         self._page_table = np.zeros((slots, pages_per_slot), dtype=np.int32)
@@ -95,7 +97,7 @@ class Scheduler:
         admission, prefill_tokens = Admission(), 0
         while self.queue and self._free_slots:
             group = self.queue[0]
-            prefill_tokens += group.num_prefilled
+            prefill_tokens += group.num_prefilled - group.num_cached
             if admission.admitted and prefill_tokens > max_prefill_tokens:
                 break
             self._admit_group(group, admission)
@@ -110,13 +112,16 @@ class Scheduler:
         """Give pages to a group's prefix, and slots and pages to as many of its sequences as fit."""
         full, own = group.num_prefilled // PAGE_SIZE, self._own_pages(group)
         if group.pages is None:
-            if self._available_pages() < full + 1 + own:
+            if not self._make_room(full + 1 + own - len(group.kept), group):
                 return
-            group.pages = self.allocator.allocate(-(-group.num_prefilled // PAGE_SIZE))
+            needed = -(-group.num_prefilled // PAGE_SIZE) - len(group.kept)
+            group.pages = group.kept + self.allocator.allocate(needed)
+            if group.kept:
+                del self._keeping[group.waiting[0].where]
             if group.num_prefilled:
                 admission.prefill.append(group)
         shared, partial = group.pages[:full], group.pages[full:]
-        while group.waiting and self._free_slots and self._available_pages() >= own:
+        while group.waiting and self._free_slots and self._make_room(own):
             sequence, slot = group.waiting.popleft(), self._free_slots.pop()
             if group.waiting:
                 self.allocator.share(shared)
@@ -127,23 +132,41 @@ class Scheduler:
                 pages = group.pages + self.allocator.allocate(own - len(partial))
             self.running[slot], admission.admitted[slot] = sequence, pages
 
+    def _make_room(self, pages: int, admitted: SequenceGroup | None = None) -> bool:
+        """Return whether so many pages may be taken, if need be after freeing kept ones of others than `admitted`."""
+        while self._available_pages() < pages:
+            if not self._free_kept(admitted):
+                return False
+        return True
+
+    def _free_kept(self, spared: SequenceGroup | None = None) -> bool:
+        """Free the pages of one conversation that is not in the batch; return whether one had any."""
+        # The newest first: the others are closer to their return.
+        found = next((where for where, group in reversed(self._keeping.items()) if group is not spared), None)
+        if found is None:
+            return False
+        group = self._keeping.pop(found)
+        self.allocator.release(group.kept)
+        group.kept, group.num_cached = [], 0
+        return True
+
     def _available_pages(self) -> int:
         """Return how many pages may be taken while one more stays free for each sequence, the next included."""
         return self.allocator.num_free - len(self.running) - 1
 
     def _own_pages(self, group: SequenceGroup) -> int:
         """Return how many unshared pages a sequence of a group needs until the next sync."""
-        ahead = min(self._lookahead, self.max_new_tokens - len(group.waiting[0].tokens)) - 1
+        ahead = min(self._lookahead, self.max_new_tokens - group.waiting[0].num_sampled) - 1
         return (group.num_prefilled + ahead) // PAGE_SIZE + 1 - group.num_prefilled // PAGE_SIZE
 
     def _write_rows(self, admitted: dict[int, list[int]]) -> None:
         """Set scalars and page table of admitted sequences."""
         slots = list(admitted)
         sequences = [self.running[slot] for slot in slots]
-        generated = np.array([len(sequence.tokens) for sequence in sequences])
+        generated = np.array([sequence.num_sampled for sequence in sequences])
         scalars = np.empty((len(Scalar), len(slots)), dtype=np.int64)
         scalars[Scalar.LAST_TOKEN] = [(sequence.tokens or sequence.prompt)[-1] for sequence in sequences]
-        scalars[Scalar.POSITION] = generated + [len(sequence.prompt) - 1 for sequence in sequences]
+        scalars[Scalar.POSITION] = [len(each.prompt) + len(each.tokens) - 1 for each in sequences]
         scalars[Scalar.NUM_GENERATED], scalars[Scalar.MAX_NEW_TOKENS] = generated, self.max_new_tokens
         scalars[Scalar.RNG_KEY] = [sequence.key for sequence in sequences]
         scalars[Scalar.SLOT], scalars[Scalar.ACTIVE] = slots, 1
@@ -160,7 +183,8 @@ class Scheduler:
     @property
     def _lookahead(self) -> int:
         """Steps between two syncs: twice as many where no sequence waits for a slot to become free."""
-        return self.steps_per_sync if self.queue else 2 * self.steps_per_sync
+        # Conversations come back at any time. And always as many: pages are reserved for the next interval.
+        return self.steps_per_sync if self.queue or self.conversing else 2 * self.steps_per_sync
 
     def _running_slots(self) -> IntArray:
         return np.fromiter(self.running, np.int64, len(self.running))
@@ -187,7 +211,7 @@ class Scheduler:
         """Append the recorded tokens to their sequences; call it while the device is busy."""
         for sequence, generated, tokens, logps in self._pending:
             # A sequence that finished early has fewer new tokens than there were steps; they are the last columns.
-            first = len(tokens) - (generated - len(sequence.tokens))
+            first = len(tokens) - (generated - sequence.num_sampled)
             sequence.tokens += tokens[first:].tolist()
             sequence.logp += logps[first:].tolist()
 
@@ -198,10 +222,40 @@ class Scheduler:
         for slot in slots:
             del self.running[slot]
 
+    def last_tokens(self, slots: list[int]) -> list[int]:
+        """Return the newest token of running sequences, as of the last sync."""
+        tokens: list[int] = self._scalars[Scalar.LAST_TOKEN, slots].tolist()
+        return tokens
+
+    def park(self, slots: list[int]) -> None:
+        """Take conversations whose message has ended out of the batch, and keep the pages of their tokens."""
+        for slot in slots:
+            # The newest token has no keys and values yet: the device writes them when the next is sampled.
+            sequence, cached = self.running.pop(slot), int(self._scalars[Scalar.POSITION, slot])
+            pages, full = self._pages_of([slot]), -(-cached // PAGE_SIZE)
+            self.allocator.release(pages[full:])
+            group = SequenceGroup((), deque([sequence]), kept=pages[:full], num_cached=cached)
+            self.parked[sequence.where] = group
+            if group.kept:
+                self._keeping[sequence.where] = group
+        self._free_slots.extend(slots)
+
+    def unpark(self, where: tuple[int, int], over: bool) -> None:
+        """Put a parked conversation, with its reply, at the head of the queue; drop one that is over."""
+        group = self.parked.pop(where)
+        if not over:
+            group.prefix = group.waiting[0].ids
+            self.queue.appendleft(group)
+        elif self._keeping.pop(where, None):
+            self.allocator.release(group.kept)
+
     def slots_to_preempt(self) -> list[int]:
         """Return the slots to preempt, admitted last first, so that the others have pages until the next sync."""
         slots, missing = self._missing_pages()
-        need, free, preempted = int(missing.sum()), self.allocator.num_free, list[int]()
+        need, preempted = int(missing.sum()), list[int]()
+        while need > self.allocator.num_free and self._free_kept():
+            pass
+        free = self.allocator.num_free
         while need > free:
             slot = int(slots[-1 - len(preempted)])
             need -= int(missing[-1 - len(preempted)])
@@ -214,7 +268,7 @@ class Scheduler:
         self.append_outputs()
         sequence = self.running[slot]
         self.release([slot])
-        self.queue.appendleft(SequenceGroup([*sequence.prompt, *sequence.tokens], deque([sequence])))
+        self.queue.appendleft(SequenceGroup(sequence.ids, deque([sequence])))
 
     def allocate_pages(self) -> None:
         """Give every running sequence the pages it needs until the next sync."""
