@@ -69,9 +69,9 @@ def score_responses(trainer: Trainer, responses: Sequence[GradedResponse]) -> To
     owner = np.repeat(np.arange(len(responses)), [transcript.num_sampled for transcript in transcripts])
     integers = [ids, owner, np.array([response.group for response in responses])]
     if "segment" in objective.needs:
+        token, sequence = torch.from_numpy(ids), torch.from_numpy(owner)
         after_tool = torch.from_numpy(tool_tokens(transcripts)) > 0
-        of = {"sequence": torch.from_numpy(owner), "after_tool": after_tool}
-        segments = segment_ids(torch.from_numpy(ids), policy.tokenizer, **of)
+        segments = segment_ids(token, policy.tokenizer, sequence=sequence, after_tool=after_tool)
         integers.append(segments.numpy())
     logps = np.fromiter(chain.from_iterable(response.response.logp for response in responses), np.float32)
     rewards = np.array([response.reward for response in responses], np.float32)

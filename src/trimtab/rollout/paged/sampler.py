@@ -128,8 +128,8 @@ class PagedSampler:
             # Apart: those that continue what is in the cache attend to it, and run without a CUDA graph.
             for continued in (False, True):
                 if groups := [group for group in admission.prefill if bool(group.num_cached) == continued]:
-                    prefixes, pages = [g.prefix[:-1] for g in groups], [g.pages or [] for g in groups]
-                    self._prefill.run(prefixes, pages, [g.num_cached for g in groups] if continued else None)
+                    cached = [group.num_cached for group in groups] if continued else None
+                    self._prefill.run([g.prefix[:-1] for g in groups], [g.pages or [] for g in groups], cached)
             if admission.copy_to:
                 pages = torch.empty(2, len(admission.copy_to), dtype=torch.int64, device=buffers.kv_cache.device)
                 copy_to_device(np.array([admission.copy_from, admission.copy_to]), pages)
