@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from helpers.rollout.paged_models import CONFIGS, EOS, count_preemptions, prompts, tiny, tokens
+from helpers.rollout.turns import RandomTurns
 from trimtab.policy import Policy, Transcript, score
 from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, SamplingOptions
 from trimtab.rollout.paged.decoder import Decoder
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.gpu
 PROMPTS = prompts(1, 63, 64, 65, 66, 130)
 OPTIONS = SamplingOptions(samples=8, max_new_tokens=40, seed=3)
 RARE_EOS = frozenset({2})
+MESSAGE_ENDS = frozenset({*EOS, *range(40, 52)})  # so many that messages are short, and conversations have many turns
 
 
 def policy_of(model: Any, precision: Any) -> Policy:
@@ -35,7 +37,8 @@ def policy_of(model: Any, precision: Any) -> Policy:
 
 def mismatch(policy: Policy, batch: Sequence[PromptTokens], groups: list[list[Response]], temperature: float) -> Any:
     """Return the differences between the sampler's and the trainer's log-probabilities."""
-    transcripts = [Transcript(p.ids, r.tokens) for p, group in zip(batch, groups, strict=True) for r in group]
+    pairs = [(prompt, response) for prompt, group in zip(batch, groups, strict=True) for response in group]
+    transcripts = [Transcript(prompt.ids, response.tokens, response.observed) for prompt, response in pairs]
     measured = score(policy, transcripts, temperature, token_budget=4096, head_chunk=512)
     sampled = torch.tensor([logp for group in groups for response in group for logp in response.logp])
     return (measured.logp.cpu() - sampled).abs()
@@ -141,3 +144,40 @@ def test_graphs_use_changed_weights(captured: Counter[tuple[int, bool]]) -> None
     moved = sampler.sample(PROMPTS, 0, OPTIONS)
     assert captured.total() > captures
     assert mismatch(policy_of(model, "fp32"), PROMPTS, moved, 1.0).max() < 5e-5
+
+
+@pytest.mark.parametrize("max_pages", [None, 1])
+def test_conversations_in_fp32_are_the_native_samplers(max_pages: int | None) -> None:
+    """With few pages those that wait for a reply lose theirs, and are prefilled again."""
+    model = tiny("qwen3", "cuda")
+    reference = NativeSampler(model, MESSAGE_ENDS, 0, nullcontext).sample(PROMPTS, 0, OPTIONS, RandomTurns())
+    assert sum(len(response.observed) for group in reference for response in group) > 50
+    sampler = PagedSampler(model, MESSAGE_ENDS, torch.float32, max_pages=max_pages)
+    actual = sampler.sample(PROMPTS, 0, OPTIONS, RandomTurns(order=5))
+    nearly_all_same(actual, reference)
+    assert mismatch(policy_of(model, "fp32"), PROMPTS, actual, 1.0).max() < 5e-5
+
+
+@pytest.mark.parametrize("family", ["llama tied", "qwen2", "qwen3"])
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 15), (60, 110)])
+def test_conversations_in_bf16_have_the_trainers_log_probabilities(family: str, lengths: tuple[int, int]) -> None:
+    """Replies are prefilled on top of the pages that were kept: a mask that is off by one would show here."""
+    model, sampled = tiny(family, "cuda"), []
+    policy = policy_of(model, "bf16")
+    for sampler in (
+        PagedSampler(model, MESSAGE_ENDS, torch.bfloat16),
+        NativeSampler(model, MESSAGE_ENDS, 0, policy.autocast),
+    ):
+        turns = RandomTurns(lengths=lengths, max_turns=3)
+        sampled.append(mismatch(policy, PROMPTS, sampler.sample(PROMPTS, 0, OPTIONS, turns), 1.0))
+    ours, native = sampled
+    assert ours.mean() < 1.5 * native.mean() + 1e-3
+    assert ours.max() < 3 * native.max() + 1e-2
+
+
+def test_after_conversations_single_responses_are_sampled_as_before() -> None:
+    sampler = PagedSampler(tiny("qwen2", "cuda"), EOS, torch.bfloat16)
+    sampler.sample(PROMPTS, 0, OPTIONS, RandomTurns())
+    before = tokens(sampler.sample(PROMPTS, 0, OPTIONS))
+    sampler.sample(PROMPTS, 1, OPTIONS, RandomTurns(seed=1))
+    assert tokens(sampler.sample(PROMPTS, 0, OPTIONS)) == before

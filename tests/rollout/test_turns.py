@@ -43,28 +43,12 @@ def paged(model: Any, turns: Any, options: SamplingOptions = OPTIONS, **how: Any
     return PagedSampler(model, MESSAGE_ENDS, torch.float32, **how).sample(BATCH, 1, options, turns)
 
 
-def check(groups: list[list[Response]], turns: RandomTurns, limit: int = OPTIONS.max_new_tokens) -> None:
-    """Check that responses hold what was submitted and replied, in order, and nothing else."""
-    for prompt, group in enumerate(groups):
-        for sample, response in enumerate(group):
-            messages = turns.messages.get((prompt, sample), [])
-            given = [tokens for tokens in turns.given.get((prompt, sample), []) if tokens is not None]
-            observed = [response.tokens[start:end] for start, end in response.observed]
-            assert response.num_sampled == len(response.logp) == len(response.sampled_tokens) <= limit
-            assert response.finished == (response.tokens[-1] in MESSAGE_ENDS)
-            cut = [] if response.finished else [response.messages[-1]]
-            assert response.messages == messages + cut, "a message that was cut is not submitted"
-            dropped = response.finished and response.num_sampled == limit  # no room for an answer to the last reply
-            assert observed == given or (dropped and observed == given[:-1])
-
-
 def test_the_native_sampler_samples_conversations(reference: tuple[RandomTurns, list[list[Response]]]) -> None:
     turns, groups = reference
-    check(groups, turns)
+    turns.check(groups, MESSAGE_ENDS, OPTIONS.max_new_tokens)
     responses = [response for group in groups for response in group]
     assert max(len(response.observed) for response in responses) > 3
     assert {response.finished for response in responses} == {True, False}
-    assert not turns.waiting, "every reply was taken"
 
 
 def test_log_probs_are_those_of_the_training_forward(
@@ -97,7 +81,13 @@ def test_neither_sampler_nor_order_nor_slots_matter(
     groups = sampler(llama, turns, **how)
     assert_same(groups, reference[1])
     assert [r.observed for group in groups for r in group] == [r.observed for group in reference[1] for r in group]
-    check(groups, turns)
+    turns.check(groups, MESSAGE_ENDS, OPTIONS.max_new_tokens)
+
+
+def test_the_native_samplers_conversations_are_equal_to_the_bit_however_late_replies_come(
+    llama: Any, reference: tuple[RandomTurns, list[list[Response]]]
+) -> None:
+    assert native(llama, RandomTurns(order=8, max_delay=30)) == reference[1]
 
 
 def test_kept_pages_leave_only_the_reply_to_prefill(
@@ -137,7 +127,7 @@ def test_with_few_pages_conversations_are_recomputed_and_stay_the_same(
     # As few pages as the longest conversation needs twice.
     assert_same(paged(llama, turns, max_pages=1, steps_per_sync=3), reference[1])
     assert any(freed), "all fitted: the test proves nothing"
-    check(reference[1], turns)
+    turns.check(reference[1], MESSAGE_ENDS, OPTIONS.max_new_tokens)
 
 
 def test_another_reply_changes_only_what_comes_after_it(

@@ -1,14 +1,16 @@
-"""Conversations of the native sampler: several batches take turns, one token each, and none waits for a reply.
+"""Conversations of the native sampler: several batches take turns, one token each.
 
-A conversation whose message has ended leaves its batch. When its reply is there it comes back by prefilling its own
-tokens, in a new batch with others that are ready.
+A conversation whose message has ended leaves its batch. With its reply it comes back by prefilling its own tokens, in a
+new batch with others that are ready. It comes back after a fixed number of decoding rounds, not whenever the reply is
+there: which sequences share a batch is then independent of the time that tools take, and runs repeat bit for bit.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
@@ -16,13 +18,16 @@ from torch import Tensor
 
 from trimtab.rollout.sampling import sample_tokens
 from trimtab.rollout.sequence import SampledSequence, new_sequences, waiting_for
-from trimtab.rollout.types import PromptTokens, SamplingOptions, Turns
+from trimtab.rollout.types import PromptTokens, Reply, SamplingOptions, Turns
 
 # Drop rows that have ended only when fewer than this share is left: dropping copies the whole KV cache.
 COMPACT_BELOW = 0.75
 # Returning conversations start a batch once they are this share of those that are running: a forward pass for a single
 # row takes nearly as long as one for many.
 JOIN_SHARE = 0.25
+# Rounds between a message and the return with its reply, at which the sampler waits for replies that have not come; at
+# once where nothing else is running. Tens of milliseconds for small models on a CPU, about what a tool takes.
+REPLY_ROUNDS = 16
 
 
 @dataclass
@@ -61,34 +66,40 @@ class NativeConversations:
     options: SamplingOptions
     turns: Turns
     vocab_size: int
+    _waiting: dict[tuple[int, int], tuple[SampledSequence, int]] = field(default_factory=dict)  # until which round
+    _come: dict[tuple[int, int], Reply] = field(default_factory=dict)  # replies before their round
 
     def run(self, prompts: Sequence[PromptTokens], step: int) -> list[list[SampledSequence]]:
         """Return the finished sequences of each prompt."""
         groups = new_sequences(prompts, step, self.options)
         ready = deque(sequence for group in groups for sequence in group)
-        waiting: dict[tuple[int, int], SampledSequence] = {}
         batches: list[_Batch] = []
-        while ready or batches or waiting:
-            if waiting:
-                self._take_replies(waiting, ready, block=not ready and not batches)
+        for number in count():
+            ready += self._returning(number, idle=not ready and not batches)
+            if not (ready or batches or self._waiting):
+                break
             running = sum(batch.size for batch in batches)
-            count = min(len(ready), self.options.batch_size - running)
-            if count > JOIN_SHARE * running:
-                batches.append(self._prefill([ready.popleft() for _ in range(count)]))
+            joining = min(len(ready), self.options.batch_size - running)
+            if joining > JOIN_SHARE * running:
+                batches.append(self._prefill([ready.popleft() for _ in range(joining)]))
             for batch in batches:
                 for sequence in self._decode(batch):
-                    waiting[sequence.where] = sequence
+                    self._waiting[sequence.where] = sequence, number + REPLY_ROUNDS
                     sequence.submit(self.turns)
             batches = [batch for batch in batches if batch.size]
         return groups
 
-    def _take_replies(
-        self, waiting: dict[tuple[int, int], SampledSequence], ready: deque[SampledSequence], block: bool
-    ) -> None:
-        for reply in self.turns.replies(block):
-            sequence = waiting.pop(waiting_for(reply, waiting))
-            if sequence.observe(reply, self.turns, self.options.max_new_tokens, self.vocab_size):
-                ready.append(sequence)
+    def _returning(self, number: int, idle: bool) -> list[SampledSequence]:
+        """Return the conversations that go on in this round; in an idle one those whose round is next."""
+        if idle and self._waiting:
+            number = min(until for _, until in self._waiting.values())
+        due = [where for where, (_, until) in self._waiting.items() if until <= number]
+        while not self._come.keys() >= set(due):
+            for reply in self.turns.replies(block=True):
+                self._come[waiting_for(reply, self._waiting.keys() - self._come.keys())] = reply
+        returned = [(self._waiting.pop(where)[0], self._come.pop(where)) for where in due]
+        limits = self.turns, self.options.max_new_tokens, self.vocab_size
+        return [sequence for sequence, reply in returned if sequence.observe(reply, *limits)]
 
     def _prefill(self, sequences: list[SampledSequence]) -> _Batch:
         """Start a batch; what several sequences have in full, as the samples of a prompt do, is prefilled once."""

@@ -62,11 +62,12 @@ class Prefill:
         # Not as a CUDA graph: the lengths of the cached tokens would be one more dimension of its size.
         device, added = self.decoder.device, [prefix[n:] for prefix, n in zip(prefixes, cached, strict=True)]
         arrays = pack_prefixes(added, pages, cached)
-        _, position, page, cu_seqlens = pack_prefixes(prefixes, pages)
+        lengths = [len(prefix) for prefix in prefixes]
+        position, page, cu_seqlens = locate_tokens(lengths, pages)
         # At least 2: for 1 the flash kernel takes another path.
         max_seqlen = max(2, *map(len, added))
         batch = PrefillBatch.padding(len(arrays[0]), len(added), max_seqlen, device)
-        keys = CachedKeys.empty(len(page), len(prefixes), max(map(len, prefixes)), device)
+        keys = CachedKeys.empty(len(page), len(prefixes), max(lengths), device)
         pairs = zip((*arrays, page, position % PAGE_SIZE, cu_seqlens), (*batch.tensors, *keys.tensors), strict=True)
         for array, target in pairs:
             copy_to_device(array, target)
@@ -103,16 +104,23 @@ def pack_prefixes(
 
     `starts` are the positions of the prefixes' first tokens; 0 unless given.
     """
-    lengths = np.array([len(prefix) for prefix in prefixes])
+    position, page, cu_seqlens = locate_tokens([len(prefix) for prefix in prefixes], pages, starts)
+    return np.fromiter(chain.from_iterable(prefixes), np.int64, len(position)), position, page, cu_seqlens
+
+
+def locate_tokens(
+    counts: Sequence[int], pages: Sequence[Sequence[int]], starts: Sequence[int] | None = None
+) -> tuple[Array, Array, Array]:
+    """Return position and page of every token of sequences of so many tokens, end to end, and cu_seqlens."""
+    lengths = np.array(counts)
     cu_seqlens = np.concatenate([[0], lengths.cumsum()])
-    ids = np.fromiter(chain.from_iterable(prefixes), np.int64, cu_seqlens[-1])
     position = np.arange(cu_seqlens[-1]) - cu_seqlens[:-1].repeat(lengths)
     if starts is not None:
         position += np.repeat(starts, lengths)
     page_counts = np.array([len(held) for held in pages])
     first_page = page_counts.cumsum() - page_counts
     flat = np.fromiter(chain.from_iterable(pages), np.int64, page_counts.sum())
-    return ids, position, flat[first_page.repeat(lengths) + position // PAGE_SIZE], cu_seqlens.astype(np.int32)
+    return position, flat[first_page.repeat(lengths) + position // PAGE_SIZE], cu_seqlens.astype(np.int32)
 
 
 def copy_to_device(array: Array, target: Tensor) -> None:

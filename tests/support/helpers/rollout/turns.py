@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
-from trimtab.rollout import Reply
+from trimtab.rollout import Reply, Response
 
 
 @dataclass
@@ -55,3 +55,18 @@ class RandomTurns:
         for reply in come:
             self.given.setdefault((reply.prompt, reply.sample), []).append(reply.tokens)
         return come
+
+    def check(self, groups: list[list[Response]], ends: Container[int], limit: int) -> None:
+        """Check that responses hold what was submitted and replied, in order, and nothing else."""
+        for prompt, group in enumerate(groups):
+            for sample, response in enumerate(group):
+                messages = self.messages.get((prompt, sample), [])
+                given = [tokens for tokens in self.given.get((prompt, sample), []) if tokens is not None]
+                observed = [response.tokens[start:end] for start, end in response.observed]
+                assert response.num_sampled == len(response.logp) == len(response.sampled_tokens) <= limit
+                assert response.finished == (response.tokens[-1] in ends)
+                cut = [] if response.finished else [response.messages[-1]]
+                assert response.messages == messages + cut, "a message that was cut is not submitted"
+                dropped = response.finished and response.num_sampled == limit  # no token is left to answer a reply
+                assert observed == given or (dropped and observed == given[:-1])
+        assert not self.waiting, "every reply was taken"
