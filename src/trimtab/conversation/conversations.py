@@ -104,8 +104,8 @@ class Conversations:
             result = self._run(state.tools, call, min(self.limits.timeout, left))
             state.seconds += result.seconds
             conversation.error = conversation.error or result.error
-            text = shorten(result.text, MAX_KEPT)
-            conversation.calls.append(Call(call.tool, dict(call.arguments), result.outcome, result.seconds, text))
+            text, turn = shorten(result.text, MAX_KEPT), conversation.turns - 1
+            conversation.calls.append(Call(call.tool, dict(call.arguments), result.outcome, result.seconds, text, turn))
             if state.tools.reset_failed:
                 self._end(state, "environment")
                 return None

@@ -68,13 +68,17 @@ class Message:
 
 @dataclass(frozen=True)
 class Call:
-    """A call that the model made: `text` is the beginning of what came of it; what the model saw is in the messages."""
+    """A call that the model made: `text` is the beginning of what came of it; what the model saw is in the messages.
+
+    `turn` is which of the model's messages has the call, from 0.
+    """
 
     tool: str
     arguments: Mapping[str, Any]
     outcome: Outcome
     seconds: float
     text: str
+    turn: int = 0
 
 
 @dataclass

@@ -7,6 +7,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from trimtab import __version__
 from trimtab.files import write_atomically
 from trimtab.objectives import Comm, Objective, gather_rows, merge_metrics, segment_ids
-from trimtab.record import RECORDS_FOLDER, Manifest, Recorder, Vocabulary
+from trimtab.record import RECORDS_FOLDER, Manifest, Observation, Recorder, Vocabulary
 from trimtab.train import versions
 
 TESTED_VERSIONS = {"trl": "1.16.0", "verl": "0.9.1"}
@@ -99,6 +100,18 @@ def tool_tokens(position: Tensor, sequence: Tensor) -> Tensor:
     between = torch.diff(position, prepend=position[:1] - 1) - 1
     starts_response = torch.diff(sequence, prepend=sequence[:1] - 1) != 0
     return between.masked_fill(starts_response, 0).to(torch.int32)
+
+
+def observations(tokens: Sequence[int], sampled: Sequence[bool]) -> list[Observation]:
+    """Return the stretches of a response's tokens that were not sampled."""
+    found, before, pairs = list[Observation](), 0, zip(tokens, sampled, strict=True)
+    for was_sampled, stretch in groupby(pairs, key=lambda pair: bool(pair[1])):
+        ids = [token for token, _ in stretch]
+        if was_sampled:
+            before += len(ids)
+        else:
+            found.append(Observation(before, ids))
+    return found
 
 
 def save_state(folder: Path, objective: Objective, **numbers: int) -> None:

@@ -1,5 +1,12 @@
 """The flight recorder: `Recorder` writes the steps of a run, `open_run` reads them. See docs/record.md."""
 
+from trimtab.record.conversation import (
+    Observation,
+    RecordedCall,
+    RecordedConversation,
+    RecordedObservation,
+    arguments_text,
+)
 from trimtab.record.inputs import RecordedResponse, UpdateRecord, join_ranks, update_record
 from trimtab.record.layout import (
     RECORDS_FOLDER,
@@ -18,7 +25,8 @@ from trimtab.record.vocabulary import Vocabulary
 from trimtab.record.writer import RecordWriter, StepData, rewind
 
 __all__ = [
-    "RECORDS_FOLDER", "SCHEMA", "TABLES", "Column", "Manifest", "RecordError", "RecordSettings", "RecordWarning",
-    "RecordWriter", "RecordedResponse", "RecordedStep", "RecordedUpdate", "Recorder", "Records", "StepData", "StepInfo",
-    "UpdateInfo", "UpdateRecord", "Vocabulary", "join_ranks", "open_run", "read_step", "rewind", "update_record",
+    "RECORDS_FOLDER", "SCHEMA", "TABLES", "Column", "Manifest", "Observation", "RecordError", "RecordSettings",
+    "RecordWarning", "RecordWriter", "RecordedCall", "RecordedConversation", "RecordedObservation", "RecordedResponse",
+    "RecordedStep", "RecordedUpdate", "Recorder", "Records", "StepData", "StepInfo", "UpdateInfo", "UpdateRecord",
+    "Vocabulary", "arguments_text", "join_ranks", "open_run", "read_step", "rewind", "update_record",
 ]  # fmt: skip

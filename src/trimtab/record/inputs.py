@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trimtab.record.conversation import Observation, RecordedCall
 from trimtab.record.schema import FROM_BATCH, FROM_PLAN
 
 if TYPE_CHECKING:  # reading records needs no torch, so nothing here imports it before a trainer calls
@@ -17,7 +18,8 @@ if TYPE_CHECKING:  # reading records needs no torch, so nothing here imports it 
 class RecordedResponse:
     """One graded response: what the table `responses` says of it. `tokens` are those that are trained on.
 
-    `rewards` is a JSON object where there are several rewards, each by name and before its weight.
+    `rewards` is a JSON object where there are several rewards, each by name and before its weight. Of a conversation
+    `observations` and `calls` are its turns, and `ended` is how it ended.
     """
 
     prompt: Sequence[int]
@@ -31,6 +33,9 @@ class RecordedResponse:
     answer: str = ""
     source: str = ""
     rewards: str = ""
+    observations: Sequence[Observation] = ()
+    calls: Sequence[RecordedCall] = ()
+    ended: str = ""
 
 
 @dataclass(frozen=True)

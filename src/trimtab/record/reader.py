@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.record import layout
+from trimtab.record.conversation import RecordedConversation, read_conversation
 from trimtab.record.layout import Manifest, RecordError, RecordWarning, StepInfo, UpdateInfo
 from trimtab.record.parquet import open_table, read_columns
 from trimtab.record.vocabulary import Vocabulary
@@ -127,6 +128,10 @@ class RecordedStep:
         """Decode a response to text without special tokens."""
         vocabulary = self.records.vocabulary
         return vocabulary.decode([token for token in self._ids(response) if not vocabulary.is_special(token)])
+
+    def conversation(self, response: int) -> RecordedConversation:
+        """Return what tools replied in a response, its calls, and how it ended."""
+        return read_conversation(self.responses, response)
 
     def checked(self) -> RecordedStep:
         """Check both tables and return the step."""

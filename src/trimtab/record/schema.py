@@ -96,6 +96,21 @@ RESPONSES: tuple[Column, ...] = (
     Column("prompt", "string", "the prompt as the model read it", encoding="dictionary"),
     Column("answer", "string", "the ground truth", encoding="dictionary"),
     Column("source", "string", "the task of its problem", encoding="dictionary"),
+    Column(
+        "observations",
+        "string",
+        "what tools replied, as the model read it: a JSON list of `after` (so many of its tokens came before), "
+        "`tokens` (how many it has) and `text`, whose middle is left out where it is long",
+        "where given",
+    ),
+    Column(
+        "calls",
+        "string",
+        "its calls of tools: a JSON list of `turn` (which of its messages, from 0), `tool`, `arguments`, `outcome` "
+        "and `seconds`",
+        "where given",
+    ),
+    Column("ended", "string", "how the conversation ended: answer, void, turns, ...", "where given", "dictionary"),
 )
 
 VOCABULARY: tuple[Column, ...] = (

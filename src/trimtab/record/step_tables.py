@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trimtab.record.conversation import calls_json, observations_json
 from trimtab.record.inputs import RecordedResponse, UpdateRecord
 from trimtab.record.layout import StepInfo, UpdateInfo
 from trimtab.record.vocabulary import Vocabulary
@@ -98,10 +99,15 @@ def _response_columns(
     # A prompt is decoded once for its group: of eight samples seven would give the same text again.
     one_per_group = {response.group: response for response in responses}
     prompts = {group: vocabulary.decode(response.prompt) for group, response in one_per_group.items()}
-    several = {"rewards": [r.rewards for r in responses]} if any(r.rewards for r in responses) else {}
+    given = {
+        "rewards": [r.rewards for r in responses],
+        "observations": [observations_json(r.observations, vocabulary) if r.observations else "" for r in responses],
+        "calls": [calls_json(r.calls) if r.calls else "" for r in responses],
+        "ended": [r.ended for r in responses],
+    }
     copied = ("group", "sample", "reward", "verdict", "finished")
     return {
-        **several,
+        **{name: texts for name, texts in given.items() if any(texts)},
         "step": [step] * len(rows),
         "response": list(range(len(rows))),
         "update": [update for update, _ in rows],

@@ -15,6 +15,7 @@ from trimtab.policy import UpdateResult, tool_tokens
 from trimtab.record import (
     RECORDS_FOLDER,
     Manifest,
+    Observation,
     RecordedResponse,
     Recorder,
     RecordSettings,
@@ -22,6 +23,7 @@ from trimtab.record import (
     rewind,
     update_record,
 )
+from trimtab.rollout import Response
 from trimtab.train.process import versions
 from trimtab.train.responses import GradedResponse
 from trimtab.train.scoring import Experience, Minibatch
@@ -127,7 +129,17 @@ def recorded_response(graded: GradedResponse) -> RecordedResponse:
         answer=graded.problem.answer,
         source=graded.problem.source,
         rewards=json.dumps(dict(graded.terms)) if graded.terms else "",
+        observations=observations(graded.response),
     )
+
+
+def observations(response: Response) -> list[Observation]:
+    """Return what the policy did not sample in a response."""
+    found, not_sampled = list[Observation](), 0
+    for start, end in response.observed:
+        found.append(Observation(start - not_sampled, response.tokens[start:end]))
+        not_sampled += end - start
+    return found
 
 
 def observed_entropy(batch: TokenBatch) -> float | None:

@@ -153,7 +153,8 @@ def recorded_responses(step: int, batch: PaddedBatch, shape: RolloutShape) -> li
     indices, rewards = batch[RESPONSE_INDEX].tolist(), batch[REWARD].nan_to_num().tolist()
     responses = []
     for row, (index, reward) in enumerate(zip(indices, rewards, strict=True)):
-        tokens = batch["completion_ids"][row][mask[row]].tolist()
+        ids, sampled = batch["completion_ids"][row][: lengths[row]], mask[row][: lengths[row]]
+        tokens = ids[sampled].tolist()
         # A response that ends with the reply of a tool was cut there, though its last sampled token ended a turn.
         answered = bool(tokens) and bool(mask[row, lengths[row] - 1])
         responses.append(
@@ -166,6 +167,7 @@ def recorded_responses(step: int, batch: PaddedBatch, shape: RolloutShape) -> li
                 verdict="correct" if reward > 0 else "wrong",  # TRL's reward functions return numbers alone
                 finished=answered and tokens[-1] in shape.end_tokens,
                 source="trl",
+                observations=common.observations(ids.tolist(), sampled.tolist()),
             )
         )
     return responses

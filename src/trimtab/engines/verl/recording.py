@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trimtab.engines.common import start_recorder, tool_tokens
+from trimtab.engines.common import observations, start_recorder, tool_tokens
 from trimtab.engines.verl.options import VerlOptions
 from trimtab.engines.verl.planning import PlannedStep
 from trimtab.objectives import Objective
@@ -58,7 +58,7 @@ def recorded_responses(planned: PlannedStep, data: Mapping[str, Any], end_token:
     assert planned.tokens.token is not None
     ids, offsets = planned.tokens.token.tolist(), planned.tokens.offsets
     prompts, scores = data["prompts"].unbind(), data["rm_scores"].unbind()
-    masks = data["response_mask"].unbind()
+    everything, masks = data["responses"].unbind(), data["response_mask"].unbind()
     uids, truths, sources = (_field(data, name) for name in ("uid", "reward_model", "data_source"))
     groups: dict[str, int] = {}
     samples: dict[int, int] = {}
@@ -82,6 +82,7 @@ def recorded_responses(planned: PlannedStep, data: Mapping[str, Any], end_token:
                 finished=tokens[-1:] == [end_token] and bool(masks[row][-1]),
                 answer="" if truth is None else str(truth),
                 source=str(sources[row]),
+                observations=observations(everything[row].tolist(), masks[row].tolist()),
             )
         )
     return responses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,10 @@ def made_step(
     if optional:
         tokens["tool_tokens"] = np.zeros(n, np.int32)
         responses["rewards"] = ['{"task": 1.0, "format": 0.5}'] * count
+        responses["observations"] = ['[{"after": 1, "tokens": 3, "text": "2 and 2"}]'] * count
+        call = {"turn": 0, "tool": "add", "arguments": '{"a": 1}', "outcome": "ok", "seconds": 0.25}
+        responses["calls"] = [json.dumps([call])] * count
+        responses["ended"] = ["answer"] * count
     info = StepInfo(step, count, n, count if sampled is None else sampled, infos, 1.0 + step / 7)
     return StepData(info, tokens, responses)
 

@@ -1,0 +1,124 @@
+"""The turns of a conversation in a record: what tools replied and which calls were made, as JSON of bounded size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from trimtab.record.layout import Count, Finite, RecordError
+from trimtab.record.vocabulary import Vocabulary
+
+# A tool may print a gigabyte in every turn, and records share one size limit with all other steps.
+MAX_ENTRIES = 64  # observations, and calls, of one response
+MAX_TEXT = 4_000  # characters of one observation, or of the arguments of one call
+MAX_TEXTS = 32_000  # characters of all of them in one response
+MAX_NAME = 100  # characters: where there is no such tool the name is the model's
+
+Seconds = Annotated[Finite, Field(ge=0)]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Tokens of a response that the policy did not sample; `after` of its sampled tokens came before them."""
+
+    after: int
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """A call that the message number `turn` of the policy made, from 0. `arguments` is JSON, cut where it is long."""
+
+    turn: Count
+    tool: str
+    arguments: str
+    outcome: str
+    seconds: Seconds
+
+
+@dataclass(frozen=True)
+class RecordedObservation:
+    """What was observed after so many sampled tokens: how many tokens, and their text, special tokens by name."""
+
+    after: Count
+    tokens: Count
+    text: str
+
+
+@dataclass(frozen=True)
+class RecordedConversation:
+    """The turns of a response. One without tools has no observations and no calls, and `ended` is empty."""
+
+    observations: list[RecordedObservation] = field(default_factory=list)
+    calls: list[RecordedCall] = field(default_factory=list)
+    ended: str = ""
+
+
+_OBSERVATIONS, _CALLS = TypeAdapter(list[RecordedObservation]), TypeAdapter(list[RecordedCall])
+
+
+def arguments_text(arguments: Mapping[str, Any]) -> str:
+    """Return the arguments of a call as JSON."""
+    return json.dumps(arguments, ensure_ascii=False, default=str)
+
+
+def observations_json(observations: Sequence[Observation], vocabulary: Vocabulary) -> str:
+    """Return the observations of a response as JSON; long texts are cut in the middle, and say so."""
+    kept = observations[:MAX_ENTRIES]
+    longest = _longest(len(kept))
+    found = [
+        RecordedObservation(each.after, len(each.tokens), cut(vocabulary.decode(each.tokens), longest)) for each in kept
+    ]
+    return _json(found)
+
+
+def calls_json(calls: Sequence[RecordedCall]) -> str:
+    """Return the calls of a response as JSON; long arguments are cut in the middle, and say so."""
+    kept = calls[:MAX_ENTRIES]
+    longest = _longest(len(kept))
+    found = [
+        RecordedCall(
+            call.turn, cut(call.tool, MAX_NAME), cut(call.arguments, longest), call.outcome, round(call.seconds, 6)
+        )
+        for call in kept
+    ]
+    return _json(found)
+
+
+def read_conversation(columns: Mapping[str, Any], response: int) -> RecordedConversation:
+    """Read the turns of a response from the table of responses; in older records there are none."""
+
+    def read(name: str, adapter: TypeAdapter[T]) -> T:
+        text = columns[name][response] if name in columns else ""
+        try:
+            return adapter.validate_python(json.loads(text or "[]"))
+        except (ValueError, RecursionError) as error:
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+            raise RecordError(f"`{name}` of response {response} cannot be read: {reason!s:.200}") from None
+
+    ended = columns["ended"][response] if "ended" in columns else ""
+    return RecordedConversation(read("observations", _OBSERVATIONS), read("calls", _CALLS), ended)
+
+
+def cut(text: str, longest: int) -> str:
+    """Leave out the middle of a text that is longer than so many characters, and say how many are left out."""
+    if len(text) <= longest:
+        return text
+    head, tail = (longest + 1) // 2, longest // 2
+    return f"{text[:head]}[... {len(text) - longest:,} characters not recorded ...]{text[len(text) - tail :]}"
+
+
+def _longest(count: int) -> int:
+    """Return how many characters each of so many texts may have."""
+    return min(MAX_TEXT, MAX_TEXTS // max(count, 1))
+
+
+def _json(entries: Sequence[RecordedObservation | RecordedCall]) -> str:
+    # Lone surrogates, which a model can write as JSON escapes, cannot be stored as UTF-8.
+    text = json.dumps([asdict(entry) for entry in entries], ensure_ascii=False)
+    return text.encode("utf-8", "replace").decode()
