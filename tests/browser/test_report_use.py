@@ -220,7 +220,8 @@ def test_a_run_without_anything_still_gives_a_page(chromium: Any, tmp_path: Path
 
 def test_curves_can_be_seen_over_tokens_and_time(chromium: Any, tmp_path: Path) -> None:
     times = ("time/rollout", "time/update", "eval/accuracy/easy", "eval/accuracy/hard", "reward/accuracy/easy")
-    made = Made(steps=4, metrics=times, alarms=[{"step": 2, "alarm": "ratio"}], optional=("tool_tokens",))
+    older = {name: [""] * 4 for name in ("observations", "calls", "ended")}  # a record without what tools replied
+    made = Made(steps=4, metrics=times, alarms=[{"step": 2, "alarm": "ratio"}], optional=("tool_tokens",), texts=older)
     runs = [make_run(tmp_path / "a", made), make_run(tmp_path / "b", Made(steps=3, metrics=times))]
     page = write_report(runs, tmp_path / "report.html")
     with tab(chromium) as opened:

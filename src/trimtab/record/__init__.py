@@ -3,7 +3,6 @@
 from trimtab.record.conversation import (
     Observation,
     RecordedCall,
-    RecordedConversation,
     RecordedObservation,
     arguments_text,
 )
@@ -26,7 +25,7 @@ from trimtab.record.writer import RecordWriter, StepData, rewind
 
 __all__ = [
     "RECORDS_FOLDER", "SCHEMA", "TABLES", "Column", "Manifest", "Observation", "RecordError", "RecordSettings",
-    "RecordWarning", "RecordWriter", "RecordedCall", "RecordedConversation", "RecordedObservation", "RecordedResponse",
+    "RecordWarning", "RecordWriter", "RecordedCall", "RecordedObservation", "RecordedResponse",
     "RecordedStep", "RecordedUpdate", "Recorder", "Records", "StepData", "StepInfo", "UpdateInfo", "UpdateRecord",
     "Vocabulary", "arguments_text", "join_ranks", "open_run", "read_step", "rewind", "update_record",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -50,15 +50,6 @@ class RecordedObservation:
     text: str
 
 
-@dataclass(frozen=True)
-class RecordedConversation:
-    """The turns of a response. One without tools has no observations and no calls, and `ended` is empty."""
-
-    observations: list[RecordedObservation] = field(default_factory=list)
-    calls: list[RecordedCall] = field(default_factory=list)
-    ended: str = ""
-
-
 _OBSERVATIONS, _CALLS = TypeAdapter(list[RecordedObservation]), TypeAdapter(list[RecordedCall])
 
 
@@ -90,19 +81,23 @@ def calls_json(calls: Sequence[RecordedCall]) -> str:
     return _json(found)
 
 
-def read_conversation(columns: Mapping[str, Any], response: int) -> RecordedConversation:
-    """Read the turns of a response from the table of responses; in older records there are none."""
+def read_observations(columns: Mapping[str, Any], response: int) -> list[RecordedObservation]:
+    """Read what was observed in a response from the table of responses; older records have nothing."""
+    return _read("observations", _OBSERVATIONS, columns, response)
 
-    def read(name: str, adapter: TypeAdapter[T]) -> T:
-        text = columns[name][response] if name in columns else ""
-        try:
-            return adapter.validate_python(json.loads(text or "[]"))
-        except (ValueError, RecursionError) as error:
-            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-            raise RecordError(f"`{name}` of response {response} cannot be read: {reason!s:.200}") from None
 
-    ended = columns["ended"][response] if "ended" in columns else ""
-    return RecordedConversation(read("observations", _OBSERVATIONS), read("calls", _CALLS), ended)
+def read_calls(columns: Mapping[str, Any], response: int) -> list[RecordedCall]:
+    """Read the calls of a response from the table of responses; older records have none."""
+    return _read("calls", _CALLS, columns, response)
+
+
+def _read(name: str, adapter: TypeAdapter[list[T]], columns: Mapping[str, Any], response: int) -> list[T]:
+    text = columns[name][response] if name in columns else ""
+    try:
+        return adapter.validate_python(json.loads(text)) if text else []
+    except (ValueError, RecursionError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise RecordError(f"`{name}` of response {response} cannot be read: {reason!s:.200}") from None
 
 
 def cut(text: str, longest: int) -> str:

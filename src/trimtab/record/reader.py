@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.record import layout
-from trimtab.record.conversation import RecordedConversation, read_conversation
+from trimtab.record.conversation import RecordedCall, RecordedObservation, read_calls, read_observations
 from trimtab.record.layout import Manifest, RecordError, RecordWarning, StepInfo, UpdateInfo
 from trimtab.record.parquet import open_table, read_columns
 from trimtab.record.vocabulary import Vocabulary
@@ -129,9 +129,13 @@ class RecordedStep:
         vocabulary = self.records.vocabulary
         return vocabulary.decode([token for token in self._ids(response) if not vocabulary.is_special(token)])
 
-    def conversation(self, response: int) -> RecordedConversation:
-        """Return what tools replied in a response, its calls, and how it ended."""
-        return read_conversation(self.responses, response)
+    def observations(self, response: int) -> list[RecordedObservation]:
+        """Return what tools replied in a response, in order."""
+        return read_observations(self.responses, response)
+
+    def calls(self, response: int) -> list[RecordedCall]:
+        """Return the calls that a response made, in order."""
+        return read_calls(self.responses, response)
 
     def checked(self) -> RecordedStep:
         """Check both tables and return the step."""

@@ -91,10 +91,11 @@ def curve_json(points: int, steps: NumpyArray, values: NumpyArray, std: NumpyArr
 
 
 def final_value(name: str, curves: Sequence[MetricCurve]) -> list[float]:
-    """Return mean and standard deviation over runs of a metric's last values; shares are means over the whole run."""
+    """Return mean and standard deviation over runs of a metric's last values; shares of tokens are of the whole run."""
     # An evaluation is a mean over many problems already; single training steps are noisy.
     window = 1 if name.startswith("eval/") else LONGEST_WINDOW
-    whole = name.endswith("_share")
+    # Whether the policy calls its tools is something that it learns, as its reward is.
+    whole = name.endswith("_share") and not name.startswith("conversation/")
     values = [float((curve.values if whole else curve.values[-window:]).mean()) for curve in curves]
     return [float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0]
 

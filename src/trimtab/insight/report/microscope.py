@@ -18,6 +18,7 @@ from trimtab.insight.report.token_table import (
     token_effects,
     token_table,
 )
+from trimtab.insight.report.turns import count_turns, read_turns, turns_json
 from trimtab.objectives import Objective, Reason
 from trimtab.record import RecordedStep, RecordError, Records, Vocabulary
 
@@ -68,13 +69,17 @@ def microscope_data(
             continue
         effects = dict(_compared_effects(table.step, compared, data.notes))
         for excerpt in group:
-            block = safe_json(response_json(table, {name: effects.get(name) for name in compared}, excerpt, vocabulary))
+            turns = read_turns(table.step, excerpt.response, data.notes)
+            length = int(table.step.responses["tokens"][excerpt.response])
+            content = response_json(table, {name: effects.get(name) for name in compared}, excerpt, vocabulary)
+            block = safe_json(content | {"turns": turns_json(*turns, excerpt, length)})
             size = len(block.encode())  # the selection only estimates sizes, and a token may be 200 characters
             if size > left:
                 skipped += 1
                 continue
             left -= size
-            data.entries.append(list_entry(table, excerpt, first_block + len(data.blocks), vocabulary))
+            entry = list_entry(table, excerpt, first_block + len(data.blocks), vocabulary)
+            data.entries.append(entry | count_turns(*turns, length))
             data.blocks.append(block)
     if skipped:
         data.notes.append(f"{skipped} responses were left out to keep the report small")
@@ -134,6 +139,7 @@ def response_json(
         **{name: truncated(str(text), LONGEST_PROMPT) for name, text in texts.items()},
         "rewards": _rewards(step, excerpt.response),
         "finished": bool(step.responses["finished"][excerpt.response]),
+        "ended": truncated(str(step.responses["ended"][excerpt.response]), 60) if "ended" in step.responses else "",
         "pieces": [truncated(piece, LONGEST_TOKEN) for piece in vocabulary.pieces(ids)],
         "arrays": arrays,
         "recorded": _effects_json(table.effects, tokens),

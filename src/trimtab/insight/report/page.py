@@ -20,7 +20,7 @@ from trimtab.insight.report.embed import safe_json, visible
 # Joined in this order; the last one starts the page.
 SCRIPTS = (
     "text.js", "data.js", "colors.js", "chart.js", "curves.js", "heat_maps.js", "replay_panel.js", "tokens.js",
-    "filters.js", "token_pane.js", "microscope.js", "stress.js", "main.js",
+    "turns.js", "filters.js", "token_pane.js", "microscope.js", "stress.js", "main.js",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trimtab.conversation import ENDED, OUTCOMES
 from trimtab.insight.alarms import entropy_target
 from trimtab.insight.replay import recorded_objective, torch_threads
 from trimtab.insight.report import summary_text
@@ -62,6 +63,8 @@ def page_data(
         "metric_descriptions": {name: text for run in runs for name in run.curves if (text := describe_metric(name))},
         "reasons": [{"bit": int(r), "name": str(r.name).lower(), "text": text} for r, text in REASON_WORDS.items()],
         "selection_reasons": SELECTION_REASONS,
+        "call_outcomes": OUTCOMES,
+        "conversation_ends": ENDED,
     }
     return title, data, blocks
 

@@ -15,6 +15,7 @@ import numpy as np
 from trimtab.insight.report.embed import NumpyArray
 from trimtab.insight.report.token_statistics import REMOVED
 from trimtab.insight.report.token_table import StepTokenTable
+from trimtab.record import RecordedStep, RecordError
 
 # Why a response is in the report, in the order in which kinds take turns, and the text on the page.
 SELECTION_REASONS = {
@@ -24,6 +25,7 @@ SELECTION_REASONS = {
     "gradient": "largest gradient",
     "ends": "first or last step",
     "clipped": "most clipped",
+    "failed_calls": "failed calls of tools",
     "longest": "longest",
     "random": "random sample",
 }
@@ -63,6 +65,7 @@ class CandidatePool:
         self._add_top_tokens("gradient", step.number, grad_norm, offsets, TOP_TOKENS)
         self._add_top_counts("silenced", step.number, (table.effects.reason & int(REMOVED)) != 0, offsets)
         self._add_top_counts("clipped", step.number, table.effects.clipped, offsets)
+        self._add_failed_calls(table, offsets)
         if step.number in self.alarm_steps:
             self._add_top_tokens("alarm", step.number, grad_norm, offsets, 4)
         lengths = np.diff(offsets)
@@ -74,6 +77,16 @@ class CandidatePool:
             if step.number in steps:
                 for response in rng.permutation(len(lengths))[:limit].tolist():
                     self._add(kind, rng.random(), step.number, response, offsets)
+
+    def _add_failed_calls(self, table: StepTokenTable, offsets: NumpyArray) -> None:
+        """Add the responses with the most calls of tools that failed."""
+        step = table.step
+        if "calls" not in step.responses:
+            return
+        failed = np.array([_failed_calls(step, n) for n in range(step.info.responses)])
+        for response in np.argsort(-failed, kind="stable")[:4].tolist():
+            if failed[response]:
+                self._add("failed_calls", int(failed[response]), step.number, response, offsets)
 
     def _add_top_counts(self, kind: str, step: int, mask: NumpyArray, offsets: NumpyArray) -> None:
         """Add the responses with the most tokens in a mask, at the first of them."""
@@ -99,6 +112,13 @@ class CandidatePool:
             heapq.heappush(heap, candidate)
         elif candidate > heap[0]:
             heapq.heapreplace(heap, candidate)
+
+
+def _failed_calls(step: RecordedStep, response: int) -> int:
+    try:
+        return sum(call.outcome != "ok" for call in step.calls(response))
+    except RecordError:  # the microscope has a note about it; the tokens can be shown all the same
+        return 0
 
 
 def _owners(offsets: NumpyArray) -> NumpyArray:

@@ -1,5 +1,6 @@
 // The charts of a run, or of several: which metrics share a card, and their formats.
 
+// A line of a `seldom` card is left out where it is 0 all the time.
 const CARDS = [
   { title: "Reward", meaning: "Mean reward of the step's responses", lines: { "reward/mean": "reward" } },
   { title: "Score", meaning: "Mean number that the task's rule gave: in training, and with greedy decoding on held-out problems",
@@ -16,6 +17,21 @@ const CARDS = [
   { title: "Gradient norm", meaning: "Global gradient norm of the update, before gradient clipping", lines: { "update/grad_norm": "norm" },
     zero: true, log: true },
   { title: "Response length", meaning: "Tokens per response", lines: { "response/length_mean": "tokens" }, zero: true },
+  { title: "Conversations", meaning: "Share of conversations with a successful call; with a message that has neither call nor answer; cut at their last turn",
+    share: true, zero: true, lines: { "conversation/called_share": "successful call", "conversation/void_share": "void turn",
+      "conversation/out_of_turns_share": "out of turns", "eval/called_share": "held-out, successful call" }, dotted: "eval/called_share" },
+  { title: "Turns", meaning: "Messages of the policy per conversation", zero: true,
+    lines: { "conversation/turns_mean": "sampled", "eval/turns_mean": "held-out" }, dotted: "eval/turns_mean" },
+  { title: "Calls of tools", meaning: "Calls of the step, and how many of them succeeded", zero: true,
+    lines: { "tools/calls": "calls", "tools/ok": "successful" } },
+  { title: "Failed calls", meaning: "Calls of the step that failed, by what came of them", zero: true, seldom: true,
+    lines: { "tools/exception": "exception", "tools/timeout": "timeout", "tools/memory": "memory", "tools/output": "output",
+      "tools/killed": "killed", "tools/malformed": "malformed", "tools/unknown_tool": "unknown tool", "tools/bad_arguments": "bad arguments" } },
+  { title: "Observed tokens", meaning: "Tokens per conversation that tools wrote, which are not trained on", zero: true,
+    lines: { "conversation/observed_tokens_mean": "tokens" } },
+  { title: "Seconds of a call", meaning: "Mean seconds that a call of a tool took", zero: true, log: true, lines: { "time/tool_call": "seconds" } },
+  { title: "Waiting for tools", meaning: "Share of the sampling time in which every unfinished conversation waited for a tool",
+    share: true, zero: true, lines: { "time/tools_wait_share": "waiting" } },
 ];
 
 // The cards of these curves: several rewards have names of the recipe's own.
@@ -80,7 +96,7 @@ function gridWithAxis(sources, cards) {
 
 // One run: a card's metrics as lines.
 function runSpec(card, run, openStep) {
-  const names = Object.keys(card.lines).filter((name) => name in run.curves);
+  const names = Object.keys(card.lines).filter((name) => name in run.curves && (!card.seldom || readCurve(run, name).values.some(Boolean)));
   if (!names.length) return null;
   const series = names.map((name, n) => ({
     name: card.lines[name], color: PALETTE[n], dash: DASHES[n], dots: name === card.dotted, ...readCurve(run, name),
@@ -126,7 +142,7 @@ function compareSection(data) {
         const spec = groupSpec(title, data.metric_descriptions[name] || card.meaning, name, data.groups,
           { zero: card.zero, log: card.log, share: card.share });
         const measured = data.groups.filter((group) => name in group.curves);
-        if (spec) made.push(lineChart(onAxis(spec, axis, measured[0], measured)));
+        if (spec && !(card.seldom && spec.series.every((line) => !line.values.some(Boolean)))) made.push(lineChart(onAxis(spec, axis, measured[0], measured)));
       }
     }
     return made;
@@ -139,7 +155,7 @@ function compareSection(data) {
 // The final values of every objective: mean and standard deviation over its seeds.
 function compareTable(data) {
   const columns = [["held-out accuracy", "eval/accuracy"], ["reward", "reward/mean"], ["entropy", "policy/entropy"],
-    ["silenced", "tokens/silenced_share"], ["clipped", "update/clip_share"]]
+    ["silenced", "tokens/silenced_share"], ["clipped", "update/clip_share"], ["successful call", "conversation/called_share"]]
     .filter(([, name]) => data.groups.some((group) => name in group.final_values));
   const cell = (group, name) => {
     if (!(name in group.final_values)) return "–";
@@ -150,7 +166,7 @@ function compareTable(data) {
   const rows = data.groups.map((group) => el("tr", {}, el("th", { scope: "row" }, group.label),
     el("td", {}, count(group.runs.length)), columns.map(([, name]) => el("td", {}, cell(group, name)))));
   return el("div", { class: "scroll" }, el("table", { class: "numbers" },
-    el("caption", {}, "Accuracy at the last evaluation, reward and entropy over the last steps, shares of tokens over the whole run."),
+    el("caption", {}, "Accuracy at the last evaluation, reward, entropy and calls over the last steps, shares of tokens over the whole run."),
     el("thead", {}, el("tr", {}, ["objective", "runs", ...columns.map(([title]) => title)].map((t) => el("th", { scope: "col" }, t)))),
     el("tbody", {}, rows)));
 }

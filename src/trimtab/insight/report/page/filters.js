@@ -83,6 +83,8 @@ function responseRow(entry, selectionReasons) {
   el("span", { class: "row-more" }, `${range}${plural(entry.length, "token")}`,
     entry.silenced ? el("span", { class: "badge" }, `${count(entry.silenced)} silenced`) : null,
     entry.clipped ? el("span", { class: "badge" }, `${count(entry.clipped)} clipped`) : null,
+    entry.calls ? el("span", {}, plural(entry.calls, "call")) : null,
+    entry.failed_calls ? el("span", { class: "badge" }, `${count(entry.failed_calls)} failed`) : null,
     el("span", { class: "selected-for" }, entry.selected_for.map((key) => selectionReasons[key]).join(", ")))];
 }
 

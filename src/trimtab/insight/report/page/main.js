@@ -29,6 +29,8 @@ const footer = () => el("footer", {}, "Made by trimtab. This file is complete: i
 function start() {
   const data = parseBlock("data");
   reasonTable = data.reasons;
+  callOutcomes = new Map(Object.entries(data.call_outcomes || {}));
+  conversationEnds = new Map(Object.entries(data.conversation_ends || {}));
   const main = document.getElementById("main");
   const nav = document.getElementById("sections");
   const button = document.getElementById("theme");

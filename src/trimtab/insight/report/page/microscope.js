@@ -16,7 +16,7 @@ function microscopeSection(data, run) {
   if (!run.responses.length) {
     return { node: section("microscope", "Token microscope", "There are no responses to show: none is recorded."), openStep: () => {} };
   }
-  const state = { filter: cleanFilter(), color: "probability", compared: "", entry: null, token: 0, panes: [], rows: [] };
+  const state = { filter: cleanFilter(), color: "probability", compared: "", entry: null, token: 0, panes: [], rows: [], folds: new Map() };
   const list = el("div", { class: "list", role: "listbox", "aria-label": "Responses", tabindex: "-1" });
   const status = el("p", { class: "meaning", role: "status" });
   const view = el("div", { class: "view" });
@@ -58,7 +58,17 @@ function microscopeSection(data, run) {
 
   const leave = () => { tip.hidden = true; };
 
+  // What is open is the same in both panes, so that they scroll together, and stays so when a chunk is rendered again.
+  const folds = {
+    isOpen: (key, usually) => (state.folds.has(key) ? state.folds.get(key) : usually),
+    toggled(key, isOpen) {
+      state.folds.set(key, isOpen);
+      view.querySelectorAll("details[data-fold]").forEach((node) => { if (node.dataset.fold === key) node.open = isOpen; });
+    },
+  };
+
   function open(entry, token = 0) {
+    if (state.entry !== entry) state.folds = new Map();
     Object.assign(state, { entry, token });
     state.panes.forEach((pane) => pane.close());
     leave();
@@ -71,7 +81,7 @@ function microscopeSection(data, run) {
       color: effects ? colorOf(coloring, scale, coloring.value(held, effects, n)) : null,
       mark: effects ? markOf(coloring, coloring.value(held, effects, n)) : "",
       off: Boolean(effects) && effects.weight[n] === 0,
-    }), { hover, leave, go, current: () => state.token });
+    }), { hover, leave, go, folds, current: () => state.token });
     state.panes = allEffects.map((effects, n) => pane(effects, names[n]));
     const first = state.panes[0].box;
     if (state.panes.length > 1) {
@@ -154,6 +164,7 @@ function promptBox(held, entry) {
       `reward ${formatNumber(entry.reward)}${rewardTexts(held)}` +
       `${held.finished ? "" : ", truncated"}${held.answer ? `. Right answer: ${held.answer}` : ""}${held.extracted ? `, extracted: ${held.extracted}` : ""}` +
       `${held.source ? ` (${held.source})` : ""}`),
+    conversationText(entry, held) ? el("p", { class: "meaning" }, conversationText(entry, held)) : null,
     el("details", { open: held.prompt.length < 400 }, el("summary", {}, "Prompt"), el("pre", { class: "text" }, held.prompt)));
 }
 

@@ -4,16 +4,18 @@
 const CHUNK = 250; // tokens
 
 // One pane of tokens. `style(n)` is {color, mark, off} of a token; `hooks` are what the microscope does on hover, leave,
-// click or arrow keys (`go`), and the current token.
+// click or arrow keys (`go`), the current token, and which folds of turns are open (`folds`).
 function tokenPane(held, start, label, style, hooks) {
   const box = el("div", { class: "pane", tabindex: "-1", role: "group", "aria-label": label });
   const chunks = [];
   const length = held.pieces.length;
   for (let first = 0; first < length; first += CHUNK) {
-    chunks.push({ first, last: Math.min(first + CHUNK, length), node: el("div", { class: "chunk" }), rendered: false });
+    chunks.push({ first, last: Math.min(first + CHUNK, length), node: el("div", { class: "chunk" }), tokens: null });
   }
   // An empty chunk reserves about the height it will have, so that the scroll bar does not jump.
-  const estimatedHeight = (chunk) => `${Math.ceil((held.pieces.slice(chunk.first, chunk.last).join("").length * 8.6) / 560 + 1) * 26}px`;
+  const turnsIn = (chunk) => held.turns.filter((turn) => turn.end >= chunk.first && turn.end < chunk.last).length;
+  const estimatedHeight = (chunk) => `${Math.ceil((held.pieces.slice(chunk.first, chunk.last).join("").length * 8.6) / 560 + 1) * 26 +
+    turnsIn(chunk) * 140}px`;
   chunks.forEach((chunk) => { chunk.node.style.minHeight = chunks.length > 1 ? estimatedHeight(chunk) : ""; });
 
   function paint(node, n) {
@@ -25,29 +27,32 @@ function tokenPane(held, start, label, style, hooks) {
   }
 
   function render(chunk) {
-    if (chunk.rendered) return;
-    chunk.rendered = true;
+    if (chunk.tokens) return;
+    chunk.tokens = [];
     const nodes = [];
     for (let n = chunk.first; n < chunk.last; n += 1) {
+      const turns = turnNodes(held, n, hooks.folds);
+      nodes.push(...turns);
       const cut = n > 0 && held.arrays.segment && held.arrays.segment[n] !== held.arrays.segment[n - 1];
       const node = el("span", { class: `tok${cut ? " cut" : ""}${held.arrays.special[n] ? " special" : ""}`, "data-n": n,
         tabindex: n === hooks.current() ? "0" : "-1", role: "button", "aria-label": `token ${start + n}: ${tokenText(held.pieces[n])}` },
       tokenText(held.pieces[n]));
       paint(node, n);
       const gap = held.arrays.tool_tokens ? held.arrays.tool_tokens[n] : 0;
-      // Inside the token's node: one of its own would shift the places of tokens in the chunk.
-      if (gap) node.prepend(el("span", { class: "tool-gap" }, `[${plural(gap, "token")} of a tool's output, not recorded]`));
+      if (gap && !turns.length) nodes.push(el("span", { class: "tool-gap" }, `[${plural(gap, "token")} of a tool's output, not recorded]`));
+      chunk.tokens.push(node);
       nodes.push(node);
     }
+    if (chunk.last === length) nodes.push(...turnNodes(held, length, hooks.folds));
     chunk.node.replaceChildren(...nodes);
     chunk.node.style.minHeight = "";
   }
 
   function clear(chunk) {
-    if (!chunk.rendered || chunk.node.contains(document.activeElement)) return;
+    if (!chunk.tokens || chunk.node.contains(document.activeElement)) return;
     chunk.node.style.minHeight = `${chunk.node.offsetHeight}px`;
     chunk.node.replaceChildren();
-    chunk.rendered = false;
+    chunk.tokens = null;
   }
 
   const observer = new IntersectionObserver((entries) => entries.forEach((entry) => {
@@ -60,16 +65,16 @@ function tokenPane(held, start, label, style, hooks) {
   const nodeOf = (n) => {
     const chunk = chunks[Math.floor(n / CHUNK)];
     render(chunk);
-    return chunk.node.children[n - chunk.first];
+    return chunk.tokens[n - chunk.first];
   };
   listenToTokens(box, length, hooks);
   return {
     box,
     mark(n, before) {
       const old = chunks[Math.floor(before / CHUNK)];
-      if (old && old.rendered) {
-        old.node.children[before - old.first].classList.remove("here");
-        old.node.children[before - old.first].tabIndex = -1;
+      if (old && old.tokens) {
+        old.tokens[before - old.first].classList.remove("here");
+        old.tokens[before - old.first].tabIndex = -1;
       }
       const node = nodeOf(n);
       node.classList.add("here");
