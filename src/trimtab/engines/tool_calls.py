@@ -16,7 +16,7 @@ from trimtab.own_parts import OwnPartError, look_beside
 from trimtab.tasks import Problem
 
 _log = logging.getLogger(__name__)
-_failed: set[str] = set()  # tools whose first error has been logged
+_failed: set[str] = set()  # parts whose first error has been logged
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,16 @@ class ConversationTools:
     def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool and return its reply; whatever goes wrong is told in it."""
         result = self._open.call(tool, arguments, self.options.timeout)
-        if result.error and tool not in _failed:  # of the user's own code; once in each process
-            _failed.add(tool)
-            _log.error("the tool %s failed, and the model was told so:\n%s", tool, result.error)
+        if result.error:  # of the user's own code
+            _log_once(tool, result.error)
         self.calls.append(Call(tool, arguments, result.outcome, result.seconds, result.text))
         return shortened(result.text, self.options.max_characters)
 
     def reward(self, messages: Sequence[Mapping[str, Any]]) -> float | None:
-        """Return the environment's reward for the messages after the prompt; None where it has none."""
+        """Return the environment's reward for the messages after the prompt; None leaves it to the reward function.
+
+        An environment that a call has killed pays 0, and so does one whose `reward` fails.
+        """
         if not self.tools.has_reward:
             return None
         found = [
@@ -96,7 +98,15 @@ class ConversationTools:
         )
         if value is None or isinstance(value, float | int):
             return value
-        raise OwnPartError(f"{self.options.environment}: reward failed: {value.error or value.text}")
+        _log_once("reward", value.error or value.text)
+        return 0.0
+
+
+def _log_once(part: str, error: str) -> None:
+    """Log the first error of a tool, or of the reward, in this process: no other part of an engine tells the user."""
+    if part not in _failed:
+        _failed.add(part)
+        _log.error("%s failed, and the run goes on:\n%s", part, error)
 
 
 def shortened(text: str, limit: int) -> str:

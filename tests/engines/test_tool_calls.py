@@ -1,0 +1,98 @@
+"""trimtab's tools as engines call them: what a model does to an environment costs its conversation, not the run."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from trimtab.engines import tool_calls
+from trimtab.engines.tool_calls import ConversationTools, ToolOptions, shortened
+from trimtab.own_parts import OwnPartError, look_beside
+from trimtab.tasks import Problem
+
+MODULE = """
+import time
+
+
+class Fragile:
+    def reset(self, problem) -> str:
+        if problem.answer == "none":
+            raise KeyError("no such problem")
+        return "begin"
+
+    def hang(self, seconds: int) -> str:
+        \"\"\"Sleep.
+
+        Args:
+            seconds: How long.
+        \"\"\"
+        time.sleep(seconds)
+        return "awake"
+
+    def reward(self, conversation) -> float:
+        return 1.0 / (len(conversation.messages) - 1)
+"""
+SAID = [{"role": "assistant", "content": "hang", "tool_calls": [1]}, {"role": "tool", "content": "awake"}]
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToolOptions]:
+    folder = tmp_path_factory.mktemp("fragile")
+    (folder / "fragile_env.py").write_text(MODULE)
+    look_beside(folder)
+    yield ToolOptions(environment="python:fragile_env:Fragile", timeout=60.0)
+    tool_calls._tool_set.cache_clear()
+
+
+def opened(options: ToolOptions, answer: str = "7") -> ConversationTools:
+    return ConversationTools(options, Problem(({"role": "user", "content": "?"},), answer, "math", "here"))
+
+
+def test_an_environment_lives_through_its_conversation(options: ToolOptions) -> None:
+    tools = opened(options)
+    assert tools.opening() == "begin"
+    assert tools.call("hang", {"seconds": 0}) == "awake"
+    assert tools.reward(SAID) == 1.0
+    assert [(call.tool, call.outcome) for call in tools.calls] == [("hang", "ok")]
+    assert "no tool 'sleep'" in tools.call("sleep", {})
+    assert "the argument seconds is" in tools.call("hang", {"seconds": "9"})
+
+
+def test_a_call_that_hangs_and_a_reward_that_fails_pay_nothing(
+    options: ToolOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    tool_calls._failed.clear()
+    options = replace(options, timeout=1.0)
+    tools = opened(options)
+    with caplog.at_level(logging.ERROR):
+        assert "more than 1 s" in tools.call("hang", {"seconds": 900})
+        assert "more than 1 s" in tools.call("hang", {"seconds": 0})  # it is gone
+        assert tools.reward(SAID) == 0.0
+        assert opened(options).reward(SAID[:1]) == 0.0  # divides by zero
+    assert [record.getMessage().split(" failed")[0] for record in caplog.records] == ["hang", "reward"]
+
+
+def test_what_is_wrong_with_the_data_or_the_tools_is_raised(options: ToolOptions) -> None:
+    with pytest.raises(OwnPartError, match="no such problem"):
+        opened(options, "none").opening()
+    with pytest.raises(ValueError, match="there is no tool 'pyhton': did you mean python"):
+        assert ToolOptions(("pyhton",)).tools
+    with pytest.raises(ValueError, match="timeout=0 must be"):
+        ToolOptions(("python",), timeout=0)
+
+
+def test_a_long_reply_is_cut_in_the_middle() -> None:
+    text = "a" * 60 + "b" * 60
+    assert shortened(text, 120) == text
+    assert shortened(text, 100) == "a" * 50 + "\n... (20 characters left out) ...\n" + "b" * 50
+
+
+def test_the_tools_need_no_torch() -> None:
+    code = "import sys, trimtab.engines.tool_calls; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
