@@ -103,7 +103,8 @@ def test_a_cpu_does_not_use_flash_attention() -> None:
 def test_the_call_of_the_flash_kernel_matches_its_signature(kv_heads: int) -> None:
     """Tensors on the meta device have no data, but the call and its gradient check arguments and shapes."""
     query, key, value, cu_seqlens, max_seqlen = packed(kv_heads=kv_heads, dtype=torch.bfloat16, device="meta")
-    out = attention._flash_attention(query, key, value, cu_seqlens, max_seqlen, 0.2)
+    lengths = cu_seqlens, max_seqlen
+    out = attention._flash_attention(query, key, value, lengths, lengths, 0.2)
     assert out.shape == query.shape and out.dtype == torch.bfloat16
     found = torch.autograd.grad(out.sum(), (query, key, value))
     assert [gradient.shape for gradient in found] == [query.shape, key.shape, value.shape]
@@ -121,8 +122,23 @@ def test_the_flash_kernel_is_called_with_causal_attention(monkeypatch: pytest.Mo
         return by_formula(query, key, value, cu_seqlens, called["scale"]), None  # type: ignore[arg-type]
 
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", kernel)
-    out = attention._flash_attention(query, key, value, cu_seqlens, max_seqlen, 0.2)
+    lengths = cu_seqlens, max_seqlen
+    out = attention._flash_attention(query, key, value, lengths, lengths, 0.2)
     torch.testing.assert_close(out, by_formula(query, key, value, cu_seqlens, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "tolerance"),
+    [("cpu", torch.float64, 1e-12), pytest.param("cuda", torch.bfloat16, 2e-2, marks=pytest.mark.gpu)],
+)
+def test_fewer_queries_than_keys_are_the_last_tokens(device: str, dtype: torch.dtype, tolerance: float) -> None:
+    query, key, value, cu_seqlens, max_seqlen = packed((70, 1, 30, 129), 6, 2, 64, dtype, device)
+    whole = causal_attention(query, key, value, cu_seqlens, max_seqlen)
+    ends, counts = cu_seqlens[1:].tolist(), (1, 1, 30, 65)
+    last = torch.cat([torch.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]).to(device)
+    own = torch.tensor([0, *counts]).cumsum(0).to(cu_seqlens)
+    part = causal_attention(query[last], key, value, own, max(counts), keys=(cu_seqlens, max_seqlen))
+    torch.testing.assert_close(part, whole[last], rtol=0, atol=tolerance)
 
 
 @pytest.mark.gpu
