@@ -5,6 +5,7 @@ from __future__ import annotations
 import helpers.engines.verl_quiet  # noqa: F401  # isort: skip
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -234,3 +235,7 @@ def test_a_conversation_that_ends_with_a_reply_is_not_finished() -> None:
     ):
         assert [response.finished for response in recorded] == [False] + [True] * 7
         assert [list(response.tokens) for response in recorded] == [torch.cat(turns).tolist() for turns in made.turns]
+        for response, turns, replies in zip(recorded, made.turns, made.replies, strict=True):
+            assert [list(found.tokens) for found in response.observations] == [reply.tolist() for reply in replies]
+            ends = list(accumulate(map(len, turns)))
+            assert [found.after for found in response.observations] == ends[: len(replies)]

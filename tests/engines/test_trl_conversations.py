@@ -94,6 +94,7 @@ def test_the_tokens_trained_on_are_the_tokens_sampled_in_order(run: tuple[Noted,
         recorded = slice(offsets[n], offsets[n + 1])
         assert step.tokens["token"][recorded].tolist() == sampled(spans[row])
         replies = [len(ids) for ids, mine in spans[row] if not mine]
+        assert [found.tokens for found in step.observations(n)] == replies
         marked = step.tokens["tool_tokens"][recorded]
         assert marked[marked > 0].tolist() == replies
     means = [line for line in trainer.state.log_history if "completions/mean_length" in line]
