@@ -82,6 +82,14 @@ def test_a_call_that_computes_is_ended_by_its_cpu_time() -> None:
     assert result.seconds < 55, "it was not the clock"
 
 
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not tell who waits for a CPU")
+def test_a_call_is_not_charged_for_the_time_of_others() -> None:
+    """Together they take far longer than each may."""
+    limits, function = WorkerLimits(seconds=0.4, cpu_seconds=5.0), f"{RULES}:computes"
+    calls = [submit_call(function, ("x", "42", {}), limits) for _ in range(12 * (os.cpu_count() or 1))]
+    assert [wait(each, function, 60.0).outcome for each in calls] == ["done"] * len(calls)
+
+
 def test_a_call_that_takes_too_much_memory_is_too_costly() -> None:
     assert call("hoards").outcome == "too_costly"
 

@@ -23,42 +23,19 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from trimtab.own_parts import PREFIX, OwnPartError, load_part
-from trimtab.rewards.python_rule import own_traceback
-from trimtab.rewards.verdicts import plain_result
+from trimtab.rewards.forked_worker import EXIT_OUT_OF_TIME, Function, run_call, run_session
+from trimtab.rewards.running_call import NEW_SECONDS, RunningCall, cpu_times
 from trimtab.tools import confine
-from trimtab.worker_process import die_with_parent, limit_memory, write_all
+from trimtab.worker_process import die_with_parent, write_all
 
 MAX_WORKERS = 40
-# Workers start at normal priority and are reniced after BOOST_CPU_SECONDS, so that a short call is never held up by
-# long ones. A worker counts as new until then, and only so many new ones run at once: most calls need no more.
+# Only so many workers at normal priority run at once (see `BOOST_CPU_SECONDS`): most calls need no more.
 MAX_NEW_WORKERS = 4 * (os.cpu_count() or 1)
-NEW_SECONDS = 0.25  # a worker is new for at most so long
-BOOST_CPU_SECONDS = 0.06
-EXIT_OUT_OF_TIME = 97
 MAX_LOAD_SECONDS = 600
-
-Function = Callable[..., Any]
-
-
-@dataclass
-class RunningCall:
-    """A call and the worker process that runs it; that of a session waits for its next call without a deadline."""
-
-    id: int
-    pid: int
-    pipe: int
-    start: float
-    deadline: float
-    max_result: int
-    output: bytearray = field(default_factory=bytearray)
-    session: int | None = None
-    calls: int = -1  # a session's pipe for calls
 
 
 def main(path: str) -> None:
@@ -149,7 +126,12 @@ class ForkServer:
                     return
             now = time.monotonic()
             for call in [call for call in self.running.values() if call.deadline <= now]:
-                self.finish(call, {"outcome": "too_costly", "limit": "time"})
+                # On a busy machine an honest call must not go unpaid because others had the CPU.
+                later = call.deadline_without_queueing(now)
+                if later > now:
+                    call.deadline = later
+                else:
+                    self.finish(call, {"outcome": "too_costly", "limit": "time"})
             self.start_waiting()
 
     def timeout(self) -> float | None:
@@ -164,7 +146,7 @@ class ForkServer:
         """Fork workers for waiting calls, the shortest first, as many as may run at once."""
         now = time.monotonic()
         while self.waiting and len(self.running) < MAX_WORKERS:
-            if sum(_is_new(call, now) for call in self.running.values()) >= MAX_NEW_WORKERS:
+            if sum(call.is_new(now) for call in self.running.values()) >= MAX_NEW_WORKERS:
                 return
             self.start(heapq.heappop(self.waiting)[2])
 
@@ -204,18 +186,17 @@ class ForkServer:
                 die_with_parent(server)
                 os.setpgid(0, 0)
                 if session is None:
-                    _run_call(self.function, message, write_end)
+                    run_call(self.function, message, write_end)
                 else:
-                    _run_session(self.function, message, calls_read, write_end)
+                    run_session(self.function, message, calls_read, write_end)
             finally:
                 os._exit(1)
         with contextlib.suppress(OSError):  # also here: it may have to be killed before it has done so itself
             os.setpgid(pid, pid)
         os.close(write_end)
         os.set_blocking(read_end, False)
-        now = time.monotonic()
-        deadline, max_result = now + message["seconds"], message["result"]
-        call = RunningCall(message["id"], pid, read_end, now, deadline, max_result, session=session, calls=calls_write)
+        now, limits = time.monotonic(), (message["seconds"], message["result"])
+        call = RunningCall(message["id"], pid, read_end, now, *limits, session=session, calls=calls_write)
         self.running[read_end] = call
         self.selector.register(read_end, selectors.EVENT_READ)
         if session is not None:
@@ -233,7 +214,8 @@ class ForkServer:
             return
         self.running[call.pipe] = self.idle.pop(call.pipe)
         call.id, call.start, call.output = message["id"], time.monotonic(), bytearray()
-        call.deadline = call.start + message["seconds"]
+        call.seconds, call.earlier = message["seconds"], cpu_times(call.pid)
+        call.deadline = call.start + call.seconds
         self.hand_over(call, message)
 
     def hand_over(self, call: RunningCall, message: dict[str, Any]) -> None:
@@ -296,18 +278,6 @@ def _kill(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _is_new(call: RunningCall, now: float) -> bool:
-    """Return whether a worker still runs at normal priority, by the clock and by its CPU time."""
-    if now > call.start + NEW_SECONDS:
-        return False
-    try:
-        with open(f"/proc/{call.pid}/stat", "rb") as file:
-            ticks = file.read().rpartition(b")")[2].split()[11:13]
-    except (OSError, IndexError):
-        return True
-    return sum(map(int, ticks)) <= BOOST_CPU_SECONDS * os.sysconf("SC_CLK_TCK")
-
-
 def _outcome_without_result(pid: int) -> dict[str, str]:
     """Return the outcome of a worker that ended without a result: killed by a limit, or crashed."""
     for _ in range(40):  # its pipe closes a moment before it can be waited for
@@ -319,77 +289,6 @@ def _outcome_without_result(pid: int) -> dict[str, str]:
             return {"outcome": "too_costly", "limit": "signal"} if killer else {"outcome": "crashed"}
         time.sleep(0.005)
     return {"outcome": "crashed"}
-
-
-def _run_call(function: Function, message: dict[str, Any], pipe: int) -> None:
-    """Set limits, call the function and write the result; runs in the forked worker."""
-    _keep_descriptors(pipe)
-    _set_limits(message["memory"], message["cpu_seconds"])
-    write_all(pipe, _result(function, message).encode())
-    os._exit(0)
-
-
-def _run_session(function: Function, message: dict[str, Any], calls: int, pipe: int) -> None:
-    """Set limits, call the function once, and its result's methods as they are asked for; runs in the forked worker."""
-    _keep_descriptors(calls, pipe)
-    _set_limits(message["memory"], None)
-    made: list[Any] = []
-
-    def method(name: str, *arguments: Any, **keywords: Any) -> Any:
-        if not made:
-            made.append(function())
-        return getattr(made[0], name)(*arguments, **keywords)
-
-    with open(calls, "rb", closefd=False) as lines:
-        for line in lines:
-            write_all(pipe, _result(method, json.loads(line)).encode() + b"\n")
-    os._exit(0)
-
-
-def _keep_descriptors(*kept: int) -> None:
-    """Close all descriptors but standard output, standard error and these; standard input becomes empty."""
-    os.dup2(1, 0)
-    first = 3
-    for descriptor in sorted(kept):
-        os.closerange(first, descriptor)
-        first = descriptor + 1
-    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
-
-
-def _result(function: Function, message: dict[str, Any]) -> str:
-    """Call the function and return the result as JSON."""
-    try:
-        value = function(*message["arguments"], **message["keywords"])
-        try:
-            return json.dumps({"outcome": "done", "value": value}, default=plain_result)
-        except (TypeError, ValueError) as error:  # the function's own errors have a traceback, this has none
-            return json.dumps({"outcome": "crashed", "error": str(error)[:500]})
-    except (MemoryError, RecursionError) as error:
-        limit = "memory" if isinstance(error, MemoryError) else "recursion"
-        return json.dumps({"outcome": "too_costly", "limit": limit})
-    except BaseException as error:
-        text = f"{type(error).__name__}: {error}"[:500]
-        return json.dumps({"outcome": "crashed", "error": text, "traceback": own_traceback(error)})
-
-
-def _set_limits(memory: int, cpu_seconds: float | None) -> None:
-    """Limit memory and CPU time; after `BOOST_CPU_SECONDS` lower the priority, after `cpu_seconds` exit."""
-    import resource
-
-    def lower_priority(*_: object) -> None:
-        os.nice(10)
-        if cpu_seconds is None:
-            return
-        signal.signal(signal.SIGVTALRM, lambda *_: os._exit(EXIT_OUT_OF_TIME))
-        signal.setitimer(signal.ITIMER_VIRTUAL, max(cpu_seconds - BOOST_CPU_SECONDS, 0.01))
-
-    limit_memory(memory)
-    if cpu_seconds is not None:
-        # A second limit for code that never returns to the interpreter, where no signal handler runs.
-        resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_seconds) + 1, int(cpu_seconds) + 2))
-    signal.signal(signal.SIGVTALRM, lower_priority)
-    signal.setitimer(signal.ITIMER_VIRTUAL, BOOST_CPU_SECONDS)
-    sys.setrecursionlimit(2_000)
 
 
 def _send(pipe: int, message: dict[str, Any]) -> None:

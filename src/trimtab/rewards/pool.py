@@ -33,6 +33,7 @@ WorkerOutcome = Literal["done", "too_costly", "crashed", "not_loaded"]
 class WorkerLimits:
     """What a call may take: wall-clock seconds from its start, CPU seconds, and bytes beyond what the server has.
 
+    Seconds in which it could run but other processes had the CPU are not counted (up to half a minute of them).
     `result` is the number of bytes that its result may have as JSON.
     """
 

@@ -76,3 +76,10 @@ def strange(response: str, answer: str, extra: dict[str, Any]) -> object:
 
 
 NOT_A_FUNCTION = 42
+
+
+def computes(response: str, answer: str, extra: dict[str, Any]) -> bool:
+    """Compute for 0.15 seconds of CPU time."""
+    while time.process_time() < 0.15:  # of this worker: a fork starts at 0
+        pass
+    return True
