@@ -222,9 +222,10 @@ def test_grading_leaves_no_files_open(tmp_path: Path) -> None:
     assert after <= before
 
 
+@pytest.mark.skipif(not Path("/proc/sys/kernel/seccomp").exists(), reason="this kernel has no filters")
 def test_code_of_ours_grades_without_sockets_files_to_write_and_privileges(tmp_path: Path) -> None:
     """A filter and no_new_privs are on the server of our own function, which its workers inherit; not on the user's."""
-    assert grade(r"\boxed{\sqrt{8}}", r"2\sqrt{2}").kind == "correct"
+    assert grade(r"\boxed{\sin^2 x}", r"1 - \cos^2 x").kind == "correct"  # by algebra: both servers have loaded
     kind_by("last_word", "it is 42")
     code = """
 import os, socket, sys
@@ -243,8 +244,6 @@ if pid := os.fork():
         [sys.executable, "-c", code, str(tmp_path / "x"), str(tmp_path / "there")], capture_output=True, text=True,
         check=False, timeout=HANG,
     )  # fmt: skip
-    if not _walls_of(SYMPY_CHECK)["Seccomp"]:
-        pytest.skip("this kernel has no filters")
     assert (_walls_of(SYMPY_CHECK), _walls_of(f"{RULES}:last_word")["Seccomp"]) == ({"NoNewPrivs": 1, "Seccomp": 2}, 0)
     denied = ["PermissionError"]
     assert done.stdout.splitlines() in ([*denied * 3, "0 1"], [*denied, "0 1"]), done  # the second without landlock
