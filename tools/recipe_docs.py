@@ -46,7 +46,9 @@ _TASK = """\
 
 Where prompts and ground-truth answers come from. `name` is one of those below, each with options of its own, or
 `python:MODULE:NAME`: a task of yours, whose options are the arguments of its function ([own-parts.md](own-parts.md)).
-Setting `task.name` to another task drops the options of the recipe's task."""
+Setting `task.name` to another task drops the options of the recipe's task. Every task may have an `environment`:
+`python:MODULE:NAME`, a class of yours whose methods are tools ([tools.md](tools.md)); needs `rollout.max_turns` of 2 or
+more."""
 
 
 def recipes_page() -> str:
@@ -64,7 +66,7 @@ def recipes_page() -> str:
 
 def _task_part(name: str) -> str:
     section = task_section(name.replace("KIND", "kind"))
-    keys = [line for line in _key_table(section) if not line.startswith("| `name`")]
+    keys = [line for line in _key_table(section) if not line.startswith(("| `name`", "| `environment`"))]
     return "\n".join([f'### `name = "{name}"`', "", _first_line(TASKS[name]), "", *keys])
 
 

@@ -48,7 +48,7 @@ def test_an_empty_recipe_is_all_defaults() -> None:
         ({"tsak": {}}, "unknown section tsak: did you mean task?"),
         ({"lr": 3}, "unknown section lr: it is a key of [warm_start] and [update]"),
         ({"xyz": 3}, "unknown section xyz: there are objective, task, model,"),
-        ({"task": 3}, "task = 3: task is a section, a table with the keys name, family,"),
+        ({"task": 3}, "task = 3: task is a section, a table with the keys name, environment, family,"),
     ],
 )
 def test_an_unknown_key_is_an_error_that_names_the_nearest(table: dict[str, Any], text: str) -> None:

@@ -51,7 +51,7 @@ IN_THE_RECIPE = {
     "a task": ("python:mine:doubling", "python:mine:dubbling", "task.name: python:mine:dubbling: project/mine.py has no dubbling: did"),
     "another task": ("python:mine:doubling", "doubling", "task.name: unknown task 'doubling': there are arithmetic,"),
     "a task's option": ("digits = 1", "digit = 1", "unknown key task.digit: did you mean digits?"),
-    "another's option": ("digits = 1", "suffix = 'x'", "unknown key task.suffix: it is an option of gsm8k and file; the task 'python:mine:doubling' has name, digits, size"),
+    "another's option": ("digits = 1", "suffix = 'x'", "unknown key task.suffix: it is an option of gsm8k and file; the task 'python:mine:doubling' has name, environment, digits, size"),
     "its value": ("digits = 1", "digits = 'one'", "task.digits = 'one': must be a whole number"),
     "a sampler": ("python:mine:Warmer", "python:mine:Warm", "rollout.engine_options: python:mine:Warm: project/mine.py has no Warm: did"),
     "a sampler's option": ("factor = 1.1", "facto = 1.1", "unknown option of rollout.engine_options 'facto': did you mean factor?"),

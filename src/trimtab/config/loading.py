@@ -50,11 +50,32 @@ def parse_stored(table: Mapping[str, Any]) -> Config:
     for section, value in table.items():
         if not is_foreign(value):
             kept[section] = value
-        elif section not in ("objective", "task") and isinstance(value, dict):  # there, other keys are its options
+        elif isinstance(value, dict):
             foreign = [key for key, each in value.items() if is_foreign(each)]
             dropped = {*foreign, *(f"{key}_options" for key in foreign)}
+            if section in ("objective", "task") and foreign != ["environment"]:  # there, other keys are its options
+                continue
             kept[section] = {key: each for key, each in value.items() if key not in dropped}
-    return parse(kept)
+    return parse(_without_idle_turns(kept))
+
+
+def _without_idle_turns(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the table without keys that need tools, where its tools were dropped."""
+    called = _section(table, "tools").get("use") or _section(table, "task").get("environment")
+    if called:
+        return table
+    idle = {"rollout": "max_turns", "reward": "void_turns"}
+    without = {
+        section: {key: each for key, each in _section(table, section).items() if key != name}
+        for section, name in idle.items()
+        if isinstance(table.get(section), dict)
+    }
+    return table | without
+
+
+def _section(table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    section = table.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _look_for_modules(table: dict[str, Any], path: Path | None) -> None:

@@ -20,6 +20,8 @@ from trimtab.config.sections import (
     WarmStartConfig,
 )
 from trimtab.config.task_section import TaskConfig, read_task, task_schema, task_section
+from trimtab.config.tools_section import ToolsConfig
+from trimtab.conversation import Limits
 from trimtab.objectives import ATTACHMENTS, COMMON_OPTIONS, METHODS, OPTIONS, Objective, objective
 from trimtab.own_parts import PREFIX
 from trimtab.rollout import SamplingOptions
@@ -35,6 +37,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     rollout: RolloutConfig = RolloutConfig()
+    tools: ToolsConfig = ToolsConfig()
     reward: RewardConfig = RewardConfig()
     update: UpdateConfig = UpdateConfig()
     run: RunConfig = RunConfig()
@@ -105,6 +108,7 @@ class Config(Section):
                 f"rollout.dynamic_sampling needs rollout.samples of 2 or more, not {rollout.samples}: "
                 "the rewards of one response cannot differ"
             )
+        self._check_tools()
         reward, limit = self.reward, rollout.max_new_tokens
         if reward.correct <= reward.wrong:
             raise ValueError(f"reward.correct = {reward.correct} must be more than reward.wrong = {reward.wrong}")
@@ -113,6 +117,46 @@ class Config(Section):
                 f"reward.overlong_buffer = {reward.overlong_buffer} must be at most rollout.max_new_tokens = {limit}"
             )
         return self
+
+    def _check_tools(self) -> None:
+        environment, turns = self.task.environment, self.rollout.max_turns
+        if environment is not None and self.tools.use:
+            raise ValueError(
+                f"task.environment = {environment!r} has tools of its own: give it those of tools.use as methods, and "
+                "leave tools.use empty"
+            )
+        if self.has_tools and turns < 2:
+            named = f"tools.use = {self.tools.use}" if self.tools.use else f"task.environment = {environment!r}"
+            raise ValueError(
+                f"{named}, but rollout.max_turns = {turns}: a call is one message and the answer after it another; set "
+                "it to 2 or more"
+            )
+        if not self.has_tools and turns > 1:
+            raise ValueError(
+                f"rollout.max_turns = {turns}, but there is nothing to call: set tools.use or task.environment, or "
+                "rollout.max_turns = 1"
+            )
+        if self.reward.void_turns == "exclude" and not self.has_tools:
+            raise ValueError(
+                "reward.void_turns = 'exclude' is about conversations with tools: set tools.use or task.environment"
+            )
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether responses are conversations with tools."""
+        return bool(self.tools.use) or self.task.environment is not None
+
+    @property
+    def conversation_limits(self) -> Limits:
+        """What one conversation may take."""
+        tools, rollout = self.tools, self.rollout
+        return Limits(rollout.max_turns, rollout.max_observation_tokens, tools.timeout, tools.deadline)
+
+    @property
+    def max_observed_tokens(self) -> int:
+        """The most tokens that the replies of one conversation have together: none follows the last message."""
+        # What a chat template puts around a reply is some tokens more; a conversation that is too long ends early.
+        return (self.rollout.max_turns - 1) * self.rollout.max_observation_tokens
 
     @property
     def decay_steps(self) -> int | None:

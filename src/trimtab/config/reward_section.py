@@ -57,6 +57,11 @@ class RewardConfig(Section):
     too_costly: float | RewardKeyword = Field("wrong", description="the answer takes too long to check")
     # Excluded by default: a failure of the grader tells nothing about the response.
     crashed: float | RewardKeyword = Field("exclude", description="the grader failed")
+    void_turns: Literal["keep", "exclude"] = Field(
+        "keep",
+        description="a conversation with a message that has neither a call nor an answer: keep it, or exclude it from "
+        "training, as SimpleTIR does",
+    )
     weight: float = Field(
         1.0,
         ge=0,

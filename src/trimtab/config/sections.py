@@ -104,7 +104,15 @@ class RolloutConfig(Section):
     )
     prompts: int = Field(32, ge=1, le=MAX_RESPONSES, description="prompts per step")
     samples: int = Field(8, ge=1, le=MAX_RESPONSES, description="responses per prompt: the size of a group")
-    max_new_tokens: int = Field(8, ge=1, le=10_000_000, description="maximum length of a response")
+    max_new_tokens: int = Field(
+        8, ge=1, le=10_000_000, description="maximum length of a response; with tools, of all its messages together"
+    )
+    max_turns: int = Field(
+        1, ge=1, le=1000, description="messages of the policy per conversation, with tools.use or task.environment"
+    )
+    max_observation_tokens: int = Field(
+        512, ge=16, le=10_000_000, description="tokens of one reply of a tool; longer ones are cut in the middle"
+    )
     max_prompt_tokens: int = Field(1024, ge=1, le=10_000_000, description="longer prompts are an error")
     temperature: float = Field(
         1.0, ge=1e-6, le=1e6, description="of sampling, and of every log-probability and entropy"

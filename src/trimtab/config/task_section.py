@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, create_model, field_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from trimtab.config.section import Section
+from trimtab.config.tools_section import check_environment
 from trimtab.own_parts import errors_located, is_own, load_part
 from trimtab.rewards import RULES, check_rule, load_rule
 from trimtab.tasks import TASKS, TaskArgument, check_columns, has_held_out_problems, task_arguments
@@ -23,10 +24,21 @@ ONE_SECTION = {
 }  # fmt: skip
 
 
+COMMON_KEYS = ("name", "environment")  # of every task
+
+
 class TaskConfig(Section):
     """Where prompts and ground-truth answers come from; a task has options of its own."""
 
     name: str = Field("arithmetic", description="the task; one of your own is python:MODULE:NAME")
+    environment: str | None = Field(
+        None, description="a class of yours, python:MODULE:NAME, whose methods are tools ([tools.md](tools.md))"
+    )
+
+    @field_validator("environment")
+    @classmethod
+    def _check_environment(cls, value: str | None) -> str | None:
+        return value if value is None else check_environment(value)
 
     @field_validator("rule", check_fields=False)
     @classmethod
@@ -48,7 +60,7 @@ class TaskConfig(Section):
     @property
     def arguments(self) -> dict[str, Any]:
         """The options with which the task is built."""
-        return {key: getattr(self, key) for key in type(self).model_fields if key != "name"}
+        return {key: getattr(self, key) for key in type(self).model_fields if key not in COMMON_KEYS}
 
     @property
     def has_held_out_problems(self) -> bool:

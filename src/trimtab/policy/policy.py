@@ -108,9 +108,17 @@ class Policy:
         """Tokenize a prompt: by the chat template if there is one, else as plain text."""
         return self.encode_batch([messages])[0]
 
-    def encode_batch(self, prompts: Sequence[Sequence[Mapping[str, str]]], limit: int | None = None) -> list[list[int]]:
-        """Tokenize prompts in parallel; raise LongPromptError for one with far more than `limit` tokens."""
-        texts = render_prompts(self.tokenizer if self.chat else None, prompts)
+    def encode_batch(
+        self,
+        prompts: Sequence[Sequence[Mapping[str, str]]],
+        limit: int | None = None,
+        tools: Sequence[Sequence[Mapping[str, Any]]] | None = None,
+    ) -> list[list[int]]:
+        """Tokenize prompts in parallel; raise LongPromptError for one with far more than `limit` tokens.
+
+        The chat template gets the JSON schemas of each prompt's `tools`.
+        """
+        texts = render_prompts(self.tokenizer if self.chat else None, prompts, tools)
         with tokenizer_errors():
             check_lengths(self.tokenizer, texts, self.context if limit is None else limit)
             return encode_batch(self.tokenizer, texts, not self.chat)

@@ -21,6 +21,7 @@ PIECE = 1 << 16  # characters that are tokenized at a time: up to 1 KB of memory
 CUT_TOKENS = 256
 
 Conversation = Sequence[Mapping[str, str]]
+Schemas = Sequence[Mapping[str, Any]]  # of tools, in JSON
 
 
 class LongPromptError(ValueError):
@@ -37,18 +38,25 @@ def start_rendering(tokenizer: Any) -> None:
         start_worker(RENDER)
 
 
-def render_prompts(tokenizer: Any, conversations: Sequence[Conversation]) -> list[str]:
-    """Return conversations as text, by the chat template if there is one."""
+def render_prompts(
+    tokenizer: Any, conversations: Sequence[Conversation], tools: Sequence[Schemas] | None = None
+) -> list[str]:
+    """Return conversations as text, by the chat template if there is one; `tools` are those of each conversation."""
     template = template_of(tokenizer)
     if template is None:
         if getattr(tokenizer, "chat_template", None):  # a tokenizer with a way of its own, which is no template
             options = {"add_generation_prompt": True, "tokenize": False}
-            return [tokenizer.apply_chat_template(list(messages), **options) for messages in conversations]
+            own = [{"tools": list(each)} for each in tools] if tools else [{} for _ in conversations]
+            return [
+                tokenizer.apply_chat_template(list(messages), **options, **more)
+                for messages, more in zip(conversations, own, strict=True)
+            ]
         return ["\n".join(message["content"] for message in messages) for messages in conversations]
     tokens = special_tokens(tokenizer)
     texts: list[str] = []
     for batch in _batches(conversations):
-        texts += _render(template, batch, tokens)
+        named = [list(map(dict, each)) for each in tools[len(texts) : len(texts) + len(batch)]] if tools else None
+        texts += _render(template, batch, tokens, named)
     return texts
 
 
@@ -92,12 +100,17 @@ def _batches(conversations: Sequence[Conversation]) -> Iterator[list[list[dict[s
         yield batch
 
 
-def _render(template: str, batch: list[list[dict[str, str]]], tokens: dict[str, Any]) -> list[str]:
-    chars = sum(map(_chars, batch)) + len(template)
+def _render(
+    template: str,
+    batch: list[list[dict[str, str]]],
+    tokens: dict[str, Any],
+    tools: list[list[dict[str, Any]]] | None = None,
+) -> list[str]:
+    chars = sum(map(_chars, batch)) + len(template) + len(str(tools or ""))
     # JSON has up to 12 bytes for a character, and some templates write a message several times.
     result, memory = (8 << 20) + 32 * chars, (256 << 20) + 128 * chars
     limits = WorkerLimits(SECONDS, CPU_SECONDS, memory, result)
-    answer = call_worker(RENDER, (template, batch, tokens), limits)
+    answer = call_worker(RENDER, (template, batch, tokens, tools), limits)
     advice = "repair chat_template.jinja or tokenizer_config.json, or set model.chat=false"
     if answer.outcome == "too_costly":
         raise ValueError(

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Annotated, Literal, get_args
 
-from trimtab.tasks.problems import Problem, Split, TaskOption, check_index, derive_seed, split_of, user
+from trimtab.tasks.problems import Message, Problem, Split, TaskOption, check_index, derive_seed, split_of, user
 
-Family = Literal["addition", "subtraction", "multiplication", "chain", "words"]
+Family = Literal["addition", "subtraction", "multiplication", "product", "chain", "words"]
 PromptForm = Literal["bare", "instruct"]  # the recipe's key `task.form`
 LONG_FAMILIES = ("chain", "words")  # their problems have `terms` numbers
 TEST_ONE_IN = 10  # one question in ten is held out
@@ -35,7 +35,8 @@ class ArithmeticProblem:
 class Arithmetic:
     """Arithmetic problems of one family, with numbers up to `digits` digits, `terms` of them in chains and stories.
 
-    With `min_terms` each problem has `min_terms` to `terms` numbers: a policy can learn the short ones first.
+    With `min_terms` each problem has `min_terms` to `terms` numbers: a policy can learn the short ones first. `calls`
+    is the share of worked solutions that call a tool in place of the working.
     """
 
     family: Family = "addition"
@@ -46,6 +47,7 @@ class Arithmetic:
     seed: int = 0
     split: Split = "train"
     min_terms: int | None = None
+    calls: float = 0.0
 
     def __post_init__(self) -> None:
         for key, value, known in (
@@ -60,6 +62,8 @@ class Arithmetic:
                 raise ValueError(f"arithmetic: {key} is {number}; it is at least {least}")
         if self.min_terms is not None and not 2 <= self.min_terms <= self.terms:
             raise ValueError(f"arithmetic: min_terms is {self.min_terms}; it is from 2 to terms, which is {self.terms}")
+        if self.calls and self.family == "words":
+            raise ValueError(f"arithmetic: calls is {self.calls}, but a story has no expression that a tool could take")
 
     @property
     def name(self) -> str:
@@ -86,12 +90,26 @@ class Arithmetic:
     def _problem(self, generated: ArithmeticProblem) -> Problem:
         answer = str(generated.answer)
         story = self.family == "words"
+        # By the question, so that every epoch and every split of the same problem has the same solution.
+        called = self.calls > 0 and derive_seed("call", self.seed, generated.question) % 1000 < 1000 * self.calls
         if self.form == "bare":  # no words in the prompt, so none in the solution
             prompt = generated.question if story else f"{generated.question}="
-            return Problem(user(prompt), answer, "exact", self.name, solution=answer)
+            worked = call_transcript("calculator", f"calculator({generated.question})", answer, answer)
+            return Problem(user(prompt), answer, "exact", self.name, solution=worked if called else answer)
         prompt = generated.question if story else f"What is {generated.question}?"
-        solution = " ".join([*generated.working, f"The answer is \\boxed{{{answer}}}."])
+        end = f"The answer is \\boxed{{{answer}}}."
+        worked = call_transcript("python", f"```python\nprint({generated.question})\n```", answer, end)
+        solution = worked if called else " ".join([*generated.working, end])
         return Problem(user(f"{prompt} {INSTRUCTION}"), answer, "boxed", self.name, solution=solution)
+
+
+def call_transcript(tool: str, call: str, reply: str, answer: str) -> tuple[Message, ...]:
+    """Return a worked solution with one call: what the assistant writes, what the tool says, and the answer."""
+    return (
+        {"role": "assistant", "content": call},
+        {"role": "tool", "name": tool, "content": reply},
+        {"role": "assistant", "content": answer},
+    )
 
 
 def arithmetic_task(
@@ -106,9 +124,13 @@ def arithmetic_task(
         PromptForm, TaskOption(r"the prompt: bare is `12+34=`, instruct is a question that asks for a \boxed")
     ] = "bare",
     size: Annotated[int, TaskOption("problems per epoch", 1, 10_000_000)] = 10_000,
+    calls: Annotated[
+        float,
+        TaskOption("share of worked solutions that call a tool: calculator if bare, python if instruct", 0, 1),
+    ] = 0.0,
 ) -> Arithmetic:
     """Generated sums, differences, products, chains and word problems, with worked solutions."""
-    return Arithmetic(family, digits, terms, form, size, split=split, min_terms=min_terms)
+    return Arithmetic(family, digits, terms, form, size, split=split, min_terms=min_terms, calls=calls)
 
 
 def _random_number(rng: random.Random, digits: int) -> int:
@@ -144,6 +166,16 @@ def _multiplication(rng: random.Random, digits: int, terms: int) -> ArithmeticPr
     a, b = _random_number(rng, digits), rng.randrange(2, 10)  # one digit: the working is one product per digit of a
     products = [place * b for place in _place_values(a)]
     working = [f"{place} * {b} = {place * b}." for place in _place_values(a)]
+    sums = zip(accumulate(products), products[1:], strict=False)
+    working += [f"{total} + {product} = {total + product}." for total, product in sums]
+    return ArithmeticProblem(f"{a}*{b}", a * b, working)
+
+
+def _product(rng: random.Random, digits: int, terms: int) -> ArithmeticProblem:
+    """Generate a product of two numbers of any length: beyond two digits, hard to work out without a tool."""
+    a, b = _random_number(rng, digits), _random_number(rng, digits)
+    products = [a * place for place in _place_values(b)]
+    working = [f"{a} * {place} = {a * place}." for place in _place_values(b)]
     sums = zip(accumulate(products), products[1:], strict=False)
     working += [f"{total} + {product} = {total + product}." for total, product in sums]
     return ArithmeticProblem(f"{a}*{b}", a * b, working)
@@ -196,6 +228,7 @@ FAMILIES: dict[Family, Callable[[random.Random, int, int], ArithmeticProblem]] =
     "addition": _addition,
     "subtraction": _subtraction,
     "multiplication": _multiplication,
+    "product": _product,
     "chain": _chain,
     "words": _words,
 }

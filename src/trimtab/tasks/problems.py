@@ -22,15 +22,17 @@ Split = Literal["train", "test"]
 class Problem:
     """One prompt (chat messages), the answer it is graded against, and the name of the grading rule.
 
-    `extra` holds what the rule needs (reasoning-gym's entry) and what records keep (a file's `extra_info`).
-    `location` is the file and row that it comes from, if any, for error messages.
+    A worked `solution` is a text, or messages of assistant and tool in turn: calls as the model is to write them, and
+    what the tool said. `extra` holds what the rule needs (reasoning-gym's entry), the tools that the problem may use
+    where not all of them (`tools`), and what records keep (a file's `extra_info`). `location` is the file and row that
+    it comes from, if any, for error messages.
     """
 
     prompt: tuple[Message, ...]
     answer: str
     rule: str
     source: str
-    solution: str | None = None
+    solution: str | tuple[Message, ...] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     location: str = field(default="", compare=False)
 

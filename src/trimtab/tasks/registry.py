@@ -65,8 +65,8 @@ def task_arguments(name: str) -> dict[str, TaskArgument]:
             raise OwnPartError(f"{where} is no option: name every option, with a default")
         if parameter.default is parameter.empty:
             raise OwnPartError(f"{where} needs a default: arguments are options, and a recipe may leave them out")
-        if key == "name":
-            raise OwnPartError(f"{where} is task.name already: call it otherwise")
+        if key in ("name", "environment"):
+            raise OwnPartError(f"{where} is task.{key} already: call it otherwise")
         kind = hints.get(key, Any if parameter.default is None else type(parameter.default))
         arguments[key] = TaskArgument(*_type_and_option(kind, parameter.default))
     return arguments
