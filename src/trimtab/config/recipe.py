@@ -153,12 +153,6 @@ class Config(Section):
         return Limits(rollout.max_turns, rollout.max_observation_tokens, tools.timeout, tools.deadline)
 
     @property
-    def max_observed_tokens(self) -> int:
-        """The most tokens that the replies of one conversation have together: none follows the last message."""
-        # What a chat template puts around a reply is some tokens more; a conversation that is too long ends early.
-        return (self.rollout.max_turns - 1) * self.rollout.max_observation_tokens
-
-    @property
     def decay_steps(self) -> int | None:
         """The step at which the decay of the learning rate ends; None if it is constant."""
         return None if self.update.lr_schedule == "constant" else self.update.decay_steps or self.run.steps

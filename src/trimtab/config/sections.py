@@ -16,6 +16,7 @@ from trimtab.text import nearest, shown
 
 ENGINES = ("native", "vllm")
 MAX_RESPONSES = 1_000_000  # of a step: all of them are in memory
+MARKUP_TOKENS = 64  # what a chat template puts around a reply, at most; Qwen3 has 15 tokens
 MAX_THREADS = 1024  # where the system cannot start as many, OpenMP ends the process
 
 
@@ -139,6 +140,12 @@ class RolloutConfig(Section):
         0.4, gt=0, lt=1, description="vllm: the share of the GPU's memory it may take while it samples"
     )
     vllm_options: dict[str, Any] = Field(default_factory=dict, description="vllm: other arguments of `vllm.LLM`")
+
+    @property
+    def max_observed_tokens(self) -> int:
+        """The most tokens that the replies of one conversation have together, with room for markup around each."""
+        # None follows the last message.
+        return (self.max_turns - 1) * (self.max_observation_tokens + MARKUP_TOKENS)
 
     @field_validator("engine")
     @classmethod

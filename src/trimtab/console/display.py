@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.console.reporters import PlainReporter, reward_means
+from trimtab.console.reporters import PlainReporter, reward_means, tool_figures
 from trimtab.text import bars_for, clock, number, percent, printable, sparkline
 
 FRAME_HEIGHT, FRAME_WIDTH = 12, 50  # a smaller terminal gets no frame
@@ -30,7 +30,7 @@ MAX_WIDTH = 110  # lines that are longer are hard to read
 MESSAGES = 4  # the last ones that are shown
 POINTS = 2000  # of a curve: four times a second they are sorted and averaged, which must not slow down a long run
 LABEL = 10  # width of the first column
-CURVES = ("reward/mean", "policy/entropy", "eval/accuracy")
+CURVES = ("reward/mean", "policy/entropy", "eval/accuracy", "conversation/called_share")
 
 
 # There is no lock between the two threads: a frame that is drawn while fields change is redrawn a quarter of a second
@@ -126,6 +126,10 @@ class RunDisplay:
             start, now = min(held_out), max(held_out)
             note = f"at step {now} ({percent(held_out[start])} at step {start})" if now else "before the first step"
             lines.append(_row("held-out", percent(held_out[now]), note))
+        if "conversation/called_share" in last:
+            called = percent(last["conversation/called_share"])
+            lines.append(_row("calls", called, _curve(self.history["conversation/called_share"], space, bars)))
+            lines.append(_row("tools", "", tool_figures(last)))
         target = "" if self.target_entropy is None else f"target {self.target_entropy:g}  "
         curve = _curve(self.history["policy/entropy"], space - len(target), bars)
         lines.append(_row("entropy", number(last.get("policy/entropy")), target + curve))

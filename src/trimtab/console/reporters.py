@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trimtab.text import PrintLine, printable
+from trimtab.text import PrintLine, percent, printable
 
 COLUMNS = {
     "reward/mean": "reward",
     "eval/accuracy": "held-out",
+    "conversation/called_share": "calls",
     "policy/entropy": "entropy",
     "tokens/silenced_share": "silenced",
     "tokens/boosted_share": "boosted",
@@ -22,6 +23,16 @@ def reward_means(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the mean of each of several rewards by its name in the recipe."""
     names = [key for key in metrics if key.startswith("rewards/") and not key.endswith("_spread")]
     return {key.removeprefix("rewards/"): metrics[key] for key in names}
+
+
+def tool_figures(metrics: Mapping[str, float]) -> str:
+    """Return a step's conversations in words: turns, calls that failed by kind, and how long tools were waited for."""
+    turns = metrics.get("conversation/turns_mean", 0.0)
+    known = [key for key in metrics if key.startswith("tools/") and key not in ("tools/calls", "tools/ok")]
+    failed = [f"{metrics[key]:.0f} {key.removeprefix('tools/').replace('_', ' ')}" for key in known if metrics[key]]
+    waited = metrics.get("time/tools_wait_share", 0.0)
+    parts = [f"{turns:.2f} turns", f"{metrics.get('tools/calls', 0):.0f} calls", *failed, f"waited {percent(waited)}"]
+    return ", ".join(parts)
 
 
 @dataclass

@@ -136,7 +136,9 @@ def sampler_memory(config: Config, device: Device, policy: Policy, memory: int |
     # The native sampler takes whole groups, at least one, even where that is more than the batch size.
     prompts = min(sequences_at_once(config), max(rollout.batch_size, rollout.samples)) // rollout.samples
     options = config.sampling_options(rollout.samples)
-    return SamplerMemory(0, 0, sampling_memory(policy, prompts, rollout.max_prompt_tokens, options).peak)
+    # Replies are in the KV cache as prompts are.
+    given = rollout.max_prompt_tokens + rollout.max_observed_tokens
+    return SamplerMemory(0, 0, sampling_memory(policy, prompts, given, options).peak)
 
 
 def _paged_sampler_memory(config: Config, policy: Policy, memory: int | None) -> SamplerMemory:
@@ -190,8 +192,9 @@ def minibatches(config: Config) -> list[int]:
 
 
 def longest_response(config: Config) -> int:
-    """Return the tokens of the longest prompt and response that the recipe allows."""
-    return config.rollout.max_prompt_tokens + config.rollout.max_new_tokens
+    """Return the tokens of the longest prompt and response that the recipe allows, replies of tools included."""
+    rollout = config.rollout
+    return rollout.max_prompt_tokens + rollout.max_new_tokens + rollout.max_observed_tokens
 
 
 def largest_micro_batch(config: Config, device: Device) -> MicroBatchShape:

@@ -63,11 +63,8 @@ class OwnSampler:
     ) -> list[list[Response]]:
         """Return `options.samples` responses for each prompt, in order."""
         conversing = {} if turns is None else {"turns": turns}
-        if conversing and not takes_turns(self.sampler.sample):
-            self._refuse(
-                "its method sample takes no `turns`, without which there are no conversations and no tools: write "
-                "sample(prompts, step, options, turns=None) as in trimtab.rollout.Sampler, or leave the tools out"
-            )
+        if conversing:
+            self.require_turns()
         with errors_located(self.name, type(self.sampler)):
             groups = self.sampler.sample(prompts, step, options, **conversing)
         if not isinstance(groups, list) or len(groups) != len(prompts):
@@ -78,6 +75,14 @@ class OwnSampler:
             for sample, response in enumerate(group):
                 self._check(response, f"response {sample} to prompt {number}", options)
         return [[replace(response, sample=sample) for sample, response in enumerate(group)] for group in groups]
+
+    def require_turns(self) -> None:
+        """Raise if the sampler holds no conversations."""
+        if not takes_turns(self.sampler.sample):
+            self._refuse(
+                "its method sample takes no `turns`, without which there are no conversations and no tools: write "
+                "sample(prompts, step, options, turns=None) as in trimtab.rollout.Sampler, or leave the tools out"
+            )
 
     def _check(self, response: object, which: str, options: SamplingOptions) -> None:
         if not isinstance(response, Response):

@@ -113,7 +113,7 @@ def build_sampler(policy: Policy, rollout: RolloutConfig | None = None) -> Sampl
         return build_own_sampler(rollout.engine, policy, rollout.engine_options, vocabulary)
     if rollout.engine == "vllm":
         # vLLM reserves memory for this context, and refuses one longer than the model's position embeddings.
-        wanted = rollout.max_prompt_tokens + rollout.max_new_tokens
+        wanted = rollout.max_prompt_tokens + rollout.max_new_tokens + rollout.max_observed_tokens
         settings = VllmSettings(
             dtype=dtype,
             max_model_len=min(wanted, getattr(policy.causal_lm.config, "max_position_embeddings", None) or wanted),

@@ -56,6 +56,8 @@ def train_step(trainer: Trainer, progress: RunProgress) -> StepResult:
         record_step(trainer.recorder, progress.step, experience, finished, trainer.objective)
     failpoints.failpoint("step.done")
     metrics = step_metrics(experience, results, trainer.config.reward) | seconds
+    if trainer.tool_use is not None:
+        metrics |= trainer.tool_use.take_times()
     if trainer.config.update.warmup_steps or trainer.config.decay_steps is not None:
         metrics["update/lr"] = trainer.optimizer.param_groups[0]["lr"]
     nonfinite = nonfinite_records(progress.step, experience, results)

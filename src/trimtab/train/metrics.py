@@ -18,7 +18,7 @@ from trimtab.objectives import TokenBatch, gradient_norm_squared, largest, quant
 from trimtab.policy import UpdateResult
 from trimtab.rewards import VERDICT_KINDS
 from trimtab.train.reporting import SampleText
-from trimtab.train.responses import GradedResponse
+from trimtab.train.responses import CONVERSATION_METRICS, GradedResponse, conversation_metrics
 from trimtab.train.rollouts import accuracy_by_source, has_reward_spread
 from trimtab.train.scoring import Experience
 
@@ -66,6 +66,7 @@ METRICS: dict[str, str] = {
     "update/loss": "loss of the objective",
     "update/lr": "learning rate of the step, where a warm-up or a schedule changes it",
     "update/skipped": "updates of the step that were skipped because of a NaN or infinity",
+    **CONVERSATION_METRICS,
     **OBJECTIVE_METRICS,
 }
 
@@ -87,6 +88,7 @@ def step_metrics(
     metrics: dict[str, float] = {"groups/dropped": rollouts.dropped_groups, "tokens/count": batch.tokens}
     metrics |= _token_metrics(batch) | _response_metrics(rollouts.responses, config or RewardConfig())
     metrics |= _verdict_shares([*rollouts.responses, *rollouts.excluded])
+    metrics |= _conversation_metrics([*rollouts.responses, *rollouts.excluded])
     metrics["reward/excluded"] = len(rollouts.excluded)
     if rollouts.noisy and rollouts.responses:
         metrics["reward/flipped_share"] = fmean(response.flipped for response in rollouts.responses)
@@ -128,6 +130,12 @@ def _response_metrics(responses: Sequence[GradedResponse], config: RewardConfig)
         **_graded_metrics(responses),
         **term_metrics(list(groups.values()), config),
     }
+
+
+def _conversation_metrics(responses: Sequence[GradedResponse]) -> dict[str, float]:
+    held = [response for response in responses if response.conversation is not None]
+    conversations = [response.conversation for response in held if response.conversation is not None]
+    return conversation_metrics(conversations, [response.has_void_turn for response in held])
 
 
 def _graded_metrics(responses: Sequence[GradedResponse]) -> dict[str, float]:

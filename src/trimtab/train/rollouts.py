@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 
+from trimtab.conversation import Conversation
 from trimtab.rewards import Submission, Verdict, grade_submissions
-from trimtab.rollout import Response, SamplingOptions
+from trimtab.rollout import PromptTokens, Response, SamplingOptions
 from trimtab.tasks import Problem, problem_index
 from trimtab.text import printable, shorten
 from trimtab.train.reporting import SampleText
@@ -18,8 +20,11 @@ from trimtab.train.responses import (
     Rollouts,
     choose_flips,
     combined_reward,
+    conversation_text,
     encode_prompts,
+    evaluation_metrics,
     flipped_verdict,
+    grade_conversations,
     grade_terms,
     refuse_noisy_numbers,
 )
@@ -75,43 +80,58 @@ def sample_and_grade(
 
     In training there are also the rewards of `reward.terms`, and `reward.noise` flips some verdicts.
     """
-    config, policy = trainer.config, trainer.policy
-    prompts = encode_prompts(policy, problems, config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
-    sampled = trainer.sampler.sample(prompts, step, options)
-    texts = policy.decode_batch([response.tokens for responses in sampled for response in responses])
+    config = trainer.config
+    prompts, sampled, texts, held = sample(trainer, problems, step, options)
     pairs = [
         (problem, response) for (_, problem), responses in zip(problems, sampled, strict=True) for response in responses
     ]
     items = [
-        Submission.of(text, problem, len(response.tokens), response.finished)
+        Submission.of(text, problem, response.num_sampled, response.finished)
         for text, (problem, response) in zip(texts, pairs, strict=True)
     ]
     # One call for all responses: the graders work on the list in parallel.
     rules, noise = [problem.rule for problem, _ in pairs], config.reward.noise if training else 0.0
-    verdicts = grade_submissions(items, rules)
+    verdicts = grade_conversations(items, rules, held) if held else grade_submissions(items, rules)
     if noise:
         refuse_noisy_numbers(rules, verdicts)
     terms = grade_terms(items, config.reward) if training else [{} for _ in items]
     _note_errors(trainer, pairs, items, verdicts, terms)
-    graded = iter(zip(texts, verdicts, terms, strict=True))
+    graded = iter(zip(texts, verdicts, terms, held or [None] * len(texts), strict=True))
     flips = choose_flips([number for number, _ in problems], step, options, noise)
     groups = []
     for (number, problem), prompt, responses, flip in zip(problems, prompts, sampled, flips, strict=True):
         group = []
         for response in responses:
-            text, verdict, found = next(graded)
+            text, verdict, found, conversation = next(graded)
             rewarded = flipped_verdict(verdict) if flip[response.sample] else verdict
             flipped = rewarded != verdict
             reward = combined_reward(rewarded, found, response, config.reward, config.rollout.max_new_tokens)
             failed = any(each.kind == "crashed" for each in (verdict, *found.values()))
-            group.append(
-                GradedResponse(
-                    problem, prompt.ids, response, text, verdict, reward.value or 0.0, number, reward.value is None,
-                    flipped, reward.terms, failed,
-                )
+            one = GradedResponse(
+                problem, prompt.ids, response, text, verdict, reward.value or 0.0, number, reward.value is None,
+                flipped, reward.terms, failed, conversation,
             )  # fmt: skip
+            void = training and config.reward.void_turns == "exclude" and one.has_void_turn
+            group.append(replace(one, excluded=True) if void else one)
         groups.append(group)
     return groups
+
+
+def sample(
+    trainer: Trainer, problems: Sequence[tuple[int, Problem]], step: int, options: SamplingOptions
+) -> tuple[list[PromptTokens], list[list[Response]], list[str], list[Conversation]]:
+    """Sample responses to numbered problems; return prompts, responses by prompt, the texts to grade, conversations.
+
+    Without tools there are no conversations; with them the text to grade is the last message, never a tool's.
+    """
+    limits, policy, tool_use = trainer.config.rollout, trainer.policy, trainer.tool_use
+    prompts = encode_prompts(policy, problems, limits.max_prompt_tokens, limits.max_new_tokens, tool_use)
+    if tool_use is None:
+        sampled = trainer.sampler.sample(prompts, step, options)
+        texts = policy.decode_batch([response.tokens for responses in sampled for response in responses])
+        return prompts, sampled, texts, []
+    sampled, held = tool_use.sample(trainer.sampler, [problem for _, problem in problems], prompts, step, options)
+    return prompts, sampled, [conversation.last_message for conversation in held], held
 
 
 def _note_errors(
@@ -133,7 +153,7 @@ def sample_texts(responses: Sequence[GradedResponse], count: int = SAMPLES_LOGGE
     return [
         SampleText(
             prompt="\n".join(message["content"] for message in each.problem.prompt),
-            response=each.text,
+            response=each.text if each.conversation is None else conversation_text(each.conversation),
             answer=each.problem.answer,
             verdict=each.verdict.kind,
             reward=each.reward,
@@ -190,6 +210,9 @@ def evaluate(trainer: Trainer) -> dict[str, float]:
         metrics["eval/crashed_share"] = fmean(verdict.kind == "crashed" for verdict in verdicts)
     if len(problems) < config.run.eval_problems:
         metrics["eval/problems"] = len(problems)
+    if trainer.tool_use is not None:
+        metrics |= evaluation_metrics([group[0].conversation for group in groups if group[0].conversation is not None])
+        trainer.tool_use.take_times()  # those of a step are the training's
     sources = [problem.source for _, problem in problems]
     return metrics | accuracy_by_source("eval/accuracy", sources, right)
 

@@ -15,6 +15,7 @@ from trimtab import failpoints
 from trimtab.config import Config, list_checkpoints
 from trimtab.rewards import crashed_diagnosis, describe_error
 from trimtab.stop_signals import StopRequest, deferred_stop
+from trimtab.text import printable
 from trimtab.train import checkpoints, run_state
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_around
 from trimtab.train.metrics import StepResult, has_learning_signal, no_signal_diagnosis
@@ -86,8 +87,10 @@ class Run:
             self.folder.create(self.config)
         resumed = self.resume and bool(list_checkpoints(self.folder.checkpoints))
         trainer = self.trainer = build_trainer(self.config, check_problems(self.config, warms_up=not resumed))
-        check_positions(trainer.policy, trainer.task, self.config)
+        check_positions(trainer.policy, trainer.task, self.config, trainer.tool_use)
         message = self.reporter.message
+        for note in [] if trainer.tool_use is None else trainer.tool_use.template.notes:
+            message(f"note: {note}")
         self._loggers = Loggers(self.config, self.folder, message)
         if resumed:
             self._resume()
@@ -101,7 +104,9 @@ class Run:
         return trainer
 
     def discard_if_unused(self) -> None:
-        """Remove a folder that this run made and has no checkpoint: the first is written before the first step."""
+        """Close a run that failed before its first step, and remove its folder if it has no checkpoint."""
+        if hasattr(self, "trainer"):
+            self.trainer.close()
         if not self.folder.checkpoints.exists():
             self.folder.discard()
 
@@ -117,6 +122,7 @@ class Run:
         finally:  # also when the loop raises: the recorder still has steps in its queue
             if self.trainer.recorder is not None:
                 self.trainer.recorder.close()
+            self.trainer.close()
             self._loggers.close()
             self.reporter.close()
 
@@ -253,7 +259,9 @@ class Run:
             raise self._stop(StopReason.NONFINITE, f"{message}{self._resume_command} --set update.on_nonfinite=skip")
 
     def _report_rule_errors(self) -> None:
-        """Keep the errors of rules in a file, and show the first of each rule in full."""
+        """Keep the errors of rules in a file, and show the first of each rule, and of each tool, in full."""
+        for error in [] if self.trainer.tool_use is None else self.trainer.tool_use.take_errors():
+            self.reporter.message(f"warning: a tool failed; the model was told so:\n{printable(error)}")
         for record in self.trainer.rule_errors.take(self.progress.step):
             try:
                 self.folder.append(self.folder.rule_errors, record)

@@ -12,9 +12,10 @@ from trimtab.objectives import Objective
 from trimtab.policy import Policy, make_optimizer
 from trimtab.record import Recorder
 from trimtab.rewards import RuleErrors
-from trimtab.rollout import Sampler
+from trimtab.rollout import OwnSampler, Sampler
 from trimtab.tasks import Task, derive_seed
 from trimtab.train.build import build_policy, build_reference, build_sampler, build_tasks
+from trimtab.train.responses import ToolUse, build_tool_use, build_tools
 
 
 @dataclass
@@ -44,6 +45,12 @@ class Trainer:
     reference: Policy | None = None
     recorder: Recorder | None = None
     rule_errors: RuleErrors = field(default_factory=RuleErrors)
+    tool_use: ToolUse | None = None
+
+    def close(self) -> None:
+        """End the processes of tools."""
+        if self.tool_use is not None:
+            self.tool_use.close()
 
     def set_learning_rate(self, step: int) -> None:
         """Set the learning rate of a step, counted from 0."""
@@ -75,14 +82,25 @@ def build_trainer(config: Config, problems: tuple[Task, Task | None] | None = No
     """Build the trainer of a recipe, on the problems that `build_tasks` returned or on new ones."""
     # Problems and rules before the model: what is wrong with them is then known in seconds.
     task, test_task = build_tasks(config) if problems is None else problems
-    policy = build_policy(config)
+    tools = build_tools(config)
+    try:
+        policy = build_policy(config)
+        sampler, tool_use = build_sampler(policy, config.rollout), build_tool_use(config, policy, tools)
+        if tool_use is not None and isinstance(sampler, OwnSampler):
+            sampler.require_turns()
+        reference = build_reference(config)
+    except BaseException:
+        if tools is not None:
+            tools.close()
+        raise
     return Trainer(
         config=config,
         policy=policy,
-        sampler=build_sampler(policy, config.rollout),
+        sampler=sampler,
         task=task,
         test_task=test_task,
         objective=config.build_objective(),
         optimizer=make_optimizer(policy, config.update.lr, config.update.betas, config.update.weight_decay),
-        reference=build_reference(config),
+        reference=reference,
+        tool_use=tool_use,
     )

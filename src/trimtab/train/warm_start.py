@@ -25,6 +25,7 @@ from trimtab.tasks import Problem, Task, derive_seed, read_rows, worked_solution
 from trimtab.train import checkpoints
 from trimtab.train.build import build_tasks
 from trimtab.train.reporting import Reporter, announce_stop
+from trimtab.train.responses import encode_problems, worked_transcript
 from trimtab.train.rollouts import evaluate
 from trimtab.train.trainer import Trainer
 
@@ -49,7 +50,7 @@ def warm_start(trainer: Trainer, cache: Path, reporter: Reporter) -> None:
         with suppress(OSError):  # where it cannot be made, saving warns
             cache.mkdir(parents=True, exist_ok=True)
         checkpoints.load_newest(folder, restore, reporter.message)
-    examples = _examples(policy, trainer.task, config)
+    examples = _examples(trainer)
     with deferred_stop(announce_stop(reporter)) as stop:
         for step in range(first, warm.steps):
             trainer.seed_dropout("warm dropout", step)
@@ -87,6 +88,7 @@ def cache_key(config: Config) -> str:
         "torch": torch.__version__,
         "update": config.update.model_dump(include={"token_budget", "head_chunk", "betas", "max_grad_norm"}),
         "evaluation": [config.run.eval_problems, config.rollout.max_new_tokens] if evaluated else [],
+        "tools": [config.tools.model_dump(), config.rollout.max_turns, config.rollout.max_observation_tokens],
         "files": [_stamp(path) for path in _files(config)],
     }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
@@ -131,25 +133,26 @@ def worked_problems(config: Config, task: Task) -> Task | list[Problem]:
     return task
 
 
-def _examples(policy: Policy, task: Task, config: Config) -> Callable[[Sequence[int]], list[Transcript]]:
+def _examples(trainer: Trainer) -> Callable[[Sequence[int]], list[Transcript]]:
     """Return a function from any numbers to worked solutions; numbers beyond the last one start over."""
-    problems = worked_problems(config, task)
+    policy, config = trainer.policy, trainer.config
+    problems = worked_problems(config, trainer.task)
     limit = config.warm_start.max_problems if config.warm_start.path is None else None
     count = min(limit or len(problems), len(problems))
 
     def examples(numbers: Sequence[int]) -> list[Transcript]:
         chosen = [problems[number % count] for number in numbers]
         try:
-            prompts = policy.encode_batch([problem.prompt for problem in chosen])
+            prompts = encode_problems(policy, chosen, trainer.tool_use)
         except LongPromptError as error:
             raise ValueError(f"{_named(chosen[error.number])}: {error}") from None
-        solutions = []
-        for problem in chosen:
+        transcripts = []
+        for problem, prompt in zip(chosen, prompts, strict=True):
             try:
-                solutions.append(policy.encode_solution(str(problem.solution)))
+                transcripts.append(worked_transcript(policy, problem, prompt, trainer.tool_use))
             except LongPromptError as error:
                 raise ValueError(f"{_named(problem)}: {error}") from None
-        return [Transcript(prompt, solution) for prompt, solution in zip(prompts, solutions, strict=True)]
+        return transcripts
 
     return examples
 

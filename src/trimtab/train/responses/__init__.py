@@ -1,7 +1,14 @@
 """From problems to graded responses: prompts, conversations, rewards."""
 
+from trimtab.train.responses.conversation_metrics import (
+    CONVERSATION_METRICS,
+    conversation_metrics,
+    conversation_text,
+    evaluation_metrics,
+)
+from trimtab.train.responses.conversations import ToolUse, build_tool_use, build_tools, grade_conversations
 from trimtab.train.responses.graded import GradedResponse, Group, Rollouts
-from trimtab.train.responses.prompts import check_positions, encode_prompts
+from trimtab.train.responses.prompts import check_positions, encode_problems, encode_prompts
 from trimtab.train.responses.rewards import (
     Reward,
     choose_flips,
@@ -11,8 +18,11 @@ from trimtab.train.responses.rewards import (
     refuse_noisy_numbers,
     reward_of,
 )
+from trimtab.train.responses.worked import worked_transcript
 
 __all__ = [
-    "GradedResponse", "Group", "Reward", "Rollouts", "check_positions", "choose_flips", "combined_reward",
-    "encode_prompts", "flipped_verdict", "grade_terms", "refuse_noisy_numbers", "reward_of",
+    "CONVERSATION_METRICS", "GradedResponse", "Group", "Reward", "Rollouts", "ToolUse", "build_tool_use", "build_tools",
+    "check_positions", "choose_flips", "combined_reward", "conversation_metrics", "conversation_text",
+    "encode_problems", "encode_prompts", "evaluation_metrics", "flipped_verdict", "grade_conversations", "grade_terms",
+    "refuse_noisy_numbers", "reward_of", "worked_transcript",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from trimtab.conversation import Conversation
 from trimtab.policy import Transcript
 from trimtab.rewards import Verdict
 from trimtab.rollout import Response
@@ -18,7 +19,8 @@ class GradedResponse:
 
     An `excluded` response is not trained on, and its reward means nothing. A `flipped` one has the reward of the
     opposite verdict (`reward.noise`); `verdict` is always the grader's own. `terms` has each of several rewards by
-    name, before its weight. `failed`: the task's rule or that of a term has crashed.
+    name, before its weight. `failed`: the task's rule or that of a term has crashed. `text` is what was graded: of a
+    conversation the last message.
     """
 
     problem: Problem
@@ -32,6 +34,15 @@ class GradedResponse:
     flipped: bool = False
     terms: Mapping[str, float] = field(default_factory=dict)
     failed: bool = False
+    conversation: Conversation | None = None
+
+    @property
+    def has_void_turn(self) -> bool:
+        """Whether some message of the conversation has neither a call nor an answer."""
+        if self.conversation is None:
+            return False
+        ended_without = self.conversation.ended == "answer" and self.verdict.kind == "no_answer"
+        return self.conversation.void_turns > 0 or ended_without
 
     @cached_property
     def transcript(self) -> Transcript:

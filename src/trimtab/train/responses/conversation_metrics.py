@@ -1,0 +1,61 @@
+"""The metrics of conversations with tools, and the table of their meanings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+
+from trimtab.conversation import OUTCOMES, Conversation
+
+CONVERSATION_METRICS: dict[str, str] = {
+    "conversation/called_share": "share of sampled conversations with a successful call",
+    "conversation/observed_tokens_mean": "tokens per conversation that tools wrote, markup included",
+    "conversation/out_of_turns_share": "share of conversations whose last message is a call that was not run",
+    "conversation/turns_mean": "messages of the policy per conversation",
+    "conversation/void_share": "share of conversations with a message that has neither a call nor an answer",
+    "eval/called_share": "share of held-out problems answered with a successful call",
+    "eval/turns_mean": "messages of the policy per held-out problem",
+    "time/tool_call": "mean seconds of a call",
+    "time/tools_wait_share": "share of the sampling time in which every unfinished conversation waited for a tool",
+    "tools/calls": "calls of the step",
+    **{f"tools/{outcome}": f"calls of the step with this outcome: {meaning}" for outcome, meaning in OUTCOMES.items()},
+}
+
+
+def called(conversation: Conversation) -> bool:
+    """Return whether a conversation has a successful call."""
+    return any(call.outcome == "ok" for call in conversation.calls)
+
+
+def conversation_metrics(held: Sequence[Conversation], void: Sequence[bool]) -> dict[str, float]:
+    """Return the metrics of a step's conversations; `void` says which of them have a void turn."""
+    if not held:
+        return {}
+    outcomes = Counter(call.outcome for conversation in held for call in conversation.calls)
+    calls = outcomes.total()
+    metrics: dict[str, float] = {
+        "conversation/turns_mean": fmean(conversation.turns for conversation in held),
+        "conversation/called_share": fmean(map(called, held)),
+        "conversation/void_share": fmean(void),
+        "conversation/out_of_turns_share": fmean(conversation.ended == "turns" for conversation in held),
+        "conversation/observed_tokens_mean": fmean(conversation.observation_tokens for conversation in held),
+        "tools/calls": calls,
+        **{f"tools/{outcome}": outcomes[outcome] for outcome in OUTCOMES},
+    }
+    if calls:
+        metrics["time/tool_call"] = fmean(call.seconds for conversation in held for call in conversation.calls)
+    return metrics
+
+
+def evaluation_metrics(held: Sequence[Conversation]) -> dict[str, float]:
+    """Return the metrics of the conversations on held-out problems."""
+    if not held:
+        return {}
+    return {"eval/called_share": fmean(map(called, held)), "eval/turns_mean": fmean(each.turns for each in held)}
+
+
+def conversation_text(conversation: Conversation) -> str:
+    """Return a conversation for people: what the policy wrote, and what tools replied."""
+    lines = [f"[{m.name or 'tool'}] {m.text}" if m.role == "tool" else m.text for m in conversation.messages]
+    return "\n".join(lines)
