@@ -19,9 +19,9 @@ from trimtab.train.run_folder import RunFolder
 ROOT = Path(__file__).parent.parent.parent
 RECIPES = packaged_recipes()
 STAPO = [name for name in RECIPES if name.startswith("stapo-")]
-STARE = [name for name in RECIPES if name.startswith("stare-")]
+STARE = [name for name in RECIPES if name.startswith("stare-") and name != "stare-tools-7b"]
 SSPO = [name for name in RECIPES if name.startswith("sspo-")]
-PAPERS = [*STAPO, *STARE, *SSPO]
+PAPERS = [*STAPO, *STARE, *SSPO, "stare-tools-7b"]
 
 
 def comment(name: str) -> list[str]:
@@ -47,7 +47,9 @@ def minibatch(config: Config) -> int:
 def test_all_recipes_are_packaged() -> None:
     assert {*RECIPES} == {
         "demo",
+        "tools",
         "smollm2",
+        "smollm2-tools",
         "smollm2-zero",
         "stapo-qwen3-1.7b",
         "stapo-qwen3-8b",
@@ -57,6 +59,7 @@ def test_all_recipes_are_packaged() -> None:
         "stare-short-32b",
         "stare-long-1.5b",
         "stare-long-8b",
+        "stare-tools-7b",
         "sspo-qwen2.5-math-1.5b",
         "sspo-qwen2.5-math-7b",
     }

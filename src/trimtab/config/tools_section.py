@@ -8,11 +8,10 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from trimtab.config.section import Section
+from trimtab.conversation import BUILT_IN
 from trimtab.own_parts import is_own, load_part
 from trimtab.text import nearest, shown
 from trimtab.tools import LEVELS
-
-BUILT_IN_TOOLS = ("python", "python_session", "calculator")
 
 
 class ToolsConfig(Section):
@@ -46,10 +45,8 @@ class ToolsConfig(Section):
         if len({*value}) < len(value):
             raise ValueError(f"{shown(value)} names a tool twice")
         for name in value:
-            if not is_own(name) and name not in BUILT_IN_TOOLS:
-                raise ValueError(
-                    f"{shown(name)}: {nearest(name, BUILT_IN_TOOLS)} (one of your own: python:MODULE:NAME)"
-                )
+            if not is_own(name) and name not in BUILT_IN:
+                raise ValueError(f"{shown(name)}: {nearest(name, BUILT_IN)} (one of your own: python:MODULE:NAME)")
             if is_own(name) and inspect.isclass(load_part(name)):
                 raise ValueError(f"{shown(name)} is a class: a tool is a function, and an environment task.environment")
         return value

@@ -46,11 +46,7 @@ def render_prompts(
     if template is None:
         if getattr(tokenizer, "chat_template", None):  # a tokenizer with a way of its own, which is no template
             options = {"add_generation_prompt": True, "tokenize": False}
-            own = [{"tools": list(each)} for each in tools] if tools else [{} for _ in conversations]
-            return [
-                tokenizer.apply_chat_template(list(messages), **options, **more)
-                for messages, more in zip(conversations, own, strict=True)
-            ]
+            return [tokenizer.apply_chat_template(list(messages), **options) for messages in conversations]
         return ["\n".join(message["content"] for message in messages) for messages in conversations]
     tokens = special_tokens(tokenizer)
     texts: list[str] = []

@@ -172,8 +172,8 @@ def _multiplication(rng: random.Random, digits: int, terms: int) -> ArithmeticPr
 
 
 def _product(rng: random.Random, digits: int, terms: int) -> ArithmeticProblem:
-    """Generate a product of two numbers of any length: beyond two digits, hard to work out without a tool."""
-    a, b = _random_number(rng, digits), _random_number(rng, digits)
+    """Generate a product of two numbers of exactly so many digits: beyond two, hard to work out without a tool."""
+    a, b = (rng.randrange(10 ** (digits - 1), 10**digits) for _ in range(2))
     products = [a * place for place in _place_values(b)]
     working = [f"{a} * {place} = {a * place}." for place in _place_values(b)]
     sums = zip(accumulate(products), products[1:], strict=False)

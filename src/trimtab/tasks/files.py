@@ -90,9 +90,7 @@ def worked_solution(location: str, row: Row, suffix: str, columns: Mapping[str, 
     """Read a row of a warm start's file: a prompt as in a task's file, and its solution."""
     prompt = _messages(location, row, columns, suffix)
     column = columns.get("solution", "solution")
-    solution = _lookup(location, row, column)
-    if not isinstance(solution, str):
-        raise ValueError(f"{location}: `{column}` is {_shown(solution)}; it must be text")
+    solution = _solution(location, row, column)
     return Problem(prompt, answer="", rule="", source=location, solution=solution, location=location)
 
 
@@ -161,7 +159,7 @@ def _problem(location: str, row: Row, name: str, rule: str, suffix: str, columns
         raise ValueError(
             f"{location}: `{columns.get('extra', COLUMNS['extra'])}` is {_shown(extra)}; it must be an object"
         )
-    solution = _text(location, row, columns["solution"]) if "solution" in columns else None
+    solution = _solution(location, row, columns["solution"]) if "solution" in columns else None
     return Problem(prompt, answer, rule, source or name, solution, extra=extra or {}, location=location)
 
 
@@ -182,6 +180,16 @@ def _messages(location: str, row: Row, columns: Mapping[str, str], suffix: str) 
     if "system" in columns:
         messages = ({"role": "system", "content": _text(location, row, columns["system"])}, *messages)
     return (*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + suffix})
+
+
+def _solution(location: str, row: Row, column: str) -> str | tuple[Message, ...]:
+    """Return a worked solution: a text, or messages of assistant and tool in turn."""
+    solution = _lookup(location, row, column)
+    if not isinstance(solution, list) or not solution:
+        return _text(location, row, column)
+    names = [each.get("name") if isinstance(each, Mapping) else None for each in solution]
+    messages = [_message(location, message, column) for message in solution]
+    return tuple({**m, "name": n} if isinstance(n, str) else m for m, n in zip(messages, names, strict=True))
 
 
 def _message(location: str, message: object, column: str) -> Message:

@@ -96,7 +96,8 @@ def sample_and_grade(
         refuse_noisy_numbers(rules, verdicts)
     terms = grade_terms(items, config.reward) if training else [{} for _ in items]
     _note_errors(trainer, pairs, items, verdicts, terms)
-    graded = iter(zip(texts, verdicts, terms, held or [None] * len(texts), strict=True))
+    conversations: list[Conversation | None] = [*held] or [None] * len(texts)
+    graded = iter(zip(texts, verdicts, terms, conversations, strict=True))
     flips = choose_flips([number for number, _ in problems], step, options, noise)
     groups = []
     for (number, problem), prompt, responses, flip in zip(problems, prompts, sampled, flips, strict=True):
