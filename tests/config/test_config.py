@@ -196,7 +196,9 @@ def test_an_error_of_the_objective_is_shown_to_the_user(objective: dict[str, Any
 def test_an_unknown_recipe_names_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"unknown recipe 'dmeo': did you mean demo\? \(a file of your own ends in"):
         load("dmeo")
-    with pytest.raises(ValueError, match=r"unknown recipe 'zzz': there are demo, smollm2, smollm2-zero, sspo-"):
+    with pytest.raises(
+        ValueError, match=r"unknown recipe 'zzz': there are demo, smollm2, smollm2-tools, smollm2-zero, sspo-"
+    ):
         load("zzz")
 
 

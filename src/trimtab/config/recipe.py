@@ -120,11 +120,6 @@ class Config(Section):
 
     def _check_tools(self) -> None:
         environment, turns = self.task.environment, self.rollout.max_turns
-        if environment is not None and self.tools.use:
-            raise ValueError(
-                f"task.environment = {environment!r} has tools of its own: give it those of tools.use as methods, and "
-                "leave tools.use empty"
-            )
         if self.has_tools and turns < 2:
             named = f"tools.use = {self.tools.use}" if self.tools.use else f"task.environment = {environment!r}"
             raise ValueError(
