@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trimtab.config import Config, load, load_stored, parse_stored
-from trimtab.memory import estimate_memory
+from trimtab.memory.estimate import estimate_memory
 from trimtab.train import resolved_toml
 
 TOOLS = "python:helpers.train.bad_tools"

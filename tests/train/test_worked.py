@@ -75,7 +75,7 @@ def test_a_solution_has_messages_of_assistant_and_tool(
 
 
 def test_a_solution_with_a_call_needs_tools(policy: Policy) -> None:
-    with pytest.raises(ValueError, match="calls a tool: set tools.use and rollout.max_turns"):
+    with pytest.raises(ValueError, match=r"calls a tool: set tools.use and rollout.max_turns"):
         worked_transcript(policy, Arithmetic("product", 3, calls=1.0)[0], [1], None)
 
 
