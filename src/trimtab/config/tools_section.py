@@ -29,11 +29,6 @@ class ToolsConfig(Section):
     timeout: float = Field(10.0, gt=0, le=86_400, description="seconds of one call; then its process is killed")
     deadline: float = Field(120.0, gt=0, le=86_400, description="seconds of all calls of a conversation together")
     workers: int = Field(4, ge=1, le=1024, description="calls that run at once, each in a process of its own")
-    in_order: bool | None = Field(
-        None,
-        description="take replies all together, in order, when every conversation waits: a run is then equal to the "
-        "bit however fast tools are; none: on a CPU, where it costs little",
-    )
     memory_mb: int = Field(2048, ge=64, le=1_000_000, description="memory of one call")
     sandbox_level: str = Field(
         "full", description="python, python_session: the least isolation that is accepted ([sandbox.md](sandbox.md))"

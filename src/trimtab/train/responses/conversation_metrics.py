@@ -17,7 +17,7 @@ CONVERSATION_METRICS: dict[str, str] = {
     "eval/called_share": "share of held-out problems answered with a successful call",
     "eval/turns_mean": "messages of the policy per held-out problem",
     "time/tool_call": "mean seconds of a call",
-    "time/tools_wait_share": "share of the sampling time in which every unfinished conversation waited for a tool",
+    "time/tools_wait_share": "share of the sampling time in which nothing was decoded, waiting for tools",
     "tools/calls": "calls of the step",
     **{f"tools/{outcome}": f"calls of the step with this outcome: {meaning}" for outcome, meaning in OUTCOMES.items()},
 }

@@ -37,22 +37,19 @@ def build_tool_use(config: Config, policy: Policy, tools: ToolSet | None) -> Too
     if tools is None:
         return None
     template = ReplyTemplate(policy.tokenizer, tools, chat=policy.chat, call_format=config.tools.format)
-    in_order = policy.device.type == "cpu" if config.tools.in_order is None else config.tools.in_order
-    return ToolUse(tools, template, config.conversation_limits, in_order)
+    return ToolUse(tools, template, config.conversation_limits)
 
 
 @dataclass
 class ToolUse:
     """The tools of a run, how replies are written for its model, and what one conversation may take.
 
-    `in_order`: replies are taken all together, sorted, so that batches do not depend on how fast tools are. `errors`
-    are those of the user's own code, until the run has shown them.
+    `errors` are those of the user's own code, until the run has shown them.
     """
 
     tools: ToolSet
     template: ReplyTemplate
     limits: Limits
-    in_order: bool = False
     errors: list[str] = field(default_factory=list)
     _seen: set[str] = field(default_factory=set)
     _sampling: float = 0.0  # seconds since the times were taken
@@ -81,7 +78,7 @@ class ToolUse:
     ) -> tuple[list[list[Response]], list[Conversation]]:
         """Sample conversations; return their responses by prompt, and the conversations one after the other."""
         inner = Conversations(problems, options.samples, self.tools, self.template, self.limits)
-        turns, start = TimedTurns(inner, self.in_order), time.perf_counter()
+        turns, start = TimedTurns(inner), time.perf_counter()
         groups = sampler.sample(prompts, step, options, turns)
         self._sampling += time.perf_counter() - start
         self._waiting += turns.waiting
@@ -114,16 +111,10 @@ class ToolUse:
 
 @dataclass
 class TimedTurns:
-    """Conversations that measure how long the sampler has nothing to decode and waits for a reply.
-
-    With `in_order` it gets none while it has something to decode, and then all of them: which conversations share a
-    batch, and with that the last bits of their log-probabilities, do not depend on the clock.
-    """
+    """Conversations that measure how long the sampler waits for a reply."""
 
     conversations: Conversations
-    in_order: bool = False
     waiting: float = 0.0  # seconds
-    _pending: int = 0
 
     @property
     def max_observed_tokens(self) -> int:
@@ -133,21 +124,15 @@ class TimedTurns:
     def submit(self, prompt: int, sample: int, tokens: Sequence[int]) -> None:
         """Take the newest message of a conversation; return at once."""
         self.conversations.submit(prompt, sample, tokens)
-        self._pending += 1
 
     def replies(self, block: bool) -> list[Reply]:
         """Return the replies that have come; with `block` wait until there is at least one."""
-        if self.in_order and not block:
-            return []
         start = time.perf_counter()
         replies = self.conversations.replies(block)
-        while self.in_order and len(replies) < self._pending:
-            replies += self.conversations.replies(block)
-        self._pending -= len(replies)
         self.waiting += time.perf_counter() - start if block else 0.0
         if replies:
             failpoints.failpoint("conversation.replies")
-        return sorted(replies, key=lambda reply: (reply.prompt, reply.sample))
+        return replies
 
 
 def grade_conversations(
