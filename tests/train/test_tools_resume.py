@@ -32,11 +32,11 @@ def test_a_run_killed_in_the_middle_of_conversations_ends_as_one_that_was_not(tm
     assert whole.run() == 0, whole.messages
     lines = [json.loads(line) for line in (whole.folder / "metrics.jsonl").read_text().splitlines()]
     assert sum(line.get("tools/ok", 0) for line in lines) > 0
-    replies = whole.failpoints["conversation.replies"]
-    # In the last step before the last evaluation: after the second checkpoint.
-    process = RunProcess(tmp_path / "run", CHANGES, failpoint=f"conversation.replies:{replies - 3}")
+    # Evaluations before the first, after the third and the last step: it dies in the fourth step, after a checkpoint.
+    assert whole.failpoints["conversations.replied"] == 7
+    process = RunProcess(tmp_path / "run", CHANGES, failpoint="conversations.replied:6")
     assert process.run() == -signal.SIGKILL, process.messages
     resumed = process.resumed()
     assert resumed.run() == 0, resumed.messages
-    assert "resumed from step" in resumed.messages
+    assert "resumed from step 2" in resumed.messages
     assert not differences(contents(resumed.folder), contents(whole.folder))
