@@ -29,6 +29,8 @@ class RunSummary:
     problems: int | None  # held-out ones, where there are fewer than the recipe asks for
     reward_start: float | None
     reward_end: float | None
+    called_start: float | None  # share of conversations with a successful call
+    called_end: float | None
     entropy_start: float | None
     entropy_end: float | None
     silenced: float | None
@@ -54,6 +56,8 @@ def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
         ),
         reward_start=_mean(steps[:window], "reward/mean"),
         reward_end=_mean(steps[-window:], "reward/mean"),
+        called_start=_mean(steps[:window], "conversation/called_share"),
+        called_end=_mean(steps[-window:], "conversation/called_share"),
         entropy_start=_mean(steps[:window], "policy/entropy"),
         entropy_end=_mean(steps[-window:], "policy/entropy"),
         silenced=_mean(steps, "tokens/silenced_share"),
@@ -149,6 +153,11 @@ def _number_lines(result: RunSummary) -> list[str]:
     rows = [
         ("held-out accuracy", accuracy, "on problems it was not trained on"),
         ("reward", f"{number(result.reward_start)} -> {number(result.reward_end)}", ends),
+        (
+            "calls",
+            f"{percent(result.called_start)} -> {percent(result.called_end)}",
+            "of answers have a successful one",
+        ),
         ("entropy", entropy, "near 0 the model no longer explores"),
         ("silenced", percent(result.silenced), "of tokens: their gradient was set to zero"),
         ("boosted", percent(result.boosted), "of tokens: their weight was raised"),
@@ -156,6 +165,7 @@ def _number_lines(result: RunSummary) -> list[str]:
     ]
     # A run whose objective silences nothing, or without evaluation, has no such line.
     optional = {"silenced": result.silenced, "boosted": result.boosted, "held-out accuracy": result.accuracy_start}
+    optional["calls"] = result.called_start
     shown = [row for row in rows if optional.get(row[0], 0.0) is not None]
     return [f"  {name:<18} {values:<16}  {note}" for name, values, note in shown]
 
