@@ -30,7 +30,7 @@ from trimtab.engines.trl.padded import (
     token_batch,
 )
 from trimtab.engines.trl.recording import PlannedUpdate, RolloutShape, TrlRecording, start_recorder
-from trimtab.record import Manifest, Vocabulary, open_run
+from trimtab.record import Manifest, RecordedObservation, Vocabulary, open_run
 
 # A value of each option that the objective takes over, as someone might set it, and a word of the advice.
 SET = {
@@ -288,6 +288,7 @@ def test_a_record_marks_where_tool_results_were_left_out(tmp_path: Path) -> None
     step = open_run(tmp_path).step(1)
     assert step.tokens["token"].tolist() == [1, 4, 5, 1, 2, 3]
     assert step.tokens["tool_tokens"].tolist() == [0, 2, 0, 0, 0, 0]
+    assert step.observations(0) == [RecordedObservation(1, 2, "23")] and step.observations(1) == []
 
 
 def test_subsentences_are_found_in_sampled_tokens_alone() -> None:

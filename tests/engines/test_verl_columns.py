@@ -187,6 +187,7 @@ def test_a_step_is_recorded_with_its_plans(tmp_path: object) -> None:
     marked, offsets = step.tokens["tool_tokens"], step.offsets
     found = [int(marked[offsets[n] : offsets[n + 1]].sum()) for n, row in enumerate(whole) if any(row)]
     assert found == inner and any(inner)
+    assert [sum(each.tokens for each in step.observations(n)) for n in range(8)] == [row.count(0) for row in whole]
 
 
 def test_nothing_is_recorded_without_the_option() -> None:

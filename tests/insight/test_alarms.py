@@ -27,6 +27,7 @@ from trimtab.insight.alarms.history import History, slope, spread
 from trimtab.insight.alarms.policy_detectors import even_share, forecast
 from trimtab.train.metrics import METRICS
 
+ADVISED = ("update", "objective", "rollout", "reward", "task", "tools")  # sections of a recipe
 TROUBLE = 40  # the step after which a run goes wrong
 
 
@@ -40,7 +41,7 @@ def test_the_recipe_has_a_key_for_every_alarm_and_no_other() -> None:
 def test_every_alarm_looks_at_metrics_that_the_trainer_writes_and_has_advice_that_names_a_key() -> None:
     for name, kind in ALARM_KINDS.items():
         assert set(kind.metrics) <= set(METRICS), name
-        assert any(f"{section}." in kind.suggestion for section in ("update", "objective", "rollout", "reward", "task"))
+        assert any(f"{section}." in kind.suggestion for section in ADVISED)
 
 
 def test_advice_names_keys_that_a_recipe_has() -> None:

@@ -139,8 +139,14 @@ def test_a_run_on_conversations_is_recorded_and_replayed(tmp_path: Path, monkeyp
     marked = 0
     for step in open_run(tmp_path / "run"):
         tools, tokens, segments = (step.tokens[name] for name in ("tool_tokens", "token", "segment"))
-        for start, end in pairwise(step.offsets):
+        for n, (start, end) in enumerate(pairwise(step.offsets)):
             response = by_tokens[tuple(tokens[start:end].tolist())]
+            text = step.records.vocabulary.decode
+            messages = [0, *np.cumsum([len(message) for message in response.messages]).tolist()]
+            assert [(each.after, each.tokens, each.text) for each in step.observations(n)] == [
+                (after, last - first, text(response.tokens[first:last]))
+                for after, (first, last) in zip(messages[1:], response.observed, strict=False)
+            ]
             lengths = [last - first for first, last in response.observed]
             assert sorted(tools[start:end][tools[start:end] > 0].tolist()) == sorted(lengths)
         after = np.flatnonzero(tools)

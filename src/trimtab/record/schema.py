@@ -60,7 +60,7 @@ TOKENS: tuple[Column, ...] = (
     Column(
         "tool_tokens",
         "int32",
-        "tokens of a tool's output right before it, which are not trained on and not recorded",
+        "tokens of a tool's output right before it, which are not trained on; their text is in `observations`",
         "where given",
         "dictionary",
     ),

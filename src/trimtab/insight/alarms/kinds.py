@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from trimtab.collapse import METRICS as COLLAPSE_METRICS
 from trimtab.insight.alarms import policy_detectors as policy
 from trimtab.insight.alarms import response_detectors as response
+from trimtab.insight.alarms import tool_detectors as tools
 from trimtab.insight.alarms.detector_input import Detector
 
 
@@ -111,6 +112,34 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         ("response/length_mean", "reward/accuracy"),
         ("length_factor", "length_gain"),
         "Check what is rewarded; try objective.name = 'dr_grpo' or 'dapo' (no length bias), reward.overlong_buffer",
+    ),
+    "failing_calls": AlarmKind(
+        tools.failing_calls,
+        ("tools/failed_share",),
+        ("failing_level", "failing_growth"),
+        "Look at tools/exception, tools/timeout, tools/malformed and the others, and at such calls in the report's "
+        "microscope. Malformed calls: a warm start, or another tools.format. Timeouts: a higher tools.timeout",
+    ),
+    "void_turns": AlarmKind(
+        tools.void_turns,
+        ("conversation/void_share",),
+        ("void_level", "void_growth"),
+        "Leave such conversations out of training: reward.void_turns. Check in the report's microscope that calls are "
+        "written in the form that tools.format reads",
+    ),
+    "calls_vanish": AlarmKind(
+        tools.calls_vanish,
+        ("conversation/called_share", "reward/accuracy", "eval/accuracy"),
+        ("vanish_level", "vanish_min_start"),
+        "Check that calls are worth it: can the task be answered without, do they fail, does rollout.max_turns or "
+        "rollout.max_new_tokens leave room for the answer after them? Try a longer warm start, a lower update.lr",
+    ),
+    "tool_wait": AlarmKind(
+        tools.tool_wait,
+        ("time/tools_wait_share",),
+        ("tool_wait_share",),
+        "Raise tools.workers if cores are idle, lower tools.timeout, make the tool faster, or sample more "
+        "conversations at a time: rollout.prompts, rollout.samples",
     ),
     "reward_hacking": AlarmKind(
         response.reward_hacking,

@@ -68,6 +68,15 @@ class Thresholds:
     length_factor: float = _threshold(1.5, "times as long, or as short, as at the start")
     length_gain: float = _threshold(0.05, "rise of held-out accuracy since the start that pays for another length")
 
+    # Conversations with tools
+    failing_level: float = _threshold(0.5, "share of calls that fail: most of what the policy asks for is not done")
+    failing_growth: float = _threshold(0.15, "change of that share since the start that counts")
+    void_level: float = _threshold(0.5, "share of conversations with a void turn: most lead nowhere")
+    void_growth: float = _threshold(0.1, "change of that share since the start that counts")
+    vanish_level: float = _threshold(0.25, "of the share of conversations with a successful call at the start")
+    vanish_min_start: float = _threshold(0.1, "share at the start below which the policy has not begun to call")
+    tool_wait_share: float = _threshold(0.5, "share of the sampling time: the sampler waits longer than it samples")
+
     # Rewards
     crashed_share: float = _threshold(0.01, "share of responses on which rules failed: a bad row or two in a data set")
     hacking_rise: float = _threshold(0.1, "rise of accuracy by the verifier since the start")
