@@ -39,7 +39,7 @@ def summary(run: RunFiles) -> list[str]:
     """Return the result of the run in sentences, for someone new to trimtab."""
     if not run.curves:
         return ["Nothing was measured in this run, so there is nothing to say about how it went."]
-    topics = (_length, _accuracy, _collapse, _reward, _entropy, _tokens, _problems)
+    topics = (_length, _accuracy, _collapse, _reward, _tools, _entropy, _tokens, _problems)
     return [sentence for topic in topics for sentence in topic(run)]
 
 
@@ -49,6 +49,7 @@ def tiles(run: RunFiles) -> list[dict[str, str]]:
     rows: list[tuple[str, str, Callable[[float], str], int]] = [
         ("held-out accuracy", "eval/accuracy", percent, 1),
         ("reward", "reward/mean", number, 0),
+        ("with a successful call", "conversation/called_share", percent, 0),
         ("entropy, nats", "policy/entropy", number, 0),
         ("silenced", "tokens/silenced_share", percent, -1),
         ("boosted", "tokens/boosted_share", percent, -1),
@@ -123,6 +124,17 @@ def _reward(run: RunFiles) -> Iterator[str]:
     if curve is not None:
         first, last = _start_and_end(curve)
         yield f"The mean reward {_moved(first, last)} from {number(first)} to {number(last)}."
+
+
+def _tools(run: RunFiles) -> Iterator[str]:
+    called = run.curves.get("conversation/called_share")
+    if called is None:
+        return
+    first, last = map(percent, _start_and_end(called))
+    yield f"A successful call of a tool was in {first} of the conversations at the start and in {last} at the end."
+    totals = [float(run.curves[name].values.sum()) for name in ("tools/calls", "tools/ok") if name in run.curves]
+    if len(totals) == 2 and totals[0] > 0:
+        yield f"Of all calls, {percent(max(1 - totals[1] / totals[0], 0.0))} failed."
 
 
 def _entropy(run: RunFiles) -> Iterator[str]:
