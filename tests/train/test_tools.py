@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from trimtab.tasks import FixedTask, Problem
 from trimtab.tasks.problems import user
 from trimtab.train.loop import train_step
 from trimtab.train.metrics import METRICS, StepResult
+from trimtab.train.recording import recorded_response
 from trimtab.train.responses import GradedResponse
 from trimtab.train.rollouts import collect_rollouts, evaluate
 from trimtab.train.trainer import RunProgress, Trainer
@@ -64,10 +66,23 @@ def test_the_last_message_is_graded_and_calls_are_counted(build: Any) -> None:
     assert metrics["conversation/turns_mean"] == 7 / 4
     assert metrics["conversation/called_share"] == 0.5
     assert (metrics["tools/calls"], metrics["tools/ok"], metrics["tools/exception"]) == (3, 2, 1)
+    assert metrics["tools/failed_share"] == pytest.approx(1 / 3)
     assert metrics["conversation/observed_tokens_mean"] > 0
     assert 0 <= metrics["time/tools_wait_share"] <= 1
     assert {name for name in metrics if name.startswith(("conversation/", "tools/", "time/tool"))} <= METRICS.keys()
     assert any("[calculator] 42" in sample.response for sample in result.samples)
+
+
+def test_a_record_has_the_turns_of_a_conversation(build: Any) -> None:
+    graded = responses(build([["calculator(6*7)", "calculator(6*7"], ["42"]]))
+    called, plain = map(recorded_response, graded)
+    assert [(call.turn, call.tool, call.outcome) for call in called.calls] == [(0, "calculator", "ok")]
+    assert json.loads(called.calls[0].arguments) == {"expression": "6*7"} and called.calls[0].seconds >= 0
+    (observed,) = called.observations
+    assert observed.after == len("calculator(6*7)") + 1  # and the end token
+    assert list(observed.tokens) == graded[0].response.tokens[slice(*graded[0].response.observed[0])]
+    assert called.ended == graded[0].conversation.ended  # type: ignore[union-attr]
+    assert (plain.calls, plain.observations, plain.ended) == ([], [], "answer")
 
 
 def test_only_sampled_tokens_are_trained_on(build: Any) -> None:

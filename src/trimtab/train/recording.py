@@ -10,16 +10,19 @@ from typing import Any
 
 import torch
 
+from trimtab.conversation import Call
 from trimtab.objectives import Objective, Plan, TokenBatch, segment_ids, token_bytes
 from trimtab.policy import UpdateResult, tool_tokens
 from trimtab.record import (
     RECORDS_FOLDER,
     Manifest,
     Observation,
+    RecordedCall,
     RecordedResponse,
     Recorder,
     RecordSettings,
     Vocabulary,
+    arguments_text,
     rewind,
     update_record,
 )
@@ -117,6 +120,7 @@ def record_step(
 
 def recorded_response(graded: GradedResponse) -> RecordedResponse:
     """Return what is recorded of a graded response."""
+    conversation = graded.conversation
     return RecordedResponse(
         prompt=graded.prompt,
         tokens=graded.response.sampled_tokens,
@@ -130,7 +134,14 @@ def recorded_response(graded: GradedResponse) -> RecordedResponse:
         source=graded.problem.source,
         rewards=json.dumps(dict(graded.terms)) if graded.terms else "",
         observations=observations(graded.response),
+        calls=[recorded_call(call) for call in conversation.calls] if conversation else (),
+        ended=conversation.ended or "" if conversation else "",
     )
+
+
+def recorded_call(call: Call) -> RecordedCall:
+    """Return what is recorded of a call."""
+    return RecordedCall(call.turn, call.tool, arguments_text(call.arguments), call.outcome, call.seconds)
 
 
 def observations(response: Response) -> list[Observation]:

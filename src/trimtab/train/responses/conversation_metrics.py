@@ -19,6 +19,7 @@ CONVERSATION_METRICS: dict[str, str] = {
     "time/tool_call": "mean seconds of a call",
     "time/tools_wait_share": "share of the sampling time in which nothing was decoded, waiting for tools",
     "tools/calls": "calls of the step",
+    "tools/failed_share": "share of these calls with another outcome than ok, where there are calls",
     **{f"tools/{outcome}": f"calls of the step with this outcome: {meaning}" for outcome, meaning in OUTCOMES.items()},
 }
 
@@ -45,6 +46,7 @@ def conversation_metrics(held: Sequence[Conversation], void: Sequence[bool]) -> 
     }
     if calls:
         metrics["time/tool_call"] = fmean(call.seconds for conversation in held for call in conversation.calls)
+        metrics["tools/failed_share"] = 1 - outcomes["ok"] / calls
     return metrics
 
 

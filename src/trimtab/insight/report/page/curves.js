@@ -30,7 +30,7 @@ const CARDS = [
   { title: "Observed tokens", meaning: "Tokens per conversation that tools wrote, which are not trained on", zero: true,
     lines: { "conversation/observed_tokens_mean": "tokens" } },
   { title: "Seconds of a call", meaning: "Mean seconds that a call of a tool took", zero: true, log: true, lines: { "time/tool_call": "seconds" } },
-  { title: "Waiting for tools", meaning: "Share of the sampling time in which every unfinished conversation waited for a tool",
+  { title: "Waiting for tools", meaning: "Share of the sampling time in which nothing was decoded, waiting for tools",
     share: true, zero: true, lines: { "time/tools_wait_share": "waiting" } },
 ];
 
