@@ -50,7 +50,7 @@ def test_a_conversation_is_shown_in_its_order(chromium: Any, tmp_path: Path, wid
         assert opened.texts(".turn-head") == [f"model, message {n}" for n in (1, 2, 3)]
         assert opened.texts(".call-head .outcome") == ["✓ ok", "✗ timeout"]
         assert opened.texts(".observed pre")[0] == "expression: 2*21"
-        assert "0.25 s" in opened.texts(".call-head")[0]
+        assert "250 ms" in opened.texts(".call-head")[0]
         assert len(opened.texts(".untrained")) == 2
         assert "3 messages, 2 calls (1 failed). Ended by answer" in " ".join(opened.texts(".prompt"))
         # A long reply is folded; nothing is wider than the window.

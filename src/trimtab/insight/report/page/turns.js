@@ -30,7 +30,7 @@ function callLine(call, key, folds) {
   return el("div", { class: "call" }, el("p", { class: "call-head" }, el("bdi", { class: "call-name" }, call.tool || "no name"),
     el("span", { class: `outcome${failed ? " failed" : ""}`, title: callOutcomes.get(call.outcome) },
       `${failed ? "✗" : "✓"} ${call.outcome.replace(/_/g, " ")}`),
-    el("span", { class: "at" }, formatDuration(call.seconds))),
+    el("span", { class: "at" }, call.seconds < 1 ? `${formatNumber(1000 * call.seconds)} ms` : formatDuration(call.seconds))),
   given ? fold("arguments", given, key, folds) : null);
 }
 
