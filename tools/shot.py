@@ -1,7 +1,7 @@
 """Takes pictures of a report in a real browser: light, dark, on a phone, and through the microscope.
 
 `python tools/shot.py REPORT.html docs` writes report.png, report-dark.png, report-phone.png and report-microscope.png,
-of a stress test stress.png, stress-dark.png and stress-phone.png.
+of a stress test stress.png, stress-dark.png and stress-phone.png, of a run with tools report-conversation.png too.
 """
 
 from __future__ import annotations
@@ -39,6 +39,14 @@ def shoot(report: Path, folder: Path, full: bool = False) -> list[Path]:
         page = browser.new_page(viewport=WIDE)
         page.goto(report.resolve().as_uri())
         page.wait_for_selector(LOADED)
+        calls = page.locator(".row", has_text="call").filter(has_text="correct")
+        if calls.count():
+            calls.last.click()
+            page.get_by_label("Colour by").select_option("surprisal")
+            page.evaluate("document.getElementById('microscope').scrollIntoView()")
+            made.append(_picture(page, folder / "report-conversation.png", False))
+            page.reload()
+            page.wait_for_selector(LOADED)
         if page.locator("#microscope .tok").count():
             page.get_by_label("Colour by").select_option("surprisal")
             page.get_by_label("Compare with").select_option(label="sspo")

@@ -39,7 +39,7 @@ def test_the_summary_says_how_much_tools_were_called_and_how_often_in_vain() -> 
     called = {"conversation/called_share": [0.2, 0.5, 0.5, 0.9], "tools/calls": [10.0, 30.0], "tools/ok": [10.0, 20.0]}
     text = summary_of(called)
     assert "in 20.0% of the conversations at the start and in 90.0% at the end. Of all calls, 25.0% failed." in text
-    assert {"name": "with a successful call", "value": "90.0%", "from": "from 20.0%"} in tiles(files(called))
+    assert {"name": "called a tool", "value": "90.0%", "from": "from 20.0%"} in tiles(files(called))
     assert "calls" not in summary_of({"conversation/called_share": [0.0], "tools/calls": [0.0], "tools/ok": [0.0]})
 
 

@@ -49,7 +49,7 @@ def tiles(run: RunFiles) -> list[dict[str, str]]:
     rows: list[tuple[str, str, Callable[[float], str], int]] = [
         ("held-out accuracy", "eval/accuracy", percent, 1),
         ("reward", "reward/mean", number, 0),
-        ("with a successful call", "conversation/called_share", percent, 0),
+        ("called a tool", "conversation/called_share", percent, 0),
         ("entropy, nats", "policy/entropy", number, 0),
         ("silenced", "tokens/silenced_share", percent, -1),
         ("boosted", "tokens/boosted_share", percent, -1),
