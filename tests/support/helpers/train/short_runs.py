@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from transformers.utils import logging
 
 from trimtab import failpoints
@@ -210,8 +211,22 @@ def contents(folder: Path) -> dict[str, str]:
                 assert f"step {record['step']}" not in files, "a step was logged twice"
                 files[f"step {record['step']}"] = json.dumps(untimed, sort_keys=True)
         else:
-            files[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+            files[name] = hashlib.sha256(_untimed(path)).hexdigest()
     return files
+
+
+def _untimed(path: Path) -> bytes:
+    """Return a file's bytes; in the record of a step with calls of tools, without the seconds that they took."""
+    responses = path.parent / "responses.parquet"
+    if path.name not in ("responses.parquet", "step.json") or "calls" not in pq.read_schema(responses).names:
+        return path.read_bytes()
+    if path.name == "step.json":
+        info = json.loads(path.read_text())
+        del info["sha256"], info["files"]["responses.parquet"]
+        return json.dumps(info).encode()
+    columns = pq.read_table(path).to_pydict()
+    calls = [[call | {"seconds": 0} for call in json.loads(text or "[]")] for text in columns["calls"]]
+    return json.dumps(columns | {"calls": calls}).encode()
 
 
 def differences(one: Mapping[str, str], other: Mapping[str, str]) -> Sequence[str]:
