@@ -14,6 +14,7 @@ PrintLine = Callable[[str], object]  # prints a line, or puts it wherever messag
 BARS = "▁▂▃▄▅▆▇█"
 ASCII_BARS = "_.:-=+*#"
 NOTHING = "-"
+LEFT_OUT = "[... {:,} characters left out ...]"
 
 
 def bars_for(encoding: str) -> str:
@@ -73,6 +74,13 @@ def shown(value: object, longest: int = 80) -> str:
     except (ValueError, RecursionError):  # an integer of more than 4,300 digits, or lists nested a thousand deep
         text = f"a huge {type(value).__name__}"
     return shorten(text, longest)
+
+
+def cut_middle(text: str, kept: int, left_out: str = LEFT_OUT) -> str:
+    """Return `kept` characters of a longer text, from its beginning and its end, with a note of what is left out."""
+    if len(text) <= kept:
+        return text
+    return text[: (kept + 1) // 2] + left_out.format(len(text) - kept) + text[len(text) - kept // 2 :]
 
 
 def shorten(text: str, longest: int = 80) -> str:

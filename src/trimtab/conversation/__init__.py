@@ -1,7 +1,8 @@
 """Conversations of a policy with tools: calls are read, run within limits, and answered in tokens. Imports no torch."""
 
-from trimtab.conversation.call_formats import CALL_FORMATS, CallFormat
+from trimtab.conversation.call_formats import CALL_FORMATS, CallFormat, ParsedCall, read_json_call
 from trimtab.conversation.conversations import Conversations
+from trimtab.conversation.dialogue import Dialogue
 from trimtab.conversation.reply_template import ReplyTemplate
 from trimtab.conversation.tool_set import BUILT_IN, ToolSet
 from trimtab.conversation.types import ENDED, OUTCOMES, Call, Conversation, Ended, Limits, Message, Outcome
@@ -15,10 +16,13 @@ __all__ = [
     "CallFormat",
     "Conversation",
     "Conversations",
+    "Dialogue",
     "Ended",
     "Limits",
     "Message",
     "Outcome",
+    "ParsedCall",
     "ReplyTemplate",
     "ToolSet",
+    "read_json_call",
 ]

@@ -98,7 +98,7 @@ def _llama(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> list[ParsedCa
             value, end = decoder.raw_decode(body, position)
         except (ValueError, RecursionError) as error:
             return [*calls, ParsedCall(problem=_json_problem(error))]
-        calls.append(_named_call(value, "parameters"))
+        calls.append(read_json_call(value, "parameters"))
         position = end + len(body[end:]) - len(body[end:].lstrip("; \t\r\n"))
     return calls
 
@@ -127,12 +127,12 @@ def _plain(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> list[ParsedCa
 
 def _json_call(body: str, key: str) -> ParsedCall:
     try:
-        return _named_call(json.loads(body), key)
+        return read_json_call(json.loads(body), key)
     except (ValueError, RecursionError) as error:  # an integer of 5,000 digits is a ValueError too
         return ParsedCall(problem=_json_problem(error))
 
 
-def _named_call(value: object, key: str) -> ParsedCall:
+def read_json_call(value: object, key: str = "arguments") -> ParsedCall:
     """Return the call that an object stands for; both names of the arguments are accepted."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return ParsedCall(problem=f'a call is a JSON object with "name" and "{key}", not {shown(value)}')

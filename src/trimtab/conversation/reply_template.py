@@ -13,10 +13,9 @@ from trimtab.conversation.observed_text import ObservedText
 from trimtab.conversation.template_delta import NAME, TemplateDelta, find_delta, renderer
 from trimtab.conversation.tool_set import ToolSet
 from trimtab.tasks import Problem
-from trimtab.text import shown
+from trimtab.text import LEFT_OUT, cut_middle, shown
 
 OPENING_SECONDS = 60.0  # for an environment's `reset`, before the first message
-LEFT_OUT = "[... {:,} characters left out ...]"
 LEAST_SHARE = 16  # tokens; where several replies would have less each, they are given as one
 
 
@@ -167,8 +166,7 @@ class ReplyTemplate:
         # In proportion, and then a little less until it fits: tokens are not equally long everywhere.
         kept = int(len(text) * limit / whole)
         while kept := kept * 9 // 10:
-            left_out = "[...]" if brief else LEFT_OUT.format(len(text) - kept)
-            shortened = text[: (kept + 1) // 2] + left_out + text[len(text) - kept // 2 :]
+            shortened = cut_middle(text, kept, "[...]" if brief else LEFT_OUT)
             if size(shortened) <= limit:
                 return shortened
         return "[...]" if size("[...]") <= limit else ""

@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 MAX_BYTES = 1 << 24  # of a body: 160,000 tokens with their log-probabilities take 13 MB
 MAX_PARSED_BYTES = 160 << 20
 TEXT_BESIDES, TEXT_PER_TOKEN = 1 << 16, 32  # characters of a response; ordinary text has three to five per token
+MAX_CALLS = 128  # of one message
 MAX_COUNT = 1_000_000_000  # more tokens than any server generates
 # Servers write -9999 for minus infinity, and rounding may give a little more than 0. No log-probability is beyond.
 LOWEST_LOGP, HIGHEST_LOGP = -1e6, 1e-3
@@ -25,13 +26,23 @@ class BadCompletionError(ValueError):
 
 
 @dataclass(frozen=True)
+class ServerCall:
+    """A call of a tool as a server wrote it; `arguments` are JSON, if they are right."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
 class Choice:
     """One response of a completion. `tokens` and the mean `logp` are those of its log-probabilities, if any."""
 
     text: str
     finished: bool
-    tokens: int | None = None
+    tokens: float | None = None
     logp: float | None = None
+    calls: tuple[ServerCall, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,8 @@ def _parsed_bytes(body: bytes) -> int:
 
 def _parse_choice(value: Any, place: str, max_new_tokens: int, left_out: list[str]) -> Choice:
     choice = _object(value, place)
-    text = _object(choice.get("message"), f"{place}.message").get("content")
+    message = _object(choice.get("message"), f"{place}.message")
+    text, calls = message.get("content"), _parse_calls(message.get("tool_calls"), f"{place}.message.tool_calls")
     if text is None:  # cut off while reasoning, before any content
         text = ""
     if not isinstance(text, str):
@@ -102,20 +114,39 @@ def _parse_choice(value: Any, place: str, max_new_tokens: int, left_out: list[st
     logprobs = choice.get("logprobs")
     tokens = logprobs.get("content") if isinstance(logprobs, dict) else logprobs
     if not tokens:
-        return Choice(text, finished)
+        return Choice(text, finished, calls=calls)
     if not isinstance(tokens, list):
         left_out.append(f"{place}.logprobs is {_short(tokens)}, not a list of tokens")
-        return Choice(text, finished)
+        return Choice(text, finished, calls=calls)
     if len(tokens) > max_new_tokens:
         left_out.append(f"{place}.logprobs has {len(tokens):,} tokens where {max_new_tokens:,} were requested")
-        return Choice(text, finished)
+        return Choice(text, finished, calls=calls)
     # Without its log-probabilities a response is still a response: they are left out, and the text is kept.
     logps: list[Any] = [token.get("logprob") if isinstance(token, dict) else token for token in tokens]
     wrong = next((n for n, logp in enumerate(logps) if not _is_logp(logp)), None)
     if wrong is not None:
         left_out.append(f"{place}.logprobs.content[{wrong}].logprob is {_short(logps[wrong])}, no log-probability")
-        return Choice(text, finished, len(tokens))
-    return Choice(text, finished, len(tokens), math.fsum(logps) / len(logps))
+        return Choice(text, finished, len(tokens), calls=calls)
+    return Choice(text, finished, len(tokens), math.fsum(logps) / len(logps), calls)
+
+
+def _parse_calls(value: Any, place: str) -> tuple[ServerCall, ...]:
+    if not value:
+        return ()
+    if not isinstance(value, list) or len(value) > MAX_CALLS:
+        raise BadCompletionError(f"{place} is {_short(value)}, not a list of at most {MAX_CALLS} calls")
+    calls = []
+    for n, each in enumerate(value):
+        call = _object(each, f"{place}[{n}]")
+        function = _object(call.get("function"), f"{place}[{n}].function")
+        # Some servers send no id, and some the arguments as an object.
+        arguments = function.get("arguments", "")
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        name, number = function.get("name"), call.get("id") or f"call_{n}"
+        if not isinstance(name, str) or not isinstance(number, str):
+            raise BadCompletionError(f"{place}[{n}] has the name {_short(name)} and the id {_short(number)}: no texts")
+        calls.append(ServerCall(number, name, written))
+    return tuple(calls)
 
 
 def _check_indexes(choices: list[dict[str, Any]]) -> None:

@@ -13,12 +13,13 @@ import os
 import re
 from asyncio import sleep
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from trimtab.bounded_http import (
     HttpError,
@@ -31,8 +32,10 @@ from trimtab.bounded_http import (
     retry_after,
     retry_pause,
 )
-from trimtab.evaluate.completion import MAX_BYTES, BadCompletionError, parse_completion
-from trimtab.evaluate.folder import Batches, Generation, GenerationRequest, SampleKey
+from trimtab.conversation import ToolSet
+from trimtab.evaluate.completion import MAX_BYTES, BadCompletionError, Choice, parse_completion
+from trimtab.evaluate.endpoint_conversation import EndpointConversation
+from trimtab.evaluate.folder import Batches, Generation, GenerationRequest, SampleKey, problem_key
 from trimtab.evaluate.progress import MessageLog
 from trimtab.evaluate.settings import EvalSettings
 from trimtab.tasks import derive_seed
@@ -44,11 +47,17 @@ OPTIONAL_FIELDS = ("logprobs", "seed", "n")  # a server may not know them; witho
 FATAL_STATUS = (401, 403, 404, 405)  # neither a retry nor another prompt will help
 MESSAGE_LENGTH = 300  # characters of a server's message that are kept
 SECRET_LENGTH = 8  # characters; a shorter key, as vLLM's EMPTY, is no secret and may well be in a response
+OPENING_SECONDS = 60.0  # for an environment's `reset`
+T = TypeVar("T")
 EXAMPLE = "give one like http://host:port/v1"
 
 
 class EndpointError(ValueError):
     """There is no server, or it refuses every request: the address, the key or the model's name is wrong."""
+
+
+class NoResponseError(Exception):
+    """A request was given up; the message is why."""
 
 
 class RejectedRequestError(Exception):
@@ -102,6 +111,7 @@ class EndpointGenerator:
     name: str
     log: MessageLog = lambda text: None
     unsupported: set[str] = field(default_factory=set)
+    tools: ToolSet | None = None
 
     def reusable(self, requests: Sequence[GenerationRequest], done: AbstractSet[SampleKey]) -> set[SampleKey]:
         """Return all that is done: a server's samples do not depend on each other, as those of a native batch do."""
@@ -111,8 +121,13 @@ class EndpointGenerator:
         """Yield the missing samples by problem, as they arrive."""
         missing = ((request, [key[2] for key in request.sample_keys() if key not in done]) for request in requests)
         size = max(1, min(SAMPLES_PER_REQUEST, TOKENS_PER_REQUEST // self.settings.max_new_tokens))
+        size = 1 if self.tools else size  # conversations part ways after their first message
         work = [(request, some[n : n + size]) for request, some in missing for n in range(0, len(some), size)]
-        sampling = _Sampling(self.connection, self.settings, self.name, self.unsupported)
+        sampling = _Sampling(self.connection, self.settings, self.name, self.unsupported, self.tools)
+        if self.tools is not None:
+            problems = {problem_key(request): request.item.problem for request, _ in work}
+            openings = self.tools.openings(list(problems.values()), OPENING_SECONDS)
+            sampling.openings = dict(zip(problems, openings, strict=True))
         with event_loop_thread() as loop:
             running = asyncio.run_coroutine_threadsafe(sampling.run(work), loop)
             running.add_done_callback(lambda end: sampling.arrived.put(None if end.cancelled() else end.exception()))
@@ -135,6 +150,8 @@ class _Sampling:
     settings: EvalSettings
     name: str
     unsupported: set[str]
+    tools: ToolSet | None = None
+    openings: Mapping[SampleKey, str | None] = field(default_factory=dict)  # what an environment says of a problem
     # A batch comes with an event to be set once it is stored. At the end comes None, or the error.
     arrived: SimpleQueue[tuple[list[Generation], asyncio.Event] | BaseException | None] = field(
         default_factory=SimpleQueue
@@ -151,7 +168,10 @@ class _Sampling:
 
         async def worker() -> None:
             for request, samples in waiting:
-                await self._sample(request, samples)
+                if self.tools is None:
+                    await self._sample(request, samples)
+                else:
+                    await self._converse(request, samples[0], self.tools)
 
         try:
             async with (
@@ -176,58 +196,112 @@ class _Sampling:
 
     async def _sample(self, request: GenerationRequest, samples: Sequence[int]) -> None:
         """Request the samples of a problem until all have arrived; those that never do are failed."""
-        attempt, reason = 0, ""
-        while samples and attempt <= self.connection.retries:
+        while samples:
             try:
-                samples = samples[await self._request(request, samples) :]
-                attempt = 0  # a reply with fewer choices than requested is progress
+                # A reply with fewer choices than requested is progress: the attempts are counted anew.
+                samples = samples[await self._retried(partial(self._request, request, samples)) :]
+            except NoResponseError as error:
+                await self._fail(request, samples, str(error))
+                break
+
+    async def _converse(self, request: GenerationRequest, sample: int, tools: ToolSet) -> None:
+        """Request one sample message by message, and run the calls in between; without a message it is failed."""
+        settings, seed = self.settings, self._seed(request, sample)
+        talk = EndpointConversation(request.item.problem, tools, settings, self.openings[problem_key(request)])
+        try:
+            while talk.waits_for_message:
+                choice = await self._retried(partial(self._message, talk, seed))
+                if talk.hear(choice):
+                    await asyncio.wrap_future(tools.in_thread(talk.run_calls))
+            known = await asyncio.wrap_future(tools.in_thread(talk.finish))
+            await self._store([request.generation(sample, settings, seed=seed, **known)])
+        except NoResponseError as error:
+            await self._fail(request, [sample], str(error))
+        finally:
+            talk.close()
+
+    async def _message(self, talk: EndpointConversation, seed: int) -> Choice:
+        left = {"max_tokens": talk.tokens_left, "tools": talk.schemas} if talk.schemas else {}
+        reply, _ = await self._complete(talk.messages, 1, seed, **left)
+        with reply.body:
+            async with self._parsing:
+                return self._parse(reply, 1)[0]
+
+    async def _retried(self, send: Callable[[], Awaitable[T]]) -> T:
+        """Return what `send` returns, tried again where that may help; NoResponseError where it does not."""
+        reason = ""
+        for attempt in range(self.connection.retries + 1):
+            try:
+                return await send()
             except RetryableError as error:
                 reason = str(error)
                 if attempt < self.connection.retries:
                     await sleep(max(error.wait, retry_pause(attempt)))
-                attempt += 1
                 self._connected = self._connected or error.connected
             except RejectedRequestError as error:
                 reason = str(error)
                 break
-        if samples and not self._connected:  # nor will the other requests reach anything
+        if not self._connected:  # nor will the other requests reach anything
             raise EndpointError(
                 f"no server answers at {self.connection.url} ({reason}): start it, or check --endpoint; nothing was "
                 "sampled, and the same command starts or resumes the evaluation"
             )
-        if samples:
-            self.failures[reason] += len(samples)
-            await self._store([request.generation(sample, self.settings, seed=0, failed=reason) for sample in samples])
+        raise NoResponseError(reason)
+
+    async def _fail(self, request: GenerationRequest, samples: Sequence[int], reason: str) -> None:
+        self.failures[reason] += len(samples)
+        await self._store([request.generation(sample, self.settings, seed=0, failed=reason) for sample in samples])
+
+    def _seed(self, request: GenerationRequest, sample: int) -> int:
+        item = request.item
+        return derive_seed("endpoint", self.settings.seed, item.benchmark, item.id, sample) % (1 << 31)
 
     async def _request(self, request: GenerationRequest, samples: Sequence[int]) -> int:
         """Send one request, store the samples that it gives, and return their number, at least one."""
-        item, settings = request.item, self.settings
-        count = 1 if "n" in self.unsupported else len(samples)
-        seed = derive_seed("endpoint", settings.seed, item.benchmark, item.id, samples[0]) % (1 << 31)
-        optional = {"n": count, "seed": seed, "logprobs": True}
-        payload = {
-            "model": self.name,
-            "messages": [dict(message) for message in item.problem.prompt],
-            "temperature": settings.temperature,
-            "top_p": settings.top_p,
-            "max_tokens": settings.max_new_tokens,
-            **{key: value for key, value in optional.items() if key not in self.unsupported},
-        }
-        reply = await self._post(payload)
+        seed = self._seed(request, samples[0])
+        prompt = [dict(message) for message in request.item.problem.prompt]
+        reply, count = await self._complete(prompt, len(samples), seed)
         with reply.body:
-            rejected = reply.status in (400, 422)
-            if rejected and (named := [key for key in OPTIONAL_FIELDS if key in payload and _names(key, reply)]):
-                self.unsupported.add(named[0])
-                return await self._request(request, samples)
-            self._check_status(reply)
             # One reply at a time from its parsing until it is stored, so that memory does not grow with `concurrency`.
             async with self._parsing:
                 found = [
-                    request.generation(sample, settings, seed=seed, **choice)
+                    request.generation(sample, self.settings, seed=seed, **_fields(choice))
                     for sample, choice in zip(samples, self._parse(reply, count), strict=False)
                 ]
                 await self._store(found)
         return len(found)
+
+    async def _complete(
+        self, messages: Sequence[Mapping[str, Any]], count: int, seed: int, **more: Any
+    ) -> tuple[HttpReply, int]:
+        """Send one request; return the reply and how many choices it may have.
+
+        Optional fields that the server does not know are left out from then on.
+        """
+        while True:
+            count = 1 if "n" in self.unsupported else count
+            optional = {"n": count, "seed": seed, "logprobs": True}
+            payload = {
+                "model": self.name,
+                "messages": messages,
+                "temperature": self.settings.temperature,
+                "top_p": self.settings.top_p,
+                "max_tokens": self.settings.max_new_tokens,
+                **{key: value for key, value in optional.items() if key not in self.unsupported},
+                **more,
+            }
+            reply = await self._post(payload)
+            try:
+                rejected = reply.status in (400, 422)
+                named = [key for key in OPTIONAL_FIELDS if rejected and key in payload and _names(key, reply)]
+                if not named:
+                    self._check_status(reply)
+                    return reply, count
+                self.unsupported.add(named[0])
+            except BaseException:
+                reply.body.close()
+                raise
+            reply.body.close()
 
     async def _post(self, payload: dict[str, Any]) -> HttpReply:
         url = f"{self.connection.url.rstrip('/')}/chat/completions"
@@ -254,8 +328,8 @@ class _Sampling:
             raise RetryableError(message, retry_after(reply.headers.get("retry-after")))
         raise RejectedRequestError(message)
 
-    def _parse(self, reply: HttpReply, count: int) -> list[dict[str, Any]]:
-        """Return at most `count` choices of a completion as fields of `Generation`."""
+    def _parse(self, reply: HttpReply, count: int) -> list[Choice]:
+        """Return at most `count` choices of a completion."""
         try:
             completion = parse_completion(reply.read(), count, self.settings.max_new_tokens)
         except BadCompletionError as error:
@@ -263,9 +337,11 @@ class _Sampling:
         if completion.left_out:
             self.left_out[_shown(completion.left_out)] += 1
         return [
-            asdict(choice)
-            | {"text": _hide_key(choice.text, SECRET_LENGTH)}
-            | ({"tokens": completion.tokens} if choice.tokens is None else {})
+            replace(
+                choice,
+                text=_hide_key(choice.text, SECRET_LENGTH),
+                tokens=completion.tokens if choice.tokens is None else choice.tokens,
+            )
             for choice in completion.choices
         ]
 
@@ -274,6 +350,11 @@ class _Sampling:
         stored = asyncio.Event()
         self.arrived.put((batch, stored))
         await stored.wait()
+
+
+def _fields(choice: Choice) -> dict[str, Any]:
+    """Return a choice as fields of `Generation`."""
+    return {key: value for key, value in asdict(choice).items() if key != "calls"}
 
 
 def _key() -> str:

@@ -29,7 +29,10 @@ Batches = Generator[list["Generation"], None, None]
 
 @dataclass(frozen=True)
 class Generation:
-    """One stored response. `failed` is the reason where there is none; `logp` and `entropy` are means per token."""
+    """One stored response. `failed` is the reason where there is none; `logp` and `entropy` are means per token.
+
+    With tools `text` is the model's last message, which is graded, and `conversation` has all messages and calls.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -45,6 +48,7 @@ class Generation:
     logp: Finite | None = None
     entropy: Finite | None = None
     failed: str | None = None
+    conversation: dict[str, Any] | None = None
 
     @property
     def key(self) -> SampleKey:
@@ -67,6 +71,11 @@ class GenerationRequest:
         """Return one of its samples; `known` are the fields of `Generation` that the generator fills in."""
         item = self.item
         return Generation(item.benchmark, item.id, sample, prompt_hash(item), settings.digest(), **known)
+
+
+def problem_key(request: GenerationRequest) -> SampleKey:
+    """Return which problem a request is about, as the key of its first sample."""
+    return request.item.benchmark, request.item.id, 0
 
 
 @dataclass(frozen=True)
@@ -138,12 +147,17 @@ class EvalFolder:
 
     def append(self, generations: Sequence[Generation]) -> None:
         """Append a batch and wait until it is on the disk."""
-        append_json_lines(self.generations, *map(asdict, generations), durable=True)
+        append_json_lines(self.generations, *map(_row, generations), durable=True)
         failpoints.failpoint("generations.written")
 
     def keep_only(self, generations: Iterable[Generation]) -> None:
         """Remove all other generations."""
-        write_json_lines(self.generations, map(asdict, generations))
+        write_json_lines(self.generations, map(_row, generations))
+
+
+def _row(generation: Generation) -> dict[str, Any]:
+    row = asdict(generation)
+    return row if row["conversation"] is not None else {k: v for k, v in row.items() if k != "conversation"}
 
 
 @dataclass(frozen=True)

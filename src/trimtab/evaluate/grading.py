@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 from trimtab.evaluate.folder import EvalFolder, Generation, SampleKey, parse_row, rows
 from trimtab.evaluate.metrics import GradedSample
 from trimtab.files import write_json_lines
-from trimtab.rewards import Verdict, VerdictKind, grade, grade_many
+from trimtab.rewards import Verdict, VerdictKind, grade, grade_many, verdict_of
 from trimtab.tasks import BOX_RULES, BenchmarkProblem
 from trimtab.text import shown
 
@@ -56,8 +56,12 @@ def grade_folder(folder: EvalFolder, problems: Sequence[BenchmarkProblem], rule:
         unknown = [g.problem for g in batch if (g.benchmark, g.problem) not in by_id]
         if unknown:
             raise ValueError(f"{folder.generations}: there is no problem {shown(unknown[0])} in problems.jsonl")
-        pairs = [(generation.text, by_id[generation.benchmark, generation.problem]) for generation in batch]
-        verdicts |= {g.key: verdict for g, verdict in zip(batch, grade_many(pairs), strict=True)}
+        # An environment has judged its conversations already, except where it left that to the rule.
+        judged = {g.key: verdict_of(reward) for g in batch if (reward := _reward(g)) is not None}
+        rest = [generation for generation in batch if generation.key not in judged]
+        pairs = [(generation.text, by_id[generation.benchmark, generation.problem]) for generation in rest]
+        graded = {g.key: verdict for g, verdict in zip(rest, grade_many(pairs), strict=True)}
+        verdicts |= {g.key: (judged | graded)[g.key] for g in batch}
     write_json_lines(folder.verdicts, (_row(key, verdict, rule) for key, verdict in verdicts.items()))
     return verdicts
 
@@ -87,6 +91,10 @@ def graded_samples(
         sample = GradedSample(generation.problem, kind, extracted, *measured, (text_hashes or {}).get(generation.key))
         samples.setdefault(generation.benchmark, []).append(sample)
     return samples
+
+
+def _reward(generation: Generation) -> float | None:
+    return generation.conversation["reward"] if generation.conversation else None
 
 
 def _batches(generations: Iterable[Generation]) -> Iterator[list[Generation]]:

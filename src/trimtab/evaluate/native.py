@@ -10,12 +10,14 @@ from functools import cached_property
 from pathlib import Path
 
 from trimtab.config import RolloutConfig, find_run_model
-from trimtab.evaluate.folder import Batches, Generation, GenerationRequest, SampleKey
+from trimtab.conversation import Conversation
+from trimtab.evaluate.conversations import conversation_row
+from trimtab.evaluate.folder import Batches, Generation, GenerationRequest, SampleKey, problem_key
 from trimtab.evaluate.settings import EvalSettings, digest
 from trimtab.policy import LongPromptError, Policy, Transcript, score
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.tasks import derive_seed
-from trimtab.train import build_sampler, open_policy
+from trimtab.train import ToolUse, build_sampler, encode_problems, open_policy
 
 SCORE_BUDGET, SCORE_CHUNK = 32_768, 4_096  # tokens in a forward pass; rows of logits at a time
 FINGERPRINT_BYTES = 1 << 16  # hashed at either end of a file: hashing all of a large model takes minutes
@@ -32,6 +34,7 @@ class NativeGenerator:
     policy: Policy
     settings: EvalSettings
     entropy: bool = True
+    tool_use: ToolUse | None = None
     _encoded: dict[SampleKey, list[int]] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -45,6 +48,8 @@ class NativeGenerator:
             max_prompt_tokens=longest,
             max_new_tokens=settings.max_new_tokens,
             batch_size=settings.batch,
+            max_turns=tools.max_turns if (tools := settings.tools) else 1,
+            max_observation_tokens=tools.max_observation_tokens if tools else 512,
         )
         return build_sampler(self.policy, rollout)
 
@@ -78,29 +83,33 @@ class NativeGenerator:
         self._encode(requests)
         context = getattr(self.policy.causal_lm.config, "max_position_embeddings", None)
         longest = max(len(self._prompt(request)) for request in requests)
-        room = math.inf if context is None else context - longest
+        replies = self.tool_use.max_observed_tokens if self.tool_use else 0
+        room = math.inf if context is None else context - longest - replies
+        besides = f" and replies of tools up to {replies} (--max-turns, --max-observation-tokens)" if replies else ""
         if room < 1:
-            raise ValueError(f"the model's context is {context} tokens, and the longest prompt alone has {longest}")
+            raise ValueError(
+                f"the model's context is {context} tokens, and the longest prompt alone has {longest}{besides}"
+            )
         if self.settings.max_new_tokens > room:
             raise ValueError(
                 f"--max-new-tokens {self.settings.max_new_tokens}: the model's context is {context} tokens and the "
-                f"longest prompt has {longest}; use --max-new-tokens {room:g} or less"
+                f"longest prompt has {longest}{besides}; use --max-new-tokens {room:g} or less"
             )
 
     def _prompt(self, request: GenerationRequest) -> list[int]:
-        return self._encoded[_problem_key(request)]
+        return self._encoded[problem_key(request)]
 
     def _encode(self, requests: Sequence[GenerationRequest]) -> None:
         """Tokenize the prompts that are not tokenized yet, together."""
-        missing = [request for request in requests if _problem_key(request) not in self._encoded]
+        missing = [request for request in requests if problem_key(request) not in self._encoded]
         try:
-            encoded = self.policy.encode_batch([request.item.problem.prompt for request in missing])
+            encoded = encode_problems(self.policy, [request.item.problem for request in missing], self.tool_use)
         except LongPromptError as error:
             item = missing[error.number].item
             raise ValueError(
                 f"the prompt of {item.benchmark} {item.id} does not fit the model's context: {error}"
             ) from None
-        self._encoded |= zip(map(_problem_key, missing), encoded, strict=True)
+        self._encoded |= zip(map(problem_key, missing), encoded, strict=True)
 
     def _generate_batch(self, batch: list[GenerationRequest]) -> list[Generation]:
         settings = self.settings
@@ -115,13 +124,23 @@ class NativeGenerator:
             seed=settings.seed,
             batch_size=max(settings.batch, batch[0].samples),  # the samples of a problem stay together
         )
-        groups = self.sampler.sample(prompts, 0, options)  # always step 0: seeds differ by prompt
-        entropies = iter(self._entropies(prompts, groups))
+        groups, conversations = self._sample(batch, prompts, options)
+        entropies, held = iter(self._entropies(prompts, groups)), iter(conversations)
         return [
-            self._generation(request, sample, response, next(entropies))
+            self._generation(request, sample, response, next(entropies), next(held, None))
             for request, responses in zip(batch, groups, strict=True)
             for sample, response in enumerate(responses)
         ]
+
+    def _sample(
+        self, batch: Sequence[GenerationRequest], prompts: Sequence[PromptTokens], options: SamplingOptions
+    ) -> tuple[list[list[Response]], list[Conversation]]:
+        """Return the responses by prompt, and with tools the conversations one after the other."""
+        step = 0  # always: seeds differ by prompt
+        if self.tool_use is None:
+            return self.sampler.sample(prompts, step, options), []
+        problems = [request.item.problem for request in batch]
+        return self.tool_use.sample(self.sampler, problems, prompts, step, options)
 
     def _entropies(self, prompts: Sequence[PromptTokens], groups: Sequence[Sequence[Response]]) -> list[float | None]:
         """Return the mean entropy of the next-token distribution over each response, at the sampling temperature."""
@@ -144,23 +163,25 @@ class NativeGenerator:
         return means
 
     def _generation(
-        self, request: GenerationRequest, sample: int, response: Response, entropy: float | None
+        self,
+        request: GenerationRequest,
+        sample: int,
+        response: Response,
+        entropy: float | None,
+        conversation: Conversation | None,
     ) -> Generation:
         logp = math.fsum(response.logp) / len(response.logp)
         return request.generation(
             sample,
             self.settings,
             seed=self.settings.seed,
-            text=self.policy.decode(response.tokens),
+            text=conversation.last_message if conversation else self.policy.decode(response.tokens),
             tokens=response.num_sampled,
             finished=response.finished,
             logp=logp if math.isfinite(logp) else None,
             entropy=entropy,
+            conversation=conversation_row(conversation) if conversation else None,
         )
-
-
-def _problem_key(request: GenerationRequest) -> SampleKey:
-    return request.item.benchmark, request.item.id, 0
 
 
 def open_model(model: str, device: str, precision: str, chat: bool) -> Policy:

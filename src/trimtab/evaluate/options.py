@@ -64,6 +64,20 @@ class EvalOptions:
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32"
     chat: Annotated[bool, typer.Option(help="Use the chat template where there is one.")] = True
+    tools: Annotated[
+        str | None,
+        typer.Option(help="What the model may call: python, python_session, calculator, python:MODULE:NAME."),
+    ] = None
+    environment: Annotated[str | None, typer.Option(help="A class whose methods it may call: python:MODULE:NAME.")] = (
+        None
+    )
+    tool_format: Annotated[
+        str, typer.Option(help="How it writes calls: auto, hermes, llama, fenced or plain. Not with a server.")
+    ] = "auto"
+    max_turns: Annotated[int, typer.Option(help="Messages of the model in a conversation with tools.")] = 8
+    max_observation_tokens: Annotated[int, typer.Option(help="Of one reply of a tool; the middle is cut out.")] = 512
+    tool_timeout: Annotated[float, typer.Option(help="Seconds for a call of a tool.")] = 10.0
+    tool_workers: Annotated[int, typer.Option(help="Calls of tools at a time.")] = 4
     entropy: Annotated[bool, typer.Option(help="Score every response once more for its entropy.")] = True
     quiet: Annotated[bool, typer.Option("--quiet", help="Plain lines instead of the bar.")] = False
 

@@ -48,6 +48,8 @@ class ReportTable:
 def tables(result: EvalResult, baseline: EvalResult | None = None, papers: bool = False) -> list[ReportTable]:
     """Return the tables of an evaluation."""
     made = [_score_table(result), _response_table(result)]
+    if result.tools:
+        made.append(_tool_table(result))
     if baseline is not None:
         made.append(_comparison_table(result, baseline))
     return [*made, _published_table(result)] if papers else made
@@ -110,6 +112,7 @@ def as_json(result: EvalResult, baseline: EvalResult | None = None) -> dict[str,
         "metrics": {name: asdict(metrics) for name, metrics in result.metrics.items()},
         "average": _interval_json(_average(result)),
         "rejected_truths": result.rejected_truths,
+        **({"tools": {name: asdict(figures) for name, figures in result.tools.items()}} if result.tools else {}),
         "this_process": {
             "samples": result.new_samples,
             "tokens": result.tokens,
@@ -185,6 +188,17 @@ def _response_table(result: EvalResult) -> ReportTable:
     measured = any(metrics.entropy for metrics in result.metrics.values())
     columns = ("benchmark", "tokens", "truncated %", "no answer %", "entropy" if measured else "surprisal")
     return ReportTable("Responses", (*columns, "not graded", "not generated"), rows)
+
+
+def _tool_table(result: EvalResult) -> ReportTable:
+    rows = []
+    for name, figures in result.tools.items():
+        failed = ", ".join(f"{kind} {count}" for kind, count in figures.outcomes.items() if kind != "ok") or NOTHING
+        ok = NOTHING if figures.ok_share is None else f"{100 * figures.ok_share:.1f}"
+        numbers = [f"{figures.turns:.2f}", f"{figures.calls:.2f}", ok, f"{100 * figures.answers_with_call_share:.1f}"]
+        rows.append([find_benchmark(name).title, *numbers, failed])
+    columns = ("benchmark", "messages", "calls", "ok %", "answers with a call %", "calls that failed")
+    return ReportTable("Tools, means per response", columns, rows)
 
 
 def _comparison_table(result: EvalResult, baseline: EvalResult) -> ReportTable:

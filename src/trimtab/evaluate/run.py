@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import torch
 
+from trimtab.conversation import CALL_FORMATS, CallFormat, ReplyTemplate, ToolSet
 from trimtab.evaluate import grading
+from trimtab.evaluate.conversations import ToolFigures, tool_figures, without_texts
 from trimtab.evaluate.endpoint import EndpointGenerator
 from trimtab.evaluate.folder import EvalFolder, GenerationRequest, SampleKey, problem_row
 from trimtab.evaluate.metrics import BenchmarkMetrics, GradedSample, compute_metrics
 from trimtab.evaluate.native import NativeGenerator, fingerprint, open_model
 from trimtab.evaluate.options import EvalOptions
 from trimtab.evaluate.progress import EvalProgress, MessageLog
-from trimtab.evaluate.settings import EvalSettings, decoding, digest, parse_benchmarks, parse_columns
+from trimtab.evaluate.settings import EvalSettings, ToolSettings, decoding, digest, parse_benchmarks, parse_columns
 from trimtab.files import locked
 from trimtab.memory import is_out_of_memory
-from trimtab.policy import pick_device
+from trimtab.policy import Policy, pick_device
 from trimtab.rewards import Verdict
 from trimtab.rollout import require_vllm
 from trimtab.stop_signals import check_interrupted
 from trimtab.tasks import BenchmarkProblem, find_benchmark, load_benchmark
+from trimtab.text import nearest
+from trimtab.train import ToolUse
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class EvalResult:
     seconds: float = 0.0
     new_samples: int = 0
     tokens: float = 0.0
+    tools: dict[str, ToolFigures] = field(default_factory=dict)  # by benchmark, in an evaluation with tools
 
 
 def prepare(options: EvalOptions) -> tuple[EvalSettings, list[GenerationRequest]]:
@@ -78,9 +84,33 @@ def prepare(options: EvalOptions) -> tuple[EvalSettings, list[GenerationRequest]
         endpoint=options.endpoint or "",
         device=str(pick_device(options.device)) if native else "",
         threads=torch.get_num_threads() if native else 0,
+        tools=tool_settings(options),
     )
     requests = [GenerationRequest(item, settings.samples[name]) for name, items in problems.items() for item in items]
     return settings, requests
+
+
+def tool_settings(options: EvalOptions) -> ToolSettings | None:
+    """Return the tools that were asked for; None without."""
+    use = tuple(name.strip() for name in (options.tools or "").split(",") if name.strip())
+    if not use and options.environment is None:
+        return None
+    if options.tool_format != "auto" and options.connection is not None:
+        raise ValueError("--tool-format: a server writes calls in its own way; leave it out with --endpoint")
+    if options.tool_format not in ("auto", *CALL_FORMATS):
+        raise ValueError(f"--tool-format {options.tool_format}: {nearest(options.tool_format, CALL_FORMATS)}")
+    settings = ToolSettings(
+        use=use,
+        environment=options.environment or "",
+        format=cast("CallFormat", options.tool_format),
+        max_turns=options.max_turns,
+        max_observation_tokens=options.max_observation_tokens,
+        timeout=options.tool_timeout,
+    )
+    if settings.max_turns < 2:
+        raise ValueError(f"--max-turns {settings.max_turns}: a model that calls a tool needs 2 messages at least")
+    settings.limits  # raises for a value that makes no sense  # noqa: B018
+    return settings
 
 
 def check_engine(engine: str, native: bool) -> None:
@@ -112,9 +142,12 @@ def grade_evaluation(folder: EvalFolder, rule: str | None = None, log: MessageLo
     """Compute the metrics of a folder; grade again where a rule is given or a verdict is missing."""
     settings = folder.settings()
     generations, hashes = [], {}
+    held: dict[str, list[dict[str, Any]]] = {}
     for generation in folder.iterate():
         hashes[generation.key] = hash(generation.text)
-        generations.append(replace(generation, text=""))  # only the graders need the texts
+        if generation.conversation is not None:
+            held.setdefault(generation.benchmark, []).append(without_texts(generation.conversation))
+        generations.append(replace(generation, text="", conversation=None))  # only the graders need the texts
     verdicts, used = grading.read_verdicts(folder) if rule is None else ({}, None)
     rejected: list[str] = []
     # A process may be killed between sampling and grading; then some generations have no verdict.
@@ -127,7 +160,8 @@ def grade_evaluation(folder: EvalFolder, rule: str | None = None, log: MessageLo
         for name in settings.benchmarks
         if samples.get(name)
     }
-    return EvalResult(folder, replace(settings, rule=used or settings.rule), samples, metrics, rejected)
+    tools = {name: figures for name in metrics if (figures := tool_figures(held.get(name, [])))}
+    return EvalResult(folder, replace(settings, rule=used or settings.rule), samples, metrics, rejected, tools=tools)
 
 
 def trusted_rule(folder: EvalFolder, rule: str) -> str:
@@ -166,8 +200,22 @@ def _generate(
     if keys <= known:
         progress.message("all samples are there already")
         return 0, 0, 0.0
+    with open_tools(settings, options.tool_workers) as tools:
+        return _generate_missing(folder, options, settings, requests, progress, tools, known)
+
+
+def _generate_missing(
+    folder: EvalFolder,
+    options: EvalOptions,
+    settings: EvalSettings,
+    requests: Sequence[GenerationRequest],
+    progress: EvalProgress,
+    tools: ToolSet | None,
+    known: set[SampleKey],
+) -> tuple[int, float, float]:
+    keys = {key for request in requests for key in request.sample_keys()}
     # Loads the model, so not before something is missing.
-    generator = open_generator(options, settings, requests, progress.message)
+    generator = open_generator(options, settings, requests, tools, progress.message)
     reused = generator.reusable(requests, known)
     if reused != known:
         folder.keep_only(generation for generation in folder.iterate() if generation.key in reused)
@@ -198,15 +246,33 @@ def open_generator(
     options: EvalOptions,
     settings: EvalSettings,
     requests: Sequence[GenerationRequest],
+    tools: ToolSet | None = None,
     log: MessageLog = lambda text: None,
 ) -> NativeGenerator | EndpointGenerator:
     """Return what generates the samples: a server, or a model in this process."""
     if options.connection is not None:
-        return EndpointGenerator(options.connection, settings, options.name, log)
+        return EndpointGenerator(options.connection, settings, options.name, log, tools=tools)
     policy = open_model(options.name, settings.device, options.precision, options.chat)
-    generator = NativeGenerator(policy, settings, options.entropy)
+    generator = NativeGenerator(policy, settings, options.entropy, tool_use(policy, settings, tools))
+    for note in generator.tool_use.template.notes if generator.tool_use else []:
+        log(f"note: {note}")
     generator.check_lengths(requests)
     return generator
+
+
+def open_tools(settings: EvalSettings, workers: int) -> AbstractContextManager[ToolSet | None]:
+    """Return the tools of an evaluation, to be closed at its end."""
+    if settings.tools is None:
+        return nullcontext()
+    return closing(ToolSet(settings.tools.use, environment=settings.tools.environment or None, workers=workers))
+
+
+def tool_use(policy: Policy, settings: EvalSettings, tools: ToolSet | None) -> ToolUse | None:
+    """Return how a policy uses its tools; None without."""
+    if settings.tools is None or tools is None:
+        return None
+    template = ReplyTemplate(policy.tokenizer, tools, chat=policy.chat, call_format=settings.tools.format)
+    return ToolUse(tools, template, settings.tools.limits)
 
 
 def _data_digest(problems: Sequence[BenchmarkProblem]) -> str:

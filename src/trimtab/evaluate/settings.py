@@ -6,8 +6,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
+from trimtab.conversation import CallFormat, Limits
 from trimtab.tasks import BENCHMARKS, check_columns, find_benchmark
 from trimtab.text import nearest, shown
 
@@ -28,6 +29,28 @@ PRESETS: Mapping[str, Preset] = {
 
 # These do not affect which response is sampled (but for rounding), so a resumed evaluation may change them.
 MAY_DIFFER = {"endpoint", "device", "threads", "rule"}
+
+
+@dataclass(frozen=True)
+class ToolSettings:
+    """The tools of an evaluation by conversations, and the limits of one conversation."""
+
+    use: tuple[str, ...]
+    environment: str = ""
+    format: CallFormat | Literal["auto"] = "auto"
+    max_turns: int = 8
+    max_observation_tokens: int = 512
+    timeout: float = 10.0
+
+    @property
+    def limits(self) -> Limits:
+        """Return what one conversation may take; its calls together as long as so many single ones."""
+        return Limits(self.max_turns, self.max_observation_tokens, self.timeout, self.timeout * self.max_turns)
+
+    def describe(self) -> str:
+        """Return a line for people."""
+        names = ", ".join([*self.use, *([self.environment] if self.environment else [])])
+        return f"{names}; at most {self.max_turns} messages, {self.timeout:g} s a call"
 
 
 @dataclass(frozen=True)
@@ -53,6 +76,7 @@ class EvalSettings:
     endpoint: str = ""
     device: str = ""
     threads: int = 0
+    tools: ToolSettings | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -60,7 +84,9 @@ class EvalSettings:
 
     def fixed(self) -> dict[str, Any]:
         """Return the settings that must be the same when an evaluation is resumed."""
-        return {name: value for name, value in self.as_json().items() if name not in MAY_DIFFER}
+        values = {name: value for name, value in self.as_json().items() if name not in MAY_DIFFER}
+        # Evaluations from before there were tools go on, and keep their digest.
+        return values if self.tools else {name: value for name, value in values.items() if name != "tools"}
 
     def digest(self) -> str:
         """Return a short hash of all that affects a response."""
@@ -80,6 +106,7 @@ class EvalSettings:
             "decoding": f"temperature {self.temperature:g}, top-p {self.top_p:g}" + (f" ({preset})" if preset else ""),
             "response": f"at most {self.max_new_tokens:,} tokens",
             "suffix": repr(self.suffix) if self.suffix else "none",
+            **({"tools": self.tools.describe()} if self.tools else {}),
             "seed": str(self.seed),
             "rule": self.rule,
         }
@@ -143,4 +170,5 @@ def settings_from(stored: Mapping[str, Any]) -> EvalSettings:
 def differences(before: EvalSettings, now: EvalSettings) -> list[str]:
     """Return the settings that affect responses and differ, one line each."""
     old, new = before.fixed(), now.fixed()
-    return [f"{name}: {old[name]!r} -> {new[name]!r}" for name in sorted(old) if old[name] != new[name]]
+    names = sorted({*old, *new})
+    return [f"{n}: {old.get(n)!r} -> {new.get(n)!r}" for n in names if old.get(n) != new.get(n)]
