@@ -1,4 +1,4 @@
-"""SmolLM2-135M learns worked word problems by RL on one GPU: runs the recipe `smollm2` and keeps figures and curves.
+"""SmolLM2-135M learns by RL on one GPU: runs the recipe `smollm2`, or another of its own, and keeps figures and curves.
 
 The exact command is in the result. `--minutes` ends RL by what Ctrl-C does: finish the step, save, stop; a second call
 with the same folder goes on.
@@ -38,6 +38,15 @@ CURVES = (
     "time/rollout",
     "time/update",
     "time/tokens_per_second",
+    "eval/called_share",
+    "conversation/turns_mean",
+    "conversation/called_share",
+    "conversation/void_share",
+    "conversation/observed_tokens_mean",
+    "tools/calls",
+    "tools/ok",
+    "time/tool_call",
+    "time/tools_wait_share",
 )
 
 
@@ -58,7 +67,7 @@ def summary(folder: Path, command: list[str], seconds: float) -> dict[str, Any]:
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     accuracy = [(r["step"], r["eval/accuracy"]) for r in records if "eval/accuracy" in r]
     return {
-        "what": "SmolLM2-135M-Instruct, warm-started, then STAPO on generated word problems; held-out accuracy, greedy",
+        "what": "SmolLM2-135M-Instruct, warm-started, then RL on generated problems; held-out accuracy, greedy",
         "task": describe_task(load(folder / "config.toml")),
         "command": " ".join(["trimtab", *command[3:]]),
         "date": datetime.date.today().isoformat(),
@@ -75,13 +84,18 @@ def summary(folder: Path, command: list[str], seconds: float) -> dict[str, Any]:
         "rl_steps": records[-1]["step"],
         "rl_seconds": round(sum(r.get("time/rollout", 0) + r.get("time/update", 0) for r in records), 1),
         "seconds_of_this_call": round(seconds, 1),
-        "curves": {name: [[r["step"], round(r[name], 6)] for r in records if name in r] for name in CURVES},
+        "curves": {
+            name: [[r["step"], round(r[name], 6)] for r in records if name in r]
+            for name in CURVES
+            if any(name in r for r in records)
+        },
     }
 
 
 def main() -> None:
     """Train, then write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--recipe", default="smollm2", help="smollm2, smollm2-zero or smollm2-tools")
     parser.add_argument("--folder", type=Path, default=Path("runs/smollm2-benchmark"))
     parser.add_argument("--minutes", type=float, default=12.0)
     parser.add_argument("--out", type=Path, required=True)
@@ -92,7 +106,7 @@ def main() -> None:
     if (args.folder / "config.toml").exists():
         command += ["--resume", str(args.folder), "--quiet"]
     else:
-        command += ["smollm2", "--out", str(args.folder), "--quiet", *settings]
+        command += [args.recipe, "--out", str(args.folder), "--quiet", *settings]
     seconds = run(command, args.minutes)
     args.out.write_text(json.dumps(summary(args.folder, command, seconds), indent=1) + "\n")
 
