@@ -27,7 +27,7 @@ class SlowTools:
     def __init__(self, tools: ToolSet) -> None:
         self.seconds = 0.0
         self._call = tools.call_function
-        tools.call_function = self  # type: ignore[method-assign, assignment]
+        tools.call_function = self  # type: ignore[method-assign]
 
     def __call__(self, tool: str, arguments: Mapping[str, Any], timeout: float) -> Any:
         """Sleep, then call."""
