@@ -31,8 +31,7 @@ from helpers.evaluate.small_evals import (
 )
 from trimtab import bounded_http
 from trimtab.bounded_http import NoConnectionError
-from trimtab.evaluate import endpoint
-from trimtab.evaluate.endpoint import EndpointConnection, EndpointError
+from trimtab.evaluate.endpoint import EndpointConnection, EndpointError, generator
 from trimtab.evaluate.folder import EvalFolder
 from trimtab.evaluate.run import EvalResult, evaluate
 
@@ -182,7 +181,7 @@ def test_a_server_that_is_not_there_ends_the_evaluation(tmp_path: Path) -> None:
 
 def test_a_server_that_comes_late_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
-    request = endpoint.bounded_request
+    request = generator.bounded_request
 
     async def late(*args: Any, **options: Any) -> Any:
         tried.append("")
@@ -190,7 +189,7 @@ def test_a_server_that_comes_late_is_waited_for(tmp_path: Path, monkeypatch: pyt
             raise NoConnectionError("ConnectError: refused")
         return await request(*args, **options)
 
-    monkeypatch.setattr(endpoint, "bounded_request", late)
+    monkeypatch.setattr(generator, "bounded_request", late)
     done, _ = run(tmp_path)
     assert counts(done) == (1.0, 0)
 
@@ -199,7 +198,7 @@ def test_a_server_that_goes_away_fails_the_samples_that_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered: list[str] = []
-    request = endpoint.bounded_request
+    request = generator.bounded_request
 
     async def gone(*args: Any, **options: Any) -> Any:
         if answered:
@@ -207,7 +206,7 @@ def test_a_server_that_goes_away_fails_the_samples_that_are_missing(
         answered.append("")
         return await request(*args, **options)
 
-    monkeypatch.setattr(endpoint, "bounded_request", gone)
+    monkeypatch.setattr(generator, "bounded_request", gone)
     done, _ = run(tmp_path, retries=0, concurrency=1)
     assert counts(done) == (1.0, 15)
 
@@ -218,7 +217,7 @@ def test_retry_after_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     async def no_sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    monkeypatch.setattr(endpoint, "sleep", no_sleep)
+    monkeypatch.setattr(generator, "sleep", no_sleep)
     busy = [status(429, retry_after=wish) for wish in ("3", "soon", "nan", "9999")]
     done, _ = run(tmp_path, *busy, problems=1, retries=4)
     assert counts(done) == (1.0, 0)
@@ -232,7 +231,7 @@ def test_retry_after_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_pauses_grow_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_http, "FIRST_PAUSE", 1.0)
     for attempt in range(8):
-        pauses = [endpoint.retry_pause(attempt) for _ in range(50)]
+        pauses = [generator.retry_pause(attempt) for _ in range(50)]
         assert all(0.5 * min(60, 2**attempt) <= pause <= min(60, 2**attempt) for pause in pauses)
         assert len(set(pauses)) > 40
 

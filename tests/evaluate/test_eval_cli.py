@@ -416,5 +416,9 @@ def test_the_document_names_every_benchmark_option_and_command() -> None:
         assert benchmark.title in page
     shown = runner.invoke(app, ["eval", "--help"], env={"COLUMNS": "200"}).output
     options = set(re.findall(r"--[a-z][a-z-]+", page))
-    known = set(re.findall(r"--[a-z][a-z-]+", shown)) | {"--port", "--served-model-name"}  # the last two are vLLM's
+    known = set(re.findall(r"--[a-z][a-z-]+", shown)) | {
+        "--port",
+        "--served-model-name",
+        "--enable-auto-tool-choice",
+    }  # vLLM's
     assert options <= known, options - known

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-import os
 import re
 from asyncio import sleep
 from collections import Counter
@@ -33,27 +31,28 @@ from trimtab.bounded_http import (
     retry_pause,
 )
 from trimtab.conversation import ToolSet
-from trimtab.evaluate.completion import MAX_BYTES, BadCompletionError, Choice, parse_completion
-from trimtab.evaluate.endpoint_conversation import EndpointConversation
+from trimtab.evaluate.endpoint.completion import MAX_BYTES, BadCompletionError, Choice, parse_completion
+from trimtab.evaluate.endpoint.connection import (
+    EndpointConnection,
+    EndpointError,
+    api_key,
+    for_message,
+    hide_key,
+    key_header,
+)
+from trimtab.evaluate.endpoint.conversation import EndpointConversation
 from trimtab.evaluate.folder import Batches, Generation, GenerationRequest, SampleKey, problem_key
 from trimtab.evaluate.progress import MessageLog
 from trimtab.evaluate.settings import EvalSettings
 from trimtab.tasks import derive_seed
-from trimtab.text import printable
 
 SAMPLES_PER_REQUEST = 8
 TOKENS_PER_REQUEST = SAMPLES_PER_REQUEST * 20_480  # with their log-probabilities they fit into `MAX_BYTES`
 OPTIONAL_FIELDS = ("logprobs", "seed", "n")  # a server may not know them; without `n` each sample is one request
 FATAL_STATUS = (401, 403, 404, 405)  # neither a retry nor another prompt will help
-MESSAGE_LENGTH = 300  # characters of a server's message that are kept
 SECRET_LENGTH = 8  # characters; a shorter key, as vLLM's EMPTY, is no secret and may well be in a response
 OPENING_SECONDS = 60.0  # for an environment's `reset`
 T = TypeVar("T")
-EXAMPLE = "give one like http://host:port/v1"
-
-
-class EndpointError(ValueError):
-    """There is no server, or it refuses every request: the address, the key or the model's name is wrong."""
 
 
 class NoResponseError(Exception):
@@ -71,35 +70,6 @@ class RetryableError(Exception):
         super().__init__(message)
         self.wait = wait
         self.connected = connected
-
-
-@dataclass(frozen=True)
-class EndpointConnection:
-    """How to reach a server. The key is read from OPENAI_API_KEY and neither stored nor shown."""
-
-    url: str
-    concurrency: int = 16
-    timeout: float = 1800.0  # seconds for a complete reply
-    retries: int = 6
-
-    def __post_init__(self) -> None:
-        import httpx
-
-        parts, wrong = httpx.URL(""), ""
-        try:
-            parts = httpx.URL(self.url)
-        except httpx.InvalidURL as error:
-            wrong = f" ({error})"
-        if parts.userinfo or (wrong and "@" in self.url):  # before any message shows the address
-            raise ValueError("--endpoint contains a password: put the key into OPENAI_API_KEY instead")
-        known = parts.scheme in ("http", "https") and parts.host and (parts.port or 0) < 1 << 16
-        if not known or parts.query or parts.fragment:
-            raise ValueError(f"--endpoint {_shown(self.url)} is not a URL of a server{wrong}: {EXAMPLE}")
-        if self.concurrency < 1 or self.retries < 0 or not 0 < self.timeout < math.inf:
-            raise ValueError("--concurrency must be at least 1, --retries at least 0, --timeout more than 0 and finite")
-        key = _key()
-        if not (key.isascii() and key.isprintable()):
-            raise ValueError("OPENAI_API_KEY contains a character that no HTTP header can hold: check where it is set")
 
 
 @dataclass
@@ -175,7 +145,7 @@ class _Sampling:
 
         try:
             async with (
-                open_client(self.connection.concurrency, headers=_headers()) as self._client,
+                open_client(self.connection.concurrency, headers=key_header()) as self._client,
                 asyncio.TaskGroup() as group,  # the first error cancels the other workers
             ):
                 for _ in range(min(self.connection.concurrency, len(work))):
@@ -311,7 +281,7 @@ class _Sampling:
         try:
             reply = await bounded_request(self._client, "POST", url, content=content, headers=headers, **limits)
         except HttpError as error:
-            raise RetryableError(_shown(str(error)), connected=not isinstance(error, NoConnectionError)) from None
+            raise RetryableError(for_message(str(error)), connected=not isinstance(error, NoConnectionError)) from None
         self._connected = True
         return reply
 
@@ -320,7 +290,7 @@ class _Sampling:
         if status < 300:
             return
         moved = f" (redirected to {reply.headers['location']})" if "location" in reply.headers else ""
-        message = _shown(f"status {status}{moved}: {_excerpt(reply)}").removesuffix(":")
+        message = for_message(f"status {status}{moved}: {_excerpt(reply)}").removesuffix(":")
         if status in FATAL_STATUS or status < 400:
             check = "check --endpoint, --model-name and OPENAI_API_KEY; the same command resumes the evaluation"
             raise EndpointError(f"the server at {self.connection.url} returned {message}; {check}")
@@ -333,13 +303,13 @@ class _Sampling:
         try:
             completion = parse_completion(reply.read(), count, self.settings.max_new_tokens)
         except BadCompletionError as error:
-            raise RetryableError(_shown(f"not a chat completion ({error}): {_excerpt(reply)}")) from None
+            raise RetryableError(for_message(f"not a chat completion ({error}): {_excerpt(reply)}")) from None
         if completion.left_out:
-            self.left_out[_shown(completion.left_out)] += 1
+            self.left_out[for_message(completion.left_out)] += 1
         return [
             replace(
                 choice,
-                text=_hide_key(choice.text, SECRET_LENGTH),
+                text=hide_key(choice.text, SECRET_LENGTH),
                 tokens=completion.tokens if choice.tokens is None else choice.tokens,
             )
             for choice in completion.choices
@@ -357,28 +327,9 @@ def _fields(choice: Choice) -> dict[str, Any]:
     return {key: value for key, value in asdict(choice).items() if key != "calls"}
 
 
-def _key() -> str:
-    return os.environ.get("OPENAI_API_KEY", "").strip()
-
-
-def _headers() -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"} if (key := _key()) else {}
-
-
-def _hide_key(text: str, shortest: int = 1) -> str:
-    """Remove the key from a text: some servers repeat the key that they refuse."""
-    key = _key()
-    return text.replace(key, "(the key)") if len(key) >= shortest else text
-
-
-def _shown(text: str) -> str:
-    """Return a message that can be shown: without the key, printable, on one line and short."""
-    return " ".join(printable(_hide_key(text)).split())[:MESSAGE_LENGTH]
-
-
 def _excerpt(reply: HttpReply) -> str:
     # The key first: cut off in the middle, it would not be found.
-    return reply.read(1 << 16).replace(_key().encode() or b"\0", b"(the key)")[:2000].decode("utf-8", "replace")
+    return reply.read(1 << 16).replace(api_key().encode() or b"\0", b"(the key)")[:2000].decode("utf-8", "replace")
 
 
 def _names(key: str, reply: HttpReply) -> bool:

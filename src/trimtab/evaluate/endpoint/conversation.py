@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from trimtab.conversation import Dialogue, Message, ParsedCall, ToolSet, read_json_call
-from trimtab.evaluate.completion import Choice, ServerCall
 from trimtab.evaluate.conversations import conversation_row
+from trimtab.evaluate.endpoint.completion import Choice, ServerCall
 from trimtab.evaluate.settings import EvalSettings
 from trimtab.tasks import Problem
 from trimtab.text import cut_middle
