@@ -61,9 +61,8 @@ def renderer(template: str, tokenizer: Any, tools: list[dict[str, Any]]) -> Rend
     def render(messages: Sequence[Mapping[str, Any]]) -> str | None:
         answer = call_worker(RENDER, (template, [list(messages)], tokens, [tools]), LIMITS)
         if answer.outcome != "done":
-            raise ValueError(
-                f"the model's chat template cannot be rendered: {shorten(answer.error or 'too costly', 300)}"
-            )
+            why = "too costly" if answer.outcome == "too_costly" else shorten(answer.error, 300)
+            raise ValueError(f"the model's chat template cannot be rendered: {why}")
         texts: list[str] | None = answer.value.get("texts")
         return texts[0] if texts else None
 
