@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from helpers.engines import trl_runs
+from helpers.engines.verl_runs import tiny_model
 from trimtab.engines.trl import TrimtabTrainer, last_message
 
 PAD, END, START = "<pad>", "<|im_end|>", "<|im_start|>"
@@ -52,25 +53,7 @@ def chat_tokenizer() -> Any:
 
 def chat_model(seed: int = 0) -> Any:
     """A model of twenty thousand parameters with random weights."""
-    import torch
-
-    config = Qwen3Config(
-        vocab_size=len(CHARACTERS) + 3,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=256,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-        tie_word_embeddings=True,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return Qwen3ForCausalLM(config)
+    return tiny_model(seed, len(CHARACTERS) + 3)
 
 
 def digits(completions: list[Any], **_: Any) -> list[float]:

@@ -36,12 +36,12 @@ def tiny_tokenizer() -> Any:
     return fast
 
 
-def tiny_model(seed: int = 0) -> Any:
+def tiny_model(seed: int = 0, vocabulary: int = len(SPECIAL) + len(CHARACTERS)) -> Any:
     """Twenty-five thousand parameters; the heads are as wide as verl's attention wants them."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        vocab_size=len(SPECIAL) + len(CHARACTERS),
+        vocab_size=vocabulary,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
