@@ -27,6 +27,24 @@ def add(first: int, second: int) -> str:
 '''
 
 
+GAME = '''
+class Game:
+    def reset(self, problem) -> str:
+        return "Find it."
+
+    def guess(self, number: int) -> str:
+        """Guess.
+
+        Args:
+            number: What it may be.
+        """
+        return "no"
+
+    def reward(self, conversation) -> float:
+        return 1.0
+'''
+
+
 def message(text: str | None, *calls: tuple[str, str], reason: str = "stop") -> Reply:
     """Reply with a message that calls tools, each by name and arguments."""
     made = [
@@ -185,6 +203,19 @@ def test_a_function_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
         options = served(tmp_path, server, tools="python:summing:add", problems=1, samples=1)
         done = evaluate(options, RecordedProgress())
     assert done.tools["gsm8k"].outcomes == {"ok": 1}
+
+
+def test_an_environment_judges_its_conversations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "game.py").write_text(GAME)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with serving(otherwise=message("I give up.")) as server:
+        # One worker for all that tools do: nothing may wait for another thread in it.
+        options = served(tmp_path, server, environment="python:game:Game", tool_workers=1, problems=2)
+        done = evaluate(options, RecordedProgress())
+        assert server.requests[0]["messages"][-1]["content"].endswith("Find it.")
+    assert done.metrics["gsm8k"].average is not None and done.metrics["gsm8k"].average.mean == 1.0
+    assert [kept.conversation["reward"] for kept in EvalFolder(tmp_path / "out").read()] == [1.0] * 6
 
 
 @pytest.mark.parametrize(

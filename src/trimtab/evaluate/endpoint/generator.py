@@ -183,7 +183,8 @@ class _Sampling:
                 choice = await self._retried(partial(self._message, talk, seed))
                 if talk.hear(choice):
                     await asyncio.wrap_future(tools.in_thread(talk.run_calls))
-            known = await asyncio.wrap_future(tools.in_thread(talk.finish))
+            # Not in the tools' threads: it waits for one of them.
+            known = await asyncio.to_thread(talk.finish)
             await self._store([request.generation(sample, settings, seed=seed, **known)])
         except NoResponseError as error:
             await self._fail(request, [sample], str(error))
@@ -191,8 +192,8 @@ class _Sampling:
             talk.close()
 
     async def _message(self, talk: EndpointConversation, seed: int) -> Choice:
-        left = {"max_tokens": talk.tokens_left, "tools": talk.schemas} if talk.schemas else {}
-        reply, _ = await self._complete(talk.messages, 1, seed, **left)
+        tools = {"tools": talk.schemas} if talk.schemas else {}
+        reply, _ = await self._complete(talk.messages, 1, seed, max_tokens=talk.tokens_left, **tools)
         with reply.body:
             async with self._parsing:
                 return self._parse(reply, 1)[0]
