@@ -98,6 +98,15 @@ def test_wrong_calls_are_told_and_counted(tmp_path: Path) -> None:
     assert done.tools["gsm8k"].answers_with_call_share == 0.0
 
 
+@pytest.mark.parametrize(
+    "arguments", ['{"expression": NaN}', '{"a": ' + "[" * 800 + "]" * 800 + "}", '{"a": "\ud800"}']
+)
+def test_hostile_arguments_are_stored_and_read_again(arguments: str, tmp_path: Path) -> None:
+    done, _, (kept,) = run(tmp_path, message(None, ("calculator", arguments)))
+    assert kept.failed is None and len(kept.conversation["calls"]) == 1
+    assert done.tools["gsm8k"].ok_share == 0.0
+
+
 def test_a_conversation_ends_at_its_last_turn(tmp_path: Path) -> None:
     call = message(None, ("calculator", '{"expression": "1+1"}'))
     done, requests, (kept,) = run(tmp_path, call, call, call, max_turns=2)

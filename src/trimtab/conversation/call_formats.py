@@ -6,7 +6,9 @@ What a model wrote is hostile: whatever it is, the result is a list of calls, so
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from trimtab.text import shown
 CallFormat = Literal["hermes", "llama", "fenced", "plain"]
 CALL_FORMATS: tuple[CallFormat, ...] = get_args(CallFormat)
 MAX_CALLS = 8  # of one message
+MAX_DEPTH = 32  # of lists and objects in the arguments of a call
 
 _HERMES = re.compile(r"<tool_call>(.*?)(</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _FENCE = re.compile(
@@ -142,7 +145,21 @@ def read_json_call(value: object, key: str = "arguments") -> ParsedCall:
             arguments = json.loads(arguments)
     if not isinstance(arguments, dict):
         return ParsedCall(value["name"], problem=f'"{key}" must be a JSON object, not {shown(arguments)}')
+    if not _is_plain(arguments):
+        limits = f"numbers that are not infinite or NaN, and at most {MAX_DEPTH} levels"
+        return ParsedCall(value["name"], problem=f'"{key}" must have {limits}')
     return ParsedCall(value["name"], arguments)
+
+
+def _is_plain(arguments: dict[str, Any]) -> bool:
+    """Return whether arguments can be stored as JSON: all numbers are finite, and nothing is nested too deep."""
+    level: list[Any] = [arguments]
+    for _ in range(MAX_DEPTH):
+        if any(isinstance(each, float) and not math.isfinite(each) for each in level):
+            return False
+        inside = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = list(itertools.chain.from_iterable(inside))
+    return not level
 
 
 def _json_problem(error: Exception) -> str:
