@@ -17,6 +17,7 @@ from recipe_docs import recipes_page
 from trimtab.insight.alarms import ALARM_KINDS, threshold_reasons
 from trimtab.objectives.methods.reference_docs import methods_reference
 from trimtab.record import TABLES
+from trimtab.train import METRICS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -117,6 +118,22 @@ def report_measured() -> str:
     lines = ["| | measured |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows)]
     how = f"medians of {result['rounds']}; by `benchmarks/report.py`, {result['date']}"
     return "\n".join([*lines, "", f"{result['machine']}; {how}."])
+
+
+def metrics_page() -> str:
+    """docs/metrics.md with the table of every area filled in."""
+    return filled("docs/metrics.md", {area: partial(metric_table, area) for area in _areas()})
+
+
+def _areas() -> list[str]:
+    return sorted({name.partition("/")[0] for name in METRICS})
+
+
+def metric_table(area: str) -> str:
+    """The metrics of an area, as `reward/...`."""
+    named = {name: meaning for name, meaning in METRICS.items() if name.partition("/")[0] == area}
+    rows = [f"| `{name}` | {named[name].replace('|', chr(92) + '|')} |" for name in sorted(named)]
+    return "\n".join(["| metric | meaning |", "|---|---|", *rows])
 
 
 def filled(name: str, parts: Mapping[str, Callable[[], str]]) -> str:
@@ -261,6 +278,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/evaluation.md": evaluation_page,
     "docs/gpu.md": gpu_page,
     "docs/methods.md": methods_reference,
+    "docs/metrics.md": metrics_page,
     "docs/own-parts.md": own_parts_page,
     "docs/recipes.md": recipes_page,
     "docs/record.md": record_page,

@@ -50,7 +50,7 @@ def test_the_objective_is_printed_at_the_start_and_its_loss_is_used(
 
     monkeypatch.setattr(trl.GRPOTrainer, "_compute_loss", never)
     trainer = short(objective="stapo")
-    assert capsys.readouterr().out.startswith("trimtab 0.1.0: stapo: Clip-higher PPO in which")
+    assert capsys.readouterr().out.startswith("trimtab 0.1.0: stapo: Clip-higher PPO that silences")
     trainer.train()
     assert trainer.state.global_step == 2
 

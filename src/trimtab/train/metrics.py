@@ -31,41 +31,41 @@ NGRAM = 4  # tokens per n-gram of the repetition metric
 _ODD = 0x5851F42D4C957F2D  # the multiplier of Knuth's 64-bit LCG: hashes n-grams well modulo 2^64
 
 METRICS: dict[str, str] = {
-    "eval/accuracy": "share of held-out problems answered correctly with greedy decoding; where the data has several "
-    "sources, `eval/accuracy/SOURCE` for each",
-    "eval/crashed_share": "share of held-out problems on which the grader failed, where it did",
-    "eval/problems": "held-out problems, where there are fewer than run.eval_problems",
-    "eval/score": "mean number that the task's rule gave on held-out problems, where it gives numbers",
-    "groups/dropped": "groups that dynamic sampling dropped because their rewards are all equal",
-    "groups/mixed_share": "share of groups whose rewards differ; the others have zero advantages",
-    "policy/entropy": "token-mean entropy of the old policy over the step's responses (nats)",
+    "eval/accuracy": "share of held-out problems answered correctly with greedy decoding; if the data has several "
+    "sources, also `eval/accuracy/SOURCE` for each",
+    "eval/crashed_share": "share of held-out problems on which the grader failed; logged only if it failed",
+    "eval/problems": "number of held-out problems; logged only if there are fewer than run.eval_problems",
+    "eval/score": "mean score on held-out problems, if the task's rule returns numbers",
+    "groups/dropped": "groups that dynamic sampling dropped because all their rewards are equal",
+    "groups/mixed_share": "share of groups whose rewards differ; in all other groups the advantages are zero",
+    "policy/entropy": "mean entropy over the step's response tokens, before the first update (nats)",
     "policy/entropy_median": "median entropy over the tokens",
     "policy/entropy_p90": "90th percentile of the entropy over the tokens",
-    "response/length_mean": "tokens per response",
-    "response/repetition_share": "share of 4-grams that occurred earlier in the same response",
-    "response/truncated_share": "share of responses truncated at max_new_tokens",
-    "reward/accuracy": "share of the responses trained on that are correct by the grader's own verdicts; where the "
-    "data has several sources, `reward/accuracy/SOURCE` for each",
-    "reward/ambiguous_share": "share of sampled responses with several answers where one is asked for",
+    "response/length_mean": "mean number of tokens per response",
+    "response/repetition_share": "share of 4-grams that already occurred in the same response",
+    "response/truncated_share": "share of responses truncated at rollout.max_new_tokens",
+    "reward/accuracy": "share of the responses trained on that the grader found correct; if the data has several "
+    "sources, also `reward/accuracy/SOURCE` for each",
+    "reward/ambiguous_share": "share of sampled responses that give several answers although one is asked for",
     "reward/crashed_share": "share of sampled responses on which a rule failed",
-    "reward/excluded": "responses excluded from training, and the single remaining ones of their groups",
-    "reward/flipped_share": "share of the responses trained on whose verdict `reward.noise` flipped",
-    "reward/mean": "mean of the rewards given, those of flipped verdicts included",
+    "reward/excluded": "number of responses excluded from training, including a single response left in its group",
+    "reward/flipped_share": "share of the responses trained on whose verdict was flipped by `reward.noise`",
+    "reward/mean": "mean reward of the responses trained on",
     "reward/no_answer_share": "share of sampled responses without an answer",
-    "reward/score": "mean number that the task's rule gave to the responses trained on, where it gives numbers",
-    "reward/too_costly_share": "share of sampled responses whose answer takes too long to check",
+    "reward/score": "mean score of the responses trained on, if the task's rule returns numbers",
+    "reward/too_costly_share": "share of sampled responses whose answer took too long to check",
     "sampler/mismatch_max": "maximum over tokens of |log-prob of the sampler - log-prob of the trainer|",
     "sampler/mismatch_mean": "mean over tokens of |log-prob of the sampler - log-prob of the trainer|",
-    "time/rollout": "seconds of sampling, grading and scoring",
-    "time/update": "seconds of planning and updating",
-    "time/tokens_per_second": "response tokens per second of the whole step",
-    "tokens/count": "response tokens of the step",
+    "time/rollout": "seconds spent on sampling, grading and scoring",
+    "time/update": "seconds spent on planning and updating",
+    "time/tokens_per_second": "response tokens of the step divided by the seconds of the whole step",
+    "tokens/count": "number of response tokens of the step",
     "tokens/spurious_share": "share of tokens with a positive advantage whose surprisal is 3 nats above the entropy",
     "tokens/top_gradient_share": "share of all gradient norms held by the top 0.1 % of tokens (at least 10 tokens)",
     "update/grad_norm": "gradient norm before clipping",
     "update/loss": "loss of the objective",
-    "update/lr": "learning rate of the step, where a warm-up or a schedule changes it",
-    "update/skipped": "updates of the step that were skipped because of a NaN or infinity",
+    "update/lr": "learning rate of the step; logged only with a warm-up or a schedule",
+    "update/skipped": "number of updates that were skipped because of a NaN or infinity",
     **CONVERSATION_METRICS,
     **OBJECTIVE_METRICS,
 }
@@ -158,8 +158,8 @@ def describe_metric(name: str) -> str:
     if not name.startswith("rewards/"):
         return METRICS.get(name, "")
     if name.endswith("_spread"):
-        return "mean over groups of the standard deviation of this reward times its weight: what it gives to learn from"
-    return "mean of this reward over the responses trained on, before its weight"
+        return "standard deviation of weight times reward within a group, mean over groups: its share of the signal"
+    return "mean of this reward over the responses trained on, before the weight is applied"
 
 
 def _verdict_shares(responses: Sequence[GradedResponse]) -> dict[str, float]:

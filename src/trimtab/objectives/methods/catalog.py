@@ -40,18 +40,19 @@ from trimtab.objectives.surrogates import (
 
 @method(paper="2402.03300")
 def grpo(clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None) -> Objective:
-    """PPO's clip with a group's rewards as the baseline; every response weighs the same.
+    """PPO's clipped loss with the group's mean reward as the baseline; every response has the same weight.
 
-    The KL to a reference model is an attachment: "grpo + kl".
+    There is no KL penalty by default. To add one, attach it: "grpo + kl".
     """
     return Objective("grpo", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), seq_mean_token_mean)
 
 
 @method(paper="2503.14476")
 def dapo(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0) -> Objective:
-    """Clip-higher PPO; every token weighs the same.
+    """PPO with a higher upper clip limit (clip-higher); every token has the same weight.
 
-    Its dynamic sampling and overlong penalty concern prompts and rewards: they are the trainer's.
+    This is DAPO's loss. Its dynamic sampling and its overlong penalty are settings of the trainer:
+    rollout.dynamic_sampling and reward.overlong_buffer.
     """
     return Objective("dapo", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean)
 
@@ -60,9 +61,9 @@ def dapo(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None
 def dr_grpo(
     clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None, length: float = 3000.0
 ) -> Objective:
-    """GRPO without its two biases: no division by the deviation, none by a response's own length.
+    """GRPO without its two biases: it divides neither by the rewards' standard deviation nor by the response length.
 
-    Set `length` to the response limit of the run; the default is that of the paper's runs.
+    Set `length` to the run's maximum response length. The default is the one that the paper used.
     """
     surrogate, normalizer = ppo_clip(clip_low, clip_high, dual_clip), seq_mean_token_sum_norm(length)
     return Objective("dr_grpo", token_ratio, surrogate, normalizer, advantage="group_centered")
@@ -70,36 +71,36 @@ def dr_grpo(
 
 @method(paper="2507.18071")
 def gspo(clip_low: float = 3e-4, clip_high: float = 4e-4, dual_clip: float | None = None) -> Objective:
-    """One ratio per response: the geometric mean over its tokens."""
+    """One importance ratio per response: the geometric mean of its token ratios."""
     return Objective("gspo", response_ratio, ppo_clip(clip_low, clip_high, dual_clip), seq_mean_token_mean)
 
 
 @method(paper="2602.05261")
 def luspo(clip_low: float = 3e-4, clip_high: float = 4e-4, dual_clip: float | None = None) -> Objective:
-    """GSPO without the division by a response's length: a token weighs the same in long and short responses."""
+    """GSPO without dividing by the response length: a token has the same weight in long and short responses."""
     return Objective("luspo", response_ratio, ppo_clip(clip_low, clip_high, dual_clip), seq_mean_token_sum)
 
 
 @method(paper="2506.13585")
 def cispo(clip_low: float = 0.2, clip_high: float = 0.28, upper_only: bool = False) -> Objective:
-    """Clip the importance weight instead of the token: no token loses its gradient.
+    """Clip the importance weight instead of the token's loss, so that every token keeps a gradient.
 
-    The cap is 1 + clip_high (verl's reading; in TRL the option is the cap itself).
+    The cap is 1 + clip_high, as in verl. In TRL the option is the cap itself.
     """
     return Objective("cispo", token_ratio, weighted_log_prob(clip_low, clip_high, upper_only), token_mean)
 
 
 @method(paper="2511.20347")
 def sapo(tau_positive: float = 1.0, tau_negative: float = 1.05) -> Objective:
-    """A soft gate around ratio 1 instead of a hard clip."""
+    """A smooth sigmoid around ratio 1 instead of a hard clip."""
     return Objective("sapo", token_ratio, soft_gate(tau_positive, tau_negative), seq_mean_token_mean)
 
 
 @method(paper="2507.20673")
 def gmpo(clip_low: float = 0.4, clip_high: float = 0.4) -> Objective:
-    """Geometric-mean ratio per response over token ratios that are clipped one by one.
+    """One ratio per response, like GSPO, but every token ratio is clipped before the geometric mean is taken.
 
-    The clip options are limits of the log ratio, on the side that the advantage pushes to.
+    clip_low and clip_high limit the log ratio: from above if the advantage is positive, from below if it is negative.
     """
     return Objective("gmpo", clipped_response_ratio, geometric_clip(clip_low, clip_high), seq_mean_token_mean)
 
@@ -110,19 +111,21 @@ def dppo(
 ) -> Objective:
     """Cut the gradient of tokens whose probability (not ratio) has moved too far in the advantage's direction.
 
-    A rare token may move by a large ratio and a common one by a small one. divergence=kl measures the move by the KL
-    divergence of the old from the new policy, this token against all others; there 1 - p counts as at least 1e-8,
-    because fp32 rounds p to 1 (verl adds 1e-8 to it). verl takes the cap from clip_ratio_c, whose default is 3.
+    So a rare token may change by a large ratio, and a common token only by a small one. divergence=kl measures the
+    change by the binary KL divergence between the old and the new policy: this token against all others. In it, 1 - p
+    is at least 1e-8, because fp32 can round p to 1 (verl adds 1e-8 instead). In verl the cap is clip_ratio_c, which is
+    3 by default.
     """
     return Objective("dppo", token_ratio, probability_mask(divergence, shift_low, shift_high, cap), token_mean)
 
 
 @method(paper="2602.10693")
 def vespo(k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0, lambda_neg: float = 2.0) -> Objective:
-    """Weight a response smoothly by the product of its token ratios, in place of a clip.
+    """Weight each response smoothly by the product of its token ratios, instead of clipping.
 
-    The weight phi is 1 at w = 1, largest at w = k / lambda, and falls to 0 on both sides; no division by length. TRL
-    multiplies the sampler's correction into w; here tis and icepop weight tokens, as in every method.
+    The weight phi is 1 at w = 1, has its maximum at w = k / lambda, and falls to 0 on both sides. It is not divided by
+    the length. TRL multiplies the correction for the sampler into w. Here tis and icepop weight the tokens, as in every
+    other method.
     """
     surrogate = gamma_weight(k_pos, lambda_pos, k_neg, lambda_neg)
     return Objective("vespo", token_ratio_in_response, surrogate, token_mean)
@@ -132,9 +135,9 @@ def vespo(k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0, lambd
 def top_entropy(
     clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0, **options: Any
 ) -> Objective:
-    """20-Entropy: DAPO on the fifth of the tokens with the highest entropy.
+    """DAPO on the 20 % of tokens with the highest entropy ("20-Entropy").
 
-    The denominator is all tokens; renormalize=true makes it the kept ones.
+    The mean still divides by the number of all tokens. With renormalize=true it divides by the kept ones.
     """
     rule = entropy.top_entropy(**options)
     return Objective("top_entropy", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean, (rule,))
@@ -142,7 +145,7 @@ def top_entropy(
 
 @method(paper="2512.16649")
 def justrl(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0) -> Objective:
-    """DAPO's clip and mean and nothing else: no KL, no entropy term, no dynamic sampling."""
+    """DAPO's clip and token mean, and nothing else: no KL, no entropy term, no dynamic sampling."""
     return Objective("justrl", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean)
 
 
@@ -155,9 +158,9 @@ def clip_cov(
     clip_high: float = 1.0,
     seed: int = 0,
 ) -> Objective:
-    """Drop a random few of the tokens whose log-probability and advantage move together.
+    """Drop a few random tokens whose log-prob and advantage have a high covariance.
 
-    The random choice is a pure function of the seed and the batch, so a plan can be made again from its record.
+    The random choice depends only on the seed and the batch, so a replay makes the same choice.
     """
     rule = covariance.drop_covariant(share, cov_low, cov_high, seed)
     return Objective("clip_cov", token_ratio, ppo_clip(clip_low, clip_high), token_mean, (rule,))
@@ -165,7 +168,7 @@ def clip_cov(
 
 @method(paper="2505.22617")
 def kl_cov(share: float = 2e-3, coef: float = 1.0, clip_low: float = 1.0, clip_high: float = 1.0) -> Objective:
-    """Hold the tokens whose log-probability and advantage move together most near the old policy."""
+    """Penalise moving away from the old policy on the tokens with the highest covariance of log-prob and advantage."""
     rule, surrogate = covariance.penalize_covariant(share, coef), ppo_clip(clip_low, clip_high)
     return Objective("kl_cov", token_ratio, surrogate, token_mean, (rule,), (penalties.distance_from_old,))
 
@@ -178,7 +181,7 @@ def entropy_advantage(
     clip_high: float = 0.28,
     dual_clip: float | None = 10.0,
 ) -> Objective:
-    """DAPO with a bonus on the advantage of uncertain tokens, too small to change its sign."""
+    """DAPO with a bonus on the advantage of high-entropy tokens; the bonus cannot change the advantage's sign."""
     rule = entropy.entropy_shaped_advantage(coef, entropy_cap)
     return Objective("entropy_advantage", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean, (rule,))
 
@@ -191,10 +194,11 @@ def lp_reg(
     clip_high: float = 0.28,
     dual_clip: float | None = 10.0,
 ) -> Objective:
-    """Keep improbable tokens of punished responses from being driven out.
+    """Keep low-probability tokens of responses with a negative advantage from disappearing.
 
-    A penalty holds them to q, the old policy without its noise (tokens under 0.02 of the most probable one removed):
-    give it as `proxy_logp`. Without it nothing counts as noise and q is the old policy.
+    A penalty holds these tokens close to a proxy q: the old policy after removing noise, which means all tokens with
+    less than 0.02 times the probability of the most probable one. Pass q as `proxy_logp`. Without it, q is the old
+    policy itself.
     """
     rule, surrogate = penalties.penalize_improbable(share, coef), ppo_clip(clip_low, clip_high, dual_clip)
     return Objective("lp_reg", token_ratio, surrogate, token_mean, (rule,), (penalties.below_proxy,))
@@ -202,17 +206,18 @@ def lp_reg(
 
 @method()
 def reinforce() -> Objective:
-    """The plain policy gradient: no ratio, no clip. For on-policy updates."""
+    """The plain policy gradient, without ratio and clip. Use it for on-policy updates only."""
     return Objective("reinforce", token_ratio, log_prob, token_mean)
 
 
 @method(paper="2602.15620", rule=s2t)
 def stapo(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0, **options: Any) -> Objective:
-    """Clip-higher PPO in which rare, confident, rewarded tokens are silenced and the rest renormalised.
+    """Clip-higher PPO that silences spurious tokens (rare, confident, rewarded) and averages over the rest.
 
-    The paper does not state its dual clip; ours is JustRL's, on which it builds. The quantile's population is that of
-    its version 4; for earlier ones we read population=all with quantile=0.8. mask=rare, uncertain and random are the
-    paper's ablations: rare tokens of any entropy, rare tokens of high entropy, random rewarded tokens.
+    A silenced token gets weight 0 and is not counted in the mean. The paper does not state its dual clip, so we use the
+    one of JustRL, on which it builds. The quantile is taken over the tokens that version 4 of the paper names. For its
+    earlier versions, set population=all and quantile=0.8. The masks rare, uncertain and random are the paper's
+    ablations: rare tokens of any entropy, rare tokens with high entropy, and random rewarded tokens.
     """
     surrogate = ppo_clip(clip_low, clip_high, dual_clip)
     return Objective("stapo", token_ratio, surrogate, token_mean, (s2t(**options),))
@@ -220,10 +225,11 @@ def stapo(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | Non
 
 @method(paper="2606.19236", rule=stare_rule)
 def stare(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0, **options: Any) -> Objective:
-    """Clip-higher PPO that reweights the tokens which decide the entropy, until the entropy is on target.
+    """Clip-higher PPO that reweights the tokens with the largest effect on entropy while it is below a target.
 
-    Weights do not enter the denominator. The authors' code takes the quantile per micro-batch and rank; ours is over
-    the mini-batch and all ranks. For models of 14B and more the paper has boost 1.05 and damp 0.95.
+    The weights do not change what the mean divides by. The authors' code takes the quantile per micro-batch and rank.
+    Here it is taken over the mini-batch of all ranks. For models of 14B and more the paper uses boost 1.05 and damp
+    0.95.
     """
     surrogate = ppo_clip(clip_low, clip_high, dual_clip)
     return Objective("stare", token_ratio, surrogate, token_mean, (stare_rule(**options),))
@@ -238,13 +244,14 @@ def sspo(
     widen_high: float = 1.5,
     clip_scale: entropy.ClipScale = "fixed",
 ) -> Objective:
-    """One ratio per subsentence, with a clip range that follows the subsentence's entropy.
+    """One ratio per subsentence, with a clip range that grows with the subsentence's entropy.
 
-    No formulas are public. We take h as the segment's mean entropy over the mean segment entropy of the mini-batch,
-    and multiply both clip distances by clip(h, widen_low, widen_high). A mean over n tokens moves about 1 / sqrt(n) as
-    far as one token does, so a token's range of 0.2 and 0.28 hardly ever clips a subsentence; runs with it broke first
-    (docs/study.md). The default is a tenth of it. clip_scale=sqrt_length with a token's range divides that by sqrt(n)
-    instead, which leaves it to subsentences of one token; in the study it did less well.
+    The authors have not published formulas, so this is our reading. h is the mean entropy of the subsentence divided by
+    the mean over all subsentences of the mini-batch. Both clip distances are multiplied by clip(h, widen_low,
+    widen_high). The ratio of n tokens moves only about 1 / sqrt(n) as far as the ratio of one token. So the usual token
+    range of 0.2 and 0.28 hardly ever clips a subsentence, and runs with it broke first (docs/study.md). The default is
+    a tenth of that range. Alternatively, clip_scale=sqrt_length with a token's range divides the range by sqrt(n),
+    which did less well in the study.
     """
     rule = entropy.widen_by_entropy(widen_low, widen_high, clip_scale)
     return Objective("sspo", segment_ratio, ppo_clip(clip_low, clip_high, dual_clip), seq_mean_token_mean, (rule,))

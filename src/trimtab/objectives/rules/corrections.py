@@ -18,7 +18,7 @@ def _mismatch(builder: PlanBuilder) -> torch.Tensor:
 
 
 def tis(cap: float = 2.0) -> TokenRule:
-    """Truncated importance sampling: weight every token by p_old / p_sampler, capped."""
+    """Truncated importance sampling: weight every token by p_old / p_sampler, up to a cap."""
 
     def apply(builder: PlanBuilder) -> None:
         w = _mismatch(builder).exp()
@@ -31,7 +31,7 @@ def tis(cap: float = 2.0) -> TokenRule:
 
 
 def icepop(low: float = 0.5, high: float = 5.0, renormalize: bool = False) -> TokenRule:
-    """Weight tokens by p_old / p_sampler and drop those outside a band."""
+    """Weight every token by p_old / p_sampler, and drop tokens whose weight is outside a band."""
 
     def apply(builder: PlanBuilder) -> None:
         w = _mismatch(builder).exp()
@@ -46,9 +46,10 @@ def icepop(low: float = 0.5, high: float = 5.0, renormalize: bool = False) -> To
 
 
 def mis(low: float = 0.5, high: float = 2.0, geometric: bool = False, renormalize: bool = False) -> TokenRule:
-    """Masked importance sampling: drop responses whose p_old / p_sampler leaves a band.
+    """Masked importance sampling: drop responses whose p_old / p_sampler is outside a band.
 
-    A response's ratio is the product over its tokens; kept responses keep weight 1 (add tis to weight their tokens).
+    The ratio of a response is the product over its tokens. The other responses keep weight 1. Add tis to weight their
+    tokens too.
     """
 
     def apply(builder: PlanBuilder) -> None:

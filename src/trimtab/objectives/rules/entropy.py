@@ -16,9 +16,10 @@ ClipScale = Literal["fixed", "sqrt_length"]
 
 
 def top_entropy(share: float = 0.2, renormalize: bool = False) -> TokenRule:
-    """Train on the tokens with the highest entropy alone.
+    """Train only on the tokens with the highest entropy.
 
-    The denominator is all tokens; renormalize=true makes it the kept ones, as some trainers do.
+    The mean still divides by the number of all tokens. With renormalize=true it divides by the kept ones, as some
+    trainers do.
     """
 
     def apply(builder: PlanBuilder) -> None:

@@ -40,8 +40,9 @@ def kl(coef: float = 0.001, estimator: Estimator = "k3", corrected: bool = False
     """Penalise the KL divergence from a reference model, token by token.
 
     corrected=true multiplies the estimate by the token's p_new / p_old and takes the gradient through both
-    (2512.02556; K3++ in 2602.04417): value and gradient of k1 and k3 are then unbiased, though the tokens were sampled
-    from the old policy. The factor is the token's own in every method, also where the surrogate's ratio is shared.
+    (2512.02556; K3++ in 2602.04417). Value and gradient of k1 and k3 are then unbiased, although the tokens were
+    sampled from the old policy. The factor is always the token's own ratio, even in methods with one ratio per
+    response.
     """
 
     def terms(new_logp: Tensor, plan: Plan) -> Tensor:

@@ -27,12 +27,12 @@ def s2t(
     mask: Mask = "spurious",
     seed: int = 0,
 ) -> TokenRule:
-    """Silence spurious tokens (rare, confident, rewarded) and renormalise over the rest.
+    """Silence spurious tokens (rare, confident, rewarded): give them weight 0 and average over the rest.
 
     The quantile is taken over the rare tokens of rewarded responses, as in version 4 of the paper. Earlier versions
-    silence "the bottom 80 %" without naming the population; we read that as population=all, quantile=0.8. The paper's
-    ablations are mask=rare (rare and rewarded, whatever the entropy), mask=uncertain (rare, rewarded, high entropy) and
-    mask=random (as many random rewarded tokens).
+    silence "the bottom 80 %" and do not say of which tokens. Use population=all and quantile=0.8 for them. The paper's
+    ablations are mask=rare (rare and rewarded, any entropy), mask=uncertain (rare, rewarded, high entropy) and
+    mask=random (the same number of random rewarded tokens).
     """
     log_tau = math.log(tau_p) if tau_p > 0 else -math.inf  # tau_p = 0 is allowed: no token is rare
 

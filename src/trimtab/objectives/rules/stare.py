@@ -91,10 +91,11 @@ def stare(
     adaptive: bool = False,
     rate: float = 0.01,
 ) -> TokenRule:
-    """Reweight the tokens that decide the entropy, behind a gate that closes once the entropy is on target.
+    """Reweight the tokens with the largest effect on entropy while it is below a target.
 
-    Call `observe` with every rollout batch: it updates the gate. The authors' code takes the quantile per micro-batch
-    and rank; ours is over the mini-batch and all ranks. For models of 14B and more the paper has boost 1.05, damp 0.95.
+    In your own training loop, call `observe` with every rollout batch: it compares the entropy with the target. The
+    authors' code takes the quantile per micro-batch and rank. Here it is taken over the mini-batch of all ranks. For
+    models of 14B and more the paper uses boost 1.05 and damp 0.95.
     """
     state = EntropyGate(target, boost, damp, rate if adaptive else 0.0)
     boosted, damped = STARE_VARIANTS[variant]

@@ -10,17 +10,17 @@ from trimtab.conversation import OUTCOMES, Conversation
 
 CONVERSATION_METRICS: dict[str, str] = {
     "conversation/called_share": "share of sampled conversations with a successful call",
-    "conversation/observed_tokens_mean": "tokens per conversation that tools wrote, markup included",
-    "conversation/out_of_turns_share": "share of conversations whose last message is a call that was not run",
-    "conversation/turns_mean": "messages of the policy per conversation",
-    "conversation/void_share": "share of conversations with a message that has neither a call nor an answer",
-    "eval/called_share": "share of held-out problems answered with a successful call",
-    "eval/turns_mean": "messages of the policy per held-out problem",
-    "time/tool_call": "mean seconds of a call",
-    "time/tools_wait_share": "share of the sampling time in which nothing was decoded, waiting for tools",
-    "tools/calls": "calls of the step",
-    "tools/failed_share": "share of these calls with another outcome than ok, where there are calls",
-    **{f"tools/{outcome}": f"calls of the step with this outcome: {meaning}" for outcome, meaning in OUTCOMES.items()},
+    "conversation/observed_tokens_mean": "mean number of tokens per conversation that tools wrote, including markup",
+    "conversation/out_of_turns_share": "share of conversations that ended with a call, which was not run",
+    "conversation/turns_mean": "mean number of messages of the policy per conversation",
+    "conversation/void_share": "share of conversations with a message that contains neither a call nor an answer",
+    "eval/called_share": "share of held-out problems with a successful call",
+    "eval/turns_mean": "mean number of messages of the policy per held-out problem",
+    "time/tool_call": "mean seconds per call",
+    "time/tools_wait_share": "share of the sampling time in which the sampler only waited for tools",
+    "tools/calls": "number of calls in the step",
+    "tools/failed_share": "share of the calls whose outcome is not ok; logged only if there are calls",
+    **{f"tools/{outcome}": f"number of calls with this outcome: {meaning}" for outcome, meaning in OUTCOMES.items()},
 }
 
 
