@@ -159,7 +159,7 @@ def describe_metric(name: str) -> str:
         return METRICS.get(name, "")
     if name.endswith("_spread"):
         return "standard deviation of weight times reward within a group, mean over groups: its share of the signal"
-    return "mean of this reward over the responses trained on, before the weight is applied"
+    return "mean of this reward over the responses trained on, before its weight is applied"
 
 
 def _verdict_shares(responses: Sequence[GradedResponse]) -> dict[str, float]:
