@@ -69,7 +69,7 @@ def summary(folder: Path, command: list[str], seconds: float) -> dict[str, Any]:
     return {
         "what": "SmolLM2-135M-Instruct, warm-started, then RL on generated problems; held-out accuracy, greedy",
         "task": describe_task(load(folder / "config.toml")),
-        "command": " ".join(["trimtab", *command[3:]]),
+        "command": " ".join(command[3:]),  # from "trimtab" on
         "date": datetime.date.today().isoformat(),
         "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
         "versions": {

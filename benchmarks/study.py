@@ -150,7 +150,8 @@ def save_result(study: Study, name: str, folder: Path) -> None:
     test = study.test(folder)
     ended = [(cell, outcome) for cell, run in test.runs(test.cells()) if (outcome := ended_before(run))]
     tables = axis_tables(test, [run_figures(cell, outcome) for cell, outcome in ended])
-    head = json.loads((folder / ABOUT).read_text())
+    # Studies of one regime share a folder, and so its head: what was run differs.
+    head = json.loads((folder / ABOUT).read_text()) | {"what": study.what}
     # The head goes before the first key, so that the file keeps its one line per run.
     text = as_json(replace(test, out=Path("runs") / name), [table for table in tables if table.runs])
     head_text = json.dumps(head, indent=1).removesuffix("\n}")

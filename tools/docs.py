@@ -13,6 +13,7 @@ from typing import Any
 
 import gpu_tables
 import study_pages
+import tool_pages
 from recipe_docs import recipes_page
 from trimtab.insight.alarms import ALARM_KINDS, threshold_reasons
 from trimtab.objectives.methods.reference_docs import methods_reference
@@ -41,6 +42,8 @@ def smollm2() -> str:
         "|---" * 6 + "|",
     ]
     for path in sorted(RESULTS.glob("smollm2-*.json")):
+        if "tools" in path.name:
+            continue  # docs/tools.md has them
         result = json.loads(path.read_text())
         sampled = [value for _, value in result["curves"]["reward/accuracy"]]
         first, last = sum(sampled[:5]) / 5, sum(sampled[-5:]) / 5
@@ -247,6 +250,7 @@ def study_page() -> str:
         "entropy": lambda: study_pages.entropies("zero", "3e-5"),
         "mixed": lambda: study_pages.stress_tables("entropy"),
         "sspo": lambda: study_pages.stress_tables("sspo"),
+        "combinations": lambda: study_pages.stress_tables("combinations"),
         "silenced": study_pages.silenced,
     }
     return filled("docs/study.md", made)
@@ -255,6 +259,11 @@ def study_page() -> str:
 def study_picture() -> str:
     """The picture of who survives which learning rate."""
     return study_pages.heat_maps([("RL from nothing", "zero"), ("RL after a warm start", "warm")])
+
+
+def tools_page() -> str:
+    """docs/tools.md with what was measured on a GPU filled in."""
+    return filled("docs/tools.md", {"learned": tool_pages.learned, "latency": gpu_tables.PARTS["latency"]})
 
 
 def own_parts_page() -> str:
@@ -286,6 +295,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/report.md": report_page,
     "docs/study.md": study_page,
     "docs/study.svg": study_picture,
+    "docs/tools.md": tools_page,
+    "docs/tools.svg": tool_pages.curves,
     "README.md": readme,
 }
 

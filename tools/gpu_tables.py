@@ -18,6 +18,7 @@ HEAD = 1.10  # times the floor, at most
 SAMPLER = 300_000  # tokens per second, at least
 STEP = 8  # times as fast as TRL, at least
 OBJECTIVE, RECORDER = 0.01, 0.03  # shares of a step, at most
+SLOW_TOOL = 0.8  # of the tokens per second with an instant tool, at least
 ESTIMATE_ERROR = 0.15  # of the measured peak, at most
 
 SCORING = "trimtab, scoring"
@@ -305,6 +306,26 @@ def _phases_off(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def latency(result: Any) -> list[str]:
+    """Steps of conversations by how long a call of a tool takes."""
+    rows = [
+        [
+            f"{1000 * row['delay_seconds']:.0f} ms" if row["delay_seconds"] else "nothing",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['of_the_first']:.1%}",
+            f"{row['time/rollout'] + row['time/update']:.2f}",
+            f"{row['time/tools_wait_share']:.1%}",
+        ]
+        for row in result["rows"]
+    ]
+    slow = result["rows"][1:]
+    aim = outcome([(rows[n][0], rows[n][2], row["of_the_first"] >= SLOW_TOOL) for n, row in enumerate(slow, 1)])
+    return [
+        *table(["added to each call", "tokens/s", "of the first", "seconds of a step", "sampling waits"], rows),
+        *words(f"Target: at least {SLOW_TOOL:.0%} of the tokens/s with nothing added; {aim}."),
+    ]
+
+
 def evaluated() -> str:
     """SmolLM2 on two benchmarks."""
     result = read("evaluate-smollm2-h200.json")
@@ -334,4 +355,5 @@ PARTS: dict[str, Callable[[], str]] = {
     "mfu": part("mfu", mfu, "mfu-h200.json"),
     "overhead": part("overhead", overhead, "overhead-h200.json"),
     "memory": part("memory", memory, "memory-h200.json"),
+    "latency": part("tool_latency", latency, "tool-latency-h200.json"),
 }

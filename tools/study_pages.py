@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from statistics import fmean, stdev
@@ -33,7 +34,9 @@ def axis_tables(name: str) -> Sequence[AxisTable]:
 def stress_tables(name: str) -> str:
     """The tables of one result: margins, and survivors by setting."""
     parts = []
-    for table in axis_tables(name):
+    for found in axis_tables(name):
+        run = {each.cell.objective for each in found.runs}
+        table = replace(found, objectives=[each for each in found.objectives if each in run])  # no empty rows
         parts += [f"Along `{table.axis.key}`:", markdown_table(HEADS, table.rows()), table.legend()]
         parts += ["Seeds that survive, and mean accuracy at the end:"]
         parts += [markdown_table(["objective", *table.values], table.grid())]
