@@ -214,3 +214,15 @@ def test_every_part_has_its_place_on_the_page() -> None:
     page = (Path(gpu_tables.__file__).parent.parent / "docs/gpu.md").read_text()
     for name in gpu_tables.PARTS:
         assert page.count(f"<!-- {name}: made by") == 1
+
+
+def latency_row(delay: float, of_the_first: float) -> dict[str, float]:
+    times = {"time/rollout": 1.5, "time/update": 0.25, "time/tools_wait_share": 0.0165}
+    return {"delay_seconds": delay, "tokens_per_second": 10942.8, "of_the_first": of_the_first, **times}
+
+
+def test_a_slow_tool_is_held_against_an_instant_one() -> None:
+    rows = [latency_row(0.0, 1.0), latency_row(0.05, 0.81), latency_row(0.5, 0.79)]
+    made = gpu_tables.latency({**ABOUT, "rows": rows})
+    assert cells(made, "50 ms") == ["10,943", "81.0%", "1.75", "1.7%"]
+    assert "reached: 50 ms (81.0%); missed: 500 ms (79.0%)" in prose(made)

@@ -263,7 +263,7 @@ def study_picture() -> str:
 
 def tools_page() -> str:
     """docs/tools.md with what was measured on a GPU filled in."""
-    return filled("docs/tools.md", {"learned": tool_pages.learned, "latency": gpu_tables.PARTS["latency"]})
+    return filled("docs/tools.md", {"learned": tool_pages.learned, "latency": gpu_tables.slow_tools})
 
 
 def own_parts_page() -> str:

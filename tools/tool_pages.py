@@ -14,6 +14,7 @@ PANELS = (  # metric, title, whether it is a share
     ("response/length_mean", "sampled tokens per response", False),
 )
 COLOURS = ("#2166ac", "#d6604d", "#4d9221")  # of the seeds
+FEW = 15  # points of a line that get a dot each
 WIDTH, HEIGHT, LEFT, TOP, GAP, BOTTOM = 230, 150, 56, 44, 72, 66  # pixels of a panel, and around it
 
 
@@ -28,16 +29,16 @@ def learned() -> str:
     if not found:
         return "Not measured yet; `benchmarks/smollm2_rl.py` does it."
     lines = [
-        "| seed | right before RL | after 3 steps | after 30 steps | samples with a successful call, first and last step "
-        "| tokens per response | seconds of RL |",
+        "| seed | right before RL | after 3 steps | after 30 | samples with a successful call, first and last step "
+        "| tokens per response, first and last step | seconds of RL |",
         "|---" * 7 + "|",
     ]
     for seed, run in enumerate(found):
         held_out, curves = dict(run["curves"]["eval/accuracy"]), run["curves"]
         called, length = ([value for _, value in curves[name]] for name, _, _ in PANELS[1:])
         lines.append(
-            f"| {seed} | {held_out[0]:.1%} | {held_out[3]:.1%} | {held_out[30]:.1%} | {called[0]:.1%}, {called[-1]:.1%} "
-            f"| {length[0]:.0f}, {length[-1]:.0f} | {run['rl_seconds']:.0f} |"
+            f"| {seed} | {held_out[0]:.1%} | {held_out[3]:.1%} | {held_out[30]:.1%} "
+            f"| {called[0]:.1%}, {called[-1]:.1%} | {length[0]:.0f}, {length[-1]:.0f} | {run['rl_seconds']:.0f} |"
         )
     versions = ", ".join(f"{name} {version}" for name, version in found[0]["versions"].items() if name != "python")
     where = f"{found[0]['machine']}, {versions}; by `benchmarks/smollm2_rl.py`, {found[0]['date']}."
@@ -82,6 +83,9 @@ def _panel(lines: list[list[tuple[int, float]]], title: str, share: bool, left: 
         parts.append(f'<text x="{x}" y="{TOP + HEIGHT + 18}" text-anchor="middle" fill="#555">{step}</text>')
     parts.append(f'<text x="{left + WIDTH}" y="{TOP + HEIGHT + 34}" text-anchor="end" fill="#555">step of RL</text>')
     for seed, line in enumerate(lines):
-        path = "L".join(f"{x} {y}" for x, y in (place(*point) for point in line))
-        parts.append(f'<path d="M{path}" fill="none" stroke="{COLOURS[seed]}" stroke-width="2" opacity="0.85"/>')
+        at, colour = [place(*point) for point in line], COLOURS[seed]
+        path = "L".join(f"{x} {y}" for x, y in at)
+        parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2" opacity="0.85"/>')
+        if len(line) <= FEW:  # evaluations: a dot shows that nothing was measured in between
+            parts += [f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>' for x, y in at]
     return parts

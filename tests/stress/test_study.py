@@ -62,6 +62,13 @@ def test_tables_and_picture_are_made_from_a_result(result: Path) -> None:
     assert set(stored.objectives) <= set(words)
 
 
+def test_an_objective_without_runs_has_no_row(result: Path) -> None:
+    kept = [line for line in result.read_text().splitlines() if not line.lstrip().startswith('{"objective": "stapo"')]
+    result.write_text("\n".join(kept))
+    text = study_pages.stress_tables("demo")
+    assert "| grpo |" in text and "| stapo |" not in text
+
+
 def test_a_result_that_is_missing_has_no_tables(result: Path) -> None:
     assert study_pages.stress_tables("nowhere") == ""
 
