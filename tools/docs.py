@@ -15,8 +15,9 @@ import gpu_tables
 import study_pages
 import tool_pages
 from recipe_docs import recipes_page
+from trimtab.config import json_schema
 from trimtab.insight.alarms import ALARM_KINDS, threshold_reasons
-from trimtab.objectives.methods.reference_docs import methods_reference
+from trimtab.objectives.methods.reference_docs import command_reference, methods_reference
 from trimtab.record import TABLES
 from trimtab.train import METRICS
 
@@ -298,6 +299,9 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/tools.md": tools_page,
     "docs/tools.svg": tool_pages.curves,
     "README.md": readme,
+    # What the command line prints without importing torch.
+    "src/trimtab/reference/methods.json": lambda: json.dumps(command_reference(), indent=1) + "\n",
+    "src/trimtab/reference/recipe.schema.json": lambda: json.dumps(json_schema(), indent=2) + "\n",
 }
 
 

@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from rich.console import Console
-from rich.markdown import Markdown
-from rich.table import Table
 from typer.core import TyperGroup
 
 from trimtab import __version__
@@ -23,8 +20,10 @@ from trimtab.standard_streams import BROKEN_PIPE, make_optional, open_standard_s
 from trimtab.stop_signals import exit_code, interrupt_on_stop_signals, interrupted_by, stop_at_input_end
 
 LONGEST_ERROR = 2_000  # characters of a line
+REFERENCE = Path(__file__).parent / "reference"  # made by `make docs`, because making it takes seconds of imports
 
-# Other packages are imported inside the commands: torch and transformers take seconds, and `--help` should not.
+# Other packages are imported inside the commands: torch and transformers take seconds, and `--help` and the shell's
+# completion should not. `tests/test_startup.py` holds what may be imported.
 
 
 class Commands(TyperGroup):
@@ -63,7 +62,6 @@ class CommandLine(typer.Typer):
 # Typer's own tracebacks print local variables, which here may be whole tensors.
 app = CommandLine(
     cls=Commands,
-    add_completion=False,
     no_args_is_help=True,
     help="Stable RL for reasoning LLMs: STAPO, STARE, SSPO and their baselines.",
     pretty_exceptions_enable=False,
@@ -125,19 +123,28 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="A method, an attachment, or a combination of them.")] = None,
 ) -> None:
     """List the methods; with a name, show that method's formula, options, defaults and paper."""
-    from trimtab.objectives.methods import reference_docs
+    from rich.console import Console
 
+    reference = json.loads((REFERENCE / "methods.json").read_text(encoding="utf-8"))
     console = Console()
     if name is None:
+        from rich.table import Table
+
         table = Table("name", "kind", "arXiv", "summary", title="Methods", title_justify="left")
-        for kind, entry, paper, title in reference_docs.summary():
+        for kind, entry, paper, title in reference["summary"]:
             table.add_row(entry, kind, paper, title)
         console.print(table)
         hint = "One method: trimtab methods stapo. A combination: trimtab methods 'sspo + s2t'."
         console.print(hint, highlight=False)
         return
-    text = reference_docs.describe(name)
+    text = reference["pages"].get(name)
+    if text is None:  # a combination, a method of the user's own, or a mistake
+        from trimtab.objectives.methods import reference_docs
+
+        text = reference_docs.describe(name)
     if sys.stdout.isatty():
+        from rich.markdown import Markdown
+
         console.print(Markdown(text))
     else:
         typer.echo(text)  # a pipe gets the Markdown itself
@@ -146,6 +153,8 @@ def methods(
 @app.command()
 def doctor() -> None:
     """Show what this machine can do, what is missing for what, and how to get it."""
+    from rich.console import Console
+
     from trimtab.console import show_doctor
 
     show_doctor(Console(width=None if sys.stdout.isatty() else 160))
@@ -154,9 +163,7 @@ def doctor() -> None:
 @app.command()
 def schema() -> None:
     """Print the JSON schema of recipes, for editors."""
-    from trimtab.config import json_schema
-
-    typer.echo(json.dumps(json_schema(), indent=2))
+    typer.echo((REFERENCE / "recipe.schema.json").read_text(encoding="utf-8"), nl=False)
 
 
 @app.command()
@@ -264,6 +271,8 @@ def compare(
     jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
 ) -> None:
     """Run a recipe under several objectives and seeds; one table, one report. Finished runs are not run again."""
+    from rich.console import Console
+
     from trimtab.compare import Comparison, plan_runs, show_comparison
     from trimtab.config import find_recipe
     from trimtab.insight.report import try_report
@@ -298,6 +307,8 @@ def stress(
     jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
 ) -> None:
     """Push every objective until it breaks: a recipe under rising stress. Finished runs are not run again."""
+    from rich.console import Console
+
     from trimtab.config import find_recipe
     from trimtab.insight.report import try_report
     from trimtab.stress import StressTest, parse_axis, show_stress
@@ -348,6 +359,8 @@ def replay(
     ] = None,
 ) -> None:
     """Show what other objectives would have done to a run's recorded tokens, without model or GPU."""
+    from rich.console import Console
+
     from trimtab.insight.replay import show_replay
 
     show_replay(run, objectives or [], sweep or [], steps, out, Console())

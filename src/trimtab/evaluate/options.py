@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trimtab.tasks import DEFAULT_BENCHMARKS, PROMPT_SUFFIX
-
-# The command line needs this module to print its help, so nothing here may import torch.
+# The command line needs this module to print its help: nothing that takes long to import may be imported here.
 if TYPE_CHECKING:
     from trimtab.evaluate.endpoint import EndpointConnection
     from trimtab.evaluate.folder import EvalFolder
@@ -34,7 +32,7 @@ class EvalOptions:
             help="Of aime24, aime25, amc23, math500, minerva, olympiadbench, gsm8k, with commas, "
             "and files of your own (.jsonl, .parquet)."
         ),
-    ] = ",".join(DEFAULT_BENCHMARKS)
+    ] = "aime24,aime25,amc23,math500,minerva,olympiadbench"
     columns: Annotated[
         str | None, typer.Option(help="Columns of your own files: prompt=question,answer=result. Default: verl's.")
     ] = None
@@ -92,6 +90,8 @@ class EvalOptions:
     @property
     def prompt_suffix(self) -> str:
         """Return the text that is appended to every problem."""
+        from trimtab.tasks import PROMPT_SUFFIX
+
         return PROMPT_SUFFIX if self.suffix is None else self.suffix
 
     @property

@@ -87,6 +87,11 @@ def describe(name: str) -> str:
     raise ValueError(f"unknown method {name!r}: {nearest(name, sorted({*METHODS, *ATTACHMENTS}))}")
 
 
+def command_reference() -> dict[str, Any]:
+    """Return what `trimtab methods` prints: the rows of its list, and the page of every name."""
+    return {"summary": summary(), "pages": {name: describe(name) for name in {**METHODS, **ATTACHMENTS}}}
+
+
 def methods_reference() -> str:
     """Return docs/methods.md: all methods, attachments and metrics."""
     lines = [_INTRO, "", "| name | kind | arXiv | what it does |", "|---|---|---|---|"]
