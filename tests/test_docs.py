@@ -105,8 +105,8 @@ def test_every_path_on_the_map_exists() -> None:
         assert (ROOT / path).exists() or (ROOT / "src/trimtab" / path).exists(), f"docs/architecture.md names {path}"
 
 
-def test_the_readmes_recipe_is_one(tmp_path: Path) -> None:
-    (recipe,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+def test_the_recipe_of_a_users_own_is_one(tmp_path: Path) -> None:
+    (recipe,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/recipes.md").read_text(), flags=re.DOTALL)
     (tmp_path / "mine.toml").write_text(recipe)
     config = load(tmp_path / "mine.toml")
     assert config.build_objective().name == "stapo"

@@ -19,36 +19,69 @@ from trimtab.tasks import TASKS
 _INTRO = """\
 # Recipes
 
-Made from the code by `make docs`. A recipe is a TOML file; `trimtab train NAME` takes one of those below by its name,
-`trimtab train my.toml` your own. Keys that a recipe does not set have their defaults. Each recipe starts with a
-comment: what it trains, from which paper, on what hardware, what the paper does not specify, and how to run baselines.
-
-Any key can be set on the command line with `--set`:
+A recipe is a TOML file with all settings of a run. This page lists the recipes that come with trimtab, and every key
+with its values, default and meaning. It is generated from the code by `make docs`.
 
 ```
+trimtab train demo                              # a recipe that comes with trimtab, by name
+trimtab train mine.toml                         # your own
+trimtab train mine.toml --dry-run               # check it, and estimate the memory, without loading a model
 trimtab train demo --set update.lr=1e-4 --set run.seed=3
-trimtab train demo --set objective.name=grpo
 trimtab train demo --set "objective.name=sspo + s2t" --set objective.tau_p=0.001
 ```
 
-A value is parsed as TOML (`3`, `1e-6`, `true`, `[0.9, 0.95]`); anything else is a string. `none` unsets an optional
-key. Setting `objective.name` to another method drops the options of the recipe's method; with the same method and
-other attachments they stay."""
+**Your own recipe** only needs the keys that differ from the defaults below. This one trains on a file of problems:
+
+```toml
+objective = { name = "stapo" }                        # or "sspo + s2t", "stare", "grpo", ...
+task = { name = "file", path = "problems.jsonl", eval_path = "held_out.jsonl", rule = "math" }
+model = { path = "Qwen/Qwen3-1.7B-Base", precision = "bf16", gradient_checkpointing = true }
+rollout = { prompts = 64, samples = 8, max_new_tokens = 2048 }
+update = { per_step = 2, lr = 1e-6, warmup_steps = 10, token_budget = 32768 }
+run = { steps = 200, eval_every = 20, checkpoint_every = 50 }
+```
+
+`problems.jsonl` (or parquet) has verl's columns: `prompt` (chat messages or text), `reward_model.ground_truth`,
+`data_source` and `extra_info`. If your columns have other names, say so in `task`: `columns = { prompt = "question",
+answer = "result" }`.
+
+**`--set KEY=VALUE`** changes any key from the command line. The value is parsed as TOML (`3`, `1e-6`, `true`, `[0.9,
+0.95]`), and anything else is a string. `none` removes the value of an optional key. If you set `objective.name` to
+another method, the options of the recipe's method are dropped. If the method stays and only attachments change, they
+are kept. If you set `task.name` to another task, the options of the recipe's task are dropped too.
+
+**How the sizes relate.** A *step* samples `rollout.prompts` x `rollout.samples` responses. They are split into
+`update.per_step` mini-batches, and each mini-batch gets one optimizer *update*. An update runs in as many
+*micro-batches* as `update.token_budget` requires. The token budget changes memory and speed, but the result only by
+rounding.
+
+**If you come from TRL:** `rollout.samples` is `num_generations`, `rollout.max_new_tokens` is `max_completion_length`,
+`update.passes` is `num_iterations`, `run.steps` is `max_steps`, `update.token_budget` replaces
+`per_device_train_batch_size`, and the KL coefficient `beta` is the attachment `+ kl(coef=0.04)`.
+
+**If memory runs out**, lower `update.token_budget` first, then `rollout.batch_size` and `update.head_chunk`. These
+three change results only by rounding. `model.gradient_checkpointing = true` and `model.lora_rank` save more. The error
+message says which phase ran out of memory and what to change, and `--dry-run` shows the estimate beforehand.
+
+## Recipes that come with trimtab
+
+Each file starts with a comment that says what it trains, which paper it follows, what hardware it needs, what the paper
+leaves open, and how to run the baselines. "Updates" are per step, "tokens" is the maximum response length."""
 
 _OBJECTIVE = """\
 ## `[objective]`
 
-`name`, a method with its attachments, and their options: see [methods.md](methods.md). An attachment may also be a
-key: `kl = 0.001`, `s2t = true`, `stare = { variant = "C2" }`."""
+The loss. `name` is a method, with attachments after `+` if you want any. The other keys are their options
+([methods.md](methods.md)). You can also write an attachment as a key: `kl = 0.001`, `s2t = true`, `stare = { variant =
+"C2" }`."""
 
 _TASK = """\
 ## `[task]`
 
-Where prompts and ground-truth answers come from. `name` is one of those below, each with options of its own, or
-`python:MODULE:NAME`: a task of yours, whose options are the arguments of its function ([own-parts.md](own-parts.md)).
-Setting `task.name` to another task drops the options of the recipe's task. Every task may have an `environment`:
-`python:MODULE:NAME`, a class of yours whose methods are tools ([tools.md](tools.md)); needs `rollout.max_turns` of 2 or
-more."""
+Where prompts and ground-truth answers come from. `name` is one of the tasks below, each with its own options, or
+`python:MODULE:NAME` for a task of your own, whose options are the arguments of your function
+([own-parts.md](own-parts.md)). Every task can also have an `environment`, `python:MODULE:NAME`: a class of your own
+whose methods are tools ([tools.md](tools.md)). It needs `rollout.max_turns` of 2 or more."""
 
 
 def recipes_page() -> str:
@@ -91,7 +124,7 @@ def recipe_title(path: Path) -> str:
 
 
 def _recipe_table() -> list[str]:
-    lines = ["| recipe | | prompts x responses | updates | tokens |", "|---|---|---|---|---|"]
+    lines = ["| recipe | what it trains | prompts x responses | updates | tokens |", "|---|---|---|---|---|"]
     for name, path in packaged_recipes().items():
         config = load(name)
         rollout = config.rollout

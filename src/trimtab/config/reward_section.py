@@ -18,15 +18,13 @@ TERM_RULES = (*RESPONSE_RULES, *RULES)
 
 
 class RewardTerm(Section):
-    """A reward beside that of the task's rule: `weight` times what its rule gives."""
+    """An additional reward: `weight` times the value of its rule, added to the reward of the task's rule."""
 
     rule: str = Field(description=f"how it is computed: {', '.join(TERM_RULES)}")
-    weight: float = Field(
-        1.0, ge=-1e6, le=1e6, description="its factor in the sum of all rewards; 0: measured, and not rewarded"
-    )
+    weight: float = Field(1.0, ge=-1e6, le=1e6, description="its weight in the sum of all rewards; 0 only logs it")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the rule")
     crashed: float | Literal["exclude"] = Field(
-        "exclude", description="where the rule failed: this number in its place, or the response is not trained on"
+        "exclude", description="if the rule fails: use this number instead, or exclude the response from training"
     )
 
     @field_validator("crashed", mode="before")
@@ -48,40 +46,42 @@ class RewardTerm(Section):
 
 
 class RewardConfig(Section):
-    """The reward of each kind of verdict: a number, `wrong` (as a wrong answer), or `exclude` (not trained on)."""
+    """What each kind of verdict pays: a number, `wrong` (as a wrong answer) or `exclude` (do not train on it)."""
 
     correct: float = Field(1.0, description="the answer is right")
     wrong: float = Field(0.0, description="the answer is wrong")
-    no_answer: float | RewardKeyword = Field("wrong", description="the response holds no answer")
-    ambiguous: float | RewardKeyword = Field("wrong", description="several answers where one is asked for")
-    too_costly: float | RewardKeyword = Field("wrong", description="the answer takes too long to check")
+    no_answer: float | RewardKeyword = Field("wrong", description="the response contains no answer")
+    ambiguous: float | RewardKeyword = Field(
+        "wrong", description="the response gives several answers although one is asked for"
+    )
+    too_costly: float | RewardKeyword = Field("wrong", description="checking the answer takes too long")
     # Excluded by default: a failure of the grader tells nothing about the response.
     crashed: float | RewardKeyword = Field("exclude", description="the grader failed")
     void_turns: Literal["keep", "exclude"] = Field(
         "keep",
-        description="a conversation with a message that has neither a call nor an answer: keep it, or exclude it from "
-        "training, as SimpleTIR does",
+        description="what to do with a conversation that has a message without a call or an answer: keep it, or "
+        "exclude it from training as SimpleTIR does",
     )
     weight: float = Field(
         1.0,
         ge=0,
         le=1e6,
-        description="the factor of all these, and of a number that the task's rule gives; 0: only reward.terms pay",
+        description="weight of the task's rule in the sum of all rewards; 0 means that only reward.terms pay",
     )
     terms: dict[str, RewardTerm] = Field(
-        default_factory=dict, description="further rewards by name, each a table with the keys below"
+        default_factory=dict, description="additional rewards by name, each a table with the keys below"
     )
     overlong_buffer: int = Field(
-        0, ge=0, description="DAPO's soft overlong penalty: it grows over the last so many tokens; 0: off"
+        0, ge=0, description="DAPO's soft overlong penalty, which grows over this many last tokens; 0 turns it off"
     )
-    overlong_factor: float = Field(1.0, ge=0, description="the overlong penalty of a response of maximum length")
+    overlong_factor: float = Field(1.0, ge=0, description="overlong penalty of a response with the maximum length")
     # At most one half: beyond it wrong answers would be rewarded more often than right ones.
     noise: float = Field(
         0.0,
         ge=0,
         le=0.5,
-        description="a stress: the probability that a training reward is that of the opposite verdict, `correct` for "
-        "`wrong` and `wrong` for `correct`, seeded by run.seed; other verdicts and evaluations are left alone",
+        description="for stress tests: the probability that a training reward is flipped between `correct` and "
+        "`wrong`, seeded by run.seed; other verdicts and evaluations do not change",
     )
 
     @field_validator("no_answer", "ambiguous", "too_costly", "crashed", mode="before")

@@ -25,29 +25,35 @@ class ModelConfig(Section):
 
     path: str = Field(
         "demo",
-        description="a folder or hub name of a causal LM, a run or its checkpoint (RUN@STEP), `demo`, `demo-tools`, "
-        "`smollm2`",
+        description="the model to train: a folder or hub name of a causal LM, a run or a checkpoint of it (RUN@STEP), "
+        "`smollm2`, or one of the built-in tiny models `demo` and `demo-tools`",
     )
     start_from: str | None = Field(
-        None, description="a checkpoint whose weights replace those of model.path at the start (`train --from`)"
+        None, description="a checkpoint to take the initial weights from instead of model.path (set by `train --from`)"
     )
-    start_optimizer: bool = Field(False, description="take AdamW's moments from that checkpoint too")
-    reference: str | None = Field(None, description="the KL reference model: a path, or `start`: the policy before RL")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast over fp32 master weights")
-    attention: str | None = Field(None, description="transformers' attn_implementation")
-    gradient_checkpointing: bool = Field(False, description="recompute activations: less memory, more time")
-    lora_rank: int = Field(0, ge=0, le=65_536, description="0: full fine-tuning; else LoRA of this rank (extra `lora`)")
-    lora_alpha: int = Field(32, gt=0, description="LoRA's alpha")
+    start_optimizer: bool = Field(False, description="also take AdamW's moments from that checkpoint")
+    reference: str | None = Field(
+        None, description="the KL reference model: a path, or `start` for the policy before RL"
+    )
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over fp32 master weights")
+    attention: str | None = Field(None, description="attn_implementation of transformers")
+    gradient_checkpointing: bool = Field(
+        False, description="recompute activations in the backward pass; saves memory, costs time"
+    )
+    lora_rank: int = Field(
+        0, ge=0, le=65_536, description="rank of the LoRA adapters (extra `lora`); 0 trains all weights"
+    )
+    lora_alpha: int = Field(32, gt=0, description="alpha of LoRA")
     lora_targets: list[str] = Field(
         default_factory=list,
         max_length=1000,
-        description="layers with an adapter by the ends of their names, as ['q_proj', 'v_proj']; empty: all linear "
-        "layers but the head",
+        description="layers that get an adapter, by the end of their names, for example ['q_proj', 'v_proj']; empty "
+        "means all linear layers except the LM head",
     )
     lora_dropout: float = Field(
-        0.0, ge=0, lt=1, description="LoRA's dropout in updates; scoring and sampling have none, so ratios start off 1"
+        0.0, ge=0, lt=1, description="dropout of LoRA, in updates only, so ratios are not exactly 1 at first"
     )
-    chat: bool = Field(True, description="apply the tokenizer's chat template if it has one")
+    chat: bool = Field(True, description="apply the chat template of the tokenizer, if it has one")
 
     @field_validator("path", "start_from", "reference")
     @classmethod
@@ -69,21 +75,26 @@ class ModelConfig(Section):
 
 
 class WarmStartConfig(Section):
-    """A short supervised phase (SFT) on worked solutions before RL."""
+    """A short phase of supervised fine-tuning (SFT) on worked solutions before RL."""
 
-    steps: int = Field(0, ge=0, le=1_000_000_000, description="optimizer steps; 0: no warm start")
-    batch_size: int = Field(64, ge=1, le=MAX_RESPONSES, description="solutions per step")
-    lr: float = Field(1e-3, gt=0, description="learning rate of the first step; decays linearly to zero")
-    target_accuracy: float = Field(1.0, ge=0, le=1, description="stop early at this greedy held-out accuracy; 1: never")
-    eval_every: int = Field(50, ge=1, description="steps between checks of that accuracy, and between checkpoints")
+    steps: int = Field(0, ge=0, le=1_000_000_000, description="number of optimizer steps; 0 means no warm start")
+    batch_size: int = Field(64, ge=1, le=MAX_RESPONSES, description="number of solutions per step")
+    lr: float = Field(1e-3, gt=0, description="learning rate at the first step; it decays linearly to zero")
+    target_accuracy: float = Field(
+        1.0, ge=0, le=1, description="stop early at this held-out accuracy (greedy decoding); 1 means never"
+    )
+    eval_every: int = Field(50, ge=1, description="number of steps between accuracy checks, and between checkpoints")
     path: str | None = Field(
-        None, description="a file of prompts and solutions (task.suffix is appended); none: the task's own solutions"
+        None,
+        description="a file of prompts and solutions; task.suffix is appended. none means the task's own solutions",
     )
     columns: dict[str, str] = Field(
-        default_factory=dict, description="names of that file's columns: a table of prompt, solution, system"
+        default_factory=dict, description="column names in that file, as a table with the keys prompt, solution, system"
     )
-    max_problems: int | None = Field(None, ge=1, description="use only the first so many problems, over and over")
-    cache: bool = Field(True, description="cache the warm-started weights next to the run's folder, for later runs")
+    max_problems: int | None = Field(None, ge=1, description="use only this many problems, repeatedly")
+    cache: bool = Field(
+        True, description="save the resulting weights next to the run's folder and reuse them in later runs"
+    )
 
     @field_validator("columns")
     @classmethod
@@ -96,50 +107,58 @@ class RolloutConfig(Section):
 
     engine: str = Field(
         "native",
-        description="the sampler: native, vllm ([vllm.md](vllm.md); extra `vllm`), or one of your own, "
-        "python:MODULE:NAME ([own-parts.md](own-parts.md))",
+        description="the sampler: native, vllm ([vllm.md](vllm.md); extra `vllm`), or your own, python:MODULE:NAME "
+        "([own-parts.md](own-parts.md))",
         json_schema_extra={"examples": [*ENGINES]},
     )
     engine_options: dict[str, Any] = Field(
-        default_factory=dict, validate_default=True, description="a sampler of your own: its options"
+        default_factory=dict, validate_default=True, description="options of your own sampler"
     )
-    prompts: int = Field(32, ge=1, le=MAX_RESPONSES, description="prompts per step")
-    samples: int = Field(8, ge=1, le=MAX_RESPONSES, description="responses per prompt: the size of a group")
+    prompts: int = Field(32, ge=1, le=MAX_RESPONSES, description="number of prompts per step")
+    samples: int = Field(8, ge=1, le=MAX_RESPONSES, description="number of responses per prompt (the group size)")
     max_new_tokens: int = Field(
-        8, ge=1, le=10_000_000, description="maximum length of a response; with tools, of all its messages together"
+        8, ge=1, le=10_000_000, description="maximum response length; with tools, the total over all its messages"
     )
     max_turns: int = Field(
-        1, ge=1, le=1000, description="messages of the policy per conversation, with tools.use or task.environment"
+        1, ge=1, le=1000, description="maximum number of model messages per conversation; above 1 needs tools"
     )
     max_observation_tokens: int = Field(
-        512, ge=16, le=10_000_000, description="tokens of one reply of a tool; longer ones are cut in the middle"
+        512, ge=16, le=10_000_000, description="maximum length of a tool's reply; longer ones are cut in the middle"
     )
-    max_prompt_tokens: int = Field(1024, ge=1, le=10_000_000, description="longer prompts are an error")
+    max_prompt_tokens: int = Field(
+        1024, ge=1, le=10_000_000, description="maximum prompt length; a longer prompt is an error"
+    )
     temperature: float = Field(
-        1.0, ge=1e-6, le=1e6, description="of sampling, and of every log-probability and entropy"
+        1.0, ge=1e-6, le=1e6, description="temperature of sampling, and of all log-probs and entropies"
     )
     sampler_temperature: float | None = Field(
         None,
         ge=1e-6,
         le=1e6,
-        description="a stress: sample at this temperature, and score at rollout.temperature; none: sample at that too",
+        description="for stress tests: sample at this temperature but score at rollout.temperature; none means equal",
     )
-    precision: Literal["fp32", "bf16"] | None = Field(None, description="of the sampler; none: that of model.precision")
-    top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; 1: off")
-    top_k: int = Field(0, ge=0, description="top-k sampling; 0: off")
-    batch_size: int = Field(1024, ge=1, description="responses sampled concurrently")
+    precision: Literal["fp32", "bf16"] | None = Field(
+        None, description="precision of the sampler; none means model.precision"
+    )
+    top_p: float = Field(1.0, gt=0, le=1, description="nucleus (top-p) sampling; 1 turns it off")
+    top_k: int = Field(0, ge=0, description="top-k sampling; 0 turns it off")
+    batch_size: int = Field(1024, ge=1, description="number of responses that are sampled at the same time")
     dynamic_sampling: bool = Field(
-        False, description="DAPO's dynamic sampling: replace groups whose rewards are all equal by further prompts"
+        False, description="DAPO's dynamic sampling: replace groups whose rewards are all equal with new prompts"
     )
     dynamic_oversample: float = Field(
-        3.0, ge=1, le=1000, description="dynamic sampling: prompts per round, as a multiple of the groups still missing"
+        3.0, ge=1, le=1000, description="dynamic sampling: prompts per round, as a multiple of the missing groups"
     )
-    dynamic_max_rounds: int = Field(10, ge=1, description="dynamic sampling: rounds until a step takes fewer groups")
-    kv_cache_memory: float = Field(0.3, gt=0, lt=1, description="native on a GPU: share of its memory for the KV cache")
+    dynamic_max_rounds: int = Field(
+        10, ge=1, description="dynamic sampling: maximum number of rounds; then the step has fewer groups"
+    )
+    kv_cache_memory: float = Field(
+        0.3, gt=0, lt=1, description="native sampler: share of the GPU's memory for the KV cache"
+    )
     vllm_gpu_memory_utilization: float = Field(
-        0.4, gt=0, lt=1, description="vllm: the share of the GPU's memory it may take while it samples"
+        0.4, gt=0, lt=1, description="vLLM: share of the GPU's memory that it may use while it samples"
     )
-    vllm_options: dict[str, Any] = Field(default_factory=dict, description="vllm: other arguments of `vllm.LLM`")
+    vllm_options: dict[str, Any] = Field(default_factory=dict, description="vLLM: other arguments of `vllm.LLM`")
 
     @property
     def max_observed_tokens(self) -> int:
@@ -174,77 +193,95 @@ class RolloutConfig(Section):
 
 
 class UpdateConfig(Section):
-    """The optimizer updates of a step."""
+    """The optimizer updates of a step. A step has `per_step` times `passes` updates."""
 
-    per_step: int = Field(1, ge=1, description="mini-batches per step, an update each; must divide rollout.prompts")
+    per_step: int = Field(
+        1, ge=1, description="mini-batches per step, each with one update; must divide rollout.prompts"
+    )
     passes: int = Field(
         1,
         ge=1,
         le=1000,
-        description="passes over the mini-batches of a step, in the same order; the old log-probabilities stay those "
-        "of the rollout, so later passes are further off-policy",
+        description="number of passes over the mini-batches of a step; later passes are more off-policy, because the "
+        "old log-probs stay those of the rollout",
     )
-    token_budget: int = Field(16_384, ge=1, description="tokens per micro-batch, including padding if any")
+    token_budget: int = Field(
+        16_384, ge=1, description="maximum number of tokens per micro-batch, including padding if any"
+    )
     token_stats: Literal["old", "current"] = Field(
-        "old", description="which policy's log-probabilities and entropies select tokens: the old or the current one's"
+        "old", description="whether rules select tokens by log-probs and entropies of the old or the current policy"
     )
-    lr: float = Field(1e-3, gt=0, description="AdamW's learning rate, the highest where a schedule changes it")
+    lr: float = Field(1e-3, gt=0, description="AdamW's learning rate; with a schedule, its maximum")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="the learning rate after the warm-up: constant, or decaying to update.min_lr_ratio"
+        "constant", description="learning rate after the warm-up: constant, or decaying to update.min_lr_ratio"
     )
-    warmup_steps: int = Field(0, ge=0, description="steps of linear learning-rate warm-up")
+    warmup_steps: int = Field(0, ge=0, description="number of steps of linear learning-rate warm-up")
     decay_steps: int | None = Field(
-        None, ge=1, description="linear, cosine: the step at which the decay ends, warm-up included; none: run.steps"
+        None, ge=1, description="linear, cosine: the step at which the decay ends; none means run.steps"
     )
-    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="linear, cosine: the share of update.lr at that step")
+    min_lr_ratio: float = Field(
+        0.0, ge=0, le=1, description="linear, cosine: the final learning rate, as a share of update.lr"
+    )
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
     # Not strict: TOML and JSON have lists, never tuples.
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.999), strict=False, description="AdamW's betas"
     )
     max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
-    on_nonfinite: Literal["skip", "stop"] = Field("skip", description="on a NaN or infinity: skip the update, or stop")
-    head_chunk: int = Field(4096, ge=1, description="tokens per pass through the LM head: bounds the memory of logits")
+    on_nonfinite: Literal["skip", "stop"] = Field(
+        "skip", description="on a NaN or infinity: skip the update, or stop the run"
+    )
+    head_chunk: int = Field(4096, ge=1, description="tokens per pass through the LM head; limits the memory for logits")
 
 
 class RecordConfig(Section):
-    """The flight recorder: response tokens with every decision about them, for `trimtab replay` and reports."""
+    """The flight recorder: it stores response tokens for `trimtab replay` and reports ([record.md](record.md))."""
 
-    enabled: bool = Field(True, description="write token-level records to the run's `tokens` folder")
-    every: int = Field(1, ge=1, description="record every so many steps")
-    group_share: float = Field(1.0, gt=0, le=1, description="share of a step's groups; below 1 no replay is exact")
-    max_megabytes: float = Field(2000.0, gt=0, description="on the disk, kept by deleting every second recorded step")
+    enabled: bool = Field(True, description="write token-level records to the run's folder `tokens`")
+    every: int = Field(1, ge=1, description="record one step in this many")
+    group_share: float = Field(
+        1.0, gt=0, le=1, description="share of the groups to record; replays are exact only with 1"
+    )
+    max_megabytes: float = Field(
+        2000.0, gt=0, description="disk space limit; when it is reached, every second step is deleted"
+    )
 
 
 Action = Literal["warn", "save", "stop", "off"]
 
 
 class AlarmsConfig(Section):
-    """What an alarm does ([alarms.md](alarms.md)); a key named after an alarm overrides `default` for it."""
+    """What happens when an alarm rings ([alarms.md](alarms.md)); a key named after an alarm overrides `default`."""
 
-    enabled: bool = Field(True, description="check the metrics of every step")
+    enabled: bool = Field(True, description="check the metrics after every step")
     default: Action = Field(
-        "warn", description="warn: print it; save: also keep a checkpoint; stop: also end the run; off: nothing"
+        "warn", description="warn prints it, save also keeps a checkpoint, stop also ends the run, off does nothing"
     )
     entropy_collapse: Action | None = Field(None, description="the entropy collapses")
     entropy_explosion: Action | None = Field(None, description="the entropy explodes")
-    spurious_growth: Action | None = Field(None, description="more tokens are rare, confident and rewarded")
-    gradient_concentration: Action | None = Field(None, description="few tokens hold much of the gradient")
+    spurious_growth: Action | None = Field(
+        None, description="many more tokens than at the start are rare, confident and rewarded"
+    )
+    gradient_concentration: Action | None = Field(None, description="a few tokens hold much of the gradient")
     ratio: Action | None = Field(None, description="the policy moves too far within a step")
     clip: Action | None = Field(None, description="far more tokens are clipped than at the start")
     sampler_mismatch: Action | None = Field(None, description="sampler and trainer disagree about log-probabilities")
     no_signal: Action | None = Field(None, description="too few groups have different rewards")
-    rule_errors: Action | None = Field(None, description="rules fail on responses")
-    truncation: Action | None = Field(None, description="responses are truncated")
+    rule_errors: Action | None = Field(None, description="grading rules fail")
+    truncation: Action | None = Field(None, description="many responses are truncated")
     repetition: Action | None = Field(None, description="responses repeat themselves")
     length_drift: Action | None = Field(None, description="responses get much longer or shorter without a gain")
-    failing_calls: Action | None = Field(None, description="calls of tools fail")
-    void_turns: Action | None = Field(None, description="messages have neither a call nor an answer")
-    calls_vanish: Action | None = Field(None, description="the policy stops calling its tools, for little gain")
-    tool_wait: Action | None = Field(None, description="sampling waits for tools much of the time")
+    failing_calls: Action | None = Field(None, description="tool calls fail")
+    void_turns: Action | None = Field(None, description="messages contain neither a call nor an answer")
+    calls_vanish: Action | None = Field(
+        None, description="the policy stops calling its tools without a gain in accuracy"
+    )
+    tool_wait: Action | None = Field(None, description="sampling spends much of its time waiting for tools")
     reward_hacking: Action | None = Field(None, description="the reward rises but held-out accuracy does not")
-    reward_drop: Action | None = Field(None, description="reward or held-out accuracy falls from its best")
-    collapse: Action | None = Field(None, description="the run has collapsed, as `trimtab stress` counts it")
+    reward_drop: Action | None = Field(None, description="reward or held-out accuracy falls far below its best value")
+    collapse: Action | None = Field(
+        None, description="the run has collapsed, by the definition in [stress.md](stress.md)"
+    )
 
     def action(self, alarm: str) -> Action:
         """Return what an alarm of this name does."""
@@ -255,31 +292,33 @@ class AlarmsConfig(Section):
 class RunConfig(Section):
     """How long a run lasts, where it runs, and what it saves."""
 
-    steps: int = Field(200, ge=1, le=1_000_000_000, description="RL steps (rollout batches)")
-    seed: int = Field(0, description="of sampling, the order of problems, and the demo model's weights")
+    steps: int = Field(200, ge=1, le=1_000_000_000, description="number of RL steps (rollout batches)")
+    seed: int = Field(0, description="seed of sampling, of the order of problems, and of the demo model's weights")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     threads: int = Field(
         0,
         ge=0,
         le=MAX_THREADS,
-        description="CPU threads; 0: torch's default, or one beside a GPU. Last bits of results depend on it",
+        description="CPU threads; 0 means torch's default, or 1 with a GPU. It changes the last bits of results",
     )
-    eval_every: int = Field(50, ge=0, description="steps between evaluations on held-out problems; 0: none")
-    eval_problems: int = Field(200, ge=1, le=10_000_000, description="held-out problems per evaluation")
-    checkpoint_every: int = Field(50, ge=0, description="steps between checkpoints; 0: only at the end")
-    keep_checkpoints: int = Field(2, ge=1, description="keep the newest so many checkpoints")
-    patience: int = Field(50, ge=0, description="stop after so many steps in a row without learning signal; 0: never")
+    eval_every: int = Field(50, ge=0, description="steps between evaluations on held-out problems; 0 means none")
+    eval_problems: int = Field(200, ge=1, le=10_000_000, description="number of held-out problems per evaluation")
+    checkpoint_every: int = Field(50, ge=0, description="steps between checkpoints; 0 means only one at the end")
+    keep_checkpoints: int = Field(2, ge=1, description="number of checkpoints to keep (the newest)")
+    patience: int = Field(
+        50, ge=0, description="stop after this many steps in a row without a learning signal; 0 means never"
+    )
     loggers: list[Literal["wandb", "trackio", "tensorboard"]] = Field(
         default_factory=list,
         max_length=3,
-        description="where metrics, sample texts and alarms go besides the run's files",
+        description="loggers that get the metrics, sample texts and alarms, in addition to the run's files",
     )
     log_samples: int = Field(
-        10, ge=0, description="loggers get the texts of four responses every so many steps; 0: none"
+        10, ge=0, description="loggers get the text of four responses every this many steps; 0 means none"
     )
-    report: bool = Field(True, description="`trimtab train` ends by writing report.html to the run's folder")
+    report: bool = Field(True, description="write report.html to the run's folder at the end of `trimtab train`")
     python_path: list[str] | None = Field(
         None,
-        description="folders in which the modules of `python:` names are looked for after `sys.path` "
-        "([own-parts.md](own-parts.md)); none: the recipe's and the current one",
+        description="folders to search for the modules of `python:` names, after `sys.path` "
+        "([own-parts.md](own-parts.md)); none means the recipe's folder and the current one",
     )

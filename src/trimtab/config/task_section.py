@@ -30,9 +30,9 @@ COMMON_KEYS = ("name", "environment")  # of every task
 class TaskConfig(Section):
     """Where prompts and ground-truth answers come from; a task has options of its own."""
 
-    name: str = Field("arithmetic", description="the task; one of your own is python:MODULE:NAME")
+    name: str = Field("arithmetic", description="the task, or python:MODULE:NAME for your own")
     environment: str | None = Field(
-        None, description="a class of yours, python:MODULE:NAME, whose methods are tools ([tools.md](tools.md))"
+        None, description="your own class, python:MODULE:NAME, whose methods are tools ([tools.md](tools.md))"
     )
 
     @field_validator("environment")

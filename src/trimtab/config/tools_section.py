@@ -15,23 +15,25 @@ from trimtab.tools import LEVELS
 
 
 class ToolsConfig(Section):
-    """Tools that the policy may call in a conversation of several turns ([tools.md](tools.md))."""
+    """Tools that the policy may call during a response ([tools.md](tools.md))."""
 
     use: list[str] = Field(
         default_factory=list,
         max_length=64,
-        description="their names: python, python_session, calculator, or a function of yours, python:MODULE:NAME; "
+        description="names of the tools: python, python_session, calculator, or your own function, python:MODULE:NAME; "
         "needs rollout.max_turns of 2 or more",
     )
     format: Literal["auto", "hermes", "llama", "fenced", "plain"] = Field(
-        "auto", description="how the model writes a call; auto: as its chat template says"
+        "auto", description="how the model writes a call; auto follows its chat template"
     )
-    timeout: float = Field(10.0, gt=0, le=86_400, description="seconds of one call; then its process is killed")
-    deadline: float = Field(120.0, gt=0, le=86_400, description="seconds of all calls of a conversation together")
-    workers: int = Field(4, ge=1, le=1024, description="calls that run at once, each in a process of its own")
-    memory_mb: int = Field(2048, ge=64, le=1_000_000, description="memory of one call")
+    timeout: float = Field(10.0, gt=0, le=86_400, description="seconds for one call; then its process is killed")
+    deadline: float = Field(120.0, gt=0, le=86_400, description="seconds for all calls of a conversation together")
+    workers: int = Field(
+        4, ge=1, le=1024, description="number of calls that run at the same time, each in its own process"
+    )
+    memory_mb: int = Field(2048, ge=64, le=1_000_000, description="memory limit of one call, in megabytes")
     sandbox_level: str = Field(
-        "full", description="python, python_session: the least isolation that is accepted ([sandbox.md](sandbox.md))"
+        "full", description="python, python_session: the lowest level of isolation to accept ([sandbox.md](sandbox.md))"
     )
 
     @field_validator("use")

@@ -116,20 +116,20 @@ def arithmetic_task(
     split: Split,
     family: Annotated[Family, TaskOption("the kind of problem")] = "addition",
     digits: Annotated[int, TaskOption("digits of each number", 1, 9)] = 2,
-    terms: Annotated[int, TaskOption("numbers in a chain or word problem", 2, 9)] = 3,
+    terms: Annotated[int, TaskOption("how many numbers a chain or word problem has", 2, 9)] = 3,
     min_terms: Annotated[
-        int | None, TaskOption("mix problems of so many numbers up to task.terms; none: all of those", 2, 9)
+        int | None, TaskOption("mix problems with this many up to task.terms numbers; none: always task.terms", 2, 9)
     ] = None,
     form: Annotated[
-        PromptForm, TaskOption(r"the prompt: bare is `12+34=`, instruct is a question that asks for a \boxed")
+        PromptForm, TaskOption(r"the prompt: bare is `12+34=`, instruct is a question that asks for a \boxed answer")
     ] = "bare",
-    size: Annotated[int, TaskOption("problems per epoch", 1, 10_000_000)] = 10_000,
+    size: Annotated[int, TaskOption("number of problems per epoch", 1, 10_000_000)] = 10_000,
     calls: Annotated[
         float,
-        TaskOption("share of worked solutions that call a tool: calculator if bare, python if instruct", 0, 1),
+        TaskOption("share of worked solutions that call a tool: the calculator if bare, python if instruct", 0, 1),
     ] = 0.0,
 ) -> Arithmetic:
-    """Generated sums, differences, products, chains and word problems, with worked solutions."""
+    """Generated sums, differences, products, chains of them, and word problems, with worked solutions."""
     return Arithmetic(family, digits, terms, form, size, split=split, min_terms=min_terms, calls=calls)
 
 

@@ -33,12 +33,12 @@ Row = Mapping[str, Any]
 
 def file_task(
     split: Split,
-    path: Annotated[str | None, TaskOption("a jsonl or parquet file, or a dataset on the hub")] = None,
-    eval_path: Annotated[str | None, TaskOption("the held-out problems; none: no evaluation")] = None,
-    rule: Annotated[str, TaskOption("how responses are graded ([rewards.md](rewards.md))")] = "boxed",
+    path: Annotated[str | None, TaskOption("a jsonl or parquet file, or the name of a dataset on the hub")] = None,
+    eval_path: Annotated[str | None, TaskOption("the same for held-out problems; none means no evaluation")] = None,
+    rule: Annotated[str, TaskOption("the rule that grades responses ([rewards.md](rewards.md))")] = "boxed",
     suffix: Annotated[str, TaskOption("text appended to the last message of each prompt")] = "",
     columns: Annotated[
-        dict[str, str], TaskOption(f"names of your columns: a table of {', '.join(COLUMNS)}, as far as they differ")
+        dict[str, str], TaskOption(f"your column names, as a table with any of the keys {', '.join(COLUMNS)}")
     ] = {},  # noqa: B006  (never changed)
 ) -> FixedTask:
     """Problems of a file; by default its columns are those of verl's schema."""
@@ -50,8 +50,10 @@ def file_task(
 
 def gsm8k_task(
     split: Split,
-    path: Annotated[str | None, TaskOption("GSM8K as it was published, a jsonl or parquet file; none: the hub")] = None,
-    eval_path: Annotated[str | None, TaskOption("the held-out problems; none: no evaluation")] = None,
+    path: Annotated[
+        str | None, TaskOption("GSM8K as published, as a jsonl or parquet file; none loads it from the hub")
+    ] = None,
+    eval_path: Annotated[str | None, TaskOption("the same for held-out problems; none means no evaluation")] = None,
     suffix: Annotated[str, TaskOption("text appended to each question")] = BOXED_SUFFIX,
 ) -> FixedTask:
     """GSM8K's questions, with their worked solutions."""

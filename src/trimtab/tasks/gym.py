@@ -86,7 +86,7 @@ class GymTask:
 def gym_task(
     kind: str,
     split: Split,
-    size: Annotated[int, TaskOption("problems per epoch", 1, 10_000_000)] = 10_000,
+    size: Annotated[int, TaskOption("number of problems per epoch", 1, 10_000_000)] = 10_000,
     options: Annotated[dict[str, Any], TaskOption("options of the generator")] = {},  # noqa: B006  (never changed)
 ) -> GymTask:
     """A kind of reasoning-gym's generated problems, with its own checker."""
