@@ -71,7 +71,7 @@ def columns() -> str:
     for name, table in TABLES.items():
         rows = [f"| `{c.name}` | {c.type} | {c.presence} | {c.meaning} |" for c in table]
         parts.append(
-            "\n".join([f"### `{name}`", "", "| column | type | there | meaning |", "|---|---|---|---|", *rows])
+            "\n".join([f"### `{name}`", "", "| column | type | present | meaning |", "|---|---|---|---|", *rows])
         )
     return "\n\n".join(parts)
 
