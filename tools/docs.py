@@ -209,14 +209,14 @@ def alarm_list() -> str:
         metrics = ", ".join(f"`{metric}`" for metric in kind.metrics)
         looks = (kind.detect.__doc__ or "").strip()
         limits = f" Thresholds: {limits}." if limits else ""
-        parts.append(f"### `{name}`\n\n{looks}\n\nLooks at {metrics}.{limits}\n\n{kind.suggestion}.")
+        parts.append(f"### `{name}`\n\n{looks}\n\nReads {metrics}.{limits}\n\n**What to do:** {kind.suggestion}.")
     return "\n\n".join(parts)
 
 
 def alarm_thresholds() -> str:
     """Every number that alarms depend on."""
     rows = [f"| `{name}` | {value:g} | {why} |" for name, (value, why) in threshold_reasons().items()]
-    return "\n".join(["| threshold | | why |", "|---|---|---|", *rows])
+    return "\n".join(["| threshold | value | meaning |", "|---|---|---|", *rows])
 
 
 def alarms_measured() -> str:

@@ -55,7 +55,7 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         policy.gradient_concentration,
         ("tokens/top_gradient_share", "groups/mixed_share", "tokens/count"),
         ("gradient_growth", "gradient_min_share"),
-        "Try objective.name = 'stapo' or a lower update.max_grad_norm, more rollout.prompts, and look at these tokens "
+        "Try objective.name = 'stapo', a lower update.max_grad_norm or more rollout.prompts, and look at these tokens "
         "in the records",
     ),
     "ratio": AlarmKind(
@@ -83,15 +83,15 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         response.no_signal,
         ("groups/mixed_share", "reward/accuracy", "reward/mean", "eval/accuracy"),
         ("signal_min_share", "signal_fall", "signal_right"),
-        "If all are wrong: an easier task, a warm start, more rollout.samples. If all are right: a harder task, or "
-        "stop here. rollout.dynamic_sampling = true samples until groups differ. Check the verifier",
+        "If all responses are wrong, use an easier task, a warm start or more rollout.samples. If all are right, use a "
+        "harder task, or stop. rollout.dynamic_sampling = true samples until rewards differ. Check the verifier",
     ),
     "rule_errors": AlarmKind(
         response.rule_errors,
         ("reward/crashed_share",),
         ("crashed_share",),
-        "Read rule_errors.jsonl in the run's folder, and mend the rule (that of the task or of reward.terms) or the "
-        "rows that it names; reward.crashed says what such responses get",
+        "Read rule_errors.jsonl in the run's folder, and fix the rule (of the task or of reward.terms) or the rows "
+        "that it names; reward.crashed sets what such responses get",
         at_once=True,
     ),
     "truncation": AlarmKind(
@@ -111,42 +111,42 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         response.length_drift,
         ("response/length_mean", "reward/accuracy"),
         ("length_factor", "length_gain"),
-        "Check what is rewarded; try objective.name = 'dr_grpo' or 'dapo' (no length bias), reward.overlong_buffer",
+        "Check what is rewarded; try objective.name = 'dr_grpo' or 'dapo' (no length bias), or reward.overlong_buffer",
     ),
     "failing_calls": AlarmKind(
         tools.failing_calls,
         ("tools/failed_share",),
         ("failing_level", "failing_growth"),
         "Look at tools/exception, tools/timeout, tools/malformed and the others, and at such calls in the report's "
-        "microscope. Malformed calls: a warm start, or another tools.format. Timeouts: a higher tools.timeout",
+        "microscope. For malformed calls try a warm start or another tools.format, for timeouts a higher tools.timeout",
     ),
     "void_turns": AlarmKind(
         tools.void_turns,
         ("conversation/void_share",),
         ("void_level", "void_growth"),
-        "Leave such conversations out of training: reward.void_turns. Check in the report's microscope that calls are "
-        "written in the form that tools.format reads",
+        "Exclude such conversations from training: reward.void_turns. Check in the report's microscope that calls are "
+        "written in the format that tools.format expects",
     ),
     "calls_vanish": AlarmKind(
         tools.calls_vanish,
         ("conversation/called_share", "reward/accuracy", "eval/accuracy"),
         ("vanish_level", "vanish_min_start"),
-        "Check that calls are worth it: can the task be answered without, do they fail, does rollout.max_turns or "
-        "rollout.max_new_tokens leave room for the answer after them? Try a longer warm start, a lower update.lr",
+        "Check that calls pay off: can the task be solved without them, do they fail, do rollout.max_turns and "
+        "rollout.max_new_tokens leave room for an answer after them? Try a longer warm start or a lower update.lr",
     ),
     "tool_wait": AlarmKind(
         tools.tool_wait,
         ("time/tools_wait_share",),
         ("tool_wait_share",),
         "Raise tools.workers if cores are idle, lower tools.timeout, make the tool faster, or sample more "
-        "conversations at a time: rollout.prompts, rollout.samples",
+        "conversations at the same time: rollout.prompts, rollout.samples",
     ),
     "reward_hacking": AlarmKind(
         response.reward_hacking,
         ("reward/accuracy", "reward/mean", "eval/accuracy", "response/length_mean", "policy/entropy"),
         ("hacking_rise", "hacking_follow", "jump_rise", "jump_length", "jump_entropy"),
         "Read the newest rewarded responses: does the verifier (task.rule) reward anything but right answers? "
-        "If not, train on more problems: the model may be memorising",
+        "If not, train on more problems, because the model may be memorising",
     ),
     "reward_drop": AlarmKind(
         response.reward_drop,

@@ -13,7 +13,7 @@ ENTROPY = "policy/entropy"
 
 
 def entropy_collapse(run: DetectorInput) -> Finding | None:
-    """Detect entropy far below the objective's target, or below its start, or on its way there, for little gain."""
+    """Detect entropy that is, or soon will be, far below the target or its start, without a gain in accuracy."""
     entropy, limits = run.shift(ENTROPY), run.limits
     if entropy is None or entropy.start <= 0:
         return None
@@ -37,7 +37,7 @@ def entropy_collapse(run: DetectorInput) -> Finding | None:
 
 
 def entropy_explosion(run: DetectorInput) -> Finding | None:
-    """Detect entropy far above both its start and the objective's target, or on its way there."""
+    """Detect entropy that is, or soon will be, far above both its start and the objective's target."""
     entropy, limits = run.shift(ENTROPY), run.limits
     if entropy is None:
         return None
@@ -70,7 +70,7 @@ def forecast(run: DetectorInput) -> float | None:
 
 
 def spurious_growth(run: DetectorInput) -> Finding | None:
-    """Detect more rare, confident, rewarded tokens than at the start."""
+    """Detect many more rare, confident, rewarded tokens than at the start."""
     metric, limits = "tokens/spurious_share", run.limits
     shares, tokens = run.history.values(metric), run.history.values("tokens/count")
     both = run.history.count(metric) == run.history.count("tokens/count")
@@ -98,7 +98,7 @@ def _pooled(shares: list[float], tokens: list[float]) -> tuple[float, float]:
 
 
 def gradient_concentration(run: DetectorInput) -> Finding | None:
-    """Detect few tokens that hold much more of the gradient than at the start, for little gain in accuracy."""
+    """Detect that a few tokens hold much more of the gradient than at the start, without a gain in accuracy."""
     metric, limits = "tokens/top_gradient_share", run.limits
     held, mixed, count = run.shift(metric), run.shift("groups/mixed_share"), run.shift("tokens/count")
     if held is None or mixed is None or count is None:
@@ -144,7 +144,7 @@ def ratio(run: DetectorInput) -> Finding | None:
 
 
 def clip(run: DetectorInput) -> Finding | None:
-    """Detect clipping of many more tokens than at the start."""
+    """Detect that many more tokens are clipped than at the start."""
     # Only growth: methods differ a hundredfold, SSPO and GSPO on the demo for example.
     cut, limits = run.shift("update/clip_share"), run.limits
     if cut is None or cut.now < max(limits.clip_min_share, limits.clip_growth * cut.start) or not cut.significant:
@@ -153,7 +153,7 @@ def clip(run: DetectorInput) -> Finding | None:
 
 
 def sampler_mismatch(run: DetectorInput) -> Finding | None:
-    """Detect a sampler whose log-probabilities differ from the trainer's."""
+    """Detect a sampler whose log-probs differ from the trainer's."""
     metric, limits = "sampler/mismatch_mean", run.limits
     now, shift = run.now(metric), run.shift(metric)
     if now is not None and now > limits.mismatch_level:

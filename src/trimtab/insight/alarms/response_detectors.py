@@ -8,7 +8,7 @@ from trimtab.insight.alarms.detector_input import DetectorInput, Finding, percen
 
 
 def no_signal(run: DetectorInput) -> Finding | None:
-    """Detect too few groups whose rewards differ, or far fewer than at the start, where accuracy has not gained."""
+    """Detect that rewards differ in too few groups, or in far fewer than at the start, without a gain in accuracy."""
     metric, limits = "groups/mixed_share", run.limits
     shift, right = run.shift(metric), run.now(run.accuracy)
     # Before there is a start to compare with, few such groups are the usual start of a hard task.
@@ -34,7 +34,7 @@ def _learned(run: DetectorInput, right: float | None) -> bool:
 
 
 def rule_errors(run: DetectorInput) -> Finding | None:
-    """Detect rules that fail on responses: by an exception, a wrong result, or a service that gives no answer."""
+    """Detect rules that fail: an exception, an invalid result, or a service that does not answer."""
     metric, limit = "reward/crashed_share", run.limits.crashed_share
     # The newest step alone: this is no noisy figure, and every step with errors teaches less.
     newest = run.history.last(metric, 1)
@@ -45,7 +45,7 @@ def rule_errors(run: DetectorInput) -> Finding | None:
 
 
 def truncation(run: DetectorInput) -> Finding | None:
-    """Detect many truncated responses where they do not become fewer, or many more than at the start."""
+    """Detect many truncated responses that do not become fewer, or many more than at the start."""
     metric, limits = "response/truncated_share", run.limits
     shift = run.shift(metric)
     if shift is None:
@@ -70,7 +70,7 @@ def repetition(run: DetectorInput) -> Finding | None:
 
 
 def length_drift(run: DetectorInput) -> Finding | None:
-    """Detect responses of another length than at the start, without a gain in accuracy."""
+    """Detect responses that are much longer or shorter than at the start, without a gain in accuracy."""
     length, limits = run.shift("response/length_mean"), run.limits
     if length is None or length.start <= 0:
         return None
@@ -87,7 +87,7 @@ def length_drift(run: DetectorInput) -> Finding | None:
 
 
 def reward_hacking(run: DetectorInput) -> Finding | None:
-    """Detect a reward that rises while held-out accuracy does not, or that jumps with length or entropy."""
+    """Detect a reward that rises while held-out accuracy does not, or that jumps together with length or entropy."""
     # The sum of several rewards rises with any of them, a format that is learnt for example.
     several = bool(run.history.values("rewards/task"))
     by_sum = None if several else _held_out_lags(run, "reward/mean")
@@ -140,7 +140,7 @@ def _jumps(run: DetectorInput) -> Finding | None:
 
 
 def reward_drop(run: DetectorInput) -> Finding | None:
-    """Detect accuracy, by the verifier or held-out, well below its best."""
+    """Detect sampled or held-out accuracy that is far below its best value."""
     limits = run.limits
     # The best is a median over the longer window, so that a lucky streak is no yardstick.
     now, best = run.now(run.accuracy), run.history.best(run.accuracy, limits.start_steps)

@@ -6,13 +6,13 @@ from trimtab.insight.alarms.detector_input import DetectorInput, Finding, percen
 
 
 def failing_calls(run: DetectorInput) -> Finding | None:
-    """Detect calls of which most fail where they do not become fewer, or many more that fail than at the start."""
+    """Detect that most calls fail and the failures do not become fewer, or that many more fail than at the start."""
     found = _level_or_rise(run, "tools/failed_share", run.limits.failing_level, run.limits.failing_growth)
     return found and Finding(f"{found[0]} of the calls of tools fail{found[1]}", found[2])
 
 
 def void_turns(run: DetectorInput) -> Finding | None:
-    """Detect many conversations with a message that neither calls nor answers, or many more than at the start."""
+    """Detect many conversations with a message without a call or an answer, or many more than at the start."""
     found = _level_or_rise(run, "conversation/void_share", run.limits.void_level, run.limits.void_growth)
     message = "of the conversations have a message with neither a call nor an answer"
     return found and Finding(f"{found[0]} {message}{found[1]}", found[2])
@@ -34,7 +34,7 @@ def _level_or_rise(
 
 
 def calls_vanish(run: DetectorInput) -> Finding | None:
-    """Detect a policy that gives up its tools: far fewer conversations with a successful call, for little gain."""
+    """Detect a policy that stops using its tools: far fewer successful calls, without a gain in accuracy."""
     metric, limits = "conversation/called_share", run.limits
     shift = run.shift(metric)
     if shift is None or shift.start < limits.vanish_min_start or not shift.significant:
@@ -47,7 +47,7 @@ def calls_vanish(run: DetectorInput) -> Finding | None:
 
 
 def tool_wait(run: DetectorInput) -> Finding | None:
-    """Detect sampling that does nothing for much of its time because every conversation waits for a tool."""
+    """Detect that sampling is idle much of the time, because every conversation waits for a tool."""
     metric, limit = "time/tools_wait_share", run.limits.tool_wait_share
     now = run.now(metric)
     if now is None or now <= limit:
