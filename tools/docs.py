@@ -26,7 +26,7 @@ RESULTS = ROOT / "benchmarks/results"
 
 
 def costs() -> str:
-    """The README's table of what the methods cost beside GRPO."""
+    """The table of what the methods cost compared with GRPO."""
     names = ("stapo", "stare", "sspo")
     lines = ["| ratio to GRPO | " + " | ".join(name.upper() for name in names) + " |", "|---" * 4 + "|"]
     for path in sorted(RESULTS.glob("objectives-*.json")):
@@ -37,7 +37,7 @@ def costs() -> str:
 
 
 def smollm2() -> str:
-    """The README's table of the runs of a real language model."""
+    """The table of the runs of a real language model."""
     lines = [
         "| task | before RL | after RL | sampled, first and last 5 steps | steps | minutes of RL |",
         "|---" * 6 + "|",
@@ -55,9 +55,9 @@ def smollm2() -> str:
     return "\n".join(lines)
 
 
-def readme() -> str:
-    """The README with its measured parts filled in."""
-    return filled("README.md", {"costs": costs, "smollm2": smollm2})
+def objectives_page() -> str:
+    """docs/objectives.md with the measured costs filled in."""
+    return filled("docs/objectives.md", {"costs": costs})
 
 
 def record_page() -> str:
@@ -233,7 +233,7 @@ def alarms_on_real_runs() -> str:
 
 def gpu_page() -> str:
     """docs/gpu.md with what was measured on a GPU filled in."""
-    return filled("docs/gpu.md", gpu_tables.PARTS)
+    return filled("docs/gpu.md", {**gpu_tables.PARTS, "smollm2": smollm2})
 
 
 def evaluation_page() -> str:
@@ -289,6 +289,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/gpu.md": gpu_page,
     "docs/methods.md": methods_reference,
     "docs/metrics.md": metrics_page,
+    "docs/objectives.md": objectives_page,
     "docs/own-parts.md": own_parts_page,
     "docs/recipes.md": recipes_page,
     "docs/record.md": record_page,
@@ -298,7 +299,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/study.svg": study_picture,
     "docs/tools.md": tools_page,
     "docs/tools.svg": tool_pages.curves,
-    "README.md": readme,
     # What the command line prints without importing torch.
     "src/trimtab/reference/methods.json": lambda: json.dumps(command_reference(), indent=1) + "\n",
     "src/trimtab/reference/recipe.schema.json": lambda: json.dumps(json_schema(), indent=2) + "\n",
