@@ -44,10 +44,11 @@ def prose(markdown: str) -> list[str]:
     """Return the paragraphs and list items of a page, without code blocks, tables, headings, comments and addresses."""
     text = re.sub(r"\A---\n.*?\n---\n", "", markdown, flags=re.DOTALL)  # front matter
     text = re.sub(r"^( *)(```|~~~).*?^ *\2", "\n", text, flags=re.DOTALL | re.MULTILINE)
-    text = re.sub(r"<!--.*?-->|<[^>\n]+>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r"`` .*? ``|`[^`]+`", "code", text)  # an identifier is read as one easy word
+    text = re.sub(r"<[^>\n]+>", "", text)
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    text = re.sub(r"`[^`]+`", "code", text)  # an identifier is read as one easy word
     lines = [line for line in text.splitlines() if not re.match(r"\s*(\||#|!!!|\?\?\?|===)", line)]
     joined = re.sub(r"^\s*(?:[-*]|\d+\.)\s+", "\n\n", "\n".join(lines), flags=re.MULTILINE)
     return [" ".join(block.split()) for block in re.split(r"\n\s*\n", joined) if block.strip()]

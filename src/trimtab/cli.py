@@ -69,7 +69,9 @@ app = CommandLine(
 
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the recipe, as update.lr=1e-6. Can be repeated."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Set any key of the recipe, for example update.lr=1e-6. Can be repeated."
+    ),
 ]
 
 
@@ -152,7 +154,7 @@ def methods(
 
 @app.command()
 def doctor() -> None:
-    """Show what this machine can do, what is missing for what, and how to get it."""
+    """Check this machine: which features work, which need something else, and how to get it."""
     from rich.console import Console
 
     from trimtab.console import show_doctor
@@ -162,7 +164,7 @@ def doctor() -> None:
 
 @app.command()
 def schema() -> None:
-    """Print the JSON schema of recipes, for editors."""
+    """Print the JSON schema of recipes, for autocompletion in editors."""
     typer.echo((REFERENCE / "recipe.schema.json").read_text(encoding="utf-8"), nl=False)
 
 
@@ -179,18 +181,21 @@ def train(
         typer.Option(
             "--from",
             metavar="RUN[@STEP]",
-            help="Start a new run from a checkpoint of another, with its recipe if none is given, and any --set.",
+            help="Start a new run from a checkpoint. Without a recipe, use the recipe of that run.",
         ),
     ] = None,
     keep_optimizer: Annotated[
-        bool, typer.Option("--keep-optimizer", help="With --from: take the optimizer's state too, not weights alone.")
+        bool, typer.Option("--keep-optimizer", help="With --from: also take the state of the optimizer.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show configuration, objective, batches and memory; load no model.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Show configuration, objective, batch sizes and memory, without loading a model."
+        ),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Plain lines instead of the live display.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print plain lines instead of the live display.")] = False,
 ) -> None:
-    """Train. Without a recipe: the demo, which learns on a CPU in about two minutes."""
+    """Train a model. Without a recipe, run the demo, which takes about two minutes on a CPU."""
     from trimtab.console import launch_run, resolve_request
 
     request = resolve_request(recipe, settings or [], out, resume, start, keep_optimizer)
@@ -218,11 +223,12 @@ def train(
 def export(
     model: Annotated[str, typer.Argument(metavar="RUN[@STEP]", help="A run, or a checkpoint of it.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Default: export, or export-STEP, in the run's folder.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where to write it. Default: export or export-STEP in the run's folder."),
     ] = None,
-    precision: Annotated[str, typer.Option(help="Of the weights: fp32, as they were trained, or bf16.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="Precision of the weights: fp32 (as trained) or bf16.")] = "fp32",
 ) -> None:
-    """Write a run's model to a folder that transformers, vLLM and TRL load; LoRA adapters are merged."""
+    """Write a run's model to a folder that transformers, vLLM and TRL can load. LoRA adapters are merged."""
     from trimtab.console import export_run
 
     typer.echo(f"written: {export_run(model, out, precision)}")
@@ -231,7 +237,7 @@ def export(
 @app.command()
 def grade(
     rule: Annotated[
-        str, typer.Option(help="The rule for lines without a `rule`; docs/rewards.md lists them.")
+        str, typer.Option(help="The rule for lines that name none. docs/rewards.md lists all rules.")
     ] = "math",
 ) -> None:
     """Grade JSON lines of {"response": ..., "answer": ...} from stdin; print one verdict per line, in order."""
@@ -243,14 +249,16 @@ def grade(
 
 @app.command()
 def sandbox(
-    probe: Annotated[bool, typer.Option("--probe", help="Say what holds on this machine, and run nothing.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds the program may take.")] = 10.0,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Show which protections work on this machine, and run nothing.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="Time limit in seconds.")] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as a JSON object.")] = False,
     level: Annotated[str, typer.Option(help="The lowest level to accept: full, namespaces, filters, limits.")] = "full",
     backend: Annotated[str, typer.Option(help="fork, bubblewrap, or http with --url.")] = "fork",
-    url: Annotated[str, typer.Option(help="A server that speaks SandboxFusion's protocol.")] = "",
+    url: Annotated[str, typer.Option(help="A server with SandboxFusion's protocol.")] = "",
 ) -> None:
-    """Run a program from stdin as a model's would be run. Exit code 1: an exception; 3: it was killed."""
+    """Run a Python program from stdin in the sandbox. Exit code 1: an exception; 3: it was killed."""
     from trimtab.tools import probe_lines, run_input
 
     if probe:
@@ -263,14 +271,16 @@ def sandbox(
 
 @app.command()
 def compare(
-    objectives: Annotated[list[str], typer.Argument(help="Objectives, as stapo grpo 'sspo + s2t'.")],
+    objectives: Annotated[
+        list[str], typer.Argument(help="The objectives to compare, for example stapo grpo 'sspo + s2t'.")
+    ],
     seeds: Annotated[int, typer.Option(help="Runs per objective, each with its own seed.")] = 3,
     recipe: Annotated[str, typer.Option(help="A recipe that comes with trimtab, or a .toml file.")] = "demo",
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="The folder of all runs. Default: runs/compare-<recipe>.")] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Number of runs at the same time.")] = 1,
 ) -> None:
-    """Run a recipe under several objectives and seeds; one table, one report. Finished runs are not run again."""
+    """Train a recipe with several objectives and seeds; print one table, write one report. Finished runs are kept."""
     from rich.console import Console
 
     from trimtab.compare import Comparison, plan_runs, show_comparison
@@ -289,24 +299,24 @@ def compare(
 
 @app.command()
 def stress(
-    objectives: Annotated[list[str], typer.Argument(help="Objectives, as grpo stapo 'gspo + stare'.")],
+    objectives: Annotated[
+        list[str], typer.Argument(help="The objectives to test, for example grpo stapo 'gspo + stare'.")
+    ],
     axis: Annotated[
         list[str],
-        typer.Option(help="A key and its values in the order of rising stress, as update.lr=1e-4,3e-4,1e-3."),
+        typer.Option(help="A key and its values in the order of increasing stress: update.lr=1e-4,3e-4,1e-3."),
     ],
     seeds: Annotated[int, typer.Option(help="Runs per setting, each with its own seed.")] = 3,
     recipe: Annotated[str, typer.Option(help="A recipe that comes with trimtab, or a .toml file.")] = "demo",
     search: Annotated[
         bool,
-        typer.Option(
-            "--search", help="Double the stress between two values until runs break, then bisect; or bisect a list."
-        ),
+        typer.Option("--search", help="Search for the margin with fewer runs: double until runs break, then bisect."),
     ] = False,
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="The folder of all runs. Default: runs/stress-<recipe>.")] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Number of runs at the same time.")] = 1,
 ) -> None:
-    """Push every objective until it breaks: a recipe under rising stress. Finished runs are not run again."""
+    """Train a recipe under increasing stress until every objective breaks. Finished runs are kept."""
     from rich.console import Console
 
     from trimtab.config import find_recipe
@@ -324,9 +334,11 @@ def stress(
 @app.command()
 def alarms(
     run: Annotated[Path, typer.Argument(help="A run's folder, or a jsonl file of metrics with the same names.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per alarm, with its evidence.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per alarm, with its evidence.")
+    ] = False,
 ) -> None:
-    """List the alarms that a run's metrics raise, with what to try, while it runs or afterwards."""
+    """List the alarms of a run, with what to try. Works during a run and afterwards."""
     from trimtab.insight.alarms import alarm_lines, replay_run
 
     for line in alarm_lines(replay_run(run, lambda text: print_error(f"warning: {text}")), as_json):
@@ -336,7 +348,7 @@ def alarms(
 @app.command(name="eval")
 @options_from(EvalOptions)
 def evaluate(options: EvalOptions) -> None:
-    """Evaluate a model on math benchmarks, with intervals by problem; a stopped evaluation is resumed."""
+    """Evaluate a model on math benchmarks, with intervals. The same command continues a stopped evaluation."""
     from trimtab.evaluate import run_eval
 
     make_optional(sys.stdout)  # so are samples and results
@@ -348,17 +360,22 @@ def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, with records under tokens/.")],
     objectives: Annotated[
         list[str] | None,
-        typer.Option("--objective", metavar="NAME", help="As 'sspo + s2t'; 'recorded' is the run's own. Repeatable."),
+        typer.Option(
+            "--objective",
+            metavar="NAME",
+            help="For example 'sspo + s2t'; 'recorded' is the run's own. Can be repeated.",
+        ),
     ] = None,
     sweep: Annotated[
-        list[str] | None, typer.Option(metavar="OPTION=A,B", help="Values of an option, as tau_p=0.0005,0.002.")
+        list[str] | None,
+        typer.Option(metavar="OPTION=A,B", help="Values of an option, for example tau_p=0.0005,0.002."),
     ] = None,
-    steps: Annotated[str | None, typer.Option(metavar="FIRST:LAST", help="Only these steps, both included.")] = None,
+    steps: Annotated[str | None, typer.Option(metavar="FIRST:LAST", help="Only these steps, including both.")] = None,
     out: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the results to this file.")
     ] = None,
 ) -> None:
-    """Show what other objectives would have done to a run's recorded tokens, without model or GPU."""
+    """Show what other objectives would have done with a run's recorded tokens. Needs no model and no GPU."""
     from rich.console import Console
 
     from trimtab.insight.replay import show_replay
@@ -370,13 +387,13 @@ def replay(
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run folders, of which several are compared, or that of a stress test."),
+        typer.Argument(metavar="RUN...", help="One run, several runs to compare, or the folder of a stress test."),
     ],
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: report.html in the run's folder.")] = None,
     objectives: Annotated[
         list[str] | None,
         typer.Option(
-            "--objective", metavar="NAME", help="An objective to show beside the run's own, as gspo. Can be repeated."
+            "--objective", metavar="NAME", help="Another objective to compare with, for example gspo. Can be repeated."
         ),
     ] = None,
     steps: Annotated[
@@ -384,7 +401,7 @@ def report(
         typer.Option("--step", metavar="N", help="Include this step in the microscope. Can be repeated."),
     ] = None,
 ) -> None:
-    """Write one HTML file on one or more runs: curves, alarms, all tokens at once, a microscope for single tokens."""
+    """Write an HTML report of one or more runs: curves, alarms, statistics of all tokens, and single tokens."""
     from trimtab.insight.report import COMPARED_OBJECTIVES, write_report
 
     compared = objectives or COMPARED_OBJECTIVES

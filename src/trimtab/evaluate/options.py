@@ -24,60 +24,70 @@ class EvalOptions:
 
     model: Annotated[
         str | None,
-        typer.Argument(help="A folder or hub name of a model, smollm2, a run of trimtab's, or a checkpoint."),
+        typer.Argument(help="A folder or hub name of a model, smollm2, a run of trimtab, or a checkpoint (RUN@STEP)."),
     ] = None
     benchmarks: Annotated[
         str,
         typer.Option(
-            help="Of aime24, aime25, amc23, math500, minerva, olympiadbench, gsm8k, with commas, "
-            "and files of your own (.jsonl, .parquet)."
+            help="Any of aime24, aime25, amc23, math500, minerva, olympiadbench, gsm8k, and your own files "
+            "(.jsonl, .parquet), separated by commas."
         ),
     ] = "aime24,aime25,amc23,math500,minerva,olympiadbench"
     columns: Annotated[
-        str | None, typer.Option(help="Columns of your own files: prompt=question,answer=result. Default: verl's.")
+        str | None, typer.Option(help="Column names of your own files: prompt=question,answer=result. Default: verl's.")
     ] = None
-    data: Annotated[Path | None, typer.Option(help="The folder with their files. Default: from the hub.")] = None
+    data: Annotated[
+        Path | None, typer.Option(help="The folder with the benchmark files. Default: download from the hub.")
+    ] = None
     preset: Annotated[str, typer.Option(help="train (T 1.0, top-p 1.0) or justrl (T 0.7, top-p 0.9).")] = "train"
-    samples: Annotated[int | None, typer.Option(help="Per problem. Default: 32, for the large sets 4.")] = None
-    max_new_tokens: Annotated[int, typer.Option(help="A response is cut off here.")] = MAX_NEW_TOKENS
-    temperature: Annotated[float | None, typer.Option(help="Instead of the preset's.")] = None
-    top_p: Annotated[float | None, typer.Option(help="Instead of the preset's.")] = None
-    suffix: Annotated[str | None, typer.Option(help="Added to every problem. Default: step by step, and a box.")] = None
-    problems: Annotated[int | None, typer.Option(help="Only the first so many of each benchmark.")] = None
-    seed: Annotated[int, typer.Option(help="Of all sampling.")] = 0
+    samples: Annotated[
+        int | None, typer.Option(help="Samples per problem. Default: 32, and 4 for the large benchmarks.")
+    ] = None
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum response length.")] = MAX_NEW_TOKENS
+    temperature: Annotated[float | None, typer.Option(help="Overrides the preset.")] = None
+    top_p: Annotated[float | None, typer.Option(help="Overrides the preset.")] = None
+    suffix: Annotated[
+        str | None, typer.Option(help="Text after every problem. Default: asks for step-by-step reasoning and a box.")
+    ] = None
+    problems: Annotated[int | None, typer.Option(help="Use only the first N problems of each benchmark.")] = None
+    seed: Annotated[int, typer.Option(help="Seed of all sampling.")] = 0
     rule: Annotated[str | None, typer.Option(help="The rule that grades the responses. Default: math.")] = None
     out: Annotated[Path | None, typer.Option(help="The folder. Default: runs/eval-<model>-<preset>.")] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the folder; the same command does so too.")] = False
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Sample again what failed.")] = False
-    regrade: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Grade again, without sampling.")] = None
-    against: Annotated[str | None, typer.Option(help="Another model, or the folder of its evaluation.")] = None
-    papers: Annotated[bool, typer.Option("--papers", help="Show published results beside it.")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Continue; an error if there is nothing to continue.")] = (
+        False
+    )
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Sample again where sampling failed.")] = False
+    regrade: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Grade the responses of this folder again.")
+    ] = None
+    against: Annotated[
+        str | None, typer.Option(help="Compare with another model, or with the folder of its evaluation.")
+    ] = None
+    papers: Annotated[bool, typer.Option("--papers", help="Also show published results.")] = False
     endpoint: Annotated[str | None, typer.Option(help="An OpenAI-compatible server: http://host:port/v1.")] = None
-    model_name: Annotated[str | None, typer.Option(help="What the server calls the model.")] = None
-    concurrency: Annotated[int, typer.Option(help="Requests at a time.")] = 16
+    model_name: Annotated[str | None, typer.Option(help="Name of the model on the server.")] = None
+    concurrency: Annotated[int, typer.Option(help="Number of requests at the same time.")] = 16
     timeout: Annotated[float, typer.Option(help="Seconds for a whole request to the server.")] = 1800.0
-    retries: Annotated[int, typer.Option(help="How often a request is tried again.")] = 6
-    engine: Annotated[str, typer.Option(help="What samples from a model here: native or vllm.")] = "native"
-    batch: Annotated[int, typer.Option(help="Responses at a time, without a server.")] = 256
+    retries: Annotated[int, typer.Option(help="How often a failed request is repeated.")] = 6
+    engine: Annotated[str, typer.Option(help="The sampler, without a server: native or vllm.")] = "native"
+    batch: Annotated[int, typer.Option(help="Responses sampled at the same time, without a server.")] = 256
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32"
-    chat: Annotated[bool, typer.Option(help="Use the chat template where there is one.")] = True
+    chat: Annotated[bool, typer.Option(help="Use the chat template if there is one.")] = True
     tools: Annotated[
         str | None,
-        typer.Option(help="What the model may call: python, python_session, calculator, python:MODULE:NAME."),
+        typer.Option(help="Tools that the model may call: python, python_session, calculator, python:MODULE:NAME."),
     ] = None
-    environment: Annotated[str | None, typer.Option(help="A class whose methods it may call: python:MODULE:NAME.")] = (
-        None
-    )
+    environment: Annotated[str | None, typer.Option(help="A class whose methods are tools: python:MODULE:NAME.")] = None
     tool_format: Annotated[
-        str, typer.Option(help="How it writes calls: auto, hermes, llama, fenced or plain. Not with a server.")
+        str, typer.Option(help="Format of calls: auto, hermes, llama, fenced or plain. Not with a server.")
     ] = "auto"
-    max_turns: Annotated[int, typer.Option(help="Messages of the model in a conversation with tools.")] = 8
-    max_observation_tokens: Annotated[int, typer.Option(help="Of one reply of a tool; the middle is cut out.")] = 512
-    tool_timeout: Annotated[float, typer.Option(help="Seconds for a call of a tool.")] = 10.0
-    tool_workers: Annotated[int, typer.Option(help="Calls of tools at a time.")] = 4
-    entropy: Annotated[bool, typer.Option(help="Score every response once more for its entropy.")] = True
-    quiet: Annotated[bool, typer.Option("--quiet", help="Plain lines instead of the bar.")] = False
+    max_turns: Annotated[int, typer.Option(help="With tools: maximum number of model messages per conversation.")] = 8
+    max_observation_tokens: Annotated[int, typer.Option(help="Maximum length of a tool's reply.")] = 512
+    tool_timeout: Annotated[float, typer.Option(help="Time limit of a tool call in seconds.")] = 10.0
+    tool_workers: Annotated[int, typer.Option(help="Number of tool calls at the same time.")] = 4
+    entropy: Annotated[bool, typer.Option(help="Measure the entropy, with one more forward pass per response.")] = True
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print plain lines instead of a progress bar.")] = False
 
     @property
     def name(self) -> str:
