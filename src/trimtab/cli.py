@@ -69,9 +69,7 @@ app = CommandLine(
 
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Set any key of the recipe, for example update.lr=1e-6. Can be repeated."
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the recipe, such as update.lr=1e-6. Repeatable."),
 ]
 
 
@@ -188,10 +186,7 @@ def train(
         bool, typer.Option("--keep-optimizer", help="With --from: also take the state of the optimizer.")
     ] = False,
     dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Show configuration, objective, batch sizes and memory, without loading a model."
-        ),
+        bool, typer.Option("--dry-run", help="Show settings, objective and memory, without loading a model.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print plain lines instead of the live display.")] = False,
 ) -> None:
@@ -223,8 +218,7 @@ def train(
 def export(
     model: Annotated[str, typer.Argument(metavar="RUN[@STEP]", help="A run, or a checkpoint of it.")],
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Where to write it. Default: export or export-STEP in the run's folder."),
+        Path | None, typer.Option(metavar="FOLDER", help="Default: export or export-STEP in the run's folder.")
     ] = None,
     precision: Annotated[str, typer.Option(help="Precision of the weights: fp32 (as trained) or bf16.")] = "fp32",
 ) -> None:
@@ -249,9 +243,7 @@ def grade(
 
 @app.command()
 def sandbox(
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Show which protections work on this machine, and run nothing.")
-    ] = False,
+    probe: Annotated[bool, typer.Option("--probe", help="Show which protections work here; run nothing.")] = False,
     timeout: Annotated[float, typer.Option(help="Time limit in seconds.")] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as a JSON object.")] = False,
     level: Annotated[str, typer.Option(help="The lowest level to accept: full, namespaces, filters, limits.")] = "full",
@@ -271,9 +263,7 @@ def sandbox(
 
 @app.command()
 def compare(
-    objectives: Annotated[
-        list[str], typer.Argument(help="The objectives to compare, for example stapo grpo 'sspo + s2t'.")
-    ],
+    objectives: Annotated[list[str], typer.Argument(help="Objectives, such as stapo grpo 'sspo + s2t'.")],
     seeds: Annotated[int, typer.Option(help="Runs per objective, each with its own seed.")] = 3,
     recipe: Annotated[str, typer.Option(help="A recipe that comes with trimtab, or a .toml file.")] = "demo",
     settings: Settings = None,
@@ -299,9 +289,7 @@ def compare(
 
 @app.command()
 def stress(
-    objectives: Annotated[
-        list[str], typer.Argument(help="The objectives to test, for example grpo stapo 'gspo + stare'.")
-    ],
+    objectives: Annotated[list[str], typer.Argument(help="Objectives, such as grpo stapo 'gspo + stare'.")],
     axis: Annotated[
         list[str],
         typer.Option(help="A key and its values in the order of increasing stress: update.lr=1e-4,3e-4,1e-3."),
@@ -309,8 +297,7 @@ def stress(
     seeds: Annotated[int, typer.Option(help="Runs per setting, each with its own seed.")] = 3,
     recipe: Annotated[str, typer.Option(help="A recipe that comes with trimtab, or a .toml file.")] = "demo",
     search: Annotated[
-        bool,
-        typer.Option("--search", help="Search for the margin with fewer runs: double until runs break, then bisect."),
+        bool, typer.Option("--search", help="Use fewer runs: double until runs break, then bisect.")
     ] = False,
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="The folder of all runs. Default: runs/stress-<recipe>.")] = None,
@@ -334,9 +321,7 @@ def stress(
 @app.command()
 def alarms(
     run: Annotated[Path, typer.Argument(help="A run's folder, or a jsonl file of metrics with the same names.")],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per alarm, with its evidence.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON objects, with the evidence.")] = False,
 ) -> None:
     """List the alarms of a run, with what to try. Works during a run and afterwards."""
     from trimtab.insight.alarms import alarm_lines, replay_run
@@ -360,15 +345,10 @@ def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, with records under tokens/.")],
     objectives: Annotated[
         list[str] | None,
-        typer.Option(
-            "--objective",
-            metavar="NAME",
-            help="For example 'sspo + s2t'; 'recorded' is the run's own. Can be repeated.",
-        ),
+        typer.Option("--objective", metavar="NAME", help="Such as 'sspo + s2t', or 'recorded'. Repeatable."),
     ] = None,
     sweep: Annotated[
-        list[str] | None,
-        typer.Option(metavar="OPTION=A,B", help="Values of an option, for example tau_p=0.0005,0.002."),
+        list[str] | None, typer.Option(metavar="OPTION=A,B", help="Values of an option, such as tau_p=0.0005,0.002.")
     ] = None,
     steps: Annotated[str | None, typer.Option(metavar="FIRST:LAST", help="Only these steps, including both.")] = None,
     out: Annotated[
@@ -392,9 +372,7 @@ def report(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: report.html in the run's folder.")] = None,
     objectives: Annotated[
         list[str] | None,
-        typer.Option(
-            "--objective", metavar="NAME", help="Another objective to compare with, for example gspo. Can be repeated."
-        ),
+        typer.Option("--objective", metavar="NAME", help="Also show this objective, such as gspo. Can be repeated."),
     ] = None,
     steps: Annotated[
         list[int] | None,
