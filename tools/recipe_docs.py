@@ -56,8 +56,8 @@ are kept. If you set `task.name` to another task, the options of the recipe's ta
 rounding.
 
 **If you come from TRL:** `rollout.samples` is `num_generations`, `rollout.max_new_tokens` is `max_completion_length`,
-`update.passes` is `num_iterations`, and `update.token_budget` replaces `per_device_train_batch_size`. `run.steps` counts
-rollout batches, not optimizer steps. The KL coefficient `beta` is the attachment `+ kl(coef=0.04)`.
+`update.passes` is `num_iterations`, and `update.token_budget` replaces `per_device_train_batch_size`. `run.steps`
+counts rollout batches, not optimizer steps. The KL coefficient `beta` is the attachment `+ kl(coef=0.04)`.
 
 **If memory runs out**, lower `update.token_budget` first, then `rollout.batch_size` and `update.head_chunk`. These
 three change results only by rounding. `model.gradient_checkpointing = true` and `model.lora_rank` save more. The error
