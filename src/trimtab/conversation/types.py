@@ -13,13 +13,13 @@ Outcome = Literal[
 ]
 OUTCOMES: dict[Outcome, str] = {
     "ok": "the tool returned",
-    "exception": "the tool raised, or returned what is no text",
-    "timeout": "it took longer than its deadline and was killed",
-    "memory": "it wanted more memory than it may have",
-    "output": "it printed or returned more than it may; the beginning is kept",
+    "exception": "the tool raised an exception, or its result cannot be written as text",
+    "timeout": "it took longer than its time limit and was killed",
+    "memory": "it needed more memory than allowed",
+    "output": "it printed or returned more than allowed; the beginning is kept",
     "killed": "its process crashed or ended itself",
-    "malformed": "the message has a call that cannot be read",
-    "unknown_tool": "there is no tool of this name",
+    "malformed": "the message contains a call that cannot be parsed",
+    "unknown_tool": "there is no tool with this name",
     "bad_arguments": "arguments are missing, unknown, or of the wrong type",
 }
 
@@ -27,9 +27,9 @@ Ended = Literal["answer", "void", "turns", "tokens", "deadline", "environment"]
 ENDED: dict[Ended, str] = {
     "answer": "the last message has no call: it is the answer",
     "void": "the last message has neither a call nor an answer",
-    "turns": "the last message that it may have has a call, which was not run",
+    "turns": "the last allowed message contains a call, which was not run",
     "tokens": "the budget of sampled tokens ran out",
-    "deadline": "its tools took more seconds than a conversation may have",
+    "deadline": "its tools took more seconds than a conversation is allowed",
     "environment": "the environment's process is gone: a call hung or crashed, or `reset` failed",
 }
 
