@@ -91,7 +91,7 @@ class WarmStartConfig(Section):
     columns: dict[str, str] = Field(
         default_factory=dict, description="column names in that file, as a table with the keys prompt, solution, system"
     )
-    max_problems: int | None = Field(None, ge=1, description="use only this many problems, repeatedly")
+    max_problems: int | None = Field(None, ge=1, description="use only the first N problems, repeatedly")
     cache: bool = Field(
         True, description="save the resulting weights next to the run's folder and reuse them in later runs"
     )
@@ -217,7 +217,9 @@ class UpdateConfig(Section):
     )
     warmup_steps: int = Field(0, ge=0, description="number of steps of linear learning-rate warm-up")
     decay_steps: int | None = Field(
-        None, ge=1, description="linear, cosine: the step at which the decay ends; none means run.steps"
+        None,
+        ge=1,
+        description="linear, cosine: the step at which the decay ends, counting the warm-up; none: run.steps",
     )
     min_lr_ratio: float = Field(
         0.0, ge=0, le=1, description="linear, cosine: the final learning rate, as a share of update.lr"
@@ -238,7 +240,7 @@ class RecordConfig(Section):
     """The flight recorder: it stores response tokens for `trimtab replay` and reports ([record.md](record.md))."""
 
     enabled: bool = Field(True, description="write token-level records to the run's folder `tokens`")
-    every: int = Field(1, ge=1, description="record one step in this many")
+    every: int = Field(1, ge=1, description="record every N-th step")
     group_share: float = Field(
         1.0, gt=0, le=1, description="share of the groups to record; replays are exact only with 1"
     )
@@ -251,7 +253,7 @@ Action = Literal["warn", "save", "stop", "off"]
 
 
 class AlarmsConfig(Section):
-    """What happens when an alarm rings ([alarms.md](alarms.md)); a key named after an alarm overrides `default`."""
+    """What happens when an alarm rings ([alarms.md](alarms.md)); without a key of its own, `default` holds."""
 
     enabled: bool = Field(True, description="check the metrics after every step")
     default: Action = Field(
@@ -265,8 +267,8 @@ class AlarmsConfig(Section):
     gradient_concentration: Action | None = Field(None, description="a few tokens hold much of the gradient")
     ratio: Action | None = Field(None, description="the policy moves too far within a step")
     clip: Action | None = Field(None, description="far more tokens are clipped than at the start")
-    sampler_mismatch: Action | None = Field(None, description="sampler and trainer disagree about log-probabilities")
-    no_signal: Action | None = Field(None, description="too few groups have different rewards")
+    sampler_mismatch: Action | None = Field(None, description="sampler and trainer disagree about log-probs")
+    no_signal: Action | None = Field(None, description="rewards differ in too few groups")
     rule_errors: Action | None = Field(None, description="grading rules fail")
     truncation: Action | None = Field(None, description="many responses are truncated")
     repetition: Action | None = Field(None, description="responses repeat themselves")
@@ -314,7 +316,7 @@ class RunConfig(Section):
         description="loggers that get the metrics, sample texts and alarms, in addition to the run's files",
     )
     log_samples: int = Field(
-        10, ge=0, description="loggers get the text of four responses every this many steps; 0 means none"
+        10, ge=0, description="steps between logging the text of four responses to the loggers; 0 means never"
     )
     report: bool = Field(True, description="write report.html to the run's folder at the end of `trimtab train`")
     python_path: list[str] | None = Field(

@@ -41,7 +41,7 @@ def file_task(
         dict[str, str], TaskOption(f"your column names, as a table with any of the keys {', '.join(COLUMNS)}")
     ] = {},  # noqa: B006  (never changed)
 ) -> FixedTask:
-    """Problems of a file; by default its columns are those of verl's schema."""
+    """Problems from a file, by default with the columns of verl's schema."""
     source = path if split == "train" else eval_path
     if source is None:
         raise ValueError("task.name='file' needs task.path: a jsonl or parquet file")
@@ -56,7 +56,7 @@ def gsm8k_task(
     eval_path: Annotated[str | None, TaskOption("the same for held-out problems; none means no evaluation")] = None,
     suffix: Annotated[str, TaskOption("text appended to each question")] = BOXED_SUFFIX,
 ) -> FixedTask:
-    """GSM8K's questions, with their worked solutions."""
+    """The questions of GSM8K, with their worked solutions."""
     return gsm8k((path if split == "train" else eval_path) or "openai/gsm8k", suffix)
 
 

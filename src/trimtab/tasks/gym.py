@@ -89,7 +89,7 @@ def gym_task(
     size: Annotated[int, TaskOption("number of problems per epoch", 1, 10_000_000)] = 10_000,
     options: Annotated[dict[str, Any], TaskOption("options of the generator")] = {},  # noqa: B006  (never changed)
 ) -> GymTask:
-    """A kind of reasoning-gym's generated problems, with its own checker."""
+    """Problems of one kind that reasoning-gym generates, graded by its own checker."""
     return GymTask(kind, size, options=options, split=split)
 
 
