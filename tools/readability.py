@@ -49,6 +49,7 @@ def prose(markdown: str) -> list[str]:
     text = re.sub(r"<[^>\n]+>", "", text)
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"^> ?", "", text, flags=re.MULTILINE)
     lines = [line for line in text.splitlines() if not re.match(r"\s*(\||#|!!!|\?\?\?|===)", line)]
     joined = re.sub(r"^\s*(?:[-*]|\d+\.)\s+", "\n\n", "\n".join(lines), flags=re.MULTILINE)
     return [" ".join(block.split()) for block in re.split(r"\n\s*\n", joined) if block.strip()]
@@ -57,7 +58,8 @@ def prose(markdown: str) -> list[str]:
 def sentences(block: str) -> list[str]:
     """Split a paragraph where a sentence ends and the next one begins with a capital letter, a digit or a mark."""
     guarded = re.sub(r"\b(e\.g|i\.e|vs|etc|al|Dr|Fig)\.", r"\1", block)
-    return [each for each in re.split(r"(?<=[.!?])[\"')*]*\s+(?=[A-Z0-9\"'(*]|code\b)", guarded) if words(each)]
+    ends = r"(?<=[.!?])[\"')*]*\s+(?=[A-Z0-9\"'(*]|(?:code|trimtab|verl)\b)"
+    return [each for each in re.split(ends, guarded) if words(each)]
 
 
 def words(text: str) -> list[str]:
