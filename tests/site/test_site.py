@@ -1,0 +1,30 @@
+"""The site is built without a warning, stands by itself, and no link in it is dead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from helpers.site.building import ROOT, Page, dead_links
+
+
+def test_every_link_leads_somewhere(site: Path) -> None:
+    assert dead_links(site) == []
+
+
+def test_a_dead_link_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<p id="here"><a href="b.html#there">1</a><a href="c.html">2</a><a href="#no">3</a>'
+    )
+    (tmp_path / "b.html").write_text('<p id="there"><a href="a.html#here">4</a><img src="no.png">')
+    assert sorted(dead_links(tmp_path)) == ["a.html: #no", "a.html: c.html", "b.html: no.png"]
+
+
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    for path in site.rglob("*.html"):
+        assert [load for load in Page(path).loads if urlsplit(load).scheme not in {"", "data"}] == [], path
+
+
+def test_every_page_of_docs_is_on_the_site(site: Path) -> None:
+    for path in (ROOT / "docs").rglob("*.md"):
+        assert (site / path.relative_to(ROOT / "docs").with_suffix(".html")).exists(), path
