@@ -1,42 +1,52 @@
-"""What the site adds to docs/ while it is built: pages of the repository's files that the docs link to."""
+"""What the site adds to docs/ while it is built: notebooks as pages, the gallery, and files that the docs link to."""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
-from posixpath import normpath
 from typing import Any
 
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-OUTSIDE = re.compile(r"\]\((?:\.\./)+([\w./-]+)\)")  # a link from a page to a file outside of docs/
+sys.path.insert(0, str(ROOT / "tools"))  # mkdocs loads this file by its path
+
+import gallery  # noqa: E402
+import notebooks  # noqa: E402
+
+OUTSIDE = re.compile(r"\]\((?:\.\./)+([\w./-]+)\)")  # a link from a page of docs/ to a file outside of it
+NOTEBOOK = re.compile(r"(\]\([\w./-]+)\.ipynb\)(?!\{)")  # but for the button that downloads it
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".sh": "bash"}
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add a page for each file or folder outside of docs/ that a page links to: the site stands by itself."""
-    linked = {path for page in DOCS.rglob("*.md") for path in OUTSIDE.findall(page.read_text())}
-    for path in sorted(linked):
-        files.append(File.generated(config, f"source/{path}.md", content=source_page(path)))
+    """Add the pages that are made while the site is built."""
+    for path in sorted(DOCS.glob("notebooks/*.ipynb")):
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=notebooks.page(path)))
+    for name, content in gallery.pages().items():
+        files.append(File.generated(config, f"gallery/{name}.html", content=content))
+    # Linked files get a page each, so that the site stands by itself.
+    for path in sorted({found for page in DOCS.glob("*.md") for found in OUTSIDE.findall(page.read_text())}):
+        files.append(File.generated(config, f"source/{path}.md", content=source_page(ROOT / path, path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Lead links to files outside of docs/ to their pages."""
-    up = "../" * page.file.src_uri.count("/")
-    return OUTSIDE.sub(lambda found: f"]({up}source/{found[1]}.md)", markdown)
+    """Lead links to notebooks, and to files outside of docs/, to their pages."""
+    if page.file.src_uri.startswith(("notebooks/", "source/")):
+        return markdown
+    return OUTSIDE.sub(r"](source/\1.md)", NOTEBOOK.sub(r"\1.md)", markdown))
 
 
-def source_page(name: str) -> str:
+def source_page(path: Path, name: str) -> str:
     """Return a page with a file, or with all files of a folder; the search leaves it out."""
-    path = ROOT / normpath(name)
     if not path.exists():
         raise FileNotFoundError(f"the docs link to {name}, which does not exist")
-    files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
-    parts = ["---", f"title: {name}", "search: { exclude: true }", "---", f"# `{name}`"]
-    for each in files:
-        parts += [] if len(files) == 1 else [f"## `{each.name}`"]
-        parts += [f"````{LANGUAGES.get(each.suffix, 'text')}", each.read_text().rstrip(), "````"]
-    return "\n\n".join(["\n".join(parts[:4]), *parts[4:]])
+    text = f"---\ntitle: {name}\nsearch: {{ exclude: true }}\n---\n\n# `{name}`\n"
+    for each in [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file()):
+        heading = "" if path.is_file() else f"## `{each.name}`\n\n"
+        # Four backticks: a file may hold a block of three.
+        text += f"\n{heading}````{LANGUAGES.get(each.suffix, 'text')}\n{each.read_text().rstrip()}\n````\n"
+    return text
