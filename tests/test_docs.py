@@ -73,7 +73,8 @@ def test_the_sandboxs_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_linked_file_is_there() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\((?!http)([^)#\s]+)[)#]", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links {target}"
+            # The gallery's pages are made with the site, whose links tests/site checks.
+            assert (page.parent / target).exists() or re.match(r"gallery/\w+\.html$", target), f"{page.name}: {target}"
 
 
 def test_the_readme_says_the_two_commands_of_a_clone() -> None:

@@ -18,6 +18,7 @@ line on stderr, and the exit code is 2. [Stopping](stopping.md) lists all exit c
 
 _VALUES = {int: "N", float: "N", Path: "PATH"}  # what stands for a value of a type
 
+
 def commands_page() -> str:
     """Return docs/commands.md: every command with its arguments and options."""
     group = typer.main.get_command(app)

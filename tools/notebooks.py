@@ -25,7 +25,7 @@ def execute(path: Path) -> dict[str, Any]:
 
     # `!trimtab` is the one of this environment.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    notebook = nbformat.read(path, as_version=4)
+    notebook = nbformat.from_dict(json.loads(path.read_text()))
     with tempfile.TemporaryDirectory() as folder:
         resources = {"metadata": {"path": folder}}
         NotebookClient(

@@ -18,6 +18,7 @@ import notebooks  # noqa: E402
 
 OUTSIDE = re.compile(r"\]\((?:\.\./)+([\w./-]+)\)")  # a link from a page of docs/ to a file outside of it
 NOTEBOOK = re.compile(r"(\]\([\w./-]+)\.ipynb\)(?!\{)")  # but for the button that downloads it
+PROGRAMS = {".py", ".sh", ".toml"}
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".sh": "bash"}
 
 
@@ -41,12 +42,15 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def source_page(path: Path, name: str) -> str:
-    """Return a page with a file, or with all files of a folder; the search leaves it out."""
+    """Return a page that the search leaves out: a file, or the programs of a folder and the names of its data."""
     if not path.exists():
         raise FileNotFoundError(f"the docs link to {name}, which does not exist")
-    text = f"---\ntitle: {name}\nsearch: {{ exclude: true }}\n---\n\n# `{name}`\n"
+    text = f"---\ntitle: {name}\nsearch: {{ exclude: true }}\n---\n\n# `{name}`\n\n"
     for each in [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file()):
+        if path.is_dir() and each.suffix not in PROGRAMS:
+            text += f"- `{each.name}`, {each.stat().st_size / 1000:.0f} kB\n"
+            continue
         heading = "" if path.is_file() else f"## `{each.name}`\n\n"
         # Four backticks: a file may hold a block of three.
-        text += f"\n{heading}````{LANGUAGES.get(each.suffix, 'text')}\n{each.read_text().rstrip()}\n````\n"
+        text += f"{heading}````{LANGUAGES.get(each.suffix, 'text')}\n{each.read_text().rstrip()}\n````\n\n"
     return text

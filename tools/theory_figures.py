@@ -16,6 +16,7 @@ from trimtab import theory
 mpl.use("svg")
 mpl.rcParams.update({"svg.hashsalt": "trimtab", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
 from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
 
 VOCABULARY = 1000
 
@@ -31,7 +32,7 @@ def tokens(count: int) -> theory.Moments:
     return theory.moments(logits, token)
 
 
-def gradient_figure() -> plt.Figure:
+def gradient_figure() -> Figure:
     """Draw the squared gradient norm over probability, coloured by entropy."""
     found = tokens(600)
     figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
@@ -44,7 +45,7 @@ def gradient_figure() -> plt.Figure:
     return figure
 
 
-def entropy_figure() -> plt.Figure:
+def entropy_figure() -> Figure:
     """Draw the predicted entropy change over surprisal for one distribution, with the critical surprisal."""
     torch.manual_seed(1)
     logits = 2 * torch.randn(VOCABULARY, dtype=torch.float64)
@@ -56,8 +57,8 @@ def entropy_figure() -> plt.Figure:
     for sign, label, color in ((1, "rewarded (A = 1)", "tab:blue"), (-1, "punished (A = -1)", "tab:red")):
         axes.plot(-found.logp, sign * change, lw=2, color=color, label=label)
     axes.axhline(0, color="0.6", lw=0.8)
-    axes.axvline(critical, color="0.3", lw=1, ls="--", label="critical surprisal")
-    axes.axvline(found.entropy[0], color="0.3", lw=1, ls=":", label="entropy")
+    axes.axvline(float(critical), color="0.3", lw=1, ls="--", label="critical surprisal")
+    axes.axvline(float(found.entropy[0]), color="0.3", lw=1, ls=":", label="entropy")
     axes.set(xlabel="surprisal -ln p of the token (nats)", ylabel="predicted entropy change", xlim=(None, 11))
     axes.legend(frameon=False)
     return figure
