@@ -151,12 +151,12 @@ def limit(result: Any) -> list[str]:
     ]
     if not rows:
         return []
-    columns = ["", "mean length", "tokens/s", "seconds", "of the limit", "of the limit with products"]
+    columns = ["", "mean length", "tokens/s", "seconds", "of the limit", "of the limit with GEMMs"]
     timed = [row.get("first_seconds", 0) - row["seconds"] for key, row in result.items() if key.startswith("Qwen3-")]
     made = (
-        f"Graphs made in a first call, which took up to {max(timed):.1f} s longer, do not count."
+        f"First calls, which capture CUDA graphs and took up to {max(timed):.1f} s longer, do not count."
         if max(timed) > 0
-        else "Graphs were made in the call that was timed, one for each count of rows that were left."
+        else "Graphs were made in the call that was timed, one for each number of remaining responses."
     )
     copied = f"A copy reads and writes {result['copy_bytes_per_second'] / 1e12:.2f} TB/s."
     return [*table(columns, rows), *words(f"{copied} {made}")]
@@ -194,7 +194,7 @@ def step(result: Any) -> list[str]:
         *table(["a step of 64 prompts x 8", "trimtab, s", "TRL, s", "times faster"], rows),
         *words(
             f"Target: {STEP} times as fast as TRL; {aim}.",
-            f"Steps that count, at least: ours {least['trimtab']}, TRL's {least['trl']}.",
+            f"Number of timed steps, at least: ours {least['trimtab']}, TRL's {least['trl']}.",
         ),
         "",
         *table([f"ms, where {FORCED[next(iter(measured))]}", "trimtab", "TRL"], parts),
@@ -212,7 +212,7 @@ def overhead(result: Any) -> list[str]:
     aims = [f"Target: an objective adds at most {OBJECTIVE:.0%}; {aim}."]
     how = (
         f"A whole step takes {made['whole_step_seconds']:.2f} s, {made['sampling_seconds']:.2f} s of it sampling, for "
-        f"{made['tokens']:,} tokens; responses differ in reward in {made['groups_mixed_share']:.0%} of the groups; "
+        f"{made['tokens']:,} tokens. Rewards differ within {made['groups_mixed_share']:.0%} of the groups. "
         f"{made['rounds']} rounds."
     )
     if recorder:
