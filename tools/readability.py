@@ -130,7 +130,13 @@ def main() -> None:
             cells.append("  ".join(f"{figures[key]:>6g}" for key in keys) if figures else " " * 30)
         print(f"{name:28} {'   '.join(cells)}")
     if commit:
-        result = {"index": "Gunning fog over prose", "long_sentence_words": LONG, "commit_before": commit}
+        same = count(text for name, text in pages_now().items() if name in before).figures()
+        result = {
+            "index": "Gunning fog over prose",
+            "long_sentence_words": LONG,
+            "commit_before": commit,
+            "all_after_without_new_pages": same,
+        }
         RESULT.write_text(json.dumps({**result, "before": before, "after": now}, indent=1) + "\n")
 
 
