@@ -32,7 +32,7 @@ ROUNDS = 10  # the least of so many starts: other work on the machine only adds 
 # What shows that an extra is enough: a short run that needs it, or the import of what users import.
 USES: Mapping[str, Sequence[str]] = {
     CORE: ["-m", "trimtab", "train", *QUIET],
-    "gym": ["-m", "trimtab", "train", *SHORT, "--set", "task.name=gym:basic_arithmetic"],
+    "gym": ["-c", "from trimtab.tasks import build_task; build_task('gym:basic_arithmetic', {}, 'train', 1)[0]"],
     "hub": ["-c", "import datasets"],
     "lora": ["-m", "trimtab", "train", *SHORT, "--set", "model.lora_rank=4"],
     "smollm2": ["-m", "trimtab", "train", "smollm2", "--dry-run"],
@@ -103,6 +103,7 @@ def measure(python: str, wheel: Path, extras: Sequence[str], require: Sequence[s
         "versions": installed["versions"],
         "start": start_up(base),
     }
+    print(json.dumps(result), file=sys.stderr)
     result["extras"] = {extra: measure_extra(extra, base, wheel, constraints, result, folder) for extra in extras}
     shutil.rmtree(base)
     return result
@@ -128,6 +129,7 @@ def measure_extra(
         result["error"] = str(error)
     finally:
         shutil.rmtree(copy)
+    print(json.dumps({extra: result}), file=sys.stderr)  # the whole takes long
     return result
 
 
@@ -182,9 +184,8 @@ def run(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedPr
     """Run a command; if it fails, raise what it printed."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, **options)
     if done.returncode:
-        raise SystemExit(
-            f"{' '.join(map(str, command))} ended with code {done.returncode}:\n{done.stdout}{done.stderr}"
-        )
+        shown = " ".join(map(str, command))
+        raise RuntimeError(f"{shown} ended with code {done.returncode}:\n{done.stdout}{done.stderr}")
     return done
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -45,8 +46,13 @@ def test_what_only_prints_imports_nothing_heavy(command: str) -> None:
     assert [name for name in modules if name.split(".")[0] == "trimtab" and name not in LIGHT] == []
 
 
-def test_the_schema_is_that_of_the_code() -> None:
-    assert json.loads(CliRunner().invoke(app, ["schema"]).output) == json_schema()
+def test_the_schema_has_the_keys_of_the_code() -> None:
+    def keys(schema: dict[str, Any]) -> dict[str, list[str]]:
+        sections = {**schema["$defs"], "": schema}
+        return {name: sorted(section.get("properties", ())) for name, section in sections.items()}
+
+    # The rest of it differs between versions of pydantic; `make check` compares it in ours.
+    assert keys(json.loads(CliRunner().invoke(app, ["schema"]).output)) == keys(json_schema())
 
 
 def test_a_shell_completes_commands_and_options_without_heavy_imports() -> None:
