@@ -59,9 +59,8 @@ RANGE_TESTS := tests/test_cli.py tests/test_startup.py tests/config tests/consol
 	tests/conversation/test_tokens_in_tokens_out.py tests/record/test_record_reader.py tests/record/test_record_writer.py \
 	tests/evaluate/test_endpoint.py tests/rewards/test_math_rule.py tests/train/test_resume.py
 
-# Old packages use what newer ones have deprecated.
 test-oldest: $(OLDEST)/.ready
-	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 -W ignore::DeprecationWarning $(RANGE_TESTS)
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 $(RANGE_TESTS)
 
 $(OLDEST)/.ready: pyproject.toml constraints.txt requirements/oldest.txt
 	$(call environment,$(OLDEST),oldest,constraints.txt)

@@ -13,6 +13,8 @@ RESULTS = Path(__file__).parent.parent / "benchmarks/results"
 def installed() -> str:
     """What the installation, each extra and the first commands took."""
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("install-*.json"))]
+    if not results:
+        return ""
     environments = [environment for result in results for environment in result["environments"]]
     lines = ["| | size | packages | `trimtab --help` | `methods` | `schema` |", "|---|---|---|---|---|---|"]
     lines += [_environment(environment) for environment in environments]
