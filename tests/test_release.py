@@ -35,6 +35,16 @@ def test_every_extra_for_users_is_tried_by_the_installation_benchmark() -> None:
     assert extras - {"dev", "site", "vllm"} == set(install.USES) - {install.CORE}
 
 
+def test_workflows_call_targets_and_files_that_there_are() -> None:
+    workflows = "".join(path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml"))
+    ends = re.findall(r"end: (\w+)", workflows)
+    for target in re.findall(r"run: make ([\w-]+)", workflows):
+        for name in [f"{target}{end}" for end in ends] if target.endswith("-") else [target]:
+            assert re.search(rf"^{name}:", MAKEFILE, re.MULTILINE), name
+    for script in re.findall(r"python ([\w/]+\.py)", workflows):
+        assert (ROOT / script).exists()
+
+
 def test_hooks_run_the_tools_of_make_check() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     hooked = {" ".join(hook["entry"].split()[:2]).replace(".venv/bin/", "").removesuffix(" --check") for hook in hooks}
