@@ -189,6 +189,7 @@ def train(
         bool, typer.Option("--dry-run", help="Show settings, objective and memory, without loading a model.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print plain lines instead of the live display.")] = False,
+    gpus: Annotated[int | None, typer.Option(metavar="N", help="Train on N GPUs of this machine.")] = None,
 ) -> None:
     """Train a model. Without a recipe, run the demo, which takes about two minutes on a CPU."""
     from trimtab.console import launch_run, resolve_request
@@ -199,6 +200,11 @@ def train(
 
         typer.echo(describe_dry_run(request.config))
         return
+    if gpus is not None and "RANK" not in os.environ:  # else this is one of the processes
+        from trimtab.console import check_gpus, supervise
+
+        check_gpus(gpus, request.config.run.device)
+        raise typer.Exit(supervise(gpus, sys.argv[1:], print_error))
     make_optional(sys.stdout)  # metrics and checkpoints are what matters, and they are in files
     from trimtab.insight.alarms import alarm_monitor
     from trimtab.insight.report import try_report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +15,26 @@ from typing import Any
 
 from trimtab.config import Config, RunModel, find_checkpoint, find_recipe, find_run_model, load
 from trimtab.console.display import LiveReporter
+from trimtab.console.processes import LOST
 from trimtab.console.reporters import PlainReporter
 from trimtab.console.summary_text import closing_summary, describe_model, describe_task
 from trimtab.memory import is_out_of_memory, oom_message
 from trimtab.objectives import EntropyGate
+from trimtab.parallel import LostProcessError, World, join_world
 from trimtab.policy import DEMO_MODELS
-from trimtab.stop_signals import exit_code
+from trimtab.stop_signals import STOP_SIGNALS, exit_code
 from trimtab.text import PrintLine
-from trimtab.train import Monitor, Reporter, Run, RunFolder, RunStoppedError, StopReason, export_model, train
+from trimtab.train import (
+    Monitor,
+    Reporter,
+    Run,
+    RunFolder,
+    RunStoppedError,
+    StopReason,
+    export_model,
+    follow_run,
+    train,
+)
 
 # Exit codes: 2 as for a wrong command line; 3 is a run that ended early with a checkpoint. A run that a signal ends at
 # once has the code that shells report for it, 130 for Ctrl-C.
@@ -143,9 +156,12 @@ def launch_run(
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # it would write over the live display
+    world = join_world(request.config.run.device)
+    if not world.leads:
+        return _follow(request.config, world, print_error)
     folder = RunFolder(request.resume or request.out or claim_folder(request))
     reporter = make_reporter(request, folder, quiet, print_line)
-    run = Run(request.config, folder, reporter, request.resume is not None, monitor)
+    run = Run(request.config, folder, reporter, request.resume is not None, monitor, world)
     began = time.monotonic()
     code, error = _train(run, reporter)
     seconds = time.monotonic() - began
@@ -158,6 +174,29 @@ def launch_run(
             code = _write_report(write_report, folder, print_error) or code
         print_line(closing_summary(request.config, folder, seconds, request.recipe))
     return code
+
+
+def _follow(config: Config, world: World, print_error: PrintLine) -> int:
+    """Take part in the run of rank 0 until it ends; return the exit code."""
+    # Rank 0 alone decides when to stop, and says so to the others.
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    name = f"trimtab: process {world.rank} of {world.size}"
+    try:
+        follow_run(config, world)
+    except (LostProcessError, KeyboardInterrupt):
+        return LOST  # rank 0 or the process that failed says why
+    except (ValueError, OSError) as error:
+        print_error(f"{name}: {error}")
+        return INVALID
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):  # a bug, which needs its traceback
+            raise
+        print_error(f"{name}: {oom_message(error, config)}")
+        return INVALID
+    finally:
+        world.leave()
+    return 0
 
 
 def _write_report(write_report: Callable[[Path], object], folder: RunFolder, print_error: PrintLine) -> int:
@@ -174,9 +213,8 @@ def _train(run: Run, reporter: Reporter) -> tuple[int, str]:
     """Train; return the exit code and the error message, empty if there was none."""
     try:
         train(run)
-    except RunStoppedError as error:
-        code = INVALID if error.reason is StopReason.FOLDER_GONE else STOPPED  # without a folder there is no checkpoint
-        return code, f"stopped after step {run.progress.step}: {error}"
+    except (RunStoppedError, LostProcessError) as error:
+        return _stopped(run, error)
     except KeyboardInterrupt as error:
         if not run.folder.checkpoints.exists():
             cached = run.config.warm_start.steps and run.config.warm_start.cache
@@ -192,6 +230,15 @@ def _train(run: Run, reporter: Reporter) -> tuple[int, str]:
     finally:
         reporter.close()  # before anything is printed, or the live display would draw over it
     return (STOPPED if run.stopped is StopReason.INTERRUPTED else 0), ""
+
+
+def _stopped(run: Run, error: RunStoppedError | LostProcessError) -> tuple[int, str]:
+    """Return the exit code and the message of a run that has stopped."""
+    message = f"stopped after step {run.progress.step}: {error}"
+    if isinstance(error, LostProcessError):
+        return LOST, f"{message}. Go on with: {run.resume_command}"
+    # Without a folder there is no checkpoint.
+    return INVALID if error.reason is StopReason.FOLDER_GONE else STOPPED, message
 
 
 def make_reporter(request: TrainRequest, folder: RunFolder, quiet: bool, print_line: PrintLine) -> Reporter:

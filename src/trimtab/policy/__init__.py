@@ -8,11 +8,20 @@ from trimtab.policy.policy import Policy, Precision
 from trimtab.policy.pretrained import check_config, check_counts, read_config
 from trimtab.policy.prompts import LongPromptError
 from trimtab.policy.score import Transcript, log_probs, score, split_by_token_budget, to_device, tool_tokens
-from trimtab.policy.update import UpdateOptions, UpdateResult, make_optimizer, update
+from trimtab.policy.update import (
+    UpdateOptions,
+    UpdateResult,
+    clip_gradients,
+    make_optimizer,
+    response_shares,
+    start_gradients,
+    update,
+)
 
 __all__ = [
     "DEMO_MODELS", "Kernels", "LongPromptError", "Policy", "Precision", "Transcript", "UpdateOptions", "UpdateResult",
-    "add_lora", "check_config", "check_counts", "demo_model", "demo_tokenizer", "enable_gradient_checkpointing",
-    "fuse_layers", "load_policy", "log_probs", "make_optimizer", "pick_device", "read_config", "score",
-    "split_by_token_budget", "to_device", "tool_tokens", "unfuse_layers", "update",
+    "add_lora", "check_config", "check_counts", "clip_gradients", "demo_model", "demo_tokenizer",
+    "enable_gradient_checkpointing", "fuse_layers", "load_policy", "log_probs", "make_optimizer", "pick_device",
+    "read_config", "response_shares", "score", "split_by_token_budget", "start_gradients", "to_device", "tool_tokens",
+    "unfuse_layers", "update",
 ]  # fmt: skip

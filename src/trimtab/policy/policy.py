@@ -89,6 +89,16 @@ class Policy:
         return self.head_tensors(temperature) if enabled else None
 
     @cached_property
+    def attention_crossover(self) -> float:
+        """The length at which a token's attention to those before it costs as much as its pass through the weights."""
+        config = self.causal_lm.config
+        embedding = self.causal_lm.get_input_embeddings().weight
+        weights = sum(p.numel() for p in self.backbone.parameters() if p is not embedding)
+        # Attention to half of `length` tokens on average, for queries times keys and for the weighted values.
+        width = getattr(config, "num_attention_heads", 1) * getattr(config, "head_dim", config.hidden_size)
+        return max(1.0, float(weights / (width * config.num_hidden_layers)))
+
+    @cached_property
     def eos_token_ids(self) -> frozenset[int]:
         """The tokens that end a response, by the generation config and the tokenizer."""
         configured = getattr(self.causal_lm.generation_config, "eos_token_id", None)

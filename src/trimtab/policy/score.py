@@ -197,6 +197,8 @@ def score(
     fused: bool | None = None,
 ) -> Moments:
     """Return log-probability, entropy and moments of every sampled token; `fused=None` fuses the head on a GPU."""
+    if not transcripts:
+        return Moments(*torch.zeros(len(Moments._fields), 0, device=policy.device))
     was_training = policy.model.training
     policy.model.eval()
     head = policy.fused_head(temperature, fused)

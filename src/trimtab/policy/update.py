@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from math import isfinite
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from trimtab.objectives import Objective, Plan, merge_metrics
+from trimtab.parallel import ShardedOptimizer, World, balanced_shares
 from trimtab.policy.forward_backward import forward_backward
 from trimtab.policy.policy import Policy
 from trimtab.policy.score import Transcript, micro_batch_sizes
+
+ALONE = World()
 
 
 @dataclass(frozen=True)
@@ -50,66 +54,129 @@ class UpdateOptions:
     fused_head: bool | None = None
 
 
-def make_optimizer(policy: Policy, lr: float, betas: tuple[float, float], weight_decay: float) -> AdamW:
-    """Return AdamW over the trained parameters, fused on a GPU."""
+def make_optimizer(
+    policy: Policy, lr: float, betas: tuple[float, float], weight_decay: float, world: World = ALONE
+) -> AdamW | ShardedOptimizer:
+    """Return AdamW over the trained parameters, fused on a GPU; several processes share its state."""
     trained = [p for p in policy.model.parameters() if p.requires_grad]
     fused = policy.device.type == "cuda"
-    return AdamW(trained, lr=lr, betas=betas, weight_decay=weight_decay, fused=fused)
+
+    def adamw(parameters: list[nn.Parameter]) -> AdamW:
+        return AdamW(parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=fused)
+
+    return ShardedOptimizer(trained, world, adamw) if world.parallel else adamw(trained)
+
+
+def start_gradients(optimizer: Optimizer | ShardedOptimizer) -> None:
+    """Start an update without gradients."""
+    if isinstance(optimizer, ShardedOptimizer):
+        optimizer.start()
+    else:
+        optimizer.zero_grad(set_to_none=True)
+
+
+def clip_gradients(policy: Policy, optimizer: Optimizer | ShardedOptimizer, max_norm: float) -> Tensor:
+    """Sum the gradients over all processes, clip the sum by its norm, and return that norm before clipping."""
+    if isinstance(optimizer, ShardedOptimizer):
+        return optimizer.reduce(max_norm)
+    return torch.nn.utils.clip_grad_norm_(policy.model.parameters(), max_norm)
 
 
 def update(
     policy: Policy,
-    optimizer: Optimizer,
+    optimizer: Optimizer | ShardedOptimizer,
     objective: Objective,
     plan: Plan,
     transcripts: Sequence[Transcript],
     options: UpdateOptions,
+    world: World = ALONE,
 ) -> UpdateResult:
-    """Take one optimizer step on one mini-batch."""
+    """Take one optimizer step on one mini-batch; each of several processes computes the gradients of its share.
+
+    Plan and transcripts are those of all processes, and so is the result.
+    """
     policy.model.train()
-    optimizer.zero_grad(set_to_none=True)
-    sizes = micro_batch_sizes([len(t) for t in transcripts], options.token_budget, policy.packed)
+    start_gradients(optimizer)
+    shares = response_shares(policy, transcripts, world)
+    sizes = [
+        micro_batch_sizes([len(t) for t in transcripts[share]], options.token_budget, policy.packed) for share in shares
+    ]
     losses, metrics, new_logps, clipped = [], [], [], []
     head = policy.fused_head(options.temperature, options.fused_head)
-    first = 0
     with policy.keep_autocast_cache():
-        for micro in plan.split(sizes):
-            held = transcripts[first : first + micro.responses]
-            first += micro.responses
+        for first, last in pairwise(accumulate(sizes[world.rank], initial=shares[world.rank].start)):
+            micro = (plan.replan or plan.select)(first, last)
             out, new_logp = forward_backward(
-                policy, objective, micro, held, options.temperature, options.head_chunk, head
+                policy, objective, micro, transcripts[first:last], options.temperature, options.head_chunk, head
             )
             losses.append(out.loss.detach())
             metrics.append(out.metrics)
             new_logps.append(new_logp)
             clipped += [] if out.clipped is None else [out.clipped]
-    numbers = {"update/loss": torch.stack(losses).sum(), **plan.metrics, **merge_metrics(metrics)}
-    result = _step(policy, optimizer, plan, numbers, torch.cat(new_logps), options.max_grad_norm)
-    return replace(result, clipped=torch.cat(clipped) if clipped else None, micro_batch_sizes=sizes)
+    none = plan.old_logp.new_zeros(0)  # for a process without a share
+    own = {"update/loss": torch.stack(losses).sum() if losses else none.sum(), **merge_metrics(metrics)}
+    new_logp = torch.cat(new_logps or [none])
+    result = _step(policy, optimizer, plan, own, new_logp, options.max_grad_norm, shares, world)
+    tokens = [plan.offsets[share.stop] - plan.offsets[share.start] for share in shares]
+    has_clip = any(world.gather(bool(clipped)))
+    return replace(
+        result,
+        new_logp=world.gather_columns(new_logp, tokens),
+        clipped=world.gather_columns(torch.cat(clipped or [none.bool()]), tokens) if has_clip else None,
+        micro_batch_sizes=[size for share in sizes for size in share],
+    )
+
+
+def response_shares(policy: Policy, transcripts: Sequence[Transcript], world: World) -> list[slice]:
+    """Return which responses each process scores or trains on: consecutive ones, so that all take about as long."""
+    if world.size == 1:
+        return [slice(0, len(transcripts))]
+    # A token costs a pass through the weights, and attention to all tokens before it.
+    costs = [len(t) * (1 + len(t) / policy.attention_crossover) for t in transcripts]
+    return balanced_shares(costs, world.size)
 
 
 def _step(
-    policy: Policy, optimizer: Optimizer, plan: Plan, metrics: dict[str, Tensor], new_logp: Tensor, max_grad_norm: float
+    policy: Policy,
+    optimizer: Optimizer | ShardedOptimizer,
+    plan: Plan,
+    own: dict[str, Tensor],
+    new_logp: Tensor,
+    max_grad_norm: float,
+    shares: Sequence[slice],
+    world: World,
 ) -> UpdateResult:
-    """Clip gradients and step if everything is finite; else leave the weights alone and name what is not."""
-    grad_norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), max_grad_norm)
-    numbers = {"update/loss": metrics["update/loss"], "update/grad_norm": grad_norm, **metrics}
+    """Clip gradients and step if everything is finite; else leave the weights alone and name what is not.
+
+    `own` are metrics of this process's share, `new_logp` its log-probabilities.
+    """
+    grad_norm = clip_gradients(policy, optimizer, max_grad_norm)
+    numbers = {"update/grad_norm": grad_norm, **plan.metrics, **own}
     # All that the host must know in one copy: each copy by itself would wait for the GPU.
     fetched = (*numbers.values(), torch.isfinite(new_logp).all())
     *values, logp_finite = torch.stack([value.to(torch.float64) for value in fetched]).tolist()
-    result = dict(zip(numbers, values, strict=True))
+    found = dict(zip(numbers, values, strict=True))
+    everywhere = world.gather(({name: found[name] for name in own}, bool(logp_finite)))
+    shared = merge_metrics(
+        [{k: torch.tensor(v, dtype=torch.float64) for k, v in each.items()} for each, _ in everywhere]
+    )
+    result = {"update/loss": 0.0, **found, **{name: value.item() for name, value in shared.items()}}
     finite = {
-        "log-probability": bool(logp_finite),
+        "log-probability": all(good for _, good in everywhere),
         "loss": isfinite(result["update/loss"]),
         "gradient": isfinite(result["update/grad_norm"]),
     }
     nonfinite = [name for name, good in finite.items() if not good]
     if nonfinite:
         optimizer.zero_grad(set_to_none=True)
-        return UpdateResult(result, False, " and ".join(nonfinite), _nonfinite_responses(plan, new_logp), new_logp)
+        share = shares[world.rank]
+        rows = [share.start + row for row in _nonfinite_responses(plan.select(share.start, share.stop), new_logp)]
+        return UpdateResult(
+            result, False, " and ".join(nonfinite), [row for part in world.gather(rows) for row in part]
+        )
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)  # frees the gradients' memory for sampling
-    return UpdateResult(result, new_logp=new_logp)
+    return UpdateResult(result)
 
 
 def _nonfinite_responses(plan: Plan, new_logp: Tensor) -> list[int]:

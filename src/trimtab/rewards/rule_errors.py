@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,17 @@ class RuleErrors:
             where = {"location": item.location, "answer": shorten(item.answer, MAX_EXCERPT)}
             text = {"response": shorten(item.response, MAX_EXCERPT), "error": error}
             self.found[key] = {"rule": rule, "count": 1, "kind": verdict.kind, **where, **text}
+
+    @staticmethod
+    def merged(parts: Iterable[RuleErrors]) -> RuleErrors:
+        """Return the errors of several processes as those of one."""
+        merged = RuleErrors()
+        for key, record in (item for part in parts for item in part.found.items()):
+            if key in merged.found:
+                merged.found[key]["count"] += record["count"]
+            elif len(merged.found) < MAX_ERRORS:
+                merged.found[key] = record
+        return merged
 
     def take(self, step: int) -> list[dict[str, Any]]:
         """Return the errors as records of a step, and forget them."""

@@ -2,7 +2,7 @@
 
 from trimtab.train.alarm_actions import Alarm, Monitor
 from trimtab.train.build import build_policy, build_sampler, build_task, open_policy
-from trimtab.train.loop import train
+from trimtab.train.loop import follow_run, train
 from trimtab.train.metrics import METRICS, TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS, describe_metric
 from trimtab.train.process import versions
 from trimtab.train.recording import observed_entropy, tokenizer_vocabulary
@@ -16,6 +16,6 @@ from trimtab.train.warm_start import check_problems
 __all__ = [
     "METRICS", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "Alarm", "GradedResponse", "Monitor", "Reporter", "Run",
     "RunFolder", "RunStoppedError", "StopReason", "ToolUse", "build_policy", "build_sampler", "build_task",
-    "check_problems", "config_changes", "describe_metric", "encode_problems", "export_model", "observed_entropy",
-    "open_policy", "resolved_toml", "tokenizer_vocabulary", "train", "versions",
+    "check_problems", "config_changes", "describe_metric", "encode_problems", "export_model", "follow_run",
+    "observed_entropy", "open_policy", "resolved_toml", "tokenizer_vocabulary", "train", "versions",
 ]  # fmt: skip

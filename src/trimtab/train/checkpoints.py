@@ -23,6 +23,7 @@ from torch import Tensor
 from trimtab import failpoints
 from trimtab.config import list_checkpoints
 from trimtab.files import new_folder
+from trimtab.parallel import ShardedOptimizer
 from trimtab.policy import Policy
 from trimtab.text import PrintLine, shown
 
@@ -134,8 +135,16 @@ def load_weights(model: Any, path: Path) -> None:
         load_parameters(model, saved.tensors["model"])
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return an optimizer's state as tensors named `NUMBER OF THE PARAMETER/NAME`."""
+AnyOptimizer = torch.optim.Optimizer | ShardedOptimizer
+
+
+def optimizer_tensors(optimizer: AnyOptimizer) -> dict[str, Tensor]:
+    """Return an optimizer's state as tensors named `NUMBER OF THE PARAMETER/NAME`.
+
+    Processes that share one must call this together.
+    """
+    if isinstance(optimizer, ShardedOptimizer):
+        return optimizer.gather_state()
     # Only tensors and counters; learning rate and betas come from the recipe.
     state = optimizer.state_dict()["state"]
     return {f"{n}/{name}": torch.as_tensor(value) for n, slots in state.items() for name, value in slots.items()}
@@ -144,9 +153,12 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 _ADAMW_STATE = {"step", "exp_avg", "exp_avg_sq"}
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Restore what `optimizer_tensors` returned."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+def load_optimizer(optimizer: AnyOptimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Restore what `optimizer_tensors` returned, on this or another number of processes."""
+    if isinstance(optimizer, ShardedOptimizer):
+        parameters = optimizer.parameters
+    else:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
     shapes = {str(number): p.shape for number, p in enumerate(parameters)}
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
@@ -162,7 +174,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
     if partial:
         raise CheckpointError(f"the optimizer's state of parameter {partial[0]} is not complete")
     _check_finite(tensors)
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    if isinstance(optimizer, ShardedOptimizer):
+        optimizer.load_state(tensors)
+    else:
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
 def _check_finite(tensors: Mapping[str, Tensor]) -> None:
@@ -172,12 +187,12 @@ def _check_finite(tensors: Mapping[str, Tensor]) -> None:
         raise CheckpointError(f"{bad[0]:.100} is not finite (and {len(bad) - 1} more)")
 
 
-def training_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> TensorGroups:
+def training_tensors(policy: Policy, optimizer: AnyOptimizer) -> TensorGroups:
     """Return the tensors of a checkpoint to go on training from."""
     return {"model": trained_parameters(policy.model), "optimizer": optimizer_tensors(optimizer)}
 
 
-def load_training_tensors(policy: Policy, optimizer: torch.optim.Optimizer, saved: Checkpoint) -> None:
+def load_training_tensors(policy: Policy, optimizer: AnyOptimizer, saved: Checkpoint) -> None:
     """Restore what `training_tensors` returned."""
     load_parameters(policy.model, saved.tensors["model"])
     load_optimizer(optimizer, saved.tensors["optimizer"])

@@ -9,15 +9,17 @@ from contextlib import closing, contextmanager
 import torch
 
 from trimtab import failpoints
+from trimtab.config import Config
 from trimtab.objectives import NotFiniteError
+from trimtab.parallel import World
 from trimtab.policy import UpdateOptions, UpdateResult, update
 from trimtab.train.metrics import StepResult, nonfinite_records, step_metrics
-from trimtab.train.process import gc_pause
+from trimtab.train.process import gc_pause, set_threads
 from trimtab.train.recording import FinishedUpdate, record_step
 from trimtab.train.rollouts import collect_rollouts, sample_texts
 from trimtab.train.run import Run
 from trimtab.train.scoring import Minibatch, rescore, score_rollouts
-from trimtab.train.trainer import RunProgress, Trainer
+from trimtab.train.trainer import RunProgress, Trainer, build_trainer
 
 
 def train(run: Run) -> None:
@@ -30,15 +32,23 @@ def train(run: Run) -> None:
             raise
         # `closing` ends the generator, and with it the recorder and Ctrl-C handling, before an exception leaves here.
         with closing(run.steps()) as steps, gc_pause() as freeze_once:
-            for step in steps:
-                trainer.set_learning_rate(step)
-                trainer.seed_dropout("dropout", step)
-                run.finish_step(train_step(trainer, run.progress))
+            for _ in steps:
+                run.finish_step(trainer.together(train_step, run.progress))
                 freeze_once()
+
+
+def follow_run(config: Config, world: World) -> None:
+    """Take part in a run as another rank than 0, until rank 0 ends it."""
+    set_threads(config)
+    trainer = build_trainer(config, world=world)
+    with closing(trainer), gc_pause() as freeze_once:
+        trainer.follow(freeze_once)
 
 
 def train_step(trainer: Trainer, progress: RunProgress) -> StepResult:
     """Collect the experience of one step, update the policy on its mini-batches, and advance `progress`."""
+    trainer.set_learning_rate(progress.step)
+    trainer.seed_dropout("dropout", progress.step)
     seconds: dict[str, float] = {}
     with timed(seconds, "time/rollout", trainer.policy.device):
         experience = score_rollouts(trainer, collect_rollouts(trainer, progress))
@@ -69,7 +79,7 @@ def update_policy(trainer: Trainer, minibatch: Minibatch, finished: list[Finishe
     config = trainer.config
     if config.update.token_stats == "current":
         try:
-            minibatch = rescore(trainer.policy, minibatch, config)
+            minibatch = rescore(trainer, minibatch)
         except NotFiniteError as error:
             return _skipped(error)
     plan = trainer.objective.plan(minibatch.batch)
@@ -77,7 +87,9 @@ def update_policy(trainer: Trainer, minibatch: Minibatch, finished: list[Finishe
     options = UpdateOptions(
         config.update.token_budget, config.update.head_chunk, config.rollout.temperature, config.update.max_grad_norm
     )
-    result = update(trainer.policy, trainer.optimizer, trainer.objective, plan, minibatch.transcripts, options)
+    result = update(
+        trainer.policy, trainer.optimizer, trainer.objective, plan, minibatch.transcripts, options, trainer.world
+    )
     # A record has every response once, as the last pass trained on it: its log-probabilities are the furthest from the
     # rollout's. What is not recorded leaves its plan's memory to the next update.
     if trainer.recorder is not None and minibatch.last_pass:

@@ -56,6 +56,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def environment(device: torch.device, processes: int = 1) -> dict[str, Any]:
     """Return everything outside the recipe that the last bits of results depend on."""
-    return {"threads": torch.get_num_threads(), "device": device.type, **versions()}
+    several = {} if processes == 1 else {"processes": processes}  # runs of earlier versions had one
+    return {"threads": torch.get_num_threads(), "device": device.type, **several, **versions()}

@@ -36,6 +36,22 @@ class Reporter(Protocol):
         """End the display."""
 
 
+class SilentReporter:
+    """Shows nothing: the reporter of every process but rank 0."""
+
+    def message(self, text: str) -> None:
+        """Show nothing."""
+
+    def warm(self, step: int, steps: int, loss: float) -> None:
+        """Show nothing."""
+
+    def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        """Show nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 def announce_stop(reporter: Reporter) -> Callable[[StopRequest], None]:
     """Return a function that shows that a signal has asked the run to stop."""
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from trimtab.conversation import Conversation
-from trimtab.rewards import Submission, Verdict, grade_submissions
+from trimtab.rewards import RuleErrors, Submission, Verdict, grade_submissions
 from trimtab.rollout import PromptTokens, Response, SamplingOptions
 from trimtab.tasks import Problem, problem_index
 from trimtab.text import printable, shorten
@@ -78,8 +78,26 @@ def sample_and_grade(
 ) -> list[Group]:
     """Sample responses to numbered problems and grade them; return one group per problem.
 
-    In training there are also the rewards of `reward.terms`, and `reward.noise` flips some verdicts.
+    In training there are also the rewards of `reward.terms`, and `reward.noise` flips some verdicts. Each of several
+    processes samples and grades its share of the problems; all of them get all groups.
     """
+    world = trainer.world
+    own = problems[world.share(len(problems))]
+    groups = sample_and_grade_alone(trainer, own, step, options, training) if own else []
+    if not world.parallel:
+        return groups
+    tool_errors = [] if trainer.tool_use is None else trainer.tool_use.take_errors()
+    shares = world.gather((groups, trainer.rule_errors, tool_errors))
+    trainer.rule_errors = RuleErrors.merged([errors for _, errors, _ in shares]) if world.leads else RuleErrors()
+    if trainer.tool_use is not None and world.leads:
+        trainer.tool_use.errors = [error for _, _, errors in shares for error in errors]
+    return [group for share, _, _ in shares for group in share]
+
+
+def sample_and_grade_alone(
+    trainer: Trainer, problems: Sequence[tuple[int, Problem]], step: int, options: SamplingOptions, training: bool
+) -> list[Group]:
+    """Sample and grade in this process."""
     config = trainer.config
     prompts, sampled, texts, held = sample(trainer, problems, step, options)
     pairs = [

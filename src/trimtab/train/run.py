@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from trimtab import failpoints
 from trimtab.config import Config, list_checkpoints
+from trimtab.parallel import World
 from trimtab.rewards import crashed_diagnosis, describe_error
 from trimtab.stop_signals import StopRequest, deferred_stop
 from trimtab.text import printable
@@ -21,7 +22,7 @@ from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_arou
 from trimtab.train.metrics import StepResult, has_learning_signal, no_signal_diagnosis
 from trimtab.train.process import environment, set_threads
 from trimtab.train.recording import start_recording
-from trimtab.train.reporting import Loggers, Reporter, announce_stop
+from trimtab.train.reporting import Loggers, Reporter, SilentReporter, announce_stop
 from trimtab.train.responses import check_positions
 from trimtab.train.rollouts import evaluate
 from trimtab.train.run_folder import RunFolder
@@ -63,6 +64,7 @@ class Run:
     reporter: Reporter
     resume: bool = False
     monitor: Monitor | None = None
+    world: World = field(default_factory=World)
     progress: RunProgress = field(default_factory=RunProgress)
     stopped: StopReason = StopReason.FINISHED
     stop_request: StopRequest = field(default_factory=StopRequest)  # of a signal
@@ -86,7 +88,9 @@ class Run:
         else:
             self.folder.create(self.config)
         resumed = self.resume and bool(list_checkpoints(self.folder.checkpoints))
-        trainer = self.trainer = build_trainer(self.config, check_problems(self.config, warms_up=not resumed))
+        trainer = self.trainer = build_trainer(
+            self.config, check_problems(self.config, warms_up=not resumed), self.world
+        )
         check_positions(trainer.policy, trainer.task, self.config, trainer.tool_use)
         message = self.reporter.message
         for note in [] if trainer.tool_use is None else trainer.tool_use.template.notes:
@@ -130,7 +134,7 @@ class Run:
         """Log a step, evaluate and save if they are due, and stop the run if there is a reason to."""
         step, run, metrics = self.progress.step, self.config.run, result.metrics
         if run.eval_every and (step % run.eval_every == 0 or step == run.steps):
-            metrics |= evaluate(self.trainer)
+            metrics |= self.trainer.together(evaluate)
         metrics["time/tokens_per_second"] = metrics["tokens/count"] / (time.perf_counter() - self._step_started)
         streak = self.progress.steps_without_signal
         self.progress.steps_without_signal = 0 if has_learning_signal(metrics) else streak + 1
@@ -148,7 +152,7 @@ class Run:
         self._check_learning_signal(metrics)
         if stopping and step != run.steps:
             self.save()
-            message = f"{stopping[0].message}. To continue regardless: {self._resume_command}; {self._start_advice}"
+            message = f"{stopping[0].message}. To continue regardless: {self.resume_command}; {self._start_advice}"
             raise self._stop(StopReason.ALARM, message)
         failpoints.failpoint("step.finished")
 
@@ -174,13 +178,15 @@ class Run:
         self.folder.rewind(
             -1, self.reporter.message
         )  # a run that died before its first checkpoint may have left metrics
-        if taken := run_state.load_start(self.trainer, self.progress):
+        if taken := self.trainer.together(run_state.load_start, self.progress):
             self.reporter.message(taken)
-        warm_start(self.trainer, self.folder.path.parent / ".warm_start", self.reporter)
+        cache = self.folder.path.parent / ".warm_start"
+        self.trainer.tell(warm_start, cache, SilentReporter())
+        warm_start(self.trainer, cache, self.reporter)
         failpoints.failpoint("warm_start.done")
         run_state.save_reference(self.trainer, self.folder)
         if self.config.run.eval_every:
-            metrics = evaluate(self.trainer)
+            metrics = self.trainer.together(evaluate)
             self._report_rule_errors()
             if metrics:  # empty without held-out problems
                 self._log({"step": 0, **metrics})
@@ -199,13 +205,16 @@ class Run:
                 f"no checkpoint under {self.folder.checkpoints} can be used. Nothing was changed: put a good one back, "
                 "or remove that folder to start from the beginning"
             )
-        run_state.load_reference(self.trainer, self.folder)
+        self.trainer.together(run_state.restore_follower, saved.path.absolute())
+        self.trainer.together(run_state.load_reference, self.folder.reference.absolute())
         # Steps after the checkpoint are repeated with the same results, and must not be logged twice.
         self.folder.rewind(self.progress.step, self.reporter.message)
         self.reporter.message(f"resumed from step {saved.step} ({saved.path})")
         before = saved.state["environment"]
-        for name, now in environment(self.trainer.policy.device).items():
-            if (was := before.get(name)) != now:
+        present = environment(self.trainer.policy.device, self.trainer.world.size)
+        for name in dict.fromkeys((*present, "processes")):
+            was, now = (each.get(name, 1 if name == "processes" else None) for each in (before, present))
+            if was != now:
                 self.reporter.message(f"warning: {name} was {was} and is {now}: results may differ in the last bits")
 
     def _end(self) -> None:
@@ -213,14 +222,14 @@ class Run:
         self.save()
         if self.progress.step < self.config.run.steps:
             self.stopped = StopReason.INTERRUPTED
-            self.reporter.message(f"stopped after step {self.progress.step}; go on with: {self._resume_command}")
+            self.reporter.message(f"stopped after step {self.progress.step}; go on with: {self.resume_command}")
             return
         model = self.folder.path / "model"
         try:
             run_state.publish_model(self.trainer.policy, model)
         except (OSError, SafetensorError) as error:
             message = f"the trained model could not be written to {model}: {error}. Free some space, then: "
-            raise self._stop(StopReason.NOT_SAVED, message + self._resume_command) from None
+            raise self._stop(StopReason.NOT_SAVED, message + self.resume_command) from None
 
     def _log(self, record: dict[str, float]) -> None:
         """Append the metrics of a step to metrics.jsonl; on a full disk they are written with a later step's."""
@@ -256,7 +265,7 @@ class Run:
             raise self._stop(StopReason.NONFINITE, message)
         if self.config.update.on_nonfinite == "stop":
             message = f"an update of step {step} was not finite ({found}): see {self.folder.nonfinite}. To skip it: "
-            raise self._stop(StopReason.NONFINITE, f"{message}{self._resume_command} --set update.on_nonfinite=skip")
+            raise self._stop(StopReason.NONFINITE, f"{message}{self.resume_command} --set update.on_nonfinite=skip")
 
     def _report_rule_errors(self) -> None:
         """Keep the errors of rules in a file, and show the first of each rule, and of each tool, in full."""
@@ -280,7 +289,7 @@ class Run:
         if self._crashed_steps and (at_an_end or self._crashed_steps >= MAX_CRASHED_STEPS):
             self.save()
             diagnosis = crashed_diagnosis(share, self._crashed_steps, self.folder.rule_errors)
-            raise self._stop(StopReason.RULES, f"{diagnosis}. With the rule mended: {self._resume_command}")
+            raise self._stop(StopReason.RULES, f"{diagnosis}. With the rule mended: {self.resume_command}")
 
     def _check_alarms(self, record: dict[str, float]) -> list[Alarm]:
         """Handle the alarms of a step; return those that stop the run."""
@@ -318,5 +327,6 @@ class Run:
         return f"from a checkpoint with other settings: trimtab train --from {self.folder.path}[@STEP] {lower}"
 
     @property
-    def _resume_command(self) -> str:
+    def resume_command(self) -> str:
+        """The command that goes on with the run."""
         return f"trimtab train --resume {self.folder.path}"

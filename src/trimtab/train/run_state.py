@@ -22,15 +22,26 @@ from trimtab.train.trainer import RunProgress, Trainer
 
 
 def save_checkpoint(folder: Path, trainer: Trainer, progress: RunProgress, keep: int) -> None:
-    """Write a checkpoint that the run can resume from."""
+    """Write a checkpoint that the run can resume from, on any number of processes."""
     state = {
         "progress": asdict(progress),
         "objective": trainer.objective.state_dict(),
         "config_fingerprint": config_fingerprint(trainer.config),
-        "environment": environment(trainer.policy.device),
+        "environment": environment(trainer.policy.device, trainer.world.size),
     }
-    tensors = checkpoints.training_tensors(trainer.policy, trainer.optimizer)
+    tensors = trainer.together(gather_tensors)
     checkpoints.save(folder, progress.step, tensors, state, keep)
+
+
+def gather_tensors(trainer: Trainer) -> checkpoints.TensorGroups:
+    """Return the tensors of a checkpoint; every process has a part of them."""
+    return checkpoints.training_tensors(trainer.policy, trainer.optimizer)
+
+
+def restore_follower(trainer: Trainer, path: Path) -> None:
+    """Bring the trainer of a rank that follows to the checkpoint that rank 0 has restored."""
+    if not trainer.world.leads:
+        restore_checkpoint(checkpoints.read(path), trainer, RunProgress())
 
 
 def restore_checkpoint(saved: checkpoints.Checkpoint, trainer: Trainer, progress: RunProgress) -> None:
@@ -91,13 +102,13 @@ def save_reference(trainer: Trainer, folder: RunFolder) -> None:
         # With LoRA only the adapter is trained and saved; the frozen base is the same in both models.
         start = {"model": checkpoints.trained_parameters(trainer.policy.model)}
         checkpoints.save(folder.reference, 0, start, {}, keep=1)
-        load_reference(trainer, folder)
+        trainer.together(load_reference, folder.reference)
 
 
-def load_reference(trainer: Trainer, folder: RunFolder) -> None:
+def load_reference(trainer: Trainer, folder: Path) -> None:
     """Load the KL reference that `save_reference` kept."""
     if trainer.config.model.reference == "start" and trainer.reference is not None:
-        checkpoints.load_weights(trainer.reference.model, folder.reference / "step-00000000")
+        checkpoints.load_weights(trainer.reference.model, folder / "step-00000000")
 
 
 def publish_model(policy: Policy, folder: Path) -> None:

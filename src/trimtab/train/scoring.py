@@ -9,9 +9,8 @@ from itertools import accumulate, chain, pairwise
 import numpy as np
 import torch
 
-from trimtab.config import Config
 from trimtab.objectives import Moments, NotFiniteError, Objective, TokenBatch, segment_ids
-from trimtab.policy import Policy, Transcript, score, to_device, tool_tokens
+from trimtab.policy import Policy, Transcript, response_shares, score, to_device, tool_tokens
 from trimtab.train.responses import GradedResponse, Rollouts
 from trimtab.train.trainer import Trainer
 
@@ -63,7 +62,7 @@ def score_responses(trainer: Trainer, responses: Sequence[GradedResponse]) -> To
     if not responses:
         return empty_batch(policy, objective)
     transcripts = [response.transcript for response in responses]
-    scores = _score(policy, transcripts, trainer.config)
+    scores = _score(trainer, policy, transcripts)
     # A GPU is still computing the scores: whatever the host prepares before `TokenBatch` checks them costs no time.
     ids = np.concatenate([transcript.sampled_tokens for transcript in transcripts])
     owner = np.repeat(np.arange(len(responses)), [transcript.num_sampled for transcript in transcripts])
@@ -91,16 +90,16 @@ def score_responses(trainer: Trainer, responses: Sequence[GradedResponse]) -> To
         token=token,
         segment=segment[0] if segment else None,
         sampler_logp=sampler_logp,
-        ref_logp=None if reference is None else _score(reference, transcripts, trainer.config).logp,
+        ref_logp=None if reference is None else _score(trainer, reference, transcripts).logp,
         group=group,
         reward=reward,
         responses=len(responses),
     )
 
 
-def rescore(policy: Policy, minibatch: Minibatch, config: Config) -> Minibatch:
+def rescore(trainer: Trainer, minibatch: Minibatch) -> Minibatch:
     """Return the mini-batch with statistics of the policy as it is now, for `update.token_stats = "current"`."""
-    logp, entropy, sum_p2, sum_p2_logp = _score(policy, minibatch.transcripts, config)
+    logp, entropy, sum_p2, sum_p2_logp = _score(trainer, trainer.policy, minibatch.transcripts)
     batch = replace(minibatch.batch, current_logp=logp, entropy=entropy, sum_p2=sum_p2, sum_p2_logp=sum_p2_logp)
     return replace(minibatch, batch=batch)
 
@@ -113,5 +112,12 @@ def empty_batch(policy: Policy, objective: Objective) -> TokenBatch:
     return TokenBatch(old_logp=none, advantage=none, sequence=none, **fields)  # type: ignore[arg-type]
 
 
-def _score(policy: Policy, transcripts: Sequence[Transcript], config: Config) -> Moments:
-    return score(policy, transcripts, config.rollout.temperature, config.update.token_budget, config.update.head_chunk)
+def _score(trainer: Trainer, model: Policy, transcripts: Sequence[Transcript]) -> Moments:
+    """Score transcripts with the policy or the reference; each of several processes scores its share."""
+    world, rollout, update = trainer.world, trainer.config.rollout, trainer.config.update
+    shares = response_shares(model, transcripts, world)
+    own = score(model, transcripts[shares[world.rank]], rollout.temperature, update.token_budget, update.head_chunk)
+    if not world.parallel:
+        return own
+    tokens = [sum(t.num_sampled for t in transcripts[share]) for share in shares]
+    return Moments(*world.gather_columns(torch.stack(own), tokens))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 
 from trimtab.config import Config
 from trimtab.objectives import Objective
+from trimtab.parallel import ShardedOptimizer, World
 from trimtab.policy import Policy, make_optimizer
 from trimtab.record import Recorder
 from trimtab.rewards import RuleErrors
@@ -16,6 +19,9 @@ from trimtab.rollout import OwnSampler, Sampler
 from trimtab.tasks import Task, derive_seed
 from trimtab.train.build import build_policy, build_reference, build_sampler, build_tasks
 from trimtab.train.responses import ToolUse, build_tool_use, build_tools
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -41,14 +47,49 @@ class Trainer:
     task: Task
     test_task: Task | None
     objective: Objective
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | ShardedOptimizer
     reference: Policy | None = None
     recorder: Recorder | None = None
     rule_errors: RuleErrors = field(default_factory=RuleErrors)
     tool_use: ToolUse | None = None
+    world: World = field(default_factory=World)
+    _calling: bool = False  # whether the ranks that follow are in a call
+
+    def together(
+        self,
+        function: Callable[Concatenate[Trainer, Arguments], Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Result:
+        """Call a function of a module with this trainer, on rank 0 and at the same time on the ranks that follow it."""
+        self.tell(function, *args, **kwargs)
+        result = function(self, *args, **kwargs)
+        self._calling = False
+        return result
+
+    def tell(
+        self,
+        function: Callable[Concatenate[Trainer, Arguments], object],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> None:
+        """Have the ranks that follow call a function of a module with their trainer."""
+        self._calling = True
+        self.world.send((function, args, kwargs))
+
+    def follow(self, after_each: Callable[[], object] = lambda: None) -> None:
+        """Call every function that rank 0 calls, until it says that there are no more."""
+        while (call := self.world.receive()) is not None:
+            function, args, kwargs = call
+            function(self, *args, **kwargs)
+            after_each()
 
     def close(self) -> None:
-        """End the processes of tools."""
+        """End the processes of tools, and let the ranks that follow end."""
+        # In the middle of a call they wait for something else; they end when this process does.
+        if self.world.leads and not self._calling:
+            self.world.send(None)
+            self._calling = True
         if self.tool_use is not None:
             self.tool_use.close()
 
@@ -62,7 +103,8 @@ class Trainer:
     def seed_dropout(self, phase: str, step: int) -> None:
         """Seed torch's random numbers for a step's dropout, so that a resumed run drops the same; nothing without."""
         if self.config.model.lora_dropout:
-            torch.manual_seed(derive_seed(phase, self.config.run.seed, step))
+            # Each of several processes has responses of its own, and needs masks of its own.
+            torch.manual_seed(derive_seed(phase, self.config.run.seed, step) + self.world.rank)
 
 
 def learning_rate_scale(config: Config, step: int) -> float:
@@ -78,8 +120,11 @@ def learning_rate_scale(config: Config, step: int) -> float:
     return update.min_lr_ratio + (1.0 - update.min_lr_ratio) * left
 
 
-def build_trainer(config: Config, problems: tuple[Task, Task | None] | None = None) -> Trainer:
+def build_trainer(
+    config: Config, problems: tuple[Task, Task | None] | None = None, world: World | None = None
+) -> Trainer:
     """Build the trainer of a recipe, on the problems that `build_tasks` returned or on new ones."""
+    world = world or World()
     # Problems and rules before the model: what is wrong with them is then known in seconds.
     task, test_task = build_tasks(config) if problems is None else problems
     tools = build_tools(config)
@@ -100,7 +145,8 @@ def build_trainer(config: Config, problems: tuple[Task, Task | None] | None = No
         task=task,
         test_task=test_task,
         objective=config.build_objective(),
-        optimizer=make_optimizer(policy, config.update.lr, config.update.betas, config.update.weight_decay),
+        optimizer=make_optimizer(policy, config.update.lr, config.update.betas, config.update.weight_decay, world),
         reference=reference,
         tool_use=tool_use,
+        world=world,
     )

@@ -19,7 +19,16 @@ import torch
 from trimtab import failpoints
 from trimtab.config import Config, find_run_model
 from trimtab.own_parts import is_own, load_part, location
-from trimtab.policy import LongPromptError, Policy, Transcript, log_probs, make_optimizer, split_by_token_budget
+from trimtab.policy import (
+    LongPromptError,
+    Transcript,
+    clip_gradients,
+    log_probs,
+    make_optimizer,
+    response_shares,
+    split_by_token_budget,
+    start_gradients,
+)
 from trimtab.stop_signals import SignalInterrupt, deferred_stop
 from trimtab.tasks import Problem, Task, derive_seed, read_rows, worked_solution
 from trimtab.train import checkpoints
@@ -31,13 +40,16 @@ from trimtab.train.trainer import Trainer
 
 
 def warm_start(trainer: Trainer, cache: Path, reporter: Reporter) -> None:
-    """Train the policy on worked solutions, or load the weights of the same warm start from the cache."""
-    policy, config, warm = trainer.policy, trainer.config, trainer.config.warm_start
+    """Train the policy on worked solutions, or load the weights of the same warm start from the cache.
+
+    All processes of a run call it together; rank 0 alone reads and writes the cache's folder and heeds signals.
+    """
+    policy, config, warm, world = trainer.policy, trainer.config, trainer.config.warm_start, trainer.world
     if not warm.steps:
         return
-    folder = cache / cache_key(config)
+    folder = cache / cache_key(config, world.size)
     # An optimizer of its own: RL starts with fresh AdamW moments, whether the weights come from the cache or not.
-    optimizer = make_optimizer(policy, warm.lr, config.update.betas, 0.0)
+    optimizer = make_optimizer(policy, warm.lr, config.update.betas, 0.0, world)
     first = 0
 
     def restore(saved: checkpoints.Checkpoint) -> None:
@@ -49,32 +61,37 @@ def warm_start(trainer: Trainer, cache: Path, reporter: Reporter) -> None:
     if warm.cache:
         with suppress(OSError):  # where it cannot be made, saving warns
             cache.mkdir(parents=True, exist_ok=True)
-        checkpoints.load_newest(folder, restore, reporter.message)
+        found = checkpoints.load_newest(folder, restore, reporter.message) if world.leads else None
+        path = world.gather(found.path if found else None)[0]
+        if path is not None and not world.leads:
+            restore(checkpoints.read(path))
     examples = _examples(trainer)
     with deferred_stop(announce_stop(reporter)) as stop:
         for step in range(first, warm.steps):
             trainer.seed_dropout("warm dropout", step)
-            loss = _supervised_step(policy, optimizer, _sample_batch(examples, step, config), config, step)
+            loss = _supervised_step(trainer, optimizer, _sample_batch(examples, step, config), step)
             reporter.warm(step + 1, warm.steps, loss)
             failpoints.failpoint("warm_start.step")
             due = (step + 1) % warm.eval_every == 0 or step + 1 == warm.steps
-            if not due and not stop:
+            stopping = any(world.gather(bool(stop)))
+            if not due and not stopping:
                 continue
             tested = due and warm.target_accuracy < 1
             reached = tested and evaluate(trainer).get("eval/accuracy", 0.0) >= warm.target_accuracy
             if warm.cache:
                 tensors = checkpoints.training_tensors(policy, optimizer)
                 try:
-                    checkpoints.save(folder, step + 1, tensors, {"target_reached": reached}, keep=1)
+                    if world.leads:
+                        checkpoints.save(folder, step + 1, tensors, {"target_reached": reached}, keep=1)
                 except checkpoints.CheckpointError as error:
                     reporter.message(f"warning: {error}")  # without the cache the run only takes longer
-            if stop:
-                raise SignalInterrupt(stop.number)
+            if stopping:
+                raise SignalInterrupt(max(world.gather(stop.number)))
             if reached:
                 break
 
 
-def cache_key(config: Config) -> str:
+def cache_key(config: Config, processes: int = 1) -> str:
     """Return a hash of everything that the weights after a warm start depend on."""
     evaluated = config.warm_start.target_accuracy < 1
     inputs = {
@@ -91,6 +108,8 @@ def cache_key(config: Config) -> str:
         "tools": [config.tools.model_dump(), config.rollout.max_turns, config.rollout.max_observation_tokens],
         "files": [_stamp(path) for path in _files(config)],
     }
+    if processes > 1:
+        inputs["processes"] = processes
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -169,22 +188,24 @@ def _sample_batch(examples: Callable[[Sequence[int]], list[Transcript]], step: i
 
 
 def _supervised_step(
-    policy: Policy, optimizer: torch.optim.Optimizer, batch: list[Transcript], config: Config, step: int
+    trainer: Trainer, optimizer: checkpoints.AnyOptimizer, batch: list[Transcript], step: int
 ) -> float:
     """Take one optimizer step on the token-mean cross-entropy of solutions, and return the loss."""
+    policy, config, world = trainer.policy, trainer.config, trainer.world
     policy.model.train()
     for group in optimizer.param_groups:
         group["lr"] = config.warm_start.lr * (1 - step / config.warm_start.steps)
-    optimizer.zero_grad(set_to_none=True)
+    start_gradients(optimizer)
     tokens = sum(t.num_sampled for t in batch)
     total = torch.zeros((), device=policy.device)
-    for micro_batch in split_by_token_budget(batch, config.update.token_budget, policy.packed):
+    own = batch[response_shares(policy, batch, world)[world.rank]]
+    for micro_batch in split_by_token_budget(own, config.update.token_budget, policy.packed):
         # Divided by the tokens of the whole batch: the gradients of micro-batches then add up to the token mean.
         loss = -log_probs(policy, micro_batch, 1.0, config.update.head_chunk).sum() / tokens
         loss.backward()
         total += loss.detach()
-    norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), config.update.max_grad_norm)
+    norm = clip_gradients(policy, optimizer, config.update.max_grad_norm)
     if not bool(torch.isfinite(norm)):
         raise ValueError(f"the warm start's gradient is not finite at step {step}: lower warm_start.lr")
     optimizer.step()
-    return float(total)
+    return float(world.sum(total))

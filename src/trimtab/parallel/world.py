@@ -1,0 +1,140 @@
+"""The processes of a run: how many there are, which one this is, and how they exchange values.
+
+Rank 0 runs the training loop and owns all files and all output. The other ranks follow: they wait for rank 0 to name a
+function, run it on their own trainer together with rank 0, and wait again. A run of a single process goes through the
+same code; every exchange then returns what it was given.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed
+
+Value = TypeVar("Value")
+# The longest that a process waits for the others. Sampling long responses may take many minutes, and so may writing a
+# checkpoint. A process that has died is noticed at once.
+LONGEST_WAIT = timedelta(hours=2)
+
+
+class LostProcessError(RuntimeError):
+    """Another process of the run has ended, or has not answered for too long."""
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run; `parallel` is set if torch.distributed connects them, even where there is only one."""
+
+    rank: int = 0
+    size: int = 1
+    parallel: bool = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0, which alone writes files and prints."""
+        return self.rank == 0
+
+    def share(self, count: int) -> slice:
+        """Return which of `count` items are this rank's, as many as any other rank's or one less."""
+        return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+
+    def gather(self, value: Value) -> list[Value]:
+        """Return the values of all ranks in rank order, on every rank; values travel pickled."""
+        if not self.parallel:
+            return [value]
+        values: list[Any] = [None] * self.size
+        with lost_processes():
+            distributed.all_gather_object(values, value)
+        return values
+
+    def gather_columns(self, own: Tensor, counts: Sequence[int]) -> Tensor:
+        """Concatenate the columns (last axis) of all ranks' tensors; `counts` is how many each rank has."""
+        if not self.parallel:
+            return own
+        # all_gather needs equal shapes, so every rank pads to the longest.
+        padded = own.new_zeros(*own.shape[:-1], max(counts))
+        padded[..., : own.shape[-1]] = own
+        parts = [torch.empty_like(padded) for _ in counts]
+        with lost_processes():
+            distributed.all_gather(parts, padded)
+        return torch.cat([part[..., :count] for part, count in zip(parts, counts, strict=True)], dim=-1)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of all ranks' tensors."""
+        if self.parallel:
+            with lost_processes():
+                distributed.all_reduce(tensor)
+        return tensor
+
+    def reduce_scatter(self, flat: Tensor) -> Tensor:
+        """Return this rank's slice of the sum of all ranks' flat tensors, whose length `size` must divide."""
+        own = flat.new_empty(len(flat) // self.size)
+        with lost_processes():
+            _reduce_scatter(own, flat)
+        return own
+
+    def all_gather(self, whole: Tensor, own: Tensor) -> None:
+        """Write every rank's slice into the flat tensor `whole`."""
+        with lost_processes():
+            _all_gather(whole, own)
+
+    def send(self, call: object) -> None:
+        """Send a value from rank 0 to the ranks that wait in `receive`."""
+        if self.parallel:
+            with lost_processes():
+                distributed.broadcast_object_list([call], src=0)
+
+    def receive(self) -> Any:
+        """Wait for what rank 0 sends."""
+        call: list[Any] = [None]
+        with lost_processes():
+            distributed.broadcast_object_list(call, src=0)
+        return call[0]
+
+    def leave(self) -> None:
+        """Close the connections to the other ranks."""
+        if self.parallel and distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+# torch 2.13 has renamed both.
+_reduce_scatter: Callable[..., Any] = (
+    getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+)
+_all_gather: Callable[..., Any] = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+
+
+@contextmanager
+def lost_processes() -> Iterator[None]:
+    """Turn errors of a connection into LostProcessError."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise LostProcessError(f"another process of the run has ended or does not answer: {error!s:.200}") from error
+
+
+def join_world(device: str) -> World:
+    """Connect to the other processes if torchrun's variables are in the environment; `device` is `run.device`."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return World()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local = int(os.environ.get("LOCAL_RANK", rank))
+    wants_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    # `cuda:0` names one GPU for all: a way to try several processes on one GPU, which NCCL refuses.
+    own_gpu = wants_gpu and ":" not in device
+    if own_gpu:
+        found = torch.cuda.device_count()
+        if local >= found:
+            raise ValueError(f"process {rank} needs GPU {local}, but torch sees {found} here: start {found} processes")
+        torch.cuda.set_device(local)
+    with lost_processes():
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if own_gpu else "gloo", timeout=LONGEST_WAIT)
+    return World(rank, size, parallel=True)
