@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 import torch
-from torch import distributed
 
 from trimtab.stop_signals import STOP_AT_INPUT_END, STOP_SIGNALS
 from trimtab.text import PrintLine
@@ -41,7 +40,7 @@ def check_gpus(count: int, device: str) -> None:
 def supervise(count: int, arguments: Sequence[str], print_error: PrintLine) -> int:
     """Run `trimtab ARGUMENTS` as `count` processes; return the exit code of rank 0, or of the first that failed."""
     # The store is this process's, so that its port is free and it outlives every rank.
-    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     world = {
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),

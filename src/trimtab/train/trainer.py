@@ -125,6 +125,9 @@ def build_trainer(
 ) -> Trainer:
     """Build the trainer of a recipe, on the problems that `build_tasks` returned or on new ones."""
     world = world or World()
+    if world.parallel and config.rollout.engine == "vllm":
+        # vLLM reads the same variables of the environment, and would take the trainer's processes for its own.
+        raise ValueError('rollout.engine = "vllm" works in a run of one process: leave out --gpus, or use "native"')
     # Problems and rules before the model: what is wrong with them is then known in seconds.
     task, test_task = build_tasks(config) if problems is None else problems
     tools = build_tools(config)
