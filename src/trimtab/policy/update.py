@@ -6,7 +6,7 @@ change.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from math import isfinite
@@ -157,10 +157,7 @@ def _step(
     *values, logp_finite = torch.stack([value.to(torch.float64) for value in fetched]).tolist()
     found = dict(zip(numbers, values, strict=True))
     everywhere = world.gather(({name: found[name] for name in own}, bool(logp_finite)))
-    shared = merge_metrics(
-        [{k: torch.tensor(v, dtype=torch.float64) for k, v in each.items()} for each, _ in everywhere]
-    )
-    result = {"update/loss": 0.0, **found, **{name: value.item() for name, value in shared.items()}}
+    result = {"update/loss": 0.0, **found, **_merge([metrics for metrics, _ in everywhere])}
     finite = {
         "log-probability": all(good for _, good in everywhere),
         "loss": isfinite(result["update/loss"]),
@@ -177,6 +174,16 @@ def _step(
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)  # frees the gradients' memory for sampling
     return UpdateResult(result)
+
+
+def _merge(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Merge the metrics of all processes' shares, as `merge_metrics` does those of micro-batches."""
+    merged = {}
+    for name in {name: None for metrics in shares for name in metrics}:
+        first, *rest = (metrics[name] for metrics in shares if name in metrics)
+        extreme = {"_max": max, "_min": min}.get(name[-4:])
+        merged[name] = extreme((first, *rest)) if extreme else sum(rest, first)
+    return merged
 
 
 def _nonfinite_responses(plan: Plan, new_logp: Tensor) -> list[int]:
