@@ -198,7 +198,7 @@ def train(
     if dry_run:
         from trimtab.console import describe_dry_run
 
-        typer.echo(describe_dry_run(request.config))
+        typer.echo(describe_dry_run(request.config, gpus))
         return
     if gpus is not None and "RANK" not in os.environ:  # else this is one of the processes
         from trimtab.console import check_gpus, supervise

@@ -9,11 +9,14 @@ from trimtab.memory import describe_estimate, longest_response, minibatches
 from trimtab.train import check_problems, resolved_toml
 
 
-def describe_dry_run(config: Config) -> str:
-    """Return the resolved configuration as TOML, and all that follows from it as comments below."""
+def describe_dry_run(config: Config, gpus: int | None = None) -> str:
+    """Return the resolved configuration as TOML, and all that follows from it as comments below.
+
+    With a number of `gpus` the memory is that of each of them.
+    """
     lines = config.build_objective().explain().splitlines()
     lines += ["", "One step", *_step(config), "", "The run", *_run(config)]
-    lines += ["", "Memory", *_memory(config), *describe_estimate(config)]
+    lines += ["", "Memory", *_memory(config), *describe_estimate(config, gpus=gpus)]
     # Comments, so that the whole output is a recipe again: `--dry-run > mine.toml`.
     return resolved_toml(config) + "\n" + "\n".join(f"# {line}".rstrip() for line in lines)
 

@@ -73,8 +73,14 @@ class MemoryEstimate:
         return max(self.phases, key=lambda phase: self.phases[phase])
 
 
-def estimate_memory(config: Config, device: Device, memory: int | None = None) -> MemoryEstimate:
-    """Estimate what a run needs on a device; with its `memory` the KV cache is limited to its share of that."""
+def estimate_memory(
+    config: Config, device: Device, memory: int | None = None, processes: int | None = None
+) -> MemoryEstimate:
+    """Estimate what a run needs on a device; with its `memory` the KV cache is limited to its share of that.
+
+    With a number of `processes` it is what each of them needs.
+    """
+    config = share_of(config, processes or 1)
     model, shape = config.model, model_shape(base_model(config.model.path))
     with fake_tensors():
         policy = fake_policy(shape, model.precision, model.lora_rank, model.gradient_checkpointing, model.lora_targets)
@@ -82,7 +88,9 @@ def estimate_memory(config: Config, device: Device, memory: int | None = None) -
         weights, trained = _bytes(policy.model.parameters()), _bytes(parameters)
         micro_batch = largest_micro_batch(config, device)
         # With several micro-batches the gradients of the first are already there in the backward pass of the others.
-        only = micro_batch.tokens >= max(minibatches(config)) * longest_response(config)
+        # Several processes allocate them all before the first.
+        alone = micro_batch.tokens >= max(minibatches(config)) * longest_response(config)
+        only = alone and processes is None
         update = update_memory(policy, micro_batch, first=only)
         scoring = scoring_memory(policy, micro_batch)
         sampler = sampler_memory(config, device, policy, memory)
@@ -95,12 +103,14 @@ def estimate_memory(config: Config, device: Device, memory: int | None = None) -
                 fake_policy(model_shape(base_model(model.reference)), model.precision).model.parameters()
             )
     on_gpu = device == "cuda"
-    base = weights + 2 * trained + reference + sampler.buffers + sampler.kv_cache + (WORKSPACE if on_gpu else 0)
+    state = 2 * trained // (processes or 1)
+    slices = state if processes else 0
+    base = weights + state + reference + sampler.buffers + sampler.kv_cache + (WORKSPACE if on_gpu else 0)
     return MemoryEstimate(
         device=device,
         weights=weights,
         gradients=trained,
-        optimizer_state=2 * trained,
+        optimizer_state=state,
         reference=reference,
         activations=update.activations,
         weight_copies=update.categories["weight_copies"],
@@ -111,9 +121,19 @@ def estimate_memory(config: Config, device: Device, memory: int | None = None) -
         sampling=base + sampler.temporary,
         scoring=base + scoring.peak,
         update=base + update.peak,
-        # On a GPU AdamW is one fused kernel without temporaries; on a CPU it makes two the size of a weight.
-        optimizer_step=base + trained + (0 if on_gpu else 2 * widest),
+        # On a GPU AdamW is one fused kernel without temporaries; on a CPU it makes two the size of a weight. Each of
+        # several processes updates a slice of all weights in one, and has its gradients and weights apart.
+        optimizer_step=base + trained + (0 if on_gpu else 2 * (state // 2 if processes else widest)) + slices,
     )
+
+
+def share_of(config: Config, processes: int) -> Config:
+    """Return the recipe with what one of several processes samples, evaluates and trains on, the largest share."""
+    if processes == 1:
+        return config
+    rollout = config.rollout.model_copy(update={"prompts": -(-config.rollout.prompts // processes)})
+    run = config.run.model_copy(update={"eval_problems": -(-config.run.eval_problems // processes)})
+    return config.model_copy(update={"rollout": rollout, "run": run})
 
 
 @dataclass(frozen=True)

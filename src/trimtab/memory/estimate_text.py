@@ -37,8 +37,11 @@ class DeviceMemory:
     free: int
 
 
-def describe_estimate(config: Config, available: DeviceMemory | None = None) -> list[str]:
-    """Return lines on the memory that a run will take; `available` is the GPU's, by default that of the visible one."""
+def describe_estimate(config: Config, available: DeviceMemory | None = None, gpus: int | None = None) -> list[str]:
+    """Return lines on the memory that a run will take; `available` is the GPU's, by default that of the visible one.
+
+    With a number of `gpus` it is what each of them needs.
+    """
     kind = config.run.device.split(":")[0]
     if available is None and kind in {"auto", "cuda"}:
         available = visible_gpu(config.run.device)
@@ -46,8 +49,8 @@ def describe_estimate(config: Config, available: DeviceMemory | None = None) -> 
     try:
         if on_gpu:
             total = available.total if available else None
-            return _on_gpu(config, estimate_memory(config, "cuda", total), available)
-        return _on_cpu(config, estimate_memory(config, "cpu"))
+            return _on_gpu(config, estimate_memory(config, "cuda", total, gpus), available, gpus)
+        return _on_cpu(config, estimate_memory(config, "cpu", processes=gpus))
     except NoEstimateError as error:
         return [f"  no estimate: {error}"]
     except Exception as error:  # models may do anything that fake tensors cannot
@@ -77,14 +80,15 @@ def visible_gpu(device: str) -> DeviceMemory | None:
     return DeviceMemory(torch.cuda.get_device_name(where), total, free)
 
 
-def _on_gpu(config: Config, estimate: MemoryEstimate, available: DeviceMemory | None) -> list[str]:
+def _on_gpu(config: Config, estimate: MemoryEstimate, available: DeviceMemory | None, gpus: int | None) -> list[str]:
     rollout, width = config.rollout, max(map(len, ROWS.values()))
     rows = [(label, getattr(estimate, name)) for name, label in ROWS.items()]
+    on, each = ("a GPU", "the") if gpus is None else (f"each of {gpus} GPUs", "each")
     lines = [
-        "  estimated for a GPU, in GB (10^9 bytes), with every prompt and response at its maximal length:",
+        f"  estimated for {on}, in GB (10^9 bytes), with every prompt and response at its maximal length:",
         *(f"    {label:<{width}} {_gb(size):>8}" for label, size in rows if size),
         "  at most " + ", ".join(f"{_gb(peak)} {DURING[phase]}" for phase, peak in estimate.phases.items()),
-        f"  so the run needs {_gb(estimate.peak)} GB of device memory, {DURING[estimate.worst_phase]}",
+        f"  so the run needs {_gb(estimate.peak)} GB of {each} GPU's memory, {DURING[estimate.worst_phase]}",
     ]
     if available is not None:
         return [*lines, f"  {describe_fit(estimate, config, available)}"]

@@ -29,11 +29,15 @@ class LostProcessError(RuntimeError):
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run; `parallel` is set if torch.distributed connects them, even where there is only one."""
+    """The processes of a run; `parallel` is set if torch.distributed connects them, even where there is only one.
+
+    With `through_host` tensors on a GPU travel through main memory, for processes that share a GPU.
+    """
 
     rank: int = 0
     size: int = 1
     parallel: bool = False
+    through_host: bool = False
 
     @property
     def leads(self) -> bool:
@@ -60,29 +64,37 @@ class World:
         # all_gather needs equal shapes, so every rank pads to the longest.
         padded = own.new_zeros(*own.shape[:-1], max(counts))
         padded[..., : own.shape[-1]] = own
+        padded = self._to_send(padded)
         parts = [torch.empty_like(padded) for _ in counts]
         with lost_processes():
             distributed.all_gather(parts, padded)
-        return torch.cat([part[..., :count] for part, count in zip(parts, counts, strict=True)], dim=-1)
+        return torch.cat([part[..., :count] for part, count in zip(parts, counts, strict=True)], dim=-1).to(own.device)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of all ranks' tensors."""
-        if self.parallel:
-            with lost_processes():
-                distributed.all_reduce(tensor)
-        return tensor
+        if not self.parallel:
+            return tensor
+        total = self._to_send(tensor)
+        with lost_processes():
+            distributed.all_reduce(total)
+        return total.to(tensor.device)
 
     def reduce_scatter(self, flat: Tensor) -> Tensor:
         """Return this rank's slice of the sum of all ranks' flat tensors, whose length `size` must divide."""
-        own = flat.new_empty(len(flat) // self.size)
+        sent = self._to_send(flat)
+        own = sent.new_empty(len(flat) // self.size)
         with lost_processes():
-            _reduce_scatter(own, flat)
-        return own
+            _reduce_scatter(own, sent)
+        return own.to(flat.device)
 
     def all_gather(self, whole: Tensor, own: Tensor) -> None:
         """Write every rank's slice into the flat tensor `whole`."""
+        sent = self._to_send(own)
+        received = whole if sent is own else sent.new_empty(len(whole))
         with lost_processes():
-            _all_gather(whole, own)
+            _all_gather(received, sent)
+        if received is not whole:
+            whole.copy_(received)
 
     def send(self, call: object) -> None:
         """Send a value from rank 0 to the ranks that wait in `receive`."""
@@ -96,6 +108,9 @@ class World:
         with lost_processes():
             distributed.broadcast_object_list(call, src=0)
         return call[0]
+
+    def _to_send(self, tensor: Tensor) -> Tensor:
+        return tensor.cpu() if self.through_host else tensor
 
     def leave(self) -> None:
         """Close the connections to the other ranks."""
@@ -137,4 +152,4 @@ def join_world(device: str) -> World:
         torch.cuda.set_device(local)
     with lost_processes():
         distributed.init_process_group("cpu:gloo,cuda:nccl" if own_gpu else "gloo", timeout=LONGEST_WAIT)
-    return World(rank, size, parallel=True)
+    return World(rank, size, parallel=True, through_host=wants_gpu and not own_gpu)

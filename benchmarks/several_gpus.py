@@ -1,0 +1,153 @@
+"""Several processes on one GPU: what the parallel path costs, and whether two ranks agree with one and their forecast.
+
+- `overhead`: steps of a trainer of one process, and of one whose only process goes through the parallel path (process
+  group, sharded optimizer), in turns. Their ratio is the price of the parallel path.
+- `ranks`: the same steps by one rank and by two ranks that share this GPU (gloo, since NCCL refuses that): sampled
+  tokens, metrics and weights are compared, and each rank's peak of memory with the forecast of `--dry-run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from stopwatch import about, save, seconds_of
+from trimtab.config import Config, load
+from trimtab.memory.estimate import estimate_memory
+from trimtab.parallel import World, join_world
+from trimtab.train.loop import train_step
+from trimtab.train.rollouts import collect_rollouts
+from trimtab.train.trainer import RunProgress, Trainer, build_trainer
+
+COMPARED = ("reward/mean", "policy/entropy", "update/loss", "update/grad_norm", "tokens/count", "sampler/mismatch_mean")
+
+
+def one_process() -> World:
+    """Join a world of one process."""
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29511")
+    return join_world("auto")
+
+
+def overhead(config: Config, rounds: int) -> dict[str, Any]:
+    """Time steps with and without the parallel path, in turns."""
+    world = one_process()
+    trainers = {"alone": build_trainer(config), "parallel": build_trainer(config, world=world)}
+    progress = {name: RunProgress() for name in trainers}
+    times: dict[str, list[float]] = {name: [] for name in trainers}
+    device = trainers["alone"].policy.device
+    for number in range(rounds + 2):
+        for name, trainer in trainers.items():
+
+            def step(trainer: Trainer = trainer, progress: RunProgress = progress[name]) -> None:
+                train_step(trainer, progress)
+
+            seconds = seconds_of(step, device)
+            if number >= 2:  # the first steps compile kernels and capture graphs
+                times[name].append(seconds)
+    ratios = [b / a for a, b in zip(times["alone"], times["parallel"], strict=True)]
+    world.leave()
+    return {
+        "steps": rounds,
+        "seconds": {name: round(median(values), 4) for name, values in times.items()},
+        "ratio": round(median(times["parallel"]) / median(times["alone"]), 4),
+        "ratio_of_pairs": [round(ratio, 4) for ratio in sorted(ratios)],
+    }
+
+
+def work(config: Config, steps: int, out: Path) -> None:
+    """Take steps as one of the ranks; rank 0 writes what there is to compare."""
+    world = join_world(config.run.device)
+    trainer, progress = build_trainer(config, world=world), RunProgress()
+    rollouts = collect_rollouts(trainer, RunProgress())
+    tokens = {(r.group, r.response.sample): list(r.response.tokens) for r in rollouts.responses}
+    torch.cuda.reset_peak_memory_stats()
+    metrics = [train_step(trainer, progress).metrics for _ in range(steps)]
+    memory = torch.cuda.get_device_properties(trainer.policy.device).total_memory
+    forecast = estimate_memory(config, "cuda", memory, world.size if world.parallel else None)
+    peaks = world.gather(torch.cuda.max_memory_allocated())
+    if world.leads:
+        weights = {name: p.detach().cpu() for name, p in trainer.policy.model.named_parameters()}
+        found = {"metrics": metrics, "peaks": peaks, "forecast": forecast.peak, "phase": forecast.worst_phase}
+        torch.save({"tokens": tokens, "weights": weights, **found}, out)
+    world.leave()
+
+
+def run_ranks(arguments: Sequence[str], ranks: int, out: Path) -> dict[str, Any]:
+    """Run this script as so many ranks; one rank goes without the parallel path."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [__file__, *arguments, "--work", str(out)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    subprocess.run([sys.executable, *launcher, *command], check=True, env=environment)
+    found: dict[str, Any] = torch.load(out, weights_only=False)
+    return found
+
+
+def compare(one: dict[str, Any], several: dict[str, Any]) -> dict[str, Any]:
+    """Compare the steps of one rank with those of several."""
+    equal = [several["tokens"][key] == tokens for key, tokens in one["tokens"].items()]
+    change = {name: (several["weights"][name] - weight).abs().max().item() for name, weight in one["weights"].items()}
+    scale = max(weight.abs().max().item() for weight in one["weights"].values())
+    return {
+        "equal_responses_of_step_1": sum(equal) / len(equal),
+        "largest_difference_of_weights": max(change.values()),
+        "largest_weight": scale,
+        "metrics": [
+            {name: [row[name], other[name]] for name in COMPARED if name in row}
+            for row, other in zip(one["metrics"], several["metrics"], strict=True)
+        ],
+        "memory": [
+            {
+                "ranks": len(each["peaks"]),
+                "peak_gb": [round(peak / 1e9, 3) for peak in each["peaks"]],
+                "forecast_gb": round(each["forecast"] / 1e9, 3),
+                "phase": each["phase"],
+                "forecast_of_peak": [round(each["forecast"] / peak, 4) for peak in each["peaks"]],
+            }
+            for each in (one, several)
+        ],
+    }
+
+
+def main() -> None:
+    """Measure and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="+", choices=["overhead", "ranks"])
+    parser.add_argument("--recipe", default="smollm2-zero")
+    parser.add_argument("--set", action="append", default=[], help="of the recipe")
+    parser.add_argument("--rounds", type=int, default=8, help="pairs of steps of `overhead`")
+    parser.add_argument("--steps", type=int, default=3, help="of `ranks`")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--work", type=Path, help="take part as a rank; used by the script itself")
+    args = parser.parse_args()
+    config = load(args.recipe, [*args.set, "warm_start.steps=0", "record.enabled=false"])
+    if args.work:
+        work(config, args.steps, args.work)
+        return
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    command = " ".join(["benchmarks/several_gpus.py", *sys.argv[1:]])
+    result = about("several processes on one GPU", device) | {"command": command}
+    if "ranks" in args.what:
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = ["ranks", *(part for each in args.set for part in ("--set", each)), "--recipe", args.recipe]
+            arguments += ["--steps", str(args.steps), "--out", str(args.out), "--set", "run.device=cuda:0"]
+            one, several = (run_ranks(arguments, n, Path(folder) / f"{n}.pt") for n in (1, args.ranks))
+        result["ranks"] = compare(one, several)
+        save(result, args.out)
+    if "overhead" in args.what:
+        result["overhead"] = overhead(config, args.rounds)
+        save(result, args.out)
+    print(result)
+
+
+if __name__ == "__main__":
+    main()
