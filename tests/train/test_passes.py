@@ -137,13 +137,13 @@ def test_an_update_that_is_not_finite_is_named_by_its_number_and_responses(
     calls: list[Sequence[Any]] = []
     update = loop.update
 
-    def with_nan(policy: Any, optimizer: Any, objective: Any, plan: Any, transcripts: Any, options: Any) -> Any:
+    def with_nan(policy: Any, optimizer: Any, objective: Any, plan: Any, transcripts: Any, *rest: Any) -> Any:
         calls.append(transcripts)
         if len(calls) == number:
             scale = plan.scale.clone()
             scale[-1] = math.nan  # the last token of the mini-batch's last response
             plan = replace(plan, scale=scale)
-        return update(policy, optimizer, objective, plan, transcripts, options)
+        return update(policy, optimizer, objective, plan, transcripts, *rest)
 
     monkeypatch.setattr(loop, "update", with_nan)
     run, log = trained(tmp_path / "run", {**PASSES, "run.steps": "1"})

@@ -50,7 +50,7 @@ class World:
 
     def gather(self, value: Value) -> list[Value]:
         """Return the values of all ranks in rank order, on every rank; values travel pickled."""
-        if not self.parallel:
+        if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
         with lost_processes():
@@ -59,7 +59,7 @@ class World:
 
     def gather_columns(self, own: Tensor, counts: Sequence[int]) -> Tensor:
         """Concatenate the columns (last axis) of all ranks' tensors; `counts` is how many each rank has."""
-        if not self.parallel:
+        if self.size == 1:
             return own
         # all_gather needs equal shapes, so every rank pads to the longest.
         padded = own.new_zeros(*own.shape[:-1], max(counts))
@@ -72,7 +72,7 @@ class World:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of all ranks' tensors."""
-        if not self.parallel:
+        if self.size == 1:
             return tensor
         total = self._to_send(tensor)
         with lost_processes():
@@ -98,7 +98,7 @@ class World:
 
     def send(self, call: object) -> None:
         """Send a value from rank 0 to the ranks that wait in `receive`."""
-        if self.parallel:
+        if self.size > 1:
             with lost_processes():
                 distributed.broadcast_object_list([call], src=0)
 
