@@ -19,6 +19,8 @@ import notebooks  # noqa: E402
 OUTSIDE = re.compile(r"\]\((?:\.\./)+([\w./-]+)\)")  # a link from a page of docs/ to a file outside of it
 NOTEBOOK = re.compile(r"(\]\([\w./-]+)\.ipynb\)(?!\{)")  # but for the button that downloads it
 PROGRAMS = {".py", ".sh", ".toml"}
+# The search leaves out common words, of which "own" is one: "own reward" is to find the guide, not the reference.
+BOOSTED = {"own-reward.md": 3}
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".sh": "bash"}
 
 
@@ -35,7 +37,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Lead links to notebooks, and to files outside of docs/, to their pages."""
+    """Lead links to notebooks, and to files outside of docs/, to their pages; say what the search should prefer."""
+    if page.file.src_uri in BOOSTED:
+        page.meta["search"] = {"boost": BOOSTED[page.file.src_uri]}
     if page.file.src_uri.startswith(("notebooks/", "source/")):
         return markdown
     return OUTSIDE.sub(r"](source/\1.md)", NOTEBOOK.sub(r"\1.md)", markdown))
