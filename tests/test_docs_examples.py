@@ -7,6 +7,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -19,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HERE = ("own-data", "own-reward", "plan-then-loss", "rewards", "theory")
 # Pages whose Python has a test of its own, beside the tests of what they are about.
-ELSEWHERE = ("gpu", "objectives", "own-parts", "record", "sandbox", "tools", "tools-engines", "verl")
+ELSEWHERE = ("gpu", "objectives", "own-parts", "record", "sandbox", "tools", "tools-engines")
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -44,7 +46,17 @@ def test_the_python_of_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytes
 
 
 def test_every_page_with_python_is_run_somewhere() -> None:
-    assert {page.stem for page in PAGES if blocks(page, "python")} <= {*HERE, *ELSEWHERE}
+    assert {page.stem for page in PAGES if blocks(page, "python")} <= {*HERE, *ELSEWHERE, "verl"}
+
+
+def test_verls_data_are_made_as_its_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": [{"role": "user", "content": text}], "answer": "4"} for text in ("2+2?", "2+2?", "1+3?")]
+    pq.write_table(pa.Table.from_pylist(rows), "dapo-math-17k.parquet")
+    (code,) = blocks(ROOT / "docs/verl.md", "python")
+    exec(compile(code, "docs/verl.md", "exec"), {})
+    made = [row["prompt"][-1]["content"] for row in pq.read_table("train.parquet").to_pylist()]
+    assert len(made) == 2 and all(text.endswith("\\boxed{}") for text in made)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
