@@ -13,6 +13,7 @@ from typing import Any
 
 import gpu_tables
 import install_tables
+import scaling_pages
 import study_pages
 import tool_pages
 from command_docs import commands_page
@@ -269,6 +270,11 @@ def study_picture() -> str:
     return study_pages.heat_maps([("RL from nothing", "zero"), ("RL after a warm start", "warm")])
 
 
+def scaling_page() -> str:
+    """The page on how far several GPUs go."""
+    return filled("docs/scaling.md", {"steps": scaling_pages.steps, "measured": scaling_pages.measured})
+
+
 def tools_page() -> str:
     """docs/tools.md with what was measured on a GPU filled in."""
     return filled("docs/tools.md", {"learned": tool_pages.learned, "latency": gpu_tables.slow_tools})
@@ -306,6 +312,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/study.md": study_page,
     "docs/study.svg": study_picture,
     "docs/support.md": support_page,
+    "docs/scaling.md": scaling_page,
     "docs/tools.md": tools_page,
     "docs/tools.svg": tool_pages.curves,
     # What the command line prints without importing torch.

@@ -1,0 +1,132 @@
+"""What a step of the papers' recipes moves between 8 GPUs of one machine, and the time to expect, by counting.
+
+Nothing here is measured on 8 GPUs. Bytes follow from the code: what is gathered, reduced and pickled. Times follow from
+figures measured on one H200 (`sampler-h200.json`, `mfu-h200.json`) and from the assumptions below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+GPUS = 8
+RESPONSES, UPDATES = 2048, 4  # of a step: 256 prompts x 8 samples, 512 responses per update
+TOKENS, PROMPT = 4096, 256  # assumed: mean tokens of a response, and of a prompt
+LINK = 350e9  # bytes per second and GPU that collectives reach on NVLink 4 (900e9 in both directions on the data sheet)
+PEAK = 989e12  # bf16 products per second, data sheet
+# Pickled ids and log-probabilities of responses, measured with gloo between processes of one machine.
+PICKLED_BYTES, PICKLED_SECONDS = 13.2, 0.6e-6  # per token, all of them on every rank
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Qwen3: layers, width, heads, width of the MLP, and whether the head is the embedding."""
+
+    layers: int
+    width: int
+    heads: int
+    mlp: int
+    tied: bool
+    rate: float  # tokens per second that one H200 samples, 512 responses at a time
+    shard: bool = False
+
+    @property
+    def layer(self) -> int:
+        """Weights of one layer."""
+        return self.width * 128 * (2 * self.heads + 2 * 8) + 3 * self.width * self.mlp + 2 * self.width
+
+    @property
+    def embedding(self) -> int:
+        """Weights of embedding and head."""
+        return 151_936 * self.width * (1 if self.tied else 2)
+
+    @property
+    def weights(self) -> int:
+        """All weights."""
+        return self.layers * self.layer + self.embedding
+
+
+def shapes() -> dict[str, Shape]:
+    """The models, with measured rates; that of 14B is 8B's times the ratio of their weights."""
+    found = json.loads((RESULTS / "sampler-h200.json").read_text())
+    small, large = (
+        found[f"Qwen3-{size} shape, 512 sequences, up to 4096"]["tokens_per_second"] for size in ("1.7B", "8B")
+    )
+    eight = Shape(36, 4096, 32, 12_288, False, large, shard=True)
+    return {
+        "1.7B": Shape(28, 2048, 16, 6144, True, small),
+        "8B": eight,
+        "14B": Shape(40, 5120, 40, 17_408, False, large * eight.weights / 14.77e9, shard=True),
+    }
+
+
+def products(shape: Shape, length: int) -> float:
+    """Floating-point operations of a forward pass over one sequence: weights, and attention to the tokens before."""
+    dense = shape.weights - (0 if shape.tied else shape.embedding // 2)  # an embedding is looked up
+    return 2.0 * dense * length + 2.0 * shape.layers * shape.heads * 128 * length**2
+
+
+def count(shape: Shape, budget: int) -> dict[str, Any]:
+    """Bytes and seconds of one step on 8 GPUs, per GPU."""
+    shares = json.loads((RESULTS / "mfu-h200.json").read_text())["share_of_peak"][-1]
+    tokens = RESPONSES * (TOKENS + PROMPT)
+    others = (GPUS - 1) / GPUS
+    passes = -(-tokens // UPDATES // GPUS // budget)  # micro-batches of a GPU in an update
+    whole, layers = 4 * shape.weights, 4 * shape.layers * shape.layer
+    moved = {"gradients and weights": UPDATES * 2 * whole * others}
+    if shape.shard:
+        rest = UPDATES * 2 * 4 * shape.embedding * others
+        # Every pass gathers each layer: once to score, twice in an update (forward and backward), which also reduces.
+        per_pass = UPDATES * passes * layers * others
+        moved = {
+            "embedding and head": rest,
+            "layers gathered to score": per_pass,
+            "layers gathered in updates": 2 * per_pass,
+            "gradients of layers": per_pass,
+            "layers gathered to sample": layers * others,
+        }
+    moved["scores"] = 16 * RESPONSES * TOKENS * others
+    pickled = PICKLED_BYTES * RESPONSES * TOKENS
+    forward = RESPONSES * products(shape, TOKENS + PROMPT) / GPUS
+    seconds = {
+        "sampling": RESPONSES * TOKENS / GPUS / shape.rate,
+        "scoring": forward / (PEAK * shares["score_share_of_peak"]),
+        "updates": 3 * forward / (PEAK * shares["update_share_of_peak"]),
+        "collectives": sum(moved.values()) / LINK,
+        "responses, pickled": PICKLED_SECONDS * RESPONSES * TOKENS,
+    }
+    total = sum(seconds.values())
+    alone = GPUS * sum(seconds[name] for name in ("sampling", "scoring", "updates"))
+    return {
+        "weights": shape.weights,
+        "sharded": shape.shard,
+        "gigabytes_sent_per_gpu": {name: round(size / 1e9, 1) for name, size in moved.items()},
+        "gigabytes_pickled": round(pickled / 1e9, 2),
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
+        "step_seconds": round(total, 1),
+        "speedup_of_8": round(alone / total, 2),
+    }
+
+
+def main() -> None:
+    """Count and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS / "scaling.json")
+    args = parser.parse_args()
+    budgets = {"1.7B": 32_768, "8B": 32_768, "14B": 16_384}  # update.token_budget of the recipes
+    result = {
+        "what": "a step of the papers' recipes on 8 H200 of one machine: counted, not measured",
+        "command": " ".join(["benchmarks/scaling.py", *sys.argv[1:]]),
+        "assumed": {"mean_response_tokens": TOKENS, "prompt_tokens": PROMPT, "link_bytes_per_second": LINK},
+        "models": {name: count(shape, budgets[name]) for name, shape in shapes().items()},
+    }
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

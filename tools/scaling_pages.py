@@ -1,0 +1,70 @@
+"""The tables of docs/scaling.md: what eight GPUs exchange, by counting, and several processes on one GPU, measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent.parent / "benchmarks/results"
+PARTS = ("sampling", "scoring", "updates", "collectives", "responses, pickled")
+
+
+def _read(name: str) -> Any:
+    path = RESULTS / name
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def steps() -> str:
+    """Bytes and seconds of a step of each model."""
+    result = _read("scaling.json")
+    head = ["model", "weights", "GB that each GPU sends", *(f"{part}, s" for part in PARTS), "step, s", "times one GPU"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, model in result["models"].items():
+        sent = sum(model["gigabytes_sent_per_gpu"].values())
+        seconds = " | ".join(f"{model['seconds'][part]:.1f}" for part in PARTS)
+        weights = f"{model['weights'] / 1e9:.1f}e9{', sharded' if model['sharded'] else ''}"
+        total = f"{model['step_seconds']:.0f} | {model['speedup_of_8']}"
+        lines.append(f"| {name} | {weights} | {sent:,.0f} | {seconds} | {total} |")
+    assumed = result["assumed"]
+    given = f"{assumed['mean_response_tokens']:,} tokens per response and {assumed['prompt_tokens']} per prompt"
+    link = f"{assumed['link_bytes_per_second'] / 1e9:.0f} GB/s per GPU (NVLink 4)"
+    sentences = (
+        f"Assumed: {given} on average; collectives at {link}; the shares of the peak and the sampling rates of the "
+        "[GPU page](gpu.md); for 14B the sampling rate of 8B, scaled by the weights. Exchanges are not overlapped with "
+        "computing. By `benchmarks/scaling.py`."
+    )
+    return "\n".join([*lines, "", sentences])
+
+
+def measured() -> str:
+    """What the parallel path costs with one process, and how two ranks on one GPU agree with one."""
+    result = _read("several-gpus-h200.json")
+    if result is None:
+        return "Not measured yet; `benchmarks/several_gpus.py` does it."
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if name != "python")
+    lines = [f"SmolLM2-135M, recipe `smollm2-zero`; {result['machine']}, {versions}; {result['date']}."]
+    if "overhead" in result:
+        cost, seconds = result["overhead"], result["overhead"]["seconds"]
+        lines += [
+            "",
+            f"- **Cost of the parallel path with one process:** {cost['ratio'] - 1:+.1%} of a step "
+            f"({seconds['parallel']:.3f} instead of {seconds['alone']:.3f} s, medians of {cost['steps']} steps in turns).",
+        ]
+    if "ranks" in result:
+        found = result["ranks"]
+        second = found["metrics"][1]["update/grad_norm"]
+        memory = "; ".join(
+            f"{each['ranks']} rank{'s' if each['ranks'] > 1 else ''}: {max(each['peak_gb']):.1f} GB, forecast "
+            f"{each['forecast_gb']:.1f}"
+            for each in found["memory"]
+        )
+        lines += [
+            f"- **Two ranks that share the GPU, beside one:** {found['equal_responses_of_step_1']:.0%} of the responses "
+            "of the first step are the same. The gradient norms of the first step with a reward differ by "
+            f"{abs(second[0] - second[1]) / second[0]:.0e} of themselves. Later a sampled token changes with the last "
+            "bits of the weights, and the runs go apart.",
+            f"- **Peak of memory per rank:** {memory}. The forecast takes every response to be as long as allowed. "
+            "These were shorter.",
+        ]
+    return "\n".join(lines)
