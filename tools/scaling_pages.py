@@ -49,7 +49,7 @@ def measured() -> str:
         lines += [
             "",
             f"- **Cost of the parallel path with one process:** {cost['ratio'] - 1:+.1%} of a step "
-            f"({seconds['parallel']:.3f} instead of {seconds['alone']:.3f} s, medians of {cost['steps']} steps in turns).",
+            f"({seconds['parallel']:.3f} instead of {seconds['alone']:.3f} s, median of {cost['steps']} steps).",
         ]
     if "ranks" in result:
         found = result["ranks"]
@@ -60,7 +60,7 @@ def measured() -> str:
             for each in found["memory"]
         )
         lines += [
-            f"- **Two ranks that share the GPU, beside one:** {found['equal_responses_of_step_1']:.0%} of the responses "
+            f"- **Two ranks on the GPU, beside one:** {found['equal_responses_of_step_1']:.0%} of the responses "
             "of the first step are the same. The gradient norms of the first step with a reward differ by "
             f"{abs(second[0] - second[1]) / second[0]:.0e} of themselves. Later a sampled token changes with the last "
             "bits of the weights, and the runs go apart.",
