@@ -40,6 +40,11 @@ class ModelConfig(Section):
     gradient_checkpointing: bool = Field(
         False, description="recompute activations in the backward pass; saves memory, costs time"
     )
+    shard: bool = Field(
+        False,
+        description="split the weights of the layers among the processes of `--gpus N` (FSDP2), for a model that does "
+        "not fit on one GPU; slower, as every pass gathers them",
+    )
     lora_rank: int = Field(
         0, ge=0, le=65_536, description="rank of the LoRA adapters (extra `lora`); 0 trains all weights"
     )

@@ -1,7 +1,22 @@
 """Several processes that train one policy: who they are, what they exchange, and an optimizer that they share."""
 
+from trimtab.parallel.sharded_layers import (
+    forget_forwards,
+    gather_to_leader,
+    gathered_layers,
+    is_split,
+    local_part,
+    local_tensor,
+    shard_layers,
+    unsharded_class,
+    whole_tensor,
+)
 from trimtab.parallel.sharded_optimizer import ShardedOptimizer
 from trimtab.parallel.shares import balanced_shares
-from trimtab.parallel.world import LostProcessError, World, join_world
+from trimtab.parallel.world import LostProcessError, World, join_world, lost_connections
 
-__all__ = ["LostProcessError", "ShardedOptimizer", "World", "balanced_shares", "join_world"]
+__all__ = [
+    "LostProcessError", "ShardedOptimizer", "World", "balanced_shares", "forget_forwards", "gather_to_leader",
+    "gathered_layers", "is_split", "join_world", "local_part", "local_tensor", "lost_connections", "shard_layers",
+    "unsharded_class", "whole_tensor",
+]  # fmt: skip

@@ -3,6 +3,9 @@
 Gradients of all parameters lie in one flat tensor. A step sums it over the processes, leaves to each the slice whose
 optimizer state it holds, updates that slice of the weights, and gathers the slices. So the sampler in the same process
 always has the whole weights, and a checkpoint's optimizer state does not depend on the number of processes.
+
+Parameters whose weights are split too (`shard_layers`) have gradients and state where their part is (ZeRO stage 3). Both
+kinds have one optimizer, and one norm to clip by.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trimtab.parallel.sharded_layers import is_split, local_part, local_tensor
 from trimtab.parallel.world import World
 
 
@@ -30,14 +34,15 @@ class ShardedOptimizer:
         self.parameters = list(parameters)
         if len({(p.dtype, p.device) for p in self.parameters}) != 1:
             raise ValueError("the trained parameters must have one type and lie on one device")
-        self.total = sum(p.numel() for p in self.parameters)
-        self.slice_size = -(-self.total // world.size)  # rounded up: the last slice ends with padding
-        first = self.parameters[0]
-        # Its values exist within a step only; the optimizer's state belongs to the object.
-        self._own = nn.Parameter(first.new_empty(0))
-        self.inner = make([self._own])
+        self._whole = [p for p in self.parameters if not is_split(p)]
+        self._split = [p for p in self.parameters if is_split(p)]
+        self.slice_size = -(-sum(p.numel() for p in self._whole) // world.size)  # the last slice ends with padding
+        # Their values exist within a step only; the optimizer's state belongs to the objects: first the slice of whole
+        # parameters, then the parts of those that are split.
+        self._own = [nn.Parameter(self.parameters[0].new_empty(0)) for _ in range(1 + len(self._split))]
+        self.inner = make(self._own)
         self._flat: Tensor | None = None  # gradients, then the updated weights
-        self._gradient: Tensor | None = None  # the slice of their sum
+        self._gradients: list[Tensor] = []  # of what this process updates, summed over all processes
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -48,77 +53,114 @@ class ShardedOptimizer:
         """Free the gradients."""
         for parameter in self.parameters:
             parameter.grad = None
-        self._flat = self._gradient = None
+        self._flat, self._gradients = None, []
 
     def start(self) -> None:
         """Allocate the gradients, all zero, for backward passes to add to."""
         self.zero_grad()
-        self._flat = self.parameters[0].new_zeros(self.slice_size * self.world.size)
+        self._flat = torch.zeros(
+            self.slice_size * self.world.size, dtype=self._own[0].dtype, device=self._own[0].device
+        )
         for parameter, view in self._views(self._flat):
             parameter.grad = view
 
     def reduce(self, max_norm: float) -> Tensor:
         """Sum the gradients over the processes, clip the sum, and return its norm before that."""
         assert self._flat is not None, "reduce follows start"
+        # Those of split parameters have been summed by the backward passes.
+        split = [torch.zeros_like(local_tensor(p)) if p.grad is None else local_tensor(p.grad) for p in self._split]
         for parameter in self.parameters:
             parameter.grad = None
-        gradient = self._gradient = self.world.reduce_scatter(self._flat)
-        norm = self.world.sum(torch.linalg.vector_norm(gradient).square()).sqrt()
-        gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        self._gradients = [self.world.reduce_scatter(self._flat), *split]
+        squares = torch.stack([torch.linalg.vector_norm(each).square() for each in self._gradients])
+        norm = self.world.sum(squares.sum()).sqrt()
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in self._gradients:
+            gradient.mul_(scale)
         return norm
 
     @torch.no_grad()
     def step(self) -> None:
         """Update the weights by the gradients that `reduce` has left."""
-        assert self._flat is not None and self._gradient is not None, "step follows reduce"
+        assert self._flat is not None and self._gradients, "step follows reduce"
         flat = self._flat
         # From the parameters, not from a copy kept since the last step: somebody may have loaded other weights.
         for parameter, view in self._views(flat):
             view.copy_(parameter)
         own = flat[self.world.rank * self.slice_size :][: self.slice_size].clone()
-        self._own.data, self._own.grad = own, self._gradient
+        values = [own, *map(local_tensor, self._split)]
+        for parameter, value, gradient in zip(self._own, values, self._gradients, strict=True):
+            parameter.data, parameter.grad = value, gradient
         self.inner.step()
         self.world.all_gather(flat, own)
         for parameter, view in self._views(flat):
             parameter.copy_(view)
-        self._own.data, self._own.grad = own.new_empty(0), None
+        for parameter in self._own:
+            parameter.data, parameter.grad = own.new_empty(0), None
 
     def gather_state(self) -> dict[str, Tensor]:
-        """Return the whole state as `NUMBER OF THE PARAMETER/NAME`, as an optimizer over all parameters has it.
+        """Return on rank 0 the whole state as `NUMBER OF THE PARAMETER/NAME`, as one optimizer over all would have it.
 
-        All processes must call it together.
+        All processes must call it together; the others get nothing.
         """
         state: dict[str, Tensor] = {}
-        for name, value in self.inner.state[self._own].items():
+
+        def keep(parameter: nn.Parameter, name: str, value: Tensor) -> None:
+            if self.world.leads:
+                state[f"{numbers[parameter]}/{name}"] = value.to("cpu", copy=True)
+
+        numbers = {parameter: number for number, parameter in enumerate(self.parameters)}
+        for name, value in self.inner.state[self._own[0]].items():
             if not value.dim():  # a counter
-                state |= {f"{number}/{name}": value.to("cpu", copy=True) for number in range(len(self.parameters))}
+                for parameter in self._whole:
+                    keep(parameter, name, value)
                 continue
             flat = value.new_empty(self.slice_size * self.world.size)
             self.world.all_gather(flat, value)
-            views = enumerate(view for _, view in self._views(flat))
-            state |= {f"{number}/{name}": view.to("cpu", copy=True) for number, view in views}
+            for parameter, view in self._views(flat):
+                keep(parameter, name, view)
+        for parameter, own in zip(self._split, self._own[1:], strict=True):
+            for name, value in self.inner.state[own].items():
+                keep(parameter, name, value if not value.dim() else _whole_state(value, parameter))
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take this process's slice of what `gather_state` returned, on any number of processes."""
-        loaded: dict[str, Tensor] = {}
+        """Take this process's part of what `gather_state` returned, on any number of processes."""
+        numbers = {parameter: number for number, parameter in enumerate(self.parameters)}
+        loaded: dict[int, dict[str, Tensor]] = {}
         for name in sorted({key.partition("/")[2] for key in state}):
-            parts = [state.get(f"{number}/{name}") for number in range(len(self.parameters))]
-            known = [part for part in parts if part is not None]
+            parts = {p: state.get(f"{number}/{name}") for p, number in numbers.items()}
+            known = [part for part in parts.values() if part is not None]
             if all(not part.dim() for part in known) and name == "step":
-                loaded[name] = torch.stack(known).max()
+                for position in range(len(self._own)):
+                    loaded.setdefault(position, {})[name] = torch.stack(known).max()
                 continue
             flat = torch.zeros(self.slice_size * self.world.size)
-            for (_, view), part in zip(self._views(flat), parts, strict=True):
+            for parameter, view in self._views(flat):
+                part = parts[parameter]
                 if part is not None:  # a parameter that had no gradient yet has no state
                     view.copy_(part)
-            loaded[name] = flat[self.world.rank * self.slice_size :][: self.slice_size].clone()
+            own = flat[self.world.rank * self.slice_size :][: self.slice_size].clone()
+            loaded.setdefault(0, {})[name] = own
+            for position, parameter in enumerate(self._split, 1):
+                part = parts[parameter]
+                whole = torch.zeros(parameter.shape) if part is None else part
+                loaded.setdefault(position, {})[name] = local_part(whole, parameter)
         # Moves it to where the optimizer wants it.
-        self.inner.load_state_dict({**self.inner.state_dict(), "state": {0: loaded} if loaded else {}})
+        self.inner.load_state_dict({**self.inner.state_dict(), "state": loaded})
 
     def _views(self, flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Yield each parameter with its part of a flat tensor, in its shape."""
+        """Yield each whole parameter with its part of a flat tensor, in its shape."""
         first = 0
-        for parameter in self.parameters:
+        for parameter in self._whole:
             yield parameter, flat[first : first + parameter.numel()].view_as(parameter)
             first += parameter.numel()
+
+
+def _whole_state(value: Tensor, parameter: nn.Parameter) -> Tensor:
+    """Gather the state of a split parameter, of which `value` is this process's part."""
+    from torch.distributed.tensor import DTensor
+
+    assert is_split(parameter)
+    like = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(value, *like, shape=parameter.shape, stride=parameter.stride()).full_tensor()

@@ -136,6 +136,25 @@ def lost_processes() -> Iterator[None]:
         raise LostProcessError(f"another process of the run has ended or does not answer: {error!s:.200}") from error
 
 
+@contextmanager
+def lost_connections() -> Iterator[None]:
+    """Turn those errors of the block that are clearly a connection's into LostProcessError.
+
+    For blocks in which others than World exchange values: FSDP gathers weights in the middle of a model's pass.
+    """
+    try:
+        yield
+    except LostProcessError:
+        raise
+    except RuntimeError as error:
+        # Errors of gloo have no type of their own; they name its source files.
+        if isinstance(error, distributed.DistError) or "gloo/transport" in str(error):
+            raise LostProcessError(
+                f"another process of the run has ended or does not answer: {error!s:.200}"
+            ) from error
+        raise
+
+
 def join_world(device: str) -> World:
     """Connect to the other processes if torchrun's variables are in the environment; `device` is `run.device`."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:

@@ -7,13 +7,15 @@ from trimtab.policy.lora import add_lora, enable_gradient_checkpointing
 from trimtab.policy.policy import Policy, Precision
 from trimtab.policy.pretrained import check_config, check_counts, read_config
 from trimtab.policy.prompts import LongPromptError
-from trimtab.policy.score import Transcript, log_probs, score, split_by_token_budget, to_device, tool_tokens
+from trimtab.policy.score import Transcript, idle_pass, log_probs, score, split_by_token_budget, to_device, tool_tokens
 from trimtab.policy.update import (
     UpdateOptions,
     UpdateResult,
     clip_gradients,
+    least_passes,
     make_optimizer,
     response_shares,
+    share_sizes,
     start_gradients,
     update,
 )
@@ -21,7 +23,7 @@ from trimtab.policy.update import (
 __all__ = [
     "DEMO_MODELS", "Kernels", "LongPromptError", "Policy", "Precision", "Transcript", "UpdateOptions", "UpdateResult",
     "add_lora", "check_config", "check_counts", "clip_gradients", "demo_model", "demo_tokenizer",
-    "enable_gradient_checkpointing", "fuse_layers", "load_policy", "log_probs", "make_optimizer", "pick_device",
-    "read_config", "response_shares", "score", "split_by_token_budget", "start_gradients", "to_device", "tool_tokens",
-    "unfuse_layers", "update",
+    "enable_gradient_checkpointing", "fuse_layers", "idle_pass", "least_passes", "load_policy", "log_probs",
+    "make_optimizer", "pick_device", "read_config", "response_shares", "score", "share_sizes", "split_by_token_budget",
+    "start_gradients", "to_device", "tool_tokens", "unfuse_layers", "update",
 ]  # fmt: skip

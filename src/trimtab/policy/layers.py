@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from trimtab.attention import causal_attention
+from trimtab.parallel import unsharded_class
 
 FAMILIES = ("llama", "qwen2", "qwen3")  # model types whose layers are computed here
 TOLERANCE = 0.05  # relative distance to transformers' layer, in output and gradients: bf16 rounding is well below
@@ -109,7 +110,7 @@ def _with_gradients(out: Tensor, trained: list[Tensor]) -> list[Tensor]:
 def _is_unchanged(family: str, module: Any) -> bool:
     """Return whether a module is of transformers' own class, not a subclass or patched by somebody else."""
     source = f"transformers.models.{family}.modeling_{family}"
-    return type(module).__module__ == source and ("forward" not in vars(module) or _is_fused(module))
+    return unsharded_class(module).__module__ == source and ("forward" not in vars(module) or _is_fused(module))
 
 
 def _is_fused(module: Any) -> bool:
@@ -137,7 +138,8 @@ def _layer_forward(module: Any, kernels: Kernels, hidden_states: LayerState, **o
 
 
 def _add_delta(residual: Tensor, delta: Tensor | None) -> Tensor:
-    return (residual if delta is None else residual + delta)[None]
+    # Not a view of the sum: FSDP hooks on to a layer's output, and warns of views.
+    return residual[None] if delta is None else residual[None] + delta
 
 
 def _has_hooks(module: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from trimtab.parallel import World, gathered_layers, shard_layers
 from trimtab.policy.demo_model import DEMO_MODELS, demo_model, demo_tokenizer
 from trimtab.policy.layers import fuse_layers, fusion_unsupported_reason, gpu_kernels, unfuse_layers
 from trimtab.policy.lora import add_lora, enable_gradient_checkpointing
@@ -32,8 +33,12 @@ def load_policy(
     chat: bool = True,
     seed: int = 0,
     prepare: Callable[[Any], Any] = lambda model: model,
+    shard: World | None = None,
 ) -> Policy:
-    """Load a policy by path: a folder or hub name, a demo or `smollm2`; `prepare` may replace the model as read."""
+    """Load a policy by path: a folder or hub name, a demo or `smollm2`; `prepare` may replace the model as read.
+
+    `shard` names the processes among which the layers' weights are split; all of them must call this together.
+    """
     where = pick_device(device)
     is_demo = path in DEMO_MODELS
     model, tokenizer = (demo_model(seed, path), demo_tokenizer(path)) if is_demo else read_pretrained(path, attention)
@@ -44,13 +49,18 @@ def load_policy(
         model = add_lora(model, lora_rank, lora_alpha, seed, lora_targets, lora_dropout, base=path)
     if where.type == "cuda" and where.index is not None:
         torch.cuda.set_device(where)  # Triton launches on the current device, whatever its arguments' device
-    model.to(where)
+    if shard is None:
+        model.to(where)
     if gradient_checkpointing:
         enable_gradient_checkpointing(model)
-    policy = Policy(model, tokenizer, where, precision, chat)
+    policy = Policy(model, tokenizer, where, precision, chat, sharded=shard is not None)
     with errors_in_words(path, WEIGHTS):
         _check_weights(policy)
         _check_end_tokens(policy)
+    if shard is not None:
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        shard_layers(model, policy.backbone, shard, where, dtype)
+    with errors_in_words(path, WEIGHTS):
         _check_logits(policy)
     # Flash attention needs half precision: in fp32 packed sequences would go through attention one by one, which is
     # slower than padding.
@@ -68,6 +78,11 @@ def with_packing(policy: Policy) -> Policy:
     use_packed_attention(policy.causal_lm)
     reason = packing_unsupported_reason(policy.backbone, policy.device, policy.autocast)
     name = type(policy.causal_lm).__name__
+    if reason and policy.sharded:
+        # The pass that failed may have left layers gathered: nothing that follows could be trusted.
+        raise ValueError(
+            f"model.shard = true: {name} does not support packed sequences ({reason}); choose model.attention='eager'"
+        )
     if reason:
         policy.causal_lm.set_attn_implementation(before)
         warnings.warn(
@@ -75,7 +90,8 @@ def with_packing(policy: Policy) -> Policy:
         )
         return policy
     if policy.device.type == "cuda":
-        _fuse_if_supported(policy.causal_lm)
+        with gathered_layers(policy.model):
+            _fuse_if_supported(policy.causal_lm)
     return replace(policy, packed=True)
 
 

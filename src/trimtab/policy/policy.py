@@ -24,6 +24,7 @@ class Policy:
     """A model, its tokenizer, and how forward passes run: weights are fp32, `bf16` is autocast over them.
 
     `chat`: prompts go through the chat template. `packed`: forward passes take packed sequences instead of padded rows.
+    `sharded`: every process has a part of each layer's weights, so all must run the same number of passes.
     """
 
     model: Any
@@ -32,6 +33,7 @@ class Policy:
     precision: Precision = "fp32"
     chat: bool = True
     packed: bool = False
+    sharded: bool = False
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the autocast context for forward passes."""

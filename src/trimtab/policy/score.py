@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from trimtab.objectives import Moments, moments
+from trimtab.parallel import forget_forwards
 from trimtab.policy.lm_head import Head, head_scores
 from trimtab.policy.packed import PackedBatch, packed_hidden_states
 from trimtab.policy.policy import Policy
@@ -195,10 +196,12 @@ def score(
     token_budget: int,
     head_chunk: int,
     fused: bool | None = None,
+    passes: int = 0,
 ) -> Moments:
-    """Return log-probability, entropy and moments of every sampled token; `fused=None` fuses the head on a GPU."""
-    if not transcripts:
-        return Moments(*torch.zeros(len(Moments._fields), 0, device=policy.device))
+    """Return log-probability, entropy and moments of every sampled token; `fused=None` fuses the head on a GPU.
+
+    `passes` is the least number of forward passes: as many as any process runs, if they share a sharded policy.
+    """
     was_training = policy.model.training
     policy.model.eval()
     head = policy.fused_head(temperature, fused)
@@ -207,8 +210,26 @@ def score(
             _score_micro_batch(policy, micro, temperature, head_chunk, head)
             for micro in split_by_token_budget(transcripts, token_budget, policy.packed)
         ]
+        for _ in range(passes - len(scored)):
+            idle_pass(policy)
     policy.model.train(was_training)
+    if policy.sharded:
+        forget_forwards(policy.model)
+    if not scored:
+        return Moments(*torch.zeros(len(Moments._fields), 0, device=policy.device))
     return Moments(*(torch.cat(values) for values in zip(*scored, strict=True)))
+
+
+def idle_pass(policy: Policy) -> None:
+    """Take part in a pass of other processes that share the layers' weights, without anything to compute.
+
+    Where gradients are enabled there is a backward pass too, which adds zero to every gradient.
+    """
+    some_token = policy.pad_token_id
+    with policy.autocast():
+        hidden, _ = response_hidden_states(policy, [Transcript([some_token], [some_token])])
+    if hidden.requires_grad:
+        hidden.backward(torch.zeros_like(hidden))
 
 
 def _score_micro_batch(

@@ -19,7 +19,7 @@ from trimtab.objectives import Objective, Plan, merge_metrics
 from trimtab.parallel import ShardedOptimizer, World, balanced_shares
 from trimtab.policy.forward_backward import forward_backward
 from trimtab.policy.policy import Policy
-from trimtab.policy.score import Transcript, micro_batch_sizes
+from trimtab.policy.score import Transcript, idle_pass, micro_batch_sizes
 
 ALONE = World()
 
@@ -98,9 +98,7 @@ def update(
     policy.model.train()
     start_gradients(optimizer)
     shares = response_shares(policy, transcripts, world)
-    sizes = [
-        micro_batch_sizes([len(t) for t in transcripts[share]], options.token_budget, policy.packed) for share in shares
-    ]
+    sizes = share_sizes(policy, transcripts, shares, options.token_budget)
     losses, metrics, new_logps, clipped = [], [], [], []
     head = policy.fused_head(options.temperature, options.fused_head)
     with policy.keep_autocast_cache():
@@ -113,6 +111,8 @@ def update(
             metrics.append(out.metrics)
             new_logps.append(new_logp)
             clipped += [] if out.clipped is None else [out.clipped]
+        for _ in range(least_passes(policy, sizes) - len(losses)):
+            idle_pass(policy)
     none = plan.old_logp.new_zeros(0)  # for a process without a share
     own = {"update/loss": torch.stack(losses).sum() if losses else none.sum(), **merge_metrics(metrics)}
     new_logp = torch.cat(new_logps or [none])
@@ -134,6 +134,19 @@ def response_shares(policy: Policy, transcripts: Sequence[Transcript], world: Wo
     # A token costs a pass through the weights, and attention to all tokens before it.
     costs = [len(t) * (1 + len(t) / policy.attention_crossover) for t in transcripts]
     return balanced_shares(costs, world.size)
+
+
+def share_sizes(
+    policy: Policy, transcripts: Sequence[Transcript], shares: Sequence[slice], token_budget: int
+) -> list[list[int]]:
+    """Return the sizes of the micro-batches of every process's share."""
+    return [micro_batch_sizes([len(t) for t in transcripts[share]], token_budget, policy.packed) for share in shares]
+
+
+def least_passes(policy: Policy, sizes: Sequence[Sequence[int]]) -> int:
+    """Return how many passes a process must run at least; `sizes` are those of `share_sizes`."""
+    # In every pass the processes gather sharded layers together.
+    return max(map(len, sizes)) if policy.sharded else 0
 
 
 def _step(

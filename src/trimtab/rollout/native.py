@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trimtab.parallel import gathered_layers
 from trimtab.rollout.native_turns import NativeConversations
 from trimtab.rollout.rng import rng_keys
 from trimtab.rollout.sampling import sample_tokens
@@ -41,17 +42,23 @@ class NativeSampler:
         check_prompts(prompts, vocab_size)
         was_training = self.model.training
         self.model.eval()
-        if turns is not None:
+        with gathered_layers(self.model):
+            groups = self._sample(prompts, step, options, turns, vocab_size)
+        self.model.train(was_training)
+        return groups
+
+    def _sample(
+        self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None, vocab_size: int
+    ) -> list[list[Response]]:
+        if turns is not None and prompts:
             with self.autocast():
                 sides = self.model, self.eos_token_ids, self.pad_token_id, options, turns, vocab_size
                 sequences = NativeConversations(*sides).run(prompts, step)
-            self.model.train(was_training)
             return [[sequence.response(self.eos_token_ids) for sequence in group] for group in sequences]
         prompts_per_batch = max(1, options.batch_size // options.samples)
         groups: list[list[Response]] = []
         for first in range(0, len(prompts), prompts_per_batch):
             groups += self._sample_batch(prompts[first : first + prompts_per_batch], step, options)
-        self.model.train(was_training)
         return groups
 
     def _sample_batch(

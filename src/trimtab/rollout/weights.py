@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trimtab.parallel import whole_tensor
+
 
 def causal_lm(model: Any) -> Any:
     """Return the causal LM inside of a PEFT model, or the model itself."""
@@ -15,7 +17,10 @@ def causal_lm(model: Any) -> Any:
 
 
 def checkpoint_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield every weight with its checkpoint name, adapters merged; a tied head comes under both of its names."""
+    """Yield every weight with its checkpoint name, adapters merged; a tied head comes under both of its names.
+
+    Weights of sharded layers are gathered one at a time: all processes must go through them together.
+    """
     causal = causal_lm(model)
     # Some families differ in memory from their checkpoint: transformers fuses a layer's experts into one tensor.
     if getattr(causal, "_weight_conversions", None):
@@ -33,13 +38,13 @@ def _merged(causal: Any) -> Iterator[tuple[str, Tensor]]:
         owner, _, rest = name.rpartition(".base_layer.")
         if not owner:
             if not any(name.startswith(f"{layer}.lora_") for layer in layers):
-                yield name, weight
+                yield name, whole_tensor(weight)
         elif rest == "weight":
-            layer = layers[owner]
+            layer, weight = layers[owner], whole_tensor(weight)
             active = set() if layer.disable_adapters else set(layer.active_adapters)
             merged = set(layer.merged_adapters)  # already part of the weight
             # A new tensor, not PEFT's merge and unmerge in place: rounding would make the policy's weights drift.
             added = sum((layer.get_delta_weight(adapter) for adapter in sorted(active - merged)), weight)
             yield f"{owner}.weight", added - sum(layer.get_delta_weight(adapter) for adapter in sorted(merged - active))
         else:
-            yield f"{owner}.{rest}", weight
+            yield f"{owner}.{rest}", whole_tensor(weight)

@@ -12,6 +12,7 @@ import torch
 from trimtab import tasks
 from trimtab.config import LONGEST_CHAIN, Config, RolloutConfig, find_run_model
 from trimtab.own_parts import is_own
+from trimtab.parallel import World
 from trimtab.policy import DEMO_MODELS, Policy, add_lora, demo_model, load_policy
 from trimtab.rewards import load_rule
 from trimtab.rollout import NativeSampler, PagedSampler, Sampler, VllmSampler, VllmSettings, build_own_sampler
@@ -42,8 +43,8 @@ def check_rules(task: Task) -> None:
         load_rule(rule)
 
 
-def build_policy(config: Config, path: str | None = None) -> Policy:
-    """Load the policy or, given a path, a reference model in the same precision."""
+def build_policy(config: Config, path: str | None = None, world: World | None = None) -> Policy:
+    """Load the policy or, given a path, a reference model in the same precision; `world` shares sharded weights."""
     model = config.model
     trained = path is None
     return open_policy(
@@ -59,6 +60,7 @@ def build_policy(config: Config, path: str | None = None) -> Policy:
         lora_dropout=model.lora_dropout,
         chat=model.chat,
         seed=config.run.seed,
+        shard=world if model.shard else None,
     )
 
 
@@ -95,11 +97,11 @@ def restore_weights(model: Any, config: Config, checkpoint: Path) -> Any:
     return model.merge_and_unload().requires_grad_(True) if lora.lora_rank else model
 
 
-def build_reference(config: Config) -> Policy | None:
+def build_reference(config: Config, world: World | None = None) -> Policy | None:
     """Load the reference model of a KL penalty; that of `start` gets its weights after the warm start."""
     reference = config.model.reference
     # `start` loads the policy's own model again: its weights are overwritten after the warm start or on resume.
-    return None if reference is None else build_policy(config, None if reference == "start" else reference)
+    return None if reference is None else build_policy(config, None if reference == "start" else reference, world)
 
 
 def build_sampler(policy: Policy, rollout: RolloutConfig | None = None) -> Sampler:

@@ -23,7 +23,7 @@ from torch import Tensor
 from trimtab import failpoints
 from trimtab.config import list_checkpoints
 from trimtab.files import new_folder
-from trimtab.parallel import ShardedOptimizer
+from trimtab.parallel import ShardedOptimizer, World, gather_to_leader, local_part, local_tensor
 from trimtab.policy import Policy
 from trimtab.text import PrintLine, shown
 
@@ -111,7 +111,7 @@ def errors_as_mismatch(saved: Checkpoint) -> Iterator[None]:
 
 
 def trained_parameters(model: Any) -> dict[str, Tensor]:
-    """Return the trainable weights by name."""
+    """Return the trainable weights by name; of sharded ones every process has its part."""
     return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
 
@@ -125,7 +125,7 @@ def load_parameters(model: Any, tensors: Mapping[str, Tensor]) -> None:
         raise CheckpointError(f"checkpoint of another model: {wrong[0]} does not fit (and {len(wrong) - 1} more)")
     _check_finite(tensors)
     for name, value in own.items():
-        value.copy_(tensors[name])
+        local_tensor(value).copy_(local_part(tensors[name], value))
 
 
 def load_weights(model: Any, path: Path) -> None:
@@ -187,9 +187,10 @@ def _check_finite(tensors: Mapping[str, Tensor]) -> None:
         raise CheckpointError(f"{bad[0]:.100} is not finite (and {len(bad) - 1} more)")
 
 
-def training_tensors(policy: Policy, optimizer: AnyOptimizer) -> TensorGroups:
-    """Return the tensors of a checkpoint to go on training from."""
-    return {"model": trained_parameters(policy.model), "optimizer": optimizer_tensors(optimizer)}
+def training_tensors(policy: Policy, optimizer: AnyOptimizer, world: World) -> TensorGroups:
+    """Return on rank 0 the tensors of a checkpoint to go on training from; all processes must call it together."""
+    weights = gather_to_leader(trained_parameters(policy.model), world)
+    return {"model": weights, "optimizer": optimizer_tensors(optimizer)}
 
 
 def load_training_tensors(policy: Policy, optimizer: AnyOptimizer, saved: Checkpoint) -> None:

@@ -84,6 +84,8 @@ def sample_and_grade(
     world = trainer.world
     own = problems[world.share(len(problems))]
     groups = sample_and_grade_alone(trainer, own, step, options, training) if own else []
+    if trainer.policy.sharded and not own:
+        trainer.sampler.sample([], step, options)  # for the other processes: all of them gather the weights
     if not world.parallel:
         return groups
     tool_errors = [] if trainer.tool_use is None else trainer.tool_use.take_errors()

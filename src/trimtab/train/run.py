@@ -225,8 +225,11 @@ class Run:
             self.reporter.message(f"stopped after step {self.progress.step}; go on with: {self.resume_command}")
             return
         model = self.folder.path / "model"
+        # Adapters, which alone are published, are whole.
+        partial = self.config.model.shard and not self.config.model.lora_rank
+        state = self.trainer.together(run_state.gather_model) if partial else None
         try:
-            run_state.publish_model(self.trainer.policy, model)
+            run_state.publish_model(self.trainer.policy, model, state)
         except (OSError, SafetensorError) as error:
             message = f"the trained model could not be written to {model}: {error}. Free some space, then: "
             raise self._stop(StopReason.NOT_SAVED, message + self.resume_command) from None
@@ -257,8 +260,7 @@ class Run:
         self.reporter.message(f"warning: step {step}: {skipped} update(s) not finite, skipped: {found}")
         # Skipped updates leave the weights alone, so weights that are not finite were broken by an earlier update that
         # looked finite (an overflow in the optimizer): no later update can repair them.
-        weights = checkpoints.trained_parameters(self.trainer.policy.model).values()
-        if not all(bool(torch.isfinite(weight).all()) for weight in weights):
+        if not self.trainer.together(run_state.weights_are_finite):
             message = (
                 f"the weights are not finite at step {step}: lower update.lr and start again; {self._start_advice}"
             )

@@ -22,8 +22,9 @@ from trimtab.files import append_json_lines, locked, sync, write_atomically, wri
 from trimtab.step_lines import iter_step_lines, read_metrics
 from trimtab.text import PrintLine
 
-# Keys that may change when a run is resumed: how long it lasts, what stops it, what it saves, and (with a warning) the
-# threads and the device it runs on. In the form of pydantic's `exclude`; True: all keys of a section.
+# Keys that may change when a run is resumed: how long it lasts, what stops it, what it saves, how its weights are
+# split, and (with a warning) the threads and the device it runs on. In the form of pydantic's `exclude`; True: all keys
+# of a section.
 CHANGEABLE_ON_RESUME: dict[str, Any] = {
     "run": {
         "steps",
@@ -37,6 +38,7 @@ CHANGEABLE_ON_RESUME: dict[str, Any] = {
         "threads",
         "device",
     },
+    "model": {"shard"},
     "update": {"on_nonfinite"},
     "rollout": {"kv_cache_memory", "vllm_gpu_memory_utilization", "vllm_options"},
     "record": True,

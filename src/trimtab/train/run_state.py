@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trimtab import failpoints
 from trimtab.config import find_checkpoint
 from trimtab.files import new_folder
+from trimtab.parallel import gather_to_leader, local_tensor
 from trimtab.policy import Policy, Precision
 from trimtab.text import shown
 from trimtab.train import checkpoints
@@ -34,8 +36,24 @@ def save_checkpoint(folder: Path, trainer: Trainer, progress: RunProgress, keep:
 
 
 def gather_tensors(trainer: Trainer) -> checkpoints.TensorGroups:
-    """Return the tensors of a checkpoint; every process has a part of them."""
-    return checkpoints.training_tensors(trainer.policy, trainer.optimizer)
+    """Return the tensors of a checkpoint on rank 0; every process has a part of them."""
+    return checkpoints.training_tensors(trainer.policy, trainer.optimizer, trainer.world)
+
+
+def gather_weights(trainer: Trainer) -> dict[str, Tensor]:
+    """Return the trained weights on rank 0; of sharded ones every process has a part."""
+    return gather_to_leader(checkpoints.trained_parameters(trainer.policy.model), trainer.world)
+
+
+def gather_model(trainer: Trainer) -> dict[str, Tensor]:
+    """Return the state dict of the policy's model on rank 0, with all weights whole."""
+    return gather_to_leader(trainer.policy.model.state_dict(), trainer.world)
+
+
+def weights_are_finite(trainer: Trainer) -> bool:
+    """Return whether the trained weights of all processes are finite."""
+    weights = map(local_tensor, checkpoints.trained_parameters(trainer.policy.model).values())
+    return all(trainer.world.gather(all(bool(torch.isfinite(weight).all()) for weight in weights)))
 
 
 def restore_follower(trainer: Trainer, path: Path) -> None:
@@ -100,7 +118,7 @@ def save_reference(trainer: Trainer, folder: RunFolder) -> None:
     """Keep the policy's present weights as the KL reference, for the whole run and for its resumes."""
     if trainer.config.model.reference == "start":
         # With LoRA only the adapter is trained and saved; the frozen base is the same in both models.
-        start = {"model": checkpoints.trained_parameters(trainer.policy.model)}
+        start = {"model": trainer.together(gather_weights)}
         checkpoints.save(folder.reference, 0, start, {}, keep=1)
         trainer.together(load_reference, folder.reference)
 
@@ -111,13 +129,16 @@ def load_reference(trainer: Trainer, folder: Path) -> None:
         checkpoints.load_weights(trainer.reference.model, folder / "step-00000000")
 
 
-def publish_model(policy: Policy, folder: Path) -> None:
-    """Write the trained model and its tokenizer in the format of transformers, completely or not at all."""
+def publish_model(policy: Policy, folder: Path, state: dict[str, Tensor] | None = None) -> None:
+    """Write the trained model and its tokenizer in the format of transformers, completely or not at all.
+
+    `state` is the model's state dict if this process has only a part of it.
+    """
     # Not synced: unlike a checkpoint, it can be written again from the last checkpoint with --resume.
     with new_folder(folder) as temporary:
         # Without it peft looks up the base model's vocabulary on the hub; no adapter is on an embedding.
-        options = {"save_embedding_layers": False} if hasattr(policy.model, "peft_config") else {}
-        policy.model.save_pretrained(temporary, **options)
+        options: dict[str, Any] = {"save_embedding_layers": False} if hasattr(policy.model, "peft_config") else {}
+        policy.model.save_pretrained(temporary, state_dict=state, **options)
         policy.tokenizer.save_pretrained(temporary)
         failpoints.failpoint("model.written")
 

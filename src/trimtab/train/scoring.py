@@ -10,7 +10,16 @@ import numpy as np
 import torch
 
 from trimtab.objectives import Moments, NotFiniteError, Objective, TokenBatch, segment_ids
-from trimtab.policy import Policy, Transcript, response_shares, score, to_device, tool_tokens
+from trimtab.policy import (
+    Policy,
+    Transcript,
+    least_passes,
+    response_shares,
+    score,
+    share_sizes,
+    to_device,
+    tool_tokens,
+)
 from trimtab.train.responses import GradedResponse, Rollouts
 from trimtab.train.trainer import Trainer
 
@@ -116,7 +125,15 @@ def _score(trainer: Trainer, model: Policy, transcripts: Sequence[Transcript]) -
     """Score transcripts with the policy or the reference; each of several processes scores its share."""
     world, rollout, update = trainer.world, trainer.config.rollout, trainer.config.update
     shares = response_shares(model, transcripts, world)
-    own = score(model, transcripts[shares[world.rank]], rollout.temperature, update.token_budget, update.head_chunk)
+    passes = least_passes(model, share_sizes(model, transcripts, shares, update.token_budget))
+    own = score(
+        model,
+        transcripts[shares[world.rank]],
+        rollout.temperature,
+        update.token_budget,
+        update.head_chunk,
+        passes=passes,
+    )
     if not world.parallel:
         return own
     tokens = [sum(t.num_sampled for t in transcripts[share]) for share in shares]

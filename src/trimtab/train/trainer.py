@@ -11,7 +11,8 @@ import torch
 
 from trimtab.config import Config
 from trimtab.objectives import Objective
-from trimtab.parallel import ShardedOptimizer, World
+from trimtab.own_parts import is_own
+from trimtab.parallel import ShardedOptimizer, World, lost_connections
 from trimtab.policy import Policy, make_optimizer
 from trimtab.record import Recorder
 from trimtab.rewards import RuleErrors
@@ -63,7 +64,8 @@ class Trainer:
     ) -> Result:
         """Call a function of a module with this trainer, on rank 0 and at the same time on the ranks that follow it."""
         self.tell(function, *args, **kwargs)
-        result = function(self, *args, **kwargs)
+        with lost_connections():
+            result = function(self, *args, **kwargs)
         self._calling = False
         return result
 
@@ -81,7 +83,8 @@ class Trainer:
         """Call every function that rank 0 calls, until it says that there are no more."""
         while (call := self.world.receive()) is not None:
             function, args, kwargs = call
-            function(self, *args, **kwargs)
+            with lost_connections():
+                function(self, *args, **kwargs)
             after_each()
 
     def close(self) -> None:
@@ -128,15 +131,17 @@ def build_trainer(
     if world.parallel and config.rollout.engine == "vllm":
         # vLLM reads the same variables of the environment, and would take the trainer's processes for its own.
         raise ValueError('rollout.engine = "vllm" works in a run of one process: leave out --gpus, or use "native"')
+    if config.model.shard:
+        _check_shard(config, world)
     # Problems and rules before the model: what is wrong with them is then known in seconds.
     task, test_task = build_tasks(config) if problems is None else problems
     tools = build_tools(config)
     try:
-        policy = build_policy(config)
+        with lost_connections():
+            policy, reference = build_policy(config, world=world), build_reference(config, world)
         sampler, tool_use = build_sampler(policy, config.rollout), build_tool_use(config, policy, tools)
         if tool_use is not None and isinstance(sampler, OwnSampler):
             sampler.require_turns()
-        reference = build_reference(config)
     except BaseException:
         if tools is not None:
             tools.close()
@@ -153,3 +158,22 @@ def build_trainer(
         tool_use=tool_use,
         world=world,
     )
+
+
+def _check_shard(config: Config, world: World) -> None:
+    """Raise where the weights cannot be split among processes."""
+    if not world.parallel:
+        raise ValueError(
+            "model.shard = true splits the weights among the processes of a run: start it with --gpus N, or set "
+            "model.shard=false"
+        )
+    if is_own(config.rollout.engine):
+        raise ValueError(
+            f'model.shard = true: rollout.engine = "{config.rollout.engine}" would sample from a part of the weights; '
+            'use "native"'
+        )
+    if config.model.precision == "bf16" and config.rollout.precision == "fp32":
+        raise ValueError(
+            'model.shard = true gathers weights in model.precision = "bf16", too coarse for rollout.precision = "fp32"; '
+            "leave out rollout.precision"
+        )

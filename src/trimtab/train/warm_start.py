@@ -23,9 +23,12 @@ from trimtab.policy import (
     LongPromptError,
     Transcript,
     clip_gradients,
+    idle_pass,
+    least_passes,
     log_probs,
     make_optimizer,
     response_shares,
+    share_sizes,
     split_by_token_budget,
     start_gradients,
 )
@@ -79,7 +82,7 @@ def warm_start(trainer: Trainer, cache: Path, reporter: Reporter) -> None:
             tested = due and warm.target_accuracy < 1
             reached = tested and evaluate(trainer).get("eval/accuracy", 0.0) >= warm.target_accuracy
             if warm.cache:
-                tensors = checkpoints.training_tensors(policy, optimizer)
+                tensors = checkpoints.training_tensors(policy, optimizer, world)
                 try:
                     if world.leads:
                         checkpoints.save(folder, step + 1, tensors, {"target_reached": reached}, keep=1)
@@ -95,7 +98,7 @@ def cache_key(config: Config, processes: int = 1) -> str:
     """Return a hash of everything that the weights after a warm start depend on."""
     evaluated = config.warm_start.target_accuracy < 1
     inputs = {
-        "model": config.model.model_dump(exclude={"reference"}),
+        "model": config.model.model_dump(exclude={"reference"} | (set() if config.model.shard else {"shard"})),
         "task": config.task.model_dump(),
         "warm": config.warm_start.model_dump(exclude={"cache"}),
         "seed": config.run.seed,
@@ -198,12 +201,16 @@ def _supervised_step(
     start_gradients(optimizer)
     tokens = sum(t.num_sampled for t in batch)
     total = torch.zeros((), device=policy.device)
-    own = batch[response_shares(policy, batch, world)[world.rank]]
+    shares = response_shares(policy, batch, world)
+    sizes = share_sizes(policy, batch, shares, config.update.token_budget)
+    own = batch[shares[world.rank]]
     for micro_batch in split_by_token_budget(own, config.update.token_budget, policy.packed):
         # Divided by the tokens of the whole batch: the gradients of micro-batches then add up to the token mean.
         loss = -log_probs(policy, micro_batch, 1.0, config.update.head_chunk).sum() / tokens
         loss.backward()
         total += loss.detach()
+    for _ in range(least_passes(policy, sizes) - len(sizes[world.rank])):
+        idle_pass(policy)
     norm = clip_gradients(policy, optimizer, config.update.max_grad_norm)
     if not bool(torch.isfinite(norm)):
         raise ValueError(f"the warm start's gradient is not finite at step {step}: lower warm_start.lr")

@@ -7,12 +7,14 @@ for queries, keys and values and one for gate and up, and copied again before ev
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from trimtab.attention import causal_attention
+from trimtab.parallel import is_split, whole_tensor
 from trimtab.rollout.paged.buffers import Activations, CachedKeys, DeviceBuffers, PrefillBatch
 from trimtab.rollout.paged.decode_state import DecodeState, Scalar
 from trimtab.rollout.paged.kv_cache import PAGE_SIZE
@@ -109,6 +111,10 @@ class Decoder:
                     self._targets[name].copy_(weight)
             return
         pairs = [(target, getattr(*owner)) for target, owner in zip(self._targets.values(), owners, strict=True)]
+        split = [is_split(weight) for _, weight in pairs]
+        for target, weight in compress(pairs, split):  # gathered one at a time, together with the other processes
+            target.copy_(whole_tensor(weight, target.dtype))
+        pairs = [pair for pair, gathered in zip(pairs, split, strict=True) if not gathered]
         # One multi-tensor kernel per dtype: a copy for each weight is bound by its launches.
         for dtype in {target.dtype for target, _ in pairs}:
             targets, weights = zip(*((t, w) for t, w in pairs if t.dtype == dtype), strict=True)

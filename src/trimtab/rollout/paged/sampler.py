@@ -64,12 +64,12 @@ class PagedSampler:
         self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None = None
     ) -> list[list[Response]]:
         """Return `options.samples` responses for each prompt, in order."""
-        if not prompts:
-            return []
         if self._decoder is None:
             self._decoder = Decoder(self.model, self.dtype)
         else:
             self._decoder.refresh()
+        if not prompts:  # not before: several processes gather the weights of sharded layers together
+            return []
         check_prompts(prompts, len(self._decoder.embedding))
         observed = turns.max_observed_tokens if turns is not None else 0
         buffers = self._ensure_buffers(self._decoder, prompts, options, observed)
