@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,6 @@ from trimtab.parallel.world import World
 
 if TYPE_CHECKING:  # importing them takes seconds, which only a command with a model should
     from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
 
 # The least share of a layer's weights that must be in linear maps. Experts of a mixture, for example, are not.
 LEAST_SHARDED = 0.9
@@ -104,7 +103,7 @@ def _move(model: nn.Module, without: set[nn.Parameter], device: torch.device) ->
             module._buffers[name] = None if buffer is None else buffer.to(device)
 
 
-def is_split(tensor: Tensor) -> TypeGuard[DTensor]:
+def is_split(tensor: Any) -> bool:
     """Return whether this process has only a part of a tensor."""
     return hasattr(tensor, "to_local")
 
@@ -125,16 +124,18 @@ def whole_tensor(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """
     if not is_split(tensor):
         return tensor
-    own = tensor.detach()
-    return (own if dtype is None else own.to(dtype)).full_tensor()
+    own: Any = tensor.detach()
+    whole: Tensor = (own if dtype is None else own.to(dtype)).full_tensor()
+    return whole
 
 
-def local_tensor(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Any) -> Tensor:
     """Return this process's part of a sharded tensor, which shares its memory; any other as it is."""
-    return tensor.detach().to_local() if is_split(tensor) else tensor
+    part: Tensor = tensor.detach().to_local() if is_split(tensor) else tensor
+    return part
 
 
-def local_part(whole: Tensor, like: Tensor) -> Tensor:
+def local_part(whole: Tensor, like: Any) -> Tensor:
     """Return the part of a whole tensor that this process has of a sharded one of the same shape."""
     if not is_split(like):
         return whole

@@ -4,8 +4,8 @@ Gradients of all parameters lie in one flat tensor. A step sums it over the proc
 optimizer state it holds, updates that slice of the weights, and gathers the slices. So the sampler in the same process
 always has the whole weights, and a checkpoint's optimizer state does not depend on the number of processes.
 
-Parameters whose weights are split too (`shard_layers`) have gradients and state where their part is (ZeRO stage 3). Both
-kinds have one optimizer, and one norm to clip by.
+Parameters whose weights are split too (`shard_layers`) have gradients and state where their part is (ZeRO stage 3).
+Both kinds have one optimizer, and one norm to clip by.
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ class ShardedOptimizer:
     def start(self) -> None:
         """Allocate the gradients, all zero, for backward passes to add to."""
         self.zero_grad()
-        self._flat = torch.zeros(
-            self.slice_size * self.world.size, dtype=self._own[0].dtype, device=self._own[0].device
-        )
+        self._flat = self._own[0].data.new_zeros(self.slice_size * self.world.size)
         for parameter, view in self._views(self._flat):
             parameter.grad = view
 
@@ -157,10 +155,9 @@ class ShardedOptimizer:
             first += parameter.numel()
 
 
-def _whole_state(value: Tensor, parameter: nn.Parameter) -> Tensor:
+def _whole_state(value: Tensor, parameter: Any) -> Tensor:
     """Gather the state of a split parameter, of which `value` is this process's part."""
     from torch.distributed.tensor import DTensor
 
-    assert is_split(parameter)
     like = parameter.device_mesh, parameter.placements
     return DTensor.from_local(value, *like, shape=parameter.shape, stride=parameter.stride()).full_tensor()

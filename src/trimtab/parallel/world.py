@@ -133,7 +133,11 @@ def lost_processes() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        raise LostProcessError(f"another process of the run has ended or does not answer: {error!s:.200}") from error
+        raise _lost(error) from error
+
+
+def _lost(error: RuntimeError) -> LostProcessError:
+    return LostProcessError(f"another process of the run has ended or does not answer: {error!s:.200}")
 
 
 @contextmanager
@@ -149,9 +153,7 @@ def lost_connections() -> Iterator[None]:
     except RuntimeError as error:
         # Errors of gloo have no type of their own; they name its source files.
         if isinstance(error, distributed.DistError) or "gloo/transport" in str(error):
-            raise LostProcessError(
-                f"another process of the run has ended or does not answer: {error!s:.200}"
-            ) from error
+            raise _lost(error) from error
         raise
 
 

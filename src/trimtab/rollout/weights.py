@@ -40,11 +40,11 @@ def _merged(causal: Any) -> Iterator[tuple[str, Tensor]]:
             if not any(name.startswith(f"{layer}.lora_") for layer in layers):
                 yield name, whole_tensor(weight)
         elif rest == "weight":
-            layer, weight = layers[owner], whole_tensor(weight)
+            layer = layers[owner]
             active = set() if layer.disable_adapters else set(layer.active_adapters)
             merged = set(layer.merged_adapters)  # already part of the weight
             # A new tensor, not PEFT's merge and unmerge in place: rounding would make the policy's weights drift.
-            added = sum((layer.get_delta_weight(adapter) for adapter in sorted(active - merged)), weight)
+            added = sum((layer.get_delta_weight(adapter) for adapter in sorted(active - merged)), whole_tensor(weight))
             yield f"{owner}.weight", added - sum(layer.get_delta_weight(adapter) for adapter in sorted(merged - active))
         else:
             yield f"{owner}.{rest}", whole_tensor(weight)

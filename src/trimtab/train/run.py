@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 
 from trimtab import failpoints

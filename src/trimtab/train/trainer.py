@@ -174,6 +174,6 @@ def _check_shard(config: Config, world: World) -> None:
         )
     if config.model.precision == "bf16" and config.rollout.precision == "fp32":
         raise ValueError(
-            'model.shard = true gathers weights in model.precision = "bf16", too coarse for rollout.precision = "fp32"; '
-            "leave out rollout.precision"
+            'model.shard = true gathers weights in model.precision = "bf16", too coarse for rollout.precision = '
+            '"fp32"; leave out rollout.precision'
         )
