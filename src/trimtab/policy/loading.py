@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from trimtab.parallel import World, gathered_layers, shard_layers
+from trimtab.parallel import World, gathered_layers, lost_connections, shard_layers
 from trimtab.policy.demo_model import DEMO_MODELS, demo_model, demo_tokenizer
 from trimtab.policy.layers import fuse_layers, fusion_unsupported_reason, gpu_kernels, unfuse_layers
 from trimtab.policy.lora import add_lora, enable_gradient_checkpointing
@@ -60,7 +61,7 @@ def load_policy(
     if shard is not None:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         shard_layers(model, policy.backbone, shard, where, dtype)
-    with errors_in_words(path, WEIGHTS):
+    with errors_in_words(path, WEIGHTS), lost_connections():
         _check_logits(policy)
     # Flash attention needs half precision: in fp32 packed sequences would go through attention one by one, which is
     # slower than padding.
@@ -161,8 +162,10 @@ def _check_logits(policy: Policy) -> None:
     ids = torch.tensor([[min(policy.eos_token_ids), policy.pad_token_id, 0]], device=policy.device)
     mask = torch.ones_like(ids)
     policy.model.eval()
-    ours = policy.logits(policy.hidden_states(ids, mask), 1.0)
-    theirs = policy.model(input_ids=ids, attention_mask=mask).logits.float()
+    # Sharded layers have weights of the precision in which they compute, so they need autocast.
+    with policy.autocast() if policy.sharded else nullcontext():
+        ours = policy.logits(policy.hidden_states(ids, mask), 1.0)
+        theirs = policy.model(input_ids=ids, attention_mask=mask).logits.float()
     if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
         raise ValueError(
             f"{type(policy.causal_lm).__name__} does more to its logits than its output embedding: this family is not "

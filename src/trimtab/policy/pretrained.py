@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from trimtab.parallel import LostProcessError
 from trimtab.policy.smollm2 import smollm2_folder
 from trimtab.text import printable
 
@@ -94,7 +95,7 @@ def errors_in_words(path: str, files: Sequence[str]) -> Iterator[None]:
     """Turn whatever the block raises into a ValueError about one of the model's files."""
     try:
         yield
-    except (torch.OutOfMemoryError, KeyboardInterrupt, SystemExit):
+    except (torch.OutOfMemoryError, LostProcessError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic in the Rust code of tokenizers is no Exception
         words = one_line(error)
