@@ -13,10 +13,10 @@ from trimtab.parallel.sharded_layers import (
 )
 from trimtab.parallel.sharded_optimizer import ShardedOptimizer
 from trimtab.parallel.shares import balanced_shares
-from trimtab.parallel.world import LostProcessError, World, join_world, lost_connections
+from trimtab.parallel.world import LostProcessError, World, join_world
 
 __all__ = [
     "LostProcessError", "ShardedOptimizer", "World", "balanced_shares", "forget_forwards", "gather_to_leader",
-    "gathered_layers", "is_split", "join_world", "local_part", "local_tensor", "lost_connections", "shard_layers",
+    "gathered_layers", "is_split", "join_world", "local_part", "local_tensor", "shard_layers",
     "unsharded_class", "whole_tensor",
 ]  # fmt: skip

@@ -22,12 +22,13 @@ Without sharding L counts as W. Loading needs 4 (L + W) of the host's memory per
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from trimtab.parallel.world import World
 
@@ -60,9 +61,42 @@ def shard_layers(model: nn.Module, backbone: nn.Module, world: World, device: to
         # divide factor must be set on every module, and gloo knows no other reduction than the sum.
         layer.set_gradient_divide_factor(1.0)
         layer.set_force_sum_reduction_for_comms(True)
+        layer.set_custom_all_gather(cast(Any, AllGather(world)))
+        layer.set_custom_reduce_scatter(cast(Any, ReduceScatter(world)))
     # The backbone has no group of its own. As their common root it lets a layer be gathered while another computes.
     whole = {parameter for parameter in backbone.parameters() if not is_split(parameter)}
     fully_shard(backbone, mesh=mesh, ignored_params=whole)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What FSDP exchanges goes through the world, for its errors and for processes that share a GPU."""
+
+    world: World
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return memory to receive in."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class AllGather(Exchange):
+    """Gather the weights of a layer."""
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: object, async_op: bool = False) -> None:
+        """Write all processes' parts into a tensor."""
+        assert not async_op
+        self.world.all_gather(output_tensor, input_tensor)
+
+
+class ReduceScatter(Exchange):
+    """Sum the gradients of a layer."""
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: object, op: object, async_op: bool = False
+    ) -> None:
+        """Write this process's part of the sum."""
+        assert not async_op and op == distributed.ReduceOp.SUM
+        self.world.reduce_scatter(input_tensor.view(-1), output_tensor.view(-1))
 
 
 def _decoder_layers(backbone: nn.Module) -> list[nn.Module]:
@@ -124,9 +158,24 @@ def whole_tensor(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """
     if not is_split(tensor):
         return tensor
-    own: Any = tensor.detach()
-    whole: Tensor = (own if dtype is None else own.to(dtype)).full_tensor()
-    return whole
+    own = local_tensor(tensor)
+    return gather_rows(own if dtype is None else own.to(dtype), tensor)
+
+
+def gather_rows(own: Tensor, like: Any) -> Tensor:
+    """Gather a tensor that is split as another, of which `own` is this process's part."""
+    mesh, rows = like.device_mesh, _rows_per_process(like)
+    through_host = own.is_cuda and distributed.get_backend() == "gloo"
+    padded = own.new_zeros(rows, *like.shape[1:])
+    padded[: len(own)] = own
+    whole = own.new_empty(rows * mesh.size(), *like.shape[1:])
+    World(mesh.get_local_rank(), mesh.size(), True, through_host).all_gather(whole.view(-1), padded.view(-1))
+    return whole[: len(like)]
+
+
+def _rows_per_process(tensor: Any) -> int:
+    # FSDP splits the first axis as torch.chunk does: the last process may have less, or nothing.
+    return int(-(-len(tensor) // tensor.device_mesh.size()))
 
 
 def local_tensor(tensor: Any) -> Tensor:
@@ -139,10 +188,8 @@ def local_part(whole: Tensor, like: Any) -> Tensor:
     """Return the part of a whole tensor that this process has of a sharded one of the same shape."""
     if not is_split(like):
         return whole
-    from torch.distributed.tensor import distribute_tensor
-
-    # Without a source rank every process cuts its part out of its own copy, and nothing is sent.
-    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
+    rows = _rows_per_process(like)
+    return whole[like.device_mesh.get_local_rank() * rows :][:rows]
 
 
 def gather_to_leader(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:

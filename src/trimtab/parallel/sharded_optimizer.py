@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trimtab.parallel.sharded_layers import is_split, local_part, local_tensor
+from trimtab.parallel.sharded_layers import gather_rows, is_split, local_part, local_tensor
 from trimtab.parallel.world import World
 
 
@@ -119,7 +119,7 @@ class ShardedOptimizer:
                 keep(parameter, name, view)
         for parameter, own in zip(self._split, self._own[1:], strict=True):
             for name, value in self.inner.state[own].items():
-                keep(parameter, name, value if not value.dim() else _whole_state(value, parameter))
+                keep(parameter, name, value if not value.dim() else gather_rows(value, parameter))
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -143,7 +143,7 @@ class ShardedOptimizer:
             for position, parameter in enumerate(self._split, 1):
                 part = parts[parameter]
                 whole = torch.zeros(parameter.shape) if part is None else part
-                loaded.setdefault(position, {})[name] = local_part(whole, parameter)
+                loaded.setdefault(position, {})[name] = local_part(whole, parameter).clone()
         # Moves it to where the optimizer wants it.
         self.inner.load_state_dict({**self.inner.state_dict(), "state": loaded})
 
@@ -153,11 +153,3 @@ class ShardedOptimizer:
         for parameter in self._whole:
             yield parameter, flat[first : first + parameter.numel()].view_as(parameter)
             first += parameter.numel()
-
-
-def _whole_state(value: Tensor, parameter: Any) -> Tensor:
-    """Gather the state of a split parameter, of which `value` is this process's part."""
-    from torch.distributed.tensor import DTensor
-
-    like = parameter.device_mesh, parameter.placements
-    return DTensor.from_local(value, *like, shape=parameter.shape, stride=parameter.stride()).full_tensor()

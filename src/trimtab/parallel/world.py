@@ -79,13 +79,17 @@ class World:
             distributed.all_reduce(total)
         return total.to(tensor.device)
 
-    def reduce_scatter(self, flat: Tensor) -> Tensor:
-        """Return this rank's slice of the sum of all ranks' flat tensors, whose length `size` must divide."""
+    def reduce_scatter(self, flat: Tensor, own: Tensor | None = None) -> Tensor:
+        """Return this rank's slice, by default a new tensor, of the sum of all ranks' flat tensors.
+
+        `size` must divide their length.
+        """
+        own = flat.new_empty(len(flat) // self.size) if own is None else own
         sent = self._to_send(flat)
-        own = sent.new_empty(len(flat) // self.size)
+        received = own if sent is flat else sent.new_empty(len(own))
         with lost_processes():
-            _reduce_scatter(own, sent)
-        return own.to(flat.device)
+            _reduce_scatter(received, sent)
+        return own if received is own else own.copy_(received)
 
     def all_gather(self, whole: Tensor, own: Tensor) -> None:
         """Write every rank's slice into the flat tensor `whole`."""
@@ -133,28 +137,7 @@ def lost_processes() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        raise _lost(error) from error
-
-
-def _lost(error: RuntimeError) -> LostProcessError:
-    return LostProcessError(f"another process of the run has ended or does not answer: {error!s:.200}")
-
-
-@contextmanager
-def lost_connections() -> Iterator[None]:
-    """Turn those errors of the block that are clearly a connection's into LostProcessError.
-
-    For blocks in which others than World exchange values: FSDP gathers weights in the middle of a model's pass.
-    """
-    try:
-        yield
-    except LostProcessError:
-        raise
-    except RuntimeError as error:
-        # Errors of gloo have no type of their own; they name its source files.
-        if isinstance(error, distributed.DistError) or "gloo/transport" in str(error):
-            raise _lost(error) from error
-        raise
+        raise LostProcessError(f"another process of the run has ended or does not answer: {error!s:.200}") from error
 
 
 def join_world(device: str) -> World:

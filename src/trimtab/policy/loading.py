@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trimtab.parallel import World, gathered_layers, lost_connections, shard_layers
+from trimtab.parallel import World, gathered_layers, shard_layers
 from trimtab.policy.demo_model import DEMO_MODELS, demo_model, demo_tokenizer
 from trimtab.policy.layers import fuse_layers, fusion_unsupported_reason, gpu_kernels, unfuse_layers
 from trimtab.policy.lora import add_lora, enable_gradient_checkpointing
@@ -61,7 +61,7 @@ def load_policy(
     if shard is not None:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         shard_layers(model, policy.backbone, shard, where, dtype)
-    with errors_in_words(path, WEIGHTS), lost_connections():
+    with errors_in_words(path, WEIGHTS):
         _check_logits(policy)
     # Flash attention needs half precision: in fp32 packed sequences would go through attention one by one, which is
     # slower than padding.

@@ -12,7 +12,7 @@ import torch
 from trimtab.config import Config
 from trimtab.objectives import Objective
 from trimtab.own_parts import is_own
-from trimtab.parallel import ShardedOptimizer, World, lost_connections
+from trimtab.parallel import ShardedOptimizer, World
 from trimtab.policy import Policy, make_optimizer
 from trimtab.record import Recorder
 from trimtab.rewards import RuleErrors
@@ -64,8 +64,7 @@ class Trainer:
     ) -> Result:
         """Call a function of a module with this trainer, on rank 0 and at the same time on the ranks that follow it."""
         self.tell(function, *args, **kwargs)
-        with lost_connections():
-            result = function(self, *args, **kwargs)
+        result = function(self, *args, **kwargs)
         self._calling = False
         return result
 
@@ -83,8 +82,7 @@ class Trainer:
         """Call every function that rank 0 calls, until it says that there are no more."""
         while (call := self.world.receive()) is not None:
             function, args, kwargs = call
-            with lost_connections():
-                function(self, *args, **kwargs)
+            function(self, *args, **kwargs)
             after_each()
 
     def close(self) -> None:
@@ -137,8 +135,7 @@ def build_trainer(
     task, test_task = build_tasks(config) if problems is None else problems
     tools = build_tools(config)
     try:
-        with lost_connections():
-            policy, reference = build_policy(config, world=world), build_reference(config, world)
+        policy, reference = build_policy(config, world=world), build_reference(config, world)
         sampler, tool_use = build_sampler(policy, config.rollout), build_tool_use(config, policy, tools)
         if tool_use is not None and isinstance(sampler, OwnSampler):
             sampler.require_turns()

@@ -149,10 +149,8 @@ def _compare_samples(whole: Any, sharded: Any, world: World) -> None:
 
 def _check_bytes(policy: Policy) -> None:
     """Check that this process has its share of the layers' linear maps and nothing gathered, and the rest whole."""
-    linear = [
-        m for layer in policy.backbone.layers for n, m in layer.named_modules() if n.endswith(("proj", "base_layer"))
-    ]
-    split = {m.weight for m in linear if isinstance(m, nn.Linear)}
+    modules = (named for layer in policy.backbone.layers for named in layer.named_modules())
+    split = {m.weight for name, m in modules if isinstance(m, nn.Linear) and "lora_" not in name}
     assert split == {p for p in policy.model.parameters() if is_split(p)}
     assert sum(local_tensor(p).nbytes for p in split) == 4 * sum(p.numel() for p in split) // PROCESSES
 
