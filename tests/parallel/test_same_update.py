@@ -1,0 +1,190 @@
+"""Ranks that share a run sample the same tokens, make the same plans and take the same updates as one process.
+
+The ranks are threads here; `test_processes.py` has real ones. `TRIMTAB_THOROUGH=1` trains 20 steps with 2 and with 4
+ranks in every case, without it 3 steps with 3 ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.parallel.thread_ranks import Trained, plan_tensors, train_ranks, use_sgd
+from helpers.train.scripted_turns import ScriptedTurns
+from helpers.train.short_runs import THOROUGH, recipe
+from trimtab.objectives import METHODS
+from trimtab.parallel import ShardedOptimizer
+from trimtab.train.trainer import Trainer
+
+STEPS = 20 if THOROUGH else 3
+SIZES = (2, 4) if THOROUGH else (3,)
+# How far the weights may be from one process's, as a share of the way that they have gone (Euclidean norms). Gradients
+# differ by about 1e-6 of their size, because their addends are in another order.
+TOLERANCE = 1e-3 if THOROUGH else 1e-4
+GRADIENT_TOLERANCE = 1e-3 if THOROUGH else 1e-4
+
+BASE = {
+    "warm_start.steps": "0",
+    "objective": '"grpo"',
+    "rollout.prompts": "4",
+    "rollout.samples": "3",
+    "update.per_step": "1",
+}
+FEATURES: dict[str, dict[str, str]] = {
+    "fewer prompts than ranks": {"rollout.prompts": "1"},
+    "fewer responses than ranks": {"rollout.prompts": "1", "rollout.samples": "2"},
+    "dynamic sampling": {"rollout.dynamic_sampling": "true", "rollout.dynamic_max_rounds": "3"},
+    "several updates": {"update.per_step": "4", "objective": '"stapo"'},
+    "several passes": {"update.passes": "2", "update.per_step": "2"},
+    "current statistics": {"objective": '"stapo"', "update.per_step": "2", "update.token_stats": '"current"'},
+    "lora": {"model.lora_rank": "4"},
+    "gradient checkpointing": {"model.gradient_checkpointing": "true"},
+    "controller": {"objective": '"stapo + stare(adaptive=true)"', "update.per_step": "2"},
+    "reference": {"objective": '"grpo + kl"', "model.reference": '"start"', "update.per_step": "2"},
+    "reward noise": {"reward.noise": "0.3"},
+    "excluded responses": {"reward.no_answer": '"exclude"', "rollout.samples": "6"},
+    "small micro-batches": {"update.token_budget": "8", "update.head_chunk": "3"},
+}
+
+
+def nothing(trainer: Trainer) -> None:
+    """Leave a trainer as it is."""
+
+
+def trained(
+    changes: dict[str, str], size: int, steps: int = STEPS, prepare: Callable[[Trainer], object] = nothing
+) -> list[Trained]:
+    return train_ranks(recipe(BASE | changes), size, steps, prepare)
+
+
+def assert_same_bits(ranks: list[Trained], others: list[Trained]) -> None:
+    """Two lists of ranks have the same tokens, plans, metrics, controllers and weights, to the bit."""
+    for one, other in zip(ranks, others, strict=True):
+        assert one.tokens == other.tokens
+        assert [plan_bits(plan) for plan in one.plans] == [plan_bits(plan) for plan in other.plans]
+        assert untimed(one.metrics) == untimed(other.metrics)
+        assert one.progress == other.progress
+        assert one.trainer.objective.state_dict() == other.trainer.objective.state_dict()
+        assert torch.equal(one.weights, other.weights)
+
+
+def assert_same_run(ranks: list[Trained], alone: Trained, tolerance: float = TOLERANCE) -> None:
+    """All ranks have the same bits, and they are those of one process, to rounding."""
+    assert_same_bits(ranks, [ranks[0]] * len(ranks))
+    assert ranks[0].tokens == alone.tokens
+    assert ranks[0].progress == alone.progress
+    for step, (several, one) in enumerate(zip(ranks[0].metrics, alone.metrics, strict=True), 1):
+        assert several.keys() == one.keys()
+        for name in (name for name in one if not name.startswith("time/")):
+            found = several[name], one[name]
+            assert found[0] == pytest.approx(found[1], rel=GRADIENT_TOLERANCE, abs=1e-5, nan_ok=True), (
+                f"step {step}: {name}"
+            )
+    assert distance(ranks[0], alone) < tolerance
+
+
+def distance(one: Trained, other: Trained) -> float:
+    """Return how far two runs are from each other, as a share of the way that their weights have gone."""
+    way = (other.weights - other.start).norm()
+    assert way > 0, "nothing was learnt"
+    share = float((one.weights - other.weights).norm() / way)
+    print(f"distance {share:.1e}, largest {float((one.weights - other.weights).abs().max()):.1e}")
+    return share
+
+
+def plan_bits(plan: Any) -> list[tuple[str, bytes]]:
+    return [(name, value.numpy().tobytes()) for name, value in plan_tensors(plan).items()]
+
+
+def untimed(records: list[dict[str, float]]) -> list[dict[str, str]]:
+    return [{n: repr(value) for n, value in record.items() if not n.startswith("time/")} for record in records]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_the_same_with_several_ranks(method: str) -> None:
+    settings = {"objective": f'"{method}"', "update.per_step": "2"}
+    alone = trained(settings, 1)[0]
+    for size in SIZES:
+        assert_same_run(trained(settings, size), alone)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_run_trains_the_same_with_several_ranks(feature: str) -> None:
+    alone = trained(FEATURES[feature], 1)[0]
+    if feature == "excluded responses":
+        assert alone.metrics[0]["reward/excluded"] > 0
+    for size in SIZES:
+        assert_same_run(trained(FEATURES[feature], size), alone)
+
+
+def test_conversations_with_tools_train_the_same_with_several_ranks() -> None:
+    scripts = [["calculator(6*7)", "42"], ["7"], ["calculator(6*)", "no"]]
+
+    def scripted(trainer: Trainer) -> None:
+        trainer.sampler = ScriptedTurns(trainer.policy, scripts)
+
+    tools = {
+        "model.path": '"demo-tools"',
+        "tools.use": '["calculator"]',
+        "rollout.max_turns": "2",
+        "rollout.max_observation_tokens": "24",
+    }
+    settings = {**tools, "rollout.max_new_tokens": "32", "reward.overlong_buffer": "31"}
+    alone = trained(settings, 1, 2, scripted)[0]
+    assert alone.metrics[0]["tools/calls"] > 0
+    assert_same_run(trained(settings, 3, 2, scripted), alone)
+
+
+def test_bits_repeat_at_a_fixed_number_of_ranks() -> None:
+    settings = {"objective": '"stapo + stare(adaptive=true)"', "update.per_step": "2"}
+    assert_same_bits(trained(settings, 3), trained(settings, 3))
+
+
+def test_plans_of_several_ranks_are_those_that_one_process_makes_from_the_same_scores() -> None:
+    """Scores differ in their last bits, for other responses share a forward pass; plans of equal scores do not."""
+    settings = {"objective": '"stapo + stare(adaptive=true)"'}
+    ranks = trained(settings, 3)
+    objective = recipe(BASE | settings).build_objective()
+    for rank in ranks:
+        for batch, plan in zip(rank.batches, rank.plans, strict=True):
+            if rank is ranks[0]:
+                objective.observe(batch)
+                assert plan_bits(objective.plan(batch)) == plan_bits(plan)
+
+
+# --- gradients: AdamW divides a gradient by its own size, and so hides a factor
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_gradients_have_the_same_size_with_several_ranks(size: int) -> None:
+    settings = {"update.per_step": "2"}
+    alone, ranks = trained(settings, 1, 3)[0], trained(settings, size, 3)
+    norms = [[record["update/grad_norm"] for record in rank.metrics] for rank in (alone, ranks[0])]
+    assert all(norm > 1e-3 for norm in norms[0])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("clip", ["1.0", "1e-3"])
+def test_plain_sgd_takes_the_same_steps_with_several_ranks(clip: str) -> None:
+    """A step of SGD is as long as the gradient: one that is halved, or clipped by another norm, is found here."""
+    settings = {"update.max_grad_norm": clip, "update.lr": str(0.05 / float(clip))}
+    alone = trained(settings, 1, 3, use_sgd)[0]
+    assert_same_run(trained(settings, 4, 3, use_sgd), alone, tolerance=1e-5)
+
+
+def test_the_comparison_with_sgd_finds_a_factor_that_adamw_hides(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = ShardedOptimizer.reduce
+
+    def halved(self: ShardedOptimizer, max_norm: float) -> torch.Tensor:
+        assert self._flat is not None
+        self._flat.mul_(0.5)
+        return original(self, max_norm)
+
+    settings = {"update.max_grad_norm": "100"}
+    alone = {prepare: trained(settings, 1, 2, prepare)[0] for prepare in (nothing, use_sgd)}
+    monkeypatch.setattr(ShardedOptimizer, "reduce", halved)
+    for prepare, hidden in ((nothing, True), (use_sgd, False)):
+        assert (distance(trained(settings, 2, 2, prepare)[0], alone[prepare]) < 0.1) is hidden
