@@ -89,7 +89,9 @@ class ProcessPool:
     def _start(self, run: CompareRun) -> None:
         run.log.parent.mkdir(parents=True, exist_ok=True)
         self.print_line(f"{run.name}: {'resumes' if run.state() == 'unfinished' else 'starts'}")
-        environment = {**os.environ, STOP_AT_INPUT_END: "1"}
+        # Each run is by itself, also where torchrun has started this process.
+        own = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+        environment = {**own, STOP_AT_INPUT_END: "1"}
         if self.at_once > 1 and not run.config.run.threads:  # else each run would take all cores
             environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.at_once))
         with run.log.open("ab") as log:  # appended to, so that the log of a resumed run keeps its beginning

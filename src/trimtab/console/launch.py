@@ -15,12 +15,11 @@ from typing import Any
 
 from trimtab.config import Config, RunModel, find_checkpoint, find_recipe, find_run_model, load
 from trimtab.console.display import LiveReporter
-from trimtab.console.processes import LOST
 from trimtab.console.reporters import PlainReporter
 from trimtab.console.summary_text import closing_summary, describe_model, describe_task
 from trimtab.memory import is_out_of_memory, oom_message
 from trimtab.objectives import EntropyGate
-from trimtab.parallel import LostProcessError, World, join_world
+from trimtab.parallel import LOST, LostProcessError, World, join_world
 from trimtab.policy import DEMO_MODELS
 from trimtab.stop_signals import STOP_SIGNALS, exit_code
 from trimtab.text import PrintLine
@@ -162,6 +161,8 @@ def launch_run(
     folder = RunFolder(request.resume or request.out or claim_folder(request))
     reporter = make_reporter(request, folder, quiet, print_line)
     run = Run(request.config, folder, reporter, request.resume is not None, monitor, world)
+    if world.watch is not None:
+        world.watch.tell(lambda reason: _say_lost(run, reporter, reason, print_error))
     began = time.monotonic()
     code, error = _train(run, reporter)
     seconds = time.monotonic() - began
@@ -181,22 +182,49 @@ def _follow(config: Config, world: World, print_error: PrintLine) -> int:
     # Rank 0 alone decides when to stop, and says so to the others.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    name = f"trimtab: process {world.rank} of {world.size}"
     try:
         follow_run(config, world)
     except (LostProcessError, KeyboardInterrupt):
-        return LOST  # rank 0 or the process that failed says why
+        if world.watch is not None:
+            world.watch.post_left()
+        return LOST  # rank 0 says why
     except (ValueError, OSError) as error:
-        print_error(f"{name}: {error}")
-        return INVALID
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):  # a bug, which needs its traceback
+        return _fail(world, str(error), print_error)
+    except Exception as error:
+        memory = is_out_of_memory(error)
+        code = _fail(world, oom_message(error, config) if memory else repr(error), print_error)
+        if not memory:  # a bug, which needs its traceback
             raise
-        print_error(f"{name}: {oom_message(error, config)}")
-        return INVALID
+        return code
     finally:
         world.leave()
     return 0
+
+
+def _fail(world: World, error: str, print_error: PrintLine) -> int:
+    """Have rank 0 say why this process ends; return the exit code."""
+    if world.watch is None:
+        print_error(f"trimtab: process {world.rank} of {world.size} failed: {error}")
+    else:
+        world.watch.post_failure(f"failed: {error}")
+    return INVALID
+
+
+def _say_lost(run: Run, reporter: Reporter, reason: str, print_error: PrintLine) -> None:
+    """Say why the run ends, while its main thread cannot."""
+    reporter.close()
+    print_error(f"trimtab: {_lost_message(run, reason)}")
+
+
+def _lost_message(run: Run, reason: str) -> str:
+    if not run.folder.checkpoints.exists():
+        return f"stopped before the first step: {reason}; {_start_again(run)}"
+    return f"stopped after step {run.progress.step}: {reason}. Go on with: {run.resume_command}"
+
+
+def _start_again(run: Run) -> str:
+    cached = run.config.warm_start.steps and run.config.warm_start.cache
+    return f"the same command {'continues the warm start' if cached else 'starts again'}"
 
 
 def _write_report(write_report: Callable[[Path], object], folder: RunFolder, print_error: PrintLine) -> int:
@@ -217,16 +245,16 @@ def _train(run: Run, reporter: Reporter) -> tuple[int, str]:
         return _stopped(run, error)
     except KeyboardInterrupt as error:
         if not run.folder.checkpoints.exists():
-            cached = run.config.warm_start.steps and run.config.warm_start.cache
-            then = "continues the warm start" if cached else "starts again"
-            return exit_code(error), f"stopped before the first step; the same command {then}"
-        return exit_code(error), f"stopped at once; resume with: trimtab train --resume {run.folder.path}"
+            return exit_code(error), f"stopped before the first step; {_start_again(run)}"
+        return exit_code(error), f"stopped at once; resume with: {run.resume_command}"
     except (ValueError, OSError) as error:
         return INVALID, str(error)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):  # a bug, which needs its traceback
             raise
-        return INVALID, oom_message(error, run.config)
+        several = run.world.size > 1
+        name = f"process {run.world.rank} of {run.world.size} failed: " if several else ""
+        return INVALID, name + oom_message(error, run.config)
     finally:
         reporter.close()  # before anything is printed, or the live display would draw over it
     return (STOPPED if run.stopped is StopReason.INTERRUPTED else 0), ""
@@ -234,11 +262,11 @@ def _train(run: Run, reporter: Reporter) -> tuple[int, str]:
 
 def _stopped(run: Run, error: RunStoppedError | LostProcessError) -> tuple[int, str]:
     """Return the exit code and the message of a run that has stopped."""
-    message = f"stopped after step {run.progress.step}: {error}"
     if isinstance(error, LostProcessError):
-        return LOST, f"{message}. Go on with: {run.resume_command}"
+        return LOST, _lost_message(run, run.world.lost_reason(error))
     # Without a folder there is no checkpoint.
-    return INVALID if error.reason is StopReason.FOLDER_GONE else STOPPED, message
+    code = INVALID if error.reason is StopReason.FOLDER_GONE else STOPPED
+    return code, f"stopped after step {run.progress.step}: {error}"
 
 
 def make_reporter(request: TrainRequest, folder: RunFolder, quiet: bool, print_line: PrintLine) -> Reporter:

@@ -1,4 +1,7 @@
-"""Run one command as several processes of this machine, one per GPU, and end all of them if one fails."""
+"""Run one command as several processes of this machine, one per GPU, and end all of them if one fails.
+
+Rank 0 prints everything, also why the run ended (`launch.py`). This process speaks only where rank 0 cannot.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from types import FrameType
 
 import torch
 
+from trimtab.parallel import LOST, Notices
 from trimtab.stop_signals import STOP_AT_INPUT_END, STOP_SIGNALS
 from trimtab.text import PrintLine
 
-LOST = 4  # the exit code of a process that ends because another one has
-# Seconds that the others get to end by themselves after one has failed. Rank 0 says how to go on with the run.
-GRACE = 5.0
+# Seconds that the others get to end by themselves after one has failed. Rank 0 needs a few to notice it and to say so.
+GRACE = 10.0
+AT_ONCE = 10.0  # seconds that rank 0 gets to end after a second Ctrl-C
 POLL_SECONDS = 0.05
 
 
@@ -49,76 +54,117 @@ def supervise(count: int, arguments: Sequence[str], print_error: PrintLine) -> i
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         STOP_AT_INPUT_END: "1",  # if this process is killed, rank 0 saves a checkpoint and ends
     }
-    command = [sys.executable, "-P", "-m", "trimtab", *arguments]
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
+    ranks = Ranks(Notices(store), print_error)
+    with ranks.signals_to_rank_0():
+        try:
+            ranks.start(count, [sys.executable, "-P", "-m", "trimtab", *arguments], {**os.environ, **world})
+            return ranks.wait()
+        finally:
+            ranks.kill()
+
+
+@dataclass
+class Ranks:
+    """The processes of a run, in rank order."""
+
+    notices: Notices
+    print_error: PrintLine
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    signals: list[int] = field(default_factory=list)  # that this process has received
+    _at_once_since: float | None = None  # when Ctrl-C came for the second time
+
+    def start(self, count: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start the processes."""
         for rank in range(count):
-            environment = {**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             # In sessions of their own: Ctrl-C in a terminal reaches this process alone, which passes it on to rank 0.
-            processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True))
-        with _signals_to(processes[0]):
-            return _wait(processes, print_error)
-    finally:
-        _kill(processes)
+            process = subprocess.Popen(command, env=own, stdin=subprocess.PIPE, start_new_session=True)
+            self.processes.append(process)
+        for number in self.signals:  # that came before there was a process
+            self.processes[0].send_signal(number)
 
+    def wait(self) -> int:
+        """Wait until rank 0 or a process that fails has ended, and then for the others; return the exit code."""
+        while self.processes[0].poll() is None and self._failed() is None:
+            if self._at_once_since is not None and time.monotonic() - self._at_once_since > AT_ONCE:
+                # It waits in an exchange for a process that computes, where Python handles no signal.
+                self.print_error(f"trimtab: stopped at once{self._advice()}")
+                return 128 + signal.SIGINT
+            time.sleep(POLL_SECONDS)
+        failed = self._failed()
+        if failed is not None:
+            self._tell(failed)
+        self._wait_all()
+        failed = self._failed() if failed is None else failed
+        first = self.processes[0].returncode
+        if failed is None:  # it is rank 0 that has ended, by itself or by a signal
+            return first if first >= 0 else self._report(0)
+        if first != LOST and (first is None or first < 0):  # rank 0 has not said it
+            return self._report(failed)
+        return self._code(failed)
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], print_error: PrintLine) -> int:
-    """Wait until rank 0 or a process that fails has ended, and then for the others; return the exit code."""
-    while True:
-        failed = [rank for rank, p in enumerate(processes) if rank and p.poll() not in (None, 0, LOST)]
-        if failed:
-            return _report(processes, failed[0], print_error)
-        code = processes[0].poll()
-        if code is not None:
-            _wait_all(processes, GRACE)
-            # Rank 0 may have noticed the end of a process before this one did.
-            failed = [rank for rank, p in enumerate(processes) if rank and p.poll() not in (None, 0, LOST)]
-            if failed and code == LOST:
-                return _report(processes, failed[0], print_error)
-            return code if code >= 0 else _report(processes, 0, print_error)
-        time.sleep(POLL_SECONDS)
+    def kill(self) -> None:
+        """Kill the processes that still run, with those that they have started."""
+        for process in self.processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
 
+    @contextmanager
+    def signals_to_rank_0(self) -> Iterator[None]:
+        """Pass stop signals on to rank 0 in the block."""
 
-def _report(processes: Sequence[subprocess.Popen[bytes]], rank: int, print_error: PrintLine) -> int:
-    """Name the process that failed, if it could not do so itself; return the exit code."""
-    _wait_all(processes, GRACE)
-    code = processes[rank].returncode
-    if code >= 0:
-        return code
-    name = signal.Signals(-code).name
-    print_error(f"trimtab: process {rank} of {len(processes)} was ended by {name}; the others were stopped")
-    return 128 - code
+        def forward(number: int, frame: FrameType | None) -> None:
+            self.signals.append(number)
+            if self.signals.count(signal.SIGINT) == 2:
+                self._at_once_since = time.monotonic()
+            if self.processes:
+                self.processes[0].send_signal(number)
 
-
-def _wait_all(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and any(p.poll() is None for p in processes):
-        time.sleep(POLL_SECONDS)
-
-
-def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Kill the processes that still run, with those that they have started."""
-    for process in processes:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
-
-
-@contextmanager
-def _signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass stop signals on to a process in the block."""
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        process.send_signal(number)
-
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    for number, previous in before.items():
-        if previous is not signal.SIG_IGN:
-            signal.signal(number, forward)
-    try:
-        yield
-    finally:
+        before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
         for number, previous in before.items():
-            signal.signal(number, previous)
+            if previous is not signal.SIG_IGN:
+                signal.signal(number, forward)
+        try:
+            yield
+        finally:
+            for number, previous in before.items():
+                signal.signal(number, previous)
+
+    def _failed(self) -> int | None:
+        """Return a rank other than 0 that has failed by itself, if there is one."""
+        codes = [(rank, process.poll()) for rank, process in enumerate(self.processes)]
+        return next((rank for rank, code in codes if rank and code not in (None, 0, LOST)), None)
+
+    def _tell(self, rank: int) -> None:
+        """Let the others know by which signal a process was ended, unless somebody has said why already."""
+        code = self.processes[rank].returncode
+        if code < 0 and self.notices.read(f"failed/{rank}") is None:
+            self.notices.post(f"failed/{rank}", f"was ended by {signal.Signals(-code).name}")
+
+    def _code(self, rank: int) -> int:
+        code = self.processes[rank].returncode
+        return code if code >= 0 else 128 - code
+
+    def _report(self, rank: int) -> int:
+        """Say which process has failed and why; return the exit code."""
+        code = self._code(rank)
+        if code - 128 in self.signals:  # as it was told to
+            self.print_error(f"trimtab: stopped by {signal.Signals(code - 128).name}{self._advice()}")
+            return code
+        self._tell(rank)
+        reason = self.notices.read(f"failed/{rank}") or f"ended with code {code}"
+        name = f"process {rank} of {len(self.processes)} (pid {self.processes[rank].pid})"
+        self.print_error(f"trimtab: {name} {reason}; the others were stopped{self._advice()}")
+        return code
+
+    def _advice(self) -> str:
+        resume = self.notices.read("resume")
+        return "" if resume is None else f". Go on with: {resume}"
+
+    def _wait_all(self) -> None:
+        end = time.monotonic() + GRACE
+        while time.monotonic() < end and any(process.poll() is None for process in self.processes):
+            time.sleep(POLL_SECONDS)

@@ -13,10 +13,11 @@ from trimtab.parallel.sharded_layers import (
 )
 from trimtab.parallel.sharded_optimizer import ShardedOptimizer
 from trimtab.parallel.shares import balanced_shares
+from trimtab.parallel.watch import LOST, Notices, Watch
 from trimtab.parallel.world import LostProcessError, World, join_world
 
 __all__ = [
-    "LostProcessError", "ShardedOptimizer", "World", "balanced_shares", "forget_forwards", "gather_to_leader",
-    "gathered_layers", "is_split", "join_world", "local_part", "local_tensor", "shard_layers",
+    "LOST", "LostProcessError", "Notices", "ShardedOptimizer", "Watch", "World", "balanced_shares", "forget_forwards",
+    "gather_to_leader", "gathered_layers", "is_split", "join_world", "local_part", "local_tensor", "shard_layers",
     "unsharded_class", "whole_tensor",
 ]  # fmt: skip

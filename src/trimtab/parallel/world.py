@@ -10,17 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
+from trimtab.parallel.watch import LONGEST_WAIT, Watch, count_exchange
+
 Value = TypeVar("Value")
-# The longest that a process waits for the others. Sampling long responses may take many minutes, and so may writing a
-# checkpoint. A process that has died is noticed at once.
-LONGEST_WAIT = timedelta(hours=2)
 
 
 class LostProcessError(RuntimeError):
@@ -32,12 +31,14 @@ class World:
     """The processes of a run; `parallel` is set if torch.distributed connects them, even where there is only one.
 
     With `through_host` tensors on a GPU travel through main memory, for processes that share a GPU.
+    `watch` notices when one of them is lost.
     """
 
     rank: int = 0
     size: int = 1
     parallel: bool = False
     through_host: bool = False
+    watch: Watch | None = None
 
     @property
     def leads(self) -> bool:
@@ -116,8 +117,18 @@ class World:
     def _to_send(self, tensor: Tensor) -> Tensor:
         return tensor.cpu() if self.through_host else tensor
 
+    def end_watch(self) -> None:
+        """From now on the other processes may end."""
+        if self.watch is not None:
+            self.watch.end()
+
+    def lost_reason(self, error: LostProcessError) -> str:
+        """Return which process was lost and why, as far as that is known."""
+        return (self.watch and self.watch.reason()) or str(error)
+
     def leave(self) -> None:
         """Close the connections to the other ranks."""
+        self.end_watch()
         if self.parallel and distributed.is_initialized():
             distributed.destroy_process_group()
 
@@ -132,6 +143,7 @@ _all_gather: Callable[..., Any] = getattr(distributed, "all_gather_single", None
 @contextmanager
 def lost_processes() -> Iterator[None]:
     """Turn errors of a connection into LostProcessError."""
+    count_exchange()
     try:
         yield
     except torch.OutOfMemoryError:
@@ -142,10 +154,10 @@ def lost_processes() -> Iterator[None]:
 
 def join_world(device: str) -> World:
     """Connect to the other processes if torchrun's variables are in the environment; `device` is `run.device`."""
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    numbers = _launched_as()
+    if numbers is None:
         return World()
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    local = int(os.environ.get("LOCAL_RANK", rank))
+    rank, size, local = numbers
     wants_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     # `cuda:0` names one GPU for all: a way to try several processes on one GPU, which NCCL refuses.
     own_gpu = wants_gpu and ":" not in device
@@ -155,5 +167,45 @@ def join_world(device: str) -> World:
             raise ValueError(f"process {rank} needs GPU {local}, but torch sees {found} here: start {found} processes")
         torch.cuda.set_device(local)
     with lost_processes():
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if own_gpu else "gloo", timeout=LONGEST_WAIT)
-    return World(rank, size, parallel=True, through_host=wants_gpu and not own_gpu)
+        # Later than `Watch`, which knows who does not answer.
+        timeout = LONGEST_WAIT + timedelta(minutes=5)
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if own_gpu else "gloo", timeout=timeout)
+    world = World(rank, size, parallel=True, through_host=wants_gpu and not own_gpu)
+    return world if size == 1 else replace(world, watch=_start_watch(world))
+
+
+def _launched_as() -> tuple[int, int, int] | None:
+    """Return rank, number of processes and local rank as torchrun sets them; None for a process by itself."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    texts = [os.environ.get(name, os.environ[other]) for name, other in zip(names, names[:2] * 2, strict=True)]
+    try:
+        rank, size, local, local_size = map(int, texts)
+    except ValueError:
+        wrong = ", ".join(f"{name}={text}" for name, text in zip(names, texts, strict=True))
+        raise ValueError(f"the environment has {wrong}: they must be whole numbers, as torchrun sets them") from None
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        if size == 1:
+            return None
+        raise ValueError(
+            f"the environment has RANK={rank} and WORLD_SIZE={size} but no {missing[0]}: start the processes with "
+            "torchrun or --gpus, or unset RANK and WORLD_SIZE"
+        )
+    if local_size != size:
+        raise ValueError(
+            f"{local_size} of {size} processes are on this machine: trimtab trains on the GPUs of one machine. "
+            "For several use its objectives in verl"
+        )
+    return rank, size, local
+
+
+def _start_watch(world: World) -> Watch:
+    """Start to watch the processes of the world."""
+    # A connection of its own: that of the process group may be blocked by a call that waits.
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    with lost_processes():
+        store = distributed.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=30))  # type: ignore[attr-defined]
+    watch = Watch(world.rank, world.gather(os.getpid()), store)
+    watch.start()
+    return watch

@@ -104,6 +104,8 @@ class Run:
         # Only now, for it deletes the records of steps after the checkpoint that was restored.
         kept, step = self._alarms.steps_to_keep(), self.progress.step
         trainer.recorder = start_recording(trainer, self.folder.path, step, warn=message, kept=kept)
+        if self.world.watch is not None:  # for the case that this process cannot say it
+            self.world.watch.notices.post("resume", self.resume_command)
         return trainer
 
     def discard_if_unused(self) -> None:
@@ -330,4 +332,5 @@ class Run:
     @property
     def resume_command(self) -> str:
         """The command that goes on with the run."""
-        return f"trimtab train --resume {self.folder.path}"
+        several = f" --gpus {self.world.size}" if self.world.size > 1 else ""
+        return f"trimtab train --resume {self.folder.path}{several}"

@@ -87,6 +87,7 @@ class Trainer:
 
     def close(self) -> None:
         """End the processes of tools, and let the ranks that follow end."""
+        self.world.end_watch()
         # In the middle of a call they wait for something else; they end when this process does.
         if self.world.leads and not self._calling:
             self.world.send(None)
