@@ -6,7 +6,7 @@ ranks in every case, without it 3 steps with 3 ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ import torch
 from helpers.parallel.thread_ranks import Trained, plan_tensors, train_ranks, use_sgd
 from helpers.train.scripted_turns import ScriptedTurns
 from helpers.train.short_runs import THOROUGH, recipe
-from trimtab.objectives import METHODS
+from trimtab.objectives import METHODS, Plan
 from trimtab.parallel import ShardedOptimizer
 from trimtab.train.trainer import Trainer
 
@@ -24,7 +24,10 @@ SIZES = (2, 4) if THOROUGH else (3,)
 # How far the weights may be from one process's, as a share of the way that they have gone (Euclidean norms). Gradients
 # differ by about 1e-6 of their size, because their addends are in another order.
 TOLERANCE = 1e-3 if THOROUGH else 1e-4
-GRADIENT_TOLERANCE = 1e-3 if THOROUGH else 1e-4
+METRIC_TOLERANCE = 1e-3 if THOROUGH else 1e-4
+# Weights that differ in their last bits sample another token about once in a million. After that two runs differ, so
+# other seeds are tried.
+SEEDS = 3
 
 BASE = {
     "warm_start.steps": "0",
@@ -55,9 +58,13 @@ def nothing(trainer: Trainer) -> None:
 
 
 def trained(
-    changes: dict[str, str], size: int, steps: int = STEPS, prepare: Callable[[Trainer], object] = nothing
+    changes: dict[str, str],
+    size: int,
+    steps: int = STEPS,
+    prepare: Callable[[Trainer], object] = nothing,
+    plans: Sequence[Plan] = (),
 ) -> list[Trained]:
-    return train_ranks(recipe(BASE | changes), size, steps, prepare)
+    return train_ranks(recipe(BASE | changes), size, steps, prepare, plans)
 
 
 def assert_same_bits(ranks: list[Trained], others: list[Trained]) -> None:
@@ -79,10 +86,8 @@ def assert_same_run(ranks: list[Trained], alone: Trained, tolerance: float = TOL
     for step, (several, one) in enumerate(zip(ranks[0].metrics, alone.metrics, strict=True), 1):
         assert several.keys() == one.keys()
         for name in (name for name in one if not name.startswith("time/")):
-            found = several[name], one[name]
-            assert found[0] == pytest.approx(found[1], rel=GRADIENT_TOLERANCE, abs=1e-5, nan_ok=True), (
-                f"step {step}: {name}"
-            )
+            near = pytest.approx(one[name], rel=METRIC_TOLERANCE, abs=METRIC_TOLERANCE, nan_ok=True)
+            assert several[name] == near, f"step {step}: {name}"
     assert distance(ranks[0], alone) < tolerance
 
 
@@ -91,7 +96,7 @@ def distance(one: Trained, other: Trained) -> float:
     way = (other.weights - other.start).norm()
     assert way > 0, "nothing was learnt"
     share = float((one.weights - other.weights).norm() / way)
-    print(f"distance {share:.1e}, largest {float((one.weights - other.weights).abs().max()):.1e}")
+    print(f"distance {share:.1e}")  # noqa: T201
     return share
 
 
@@ -103,21 +108,53 @@ def untimed(records: list[dict[str, float]]) -> list[dict[str, str]]:
     return [{n: repr(value) for n, value in record.items() if not n.startswith("time/")} for record in records]
 
 
+def same_tokens(ranks: list[Trained], alone: Trained) -> bool:
+    """Return whether two runs sampled the same; the first step, from the same weights, must."""
+    assert ranks[0].tokens[0] == alone.tokens[0]
+    return ranks[0].tokens == alone.tokens
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_trains_the_same_with_several_ranks(method: str) -> None:
-    settings = {"objective": f'"{method}"', "update.per_step": "2"}
-    alone = trained(settings, 1)[0]
-    for size in SIZES:
-        assert_same_run(trained(settings, size), alone)
+def test_every_method_trains_the_same_with_several_ranks(method: str, size: int) -> None:
+    """Its plans are those that one process makes from the same scores, and so are the updates by these plans.
+
+    Scores themselves differ in their last bits, because other responses share a forward pass. A rule that takes some
+    tokens of a ranking can then take another one.
+    """
+    for seed in range(SEEDS):
+        settings = {"objective": f'"{method}"', "update.per_step": "2", "run.seed": str(seed)}
+        ranks = trained(settings, size)
+        assert_plans_of_one_process(ranks[0], settings)
+        alone = trained(settings, 1, plans=ranks[0].plans)[0]
+        if same_tokens(ranks, alone):
+            assert_same_run(ranks, alone)
+            return
+    pytest.fail("other tokens were sampled with every seed")
 
 
+def assert_plans_of_one_process(rank: Trained, settings: dict[str, str]) -> None:
+    objective, plans = recipe(BASE | settings).build_objective(), iter(rank.plans)
+    for call, batch in rank.seen:
+        if call == "observe":
+            objective.observe(batch)
+        else:
+            assert plan_bits(objective.plan(batch)) == plan_bits(next(plans))
+    assert objective.state_dict() == rank.trainer.objective.state_dict()
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("feature", FEATURES)
-def test_a_run_trains_the_same_with_several_ranks(feature: str) -> None:
-    alone = trained(FEATURES[feature], 1)[0]
-    if feature == "excluded responses":
-        assert alone.metrics[0]["reward/excluded"] > 0
-    for size in SIZES:
-        assert_same_run(trained(FEATURES[feature], size), alone)
+def test_a_run_trains_the_same_with_several_ranks(feature: str, size: int) -> None:
+    for seed in range(SEEDS):
+        settings = FEATURES[feature] | {"run.seed": str(seed)}
+        ranks, alone = trained(settings, size), trained(settings, 1)[0]
+        if same_tokens(ranks, alone):
+            assert_same_run(ranks, alone)
+            assert feature != "excluded responses" or alone.metrics[0]["reward/excluded"] > 0
+            assert feature != "dynamic sampling" or sum(each["groups/dropped"] for each in alone.metrics) > 0
+            return
+    pytest.fail("other tokens were sampled with every seed")
 
 
 def test_conversations_with_tools_train_the_same_with_several_ranks() -> None:
@@ -141,18 +178,6 @@ def test_conversations_with_tools_train_the_same_with_several_ranks() -> None:
 def test_bits_repeat_at_a_fixed_number_of_ranks() -> None:
     settings = {"objective": '"stapo + stare(adaptive=true)"', "update.per_step": "2"}
     assert_same_bits(trained(settings, 3), trained(settings, 3))
-
-
-def test_plans_of_several_ranks_are_those_that_one_process_makes_from_the_same_scores() -> None:
-    """Scores differ in their last bits, for other responses share a forward pass; plans of equal scores do not."""
-    settings = {"objective": '"stapo + stare(adaptive=true)"'}
-    ranks = trained(settings, 3)
-    objective = recipe(BASE | settings).build_objective()
-    for rank in ranks:
-        for batch, plan in zip(rank.batches, rank.plans, strict=True):
-            if rank is ranks[0]:
-                objective.observe(batch)
-                assert plan_bits(objective.plan(batch)) == plan_bits(plan)
 
 
 # --- gradients: AdamW divides a gradient by its own size, and so hides a factor

@@ -18,15 +18,23 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 LOST: Final = 4  # the exit code of a process that ends because another one has
-# The longest that processes wait for one that computes. Sampling long responses may take many minutes, and so may
-# writing a checkpoint. The variable is for tests, and for runs whose steps take longer still.
-LONGEST_WAIT: Final = timedelta(seconds=float(os.environ.get("TRIMTAB_LONGEST_WAIT", "7200")))
+LONGEST_WAIT = "TRIMTAB_LONGEST_WAIT"  # the variable with how many seconds processes wait for one that computes
 STOPPED_SECONDS = 10.0  # a debugger or profiler stops a process for less
 POLL_SECONDS = 0.5
 GRACE = 3.0  # seconds for the main thread to notice by itself, which it does where it can save more
 REASON_SECONDS = 2.0  # for the news why a process has ended
 
 _exchanges = 0  # begun by this process
+
+
+def longest_wait() -> timedelta:
+    """Return how long processes wait for one that computes: by default two hours."""
+    # Sampling long responses may take many minutes, and so may writing a checkpoint.
+    text = os.environ.get(LONGEST_WAIT, "7200")
+    try:
+        return timedelta(seconds=float(text))
+    except (ValueError, OverflowError):
+        raise ValueError(f"the environment has {LONGEST_WAIT}={text}: it must be a number of seconds") from None
 
 
 def count_exchange() -> None:
@@ -66,6 +74,7 @@ class Watch:
         self._on_lost: Callable[[str], object] = lambda reason: None
         self._ended = threading.Event()
         self._killed: set[int] = set()
+        self._limit = longest_wait().total_seconds()
         self._leading = (0, time.monotonic())  # the most exchanges that a process has begun, and since when
         self._thread = threading.Thread(target=self._run, name="trimtab-ranks", daemon=True)
 
@@ -136,9 +145,8 @@ class Watch:
         if max(begun) != self._leading[0]:
             self._leading = (max(begun), time.monotonic())
         behind = [rank for rank in self._others if begun[rank] < own]
-        if behind and own == max(begun) and time.monotonic() - self._leading[1] > LONGEST_WAIT.total_seconds():
-            limit = f"{LONGEST_WAIT.total_seconds():g} seconds"
-            self._kill(behind[0], f"did not arrive within {limit} where the others wait for it")
+        if behind and own == max(begun) and time.monotonic() - self._leading[1] > self._limit:
+            self._kill(behind[0], f"did not arrive within {self._limit:g} seconds where the others wait for it")
 
     def _kill(self, rank: int, reason: str) -> None:
         """End a process that hangs: all others then end as they do when a process dies."""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed
 
-from trimtab.parallel.watch import LONGEST_WAIT, Watch, count_exchange
+from trimtab.parallel.watch import Watch, count_exchange, longest_wait
 
 Value = TypeVar("Value")
 
@@ -168,7 +168,7 @@ def join_world(device: str) -> World:
         torch.cuda.set_device(local)
     with lost_processes():
         # Later than `Watch`, which knows who does not answer.
-        timeout = LONGEST_WAIT + timedelta(minutes=5)
+        timeout = longest_wait() + timedelta(minutes=5)
         distributed.init_process_group("cpu:gloo,cuda:nccl" if own_gpu else "gloo", timeout=timeout)
     world = World(rank, size, parallel=True, through_host=wants_gpu and not own_gpu)
     return world if size == 1 else replace(world, watch=_start_watch(world))

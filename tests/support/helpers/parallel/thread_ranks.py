@@ -75,7 +75,7 @@ class ThreadWorld(World):
 def thread_worlds(size: int) -> list[World]:
     """Return the worlds of `size` ranks; the world of one rank exchanges nothing."""
     meeting = Meeting(size)
-    return [World()] if size == 1 else [ThreadWorld(rank, size, True, meeting) for rank in range(size)]
+    return [World()] if size == 1 else [ThreadWorld(rank, size, parallel=True, meeting=meeting) for rank in range(size)]
 
 
 def on_ranks(worlds: Sequence[World], function: Callable[[int], Any]) -> list[Any]:
@@ -112,7 +112,7 @@ class Trained:
     start: Tensor = field(default_factory=lambda: torch.zeros(0))  # the weights before the first step
     tokens: list[Any] = field(default_factory=list)  # of every step: prompt's number, response's tokens and reward
     metrics: list[dict[str, float]] = field(default_factory=list)  # of every step
-    batches: list[TokenBatch] = field(default_factory=list)  # of every step
+    seen: list[tuple[str, TokenBatch]] = field(default_factory=list)  # `observe` of a step, then `plan` of its updates
     plans: list[Plan] = field(default_factory=list)  # of every update
 
     @property
@@ -126,8 +126,12 @@ def train_ranks(
     size: int,
     steps: int,
     prepare: Callable[[Trainer], object] = lambda trainer: None,
+    plans: Sequence[Plan] = (),
 ) -> list[Trained]:
-    """Train with `size` ranks as threads, each with a trainer of its own, and return what every rank has."""
+    """Train with `size` ranks as threads, each with a trainer of its own, and return what every rank has.
+
+    `plans`, if any, are taken instead of those that the ranks make.
+    """
     torch.set_num_threads(1)
     worlds = thread_worlds(size)
     # One after the other: torch's random numbers belong to the process.
@@ -141,7 +145,7 @@ def train_ranks(
         rank.metrics += [loop.train_step(rank.trainer, rank.progress).metrics for _ in range(steps)]
 
     try:
-        with _watched(ranks):
+        with _watched(ranks, plans):
             on_ranks(worlds, work)
     finally:
         for rank in ranks:
@@ -151,27 +155,33 @@ def train_ranks(
 
 
 @contextmanager
-def _watched(ranks: Sequence[Trained]) -> Iterator[None]:
-    """Keep the tokens, batches and plans of every rank in the block."""
+def _watched(ranks: Sequence[Trained], plans: Sequence[Plan]) -> Iterator[None]:
+    """Keep the tokens, batches and plans of every rank in the block; put in `plans`, if any."""
     by_trainer = {id(rank.trainer): rank for rank in ranks}
     by_policy = {id(rank.trainer.policy): rank for rank in ranks}
-    before = loop.score_rollouts, loop.update
+    before = loop.score_rollouts, loop.update_policy, loop.update
 
     def score(trainer: Trainer, rollouts: Any) -> Experience:
         rank, experience = by_trainer[id(trainer)], before[0](trainer, rollouts)
         rank.tokens.append([(r.group, r.response.sample, r.response.tokens, r.reward) for r in rollouts.responses])
-        rank.batches.append(experience.batch)
+        rank.seen.append(("observe", experience.batch))
         return experience
 
-    def update(policy: Any, optimizer: Any, objective: Any, plan: Plan, *rest: Any) -> Any:
-        by_policy[id(policy)].plans.append(plan)
-        return before[1](policy, optimizer, objective, plan, *rest)
+    def update_policy(trainer: Trainer, minibatch: Any, finished: Any) -> Any:
+        by_trainer[id(trainer)].seen.append(("plan", minibatch.batch))
+        return before[1](trainer, minibatch, finished)
 
-    loop.score_rollouts, loop.update = score, update
+    def update(policy: Any, optimizer: Any, objective: Any, plan: Plan, *rest: Any) -> Any:
+        rank = by_policy[id(policy)]
+        plan = plans[len(rank.plans)] if plans else plan
+        rank.plans.append(plan)
+        return before[2](policy, optimizer, objective, plan, *rest)
+
+    loop.score_rollouts, loop.update_policy, loop.update = score, update_policy, update
     try:
         yield
     finally:
-        loop.score_rollouts, loop.update = before
+        loop.score_rollouts, loop.update_policy, loop.update = before
 
 
 def use_sgd(trainer: Trainer, lr: float = 0.05) -> None:
