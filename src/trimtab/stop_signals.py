@@ -22,6 +22,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # the shell: another SIGTERM or SIGHUP within this time belongs to the same request.
 REPEAT_SECONDS = 1.0
 RAISE_AGAIN_SECONDS = 0.01  # until an interrupt that was dropped is raised again
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # a variable of processes that torchrun has started
 STOP_AT_INPUT_END = "TRIMTAB_STOP_AT_INPUT_END"  # the variable by which a parent process asks for `stop_at_input_end`
 
 
@@ -53,7 +54,8 @@ class StopRequest:
         """Note a signal; return whether it is a request of its own, not a repetition of the one before."""
         if not self:
             self.number, self.received = number, time.monotonic()
-        elif number != signal.SIGINT and time.monotonic() - self.received < REPEAT_SECONDS:
+        # torchrun passes Ctrl-C on to processes that the terminal has signalled already.
+        elif (number != signal.SIGINT or TORCHRUN in os.environ) and time.monotonic() - self.received < REPEAT_SECONDS:
             return False
         else:
             self.again = True

@@ -6,6 +6,8 @@ ranks in every case, without it 3 steps with 3 ranks.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -213,3 +215,35 @@ def test_the_comparison_with_sgd_finds_a_factor_that_adamw_hides(monkeypatch: py
     monkeypatch.setattr(ShardedOptimizer, "reduce", halved)
     for prepare, hidden in ((nothing, True), (use_sgd, False)):
         assert (distance(trained(settings, 2, 2, prepare)[0], alone[prepare]) < 0.1) is hidden
+
+
+# --- an update that is not finite
+
+
+@pytest.mark.parametrize("value", ["gradient", "log-probability"])
+def test_an_update_that_is_not_finite_on_one_rank_is_refused_on_all(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, bad = sys.modules["trimtab.policy.update"], []
+    original = module.forward_backward
+
+    def broken(policy: Any, objective: Any, micro: Any, *rest: Any) -> Any:
+        out, new_logp = original(policy, objective, micro, *rest)
+        if bad and policy is bad[0]:
+            if value == "gradient":
+                next(p for p in policy.model.parameters() if p.grad is not None).grad.view(-1)[0] = math.nan
+            else:
+                new_logp[-1] = math.nan
+        return out, new_logp
+
+    def prepare(trainer: Trainer) -> None:
+        if trainer.world.rank == 2:
+            bad.append(trainer.policy)
+
+    monkeypatch.setattr(module, "forward_backward", broken)
+    ranks = trained({}, 3, 1, prepare)
+    assert_same_bits(ranks, [ranks[0]] * 3)
+    for rank in ranks:
+        assert rank.metrics[0]["update/skipped"] == 1
+        assert torch.equal(rank.weights, rank.start)
+        assert not rank.trainer.optimizer.inner.state, "the optimizer's state has not changed"  # type: ignore[union-attr]

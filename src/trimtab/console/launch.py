@@ -173,7 +173,7 @@ def launch_run(
         wanted = request.config.run.report and code in (0, STOPPED) and not run.stop_request.urgent
         if write_report is not None and wanted:
             code = _write_report(write_report, folder, print_error) or code
-        print_line(closing_summary(request.config, folder, seconds, request.recipe))
+        print_line(closing_summary(request.config, folder, seconds, request.recipe, world.size))
     return code
 
 

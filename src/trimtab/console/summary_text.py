@@ -105,7 +105,7 @@ def _wilson(share: float, problems: int, z: float = 1.96) -> tuple[float, float]
     return (share + weight / 2 - half) / (1 + weight), (share + weight / 2 + half) / (1 + weight)
 
 
-def closing_summary(config: Config, folder: RunFolder, seconds: float, recipe: str) -> str:
+def closing_summary(config: Config, folder: RunFolder, seconds: float, recipe: str, processes: int = 1) -> str:
     """Return one screen on a run that has ended, for someone who sees trimtab for the first time."""
     result = summarize_metrics(folder.records())
     lines = [
@@ -127,7 +127,7 @@ def closing_summary(config: Config, folder: RunFolder, seconds: float, recipe: s
         advice = f"Held-out accuracy fell: try more steps, or a lower update.lr (it was {config.update.lr:g})."
         small = f"Held-out accuracy fell by no more than chance may ({change.words})."
         lines += ["", f"  {advice if change.certain else small}"]
-    return "\n".join([*lines, "", "Next:", *_next_lines(config, folder.path, finished, recipe)])
+    return "\n".join([*lines, "", "Next:", *_next_lines(config, folder.path, finished, recipe, processes)])
 
 
 def describe_task(config: Config) -> str:
@@ -170,13 +170,14 @@ def _number_lines(result: RunSummary) -> list[str]:
     return [f"  {name:<18} {values:<16}  {note}" for name, values, note in shown]
 
 
-def _next_lines(config: Config, path: Path, finished: bool, recipe: str) -> list[str]:
+def _next_lines(config: Config, path: Path, finished: bool, recipe: str, processes: int) -> list[str]:
+    several = [] if processes == 1 else ["--gpus", str(processes)]
     if not finished:
-        return [f"  trimtab train --resume {path}   continue where it stopped"]
+        return [f"  {shlex.join(['trimtab', 'train', '--resume', str(path), *several])}   continue where it stopped"]
     name = str(config.objective["name"])
     compared = ["trimtab", "compare", name, "grpo" if name != "grpo" else "stapo"]
     compared += ["--recipe", recipe] if recipe != "demo" else []
-    longer = ["trimtab", "train", "--resume", str(path), "--set", f"run.steps={2 * config.run.steps}"]
+    longer = ["trimtab", "train", "--resume", str(path), *several, "--set", f"run.steps={2 * config.run.steps}"]
     rows = [(compared, "the same run under another objective"), (longer, "train for longer")]
     return [f"  {shlex.join(command)}   {note}" for command, note in rows]
 
