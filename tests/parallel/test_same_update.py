@@ -125,7 +125,10 @@ def test_every_method_trains_the_same_with_several_ranks(method: str, size: int)
     tokens of a ranking can then take another one.
     """
     for seed in range(SEEDS):
-        settings = {"objective": f'"{method}"', "update.per_step": "2", "run.seed": str(seed)}
+        # The penalty of KL-Cov is the distance from the old log-prob. It has a kink where every first update starts, so
+        # rounding decides on its sign there.
+        objective = "kl_cov(coef=1e-4)" if method == "kl_cov" else method
+        settings = {"objective": f'"{objective}"', "update.per_step": "2", "run.seed": str(seed)}
         ranks = trained(settings, size)
         assert_plans_of_one_process(ranks[0], settings)
         alone = trained(settings, 1, plans=ranks[0].plans)[0]
