@@ -16,7 +16,7 @@ def installed() -> str:
     if not results:
         return ""
     environments = [environment for result in results for environment in result["environments"]]
-    lines = ["| | size | packages | `trimtab --help` | `methods` | `schema` |", "|---|---|---|---|---|---|"]
+    lines = ["| | size | packages | Python's own start | `trimtab --help` | `methods` | `schema` |", "|---" * 7 + "|"]
     lines += [_environment(environment) for environment in environments]
     first = environments[0]
     lines += ["", f"What an extra adds to the first of them (Python {first['python']}), installed by itself:", ""]
@@ -25,7 +25,9 @@ def installed() -> str:
     last = results[0]
     return "\n".join(lines) + (
         "\n\nThe commands: CPU seconds beyond those of `python -c pass`, the least of "
-        f"{first['start']['rounds']} starts. The wheel has {last['wheel']['kilobytes'] / 1000:.1f} MB. "
+        f"{first['start']['rounds']} starts, on a machine with more work than cores (load "
+        f"{' and '.join(format(result['load'], 'g') for result in results)}). "
+        f"The wheel has {last['wheel']['kilobytes'] / 1000:.1f} MB. "
         f"{last['machine']}; by `benchmarks/install.py`, {last['date']}."
     )
 
@@ -34,7 +36,8 @@ def _environment(of: Mapping[str, Any]) -> str:
     versions, start = of["versions"], of["start"]["cpu_seconds_beyond_python"]
     name = f"Python {of['python']}, torch {versions['torch']}, transformers {versions['transformers']}"
     seconds = " | ".join(f"{start[command]:.2f} s" for command in ("--help", "methods", "schema"))
-    return f"| {name} | {of['megabytes'] / 1000:.1f} GB | {of['packages']} | {seconds} |"
+    own = f"{of['start']['python_cpu_seconds']:.3f} s"
+    return f"| {name} | {of['megabytes'] / 1000:.1f} GB | {of['packages']} | {own} | {seconds} |"
 
 
 def _extra(name: str, of: Mapping[str, Any]) -> str:
