@@ -25,7 +25,8 @@ def installed() -> str:
     last = results[0]
     return "\n".join(lines) + (
         "\n\nThe commands: CPU seconds beyond those of `python -c pass`, the least of "
-        f"{' and '.join(str(each['start']['rounds']) for each in environments)} starts, on a machine with more work than cores (load "
+        f"{' and '.join(str(each['start']['rounds']) for each in environments)} starts, "
+        "on a machine with more work than cores (load "
         f"{' and '.join(format(result['load'], 'g') for result in results)}). "
         f"The wheel has {last['wheel']['kilobytes'] / 1000:.1f} MB. "
         f"{last['machine']}; by `benchmarks/install.py`, {last['date']}."
