@@ -81,14 +81,15 @@ def count(shape: Shape, budget: int) -> dict[str, Any]:
     moved = {"gradients and weights": UPDATES * 2 * whole * others}
     if shape.shard:
         rest = UPDATES * 2 * 4 * shape.embedding * others
-        # Every pass gathers each layer: once to score, twice in an update (forward and backward), which also reduces.
+        # Every pass gathers each layer in bf16: once to score, twice in an update (forward and backward), which also
+        # sums its gradients in fp32.
         per_pass = UPDATES * passes * layers * others
         moved = {
             "embedding and head": rest,
-            "layers gathered to score": per_pass,
-            "layers gathered in updates": 2 * per_pass,
+            "layers gathered to score": per_pass / 2,
+            "layers gathered in updates": per_pass,
             "gradients of layers": per_pass,
-            "layers gathered to sample": layers * others,
+            "layers gathered to sample": layers / 2 * others,
         }
     moved["scores"] = 16 * RESPONSES * TOKENS * others
     pickled = PICKLED_BYTES * RESPONSES * TOKENS

@@ -25,6 +25,7 @@ from trimtab.memory.fake_model import (
 )
 from trimtab.memory.model_shape import model_shape
 from trimtab.memory.oom_advice import DURING, Phase
+from trimtab.parallel import linear_parameters
 from trimtab.policy import Policy
 from trimtab.rollout import paged
 
@@ -80,6 +81,9 @@ def estimate_memory(
 
     With a number of `processes` it is what each of them needs.
     """
+    if config.model.shard and processes:
+        whole = config.model_copy(update={"model": config.model.model_copy(update={"shard": False})})
+        return split_layers(estimate_memory(whole, device, memory, processes), config, processes)
     config = share_of(config, processes or 1)
     model, shape = config.model, model_shape(base_model(config.model.path))
     with fake_tensors():
@@ -124,6 +128,37 @@ def estimate_memory(
         # On a GPU AdamW is one fused kernel without temporaries; on a CPU it makes two the size of a weight. Each of
         # several processes updates a slice of all weights in one, and has its gradients and weights apart.
         optimizer_step=base + trained + (0 if on_gpu else 2 * (state // 2 if processes else widest)) + slices,
+    )
+
+
+def split_layers(estimate: MemoryEstimate, config: Config, processes: int) -> MemoryEstimate:
+    """Return the estimate of a process that has a part of the layers' linear maps (`model.shard`) instead of all."""
+    model, shape = config.model, model_shape(base_model(config.model.path))
+    with fake_tensors():
+        policy = fake_policy(shape, model.precision, model.lora_rank, model.gradient_checkpointing, model.lora_targets)
+        layers = next(child for child in policy.backbone.children() if isinstance(child, nn.ModuleList))
+        sizes = [_bytes(linear_parameters(layer)) for layer in layers]
+        trained = sum(sizes) if not model.lora_rank else 0
+    half = 2 if model.precision == "bf16" else 1  # layers are gathered in the compute type
+    split, linear = 1 - 1 / processes, sum(sizes)
+    weights, gradients = int(linear * split), int(trained * split)
+    # Autocast makes no copies of weights that come in its type. At most three layers are gathered at a time.
+    copies = (linear // 2 if half == 2 else 0) - 3 * max(sizes) // half
+    on_its_way = max(sizes) if trained else 0  # the gradients of one layer, before they are summed and split
+    reference = weights if model.reference is not None else 0
+    # The sampler on a CPU computes with the policy's own layers.
+    gathered = linear // half if estimate.device == "cpu" else 0
+    return replace(
+        estimate,
+        weights=estimate.weights - weights,
+        gradients=estimate.gradients - gradients,
+        reference=estimate.reference - reference,
+        weight_copies=estimate.weight_copies - copies,
+        sampling=estimate.sampling - weights - reference + gathered,
+        scoring=estimate.scoring - weights - reference - copies,
+        update=estimate.update - weights - reference - copies - gradients + on_its_way,
+        # AdamW updates the parts of layers in place.
+        optimizer_step=estimate.optimizer_step - weights - reference - gradients - 2 * trained // processes,
     )
 
 

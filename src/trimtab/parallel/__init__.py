@@ -5,6 +5,7 @@ from trimtab.parallel.sharded_layers import (
     gather_to_leader,
     gathered_layers,
     is_split,
+    linear_parameters,
     local_part,
     local_tensor,
     shard_layers,
@@ -18,6 +19,6 @@ from trimtab.parallel.world import LostProcessError, World, join_world
 
 __all__ = [
     "LOST", "LostProcessError", "Notices", "ShardedOptimizer", "Watch", "World", "balanced_shares", "forget_forwards",
-    "gather_to_leader", "gathered_layers", "is_split", "join_world", "local_part", "local_tensor", "shard_layers",
-    "unsharded_class", "whole_tensor",
+    "gather_to_leader", "gathered_layers", "is_split", "join_world", "linear_parameters", "local_part", "local_tensor",
+    "shard_layers", "unsharded_class", "whole_tensor",
 ]  # fmt: skip

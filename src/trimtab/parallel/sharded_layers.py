@@ -49,7 +49,7 @@ def shard_layers(model: nn.Module, backbone: nn.Module, world: World, device: to
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     layers = _decoder_layers(backbone)
-    sharded = {parameter for layer in layers for parameter in _linear_parameters(layer)}
+    sharded = {parameter for layer in layers for parameter in linear_parameters(layer)}
     _move(model, sharded, device)
     mesh = init_device_mesh(device.type, (world.size,))
     compute = None if dtype == torch.float32 else dtype
@@ -105,7 +105,7 @@ def _decoder_layers(backbone: nn.Module) -> list[nn.Module]:
         raise ValueError(f"model.shard = true: {type(backbone).__name__} has no list of decoder layers to split")
     for layer in found:
         own = [p for name, p in layer.named_parameters() if not _is_adapter(name)]
-        linear = sum(p.numel() for p in _linear_parameters(layer))
+        linear = sum(p.numel() for p in linear_parameters(layer))
         # In a list of modules, some may get no gradient on some processes, and reductions would not fit each other.
         choice = any(isinstance(module, nn.ModuleList) for module in layer.modules())
         if choice or linear < LEAST_SHARDED * sum(p.numel() for p in own):
@@ -116,7 +116,7 @@ def _decoder_layers(backbone: nn.Module) -> list[nn.Module]:
     return list(found)
 
 
-def _linear_parameters(layer: nn.Module) -> list[nn.Parameter]:
+def linear_parameters(layer: nn.Module) -> list[nn.Parameter]:
     """Return the parameters of a layer's linear maps, without adapters, which are small."""
     linear = [m for name, m in layer.named_modules() if isinstance(m, nn.Linear) and not _is_adapter(name)]
     return [parameter for module in linear for parameter in module.parameters(recurse=False)]
