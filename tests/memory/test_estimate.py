@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from trimtab.bounded_http import HttpError
 from trimtab.config import load, packaged_recipes
@@ -414,3 +415,17 @@ def test_the_estimate_is_a_comment_of_the_dry_run(small: str) -> None:
 def test_a_share_of_memory_is_between_nothing_and_all(value: str) -> None:
     with pytest.raises(ValueError, match=r"rollout\.kv_cache_memory"):
         load(None, [f"rollout.kv_cache_memory={value}"])
+
+
+def test_several_processes_share_the_optimizer_state_and_with_shard_the_layers(small: str) -> None:
+    settings = [small, "rollout.prompts=8", "update.per_step=1"]
+    alone = estimate_memory(load("demo", settings), "cpu")
+    four = estimate_memory(load("demo", settings), "cpu", processes=4)
+    split = estimate_memory(load("demo", [*settings, "model.shard=true"]), "cpu", processes=4)
+    assert (four.weights, four.gradients) == (alone.weights, alone.gradients)
+    assert four.optimizer_state == split.optimizer_state == alone.optimizer_state // 4
+    with fake_tensors():
+        policy = fake_policy(model_shape(small.partition("=")[2]), "fp32")
+        layers = [m for name, m in policy.backbone.named_modules() if isinstance(m, torch.nn.Linear)]
+        linear = sum(p.numel() * 4 for layer in layers for p in layer.parameters())
+    assert four.weights - split.weights == four.gradients - split.gradients == int(linear * 3 / 4)
