@@ -65,7 +65,14 @@ class StopRequest:
 _request = StopRequest()  # the last one made
 _raised = 0  # the last signal for which `interrupt_on_stop_signals` raised
 _dropped = 0  # the signal of an interrupt that Python dropped and that is yet to be raised again
+_ending = False  # whether this process ends already, and says why
 _handled = False  # whether a handler of stop signals has run; no Event, whose lock a second signal would wait for
+
+
+def ignore_stop_signals() -> None:
+    """Let no stop signal from now on interrupt this process, which is about to say why it ends."""
+    global _ending  # noqa: PLW0603
+    _ending = True
 
 
 def interrupt_on_stop_signals() -> None:
@@ -74,6 +81,8 @@ def interrupt_on_stop_signals() -> None:
     def interrupt(number: int, frame: FrameType | None) -> None:
         global _raised  # noqa: PLW0603
         _note_handled()
+        if _ending:
+            return
         if _take_dropped() or _request.receive(number):
             _raised = number
             raise SignalInterrupt(number)
@@ -108,6 +117,8 @@ def deferred_stop(notify: Callable[[StopRequest], object], *, interrupt: bool = 
 
     def handle(number: int, frame: FrameType | None) -> None:
         _note_handled()
+        if _ending:
+            return
         if _take_dropped():
             raise SignalInterrupt(number)
         if not request.receive(number):

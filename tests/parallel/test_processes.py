@@ -129,7 +129,7 @@ def test_torchrun_starts_the_same_run(killed: int | None, tmp_path: Path) -> Non
     if killed is not None:
         while len(run.steps()) < 3:
             assert process.poll() is None
-        ranks = [pid for pid in run.left_behind() if b"RANK=%d\0" % killed in environment(pid)]
+        ranks = [pid for pid in run.left_behind() if b"\0RANK=%d\0" % killed in environment(pid)]
         assert len(ranks) == 1
         os.kill(ranks[0], signal.SIGKILL)
     assert process.wait(120) == (0 if killed is None else 1)

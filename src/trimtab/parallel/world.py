@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, distributed
 
 from trimtab.parallel.watch import Watch, count_exchange, longest_wait
+from trimtab.stop_signals import ignore_stop_signals
 
 Value = TypeVar("Value")
 
@@ -149,6 +150,7 @@ def lost_processes() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
+        ignore_stop_signals()  # torchrun sends SIGTERM to those that remain
         raise LostProcessError(f"another process of the run has ended or does not answer: {error!s:.200}") from error
 
 
