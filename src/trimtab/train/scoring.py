@@ -132,7 +132,8 @@ def _score(trainer: Trainer, model: Policy, transcripts: Sequence[Transcript]) -
         rollout.temperature,
         update.token_budget,
         update.head_chunk,
-        passes=passes,
+        None,
+        passes,
     )
     if not world.parallel:
         return own
