@@ -21,7 +21,8 @@ def test_every_python_package_has_one_version_and_a_hash(path: Path) -> None:
 
 
 def test_pip_installs_only_with_hashes_but_for_torch_and_the_project_itself() -> None:
-    commands = [line.strip() for line in (ROOT / "Makefile").read_text().splitlines() if "pip install" in line]
+    lines = [line.strip() for line in (ROOT / "Makefile").read_text().splitlines() if "pip install" in line]
+    commands = [line for line in lines if not line.startswith("$(NEWEST)")]  # versions of tomorrow have no hashes yet
     assert len(commands) == 4
     for command in commands:
         if command.endswith(" torch"):

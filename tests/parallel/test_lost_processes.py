@@ -135,6 +135,8 @@ def test_a_second_ctrl_c_ends_all_processes_at_once(tmp_path: Path) -> None:
     run = SeveralProcesses(tmp_path, changes=ENDLESS, disturbances={1: "hang 3"}).start()
     wait_until((tmp_path / "hangs").exists, run.process)
     run.signal(signal.SIGINT)
+    # Two signals that arrive together are one.
+    wait_until(lambda: "press Ctrl-C again" in run.log.read_text(), run.process)
     run.signal(signal.SIGINT)
     assert run.code() == 128 + signal.SIGINT, run.log.read_text()
     assert len(run.errors) == 1, run.errors

@@ -33,7 +33,7 @@ def train(run: Run) -> None:
         # `closing` ends the generator, and with it the recorder and Ctrl-C handling, before an exception leaves here.
         with closing(run.steps()) as steps, gc_pause() as freeze_once:
             for _ in steps:
-                run.finish_step(trainer.together(train_step, run.progress))
+                run.finish_step(trainer.together(scheduled_step, run.progress))
                 freeze_once()
 
 
@@ -45,10 +45,15 @@ def follow_run(config: Config, world: World) -> None:
         trainer.follow(freeze_once)
 
 
-def train_step(trainer: Trainer, progress: RunProgress) -> StepResult:
-    """Collect the experience of one step, update the policy on its mini-batches, and advance `progress`."""
+def scheduled_step(trainer: Trainer, progress: RunProgress) -> StepResult:
+    """Take a step with the learning rate and the dropout that belong to its number."""
     trainer.set_learning_rate(progress.step)
     trainer.seed_dropout("dropout", progress.step)
+    return train_step(trainer, progress)
+
+
+def train_step(trainer: Trainer, progress: RunProgress) -> StepResult:
+    """Collect the experience of one step, update the policy on its mini-batches, and advance `progress`."""
     seconds: dict[str, float] = {}
     with timed(seconds, "time/rollout", trainer.policy.device):
         experience = score_rollouts(trainer, collect_rollouts(trainer, progress))
