@@ -142,7 +142,7 @@ def train_ranks(
 
     def work(number: int) -> None:
         rank = ranks[number]
-        rank.metrics += [loop.train_step(rank.trainer, rank.progress).metrics for _ in range(steps)]
+        rank.metrics += [loop.scheduled_step(rank.trainer, rank.progress).metrics for _ in range(steps)]
 
     try:
         with _watched(ranks, plans):
