@@ -23,7 +23,8 @@ import torch
 from stopwatch import about, save, seconds_of
 from trimtab.config import Config, load
 from trimtab.memory.estimate import estimate_memory
-from trimtab.parallel import World, join_world
+from trimtab.parallel import World, is_split, join_world, whole_tensor
+from trimtab.rollout import PagedSampler
 from trimtab.train.loop import train_step
 from trimtab.train.rollouts import collect_rollouts
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
@@ -63,10 +64,13 @@ def overhead(config: Config, rounds: int) -> dict[str, Any]:
     }
 
 
-def work(config: Config, steps: int, out: Path) -> None:
+def work(config: Config, steps: int, out: Path, full_length: bool) -> None:
     """Take steps as one of the ranks; rank 0 writes what there is to compare."""
     world = join_world(config.run.device)
     trainer, progress = build_trainer(config, world=world), RunProgress()
+    if full_length:
+        assert isinstance(trainer.sampler, PagedSampler)
+        trainer.sampler.eos_token_ids = frozenset({len(trainer.policy.tokenizer)})  # which is never sampled
     rollouts = collect_rollouts(trainer, RunProgress())
     tokens = {(r.group, r.response.sample): list(r.response.tokens) for r in rollouts.responses}
     torch.cuda.reset_peak_memory_stats()
@@ -74,8 +78,9 @@ def work(config: Config, steps: int, out: Path) -> None:
     memory = torch.cuda.get_device_properties(trainer.policy.device).total_memory
     forecast = estimate_memory(config, "cuda", memory, world.size if world.parallel else None)
     peaks = world.gather(torch.cuda.max_memory_allocated())
+    named = trainer.policy.model.named_parameters()
+    weights = {name: (whole_tensor(p, p.dtype) if is_split(p) else p).detach().cpu() for name, p in named}
     if world.leads:
-        weights = {name: p.detach().cpu() for name, p in trainer.policy.model.named_parameters()}
         found = {"metrics": metrics, "peaks": peaks, "forecast": forecast.peak, "phase": forecast.worst_phase}
         torch.save({"tokens": tokens, "weights": weights, **found}, out)
     world.leave()
@@ -126,12 +131,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="pairs of steps of `overhead`")
     parser.add_argument("--steps", type=int, default=3, help="of `ranks`")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--full-length", action="store_true", help="no response ends early, as the forecast assumes")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, help="take part as a rank; used by the script itself")
     args = parser.parse_args()
     config = load(args.recipe, [*args.set, "warm_start.steps=0", "record.enabled=false"])
     if args.work:
-        work(config, args.steps, args.work)
+        work(config, args.steps, args.work, args.full_length)
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     command = " ".join(["benchmarks/several_gpus.py", *sys.argv[1:]])
@@ -140,6 +146,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             arguments = ["ranks", *(part for each in args.set for part in ("--set", each)), "--recipe", args.recipe]
             arguments += ["--steps", str(args.steps), "--out", str(args.out), "--set", "run.device=cuda:0"]
+            arguments += ["--full-length"] * args.full_length
             one, several = (run_ranks(arguments, n, Path(folder) / f"{n}.pt") for n in (1, args.ranks))
         result["ranks"] = compare(one, several)
         save(result, args.out)
