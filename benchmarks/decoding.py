@@ -88,7 +88,7 @@ def measure(name: str, device: torch.device, small: bool, programs: list[int]) -
     sampler.sample(random_prompts(rows, PROMPT, config.vocab_size), 0, SamplingOptions(1, 4096, batch_size=rows))
     speed = copy_speed(device, 2**24 if small else 2**32)
     weights, _ = min_bytes_read(config, [1])
-    token = 4.0 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    token = 4.0 * config.num_hidden_layers * int(config.num_key_value_heads or 0) * config.head_dim
     result = []
     for rows, length in [(8, 100)] if small else BATCHES:
         seconds, graph = step_seconds(sampler, rows, length, device)

@@ -23,7 +23,7 @@ import torch
 from stopwatch import about, save, seconds_of
 from trimtab.config import Config, load
 from trimtab.memory.estimate import estimate_memory
-from trimtab.parallel import World, is_split, join_world, whole_tensor
+from trimtab.parallel import World, join_world, whole_tensor
 from trimtab.rollout import PagedSampler
 from trimtab.train.loop import train_step
 from trimtab.train.rollouts import collect_rollouts
@@ -79,7 +79,7 @@ def work(config: Config, steps: int, out: Path, full_length: bool) -> None:
     forecast = estimate_memory(config, "cuda", memory, world.size if world.parallel else None)
     peaks = world.gather(torch.cuda.max_memory_allocated())
     named = trainer.policy.model.named_parameters()
-    weights = {name: (whole_tensor(p, p.dtype) if is_split(p) else p).detach().cpu() for name, p in named}
+    weights = {name: whole_tensor(p).detach().cpu() for name, p in named}
     if world.leads:
         found = {"metrics": metrics, "peaks": peaks, "forecast": forecast.peak, "phase": forecast.worst_phase}
         torch.save({"tokens": tokens, "weights": weights, **found}, out)
