@@ -73,8 +73,9 @@ class PagedSampler:
         check_prompts(prompts, len(self._decoder.embedding))
         observed = turns.max_observed_tokens if turns is not None else 0
         buffers = self._ensure_buffers(self._decoder, prompts, options, observed)
-        params = np.array([options.temperature or 1.0, options.top_p, options.top_k], dtype=np.float32)
-        copy_to_device(params, buffers.state.sampling_params)
+        greedy = options.temperature == 0  # from all tokens, with their log-probs at temperature 1
+        params = [1.0, 1.0, 0.0] if greedy else [options.temperature, options.top_p, options.top_k]
+        copy_to_device(np.array(params, dtype=np.float32), buffers.state.sampling_params)
         sequences = new_sequences(prompts, step, options)
         scheduler = Scheduler(
             [SequenceGroup(prompt.ids, deque(group)) for prompt, group in zip(prompts, sequences, strict=True)],
@@ -87,7 +88,7 @@ class PagedSampler:
         )
         vocab_size = len(self._decoder.embedding)
         other_side = None if turns is None else OtherSide(turns, scheduler, self.eos_token_ids, vocab_size)
-        self._generate(scheduler, buffers, options.temperature == 0, other_side)
+        self._generate(scheduler, buffers, greedy, other_side)
         return [[sequence.response(self.eos_token_ids) for sequence in group] for group in sequences]
 
     def _generate(

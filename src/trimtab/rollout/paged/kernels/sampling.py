@@ -1,7 +1,8 @@
-"""A Triton kernel that samples tokens and advances the decode state: top-k, top-p, inversion, log-probability.
+"""Triton kernels that sample tokens and advance the decode state: top-k, top-p, inversion, log-probability.
 
-A program owns a row. It reads the logits once for the mass of each block, and then only the block in which the sampled
-token lies. The thresholds of top-k and top-p are found by bisection over the bits of the logits, without sorting.
+The first kernel reads the logits once for the mass of each block: one program per block, so that a few rows fill a GPU
+too. The second has one program per row and reads only the block in which the sampled token lies. With top-k or top-p it
+does all by itself: their thresholds are found by bisection over the bits of the logits, without sorting.
 """
 
 from __future__ import annotations
@@ -25,17 +26,21 @@ _ACTIVE = tl.constexpr(Scalar.ACTIVE.value)
 
 
 def sample_tokens(logits: Tensor, state: DecodeState, greedy: bool) -> None:
-    """Compute `torch_ops.sample_tokens` in one kernel."""
+    """Compute `torch_ops.sample_tokens` in two kernels."""
     rows, vocab_size = logits.shape
-    tensors = (logits, state.scalars, state.tokens, state.logps, state.eos_token_ids, state.sampling_params)
-    numbers = (vocab_size, logits.stride(0), state.rows, state.tokens.stride(0), len(state.eos_token_ids))
+    blocks = triton.cdiv(vocab_size, BLOCK)
+    block_stats = torch.empty(rows, 2, blocks, device=logits.device)
+    sizes = (vocab_size, logits.stride(0), state.rows)
+    tensors = (logits, state.scalars, state.sampling_params, block_stats)
+    _block_softmax_kernel[(rows, blocks)](*tensors, *sizes, blocks, BLOCK=BLOCK, num_warps=8)
+    tensors = (*tensors, state.tokens, state.logps, state.eos_token_ids)
     _sample_tokens_kernel[(rows,)](
-        *(*tensors, *numbers),
+        *(*tensors, *sizes, state.tokens.stride(0), len(state.eos_token_ids)),
         GREEDY=greedy,
+        BLOCK=BLOCK,
         # As fp32, a bf16 logit has zeros in its lower 16 bits: no threshold needs them.
         BITS=16 if logits.dtype == torch.bfloat16 else 32,
-        BLOCK=BLOCK,
-        NUM_BLOCKS=triton.next_power_of_2(triton.cdiv(vocab_size, BLOCK)),
+        NUM_BLOCKS=triton.next_power_of_2(blocks),
         EOS_BLOCK=triton.next_power_of_2(max(1, len(state.eos_token_ids))),
         num_warps=8,
     )
@@ -92,59 +97,82 @@ def _find_threshold(
 def _top_k_top_p_threshold(
     logits, vocab_size, inv_temp, top_p, top_k, threshold, BITS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Return the sortable bits of the smallest logit that top-k and then top-p keep; `threshold` where all are kept."""
-    if (top_p < 1) | ((top_k > 0) & (top_k < vocab_size)):
-        column = tl.arange(0, BLOCK)
-        highest = tl.full([BLOCK], _LOWEST, tl.float32)
-        for first in range(0, vocab_size, BLOCK):
-            inside = first + column < vocab_size
-            z = tl.load(logits + first + column, mask=inside, other=-float("inf")).to(tl.float32)
-            highest = tl.maximum(highest, z * inv_temp)
-        row_max = tl.max(highest, 0)
-        if (top_k > 0) & (top_k < vocab_size):
-            threshold = _find_threshold(logits, vocab_size, inv_temp, row_max, top_k, True, threshold, BITS, BLOCK)
-        if top_p < 1:
-            mass = _mass_above(logits, vocab_size, inv_temp, row_max, threshold, False, threshold, BLOCK)
-            narrower = _find_threshold(
-                logits, vocab_size, inv_temp, row_max, top_p * mass, False, threshold, BITS, BLOCK
-            )
-            threshold = tl.maximum(threshold, narrower)
+    """Return the sortable bits of the smallest logit that top-k and then top-p keep."""
+    column = tl.arange(0, BLOCK)
+    highest = tl.full([BLOCK], _LOWEST, tl.float32)
+    for first in range(0, vocab_size, BLOCK):
+        inside = first + column < vocab_size
+        z = tl.load(logits + first + column, mask=inside, other=-float("inf")).to(tl.float32)
+        highest = tl.maximum(highest, z * inv_temp)
+    row_max = tl.max(highest, 0)
+    if (top_k > 0) & (top_k < vocab_size):
+        threshold = _find_threshold(logits, vocab_size, inv_temp, row_max, top_k, True, threshold, BITS, BLOCK)
+    if top_p < 1:
+        mass = _mass_above(logits, vocab_size, inv_temp, row_max, threshold, False, threshold, BLOCK)
+        narrower = _find_threshold(logits, vocab_size, inv_temp, row_max, top_p * mass, False, threshold, BITS, BLOCK)
+        threshold = tl.maximum(threshold, narrower)
     return threshold
 
 
 @triton.jit
-def _block_softmax(logits, vocab_size, inv_temp, threshold, BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr):
-    """Return the maximum of each block's kept logits and the sum of exp(x - maximum), (NUM_BLOCKS,) each."""
-    column = tl.arange(0, BLOCK)
-    block = tl.arange(0, NUM_BLOCKS)
-    block_max = tl.full([NUM_BLOCKS], _LOWEST, tl.float32)
-    block_sum = tl.zeros([NUM_BLOCKS], tl.float32)
-    for number in range(0, tl.cdiv(vocab_size, BLOCK)):
-        inside = number * BLOCK + column < vocab_size
-        z = tl.load(logits + number * BLOCK + column, mask=inside, other=-float("inf")).to(tl.float32)
-        x = tl.where(inside & (_sortable_bits(z) >= threshold), z * inv_temp, -float("inf"))
-        highest = tl.maximum(tl.max(x, 0), _LOWEST)
-        block_max = tl.where(block == number, highest, block_max)
-        block_sum = tl.where(block == number, tl.sum(tl.exp(x - highest), 0), block_sum)
-    return block_max, block_sum
+def _filters(sampling_params, vocab_size):
+    """Return whether top-k or top-p leave out tokens, 1 / temperature, top-p and top-k."""
+    inv_temp = 1.0 / tl.load(sampling_params)
+    top_p, top_k = tl.load(sampling_params + 1), tl.load(sampling_params + 2)
+    return (top_p < 1) | ((top_k > 0) & (top_k < vocab_size)), inv_temp, top_p, top_k
+
+
+@triton.jit
+def _softmax_of_block(logits, number, vocab_size, inv_temp, threshold, BLOCK: tl.constexpr):
+    """Return the maximum of a block's kept logits and the sum of exp(x - maximum)."""
+    column = number * BLOCK + tl.arange(0, BLOCK)
+    inside = column < vocab_size
+    z = tl.load(logits + column, mask=inside, other=-float("inf")).to(tl.float32)
+    x = tl.where(inside & (_sortable_bits(z) >= threshold), z * inv_temp, -float("inf"))
+    highest = tl.maximum(tl.max(x, 0), _LOWEST)
+    return highest, tl.sum(tl.exp(x - highest), 0)
+
+
+@triton.jit
+def _block_softmax_kernel(
+    logits,
+    scalars,
+    sampling_params,
+    block_stats,
+    vocab_size,
+    logits_stride,
+    state_rows,
+    num_blocks,
+    BLOCK: tl.constexpr,
+):
+    """One program per row and block, where no tokens are left out."""
+    row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    filtered, inv_temp, _, _ = _filters(sampling_params, vocab_size)
+    if filtered | (tl.load(scalars + _ACTIVE * state_rows + row) == 0):
+        return
+    lowest = row * 0  # an int64 zero, below all sortable bits
+    highest, total = _softmax_of_block(logits + row * logits_stride, number, vocab_size, inv_temp, lowest, BLOCK)
+    tl.store(block_stats + row * 2 * num_blocks + number, highest)
+    tl.store(block_stats + (row * 2 + 1) * num_blocks + number, total)
 
 
 @triton.jit
 def _sample_tokens_kernel(
     logits,
     scalars,
+    sampling_params,
+    block_stats,
     tokens,
     logps,
     eos_token_ids,
-    sampling_params,
     vocab_size,
     logits_stride,
     state_rows,
     tokens_stride,
     num_eos_tokens,
     GREEDY: tl.constexpr,
-    BITS: tl.constexpr,
     BLOCK: tl.constexpr,
+    BITS: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
     EOS_BLOCK: tl.constexpr,
 ):
@@ -154,15 +182,22 @@ def _sample_tokens_kernel(
         return
     row_logits = logits + row * logits_stride
     generated = tl.load(scalars + _NUM_GENERATED * state_rows + row)
-    inv_temp = 1.0
-    threshold = generated * 0  # an int64 zero, below all sortable bits
-    if not GREEDY:
-        inv_temp = 1.0 / tl.load(sampling_params)
-        top_p, top_k = tl.load(sampling_params + 1), tl.load(sampling_params + 2)
-        threshold = _top_k_top_p_threshold(row_logits, vocab_size, inv_temp, top_p, top_k, threshold, BITS, BLOCK)
-
-    block_max, block_sum = _block_softmax(row_logits, vocab_size, inv_temp, threshold, BLOCK, NUM_BLOCKS)
+    num_blocks = tl.cdiv(vocab_size, BLOCK)
     block = tl.arange(0, NUM_BLOCKS)
+    threshold = generated * 0  # an int64 zero, below all sortable bits
+    filtered, inv_temp, top_p, top_k = _filters(sampling_params, vocab_size)
+    if filtered:
+        threshold = _top_k_top_p_threshold(row_logits, vocab_size, inv_temp, top_p, top_k, threshold, BITS, BLOCK)
+        block_max = tl.full([NUM_BLOCKS], _LOWEST, tl.float32)
+        block_sum = tl.zeros([NUM_BLOCKS], tl.float32)
+        for number in range(0, num_blocks):
+            highest, total = _softmax_of_block(row_logits, number, vocab_size, inv_temp, threshold, BLOCK)
+            block_max = tl.where(block == number, highest, block_max)
+            block_sum = tl.where(block == number, total, block_sum)
+    else:
+        row_stats = block_stats + row * 2 * num_blocks
+        block_max = tl.load(row_stats + block, mask=block < num_blocks, other=_LOWEST)
+        block_sum = tl.load(row_stats + num_blocks + block, mask=block < num_blocks, other=0.0)
     row_max = tl.max(block_max, 0)
     mass = block_sum * tl.exp(block_max - row_max)
     total = tl.sum(mass, 0)
