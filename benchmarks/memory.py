@@ -121,7 +121,7 @@ def config_of(setting: Setting, folder: str, device: str) -> Config:
     return parse(
         {
             "objective": {"name": "grpo"},
-            "model": {"path": folder, "precision": "bf16" if device == "cuda" else "fp32", **setting.model},
+            "model": {"path": folder, "precision": "bf16" if device.startswith("cuda") else "fp32", **setting.model},
             "rollout": {
                 "prompts": setting.prompts,
                 "samples": 8,

@@ -3,7 +3,9 @@
 - `overhead`: steps of a trainer of one process, and of one whose only process goes through the parallel path (process
   group, sharded optimizer), in turns. Their ratio is the price of the parallel path.
 - `ranks`: the same steps by one rank and by two ranks that share this GPU (gloo, since NCCL refuses that): sampled
-  tokens, metrics and weights are compared, and each rank's peak of memory with the forecast of `--dry-run`.
+  tokens, metrics and weights are compared.
+- `memory`: each rank's peak of memory beside the forecast of `--dry-run`, with whole and with split layers, for a model
+  with random weights whose responses all have their full length.
 """
 
 from __future__ import annotations
@@ -17,18 +19,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
+import trimtab.policy.loading
+from memory import LLAMA, Setting, config_of, random_weights, save_shape
 from stopwatch import about, save, seconds_of
 from trimtab.config import Config, load
 from trimtab.memory.estimate import estimate_memory
 from trimtab.parallel import World, join_world, whole_tensor
-from trimtab.rollout import PagedSampler
 from trimtab.train.loop import train_step
 from trimtab.train.rollouts import collect_rollouts
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
 
+DEVICE = "cuda:0"  # of all ranks: they share it
 COMPARED = ("reward/mean", "policy/entropy", "update/loss", "update/grad_norm", "tokens/count", "sampler/mismatch_mean")
 
 
@@ -64,25 +69,46 @@ def overhead(config: Config, rounds: int) -> dict[str, Any]:
     }
 
 
-def work(config: Config, steps: int, out: Path, full_length: bool) -> None:
+def work(config: Config, steps: int, out: Path) -> None:
     """Take steps as one of the ranks; rank 0 writes what there is to compare."""
     world = join_world(config.run.device)
     trainer, progress = build_trainer(config, world=world), RunProgress()
-    if full_length:
-        assert isinstance(trainer.sampler, PagedSampler)
-        trainer.sampler.eos_token_ids = frozenset({len(trainer.policy.tokenizer)})  # which is never sampled
     rollouts = collect_rollouts(trainer, RunProgress())
     tokens = {(r.group, r.response.sample): list(r.response.tokens) for r in rollouts.responses}
-    torch.cuda.reset_peak_memory_stats()
     metrics = [train_step(trainer, progress).metrics for _ in range(steps)]
-    memory = torch.cuda.get_device_properties(trainer.policy.device).total_memory
-    forecast = estimate_memory(config, "cuda", memory, world.size if world.parallel else None)
-    peaks = world.gather(torch.cuda.max_memory_allocated())
     named = trainer.policy.model.named_parameters()
     weights = {name: whole_tensor(p).detach().cpu() for name, p in named}
     if world.leads:
-        found = {"metrics": metrics, "peaks": peaks, "forecast": forecast.peak, "phase": forecast.worst_phase}
-        torch.save({"tokens": tokens, "weights": weights, **found}, out)
+        torch.save({"tokens": tokens, "weights": weights, "metrics": metrics}, out)
+    world.leave()
+
+
+def measure_memory(shard: bool, out: Path) -> None:
+    """Take two steps as one of the ranks; rank 0 writes the peaks of the second and the forecast."""
+    setting = Setting("Llama 135M", LLAMA, prompts=64, budget=16_384, model={"shard": shard})
+    with tempfile.TemporaryDirectory() as folder:
+        save_shape(setting, folder)
+        config = config_of(setting, folder, DEVICE)
+        world = join_world(DEVICE)
+        with patch.object(trimtab.policy.loading, "read_pretrained", random_weights(DEVICE)):
+            trainer, progress = build_trainer(config, world=world), RunProgress()
+        train_step(trainer, progress)
+        torch.cuda.reset_peak_memory_stats()
+        metrics = train_step(trainer, progress).metrics
+        peaks = world.gather(torch.cuda.max_memory_allocated())
+        total = torch.cuda.get_device_properties(trainer.policy.device).total_memory
+        forecast = estimate_memory(config, "cuda", total, world.size if world.parallel else None)
+    if world.leads:
+        found = {
+            "ranks": len(peaks),
+            "shard": shard,
+            "mean_length": round(metrics["response/length_mean"], 1),
+            "peak_gb": [round(peak / 1e9, 3) for peak in peaks],
+            "forecast_gb": round(forecast.peak / 1e9, 3),
+            "phase": forecast.worst_phase,
+            "forecast_of_peak": [round(forecast.peak / peak, 4) for peak in peaks],
+        }
+        torch.save(found, out)
     world.leave()
 
 
@@ -90,8 +116,6 @@ def run_ranks(arguments: Sequence[str], ranks: int, out: Path) -> dict[str, Any]
     """Run this script as so many ranks; one rank goes without the parallel path."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [__file__, *arguments, "--work", str(out)]
-    if ranks == 1:  # which has all layers
-        command += ["--set", "model.shard=false"]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     subprocess.run([sys.executable, *launcher, *command], check=True, env=environment)
     found: dict[str, Any] = torch.load(out, weights_only=False)
@@ -111,35 +135,28 @@ def compare(one: dict[str, Any], several: dict[str, Any]) -> dict[str, Any]:
             {name: [row[name], other[name]] for name in COMPARED if name in row}
             for row, other in zip(one["metrics"], several["metrics"], strict=True)
         ],
-        "memory": [
-            {
-                "ranks": len(each["peaks"]),
-                "peak_gb": [round(peak / 1e9, 3) for peak in each["peaks"]],
-                "forecast_gb": round(each["forecast"] / 1e9, 3),
-                "phase": each["phase"],
-                "forecast_of_peak": [round(each["forecast"] / peak, 4) for peak in each["peaks"]],
-            }
-            for each in (one, several)
-        ],
     }
 
 
 def main() -> None:
     """Measure and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", choices=["overhead", "ranks"])
+    parser.add_argument("what", nargs="+", choices=["overhead", "ranks", "memory"])
     parser.add_argument("--recipe", default="smollm2-zero")
     parser.add_argument("--set", action="append", default=[], help="of the recipe")
     parser.add_argument("--rounds", type=int, default=8, help="pairs of steps of `overhead`")
     parser.add_argument("--steps", type=int, default=3, help="of `ranks`")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--full-length", action="store_true", help="no response ends early, as the forecast assumes")
+    parser.add_argument("--shard", action="store_true", help="split layers; used by `memory` itself")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, help="take part as a rank; used by the script itself")
     args = parser.parse_args()
     config = load(args.recipe, [*args.set, "warm_start.steps=0", "record.enabled=false"])
     if args.work:
-        work(config, args.steps, args.work, args.full_length)
+        if "memory" in args.what:
+            measure_memory(args.shard, args.work)
+        else:
+            work(config, args.steps, args.work)
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     command = " ".join(["benchmarks/several_gpus.py", *sys.argv[1:]])
@@ -147,11 +164,17 @@ def main() -> None:
     if "ranks" in args.what:
         with tempfile.TemporaryDirectory() as folder:
             arguments = ["ranks", *(part for each in args.set for part in ("--set", each)), "--recipe", args.recipe]
-            arguments += ["--steps", str(args.steps), "--out", str(args.out), "--set", "run.device=cuda:0"]
-            arguments += ["--full-length"] * args.full_length
+            arguments += ["--steps", str(args.steps), "--out", str(args.out), "--set", f"run.device={DEVICE}"]
             one, several = (run_ranks(arguments, n, Path(folder) / f"{n}.pt") for n in (1, args.ranks))
         result["ranks"] = compare(one, several)
         save(result, args.out)
+    if "memory" in args.what:
+        result["memory"] = []
+        for ranks, shard in ((1, False), (args.ranks, False), (args.ranks, True)):
+            arguments = ["memory", "--out", str(args.out), *["--shard"] * shard]
+            with tempfile.TemporaryDirectory() as folder:
+                result["memory"].append(run_ranks(arguments, ranks, Path(folder) / "found.pt"))
+            save(result, args.out)
     if "overhead" in args.what:
         result["overhead"] = overhead(config, args.rounds)
         save(result, args.out)
