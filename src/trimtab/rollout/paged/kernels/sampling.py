@@ -31,11 +31,11 @@ def sample_tokens(logits: Tensor, state: DecodeState, greedy: bool) -> None:
     blocks = triton.cdiv(vocab_size, BLOCK)
     block_stats = torch.empty(rows, 2, blocks, device=logits.device)
     sizes = (vocab_size, logits.stride(0), state.rows)
-    tensors = (logits, state.scalars, state.sampling_params, block_stats)
-    _block_softmax_kernel[(rows, blocks)](*tensors, *sizes, blocks, BLOCK=BLOCK, num_warps=8)
-    tensors = (*tensors, state.tokens, state.logps, state.eos_token_ids)
+    inputs = (logits, state.scalars, state.sampling_params, block_stats)
+    _block_softmax_kernel[(rows, blocks)](*inputs, *sizes, blocks, BLOCK=BLOCK, num_warps=8)
+    outputs = (state.tokens, state.logps, state.eos_token_ids)
     _sample_tokens_kernel[(rows,)](
-        *(*tensors, *sizes, state.tokens.stride(0), len(state.eos_token_ids)),
+        *(*inputs, *outputs, *sizes, state.tokens.stride(0), len(state.eos_token_ids)),
         GREEDY=greedy,
         BLOCK=BLOCK,
         # As fp32, a bf16 logit has zeros in its lower 16 bits: no threshold needs them.
