@@ -14,6 +14,7 @@ from helpers.vllm import vllm_models as small
 from trimtab.policy import Policy
 from trimtab.rollout import PromptTokens, SamplingOptions
 from trimtab.rollout import vllm as module
+from trimtab.rollout.sequence import new_sequences
 from trimtab.rollout.vllm import VllmSampler
 from trimtab.train.build import build_sampler
 
@@ -143,4 +144,15 @@ class RecordingEngine:
 
 def test_a_response_that_vllm_aborted_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="aborted a response: finish_reason='abort'"):
-        module._response(SimpleNamespace(finish_reason="abort", token_ids=[1], logprobs=[{}]), 0)
+        module._append_output(sequence(), SimpleNamespace(finish_reason="abort", token_ids=[1], logprobs=[{}]))
+
+
+def test_log_probabilities_of_other_tokens_are_an_error() -> None:
+    logprobs = SimpleNamespace(token_ids=[1, 3], logprobs=[-0.1, -0.2])
+    with pytest.raises(RuntimeError, match="of other tokens than it sampled"):
+        module._append_output(sequence(), SimpleNamespace(finish_reason="stop", token_ids=[1, 2], logprobs=logprobs))
+
+
+def sequence() -> Any:
+    """Return a sequence that nothing was sampled for."""
+    return new_sequences([PromptTokens([2], 0)], 0, small.OPTIONS)[0][0]

@@ -72,11 +72,14 @@ def test_an_untested_version_is_warned_about(fake_vllm: Callable[[str, str], Non
         warnings.simplefilter("default")
         module.import_vllm()
     (one,) = caught
-    assert "was tested with vllm 0.32.0; this is 0.33.1." in str(one.message)
+    assert "was tested with vllm 0.32.0 (CPU) and 0.24.0 (GPU); this is 0.33.1." in str(one.message)
 
 
-def test_the_tested_version_gives_no_warning_and_no_log_lines(fake_vllm: Callable[[str, str], None]) -> None:
-    fake_vllm("LLM = SamplingParams = None", "0.32.0+cpu")
+@pytest.mark.parametrize("version", ["0.32.0+cpu", "0.24.0"])
+def test_a_tested_version_gives_no_warning_and_no_log_lines(
+    fake_vllm: Callable[[str, str], None], version: str
+) -> None:
+    fake_vllm("LLM = SamplingParams = None", version)
     module.import_vllm()
     assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert {"VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS"} <= os.environ.keys()

@@ -25,7 +25,8 @@ from trimtab.rollout.weights import causal_lm, checkpoint_weights
 from trimtab.splitmix64 import GOLDEN, mix
 from trimtab.tasks import optional_module
 
-TESTED_VERSION = "0.32.0"
+TESTED_VERSIONS = {"0.32.0": "CPU", "0.24.0": "GPU"}
+TESTED = " and ".join(f"{version} ({where})" for version, where in TESTED_VERSIONS.items())
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0  # vLLM silently raises what is below, and refuses what is above
 # Nats per token: far above rounding in either precision, far below the effect of wrong weights.
 PROBE_TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.3}
@@ -147,6 +148,7 @@ class VllmSampler:
             stop_token_ids=sorted(self.eos_token_ids),
             ignore_eos=True,  # stop at the policy's end tokens alone
             logprobs=0,  # of the sampled token alone
+            flat_logprobs=True,  # as lists, without an object for every token
             detokenize=False,
         )
 
@@ -228,10 +230,10 @@ def import_vllm() -> Any:
     with _vllm_errors("be imported"), warnings.catch_warnings(action="ignore"):  # the user cannot act on its warnings
         vllm = importlib.import_module("vllm")
         vllm.LLM, vllm.SamplingParams  # noqa: B018  # lazy attributes: importing them may fail too
-    if vllm_version() != TESTED_VERSION:
+    if vllm_version() not in TESTED_VERSIONS:
         warnings.warn(
-            f"rollout.engine='vllm' was tested with vllm {TESTED_VERSION}; this is {vllm_version()}. Watch "
-            f"sampler/mismatch_mean; if it misbehaves: pip install vllm=={TESTED_VERSION}",
+            f"rollout.engine='vllm' was tested with vllm {TESTED}; this is {vllm_version()}. Watch "
+            "sampler/mismatch_mean; if it misbehaves, install one of those",
             stacklevel=2,
         )
     return vllm
@@ -240,7 +242,7 @@ def import_vllm() -> Any:
 def require_vllm(purpose: str) -> None:
     """Raise an error that names what needs vllm where it is not installed."""
     if importlib.util.find_spec("vllm") is None:
-        optional_module("vllm", purpose, f"vllm=={TESTED_VERSION}")
+        optional_module("vllm", purpose, "vllm>=0.24")
 
 
 def vllm_version() -> str:
@@ -321,7 +323,7 @@ def _vllm_errors(action: str, advice: str = "") -> Iterator[None]:
         raise
     except Exception as error:
         failed = f"rollout.engine='vllm': vllm {vllm_version()} could not {action}: {str(error).rstrip('.')}"
-        raise VllmError(f"{failed}. {advice}Tested with vllm {TESTED_VERSION}") from error
+        raise VllmError(f"{failed}. {advice}Tested with vllm {TESTED}") from error
 
 
 def _append_output(sequence: SampledSequence, output: Any) -> None:
@@ -330,4 +332,6 @@ def _append_output(sequence: SampledSequence, output: Any) -> None:
         raise RuntimeError(f"vLLM aborted a response: finish_reason={output.finish_reason!r}")
     tokens = list(output.token_ids)
     sequence.tokens += tokens
-    sequence.logp += [float(logprobs[token].logprob) for logprobs, token in zip(output.logprobs, tokens, strict=True)]
+    if list(output.logprobs.token_ids) != tokens:
+        raise RuntimeError("vLLM gave log-probabilities of other tokens than it sampled: set rollout.engine='native'")
+    sequence.logp += output.logprobs.logprobs
