@@ -1,5 +1,8 @@
 """A whole RL step (sample, grade, score, update), trimtab's beside TRL's: same model, prompts, grader, machine.
 
+TRL samples with transformers, or with vLLM in the same process (`--peer trl-vllm`). The model is SmolLM2-135M, or has
+random weights in the shape of Qwen3-1.7B (`--shape 1.7B`).
+
 Both run GRPO with one update per step in one process, from fp32 weights under bf16 autocast. First responses have their
 natural length (`free`), so the two differ in tokens; then all have the same length (`fixed`), so they do not. Phases
 are timed in separate steps, since the stopwatch waits for the GPU at every change of phase.
@@ -14,7 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +26,7 @@ from unittest.mock import patch
 
 import torch
 
+from made_models import save_made_model
 from stopwatch import REST, Stopwatch, about, forget, per_step, save, settle, shares, times_faster
 from trimtab.config import Config, load
 from trimtab.objectives import Objective
@@ -37,6 +41,7 @@ from trimtab.train.build import build_sampler, build_task
 from trimtab.train.loop import train_step
 from trimtab.train.process import gc_pause, set_threads
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
+from trl_vllm import VLLM_PEERS, bf16_copy, vllm_options
 
 PHASES = ("sample", "grade", "score", "plan", "forward and backward", "optimizer", "metrics", REST)
 COMMON = ["objective.name=grpo", "update.per_step=1", "record.enabled=false"]
@@ -159,7 +164,7 @@ def peer_model(config: Config) -> tuple[Any, Any]:
         return demo_model(config.run.seed), demo_tokenizer()
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = str(smollm2_folder())
+    folder = str(smollm2_folder()) if config.model.path == "smollm2" else config.model.path
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
     )
@@ -202,8 +207,8 @@ def peer_options(config: Config, steps: Steps, rows: int) -> dict[str, Any]:
     }
 
 
-def theirs(config: Config, steps: Steps, rows: int) -> dict[str, Any]:
-    """Measure TRL's steps with `rows` completions per forward pass."""
+def theirs(config: Config, steps: Steps, rows: int, vllm: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Measure TRL's steps with `rows` completions per forward pass; `vllm` are arguments of `vllm_options`."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -214,6 +219,9 @@ def theirs(config: Config, steps: Steps, rows: int) -> dict[str, Any]:
     prompts = [list(p.prompt) if chat else "\n".join(message["content"] for message in p.prompt) for p in problems]
     with tempfile.TemporaryDirectory() as folder:
         options = peer_options(config, steps, rows)
+        if vllm is not None:
+            options |= vllm_options(config.rollout, steps.fixed, **vllm)
+            bf16_copy(model, tokenizer, Path(folder) / "bf16")
         trainer = GRPOTrainer(
             model=model,
             args=GRPOConfig(output_dir=folder, **options),
@@ -231,7 +239,8 @@ def theirs(config: Config, steps: Steps, rows: int) -> dict[str, Any]:
         ):
             setattr(owner, name, watch.around(getattr(owner, name), phase))
         trainer.train()
-    return {**measured.figures(watch), "options": options}
+    gigabytes = torch.cuda.max_memory_reserved() / 1e9 if torch.cuda.is_available() else None
+    return {**measured.figures(watch), "peak_gigabytes": gigabytes, "options": options}
 
 
 def grader(config: Config, problems: Sequence[Problem], measured: Measurements) -> Callable[..., list[float | None]]:
@@ -283,13 +292,15 @@ def step_clock(measured: Measurements, watch: Stopwatch) -> Any:
     return Clock()
 
 
-def try_peer(config: Config, steps: Steps, rows: Sequence[int]) -> dict[str, Any]:
+def try_peer(
+    config: Config, steps: Steps, rows: Sequence[int], vllm: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Measure TRL with as many rows per pass as fit; a failure is part of the result."""
     device = pick_device(config.run.device)
     for many in rows:
         forget(device)
         try:
-            return theirs(config, steps, many)
+            return theirs(config, steps, many, vllm)
         except torch.OutOfMemoryError:
             print(f"TRL: {many} rows at once do not fit")
         except Exception as error:
@@ -300,24 +311,28 @@ def try_peer(config: Config, steps: Steps, rows: Sequence[int]) -> dict[str, Any
 
 def compare(config: Config, args: argparse.Namespace, fixed: bool) -> Iterator[dict[str, Any]]:
     """Measure trimtab, then TRL; yield the result so far after each."""
-    watched, threads = 0 if fixed else 1, torch.get_num_threads()
+    watched, threads = int(args.phases or not fixed), torch.get_num_threads()
     result: dict[str, Any] = {"trimtab": ours(config, Steps(args.warmup, args.steps, 3 * watched, fixed))}
     torch.set_num_threads(threads)
     yield result
-    if args.peer == "none":
-        return
     steps = Steps(args.peer_warmup, args.peer_steps, watched, fixed)
-    result["trl"] = try_peer(config, steps, args.rows)
-    if "error" not in result["trl"]:
-        result["times_faster"] = times_faster(result["trimtab"], result["trl"])
-    yield result
+    for name in args.peer:
+        vllm = {"memory": args.vllm_memory, "sleep": VLLM_PEERS[name]} if name in VLLM_PEERS else None
+        result[name] = try_peer(config, steps, args.rows, vllm)
+        if "error" not in result[name]:
+            faster = times_faster(result["trimtab"], result[name])
+            result["times_faster" if name == "trl" else f"times_faster than {name}"] = faster
+        yield result
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--peer", choices=["trl", "none"], default="trl")
+    parser.add_argument("--peer", nargs="*", choices=["trl", *VLLM_PEERS, "none"], default=["trl"])
+    parser.add_argument("--shape", choices=["135M", "1.7B"], help="random weights in this shape instead of SmolLM2")
+    parser.add_argument("--vllm-memory", type=float, default=0.25, help="share of the GPU's memory for vLLM")
+    parser.add_argument("--phases", action="store_true", help="time the phases of steps with fixed lengths too")
     parser.add_argument("--peers", type=Path, help="a folder with the unpacked wheels of trl and what it needs")
     parser.add_argument("--small", action="store_true", help="the demo model on a CPU, to try the script")
     parser.add_argument("--only", choices=["free", "fixed"])
@@ -329,18 +344,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", action="append", default=[], help="overrides of recipe keys, for both")
     args = parser.parse_args(arguments)
     args.rows = args.rows or ([8] if args.small else [128, 64, 32])
-    if args.peer == "trl":
+    args.peer = [name for name in args.peer if name != "none"]
+    if args.peer:
         os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     if args.peers:
         sys.path.insert(0, str(args.peers))
-    config = load("demo", [*SMALL, *args.set]) if args.small else load("smollm2", [*FULL, *args.set])
+    with tempfile.TemporaryDirectory() as folder:
+        made = []
+        if args.shape:
+            device = torch.device("cpu" if args.small else "cuda")
+            made = [f"model.path={save_made_model(args.shape, Path(folder), device, args.small)}"]
+            forget(device)
+        config = load("demo", [*SMALL, *made, *args.set]) if args.small else load("smollm2", [*FULL, *made, *args.set])
+        measure(config, args)
+
+
+def measure(config: Config, args: argparse.Namespace) -> None:
+    """Measure and write what is known after each part."""
     many, limit = config.rollout.prompts * config.rollout.samples, config.rollout.max_new_tokens
+    model = f"with random weights in the shape {args.shape}" if args.shape else config.model.path
     result = about(
-        f"a whole step of GRPO, model {config.model.path}, {many} responses of up to {limit} tokens; medians of steps; "
+        f"a whole step of GRPO, model {model}, {many} responses of up to {limit} tokens; medians of steps; "
         "free: responses end where they end; fixed: every response has its full length",
         pick_device(config.run.device),
         "trl",
+        "vllm",
     )
+    result["command"] = " ".join(sys.argv)
     result["config"] = config.model_dump(include={"task", "model", "rollout", "update"})
     for name in [args.only] if args.only else ["free", "fixed"]:
         for known in compare(config, args, name == "fixed"):

@@ -268,7 +268,7 @@ def test_the_peer_is_graded_by_our_grader() -> None:
 def test_a_peer_that_cannot_be_run_is_part_of_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def theirs(_: object, __: object, rows: int) -> None:
+    def theirs(_: object, __: object, rows: int, ___: object) -> None:
         tried.append(rows)
         raise torch.OutOfMemoryError if rows > 1 else RuntimeError("broken")
 

