@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -157,8 +158,8 @@ def time_vllm(
         params = vllm_params(load, lengths, **more, **({"seed": 7} if name.endswith("seeds") else {}))
         short = [_shortened(each) for each in params]
         result[name] = timed(
-            lambda params=params: engine.generate(requests, params, use_tqdm=False),
-            lambda short=short: engine.generate(requests, short, use_tqdm=False),
+            partial(engine.generate, requests, params, use_tqdm=False),
+            partial(engine.generate, requests, short, use_tqdm=False),
             engine.reset_prefix_cache,
             load.rounds,
             sum(each.max_tokens for each in params) * load.samples,

@@ -242,7 +242,7 @@ def import_vllm() -> Any:
 def require_vllm(purpose: str) -> None:
     """Raise an error that names what needs vllm where it is not installed."""
     if importlib.util.find_spec("vllm") is None:
-        optional_module("vllm", purpose, "vllm>=0.24")
+        optional_module("vllm", purpose, f"vllm=={next(iter(TESTED_VERSIONS))}")
 
 
 def vllm_version() -> str:
