@@ -13,6 +13,7 @@ from typing import Any
 
 import gpu_tables
 import install_tables
+import rival_tables
 import scaling_pages
 import study_pages
 import tool_pages
@@ -236,7 +237,7 @@ def alarms_on_real_runs() -> str:
 
 def gpu_page() -> str:
     """docs/gpu.md with what was measured on a GPU filled in."""
-    return filled("docs/gpu.md", {**gpu_tables.PARTS, "smollm2": smollm2})
+    return filled("docs/gpu.md", {**gpu_tables.PARTS, **rival_tables.PARTS, "smollm2": smollm2})
 
 
 def evaluation_page() -> str:
