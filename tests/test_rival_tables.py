@@ -1,4 +1,4 @@
-"""The tables beside vLLM and TRL with vLLM: the best rival counts, one that wins is shown winning, failures are said."""
+"""The tables beside vLLM and TRL: the best rival counts, one that wins is shown winning, failures are said."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ABOUT = {"machine": "a GPU", "date": "2026-01-02", "versions": {"python": "3.12"
 
 def sampled(ours: int, best: int) -> dict[str, Any]:
     found = {"setting": "own process", "tokens_per_second": best, "times_faster": round(ours / best, 2)}
-    return {"trimtab": {"tokens_per_second": ours}, "best with log-probs": found, "share_of_limit": 0.5}
+    return {"trimtab": {"tokens_per_second": ours}, "best with log-probs": found, "share_of_limit": 0.5, "lengths": "1"}
 
 
 def test_sampling_beside_vllm_says_where_the_aim_is_missed_and_what_failed() -> None:

@@ -24,7 +24,7 @@ def sampling(result: Any) -> list[str]:
     rows, faster = list[list[str]](), list[tuple[str, str, bool]]()
     for shape, figures in result.get("shapes", {}).items():
         for load, row in figures.items():
-            if "trimtab" not in row:
+            if "lengths" not in row:
                 continue
             best, without = row.get(BEST, {}), row.get("best without log-probs", {})
             if best:
