@@ -29,7 +29,7 @@ def test_sampling_beside_vllm_says_where_the_aim_is_missed_and_what_failed() -> 
             "log_prob_distance": {"trimtab": {"mean": 0.02}, "vLLM": {"mean": 0.03}},
         },
     }
-    made = "\n".join(rival_tables.sampling(ABOUT | {"shapes": shapes}))
+    made = " ".join(rival_tables.sampling(ABOUT | {"shapes": shapes}))
     assert "| 1.7B: 64 sequences | 1,000 | 2,000 (own process) |  | 0.50 | 50% |" in made
     assert "reached: 135M, 512 x 128 (7.50); missed: 1.7B, 64 sequences (0.50)" in made
     assert "vLLM at 1.7B, in process: no room." in made
