@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from trimtab.cli import app
@@ -69,5 +70,10 @@ def test_there_is_a_script_for_every_shell(shell: str) -> None:
     assert f"_TRIMTAB_COMPLETE=complete_{shell}" in start(_TRIMTAB_COMPLETE=f"source_{shell}").stdout
 
 
-def test_help_tells_how_to_get_completion() -> None:
-    assert "--install-completion" in start("--help").stdout
+def test_help_is_quick_and_has_the_whole_text_of_every_command() -> None:
+    done = start("--help")
+    assert "rich" not in json.loads(done.stderr)  # 0.1 s, as much as all the rest of it
+    assert "--install-completion" in done.stdout
+    shown = " ".join(done.stdout.split())
+    commands = typer.main.get_command(app).commands
+    assert [name for name, command in commands.items() if " ".join(command.help.split()) not in shown] == []
