@@ -2,7 +2,8 @@
 
 For every interpreter: how long the installation takes and how large it is, whether the demo trains from an empty
 folder, and how much CPU time `--help`, `methods` and `schema` take beyond Python's own start. Every extra is then added
-to a copy of that environment and used once. `--out` writes the JSON. Needs nothing but Python itself.
+to a copy of that environment and used once; one that would download CUDA a second time is only resolved. `--out` writes
+the JSON after every extra, so a stopped run tells by `to_do` what it lacks. Needs nothing but Python itself.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +36,22 @@ USES: Mapping[str, Sequence[str]] = {
     "gym": ["-c", "from trimtab.tasks import build_task; build_task('gym:basic_arithmetic', {}, 'train', 1)[0]"],
     "hub": ["-c", "import datasets"],
     "lora": ["-m", "trimtab", "train", *SHORT, "--set", "model.lora_rank=4"],
-    "smollm2": ["-m", "trimtab", "train", "smollm2", "--dry-run"],
     "tensorboard": ["-m", "trimtab", "train", *SHORT, "--set", "run.loggers=['tensorboard']"],
     "trackio": ["-m", "trimtab", "train", *SHORT, "--set", "run.loggers=['trackio']"],
     "trl": ["-c", "from trimtab.engines.trl import TrimtabConfig, TrimtabTrainer"],
     "verl": ["-c", "import trimtab.engines.verl.plugin"],
     "wandb": ["-m", "trimtab", "train", *SHORT, "--set", "run.loggers=['wandb']"],
+    "smollm2": ["-m", "trimtab", "train", "smollm2", "--dry-run"],  # last: it compiles for many minutes
 }
+# Only resolved, by `pip install --dry-run`: vLLM fixes a torch of its own, with gigabytes of CUDA.
+RESOLVED = ["vllm"]
 
 
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", nargs="+", default=[sys.executable], help="interpreters")
-    parser.add_argument("--extras", nargs="+", default=list(USES), choices=USES)
+    parser.add_argument("--extras", nargs="+", default=[*RESOLVED, *USES], choices=[*RESOLVED, *USES])
     parser.add_argument("--wheel", type=Path, help="default: built from this repository")
     parser.add_argument("--require", nargs="*", default=[], help="constraints, as torch==2.13.0")
     parser.add_argument("--out", type=Path)
@@ -63,12 +66,18 @@ def main() -> None:
             "command": f"python benchmarks/install.py {' '.join(sys.argv[1:])}",
             "constraints": args.require,
             "wheel": {"file": wheel.name, "kilobytes": round(wheel.stat().st_size / 1e3)},
-            "environments": [measure(python, wheel, args.extras, args.require, Path(folder)) for python in args.python],
+            "environments": [],
         }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if args.out:
-        args.out.write_text(text + "\n")
+
+        def save() -> None:
+            if args.out:
+                args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+        for python in args.python:
+            environment: dict[str, Any] = {"to_do": list(args.extras)}
+            result["environments"].append(environment)
+            measure(environment, python, wheel, args.require, Path(folder), save)
+    print(json.dumps(result, indent=1))
     failed = [extra for each in result["environments"] for extra, of in each["extras"].items() if "error" in of]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
@@ -78,7 +87,7 @@ def build(folder: Path) -> Path:
     """Build the wheel of this repository, of its files as they are."""
     source = folder / "source"  # setuptools leaves a build folder beside pyproject.toml
     shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     environment = folder / "build"
     run([sys.executable, "-m", "venv", environment])
@@ -87,7 +96,9 @@ def build(folder: Path) -> Path:
     return wheel
 
 
-def measure(python: str, wheel: Path, extras: Sequence[str], require: Sequence[str], folder: Path) -> dict[str, Any]:
+def measure(
+    result: dict[str, Any], python: str, wheel: Path, require: Sequence[str], folder: Path, save: Callable[[], None]
+) -> None:
     """Install the wheel for one interpreter, use it, and then every extra in a copy of that environment."""
     base = folder / "base"
     run([python, "-m", "venv", base])
@@ -95,41 +106,47 @@ def measure(python: str, wheel: Path, extras: Sequence[str], require: Sequence[s
     constraints.write_text("\n".join(require) + "\n")
     empty = megabytes(base)
     installed = install(base, str(wheel), constraints)
-    result: dict[str, Any] = {
+    result |= {
         "python": run([base / "bin/python", "-c", "import platform; print(platform.python_version())"]).stdout.strip(),
         "install_seconds": installed["install_seconds"],
         "megabytes": megabytes(base) - empty,
         "packages": len(installed["versions"]),
         "versions": installed["versions"],
         "start": start_up(base),
+        "extras": {},
     }
-    print(json.dumps(result), file=sys.stderr)
-    result["extras"] = {extra: measure_extra(extra, base, wheel, constraints, result, folder) for extra in extras}
+    while result["to_do"]:
+        save()
+        extra = result["to_do"][0]
+        result["extras"][extra] = measure_extra(extra, base, wheel, constraints, result["versions"], folder)
+        del result["to_do"][0]
+    del result["to_do"]
+    save()
     shutil.rmtree(base)
-    return result
 
 
 def measure_extra(
-    extra: str, base: Path, wheel: Path, constraints: Path, core: Mapping[str, Any], folder: Path
+    extra: str, base: Path, wheel: Path, constraints: Path, core: Mapping[str, str], folder: Path
 ) -> dict[str, Any]:
     """Add an extra to a copy of the environment and use it once; an error is part of the result."""
     copy = folder / "copy"
     # Hard links take no room, and pip replaces files instead of writing into them.
     shutil.copytree(base, copy, symlinks=True, copy_function=os.link)
     result: dict[str, Any] = {}
+    wanted = f"{wheel}[{extra}]"
     try:
+        if extra in RESOLVED:
+            return resolve(copy, wanted, constraints)
         if extra != CORE:
-            added = install(copy, f"{wheel}[{extra}]", constraints)
+            added = install(copy, wanted, constraints)
             result = {"install_seconds": added["install_seconds"], "megabytes": megabytes(copy) - megabytes(base)}
-            result["versions"] = {
-                name: version for name, version in added["versions"].items() if core["versions"].get(name) != version
-            }
+            changed = {name: version for name, version in added["versions"].items() if core.get(name) != version}
+            result["versions"] = changed
         result["use"] = use(copy, USES[extra], folder)
     except RuntimeError as error:
         result["error"] = str(error)
     finally:
         shutil.rmtree(copy)
-    print(json.dumps({extra: result}), file=sys.stderr)  # the whole takes long
     return result
 
 
@@ -142,6 +159,16 @@ def install(environment: Path, what: str, constraints: Path) -> dict[str, Any]:
     run([*pip, "check"])
     listed = json.loads(run([*pip, "list", "--format", "json"]).stdout)
     return {"install_seconds": round(seconds), "versions": {each["name"]: each["version"] for each in listed}}
+
+
+def resolve(environment: Path, what: str, constraints: Path) -> dict[str, Any]:
+    """Let pip say which packages it would add or replace, without installing them."""
+    pip: list[str | Path] = [environment / "bin/python", "-m", "pip"]
+    report = environment / "report.json"
+    run([*pip, "install", "--quiet", "--dry-run", "--report", report, "--constraint", constraints, what])
+    packages = [each["metadata"] for each in json.loads(report.read_text())["install"]]
+    versions = {each["name"]: each["version"] for each in packages if each["name"] != "trimtab"}
+    return {"versions": versions, "only_resolved": True}
 
 
 def use(environment: Path, command: Sequence[str], folder: Path) -> dict[str, Any]:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+import zipfile
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -29,10 +37,71 @@ def test_links_lead_somewhere(name: str) -> None:
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
+def built(folder: Path, **variables: str) -> Message:
+    """Build the wheel and return its metadata."""
+    source = folder / "source"
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GITHUB_")}
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        folder,
+        source,
+    ]
+    subprocess.run(command, env=environment | variables, check=True, timeout=300)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = [name for name in files.namelist() if name.endswith(".dist-info/METADATA")]
+        return message_from_bytes(files.read(name))
+
+
+def links(markdown: str) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", markdown)
+
+
+def test_links_on_pypi_lead_to_files_of_the_commit_that_was_released(tmp_path: Path) -> None:
+    metadata = built(tmp_path, GITHUB_REPOSITORY="someone/trimtab", GITHUB_SHA="0123abc")
+    shown = links(metadata.get_payload())
+    assert len(shown) == len(links((ROOT / "README.md").read_text())) > 5
+    start = re.compile(r"https://github\.com/someone/trimtab/(blob|raw)/0123abc/")
+    ours = [link for link in shown if start.match(link)]
+    assert [link for link in shown if link not in ours and not link.startswith("https://")] == []
+    assert [link for link in ours if not (ROOT / start.sub("", link)).exists()] == []
+    assert {link for link in ours if "/raw/" in link} == {
+        "https://github.com/someone/trimtab/raw/0123abc/docs/study.svg"  # a blob is a page, not a picture
+    }
+    assert all("https://github.com/someone/trimtab" in each for each in metadata.get_all("Project-URL"))
+
+
+def test_a_wheel_from_anywhere_else_has_no_dead_links(tmp_path: Path) -> None:
+    metadata = built(tmp_path)
+    assert [link for link in links(metadata.get_payload()) if not link.startswith("https://")] == []
+    assert "All documentation: guides" in metadata.get_payload()
+    assert metadata.get_all("Project-URL") is None
+
+
 def test_every_extra_for_users_is_tried_by_the_installation_benchmark() -> None:
     extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-    # vLLM brings another torch, and has an environment of its own (make test-vllm).
-    assert extras - {"dev", "site", "vllm"} == set(install.USES) - {install.CORE}
+    assert extras - {"dev", "site"} == {*install.USES, *install.RESOLVED} - {install.CORE}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/results").glob("install-*.json")), ids=lambda p: p.stem)
+def test_the_installation_was_measured_whole(path: Path) -> None:
+    for environment in json.loads(path.read_text())["environments"]:
+        assert "to_do" not in environment  # the run was stopped
+        assert set(environment["extras"]) == {*install.USES, *install.RESOLVED}
+        assert [name for name, of in environment["extras"].items() if "error" in of] == []
+        start = environment["start"]["cpu_seconds_beyond_python"]
+        assert start["--help"] < 0.3
+        assert max(start.values()) < 1
 
 
 def test_workflows_call_targets_and_files_that_there_are() -> None:
