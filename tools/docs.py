@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import diagrams
 import gpu_tables
 import install_tables
 import rival_tables
@@ -316,6 +317,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/scaling.md": scaling_page,
     "docs/tools.md": tools_page,
     "docs/tools.svg": tool_pages.curves,
+    **{f"docs/diagram-{name}.svg": diagram.svg for name, diagram in diagrams.DIAGRAMS.items()},
     # What the command line prints without importing torch.
     "src/trimtab/reference/methods.json": lambda: json.dumps(command_reference(), indent=1) + "\n",
     "src/trimtab/reference/recipe.schema.json": lambda: json.dumps(json_schema(), indent=2) + "\n",

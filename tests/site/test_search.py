@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-
-playwright = pytest.importorskip("playwright")
-
-from helpers.browser.browsing import CHROMIUM, TIMEOUT_MS, browser  # noqa: E402
-from site_pictures import served  # noqa: E402
 
 QUESTIONS = {
     "staleness": "off-policy.html",
@@ -24,22 +17,6 @@ QUESTIONS = {
     "own environment": "tools.html",
     "own data": "own-data.html",
 }
-
-
-@pytest.fixture(scope="module")
-def address(site: Path) -> Iterator[str]:
-    with served(site) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def page(address: str) -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no chromium: see `make chromium`")
-    with browser() as running:
-        page = running.new_page(viewport={"width": 1280, "height": 900})
-        page.set_default_timeout(TIMEOUT_MS)
-        yield page
 
 
 def found(page: Any, address: str, question: str) -> list[str]:
