@@ -3,7 +3,8 @@
 For every interpreter: how long the installation takes and how large it is, whether the demo trains from an empty
 folder, and how much CPU time `--help`, `methods` and `schema` take beyond Python's own start. Every extra is then added
 to a copy of that environment and used once; one that would download CUDA a second time is only resolved. `--out` writes
-the JSON after every extra, so a stopped run tells by `to_do` what it lacks. Needs nothing but Python itself.
+the JSON after every extra. If the file is there, what it lacks, or what failed, is measured and added, so that a stopped
+run can go on. Needs nothing but Python itself.
 """
 
 from __future__ import annotations
@@ -66,17 +67,22 @@ def main() -> None:
             "command": f"python benchmarks/install.py {' '.join(sys.argv[1:])}",
             "constraints": args.require,
             "wheel": {"file": wheel.name, "kilobytes": round(wheel.stat().st_size / 1e3)},
-            "environments": [],
+            "environments": [{} for _ in args.python],
         }
+        if args.out and args.out.exists():
+            result = json.loads(args.out.read_text())
 
         def save() -> None:
             if args.out:
                 args.out.write_text(json.dumps(result, indent=1) + "\n")
 
-        for python in args.python:
-            environment: dict[str, Any] = {"to_do": list(args.extras)}
-            result["environments"].append(environment)
-            measure(environment, python, wheel, args.require, Path(folder), save)
+        for python, environment in zip(args.python, result["environments"], strict=True):
+            done = [name for name, of in environment.get("extras", {}).items() if "error" not in of]
+            environment["to_do"] = [extra for extra in args.extras if extra not in done]
+            if environment["to_do"]:
+                measure(environment, python, wheel, args.require, Path(folder), save)
+            del environment["to_do"]
+            save()
     print(json.dumps(result, indent=1))
     failed = [extra for each in result["environments"] for extra, of in each["extras"].items() if "error" in of]
     if failed:
@@ -106,22 +112,22 @@ def measure(
     constraints.write_text("\n".join(require) + "\n")
     empty = megabytes(base)
     installed = install(base, str(wheel), constraints)
-    result |= {
-        "python": run([base / "bin/python", "-c", "import platform; print(platform.python_version())"]).stdout.strip(),
-        "install_seconds": installed["install_seconds"],
-        "megabytes": megabytes(base) - empty,
-        "packages": len(installed["versions"]),
-        "versions": installed["versions"],
-        "start": start_up(base),
-        "extras": {},
-    }
+    if "extras" not in result:
+        version = run([base / "bin/python", "-c", "import platform; print(platform.python_version())"]).stdout.strip()
+        result |= {
+            "python": version,
+            "install_seconds": installed["install_seconds"],
+            "megabytes": megabytes(base) - empty,
+            "packages": len(installed["versions"]),
+            "versions": installed["versions"],
+            "start": start_up(base),
+            "extras": {},
+        }
     while result["to_do"]:
         save()
         extra = result["to_do"][0]
-        result["extras"][extra] = measure_extra(extra, base, wheel, constraints, result["versions"], folder)
+        result["extras"][extra] = measure_extra(extra, base, wheel, constraints, installed["versions"], folder)
         del result["to_do"][0]
-    del result["to_do"]
-    save()
     shutil.rmtree(base)
 
 
@@ -129,14 +135,14 @@ def measure_extra(
     extra: str, base: Path, wheel: Path, constraints: Path, core: Mapping[str, str], folder: Path
 ) -> dict[str, Any]:
     """Add an extra to a copy of the environment and use it once; an error is part of the result."""
+    wanted = f"{wheel}[{extra}]"
+    if extra in RESOLVED:
+        return resolve(base, wanted, constraints, core, folder)
     copy = folder / "copy"
     # Hard links take no room, and pip replaces files instead of writing into them.
     shutil.copytree(base, copy, symlinks=True, copy_function=os.link)
     result: dict[str, Any] = {}
-    wanted = f"{wheel}[{extra}]"
     try:
-        if extra in RESOLVED:
-            return resolve(copy, wanted, constraints)
         if extra != CORE:
             added = install(copy, wanted, constraints)
             result = {"install_seconds": added["install_seconds"], "megabytes": megabytes(copy) - megabytes(base)}
@@ -161,14 +167,21 @@ def install(environment: Path, what: str, constraints: Path) -> dict[str, Any]:
     return {"install_seconds": round(seconds), "versions": {each["name"]: each["version"] for each in listed}}
 
 
-def resolve(environment: Path, what: str, constraints: Path) -> dict[str, Any]:
-    """Let pip say which packages it would add or replace, without installing them."""
-    pip: list[str | Path] = [environment / "bin/python", "-m", "pip"]
-    report = environment / "report.json"
-    run([*pip, "install", "--quiet", "--dry-run", "--report", report, "--constraint", constraints, what])
-    packages = [each["metadata"] for each in json.loads(report.read_text())["install"]]
-    versions = {each["name"]: each["version"] for each in packages if each["name"] != "trimtab"}
-    return {"versions": versions, "only_resolved": True}
+def resolve(base: Path, what: str, constraints: Path, core: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    """Let pip say what it would install in an empty environment, and return what differs from the core's packages."""
+    empty, report = folder / "empty-environment", folder / "report.json"
+    try:
+        run([base / "bin/python", "-m", "venv", empty])
+        pip: list[str | Path] = [empty / "bin/python", "-m", "pip"]
+        run([*pip, "install", "--quiet", "--dry-run", "--report", report, "--constraint", constraints, what])
+    except RuntimeError as error:
+        return {"error": str(error)}
+    finally:
+        shutil.rmtree(empty, ignore_errors=True)
+    found = {
+        each["metadata"]["name"]: each["metadata"]["version"] for each in json.loads(report.read_text())["install"]
+    }
+    return {"versions": {name: new for name, new in found.items() if core.get(name) != new}, "only_resolved": True}
 
 
 def use(environment: Path, command: Sequence[str], folder: Path) -> dict[str, Any]:

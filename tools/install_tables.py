@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ def installed() -> str:
     environments = [environment for result in results for environment in result["environments"]]
     lines = ["| | size | packages | Python's own start | `trimtab --help` | `methods` | `schema` |", "|---" * 7 + "|"]
     lines += [_environment(environment) for environment in environments]
-    first = environments[0]
-    lines += ["", f"What an extra adds to the first of them (Python {first['python']}), installed by itself:", ""]
+    named = " and ".join(environment["python"] for environment in environments)
+    lines += ["", f"What an extra adds, installed by itself, with Python {named}:", ""]
     lines += ["| extra | size | packages | tried with |", "|---|---|---|---|"]
-    lines += [_extra(name, of) for name, of in first["extras"].items() if "versions" in of]
+    extras = [name for name, of in environments[0]["extras"].items() if "versions" in of]
+    lines += [_extra(name, [environment["extras"][name] for environment in environments]) for name in extras]
     last = results[0]
     return "\n".join(lines) + (
         "\n\nThe commands: CPU seconds beyond those of `python -c pass`, the least of "
@@ -41,7 +42,11 @@ def _environment(of: Mapping[str, Any]) -> str:
     return f"| {name} | {of['megabytes'] / 1000:.1f} GB | {of['packages']} | {own} | {seconds} |"
 
 
-def _extra(name: str, of: Mapping[str, Any]) -> str:
-    tried = of["use"]["command"]
-    shown = "its import" if tried.startswith("-c") else "a short run"
-    return f"| `{name}` | {max(of['megabytes'], 0)} MB | {len(of['versions'])} | {shown} |"
+def _extra(name: str, of: Sequence[Mapping[str, Any]]) -> str:
+    packages = " and ".join(str(len(each["versions"])) for each in of)
+    if "only_resolved" in of[0]:
+        torch = " and ".join(dict.fromkeys(each["versions"].get("torch", "the same") for each in of))
+        return f"| `{name}` | not downloaded | {packages} | `pip install --dry-run`; torch: {torch} |"
+    size = " and ".join(str(max(each["megabytes"], 0)) for each in of)
+    shown = "its import" if of[0]["use"]["command"].startswith("-c") else "a short run"
+    return f"| `{name}` | {size} MB | {packages} | {shown} |"
