@@ -3,8 +3,8 @@
 For every interpreter: how long the installation takes and how large it is, whether the demo trains from an empty
 folder, and how much CPU time `--help`, `methods` and `schema` take beyond Python's own start. Every extra is then added
 to a copy of that environment and used once; one that would download CUDA a second time is only resolved. `--out` writes
-the JSON after every extra. If the file is there, what it lacks, or what failed, is measured and added, so that a stopped
-run can go on. Needs nothing but Python itself.
+the JSON after every extra. If the file is there, only what it lacks, or what failed, is measured: a stopped run can go
+on. Needs nothing but Python itself.
 """
 
 from __future__ import annotations

@@ -21,8 +21,10 @@ def installed() -> str:
     named = " and ".join(environment["python"] for environment in environments)
     lines += ["", f"What an extra adds, installed by itself, with Python {named}:", ""]
     lines += ["| extra | size | packages | tried with |", "|---|---|---|---|"]
-    extras = [name for name, of in environments[0]["extras"].items() if "versions" in of]
-    lines += [_extra(name, [environment["extras"][name] for environment in environments]) for name in extras]
+    for name in dict.fromkeys(name for environment in environments for name in environment["extras"]):
+        found = [environment["extras"][name] for environment in environments if name in environment["extras"]]
+        if "versions" in found[0]:
+            lines.append(_extra(name, found))
     last = results[0]
     return "\n".join(lines) + (
         "\n\nThe commands: CPU seconds beyond those of `python -c pass`, the least of "
