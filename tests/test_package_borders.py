@@ -1,12 +1,17 @@
-"""A package is entered by its `__init__`: no module imports the inside of another package."""
+"""A package is entered by its `__init__`, and no program of ours hides a package of others."""
 
 from __future__ import annotations
 
 import ast
+import re
+import tomllib
 from pathlib import Path
+
+from transformers.utils import import_utils
 
 import trimtab
 
+ROOT = Path(__file__).parent.parent
 SOURCE = Path(trimtab.__file__).parent
 
 
@@ -28,3 +33,12 @@ def inside_imports(path: Path) -> list[str]:
 def test_no_module_imports_the_inside_of_another_package() -> None:
     paths = [path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py"]
     assert [line for path in paths for line in inside_imports(path)] == []
+
+
+def test_no_program_of_ours_has_the_name_of_a_package_that_transformers_looks_for() -> None:
+    # pytest puts these folders on the import path, where `kernels.py` was taken for the package `kernels`.
+    folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["pythonpath"]
+    ours = {path.stem for folder in folders for path in (ROOT / folder).iterdir()}
+    looked_for = set(re.findall(r'_is_package_available\(\s*"(\w+)"', Path(import_utils.__file__).read_text()))
+    assert "kernels" in looked_for
+    assert ours & looked_for == set()

@@ -70,10 +70,12 @@ class Diagram(NamedTuple):
 
 
 def _line(start: tuple[float, float], end: tuple[float, float]) -> str:
-    """Return a path between two boxes: straight along a row or a column, else down, across and down."""
+    """Return a path between two boxes: straight along a row or a column, else with two corners."""
     (x1, y1), (x2, y2) = start, end
     if y1 == y2:
         return f"M{x1 + WIDTH / 2:g} {y1:g}H{x2 - WIDTH / 2:g}"
+    if y2 < y1 and x1 == x2:
+        return f"M{x1:g} {y1 - HEIGHT / 2:g}V{y2 + HEIGHT / 2:g}"
     if y2 < y1:  # into the box above, from the side
         return f"M{x1 + WIDTH / 2:g} {y1:g}H{x1 + (WIDTH + GAP_X) / 2:g}V{y2 + 12:g}H{x2 - WIDTH / 2:g}"
     middle = y2 - HEIGHT / 2 - GAP_Y / 2
@@ -107,9 +109,9 @@ BATCH = Diagram(
         "plan": Box(0, 6, "objective.plan", "every decision, no gradient"),
         "update": Box(0, 7, "policy.update", "micro-batches, loss, step"),
         "record": Box(1, 6, "record", "tokens, plan, reasons"),
-        "insight": Box(2, 6, "insight", "replay, report"),
+        "insight": Box(1, 5, "insight", "replay, report"),
         "metrics": Box(1, 7, "train.metrics", "metrics.jsonl"),
-        "alarms": Box(2, 7, "insight.alarms", "warn, save or stop"),
+        "alarms": Box(1, 8, "insight.alarms", "warn, save or stop"),
     },
     [
         ("tasks", "rollout"),
