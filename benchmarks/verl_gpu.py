@@ -1,0 +1,191 @@
+"""verl with vLLM on one GPU under trimtab: a few steps of `main_ppo` on Ray with FSDP2, killed once and resumed.
+
+The model has random weights in the shape of SmolLM2-135M. All responses have their full length, so the tokens of a step
+are those of `step.py --only fixed`. Steps are timed by verl itself (`timing_s`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from made_models import save_made_model
+from stopwatch import about, save
+
+REWARD = """
+import zlib
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
+    return zlib.crc32(solution_str.encode()) % 7 / 7
+"""
+
+
+def write_inputs(folder: Path, device: torch.device, problems: int) -> None:
+    """Write the model, the problems and the reward of a run."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    save_made_model("135M", folder / "model", device)
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": " ".join(f"w{number * 31 + word}" for word in range(60))}],
+            "data_source": "made",
+            "reward_model": {"ground_truth": "", "style": "rule"},
+            "extra_info": {"index": number},
+        }
+        for number in range(problems)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "made.parquet")
+    (folder / "reward.py").write_text(REWARD)
+
+
+def overrides(folder: Path, steps: int, prompts: int, samples: int, tokens: int, trimtab: bool) -> list[str]:
+    """Return verl's settings, as in scripts/verl where they apply to one GPU without flash-attn."""
+    actor, rollout, model = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
+    return [
+        *(["trainer.v1.trainer_mode=trimtab", "+trimtab.objective=stapo"] if trimtab else []),
+        "algorithm.adv_estimator=grpo",
+        "algorithm.use_kl_in_reward=False",
+        f"data.train_files={folder}/made.parquet",
+        f"data.val_files={folder}/made.parquet",
+        f"data.train_batch_size={prompts}",
+        "data.max_prompt_length=128",
+        f"data.max_response_length={tokens}",
+        "data.dataloader_num_workers=0",
+        "data.return_raw_chat=True",
+        f"{model}.path={folder}/model",
+        f"{model}.use_remove_padding=False",
+        f"{model}.enable_gradient_checkpointing=False",
+        f"+{model}.override_config.attn_implementation=sdpa",
+        f"{actor}.strategy=fsdp2",
+        f"{actor}.ppo_mini_batch_size={prompts}",
+        f"{actor}.ppo_micro_batch_size_per_gpu=64",
+        f"{actor}.use_kl_loss=False",
+        f"{actor}.entropy_coeff=0",
+        f"{actor}.optim.lr=1e-6",
+        f"{rollout}.name=vllm",
+        f"{rollout}.n={samples}",
+        f"{rollout}.ignore_eos=True",
+        f"{rollout}.tensor_model_parallel_size=1",
+        f"{rollout}.gpu_memory_utilization=0.3",
+        f"{rollout}.max_num_seqs={prompts * samples}",
+        f"{rollout}.max_num_batched_tokens=32768",
+        f"{rollout}.calculate_log_probs=True",
+        f"{rollout}.log_prob_micro_batch_size_per_gpu=64",
+        f"{rollout}.agent.num_workers=4",
+        f"reward.custom_reward_function.path={folder}/reward.py",
+        "reward.custom_reward_function.name=compute_score",
+        "reward.num_workers=1",
+        "trainer.n_gpus_per_node=1",
+        "trainer.nnodes=1",
+        f"trainer.total_training_steps={steps}",
+        "trainer.total_epochs=99",
+        "trainer.logger=[console,file]",
+        "trainer.val_before_train=False",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=1",
+        f"trainer.default_local_dir={folder}/checkpoints",
+        "ray_kwargs.ray_init.num_cpus=16",
+        "+ray_kwargs.ray_init.include_dashboard=False",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+    ]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return the environment of all processes of a run; trimtab need not be installed."""
+    return {
+        **os.environ,
+        "VERL_USE_EXTERNAL_MODULES": "trimtab.engines.verl.plugin",
+        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        "HF_HUB_OFFLINE": "1",
+        "HYDRA_FULL_ERROR": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONWARNINGS": "ignore",
+    }
+
+
+def logged(folder: Path) -> list[dict[str, float]]:
+    """Return the metrics of every step so far."""
+    path = folder / "metrics.jsonl"
+    return [json.loads(line)["data"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def run(folder: Path, settings: Sequence[str], kill_after: int | None, seconds: float) -> dict[str, Any]:
+    """Run verl, to its end or until it has a checkpoint of a step; its last words are kept where it fails."""
+    start, log = time.monotonic(), folder / "log.txt"
+    with log.open("a") as out:
+        command = [sys.executable, "-m", "verl.trainer.main_ppo", *settings]
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment(folder), stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        newest = folder / "checkpoints/latest_checkpointed_iteration.txt"
+        while process.poll() is None and time.monotonic() - start < seconds:
+            if kill_after is not None and newest.exists() and int(newest.read_text() or 0) >= kill_after:
+                break
+            time.sleep(0.5)  # until the next look at the checkpoint
+        ended = process.poll()
+        if ended is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    result: dict[str, Any] = {"exit_code": ended, "seconds": round(time.monotonic() - start, 1)}
+    if ended or (ended is None and kill_after is None):
+        result["error"] = log.read_text()[-3000:]
+    return result
+
+
+def wait_for_memory(seconds: float = 40) -> None:
+    """Wait until processes that were killed have given the GPU back."""
+    deadline = time.monotonic() + seconds
+    while torch.cuda.is_available() and time.monotonic() < deadline:
+        free, total = torch.cuda.mem_get_info()
+        if free > 0.9 * total:
+            return
+        time.sleep(1)  # until the next look at the memory
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run, kill, resume, and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--limit", type=float, default=180, help="seconds of each of the two runs")
+    parser.add_argument("--plain", action="store_true", help="verl's own trainer, without trimtab")
+    args = parser.parse_args(arguments)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    result = about("verl with vLLM on one GPU", device, "verl", "vllm", "ray")
+    result["command"] = " ".join(["verl_gpu.py", *(arguments or sys.argv[1:])])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_inputs(folder, device, 4 * args.prompts)
+        shape = (args.prompts, args.samples, args.tokens, not args.plain)
+        for part, kill in (("killed", args.steps - 1), ("resumed", None)):
+            settings = overrides(folder, args.steps if kill is None else 99, *shape)
+            result[part] = run(folder, settings, kill, args.limit)
+            result["steps"] = [
+                {key: value for key, value in step.items() if key.startswith(("timing_s/", "training/", "trimtab"))}
+                for step in logged(folder)
+            ]
+            save(result, args.out)
+            wait_for_memory()
+            if "error" in result[part]:
+                break
+    print(json.dumps(result, indent=1)[-6000:])
+
+
+if __name__ == "__main__":
+    main()
