@@ -101,7 +101,7 @@ def sleep_and_wake(policy: Policy, rollout: RolloutConfig) -> dict[str, Any]:
         },
         "wake_up_with_new_weights_seconds": round(median(woken), 4),
         "sleep_seconds": round(median(slept), 4),
-        "agreement": agreement(policy, sampler, *((16, 8) if policy.device.type == "cpu" else (256, 128))),
+        "agreement": agreement(policy, sampler, *((16, 2) if policy.device.type == "cpu" else (256, 128))),
     }
 
 

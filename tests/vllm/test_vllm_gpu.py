@@ -17,7 +17,7 @@ from trimtab.rollout.vllm import VllmSampler
 from trimtab.train.build import build_sampler
 
 pytest.importorskip("vllm", reason="vLLM is not installed", exc_type=ImportError)
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # vLLM warns about its own code
 
 GIB = 1 << 30
 KV_CACHE = 2 * GIB
