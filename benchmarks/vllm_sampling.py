@@ -276,6 +276,9 @@ def measure(what: tuple[str, str, argparse.Namespace], turn: Callable[[], dict[s
     device = torch.device("cpu" if args.small else "cuda")
     more, environment = SETTINGS[setting]
     os.environ |= ENVIRONMENT | environment
+    # A cache for each: two engines with the same model would write the same files.
+    cache = Path(os.environ.get("VLLM_CACHE_ROOT", "~/.cache/vllm")).expanduser()
+    os.environ["VLLM_CACHE_ROOT"] = str(cache / f"{shape} {setting}".replace(" ", "-"))
     config, loads = config_of(shape, args.small), loads_of(shape, args.longest, args.rounds, args.small)
     start = time.perf_counter()
     engine = start_vllm(config, loads, more, args.small)

@@ -25,7 +25,6 @@ VLLM = {
     "vllm_mode": "colocate",
     "vllm_gpu_memory_utilization": 0.1,
     "vllm_max_model_length": 64,
-    "vllm_enable_sleep_mode": True,
 }
 OPTIONS = {"max_steps": 3, "per_device_train_batch_size": 128, "num_generations": 8, "learning_rate": 7e-4}
 
