@@ -1,8 +1,8 @@
 """Training with `rollout.engine = "vllm"` beside the native sampler: steps, log-probs, weights, memory.
 
-Both train SmolLM2-135M by the same recipe, each in a process of its own. Per engine: seconds of a step by phase, and the
-distance of the sampler's log-probs from the trainer's in every step. For vLLM also: the GPU's memory before it started,
-while it sleeps and while it samples, how long sleep and wake-up take, and log-probs with LoRA and in fp32.
+Both train SmolLM2-135M by the same recipe, each in a process of its own. Per engine: seconds of a step by phase, and
+the distance of the sampler's log-probs from the trainer's in every step. For vLLM also: the GPU's memory before it
+started, while it sleeps and while it samples, how long sleep and wake-up take, and log-probs with LoRA and in fp32.
 """
 
 from __future__ import annotations
