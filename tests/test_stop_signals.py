@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from trimtab import stop_signals
-from trimtab.stop_signals import STOP_SIGNALS, SignalInterrupt, StopRequest, deferred_stop, exit_code
+from trimtab.stop_signals import STOP_SIGNALS, SignalInterrupt, deferred_stop, exit_code
 
 HANG = 120.0  # seconds after which a process is taken for hung
 
@@ -38,11 +38,11 @@ def test_the_first_signal_is_a_request_and_the_second_an_exception(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stop_signals, "REPEAT_SECONDS", 0.0)
-    seen: list[StopRequest] = []
+    seen: list[int] = []
     with deferred_stop(seen.append) as request:
         assert not request
         send(number)
-        assert seen == [request] and request.number == number and not request.again
+        assert seen == [request.number] == [number] and not request.again
         with pytest.raises(SignalInterrupt) as error:
             send(number)
     assert len(seen) == 1
@@ -52,7 +52,7 @@ def test_the_first_signal_is_a_request_and_the_second_an_exception(
 def test_only_ctrl_c_is_no_repetition_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """`timeout` sends SIGTERM twice, and a closed terminal SIGHUP."""
     monkeypatch.setattr(stop_signals, "REPEAT_SECONDS", 600.0)
-    with deferred_stop(lambda request: None) as request:
+    with deferred_stop(lambda number: None) as request:
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
             send(number)
         assert request.number == signal.SIGTERM and not request.again
@@ -61,14 +61,14 @@ def test_only_ctrl_c_is_no_repetition_within_a_second(monkeypatch: pytest.Monkey
 
 
 def test_without_exceptions_the_second_signal_is_only_noted() -> None:
-    with deferred_stop(lambda request: None, interrupt=False) as request:
+    with deferred_stop(lambda number: None, interrupt=False) as request:
         send(signal.SIGINT)
         send(signal.SIGINT)
         assert request.again
 
 
 def test_a_message_in_the_middle_of_another_is_left_out() -> None:
-    def print_again(request: StopRequest) -> None:
+    def print_again(number: int) -> None:
         raise RuntimeError("reentrant call")
 
     with deferred_stop(print_again) as request:
@@ -108,6 +108,32 @@ def python(code: str, **options: Any) -> subprocess.Popen[str]:
     imports = "import os, signal, subprocess, sys, time; from trimtab import stop_signals; "
     command = [sys.executable, "-c", imports + code]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
+
+
+def test_a_signal_is_announced_while_the_main_thread_waits_in_a_call_that_no_signal_ends() -> None:
+    code = """
+import ctypes
+library = ctypes.CDLL(None)  # calls of which release the interpreter's lock
+library.PyThread_allocate_lock.restype = ctypes.c_void_p
+lock = ctypes.c_void_p(library.PyThread_allocate_lock())
+library.PyThread_acquire_lock(lock, 1)
+stop_signals.WAKE_SECONDS = 0.001
+stop_signals.interrupt_on_stop_signals()
+
+def announce(number):
+    print("announced", number, flush=True)
+    library.PyThread_release_lock(lock)
+
+with stop_signals.deferred_stop(announce) as request:
+    print("begun", flush=True)
+    library.PyThread_acquire_lock(lock, 1)  # until it is announced
+    print("stopping", request.number)
+"""
+    with python(code) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=HANG)[0] == "announced 2\nstopping 2\n"
 
 
 def test_an_interrupt_that_was_lost_is_raised_before_work_begins() -> None:

@@ -22,6 +22,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # the shell: another SIGTERM or SIGHUP within this time belongs to the same request.
 REPEAT_SECONDS = 1.0
 RAISE_AGAIN_SECONDS = 0.01  # until an interrupt that was dropped is raised again
+WAKE_SECONDS = 0.1  # between two attempts to end a call in which the main thread waits
+WAKES, WAKES_UNTOLD = 50, 10  # attempts, and after how many of them another thread announces the stop
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # a variable of processes that torchrun has started
 STOP_AT_INPUT_END = "TRIMTAB_STOP_AT_INPUT_END"  # the variable by which a parent process asks for `stop_at_input_end`
 
@@ -66,6 +68,7 @@ _request = StopRequest()  # the last one made
 _raised = 0  # the last signal for which `interrupt_on_stop_signals` raised
 _dropped = 0  # the signal of an interrupt that Python dropped and that is yet to be raised again
 _ending = False  # whether this process ends already, and says why
+_announce: Callable[[int], object] = lambda number: None  # that a stop signal has come, in `deferred_stop`
 _handled = False  # whether a handler of stop signals has run; no Event, whose lock a second signal would wait for
 
 
@@ -106,14 +109,23 @@ def check_interrupted() -> None:
 
 
 @contextmanager
-def deferred_stop(notify: Callable[[StopRequest], object], *, interrupt: bool = True) -> Iterator[StopRequest]:
-    """Yield a request that the first stop signal fills in, and call `notify` with it.
+def deferred_stop(notify: Callable[[int], object], *, interrupt: bool = True) -> Iterator[StopRequest]:
+    """Yield a request that the first stop signal fills in, and call `notify` with the signal's number.
 
-    The next request raises an interrupt or, without `interrupt`, only sets `again`.
+    The next request raises an interrupt or, without `interrupt`, only sets `again`. `notify` is called by another
+    thread if the main thread waits in a call that no signal ends, such as an exchange with other processes.
     """
-    global _request  # noqa: PLW0603
+    global _request, _announce
     check_interrupted()
     request = _request = StopRequest()
+    announced = False
+
+    def announce(number: int) -> None:
+        nonlocal announced
+        if not announced:
+            announced = True
+            with suppress(RuntimeError):  # a signal in the middle of a print makes another print a reentrant call
+                notify(number)
 
     def handle(number: int, frame: FrameType | None) -> None:
         _note_handled()
@@ -124,15 +136,17 @@ def deferred_stop(notify: Callable[[StopRequest], object], *, interrupt: bool = 
         if not request.receive(number):
             return
         if not request.again:
-            with suppress(RuntimeError):  # a signal in the middle of a print makes another print a reentrant call
-                notify(request)
+            announce(number)
         elif interrupt:
             raise SignalInterrupt(number)
 
-    before = _set_handlers(handle)
+    before, announce_before = _set_handlers(handle), _announce
+    if before:
+        _announce = announce
     try:
         yield request
     finally:
+        _announce = announce_before
         for number, previous in before.items():
             signal.signal(number, previous)
 
@@ -191,11 +205,13 @@ def _wake_main_thread_on_signals() -> None:
     def watch() -> None:
         global _handled  # noqa: PLW0603
         while numbers := os.read(read, 64):
-            if not set(STOP_SIGNALS).isdisjoint(numbers):
-                for _ in range(50):
-                    time.sleep(0.1)
+            if stops := [number for number in numbers if number in STOP_SIGNALS]:
+                for attempt in range(WAKES):
+                    time.sleep(WAKE_SECONDS)
                     if _handled:
                         break
+                    if attempt == WAKES_UNTOLD:
+                        _announce(stops[0])
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
                 _handled = False
 

@@ -131,6 +131,18 @@ def test_a_signal_ends_all_processes_after_their_step_with_a_checkpoint(number: 
     assert "go on with: trimtab train --resume run --gpus 2" in run.log.read_text()
 
 
+def test_a_second_ctrl_c_ends_all_processes_while_rank_0_waits_for_another(tmp_path: Path) -> None:
+    run = SeveralProcesses(tmp_path, changes=ENDLESS, disturbances={1: "hang 3"}).start()
+    wait_until((tmp_path / "hangs").exists, run.process)
+    run.signal(signal.SIGINT)
+    # Said although rank 0 cannot handle the signal. Two signals that arrive together would be one.
+    wait_until(lambda: "press Ctrl-C again" in run.log.read_text(), run.process)
+    run.signal(signal.SIGINT)
+    assert run.code() == 128 + signal.SIGINT, run.log.read_text()
+    assert len(run.errors) == 1, run.errors
+    assert "stopped at once" in run.errors[0] and "trimtab train --resume run --gpus 2" in run.errors[0]
+
+
 def test_a_warm_start_that_was_stopped_is_continued_by_the_same_command(whole: dict[str, str], tmp_path: Path) -> None:
     long = {"warm_start.steps": "100000", "warm_start.eval_every": "1"}
     run = SeveralProcesses(tmp_path, changes=long).start()

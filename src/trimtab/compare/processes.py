@@ -54,7 +54,7 @@ class ProcessPool:
             if run not in waiting:
                 self._report(RunOutcome(run, "finished"), "already before")
         # No exception at the second signal: it could be raised inside Popen and leave a process nobody knows of.
-        with deferred_stop(lambda request: None, interrupt=False) as self.stop_request:
+        with deferred_stop(lambda number: None, interrupt=False) as self.stop_request:
             try:
                 while self._running or (waiting and not self.stop_request):
                     self._start_runs(waiting)

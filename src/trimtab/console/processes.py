@@ -5,6 +5,7 @@ Rank 0 prints everything, also why the run ended (`launch.py`). This process spe
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from trimtab.text import PrintLine
 
 # Seconds that the others get to end by themselves after one has failed. Rank 0 needs a few to notice it and to say so.
 GRACE = 10.0
-AT_ONCE = 10.0  # seconds that rank 0 gets to end after a second Ctrl-C
+AT_ONCE = 5.0  # seconds that rank 0 gets to end after a second Ctrl-C
 POLL_SECONDS = 0.05
 
 
@@ -71,7 +72,6 @@ class Ranks:
     print_error: PrintLine
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     signals: list[int] = field(default_factory=list)  # that this process has received
-    _at_once_since: float | None = None  # when Ctrl-C came for the second time
 
     def start(self, count: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the processes."""
@@ -85,8 +85,11 @@ class Ranks:
 
     def wait(self) -> int:
         """Wait until rank 0 or a process that fails has ended, and then for the others; return the exit code."""
+        limit = math.inf
         while self.processes[0].poll() is None and self._failed() is None:
-            if self._at_once_since is not None and time.monotonic() - self._at_once_since > AT_ONCE:
+            if self.signals.count(signal.SIGINT) > 1:
+                limit = min(limit, time.monotonic() + AT_ONCE)
+            if time.monotonic() > limit:
                 # It waits in an exchange for a process that computes, where Python handles no signal.
                 self.print_error(f"trimtab: stopped at once{self._advice()}")
                 return 128 + signal.SIGINT
@@ -118,8 +121,6 @@ class Ranks:
 
         def forward(number: int, frame: FrameType | None) -> None:
             self.signals.append(number)
-            if self.signals.count(signal.SIGINT) == 2:
-                self._at_once_since = time.monotonic()
             if self.processes:
                 self.processes[0].send_signal(number)
 

@@ -12,7 +12,6 @@ from textwrap import indent
 from typing import Any, Protocol
 
 from trimtab.config import Config
-from trimtab.stop_signals import StopRequest
 from trimtab.text import printable, shorten
 from trimtab.train.alarm_actions import Alarm
 from trimtab.train.run_folder import RunFolder
@@ -52,14 +51,14 @@ class SilentReporter:
         """Do nothing."""
 
 
-def announce_stop(reporter: Reporter) -> Callable[[StopRequest], None]:
+def announce_stop(reporter: Reporter) -> Callable[[int], None]:
     """Return a function that shows that a signal has asked the run to stop."""
 
-    def show(request: StopRequest) -> None:
-        if request.number == SIGINT:
+    def show(number: int) -> None:
+        if number == SIGINT:
             reporter.message("finishing this step; press Ctrl-C again to stop at once")
         else:
-            reporter.message(f"{Signals(request.number).name} received: finishing this step, then saving a checkpoint")
+            reporter.message(f"{Signals(number).name} received: finishing this step, then saving a checkpoint")
 
     return show
 
