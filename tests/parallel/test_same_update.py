@@ -28,8 +28,9 @@ SIZES = (2, 4) if THOROUGH else (3,)
 TOLERANCE = 1e-3 if THOROUGH else 1e-4
 METRIC_TOLERANCE = 1e-3 if THOROUGH else 1e-4
 # Weights that differ in their last bits sample another token about once in a million. After that two runs differ, so
-# other seeds are tried.
-SEEDS = 3
+# other seeds are tried. So they are for runs of 20 steps that amplify rounding, with one process as with several.
+SEEDS = 8 if THOROUGH else 3
+STEADY = 1e-4  # how far gradient norms may be from those of a run that starts from weights with other last bits
 
 BASE = {
     "warm_start.steps": "0",
@@ -116,6 +117,19 @@ def same_tokens(ranks: list[Trained], alone: Trained) -> bool:
     return ranks[0].tokens == alone.tokens
 
 
+def is_steady(settings: dict[str, str], alone: Trained) -> bool:
+    """Return whether a run of one process hardly depends on the last bits of the weights that it starts from."""
+    rounded = trained(settings, 1, prepare=change_last_bits)[0]
+    norms = [[record["update/grad_norm"] for record in run.metrics] for run in (rounded, alone)]
+    return rounded.tokens == alone.tokens and norms[0] == pytest.approx(norms[1], rel=STEADY)
+
+
+def change_last_bits(trainer: Trainer) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for weight in trainer.policy.model.parameters():
+        weight.data *= 1 + 6e-8 * torch.randint(-1, 2, weight.shape, generator=generator)
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_the_same_with_several_ranks(method: str, size: int) -> None:
@@ -154,7 +168,7 @@ def test_a_run_trains_the_same_with_several_ranks(feature: str, size: int) -> No
     for seed in range(SEEDS):
         settings = FEATURES[feature] | {"run.seed": str(seed)}
         ranks, alone = trained(settings, size), trained(settings, 1)[0]
-        if same_tokens(ranks, alone):
+        if same_tokens(ranks, alone) and (not THOROUGH or is_steady(settings, alone)):
             assert_same_run(ranks, alone)
             assert feature != "excluded responses" or alone.metrics[0]["reward/excluded"] > 0
             assert feature != "dynamic sampling" or sum(each["groups/dropped"] for each in alone.metrics) > 0
