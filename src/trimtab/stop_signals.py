@@ -68,7 +68,7 @@ _request = StopRequest()  # the last one made
 _raised = 0  # the last signal for which `interrupt_on_stop_signals` raised
 _dropped = 0  # the signal of an interrupt that Python dropped and that is yet to be raised again
 _ending = False  # whether this process ends already, and says why
-_announce: Callable[[int], object] = lambda number: None  # that a stop signal has come, in `deferred_stop`
+_announce: Callable[[int], object] | None = None  # tells that a stop signal has come, in `deferred_stop`
 _handled = False  # whether a handler of stop signals has run; no Event, whose lock a second signal would wait for
 
 
@@ -115,7 +115,7 @@ def deferred_stop(notify: Callable[[int], object], *, interrupt: bool = True) ->
     The next request raises an interrupt or, without `interrupt`, only sets `again`. `notify` is called by another
     thread if the main thread waits in a call that no signal ends, such as an exchange with other processes.
     """
-    global _request, _announce
+    global _request, _announce  # noqa: PLW0603
     check_interrupted()
     request = _request = StopRequest()
     announced = False
@@ -210,7 +210,7 @@ def _wake_main_thread_on_signals() -> None:
                     time.sleep(WAKE_SECONDS)
                     if _handled:
                         break
-                    if attempt == WAKES_UNTOLD:
+                    if attempt == WAKES_UNTOLD and _announce is not None:
                         _announce(stops[0])
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
                 _handled = False

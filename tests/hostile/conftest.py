@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from helpers.hostile import disturbed_runs
 from helpers.hostile.started_commands import Starter
+from helpers.made_once import made_once, shared_folder
 
 
 @pytest.fixture(scope="session")
@@ -22,8 +22,7 @@ def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all test processes have in common."""
-    root = tmp_path_factory.getbasetemp()
-    return root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    return shared_folder(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +33,7 @@ def finished(starter: Starter, shared: Path) -> Path:
         disturbed_runs.prepare(folder)
         disturbed_runs.check_end(starter.start(disturbed_runs.train_words(), folder), {0})
 
-    return disturbed_runs.made_once(shared, "left-alone", make)
+    return made_once(shared, "left-alone", make)
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +45,7 @@ def finished_by_rule(starter: Starter, shared: Path) -> Path:
         words = disturbed_runs.train_words(disturbed_runs.OWN_RULE)
         disturbed_runs.check_end(starter.start(words, folder), {0})
 
-    return disturbed_runs.made_once(shared, "left-alone-by-rule", make)
+    return made_once(shared, "left-alone-by-rule", make)
 
 
 @pytest.fixture(scope="session")

@@ -18,11 +18,11 @@ from helpers.hostile.disturbed_runs import (
     checkpoints,
     contents,
     differences,
-    made_once,
     some,
     steps,
 )
 from helpers.hostile.started_commands import Command, Starter, command_line, pipe, terminal
+from helpers.made_once import made_once
 
 UNFINISHED = 3
 AT_ONCE = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from helpers.evaluate.small_evals import hang, serving, write_sums
-from helpers.hostile.disturbed_runs import check_end, disturb_grading, each, made_once, prepare, some
+from helpers.hostile.disturbed_runs import check_end, disturb_grading, each, prepare, some
 from helpers.hostile.started_commands import Starter, terminal, unread_pipe
+from helpers.made_once import made_once
 
 AT_ONCE = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}
 ENDS = {**AT_ONCE, "SIGKILL": -9}

@@ -1,7 +1,7 @@
 """A run of several processes of which one dies, fails, is stopped or hangs: all end, one message names it, and
 `--resume` goes on.
 
-`TRIMTAB_THOROUGH=1` kills every rank at every failpoint; without it, at some.
+`TRIMTAB_THOROUGH=1` kills every rank at every failpoint, and tries every failure and signal; without it, some.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from helpers.made_once import made_once, shared_folder
 from helpers.own_process import wait_until
 from helpers.parallel.forked_ranks import ENDLESS, SeveralProcesses
 from helpers.train.short_runs import THOROUGH, contents, differences
+from trimtab.train import RunFolder
 
 LOST, STOPPED, INVALID = 4, 3, 2
 KILLED = 128 + signal.SIGKILL
@@ -26,15 +28,34 @@ LED = (
     "model.written:1",
 )  # fmt: skip
 EVERYWHERE = [*((1, each) for each in FOLLOWED), *((0, each) for each in LED)]
-SOME = [(1, "warm_start.step:2"), (1, "update.done:5"), (0, "checkpoint.manifest:3"), (0, "update.planned:4")]
+SOME = [(1, "update.done:5"), (0, "checkpoint.manifest:3")]
+FAILURES = [
+    ("bug", "failed: KeyError('a bug')"),
+    ("out_of_memory", "failed: out of memory"),
+    ("value_error", "failed: row 7 of the data has no answer"),
+]
+# A rule that fails in one of two processes.
+RULE = """
+import os
+import trimtab
+
+@trimtab.rule(in_process=True)
+def half(response, answer, extra):
+    if os.environ["RANK"] == "1":
+        raise RuntimeError("not here")
+    return True
+"""
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The contents of a run of two processes that nobody disturbed."""
-    run = SeveralProcesses(tmp_path_factory.mktemp("whole"))
-    assert run.run() == 0, run.log.read_text()
-    return contents(run.run_folder)
+
+    def make(folder: Path) -> None:
+        run = SeveralProcesses(folder)
+        assert run.run() == 0, run.log.read_text()
+
+    return contents(made_once(shared_folder(tmp_path_factory), "whole", make) / "run")
 
 
 def continued(run: SeveralProcesses) -> SeveralProcesses:
@@ -58,14 +79,7 @@ def test_a_run_of_which_a_process_was_killed_ends_like_one_that_was_not(
     assert not differences(contents(run.run_folder), whole)
 
 
-@pytest.mark.parametrize(
-    ("disturbance", "words"),
-    [
-        ("out_of_memory", "failed: out of memory"),
-        ("value_error", "failed: row 7 of the data has no answer"),
-        ("bug", "failed: KeyError('a bug')"),
-    ],
-)
+@pytest.mark.parametrize(("disturbance", "words"), FAILURES if THOROUGH else FAILURES[:1])
 def test_a_process_that_fails_is_named_by_rank_0(disturbance: str, words: str, tmp_path: Path) -> None:
     run = SeveralProcesses(tmp_path, changes={"run.checkpoint_every": "1"}, disturbances={1: f"{disturbance} 2"})
     assert run.run() == (1 if disturbance == "bug" else INVALID)
@@ -83,14 +97,19 @@ def test_rank_0_that_runs_out_of_memory_is_named(tmp_path: Path) -> None:
     assert run.errors[0].startswith("trimtab: process 0 of 2 failed: out of memory")
 
 
-def test_a_full_disk_on_rank_0_costs_checkpoints_and_not_the_run(tmp_path: Path) -> None:
-    run = SeveralProcesses(tmp_path, disturbances={0: "full_disk 2"})
+def test_a_full_disk_on_rank_0_and_a_rule_that_fails_on_rank_1_do_not_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(RULE)
+    terms = {"reward.terms": '{mine={rule="python:mine:half",weight=0.1}}'}
+    run = SeveralProcesses(tmp_path, changes=terms, disturbances={0: "full_disk 2"})
     assert run.run() == 0, run.log.read_text()
     assert "No space left on device" in run.log.read_text()
     assert run.steps() == [0, 1, 2, 3, 4, 5, 6] and run.newest == 0
+    crashed = [record["reward/crashed_share"] for record in RunFolder(run.run_folder).records()[1:]]
+    assert crashed == [0.5] * 6, "each process grades a half of the responses"
+    assert run.log.read_text().count("RuntimeError: not here") == 1, "its first error is shown"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, 1] if THOROUGH else [1])
 def test_a_process_that_was_stopped_is_killed_and_named(rank: int, tmp_path: Path) -> None:
     run = SeveralProcesses(tmp_path, changes=ENDLESS).start()
     run.wait_for_step(2)
@@ -143,7 +162,7 @@ def test_a_second_ctrl_c_ends_all_processes_while_rank_0_waits_for_another(tmp_p
     assert "stopped at once" in run.errors[0] and "trimtab train --resume run --gpus 2" in run.errors[0]
 
 
-def test_a_warm_start_that_was_stopped_is_continued_by_the_same_command(whole: dict[str, str], tmp_path: Path) -> None:
+def test_a_warm_start_that_was_stopped_is_continued_by_the_same_command(tmp_path: Path) -> None:
     long = {"warm_start.steps": "100000", "warm_start.eval_every": "1"}
     run = SeveralProcesses(tmp_path, changes=long).start()
     wait_until(lambda: list(tmp_path.glob(".warm_start/*/step-*")), run.process)

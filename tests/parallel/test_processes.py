@@ -105,7 +105,8 @@ def commands() -> list[list[str]]:
     return [shlex.split(line) for line in re.findall(r"^(?:trimtab|torchrun) .*\btrain\b.*$", text, flags=re.MULTILINE)]
 
 
-def test_the_commands_of_the_page_on_several_gpus_are_right(tmp_path: Path) -> None:
+def test_the_commands_of_the_page_on_several_gpus_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trimtab.console.describe_dry_run", lambda config, gpus: f"for {gpus} GPUs")
     found = commands()
     assert len(found) >= 5
     for command in found:
@@ -115,13 +116,28 @@ def test_the_commands_of_the_page_on_several_gpus_are_right(tmp_path: Path) -> N
             arguments[arguments.index("RUN")] = str(tmp_path)
         result = CliRunner().invoke(app, [*arguments, "--dry-run"])
         assert result.exit_code == 0, result.output
+        several = arguments[arguments.index("--gpus") + 1] if "--gpus" in arguments else None
+        assert result.output == f"for {several} GPUs\n"
+
+
+@pytest.mark.skipif(not THOROUGH, reason="takes long")
+def test_a_run_on_several_processes_starts_from_a_checkpoint_of_one(tmp_path: Path) -> None:
+    before = SeveralProcesses(tmp_path, 1, {"run.steps": "2"})
+    assert before.run() == 0, before.log.read_text()
+    start = ["--from", "run@2", "--keep-optimizer", "--set=run.steps=2"]
+    for size, out in ((1, "alone"), (2, "several")):
+        run = SeveralProcesses(tmp_path, size, out=out, arguments=start)
+        assert run.run() == 0, run.log.read_text()
+    alone = SeveralProcesses(tmp_path, 1, out="alone")
+    assert recorded_tokens(run) == recorded_tokens(alone)
+    torch.testing.assert_close(weights(run), weights(alone), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(not THOROUGH, reason="starts torchrun, which takes long")
-@pytest.mark.parametrize("killed", [None, 0, 1])
-def test_torchrun_starts_the_same_run(killed: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "killed"), [(1, None), (2, None), (2, 0), (2, 1)])
+def test_torchrun_starts_the_same_run(size: int, killed: int | None, tmp_path: Path) -> None:
     settings = [f"--set={key}={value}" for key, value in {**SETTINGS, **({} if killed is None else ENDLESS)}.items()]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
     with (tmp_path / "log").open("wb") as log:
         command = [*torchrun, "-m", "trimtab", "train", *settings, "--out", "run"]
         process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)

@@ -1,7 +1,7 @@
 """Ranks that share a run sample the same tokens, make the same plans and take the same updates as one process.
 
 The ranks are threads here; `test_processes.py` has real ones. `TRIMTAB_THOROUGH=1` trains 20 steps with 2 and with 4
-ranks in every case, without it 3 steps with 3 ranks.
+ranks in every case, without it 2 or 3 steps with 3 ranks.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from trimtab.parallel import ShardedOptimizer
 from trimtab.train.trainer import Trainer
 
 STEPS = 20 if THOROUGH else 3
+METHOD_STEPS = 20 if THOROUGH else 2
 SIZES = (2, 4) if THOROUGH else (3,)
 # How far the weights may be from one process's, as a share of the way that they have gone (Euclidean norms). Gradients
 # differ by about 1e-6 of their size, because their addends are in another order.
@@ -143,9 +144,9 @@ def test_every_method_trains_the_same_with_several_ranks(method: str, size: int)
         # rounding decides on its sign there.
         objective = "kl_cov(coef=1e-4)" if method == "kl_cov" else method
         settings = {"objective": f'"{objective}"', "update.per_step": "2", "run.seed": str(seed)}
-        ranks = trained(settings, size)
+        ranks = trained(settings, size, METHOD_STEPS)
         assert_plans_of_one_process(ranks[0], settings)
-        alone = trained(settings, 1, plans=ranks[0].plans)[0]
+        alone = trained(settings, 1, METHOD_STEPS, plans=ranks[0].plans)[0]
         if same_tokens(ranks, alone):
             assert_same_run(ranks, alone)
             return

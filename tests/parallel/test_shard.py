@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from helpers.made_once import made_once, shared_folder
 from helpers.parallel.sharding import SHARDED, Job, run_on_two, sample_and_fuse
 from trimtab.parallel import World, shard_layers
 from trimtab.train.trainer import build_trainer
@@ -51,12 +52,13 @@ TOGETHER = [
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
-    for job in ALONE:
-        job.run(folder, World())
-    run_on_two(TOGETHER, sample_and_fuse, folder)
-    Job("from-two", {}, resume=True).run(folder, World())
-    return folder
+    def make(folder: Path) -> None:
+        for job in ALONE:
+            job.run(folder, World())
+        run_on_two(TOGETHER, sample_and_fuse, folder)
+        Job("from-two", {}, resume=True).run(folder, World())
+
+    return made_once(shared_folder(tmp_path_factory), "sharded", make)
 
 
 def saved(run: Path, step: int = 3, file: str = "model") -> dict[str, Tensor]:

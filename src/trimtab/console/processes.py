@@ -139,11 +139,13 @@ class Ranks:
         codes = [(rank, process.poll()) for rank, process in enumerate(self.processes)]
         return next((rank for rank, code in codes if rank and code not in (None, 0, LOST)), None)
 
-    def _tell(self, rank: int) -> None:
-        """Let the others know by which signal a process was ended, unless somebody has said why already."""
-        code = self.processes[rank].returncode
-        if code < 0 and self.notices.read(f"failed/{rank}") is None:
-            self.notices.post(f"failed/{rank}", f"was ended by {signal.Signals(-code).name}")
+    def _tell(self, rank: int) -> str:
+        """Let the others know how a process has ended, unless somebody has said why already; return what is said."""
+        reason, code = self.notices.read(f"failed/{rank}"), self.processes[rank].returncode
+        if reason is None:
+            reason = f"ended with code {code}" if code >= 0 else f"was ended by {_signal_name(-code)}"
+            self.notices.post(f"failed/{rank}", reason)
+        return reason
 
     def _code(self, rank: int) -> int:
         code = self.processes[rank].returncode
@@ -153,10 +155,9 @@ class Ranks:
         """Say which process has failed and why; return the exit code."""
         code = self._code(rank)
         if code - 128 in self.signals:  # as it was told to
-            self.print_error(f"trimtab: stopped by {signal.Signals(code - 128).name}{self._advice()}")
+            self.print_error(f"trimtab: stopped by {_signal_name(code - 128)}{self._advice()}")
             return code
-        self._tell(rank)
-        reason = self.notices.read(f"failed/{rank}") or f"ended with code {code}"
+        reason = self._tell(rank)
         name = f"process {rank} of {len(self.processes)} (pid {self.processes[rank].pid})"
         self.print_error(f"trimtab: {name} {reason}; the others were stopped{self._advice()}")
         return code
@@ -169,3 +170,10 @@ class Ranks:
         end = time.monotonic() + GRACE
         while time.monotonic() < end and any(process.poll() is None for process in self.processes):
             time.sleep(POLL_SECONDS)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

@@ -47,21 +47,28 @@ class Notices:
     """What processes tell each other about failures, in the store of torch.distributed that outlives them all."""
 
     def __init__(self, store: Any) -> None:
-        self._store = store
+        self._store: Any = store
         # torchrun may start all processes again with the same store.
         self._prefix = f"trimtab/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
     def post(self, name: str, text: str) -> None:
         """Leave a text; where the store is gone, nothing."""
-        with suppress(RuntimeError):
-            self._store.set(f"{self._prefix}/{name}", text)
+        self._call(lambda store: store.set(f"{self._prefix}/{name}", text))
 
     def read(self, name: str) -> str | None:
         """Return what was left under a name; None if there is nothing."""
-        with suppress(RuntimeError):
-            if self._store.check([f"{self._prefix}/{name}"]):
-                return str(self._store.get(f"{self._prefix}/{name}").decode("utf-8", "replace"))
-        return None
+        key = f"{self._prefix}/{name}"
+        found: bytes | None = self._call(lambda store: store.get(key) if store.check([key]) else None)
+        return None if found is None else found.decode("utf-8", "replace")
+
+    def _call(self, function: Callable[[Any], Any]) -> Any:
+        if self._store is None:
+            return None
+        try:
+            return function(self._store)
+        except RuntimeError:
+            self._store = None  # torch would print a stack of C++ for every further attempt
+            return None
 
 
 class Watch:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import signal
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -153,25 +152,6 @@ def finish(starter: Starter, folder: Path, undisturbed: Mapping[str, str], **how
     check_end(starter.start(words, folder, **how), {0})
     assert steps(folder / "run")[-1] == STEPS
     assert not differences(undisturbed, contents(folder / "run"))
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Keep other test processes out during the block."""
-    with open(path, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def made_once(root: Path, name: str, make: Callable[[Path], None]) -> Path:
-    """Return a folder that the first of all test processes makes."""
-    with locked(root / f"{name}.lock"):
-        folder = root / name
-        if not (root / f"{name}.made").exists():
-            folder.mkdir()
-            make(folder)
-            (root / f"{name}.made").touch()
-    return folder
 
 
 def disturb_grading(command: Command, how: str, folder: Path) -> None:

@@ -147,7 +147,7 @@ DISTURBANCES: dict[str, Callable[[], None]] = {
 
 @dataclass
 class SeveralProcesses:
-    """A run of `--gpus N` in `folder/run`; `disturbances` is what happens to which rank."""
+    """A run of `--gpus N` in `folder/out`; `disturbances` is what happens to which rank."""
 
     folder: Path
     size: int = 2
@@ -157,14 +157,16 @@ class SeveralProcesses:
     environment: dict[str, str] = field(default_factory=dict)
     process: BaseProcess | None = None
     output: str | None = None  # a terminal's path
+    out: str = "run"
+    arguments: list[str] = field(default_factory=list)  # further ones
 
     def start(self) -> SeveralProcesses:
         self.folder.mkdir(exist_ok=True)
         chosen = {**SETTINGS, "run.report": "false", **self.changes}
         settings = [f"--set={key}={value}" for key, value in chosen.items()]
-        where = ["--resume", "run"] if self.resume else ["--out", "run"]
+        where = ["--resume" if self.resume else "--out", self.out]
         several = ["--gpus", str(self.size)] if self.size > 1 else []
-        arguments = ["train", *settings, *several, *where]
+        arguments = ["train", *settings, *several, *where, *self.arguments]
         output = self.output or str(self.log)
         self.process = in_own_process(_supervise, arguments, output, self.folder, self.disturbances, self.environment)
         return self
@@ -211,7 +213,7 @@ class SeveralProcesses:
 
     @property
     def run_folder(self) -> Path:
-        return self.folder / "run"
+        return self.folder / self.out
 
     @property
     def log(self) -> Path:
