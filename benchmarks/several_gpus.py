@@ -116,6 +116,8 @@ def run_ranks(arguments: Sequence[str], ranks: int, out: Path) -> dict[str, Any]
     """Run this script as so many ranks; one rank goes without the parallel path."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [__file__, *arguments, "--work", str(out)]
+    if ranks == 1:  # which has all layers
+        command += ["--set", "model.shard=false"]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     subprocess.run([sys.executable, *launcher, *command], check=True, env=environment)
     found: dict[str, Any] = torch.load(out, weights_only=False)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
+
+from trimtab.compare.report import markdown_table
 
 RESULTS = Path(__file__).parent.parent / "benchmarks/results"
 PARTS = ("sampling", "scoring", "updates", "collectives", "responses, pickled")
@@ -45,26 +48,34 @@ def measured() -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if name != "python")
     lines = [f"SmolLM2-135M, recipe `smollm2-zero`; {result['machine']}, {versions}; {result['date']}."]
     if "overhead" in result:
-        cost, seconds = result["overhead"], result["overhead"]["seconds"]
+        pairs = [ratio - 1 for ratio in result["overhead"]["ratio_of_pairs"]]
+        low, middle, high = quantiles(pairs, n=4)
         lines += [
             "",
-            f"- **Cost of the parallel path with one process:** {cost['ratio'] - 1:+.1%} of a step "
-            f"({seconds['parallel']:.3f} instead of {seconds['alone']:.3f} s, median of {cost['steps']} steps).",
+            f"- **Cost of the parallel path with one process:** {middle:+.1%} of a step, the median over {len(pairs)} "
+            f"pairs of steps; half of the pairs lie between {low:+.1%} and {high:+.1%}.",
         ]
+    for name, layers in (("ranks", "whole"), ("ranks_shard", "split")):
+        if name in result:
+            found = result[name]
+            one, several = found["metrics"][1]["update/grad_norm"]
+            lines += [
+                f"- **Two ranks on the GPU, beside one, with {layers} layers:** "
+                f"{found['equal_responses_of_step_1']:.0%} of the responses of the first step are the same. The "
+                f"gradient norms of the first step with a reward differ by {abs(one - several) / one:.0e} of themselves."
+            ]
     if "ranks" in result:
-        found = result["ranks"]
-        second = found["metrics"][1]["update/grad_norm"]
-        memory = "; ".join(
-            f"{each['ranks']} rank{'s' if each['ranks'] > 1 else ''}: {max(each['peak_gb']):.1f} GB, forecast "
-            f"{each['forecast_gb']:.1f}"
-            for each in found["memory"]
-        )
-        lines += [
-            f"- **Two ranks on the GPU, beside one:** {found['equal_responses_of_step_1']:.0%} of the responses "
-            "of the first step are the same. The gradient norms of the first step with a reward differ by "
-            f"{abs(second[0] - second[1]) / second[0]:.0e} of themselves. Later a sampled token changes with the last "
-            "bits of the weights, and the runs go apart.",
-            f"- **Peak of memory per rank:** {memory}. The forecast takes every response to be as long as allowed. "
-            "These were shorter.",
+        lines += ["", "Later a sampled token changes with the last bits of the weights, and the runs go apart."]
+    if "memory" in result:
+        rows = [
+            [
+                f"{each['ranks']}, {'split' if each['shard'] else 'whole'} layers",
+                f"{each['forecast_gb']:.1f}",
+                f"{max(each['peak_gb']):.1f}",
+                f"{each['forecast_gb'] / max(each['peak_gb']):.3f}",
+            ]
+            for each in result["memory"]
         ]
+        lines += ["", "Memory of a rank, for the same model with random weights and responses of full length:", ""]
+        lines += [markdown_table(["ranks", "forecast, GB", "measured, GB", "ratio"], rows)]
     return "\n".join(lines)
