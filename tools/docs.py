@@ -257,6 +257,7 @@ def study_page() -> str:
         "zero": lambda: study_pages.stress_tables("zero"),
         "warm": lambda: study_pages.stress_tables("warm"),
         "further": lambda: study_pages.stress_tables("further"),
+        "off-policy": lambda: study_pages.stress_tables("off-policy"),
         "demo": lambda: study_pages.stress_tables("demo"),
         "entropy": lambda: study_pages.entropies("zero", "3e-5"),
         "mixed": lambda: study_pages.stress_tables("entropy"),
