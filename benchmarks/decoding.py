@@ -19,12 +19,14 @@ from sampler import PEAK, PROMPT, copy_speed, min_bytes_read, qwen3, random_mode
 from stopwatch import about, save, seconds_of
 from trimtab.rollout import PagedSampler, SamplingOptions
 from trimtab.rollout.paged.decode_state import Scalar
+from trimtab.rollout.paged.decoder import Decoder
 from trimtab.rollout.paged.kv_cache import PAGE_SIZE
 
 STEPS = 16
 BATCHES = [(1, 3500), (8, 2500), (32, 1500), (64, 4000), (64, 1100), (128, 750), (192, 500), (256, 400), (384, 200)]
 BATCHES += [(512, 100), (512, 4000)]
-KINDS = {"attention": "attention", "combine": "attention", "rms_norm": "norm", "swiglu": "swiglu", "sample": "sampling"}
+KINDS = {"attention": "attention", "combine": "attention", "rms_norm": "norm", "swiglu": "swiglu"}
+KINDS |= {"sample": "sampling", "block_softmax": "sampling"}
 
 
 def fill(sampler: PagedSampler, rows: int, length: int) -> None:
@@ -37,7 +39,6 @@ def fill(sampler: PagedSampler, rows: int, length: int) -> None:
     state.scalars[Scalar.POSITION, :rows] = length
     state.scalars[Scalar.MAX_NEW_TOKENS] = state.tokens.shape[1]
     state.scalars[Scalar.SLOT] = torch.arange(state.rows, device=state.scalars.device)
-    state.eos_token_ids.fill_(-1)
     pages = -(-(length + 2 * STEPS) // PAGE_SIZE)
     own = torch.arange(rows * pages, device=state.scalars.device) % buffers.num_pages
     state.page_table[:rows, :pages] = own.view(rows, pages).int()
@@ -82,10 +83,11 @@ def kernel_times(graph: Any) -> dict[str, float]:
 def measure(name: str, device: torch.device, small: bool, programs: list[int]) -> list[dict[str, Any]]:
     """Time the batches of one shape."""
     config = qwen3(name, small)
-    sampler = PagedSampler(random_model(config, device), frozenset(range(config.vocab_size)), torch.bfloat16, 0.5)
+    sampler = PagedSampler(random_model(config, device), frozenset({config.vocab_size}), torch.bfloat16, 0.5)
     rows = 8 if small else 512
-    # Every token ends a response: buffers of full size after one step.
-    sampler.sample(random_prompts(rows, PROMPT, config.vocab_size), 0, SamplingOptions(1, 4096, batch_size=rows))
+    prompts = random_prompts(rows, PROMPT, config.vocab_size)
+    sampler._decoder = Decoder(sampler.model, sampler.dtype)
+    sampler._ensure_buffers(sampler._decoder, prompts, SamplingOptions(1, 4096, batch_size=rows), observed=0)
     speed = copy_speed(device, 2**24 if small else 2**32)
     weights, _ = min_bytes_read(config, [1])
     token = 4.0 * config.num_hidden_layers * int(config.num_key_value_heads or 0) * config.head_dim

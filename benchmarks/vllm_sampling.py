@@ -211,7 +211,9 @@ def time_ours(model: Any, load: Load, device: torch.device) -> tuple[dict[str, A
     vocab_size = model.config.vocab_size
     ends = frozenset(range(int(EOS_SHARE * vocab_size))) if load.ragged else frozenset({vocab_size})
     dtype = next(model.parameters()).dtype
-    sampler = PagedSampler(model, ends or frozenset({0}), dtype, kv_cache_memory=0.35)
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 1 << 40
+    share = kv_cache_bytes(model.config, [load]) / memory  # as much as vLLM has: its engines keep theirs meanwhile
+    sampler = PagedSampler(model, ends or frozenset({0}), dtype, kv_cache_memory=share)
     prompts = random_prompts(load.prompts, PROMPT, vocab_size)
     options = SamplingOptions(load.samples, load.new_tokens, batch_size=max(load.responses, 1))
     sampler.sample(prompts, 0, replace(options, max_new_tokens=min(16, load.new_tokens)))

@@ -50,7 +50,7 @@ def sampling(result: Any) -> list[str]:
 
 def _failed(result: Any) -> list[str]:
     return [
-        f"vLLM at {shape}, {setting}: {error}."
+        f"vLLM at {shape}, {setting}, did not finish: {error.partition('. ')[0]}."
         for shape, figures in result["shapes"].items()
         for setting, error in figures.get("failed", {}).items()
     ]

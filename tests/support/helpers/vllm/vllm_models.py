@@ -76,4 +76,4 @@ def mismatch(
     """Return the largest difference between the sampler's log-probabilities and the trainer's."""
     transcripts = [Transcript(p.ids, r.tokens) for p, group in zip(prompts, groups, strict=True) for r in group]
     measured = score(policy, transcripts, temperature, token_budget=4096, head_chunk=256)
-    return float((measured.logp - logp_of(groups)).abs().max())
+    return float((measured.logp.cpu() - logp_of(groups)).abs().max())
