@@ -62,7 +62,8 @@ def measured() -> str:
             lines += [
                 f"- **Two ranks on the GPU, beside one, with {layers} layers:** "
                 f"{found['equal_responses_of_step_1']:.0%} of the responses of the first step are the same. The "
-                f"gradient norms of the first step with a reward differ by {abs(one - several) / one:.0e} of themselves."
+                "gradient norms of the first step with a reward differ by "
+                f"{abs(one - several) / one:.0e} of themselves."
             ]
     if "ranks" in result:
         lines += ["", "Later a sampled token changes with the last bits of the weights, and the runs go apart."]
