@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -45,13 +46,18 @@ def check_gpus(count: int, device: str) -> None:
 
 def supervise(count: int, arguments: Sequence[str], print_error: PrintLine) -> int:
     """Run `trimtab ARGUMENTS` as `count` processes; return the exit code of rank 0, or of the first that failed."""
-    # The store is this process's, so that its port is free and it outlives every rank.
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    # The store is this process's, so that its port is free and it outlives every rank. By itself it would listen to
+    # other machines too, and it has no password.
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
     world = {
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
+        "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         STOP_AT_INPUT_END: "1",  # if this process is killed, rank 0 saves a checkpoint and ends
     }
