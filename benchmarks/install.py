@@ -2,7 +2,7 @@
 
 For every interpreter: how long the installation takes and how large it is, whether the demo trains from an empty
 folder, and how much CPU time `--help`, `methods` and `schema` take beyond Python's own start. Every extra is then added
-to a copy of that environment and used once; one that would download CUDA a second time is only resolved. `--out` writes
+to a copy of that environment and used once; those that take too long are only resolved. `--out` writes
 the JSON after every extra. If the file is there, only what it lacks, or what failed, is measured: a stopped run can go
 on. Needs nothing but Python itself.
 """
@@ -42,10 +42,10 @@ USES: Mapping[str, Sequence[str]] = {
     "trl": ["-c", "from trimtab.engines.trl import TrimtabConfig, TrimtabTrainer"],
     "verl": ["-c", "import trimtab.engines.verl.plugin"],
     "wandb": ["-m", "trimtab", "train", *SHORT, "--set", "run.loggers=['wandb']"],
-    "smollm2": ["-m", "trimtab", "train", "smollm2", "--dry-run"],  # last: it compiles for many minutes
 }
-# Only resolved, by `pip install --dry-run`: vLLM fixes a torch of its own, with gigabytes of CUDA.
-RESOLVED = ["vllm"]
+# Only resolved, by `pip install --dry-run`: vLLM fixes a torch of its own, with gigabytes of CUDA, and smollm2's
+# llama-cpp-python is compiled for many minutes.
+RESOLVED = ["vllm", "smollm2"]
 
 
 def main() -> None:

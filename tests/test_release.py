@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -90,6 +91,17 @@ def test_a_wheel_from_anywhere_else_has_no_dead_links(tmp_path: Path) -> None:
 def test_every_extra_for_users_is_tried_by_the_installation_benchmark() -> None:
     extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     assert extras - {"dev", "site"} == {*install.USES, *install.RESOLVED} - {install.CORE}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/results").glob("install-*.json")), ids=lambda p: p.stem)
+def test_the_installation_was_measured_and_what_was_not_is_named(path: Path) -> None:
+    for environment in json.loads(path.read_text())["environments"]:
+        measured, to_do = environment["extras"], environment.get("to_do", [])  # of a run that was stopped
+        assert {*measured, *to_do} == {*install.USES, *install.RESOLVED}
+        assert [name for name, of in measured.items() if "error" in of] == []
+        start = environment["start"]["cpu_seconds_beyond_python"]
+        assert start["--help"] < 0.3
+        assert max(start.values()) < 1
 
 
 def test_workflows_call_targets_and_files_that_there_are() -> None:

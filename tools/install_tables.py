@@ -25,6 +25,10 @@ def installed() -> str:
         found = [environment["extras"][name] for environment in environments if name in environment["extras"]]
         if "versions" in found[0]:
             lines.append(_extra(name, found))
+    for environment in environments:
+        if environment.get("to_do"):
+            names = ", ".join(f"`{name}`" for name in environment["to_do"])
+            lines += ["", f"Not measured with Python {environment['python']}: {names}."]
     last = results[0]
     return "\n".join(lines) + (
         "\n\nThe commands: CPU seconds beyond those of `python -c pass`, the least of "
@@ -47,8 +51,7 @@ def _environment(of: Mapping[str, Any]) -> str:
 def _extra(name: str, of: Sequence[Mapping[str, Any]]) -> str:
     packages = " and ".join(str(len(each["versions"])) for each in of)
     if "only_resolved" in of[0]:
-        torch = " and ".join(dict.fromkeys(each["versions"].get("torch", "the same") for each in of))
-        return f"| `{name}` | not downloaded | {packages} | `pip install --dry-run`; torch: {torch} |"
+        return f"| `{name}` | not installed | {packages} | `pip install --dry-run` |"
     size = " and ".join(str(max(each["megabytes"], 0)) for each in of)
     shown = "its import" if of[0]["use"]["command"].startswith("-c") else "a short run"
     return f"| `{name}` | {size} MB | {packages} | {shown} |"
