@@ -131,6 +131,11 @@ def measure(
     shutil.rmtree(base)
 
 
+def last_line(error: RuntimeError) -> str:
+    """Return the last line of what a command said, which says why it failed."""
+    return str(error).rstrip().rpartition("\n")[2]
+
+
 def measure_extra(
     extra: str, base: Path, wheel: Path, constraints: Path, core: Mapping[str, str], folder: Path
 ) -> dict[str, Any]:
@@ -150,7 +155,7 @@ def measure_extra(
             result["versions"] = changed
         result["use"] = use(copy, USES[extra], folder)
     except RuntimeError as error:
-        result["error"] = str(error)
+        result["error"] = last_line(error)
     finally:
         shutil.rmtree(copy)
     return result
@@ -175,7 +180,7 @@ def resolve(base: Path, what: str, constraints: Path, core: Mapping[str, str], f
         pip: list[str | Path] = [empty / "bin/python", "-m", "pip"]
         run([*pip, "install", "--quiet", "--dry-run", "--report", report, "--constraint", constraints, what])
     except RuntimeError as error:
-        return {"error": str(error)}
+        return {"error": last_line(error)}
     finally:
         shutil.rmtree(empty, ignore_errors=True)
     found = {

@@ -23,8 +23,8 @@ def installed() -> str:
     lines += ["| extra | size | packages | tried with |", "|---|---|---|---|"]
     for name in dict.fromkeys(name for environment in environments for name in environment["extras"]):
         found = [environment["extras"][name] for environment in environments if name in environment["extras"]]
-        if "versions" in found[0]:
-            lines.append(_extra(name, found))
+        if measured := [each for each in found if "versions" in each]:
+            lines.append(_extra(name, measured))
     for environment in environments:
         if environment.get("to_do"):
             names = ", ".join(f"`{name}`" for name in environment["to_do"])
