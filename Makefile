@@ -28,12 +28,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt requirements/dev.txt
 demo: setup
 	$(BIN)/trimtab train
 
-# One torch thread per worker: more threads than cores made the suite several times slower. Three workers for two cores:
-# many tests wait for processes that they start. They take their tests in order (worksteal), so that what the tests of a
-# file share is made once.
+# Two workers with one torch thread each: more threads than cores made the suite several times slower. They take their
+# tests in order (worksteal), so that what the tests of a file share is made once, not by both.
 test:
 	$(MAKE) -j2 check tokenizers chromium $(ENGINES)/.ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal --ignore=tests/engines
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/engines
 	$(MAKE) test-engines
 
 # Inside TRL and verl, which have an environment of their own: they bring two gigabytes that nothing else needs.
