@@ -8,6 +8,7 @@ kind, and the least time that reading the weights, the KV cache and the matrix p
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ def fill(sampler: PagedSampler, rows: int, length: int) -> None:
     assert buffers is not None
     state = buffers.state
     state.scalars.zero_()
+    state.sampling_params.copy_(torch.tensor([1.0, 1.0, 0.0]))  # temperature 1, no top-p, no top-k
     state.scalars[Scalar.ACTIVE, :rows] = 1
     state.scalars[Scalar.POSITION, :rows] = length
     state.scalars[Scalar.MAX_NEW_TOKENS] = state.tokens.shape[1]
@@ -77,7 +79,7 @@ def kernel_times(graph: Any) -> dict[str, float]:
         kind = next((kind for part, kind in KINDS.items() if part in event.key), "")
         gemm = any(part in event.key.lower() for part in ("gemm", "nvjet", "cutlass", "splitk", "cublas"))
         found[kind or ("GEMM" if gemm else event.key[:60])] += event.self_device_time_total / 1000
-    return {kind: round(ms, 4) for kind, ms in sorted(found.items(), key=lambda pair: -pair[1])}
+    return {kind: round(ms, 4) for kind, ms in sorted(found.items(), key=lambda pair: -pair[1]) if ms}
 
 
 def measure(name: str, device: torch.device, small: bool, programs: list[int]) -> list[dict[str, Any]]:
@@ -117,8 +119,11 @@ def main() -> None:
     args = parser.parse_args()
     device = torch.device("cpu" if args.small else "cuda")
     result = about("where the time of a decoding step goes", device)
+    result["command"] = " ".join(["decoding.py", *sys.argv[1:]])
     for name in args.shapes:
         result[f"Qwen3-{name} shape"] = measure(name, device, args.small, args.programs)
+        if not args.small:
+            torch.cuda.empty_cache()
         save(result, args.out)
 
 

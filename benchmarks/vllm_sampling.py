@@ -355,6 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def taker(what: tuple[str, str, argparse.Namespace]) -> Callable[[str, Any], None]:
         shape, setting, _ = what
         place = result.setdefault("shapes", {}).setdefault(shape, {})
+        place.get("failed", {}).pop(setting, None)  # of an earlier measurement
 
         def take(name: str, figures: Any) -> None:
             if name == "failed":

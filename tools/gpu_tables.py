@@ -25,6 +25,8 @@ SCORING = "trimtab, scoring"
 AGREEMENT = "log-probabilities, sampler against training forward"
 FORCED = {"free": "responses end by themselves", "fixed": "every response has 256 tokens"}
 PHASES = {"sampling": "sampling", "scoring": "scoring", "update": "update", "optimizer_step": "optimizer step"}
+DECODING = {"GEMMs": ("GEMM",), "attention": ("attention",), "norms, SwiGLU": ("norm", "swiglu")}
+DECODING |= {"sampling": ("sampling",)}
 NOISE = "GRPO against itself"
 ADDED = {"grpo again": NOISE, "stapo": "STAPO", "stare": "STARE", "sspo": "SSPO"}
 
@@ -348,7 +350,28 @@ def evaluated() -> str:
 
 slow_tools = part("tool_latency", latency, "tool-latency-h200.json")  # of docs/tools.md
 
+
+def decoding(result: Any) -> list[str]:
+    """A decoding step, kernel by kernel, for batches of so many sequences of so many tokens."""
+    rows = [
+        [
+            shape.removesuffix(" shape"),
+            f"{row['rows']} x {row['length']:,}",
+            *(f"{row[key]:.2f}" for key in ("ms", "limit_ms")),
+            f"{row['of_limit']:.0%}",
+            *(f"{sum(row['kernels_ms'].get(kind, 0) for kind in kinds):.2f}" for kinds in DECODING.values()),
+        ]
+        for shape, batches in result.items()
+        if shape.endswith(" shape")
+        for row in batches
+        if "kernels_ms" in row
+    ]
+    head = ["shape", "sequences x tokens", "step, ms", "limit, ms", "of the limit", *DECODING]
+    return table(head, rows) if rows else []
+
+
 PARTS: dict[str, Callable[[], str]] = {
+    "decoding": part("decoding", decoding, "decoding-h200.json"),
     "head": part("head", head, "head-h200.json"),
     "sampler": part("sampler", sampler, "sampler-h200.json"),
     "limit": part("sampler", limit, "sampler-h200.json"),
