@@ -24,7 +24,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import trimtab as tt
-from trimtab.policy import Policy, Transcript, load_policy
+from made_batch import LENGTH, RESPONSES, made_batch, made_transcripts
+from trimtab.policy import Policy, load_policy
 from trimtab.policy.forward_backward import forward_backward
 from trimtab.policy.kernels import rms_norm, rope, softmax, swiglu
 from trimtab.rollout.paged.kernels import attention
@@ -32,7 +33,7 @@ from trimtab.rollout.paged.kernels import attention
 HOPPER = 90
 LOAD, STORE, ASYNC_COPY = "ld.global.v4.b32", "st.global.v4.b32", "cp.async.cg"
 SCALARS = ("ld.global.b16", "st.global.b16")
-RESPONSES, LENGTH, CHUNK = 16, 8, 32  # of the micro-batch whose operations are counted
+CHUNK = 32  # tokens of the micro-batch that the head takes at a time
 METHODS = ("grpo", "stapo", "stare", "sspo", "gspo")
 MOST_IN_LOSS = 34  # operations of a loss and its gradient
 MOST_IN_PLAN = {"stapo": 12, "stare": 16, "sspo": 36}  # operations of a plan beyond GRPO's
@@ -147,25 +148,6 @@ def operations(run: Callable[[], object]) -> Counter[str]:
     with counter:
         run()
     return counter.counts
-
-
-def made_transcripts() -> list[Transcript]:
-    """Return random transcripts of equal length."""
-    ids = torch.randint(2, 17, (RESPONSES, LENGTH + 1), generator=torch.Generator().manual_seed(0)).tolist()
-    return [Transcript(row[:1], row[1:]) for row in ids]
-
-
-def made_batch() -> tt.TokenBatch:
-    """Return random tokens for them."""
-    sequence = torch.arange(RESPONSES).repeat_interleave(LENGTH)
-    random = torch.rand(2, len(sequence), generator=torch.Generator().manual_seed(1))
-    return tt.TokenBatch(
-        old_logp=-8 * random[0],
-        entropy=random[1],
-        advantage=torch.linspace(-1, 1, RESPONSES)[sequence],
-        sequence=sequence,
-        segment=torch.arange(len(sequence)) // 3,
-    )
 
 
 def method_operations(policy: Policy, name: str) -> dict[str, Counter[str]]:

@@ -51,9 +51,22 @@ def write_inputs(folder: Path, device: torch.device, problems: int) -> None:
     (folder / "reward.py").write_text(REWARD)
 
 
+def model_settings(folder: Path) -> list[str]:
+    """Return verl's settings of a small model without flash-attn: nothing packed, nothing recomputed, FSDP2."""
+    return [
+        "data.dataloader_num_workers=0",
+        "data.return_raw_chat=True",
+        f"actor_rollout_ref.model.path={folder}/model",
+        "actor_rollout_ref.model.use_remove_padding=False",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=False",
+        "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+        "actor_rollout_ref.actor.strategy=fsdp2",
+    ]
+
+
 def overrides(folder: Path, steps: int, prompts: int, samples: int, tokens: int, trimtab: bool) -> list[str]:
     """Return verl's settings, as in scripts/verl where they apply to one GPU without flash-attn."""
-    actor, rollout, model = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     return [
         *(["trainer.v1.trainer_mode=trimtab", "+trimtab.objective=stapo"] if trimtab else []),
         "algorithm.adv_estimator=grpo",
@@ -63,13 +76,7 @@ def overrides(folder: Path, steps: int, prompts: int, samples: int, tokens: int,
         f"data.train_batch_size={prompts}",
         "data.max_prompt_length=128",
         f"data.max_response_length={tokens}",
-        "data.dataloader_num_workers=0",
-        "data.return_raw_chat=True",
-        f"{model}.path={folder}/model",
-        f"{model}.use_remove_padding=False",
-        f"{model}.enable_gradient_checkpointing=False",
-        f"+{model}.override_config.attn_implementation=sdpa",
-        f"{actor}.strategy=fsdp2",
+        *model_settings(folder),
         f"{actor}.ppo_mini_batch_size={prompts}",
         f"{actor}.ppo_micro_batch_size_per_gpu=64",
         f"{actor}.use_kl_loss=False",

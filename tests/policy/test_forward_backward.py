@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import trimtab as tt
-from trimtab.policy import Policy, Transcript, UpdateOptions, load_policy, update
+from made_batch import LENGTH, made_batch, made_transcripts
+from trimtab.policy import Policy, UpdateOptions, load_policy, update
 from trimtab.policy.forward_backward import forward_backward
 
-RESPONSES, LENGTH, CHUNK = 16, 8, 32
+CHUNK = 32
 
 
 @pytest.fixture(scope="module")
@@ -17,29 +18,12 @@ def policy() -> Policy:
     return load_policy("demo", device="cpu", seed=3)
 
 
-def transcripts() -> list[Transcript]:
-    ids = torch.randint(2, 17, (RESPONSES, LENGTH + 1), generator=torch.Generator().manual_seed(0)).tolist()
-    return [Transcript(row[:1], row[1:]) for row in ids]
-
-
-def tokens() -> tt.TokenBatch:
-    sequence = torch.arange(RESPONSES).repeat_interleave(LENGTH)
-    random = torch.rand(2, len(sequence), generator=torch.Generator().manual_seed(1))
-    return tt.TokenBatch(
-        old_logp=-8 * random[0],
-        entropy=random[1],
-        advantage=torch.linspace(-1, 1, RESPONSES)[sequence],
-        sequence=sequence,
-        segment=torch.arange(len(sequence)) // 3,
-    )
-
-
 @pytest.mark.parametrize("chunk", [LENGTH - 1, CHUNK, 10_000])
 @pytest.mark.parametrize("name", ["grpo", "sspo", "sapo", "gmpo"])
 def test_chunks_of_the_head_give_the_loss_and_metrics_of_the_micro_batch(policy: Policy, name: str, chunk: int) -> None:
     objective = tt.objective(name)
-    plan = objective.plan(tokens())
-    out, logp = forward_backward(policy, objective, plan, transcripts(), 1.0, chunk, policy.fused_head(1.0, True))
+    plan = objective.plan(made_batch())
+    out, logp = forward_backward(policy, objective, plan, made_transcripts(), 1.0, chunk, policy.fused_head(1.0, True))
     expected = objective.loss(logp, plan)
     torch.testing.assert_close(out.loss, expected.loss)
     assert (out.clipped is None) == (expected.clipped is None)
@@ -64,8 +48,9 @@ def test_a_tiny_approximate_kl_is_not_lost_to_rounding(seed: int) -> None:
 
 def test_an_update_reports_the_metrics_of_all_its_micro_batches(policy: Policy) -> None:
     objective, optimizer = tt.objective("sspo"), torch.optim.SGD(policy.model.parameters(), lr=0.0)
-    plan = objective.plan(tokens())
-    result = update(policy, optimizer, objective, plan, transcripts(), UpdateOptions(50, 20, 1.0, 1e9, fused_head=True))
+    plan = objective.plan(made_batch())
+    options = UpdateOptions(50, 20, 1.0, 1e9, fused_head=True)
+    result = update(policy, optimizer, objective, plan, made_transcripts(), options)
     assert result.new_logp is not None and len(result.micro_batch_sizes) > 2
     for key, value in objective.loss(result.new_logp, plan).metrics.items():
         assert result.metrics[key] == pytest.approx(value.item(), rel=1e-5), key

@@ -81,7 +81,9 @@ def write_inputs(folder: Path, problems: int = 32) -> None:
 
 def overrides(folder: Path, steps: int) -> list[str]:
     """The settings of a short run on one worker, two updates to a step."""
-    actor, rollout, model = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
+    from verl_gpu import model_settings  # in benchmarks/, which the processes of a run do not have on their path
+
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     precision = [f"+{actor}.fsdp_config.mixed_precision.{name}_dtype=fp32" for name in ("param", "reduce", "buffer")]
     return [
         "algorithm.adv_estimator=grpo",
@@ -90,13 +92,7 @@ def overrides(folder: Path, steps: int) -> list[str]:
         "data.train_batch_size=4",
         "data.max_prompt_length=16",
         "data.max_response_length=12",
-        "data.dataloader_num_workers=0",
-        "data.return_raw_chat=True",
-        f"{model}.path={folder}/model",
-        f"{model}.use_remove_padding=False",
-        f"{model}.enable_gradient_checkpointing=False",
-        f"+{model}.override_config.attn_implementation=sdpa",
-        f"{actor}.strategy=fsdp2",
+        *model_settings(folder),
         f"{actor}.ppo_mini_batch_size=2",
         f"{actor}.ppo_micro_batch_size_per_gpu=4",
         f"{actor}.optim.lr=1e-3",
