@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 
 from helpers import absurd_runs
 from helpers.absurd_runs import change_tensor, seal_checkpoint
-from helpers.train.short_runs import THOROUGH, short_run
+from helpers.thorough import THOROUGH
+from helpers.train.short_runs import short_run
 from trimtab.cli import app
 from trimtab.record.layout import json_with_digest
 from trimtab.train.loop import train
@@ -64,7 +65,7 @@ def resume(run: Path) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")  # a step that is left out is a warning
-@pytest.mark.parametrize("seed", range(400 if THOROUGH else 8))
+@pytest.mark.parametrize("seed", range(400 if THOROUGH else 4))
 @pytest.mark.parametrize("change", READS, ids=lambda change: change.__name__)
 def test_reading_an_absurd_run_ends_in_words(copy: Path, change: Callable[..., None], seed: int) -> None:
     change(copy, random.Random(seed))

@@ -102,6 +102,7 @@ def test_grading_from_a_notebook_in_the_folder_starts_a_worker_without_it(trap: 
     assert ran(trap) == []
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_comparison_run_no_file_of_the_current_folder(trap: Path, trimtab: str) -> None:
     (trap / "tiny.toml").write_text(TINY)
     done = start(trap, [trimtab, "compare", "grpo", "--recipe", "tiny.toml", "--seeds", "1", "--out", "out"])

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ import pytest
 from helpers.browser.browsing import Tab, tab
 from helpers.browser.hostile_texts import HOSTILE
 from helpers.insight.report_runs import Made, make_run
+from helpers.thorough import THOROUGH
 from trimtab.insight.report import write_report
 from trimtab.insight.report.embed import visible
 
-THOROUGH = os.environ.get("TRIMTAB_THOROUGH") == "1"
 AT_ONCE = 30  # texts of one report
 CHOSEN = HOSTILE if THOROUGH else HOSTILE[:: len(HOSTILE) // AT_ONCE][:AT_ONCE]
 BATCHES = [CHOSEN[n : n + AT_ONCE] for n in range(0, len(CHOSEN), AT_ONCE)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +14,12 @@ from helpers.browser.browsing import Tab, tab
 from helpers.browser.contrast import COLORS, contrast
 from helpers.browser.hostile_texts import HOSTILE
 from helpers.stress.made_stress import FELL, made_stress
+from helpers.thorough import THOROUGH
 from trimtab.collapse import DEFINITION
 from trimtab.insight.report import write_report
 from trimtab.insight.report.embed import truncated, visible
 from trimtab.insight.report.stress_page import LONGEST_NAME
 
-THOROUGH = os.environ.get("TRIMTAB_THOROUGH") == "1"
 AT_ONCE = 12  # hostile texts of one page
 
 

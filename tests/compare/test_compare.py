@@ -315,6 +315,7 @@ def compare_in_terminal(recipe: str, out: Path, terminal: str) -> None:
         run_command(["compare", *words], terminal, out)
 
 
+@pytest.mark.slow
 def test_runs_get_to_their_checkpoint_after_the_terminal_was_closed(recipe: str, tmp_path: Path) -> None:
     terminal = Terminal()
     process = in_own_process(compare_in_terminal, recipe, tmp_path, terminal.path)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from helpers.thorough import THOROUGH
+
 import helpers.engines.verl_quiet  # noqa: F401  # isort: skip
 
-import os
 import pickle
 from collections.abc import Iterator
 
@@ -21,7 +22,6 @@ from trimtab.objectives import METHODS, Objective
 
 METHODS_HERE = [*METHODS, "grpo + kl", "stapo + tis", "dapo + icepop", "dapo + mis", "sspo + s2t", "gspo + stare"]
 MISSION = ("stapo", "stare", "sspo", "grpo")
-THOROUGH = bool(os.environ.get("TRIMTAB_THOROUGH"))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -20,7 +20,6 @@ from trimtab.record import open_run
 MODE = "trainer.v1.trainer_mode=trimtab"
 STARE = (MODE, "+trimtab.objective=stare", "+trimtab.target=9.0", "+trimtab.adaptive=true", "trainer.save_freq=1")
 RATE = 0.01
-thorough = pytest.mark.skipif(not os.environ.get("TRIMTAB_THOROUGH"), reason="set TRIMTAB_THOROUGH=1")
 
 
 def steps_of(folder: Path) -> list[dict[str, float]]:
@@ -87,7 +86,7 @@ def test_a_killed_run_resumes_with_its_controllers_as_they_were(tmp_path: Path) 
     assert recorded.info.controllers["stare"]["boost"] == pytest.approx(1.1 + (last + 1) * RATE)
 
 
-@thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("stapo", "+trimtab.tau_p=0.05"), ("sspo",), ("grpo",), ("dapo + kl + tis",)])
 def test_a_run_under_each_method_trains(tmp_path: Path, options: tuple[str, ...]) -> None:
     write_inputs(tmp_path)
@@ -102,7 +101,7 @@ def test_a_run_under_each_method_trains(tmp_path: Path, options: tuple[str, ...]
         assert any(step["trimtab/tokens/silenced_share"] > 0 for step in steps)
 
 
-@thorough
+@pytest.mark.slow
 def test_two_workers_get_the_mini_batches_that_were_planned(tmp_path: Path) -> None:
     """The loss on each worker checks the update's number and the mini-batch's tokens against the plan's."""
     write_inputs(tmp_path)
@@ -112,7 +111,7 @@ def test_two_workers_get_the_mini_batches_that_were_planned(tmp_path: Path) -> N
     assert all(step["actor/grad_norm"] > 0 for step in steps_of(tmp_path))
 
 
-@thorough
+@pytest.mark.slow
 def test_a_setting_of_verls_own_loss_stops_the_run_at_once(tmp_path: Path) -> None:
     write_inputs(tmp_path)
     code, said = run(tmp_path, 1, MODE, "+trimtab.objective=stapo", "actor_rollout_ref.actor.clip_ratio_high=0.28")

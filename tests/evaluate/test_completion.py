@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from helpers.evaluate.small_evals import completion
+from helpers.thorough import THOROUGH
 from trimtab.evaluate.endpoint.completion import MAX_BYTES, BadCompletionError, Completion, parse_completion
 
 
@@ -167,7 +167,7 @@ def measured(name: str, start: str, unit: str, end: str, size: int) -> tuple[str
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-@pytest.mark.parametrize("name", HOSTILE if os.environ.get("TRIMTAB_THOROUGH") else ["objects with keys of their own"])
+@pytest.mark.parametrize("name", HOSTILE if THOROUGH else ["objects with keys of their own"])
 def test_no_body_takes_more_memory_than_the_limit(name: str) -> None:
     """The largest body that is not refused at once, found by halving, and the largest that is read at all."""
     sizes = (MAX_BYTES, MAX_BYTES // 2, MAX_BYTES // 4, MAX_BYTES // 6, MAX_BYTES // 8)

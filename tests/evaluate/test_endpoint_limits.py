@@ -28,7 +28,6 @@ TIMEOUT = 0.5
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 KEY = "sk-secret-4242"
-thorough = pytest.mark.skipif(not os.environ.get("TRIMTAB_THOROUGH"), reason="takes a minute: TRIMTAB_THOROUGH=1")
 
 
 def options(folder: Path, url: str, **changes: Any) -> Any:
@@ -338,7 +337,7 @@ LARGEST_TEXTS = json.dumps(completion(["x" * 700_000] * 8)).encode()
     [
         # Six replies of 16 MB at the same time, which can be refused only once they are complete.
         pytest.param(UNPARSED, 8, id="replies that take too much memory"),
-        pytest.param(LARGEST_TEXTS, 64, id="270 MB of text", marks=thorough),
+        pytest.param(LARGEST_TEXTS, 64, id="270 MB of text", marks=pytest.mark.slow),
     ],
 )
 def test_an_evaluation_stays_within_500_megabytes(body: bytes, samples: int, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from helpers.evaluate.small_evals import SUMS, RecordedProgress, small
+from helpers.thorough import slow_but
 from helpers.train.short_runs import trained
 from trimtab.config import RolloutConfig
 from trimtab.evaluate import native
@@ -132,12 +133,18 @@ def test_a_batch_that_lost_a_line_is_generated_again(unbroken: EvalResult, tmp_p
     assert lines(wanted.folder) == lines(unbroken.folder)
 
 
-MOMENTS = ["line.torn:2", "generations.written:1"]
-if os.environ.get("TRIMTAB_THOROUGH"):
-    MOMENTS += ["line.torn:1", "line.torn:3", "generations.written:3", "file.written:1", "file.written:3"]
+MOMENTS = [
+    "line.torn:2",
+    "generations.written:1",
+    "line.torn:1",
+    "line.torn:3",
+    "generations.written:3",
+    "file.written:1",
+    "file.written:3",
+]
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", slow_but(MOMENTS[:1], MOMENTS))
 def test_after_kill_9_no_sample_is_lost_or_repeated(moment: str, unbroken: EvalResult, tmp_path: Path) -> None:
     wanted = small(tmp_path)
     command = [

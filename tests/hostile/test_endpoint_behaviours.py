@@ -22,12 +22,12 @@ from typing import Any
 import pytest
 
 from helpers.hostile.endpoint_behaviours import BAD, BEHAVIOURS, GOOD, KEY, REFUSALS, RIGHT, completion, reply
+from helpers.thorough import slow_but
 
 TIMEOUT = 5.0  # seconds that a request may take
 LATE = 40.0  # beyond the timeout: for a machine whose every core is taken several times
 GIVE_UP = 120.0  # seconds after which the server ends a behaviour that the client did not end
 MEMORY = 500 << 20
-THOROUGH = bool(os.environ.get("TRIMTAB_THOROUGH"))
 
 
 @dataclass
@@ -226,7 +226,7 @@ def test_all_that_failed_is_had_from_a_server_that_works_again(outcome: Outcome,
     assert {name: row for name, row in before.items() if not row["failed"]}.items() <= after.items()
 
 
-@pytest.mark.parametrize("name", sorted(REFUSALS) if THOROUGH else ["status_401", "redirect_302_'file:///etc/passwd'"])
+@pytest.mark.parametrize("name", slow_but(["status_401"], sorted(REFUSALS)))
 def test_a_refused_request_ends_in_words(name: str, tmp_path: Path) -> None:
     server = Server(one_reply=REFUSALS[name])
     outcome = evaluate(server, tmp_path)
@@ -240,7 +240,7 @@ def test_a_refused_request_ends_in_words(name: str, tmp_path: Path) -> None:
     assert all(request.startswith(b"POST /v1/chat/completions ") for request in server.requests)
 
 
-@pytest.mark.skipif(not THOROUGH, reason="takes a minute: TRIMTAB_THOROUGH=1")
+@pytest.mark.slow
 def test_large_replies_to_many_requests_at_once_stay_within_memory(tmp_path: Path) -> None:
     server = Server(one_reply=reply(completion("x" * (14 << 20) + r"\boxed{7}")))
     outcome = evaluate(server, tmp_path, "--max-new-tokens", "4000000", "--problems", "48", "--timeout", "300")

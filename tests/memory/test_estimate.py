@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.thorough import slow_but
 from trimtab.bounded_http import HttpError
 from trimtab.config import load, packaged_recipes
 from trimtab.console.dry_run import describe_dry_run
@@ -233,7 +234,7 @@ def test_a_model_larger_than_any_memory_is_estimated_without_its_weights(tmp_pat
     assert estimate.weights == pytest.approx(4 * (2 * 151_936 * hidden + layers * (attention + mlp)), rel=0.001)
 
 
-@pytest.mark.parametrize("name", packaged_recipes())
+@pytest.mark.parametrize("name", slow_but({*packaged_recipes()} - {"smollm2", "smollm2-tools"}, packaged_recipes()))
 def test_every_recipe_gets_an_estimate_or_a_reason_why_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     lines = describe_estimate(load(name))

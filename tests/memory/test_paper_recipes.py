@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.train.short_runs import THOROUGH
+from helpers.thorough import slow_but
 from trimtab.config import load, packaged_recipes
 from trimtab.memory.estimate_text import describe_estimate
 
@@ -35,7 +35,7 @@ def test_every_recipe_of_a_large_model_states_it() -> None:
     assert set(LARGE) == {name for name, model in models.items() if re.search(r"(?<![\d.])(7|8|14|32)B", model)}
 
 
-@pytest.mark.parametrize("name", LARGE if THOROUGH else ["sspo-qwen2.5-math-7b"])
+@pytest.mark.parametrize("name", slow_but(["sspo-qwen2.5-math-7b"], LARGE))
 def test_a_recipe_takes_of_each_gpu_what_it_states(name: str, tmp_path: Path) -> None:
     model = load(name).model.path
     shape = next(shape for known, shape in SHAPES.items() if model.replace("-Math", "").startswith(known))

@@ -80,11 +80,15 @@ def test_a_file_of_ones_own_from_the_dry_run_to_the_replay(project: Path, monkey
     assert "written" in report and CALM in Path("run/report.html").read_text()
 
 
-def test_others_compare_and_stress_it(project: Path) -> None:
+def test_others_plan_to_compare_and_stress_it(project: Path) -> None:
     runs = plan_runs(Comparison((GENTLE, f"{GENTLE} + s2t"), Path("out"), "project/mine.toml", seeds=1))
     assert [run.name for run in runs] == ["python-mine-gentle-seed0", "python-mine-gentle+s2t-seed0"]
     axes = (parse_axis("objective.softness=0.2,1"),)
     StressTest((GENTLE,), axes, Path("out"), "project/mine.toml", seeds=1).check()
+
+
+@pytest.mark.slow
+def test_a_comparison_trains_it(project: Path) -> None:
     compared = trimtab(
         *("compare", f"{GENTLE} + s2t", "--recipe", "project/mine.toml", "--seeds", "1", "--out", "out"),
         *("--set", "run.steps=1", "--set", "run.eval_every=0", *QUICK),

@@ -14,7 +14,8 @@ import pytest
 from helpers.made_once import made_once, shared_folder
 from helpers.own_process import wait_until
 from helpers.parallel.forked_ranks import ENDLESS, SeveralProcesses
-from helpers.train.short_runs import THOROUGH, contents, differences
+from helpers.thorough import slow_but
+from helpers.train.short_runs import contents, differences
 from trimtab.train import RunFolder
 
 LOST, STOPPED, INVALID = 4, 3, 2
@@ -28,7 +29,7 @@ LED = (
     "model.written:1",
 )  # fmt: skip
 EVERYWHERE = [*((1, each) for each in FOLLOWED), *((0, each) for each in LED)]
-SOME = [(1, "update.done:5"), (0, "checkpoint.manifest:3")]
+SOME = [(1, "update.done:5")]
 FAILURES = [
     ("bug", "failed: KeyError('a bug')"),
     ("out_of_memory", "failed: out of memory"),
@@ -65,7 +66,7 @@ def continued(run: SeveralProcesses) -> SeveralProcesses:
     return again
 
 
-@pytest.mark.parametrize(("rank", "failpoint"), EVERYWHERE if THOROUGH else SOME)
+@pytest.mark.parametrize(("rank", "failpoint"), slow_but(SOME, EVERYWHERE))
 def test_a_run_of_which_a_process_was_killed_ends_like_one_that_was_not(
     rank: int, failpoint: str, whole: dict[str, str], tmp_path: Path
 ) -> None:
@@ -79,7 +80,7 @@ def test_a_run_of_which_a_process_was_killed_ends_like_one_that_was_not(
     assert not differences(contents(run.run_folder), whole)
 
 
-@pytest.mark.parametrize(("disturbance", "words"), FAILURES if THOROUGH else FAILURES[:1])
+@pytest.mark.parametrize(("disturbance", "words"), slow_but(FAILURES[:1], FAILURES))
 def test_a_process_that_fails_is_named_by_rank_0(disturbance: str, words: str, tmp_path: Path) -> None:
     run = SeveralProcesses(tmp_path, changes={"run.checkpoint_every": "1"}, disturbances={1: f"{disturbance} 2"})
     assert run.run() == (1 if disturbance == "bug" else INVALID)
@@ -97,6 +98,7 @@ def test_rank_0_that_runs_out_of_memory_is_named(tmp_path: Path) -> None:
     assert run.errors[0].startswith("trimtab: process 0 of 2 failed: out of memory")
 
 
+@pytest.mark.slow
 def test_a_full_disk_on_rank_0_and_a_rule_that_fails_on_rank_1_do_not_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(RULE)
     terms = {"reward.terms": '{mine={rule="python:mine:half",weight=0.1}}'}
@@ -109,7 +111,8 @@ def test_a_full_disk_on_rank_0_and_a_rule_that_fails_on_rank_1_do_not_end_the_ru
     assert run.log.read_text().count("RuntimeError: not here") == 1, "its first error is shown"
 
 
-@pytest.mark.parametrize("rank", [0, 1] if THOROUGH else [1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_process_that_was_stopped_is_killed_and_named(rank: int, tmp_path: Path) -> None:
     run = SeveralProcesses(tmp_path, changes=ENDLESS).start()
     run.wait_for_step(2)
@@ -139,7 +142,7 @@ def test_processes_whose_supervisor_is_killed_save_and_end(tmp_path: Path) -> No
 # --- stopping
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP] if THOROUGH else [signal.SIGINT])
+@pytest.mark.parametrize("number", slow_but([signal.SIGINT], [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]))
 def test_a_signal_ends_all_processes_after_their_step_with_a_checkpoint(number: signal.Signals, tmp_path: Path) -> None:
     run = SeveralProcesses(tmp_path, changes=ENDLESS | {"run.checkpoint_every": "0"}).start()
     run.wait_for_step(2)
@@ -150,6 +153,7 @@ def test_a_signal_ends_all_processes_after_their_step_with_a_checkpoint(number: 
     assert "go on with: trimtab train --resume run --gpus 2" in run.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_all_processes_while_rank_0_waits_for_another(tmp_path: Path) -> None:
     run = SeveralProcesses(tmp_path, changes=ENDLESS, disturbances={1: "hang 3"}).start()
     wait_until((tmp_path / "hangs").exists, run.process)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from helpers.own_process import Terminal
 from helpers.parallel.forked_ranks import ENDLESS, SeveralProcesses
-from helpers.train.short_runs import SETTINGS, THOROUGH
+from helpers.train.short_runs import SETTINGS
 from trimtab.cli import app
 from trimtab.config import list_checkpoints
 from trimtab.parallel.world import join_world
@@ -120,7 +120,7 @@ def test_the_commands_of_the_page_on_several_gpus_are_right(tmp_path: Path, monk
         assert result.output == f"for {several} GPUs\n"
 
 
-@pytest.mark.skipif(not THOROUGH, reason="takes long")
+@pytest.mark.slow
 def test_a_run_on_several_processes_starts_from_a_checkpoint_of_one(tmp_path: Path) -> None:
     before = SeveralProcesses(tmp_path, 1, {"run.steps": "2"})
     assert before.run() == 0, before.log.read_text()
@@ -133,7 +133,7 @@ def test_a_run_on_several_processes_starts_from_a_checkpoint_of_one(tmp_path: Pa
     torch.testing.assert_close(weights(run), weights(alone), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.skipif(not THOROUGH, reason="starts torchrun, which takes long")
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "killed"), [(1, None), (2, None), (2, 0), (2, 1)])
 def test_torchrun_starts_the_same_run(size: int, killed: int | None, tmp_path: Path) -> None:
     settings = [f"--set={key}={value}" for key, value in {**SETTINGS, **({} if killed is None else ENDLESS)}.items()]

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from helpers.parallel.thread_ranks import Trained, plan_tensors, train_ranks, use_sgd
+from helpers.thorough import THOROUGH
 from helpers.train.scripted_turns import ScriptedTurns
-from helpers.train.short_runs import THOROUGH, recipe
+from helpers.train.short_runs import recipe
 from trimtab.objectives import METHODS, Plan
 from trimtab.parallel import ShardedOptimizer
 from trimtab.train.trainer import Trainer

@@ -285,7 +285,7 @@ def test_a_dry_run_says_that_a_model_needs_code_and_runs_none(folder: Path) -> N
 
 
 @pytest.mark.parametrize("command", [["train", "demo", "--set"], ["train", "demo", "--dry-run", "--set"], ["eval"]])
-@pytest.mark.skipif("TRIMTAB_THOROUGH" not in os.environ, reason="make thorough: a command takes seconds to start")
+@pytest.mark.slow
 def test_a_command_asks_nothing(folder: Path, tmp_path: Path, command: list[str]) -> None:
     mine(folder)
     keys(CONFIG, model_type="evil")(folder)

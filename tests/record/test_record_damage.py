@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from helpers.record.made_records import made_run, made_step, readable, same
+from helpers.thorough import THOROUGH
 from trimtab.record import SCHEMA, RecordError, RecordWarning, open_run
 from trimtab.record.layout import LARGEST_JSON, RECORDS_FOLDER, json_with_digest, read_json, step_folder
 
-FLIPS = 400 if os.environ.get("TRIMTAB_THOROUGH") else 60
+FLIPS = 400 if THOROUGH else 60
 STEP_FILES = ("tokens.parquet", "responses.parquet", "step.json")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from itertools import pairwise
@@ -12,11 +11,11 @@ import pytest
 import sympy
 
 from helpers.rewards.equivalents import FAMILIES, PER_FAMILY, Equivalent, equivalents
+from helpers.thorough import THOROUGH
 from trimtab.rewards import Verdict, grade, grade_many
 from trimtab.tasks import Problem
 from trimtab.tasks.problems import user
 
-THOROUGH = bool(os.environ.get("TRIMTAB_THOROUGH"))
 MOST_REFUSED = 0.005
 PAIRS = equivalents()
 SAMPLE = PAIRS if THOROUGH else [pair for number, pair in enumerate(PAIRS) if number % PER_FAMILY < 15]

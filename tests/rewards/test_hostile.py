@@ -28,9 +28,9 @@ from helpers.rewards import grading_runs
 from helpers.rewards.grading_runs import as_pairs, descendants, gone, honest, resident
 from helpers.rewards.hostile import FAMILIES, PER_FAMILY, Hostile, hostiles
 from helpers.rewards.hostile_text import injections, soup
+from helpers.thorough import THOROUGH
 from trimtab.rewards import Verdict, grade, grade_many
 
-THOROUGH = bool(os.environ.get("TRIMTAB_THOROUGH"))
 EACH = PER_FAMILY if THOROUGH else 10
 LIMIT = 5.0  # seconds for any verdict: the workers' 1.5, and room for a busy machine
 HANG = 300.0  # seconds after which a verdict or a process is taken for hung

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 import trimtab
+from helpers.thorough import THOROUGH
 from helpers.train.short_runs import (
     STOPPED,
-    THOROUGH,
     MessageLog,
     RunProcess,
     contents,

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.train.short_runs import THOROUGH, RunProcess, contents, differences
+from helpers.thorough import THOROUGH, slow_but
+from helpers.train.short_runs import RunProcess, contents, differences
 from trimtab.train import checkpoints
 from trimtab.train.run_folder import RunFolder
 
@@ -39,8 +40,9 @@ FAILPOINTS = (
     "nonfinite.written",
     "model.written",
 )
-BY_THE_CLOCK = 90 if THOROUGH else 4
-TWICE = 20 if THOROUGH else 4
+SOME = ("line.torn", "checkpoint.manifest", "folder.rename", "update.done", "step.finished")
+BY_THE_CLOCK = 90 if THOROUGH else 2
+TWICE = 20 if THOROUGH else 2
 NAN_UPDATE = (3, 2)  # the step and update that is not finite, so that nonfinite.jsonl is compared too
 
 
@@ -93,7 +95,7 @@ def test_the_run_that_is_killed_here_passes_every_failpoint(whole: WholeRun, tmp
     assert not differences(contents(process.folder), whole.contents), "two runs of one recipe are equal"
 
 
-@pytest.mark.parametrize("name", FAILPOINTS)
+@pytest.mark.parametrize("name", slow_but(SOME, FAILPOINTS))
 def test_a_run_killed_at_a_failpoint_ends_like_one_that_was_not(name: str, whole: WholeRun, tmp_path: Path) -> None:
     last = whole.failpoints[name]
     for count in range(1, last + 1) if THOROUGH else sorted({1, last}):

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers.thorough import slow_but
 from helpers.train.short_runs import MessageLog, contents, differences, short_run, trained
 from trimtab.files import read_json_lines
 from trimtab.objectives import Objective
@@ -211,9 +212,12 @@ def before_the_step(run: Run) -> dict[str, Tensor]:
     return checkpoints.read(run.folder.checkpoints / f"step-{STEP - 1:08d}").tensors["model"]
 
 
-@pytest.mark.parametrize("value", ["NaN", "inf"])
 @pytest.mark.parametrize(
-    ("where", "count"), [(where, count) for where, (_, counts, _) in UPDATES.items() for count in counts]
+    ("where", "count", "value"),
+    slow_but(
+        [*((where, 1, "NaN") for where in UPDATES), ("logits", 3, "inf"), ("gradient", 2, "inf")],
+        ((where, n, value) for where, (_, counts, _) in UPDATES.items() for n in counts for value in ("NaN", "inf")),
+    ),
 )
 def test_an_update_that_is_not_finite_is_skipped(
     where: str, count: int, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -229,8 +233,13 @@ def test_an_update_that_is_not_finite_is_skipped(
     assert run.progress.step == STEPS and run.progress.updates_skipped == 1
 
 
-@pytest.mark.parametrize("value", ["NaN", "inf"])
-@pytest.mark.parametrize("where", SCORES)
+@pytest.mark.parametrize(
+    ("where", "value"),
+    slow_but(
+        [*((where, "NaN") for where in SCORES), ("first reward", "inf")],
+        ((where, value) for where in SCORES for value in ("NaN", "inf")),
+    ),
+)
 def test_a_step_whose_scores_are_not_finite_is_skipped(
     where: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +279,7 @@ def test_the_other_update_of_the_step_is_taken(where: str, tmp_path: Path, monke
     assert float(after["optimizer"]["0/step"]) == 3, "two updates of the first step and one of the second"
 
 
-@pytest.mark.parametrize("where", [*UPDATES, *SCORES])
+@pytest.mark.parametrize("where", slow_but(["logits", "gradient", "first reward"], [*UPDATES, *SCORES]))
 def test_a_run_with_on_nonfinite_stop_ends_with_a_diagnosis_and_saves_nothing_of_the_step(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,6 @@ import pytest
 
 from helpers.hostile.started_commands import Command, Starter
 
-THOROUGH = bool(os.environ.get("TRIMTAB_THOROUGH"))
 STEPS = 6
 
 # Two updates a step, a checkpoint every second step, an evaluation every third; the warm start saves in its middle.
@@ -66,8 +65,7 @@ def even(response, answer, extra):
 
 def some(cases: Sequence[tuple[str, tuple[Any, ...]]], chosen: set[str]) -> list[Any]:
     """Return named cases as parameters of a test; by default only the chosen are tried."""
-    skip = pytest.mark.skipif(not THOROUGH, reason="TRIMTAB_THOROUGH=1 tries all")
-    return [pytest.param(*case, id=name, marks=[] if name in chosen else [skip]) for name, case in cases]
+    return [pytest.param(*case, id=name, marks=[] if name in chosen else [pytest.mark.slow]) for name, case in cases]
 
 
 def each(names: Iterable[str]) -> list[tuple[str, tuple[str]]]:

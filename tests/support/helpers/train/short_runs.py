@@ -23,8 +23,6 @@ from trimtab.train.loop import train
 from trimtab.train.run import Run, RunStoppedError
 from trimtab.train.run_folder import RunFolder
 
-THOROUGH = bool(os.environ.get("TRIMTAB_THOROUGH"))
-
 # Six steps of two updates over a task of ten problems, so that an epoch ends in the third step. Rewards differ by
 # length, so that every step has a learning signal; the objective has a controller with state; the warm start saves a
 # checkpoint in the middle.
