@@ -6,7 +6,7 @@ ENGINES := .venv-engines
 VLLM := .venv-vllm
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test test-engines test-vllm test-oldest test-newest thorough test-gpu check docs site lock bench tokenizers chromium clean
+.PHONY: setup demo test test-suite test-engines test-vllm test-oldest test-newest thorough test-gpu check docs site lock bench tokenizers chromium clean
 
 # Makes an environment of the packages in requirements/$(2).txt, each of one version with known hashes. Sources are built
 # with the pinned setuptools: pip would download one of its own choice. torch alone has no hash, because each platform has
@@ -29,11 +29,16 @@ demo: setup
 	$(BIN)/trimtab train
 
 # Two workers with one torch thread each: more threads than cores made the suite several times slower. They take their
-# tests in order (worksteal), so that what the tests of a file share is made once, not by both.
+# tests in order (worksteal), so that what the tests of a file share is made once, not by both. Beside them, where they
+# wait, come the static checks and the engines' environment.
+SUITE := -m pytest -n 2 --dist worksteal --ignore=tests/engines
+
 test:
-	$(MAKE) -j2 check tokenizers chromium $(ENGINES)/.ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/engines
+	$(MAKE) -j3 check test-suite $(ENGINES)/.ready
 	$(MAKE) test-engines
+
+test-suite: setup tokenizers chromium
+	OMP_NUM_THREADS=1 $(BIN)/python $(SUITE)
 
 # Inside TRL and verl, which have an environment of their own: they bring two gigabytes that nothing else needs.
 test-engines: $(ENGINES)/.ready
@@ -73,10 +78,11 @@ test-newest:
 	$(NEWEST)/bin/python -m pip list
 	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -n 2 $(RANGE_TESTS)
 
-# 200 kills and 500 damaged checkpoints instead of a few dozen; 2,000 hostile answers instead of 200.
-thorough: setup
-	TRIMTAB_THOROUGH=1 $(BIN)/python -m pytest tests/train/test_kill.py tests/train/test_checkpoints.py \
-		tests/rewards/test_hostile.py tests/rewards/test_equivalents.py tests/hostile
+# With the tests that are marked as slow, and all of what is else sampled: 200 kills and 500 damaged checkpoints instead of
+# a few, 2,000 hostile answers instead of 200. Takes hours.
+thorough: setup tokenizers chromium $(ENGINES)/.ready
+	TRIMTAB_THOROUGH=1 OMP_NUM_THREADS=1 $(BIN)/python $(SUITE)
+	TRIMTAB_THOROUGH=1 $(MAKE) test-engines
 
 # In $(PYTHON) if its torch sees a GPU (GPU images bring their own torch), else in .venv.
 GPU_PYTHON = $(shell $(PYTHON) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null && echo $(PYTHON) || echo $(BIN)/python)

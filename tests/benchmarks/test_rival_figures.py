@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,9 @@ import pytest
 
 import long_step
 import vllm_sampling
+from helpers.turn_worker import worker
 from made_models import made_tokenizer
 from turns import in_turns
-
-
-def worker(what: str, turn: Callable[[], Any]) -> Iterator[tuple[str, Any]]:
-    """Yield its name before and after its turn; fail where it is called so."""
-    yield "started", what
-    if what == "fails early":
-        raise RuntimeError("no room")
-    yield "measured", [what, turn()]
-    if what == "fails late":
-        raise RuntimeError("too slow")
 
 
 def test_workers_measure_one_after_the_other_and_failures_end_nothing() -> None:

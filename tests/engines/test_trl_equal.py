@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from helpers.thorough import THOROUGH
+
 pytest.importorskip("trl", reason="trl is not installed here: `make test-engines` runs these tests")
 
 import torch
@@ -19,7 +21,7 @@ from trimtab.engines.common import LOSS_METRICS
 from trimtab.engines.trl.padded import RESPONSE_INDEX
 from trimtab.objectives import merge_metrics
 
-BATCHES = 50
+BATCHES = 50 if THOROUGH else 15
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from helpers.thorough import slow_but
+
 pytest.importorskip("trl", reason="trl is not installed here: `make test-engines` runs these tests")
 
 import torch
@@ -25,7 +27,7 @@ def warm() -> Any:
     return trl_runs.warm_model()
 
 
-@pytest.mark.parametrize("name", ["stapo(tau_p=0.2)", "stare", "sspo"])
+@pytest.mark.parametrize("name", slow_but(["stapo(tau_p=0.2)"], ["stapo(tau_p=0.2)", "stare", "sspo"]))
 def test_the_reward_rises(name: str, warm: Any, tmp_path: Path) -> None:
     options = {"max_steps": 45, "per_device_train_batch_size": 128, "num_generations": 8, "learning_rate": 7e-4}
     trainer = trl_runs.trainer(copy.deepcopy(warm), trl_runs.config(tmp_path, objective=name, **options))

@@ -13,8 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
+import trimtab as tt
 from helpers.engines.verl_runs import TIMEOUT, command, environment, run, write_inputs
+from trimtab.engines.verl.trainer import TrimtabRayTrainer
 from trimtab.record import open_run
 
 MODE = "trainer.v1.trainer_mode=trimtab"
@@ -64,6 +68,7 @@ def killed_after(folder: Path, step: int, *options: str) -> int:
     return latest(folder)
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_with_its_controllers_as_they_were(tmp_path: Path) -> None:
     write_inputs(tmp_path)
     record = f"+trimtab.record={tmp_path}/records"
@@ -117,6 +122,31 @@ def test_a_setting_of_verls_own_loss_stops_the_run_at_once(tmp_path: Path) -> No
     code, said = run(tmp_path, 1, MODE, "+trimtab.objective=stapo", "actor_rollout_ref.actor.clip_ratio_high=0.28")
     assert code != 0
     assert "use +trimtab.clip_high" in said and "step:1" not in said
+
+
+def test_a_checkpoint_holds_the_controllers_before_verl_marks_it_as_the_latest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the slow test above shows of a whole run, for the two methods of the trainer alone."""
+    seen: list[bool] = []
+
+    def trainer() -> TrimtabRayTrainer:
+        made = object.__new__(TrimtabRayTrainer)
+        made.config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path), "resume_mode": "auto"}})
+        made.objective, made.recorder, made.global_steps = tt.objective("stare(adaptive=true)"), None, 3
+        return made
+
+    saved = tmp_path / "global_step_3/trimtab.json"
+    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: seen.append(saved.exists()))
+    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: None)
+    first, second = trainer(), trainer()
+    state = first.objective.state_dict()
+    state["stare"]["boost"] = 1.37
+    first.objective.load_state_dict(state)
+    first._save_checkpoint()
+    second._load_checkpoint()
+    assert seen == [True]
+    assert second.objective.state_dict() == state != trainer().objective.state_dict()
 
 
 def test_options_without_the_trainer_stop_the_command(tmp_path: Path) -> None:

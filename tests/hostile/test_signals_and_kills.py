@@ -45,7 +45,6 @@ AT_THE_END = ["step.finished:6", "checkpoint.pruned:2", "model.written:1"]
 CHOSEN = {  # these are in every run of the tests
     "SIGINT at update.planned:5",
     "SIGKILL at checkpoint.manifest:4",
-    "SIGKILL at warm_start.step:3",
 }
 
 

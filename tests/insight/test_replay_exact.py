@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.thorough import slow_but
 from helpers.train.short_runs import RunProcess, trained
 from trimtab.insight.replay import replay
 from trimtab.insight.replay.batches import (
@@ -56,6 +57,11 @@ OBJECTIVES = {
     "vespo + s2t": {"objective.tau_p": "0.2"},
     "luspo + stare(gate=none)": {},
 }
+# At least one for each kind of plan: silenced, boosted, by segment, by sequence, with a reference, with more columns.
+ALWAYS = (
+    *("stapo", "stapo + stare(adaptive=true)", "sspo + s2t", "grpo", "gspo", "clip_cov", "lp_reg", "dapo + tis"),
+    *("grpo + kl", "luspo + stare(gate=none)", "entropy_advantage", "top_entropy"),
+)
 VARIATIONS = {
     "four updates a step": {"objective": '"stapo(tau_p=0.2)"', "update.per_step": "4"},
     "two passes": {"objective": '"stapo(tau_p=0.2) + stare"', "update.passes": "2"},
@@ -105,7 +111,7 @@ def assert_bits(made: torch.Tensor, recorded: np.ndarray, column: str) -> None: 
     assert made.numpy().astype(recorded.dtype).tobytes() == recorded.tobytes(), column
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", slow_but(ALWAYS, OBJECTIVES))
 def test_a_recorded_plan_is_made_again_bit_for_bit(name: str, tmp_path: Path) -> None:
     trained(tmp_path / "run", {**SHORT, "objective": f'"{name}"', **OBJECTIVES[name]})
     seen = assert_plans_come_again(open_run(tmp_path / "run"))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import trimtab as tt
 from helpers.objectives.batches import EVERY, batch, fields, loss_and_gradient, moved, seeds
+from helpers.thorough import slow_but
 
 TIGHT = {"rtol": 1e-12, "atol": 1e-12}
 PER_TOKEN = ("advantage", "weight", "scale", "clip_low", "clip_high", "reason")
@@ -146,7 +147,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", slow_but([2], [1, 2, 4]))
 def test_any_number_of_processes_makes_the_same_plan(world: int, tmp_path: Path) -> None:
     mp.spawn(run_rank, args=(world, str(tmp_path)), nprocs=world)
     shares = [torch.load(tmp_path / f"{world}-{rank}.pt") for rank in range(world)]

@@ -28,7 +28,7 @@ from helpers.rewards import grading_runs
 from helpers.rewards.grading_runs import as_pairs, descendants, gone, honest, resident
 from helpers.rewards.hostile import FAMILIES, PER_FAMILY, Hostile, hostiles
 from helpers.rewards.hostile_text import injections, soup
-from helpers.thorough import THOROUGH
+from helpers.thorough import THOROUGH, slow_but
 from trimtab.rewards import Verdict, grade, grade_many
 
 EACH = PER_FAMILY if THOROUGH else 10
@@ -287,7 +287,7 @@ def start(ending: str) -> subprocess.Popen[str]:
 
 
 @linux
-@pytest.mark.parametrize("ending", ["by itself", "error", "os exit", "killed", "forked"])
+@pytest.mark.parametrize("ending", slow_but(["error", "killed"], ["by itself", "error", "os exit", "killed", "forked"]))
 def test_no_process_is_left_behind(ending: str) -> None:
     process = start(ending)
     assert process.stdout

@@ -14,6 +14,7 @@ import torch
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
 from helpers.rollout.paged_models import CONFIGS, EOS, assert_same, count_preemptions, prompts, tiny, tokens
+from helpers.thorough import slow_but
 from trimtab.policy import Transcript, load_policy, score
 from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, SamplingOptions
 from trimtab.rollout.paged.decoder import Decoder, unsupported_reason
@@ -85,7 +86,7 @@ def test_neither_batch_size_nor_sync_interval_matters(llama: Any, steps_per_sync
     assert_same(responses, native(llama, batch, OPTIONS))
 
 
-@pytest.mark.parametrize("steps_per_sync", [3, 16])
+@pytest.mark.parametrize("steps_per_sync", slow_but([3], [3, 16]))
 def test_preemption_does_not_change_a_sample(llama: Any, preemptions: Counter[int], steps_per_sync: int) -> None:
     small = PagedSampler(llama, RARE_EOS, torch.float32, max_pages=1, steps_per_sync=steps_per_sync)
     responses = small.sample(MANY, 0, LONG)

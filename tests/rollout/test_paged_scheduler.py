@@ -21,6 +21,7 @@ from helpers.rollout.simulated_device import (
     new_scheduler,
     run,
 )
+from helpers.thorough import THOROUGH
 from trimtab.rollout.paged import scheduler as module
 from trimtab.rollout.paged.decode_state import Scalar
 from trimtab.rollout.paged.kv_cache import PageAllocator
@@ -51,7 +52,7 @@ def works(draw: Callable[..., int]) -> Work:
     )
 
 
-@settings(max_examples=250)
+@settings(max_examples=250 if THOROUGH else 80)
 @given(works())
 def test_every_sample_is_what_it_would_be_alone_and_no_page_is_lost(work: Work) -> None:
     outcome = run(work)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from helpers.thorough import THOROUGH
+
 TABS = 10  # at once: a page is done when it has asked for nothing for half a second
 
 
@@ -37,7 +39,9 @@ def test_no_page_asks_another_host(page: Any, address: str, site: Path) -> None:
     programs = sorted((site / "source").rglob("*.html"))[1:]
     names = [str(path.relative_to(site)) for path in sorted(site.rglob("*.html")) if path not in programs]
     assert len(names) > 40
-    assert asked_elsewhere(page, address, names) == []
+    # All have the same head and scripts; notebooks and the gallery bring some of their own.
+    own = [name for name in names if name.startswith(("index", "notebooks", "gallery"))]
+    assert asked_elsewhere(page, address, names if THOROUGH else [*own, *names[::4]]) == []
 
 
 def test_a_request_by_a_script_is_found(page: Any, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import trimtab
-from helpers.thorough import THOROUGH
+from helpers.thorough import THOROUGH, slow_but
 from helpers.train.short_runs import (
     STOPPED,
     MessageLog,
@@ -337,8 +338,13 @@ def test_an_intact_checkpoint_of_another_run_is_not_used(
     assert log.has("resumed from step 6")
 
 
-@pytest.mark.parametrize("spoil", ["progress", "objective", "environment", "config_fingerprint"])
-@pytest.mark.parametrize("value", [None, [], 7, "word"])
+@pytest.mark.parametrize(
+    ("spoil", "value"),
+    slow_but(
+        [("progress", None), ("objective", []), ("environment", 7), ("config_fingerprint", "word")],
+        product(["progress", "objective", "environment", "config_fingerprint"], [None, [], 7, "word"]),
+    ),
+)
 def test_an_invalid_state_is_not_used(run: Path, spoil: str, value: Any) -> None:
     path = run / "checkpoints" / "step-00000006" / "state.json"
     state = json.loads(path.read_text())
@@ -348,8 +354,13 @@ def test_an_invalid_state_is_not_used(run: Path, spoil: str, value: Any) -> None
     assert log.has("step-00000006", "does not fit") and log.has("resumed from step 4")
 
 
-@pytest.mark.parametrize("value", [-5, 1e999, "six", None, {}])
-@pytest.mark.parametrize("name", ["step", "position", "steps_without_signal", "updates_skipped"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    slow_but(
+        [("step", -5), ("step", {}), ("position", "six"), ("steps_without_signal", None), ("updates_skipped", 1e999)],
+        product(["step", "position", "steps_without_signal", "updates_skipped"], [-5, 1e999, "six", None, {}]),
+    ),
+)
 def test_invalid_progress_is_not_used(run: Path, name: str, value: Any) -> None:
     path = run / "checkpoints" / "step-00000006" / "state.json"
     state = json.loads(path.read_text())

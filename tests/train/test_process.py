@@ -14,7 +14,8 @@ from trimtab.train.process import gc_pause, set_threads
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays_frozen() -> Iterator[None]:
+def _nothing_is_frozen_before_or_after() -> Iterator[None]:
+    gc.unfreeze()
     yield
     gc.unfreeze()
 

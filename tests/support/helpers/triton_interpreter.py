@@ -12,7 +12,7 @@ import runpy
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,10 +20,13 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.thorough import THOROUGH
+
 
 def interpret(script: Path) -> str:
     """Return what a script prints when its kernels are interpreted."""
     environment = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(sys.path)}
+    environment |= {"TRIMTAB_THOROUGH": "1"} if THOROUGH else {}
     command = [sys.executable, __file__, script]
     out = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert out.returncode == 0, out.stderr[-4000:]
@@ -37,10 +40,12 @@ def case_errors(script: Path) -> str:
     return interpret(script)
 
 
-def run_cases(cases: Mapping[str, Callable[[torch.device, torch.dtype], None]]) -> None:
-    """Run cases on the CPU in fp32 and print the traceback of each that fails."""
-    assert cases
+def run_cases(cases: Mapping[str, Callable[[torch.device, torch.dtype], None]], slow: Collection[str]) -> None:
+    """Run cases on the CPU in fp32 and print the traceback of each that fails; the slow ones in `make thorough`."""
+    assert cases and not {*slow} - {*cases}
     for name, case in cases.items():
+        if name in slow and not THOROUGH:
+            continue
         try:
             case(torch.device("cpu"), torch.float32)
         except Exception:

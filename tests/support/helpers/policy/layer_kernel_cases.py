@@ -253,6 +253,12 @@ def cases(widths: list[int], heads: list[tuple[int, int, int]], rows: int) -> di
 
 
 INTERPRETED = cases([1, 40, 64], [(6, 2, 16), (3, 3, 24), (8, 1, 2)], 7)
+# Each takes seconds in the interpreter, and another case runs the same lines.
+SLOW = (
+    "model llama", "model llama, checkpointed", "model llama, biases, checkpointed", "model qwen2, checkpointed",
+    "model qwen3, odd heads, checkpointed", "model qwen3, LoRA",
+    "model qwen3, hook of a mlp", "model qwen3, hook of a norm",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -262,7 +268,7 @@ def main() -> None:
 
     swiglu_kernels.ELEMENTS = rope_kernels.PAIRS = 64
     rms_norm_kernels.PROGRAMS = rope_kernels.PROGRAMS = 3  # each program has several rows, and the last ones fewer
-    run_cases(INTERPRETED)
+    run_cases(INTERPRETED, SLOW)
 
 
 if __name__ == "__main__":

@@ -313,13 +313,19 @@ def cases(shapes: list[tuple[int, int, int]], vocab_sizes: list[int], rows: int)
 
 BLOCK = 64  # logits per block in the interpreter: several blocks even of a small vocabulary
 INTERPRETED = cases(SHAPES, [BLOCK, 150], 4)
+# Each takes seconds in the interpreter, and another case runs the same lines.
+SLOW = (
+    "paged_attention 4/4x32 normed split", "paged_attention 24/1x32 normed split",
+    "sample both from ties", "sample both of possible tokens",
+    "sample both of 64", "sample one of 150", "sample top-k of 150", "sample top-p of 150",
+)  # fmt: skip
 
 
 def main() -> None:
     from trimtab.rollout.paged.kernels import sampling
 
     sampling.BLOCK = BLOCK
-    run_cases(INTERPRETED)
+    run_cases(INTERPRETED, SLOW)
 
 
 if __name__ == "__main__":
