@@ -170,6 +170,7 @@ VISIBLE_CHUNKS_ARE_FILLED = """() => {
 }"""
 
 
+@pytest.mark.slow
 def test_scrolling_a_long_response_shows_every_part_of_it(chromium: Any, long: Path) -> None:
     with tab(chromium) as opened:
         opened.open(long)

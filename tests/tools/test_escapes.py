@@ -1,7 +1,7 @@
 """Programs that are meant to escape get nowhere, leave nothing behind and end in time; the same programs win where
 there are no walls.
 
-A quarter of them is tried as the user of the tests, an eighth as an ordinary one and without walls;
+An eighth of them is tried as the user of the tests, another as an ordinary one, and an eighth without walls;
 `TRIMTAB_THOROUGH=1` tries all everywhere, `ESCAPES="network: a raw"` only those whose kind and name contain it.
 """
 
@@ -47,7 +47,7 @@ def test_there_are_many_attempts_of_many_kinds() -> None:
     assert len(shown) >= 120
 
 
-SHARES = {"as it is": ("0/4",), "ordinary": ("3/8",)}
+SHARES = {"as it is": ("0/8",), "ordinary": ("3/8",)}
 if THOROUGH:
     SHARES = dict.fromkeys(SHARES, ("0/2", "1/2"))
 

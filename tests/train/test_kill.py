@@ -40,7 +40,7 @@ FAILPOINTS = (
     "nonfinite.written",
     "model.written",
 )
-SOME = ("line.torn", "checkpoint.manifest", "folder.rename", "update.done", "step.finished")
+SOME = ("line.torn", "checkpoint.manifest", "update.done")
 BY_THE_CLOCK = 90 if THOROUGH else 2
 TWICE = 20 if THOROUGH else 2
 NAN_UPDATE = (3, 2)  # the step and update that is not finite, so that nonfinite.jsonl is compared too
