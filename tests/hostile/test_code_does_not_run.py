@@ -15,6 +15,7 @@ import pickle
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -48,9 +49,13 @@ leaves_files_open = pytest.mark.filterwarnings(
 
 
 @pytest.fixture
-def traps(tmp_path: Path) -> Traps:
+def traps(tmp_path: Path) -> Iterator[Traps]:
     (tmp_path / "traps").mkdir()
-    return Traps(tmp_path / "traps")
+    yield Traps(tmp_path / "traps")
+    # What traps started with os.popen and dropped is closed here. Else the next Popen, in some later test, would do so.
+    for process in [*subprocess._active]:
+        process.wait()
+    subprocess._cleanup()
 
 
 @pytest.fixture(scope="session")
