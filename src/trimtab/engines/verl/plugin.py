@@ -7,8 +7,11 @@ trimtab's options but not its trainer, which verl would run without them and wit
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from trimtab.engines.common import missing_engine
 
@@ -25,6 +28,16 @@ def _load() -> None:
         error = missing_engine("verl", error) if isinstance(error, ImportError) else error
         sys.stderr.write(f"trimtab: the trainer for verl did not load, so {MODE}=trimtab is unknown: {error!r:.500}\n")
         raise
+    _pass_over_trl()
+
+
+def _pass_over_trl() -> None:
+    """Let verl's workers start beside a TRL that no longer has the value head that verl patches; only PPO uses it."""
+    trl = importlib.util.find_spec("trl")
+    places = trl.submodule_search_locations if trl is not None else None
+    if places and not (Path(places[0]) / "experimental/ppo").exists():
+        patches: Any = importlib.import_module("verl.models.transformers.monkey_patch")
+        patches.is_trl_available = lambda: False
 
 
 def command_problem(arguments: Sequence[str]) -> str:

@@ -8,7 +8,6 @@ trainer, engine, optimizer and queues are verl's.
 from __future__ import annotations
 
 import os
-import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -159,7 +158,6 @@ def install() -> None:
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")  # FSDP is registered for that name alone
-    sys.modules.setdefault("trl", None)  # type: ignore[arg-type]  # verl patches a part of TRL that new ones lack
     torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[assignment,method-assign]  # nothing to pin for
     set_platform(CpuPlatform())
     base._ROLLOUT_REGISTRY["cpu", "async"] = "helpers.engines.verl_cpu.Adapter"
