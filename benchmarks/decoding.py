@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
+from kernel_times import kernel_times
 from sampler import PEAK, PROMPT, copy_speed, min_bytes_read, qwen3, random_model, random_prompts
 from stopwatch import about, save, seconds_of
 from trimtab.rollout import PagedSampler, SamplingOptions
@@ -67,21 +67,6 @@ def step_seconds(sampler: PagedSampler, rows: int, length: int, device: torch.de
     return min(times), graph
 
 
-def kernel_times(graph: Any) -> dict[str, float]:
-    """Return milliseconds of a step by kind of kernel."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as trace:
-        graph.replay()
-        torch.cuda.synchronize()
-    found: dict[str, float] = defaultdict(float)
-    for event in trace.key_averages():
-        kind = next((kind for part, kind in KINDS.items() if part in event.key), "")
-        gemm = any(part in event.key.lower() for part in ("gemm", "nvjet", "cutlass", "splitk", "cublas"))
-        found[kind or ("GEMM" if gemm else event.key[:60])] += event.self_device_time_total / 1000
-    return {kind: round(ms, 4) for kind, ms in sorted(found.items(), key=lambda pair: -pair[1]) if ms}
-
-
 def measure(name: str, device: torch.device, small: bool, programs: list[int]) -> list[dict[str, Any]]:
     """Time the batches of one shape."""
     config = qwen3(name, small)
@@ -100,7 +85,7 @@ def measure(name: str, device: torch.device, small: bool, programs: list[int]) -
         row: dict[str, Any] = {"rows": rows, "length": length, "ms": round(1000 * seconds, 3)}
         row |= {"limit_ms": round(1000 * limit, 3), "of_limit": round(limit / seconds, 3)}
         if graph is not None:
-            row["kernels_ms"] = kernel_times(graph)
+            row["kernels_ms"] = kernel_times(graph.replay, KINDS)
             for number in programs:
                 with patch("trimtab.rollout.paged.kernels.attention.TARGET_PROGRAMS", number):
                     row[f"ms at {number} programs"] = round(1000 * step_seconds(sampler, rows, length, device)[0], 3)

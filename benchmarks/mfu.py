@@ -6,6 +6,8 @@ Model FLOPs, forward and backward, causal attention counted half:
 + 12 x layers x heads x head size x sum of length^2 / 2
 Recomputation is not counted. Scoring is the forward pass, a third of it. The share is of the data sheet's peak and of
 a large GEMM's measured rate. Then 1, 2, 4, 8 times the tokens: does the cost grow linearly?
+Last, what the update with the largest micro-batches is made of (kernels by kind), and the GPU's clock and power while
+it is repeated: the data sheet's peak is that of a clock which the power limit may not allow.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +25,7 @@ from unittest.mock import patch
 
 import torch
 
+from kernel_times import clock_and_power, kernel_times
 from stopwatch import about, forget, save, seconds_of
 from trimtab.config import Config, load
 from trimtab.policy import Policy, Precision, load_policy, loading, make_optimizer, pick_device, score
@@ -36,7 +40,12 @@ from trimtab.train.scoring import Experience, score_responses
 from trimtab.train.trainer import Trainer
 
 PEAK = 989e12  # bf16 without sparsity, H200 data sheet
+PEAK_CLOCK = 1830  # MHz, at which the data sheet's peak is reached
 PROMPT = 64  # tokens
+KINDS = {"flash": "attention", "fmha": "attention", "rms_norm": "norm", "swiglu": "SwiGLU", "rope": "RoPE"}
+KINDS |= {"softmax": "head, between its GEMMs", "logp_and_grad": "head, between its GEMMs"}
+KINDS |= {"multi_tensor": "optimizer and gradient norm"}
+BUSY_SECONDS = 8.0  # for a steady clock
 SAMPLES = 8
 NO_PROBLEM = Problem(prompt=(), answer="", rule="exact", source="made")
 
@@ -172,17 +181,11 @@ class Case:
 
     def measure(self, rounds: int) -> dict[str, Any]:
         """Measure both: median seconds after one warm-up round, and FLOP/s."""
-        responses = max(1, self.tokens // self.length)
-        trainer, config = self.trainer, self.trainer.config
-        settings = config.update.model_copy(update={"token_budget": self.budget})
-        trainer.config = config.model_copy(update={"update": settings})
-        answers = made_answers(self.shape, responses, self.length)
-        experience = Experience(Rollouts(answers, [responses]), score_responses(trainer, answers))
-        (minibatch,) = experience.minibatches()
-        passes = (config.rollout.temperature, self.budget, config.update.head_chunk)
+        responses, minibatch = self._minibatch()
+        passes = (self.trainer.config.rollout.temperature, self.budget, self.trainer.config.update.head_chunk)
         work = sum(flops(self.shape, [PROMPT] * responses, [self.length] * responses).values())
-        update = self._seconds(lambda: update_policy(trainer, minibatch, []), rounds)
-        scoring = self._seconds(lambda: score(trainer.policy, minibatch.transcripts, *passes), rounds)
+        update = self._seconds(lambda: update_policy(self.trainer, minibatch, []), rounds)
+        scoring = self._seconds(lambda: score(self.trainer.policy, minibatch.transcripts, *passes), rounds)
         return {
             "response": self.length,
             "responses": responses,
@@ -194,9 +197,38 @@ class Case:
             "score_flops_per_second": work / 3 / scoring,
         }
 
+    def update(self) -> Callable[[], object]:
+        """Return a function that makes an update."""
+        _, minibatch = self._minibatch()
+        return lambda: update_policy(self.trainer, minibatch, [])
+
+    def _minibatch(self) -> tuple[int, Any]:
+        """Return how many responses there are and the mini-batch of all of them, scored."""
+        responses, config = max(1, self.tokens // self.length), self.trainer.config
+        settings = config.update.model_copy(update={"token_budget": self.budget})
+        self.trainer.config = config.model_copy(update={"update": settings})
+        answers = made_answers(self.shape, responses, self.length)
+        experience = Experience(Rollouts(answers, [responses]), score_responses(self.trainer, answers))
+        (minibatch,) = experience.minibatches()
+        return responses, minibatch
+
     def _seconds(self, run: Callable[[], object], rounds: int) -> float:
         device = self.trainer.policy.device
         return median([seconds_of(run, device) for _ in range(rounds + 1)][1:])
+
+
+def explain(case: Case) -> dict[str, Any]:
+    """Return the kernels of an update by kind, and clock and power while updates follow one another."""
+    update, seen = case.update(), dict[str, Any]()
+    update()
+    seen["kernels_ms"] = kernel_times(update, KINDS)
+    device, start = case.trainer.policy.device, time.perf_counter()
+    with clock_and_power(seen):
+        while time.perf_counter() - start < BUSY_SECONDS:
+            seconds_of(update, device)
+    if "clock_mhz" in seen:
+        seen["peak_at_this_clock_tflops"] = round(PEAK / 1e12 * seen["clock_mhz"] / PEAK_CLOCK, 1)
+    return seen
 
 
 def rated(row: dict[str, Any], gemm: float) -> dict[str, Any]:
@@ -269,6 +301,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     result["growth"] = growth([attempt(case, args.rounds, gemm) for case in cases])
     save(result, args.out)
     print(result["growth"])
+    if device.type == "cuda":
+        forget(device)
+        result["largest_micro_batches"] = explain(Case(trainer, shape, shape.lengths[0], shape.tokens, max(fitting)))
+        save(result, args.out)
+        print(result["largest_micro_batches"])
 
 
 if __name__ == "__main__":
