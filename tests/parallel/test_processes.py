@@ -37,6 +37,7 @@ def recorded_tokens(run: SeveralProcesses) -> dict[int, list[Any]]:
     return {step.number: list(step.tokens["token"]) for step in open_run(run.run_folder)}
 
 
+@pytest.mark.slow
 def test_a_run_resumed_on_other_numbers_of_processes_is_the_run_of_one(tmp_path: Path) -> None:
     alone = SeveralProcesses(tmp_path / "alone", 1, {"run.steps": "4"})
     assert alone.run() == 0, alone.log.read_text()

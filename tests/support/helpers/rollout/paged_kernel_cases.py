@@ -316,7 +316,7 @@ INTERPRETED = cases(SHAPES, [BLOCK, 150], 4)
 # Each takes seconds in the interpreter, and another case runs the same lines.
 SLOW = (
     "paged_attention 4/4x32 normed split", "paged_attention 24/1x32 normed split",
-    "sample both from ties", "sample both of possible tokens",
+    "paged_attention 4/4x32", "sample both beside nan", "sample both from ties", "sample both of possible tokens",
     "sample both of 64", "sample one of 150", "sample top-k of 150", "sample top-p of 150", "sample top-k of 64",
 )  # fmt: skip
 
