@@ -32,6 +32,7 @@ def test_sampling_beside_vllm_says_where_the_aim_is_missed_and_what_failed() -> 
     made = " ".join(rival_tables.sampling(ABOUT | {"shapes": shapes}))
     assert "| 1.7B: 64 sequences | 1,000 | 2,000 (own process) |  | 0.50 | 50% |" in made
     assert "reached: 135M, 512 x 128 (7.50); missed: 1.7B, 64 sequences (0.50)" in made
+    assert "To reach the target, 1.7B, 64 sequences would need 130% of the limit." in made
     assert "vLLM at 1.7B, in process, did not finish: no room." in made
     assert "| 1.7B | 1.0 | 50.0 | 0.02 | 0.03 |" in made
     assert rival_tables.sampling(ABOUT) == []

@@ -45,7 +45,18 @@ def sampling(result: Any) -> list[str]:
     columns = ["tokens/s", "trimtab", "vLLM's best", "without log-probs", "times faster", "trimtab, of the limit"]
     aims = ", ".join(f"{times:g} times vLLM's best at {shape}" for shape, times in TIMES_VLLM.items())
     said = [f"Target: {aims}; {outcome(faster)}."] if faster else []
-    return [*table(columns, rows), *words(*said, *_failed(result)), *_weights(result)]
+    return [*table(columns, rows), *words(*said, *_needed(result), *_failed(result)), *_weights(result)]
+
+
+def _needed(result: Any) -> list[str]:
+    """Which share of the limit an aim that was missed would take."""
+    return [
+        f"To reach the target, {shape}, {load} would need {row['share_of_limit'] * TIMES_VLLM[shape] / times:.0%} of "
+        "the limit."
+        for shape, figures in result["shapes"].items()
+        for load, row in figures.items()
+        if "share_of_limit" in row and (times := row.get(BEST, {}).get("times_faster", 99)) < TIMES_VLLM[shape]
+    ]
 
 
 def _failed(result: Any) -> list[str]:
