@@ -11,13 +11,22 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Makes an environment of the packages in requirements/$(2).txt, each of one version with known hashes. Sources are built
 # with the pinned setuptools: pip would download one of its own choice. torch alone has no hash, because each platform has
 # its own build; its version is in the constraints $(3).
-define environment
+define packages
 	@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 	$(1)/bin/python -m pip install --quiet --no-deps --require-hashes --requirement requirements/build.txt
 	$(1)/bin/python -m pip install --quiet --no-deps --require-hashes --no-build-isolation --use-pep517 --requirement requirements/$(2).txt
 	$(1)/bin/python -m pip install --quiet --constraint $(3) torch
+endef
+
+# Adds trimtab itself. Not for two environments at once: it writes into the source folder.
+define editable
 	$(1)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $(1)/.ready
+endef
+
+define environment
+	$(call packages,$(1),$(2),$(3))
+	$(call editable,$(1))
 endef
 
 setup: $(VENV)/.ready
@@ -44,8 +53,12 @@ test-suite: setup tokenizers chromium
 test-engines: $(ENGINES)/.ready
 	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest -n 2 --dist loadfile tests/engines
 
-$(ENGINES)/.ready: pyproject.toml constraints.txt requirements/engines.txt | $(VENV)/.ready
-	$(call environment,$(ENGINES),engines,constraints.txt)
+$(ENGINES)/.packages: pyproject.toml constraints.txt requirements/engines.txt
+	$(call packages,$(ENGINES),engines,constraints.txt)
+	@touch $@
+
+$(ENGINES)/.ready: $(ENGINES)/.packages | $(VENV)/.ready
+	$(call editable,$(ENGINES))
 
 # vLLM on a CPU, in an environment of its own: it wants other versions than the engines. On plain PyPI torch's CPU build
 # needs PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
