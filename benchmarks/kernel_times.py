@@ -44,7 +44,9 @@ def clock_and_power(into: dict[str, Any]) -> Iterator[None]:
     finally:
         process.terminate()
         lines = process.communicate()[0].splitlines()
-        rows = [[float(cell) for cell in line.split(",")] for line in lines if line.count(",") == 2]
+        # A figure that the driver does not have is "[N/A]", and the last line may be cut.
+        whole = [line for line in lines if line.count(",") == 2 and "[" not in line]
+        rows = [[float(cell) for cell in line.split(",")] for line in whole]
         if rows:
             names = ("clock_mhz", "power_watts", "power_limit_watts")
             into.update(zip(names, (median(column) for column in zip(*rows, strict=True)), strict=True))

@@ -14,7 +14,8 @@ DRIVER = """#!/bin/sh
 echo '1500, 640.5, 700.00'
 echo '1980, 300.0, 700.00'
 echo '1400, 690.0, 700.00'
-echo '[N/A]'
+echo '[N/A], 700.0, 700.00'
+printf '1500, 64'
 touch {said}
 exec sleep 60
 """
