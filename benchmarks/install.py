@@ -40,7 +40,7 @@ USES: Mapping[str, Sequence[str]] = {
     "tensorboard": ["-m", "trimtab", "train", *SHORT, "--set", "run.loggers=['tensorboard']"],
     "trackio": ["-m", "trimtab", "train", *SHORT, "--set", "run.loggers=['trackio']"],
     "trl": ["-c", "from trimtab.engines.trl import TrimtabConfig, TrimtabTrainer"],
-    "verl": ["-c", "import trimtab.engines.verl.plugin"],
+    "verl": ["-c", "import trimtab.engines.verl.trainer"],
     "wandb": ["-m", "trimtab", "train", *SHORT, "--set", "run.loggers=['wandb']"],
 }
 # Only resolved, by `pip install --dry-run`: vLLM fixes a torch of its own, with gigabytes of CUDA, and smollm2's

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import trimtab
 from trimtab.cli import app
 from trimtab.console import doctor
-from trimtab.engines.common import TESTED_VERSIONS
+from trimtab.engines.engine_versions import TESTED_VERSIONS
 from trimtab.rollout.vllm import TESTED_VERSIONS as VLLM_VERSIONS
 
 

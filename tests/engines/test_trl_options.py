@@ -16,7 +16,7 @@ from transformers import HfArgumentParser
 
 import trimtab as tt
 from helpers.engines import trl_runs
-from trimtab.engines import common
+from trimtab.engines import common, engine_versions
 from trimtab.engines.common import tool_tokens
 from trimtab.engines.trl import TrimtabConfig, TrimtabTrainer
 from trimtab.engines.trl.options import REPLACED, check_sampler, with_reference
@@ -181,21 +181,21 @@ def test_a_penalty_makes_trl_keep_a_reference_and_leaves_the_users_configuration
 def test_an_engine_of_another_version_gives_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda _: "9.9")
     with pytest.warns(UserWarning, match=r"tested with trl 1.16.0; this is 9.9") as told:
-        common.check_version("trl")
+        engine_versions.check_version("trl")
     assert len(told) == 1
-    known = str(common.missing_engine("trl", ImportError("no GRPOTrainer")))
+    known = str(engine_versions.missing_engine("trl", ImportError("no GRPOTrainer")))
     assert "cannot use trl 9.9: no GRPOTrainer" in known
 
 
 def test_the_error_for_a_missing_engine_says_what_to_install() -> None:
-    told = str(common.missing_engine("verl" if not _installed("verl") else "no_such_engine", ImportError()))
+    told = str(engine_versions.missing_engine("verl" if not _installed("verl") else "no_such_engine", ImportError()))
     assert "pip install" in told
 
 
 def _installed(name: str) -> bool:
     import importlib.util
 
-    common.TESTED_VERSIONS.setdefault("no_such_engine", "1.0")
+    engine_versions.TESTED_VERSIONS.setdefault("no_such_engine", "1.0")
     return importlib.util.find_spec(name) is not None
 
 

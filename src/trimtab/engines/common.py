@@ -1,4 +1,4 @@
-"""What the adapters share: tested versions, the user's objective, state in checkpoints, records, metrics of ranks."""
+"""What the adapters share: the user's objective, state in checkpoints, records, metrics of ranks."""
 
 from __future__ import annotations
 
@@ -20,38 +20,11 @@ from trimtab.objectives import Comm, Objective, gather_rows, merge_metrics, segm
 from trimtab.record import RECORDS_FOLDER, Manifest, Observation, Recorder, Vocabulary
 from trimtab.train import versions
 
-TESTED_VERSIONS = {"trl": "1.16.0", "verl": "0.9.1"}
 STATE_FILE = "trimtab.json"  # beside the engine's own files in a checkpoint
 STATE_FORMAT = 1
 
 # The metrics of a micro-batch's loss. A rank whose micro-batches have no tokens has no minimum and no maximum.
 LOSS_METRICS = ("update/ratio_mean", "update/approx_kl", "update/clip_share", "update/ratio_min", "update/ratio_max")
-
-
-def missing_engine(engine: str, error: ImportError) -> ImportError:
-    """Return the error for an engine that cannot be imported: not installed, or of an unsupported version."""
-    try:
-        found = importlib.metadata.version(engine)
-    except importlib.metadata.PackageNotFoundError:
-        return ImportError(
-            f"trimtab.engines.{engine} needs {engine}, which is not installed: pip install 'trimtab[{engine}]' "
-            f"(tested with {engine} {TESTED_VERSIONS[engine]})"
-        )
-    return ImportError(
-        f"trimtab.engines.{engine} cannot use {engine} {found}: {error}. It was tested with {engine} "
-        f"{TESTED_VERSIONS[engine]}: pip install {engine}=={TESTED_VERSIONS[engine]}"
-    )
-
-
-def check_version(engine: str) -> None:
-    """Warn if the installed version of an engine is not the tested one."""
-    found, tested = importlib.metadata.version(engine), TESTED_VERSIONS[engine]
-    if found != tested:
-        warnings.warn(
-            f"trimtab.engines.{engine} was tested with {engine} {tested}; this is {found}. If it misbehaves: "
-            f"pip install {engine}=={tested}",
-            stacklevel=2,
-        )
 
 
 def start_recorder(

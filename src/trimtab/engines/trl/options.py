@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trimtab.config import build_objective
-from trimtab.engines.common import missing_engine, objective_table
+from trimtab.engines.common import objective_table
+from trimtab.engines.engine_versions import missing_engine
 from trimtab.objectives import Objective
 
 try:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trimtab.config import build_objective
 from trimtab.engines import common
+from trimtab.engines.engine_versions import check_version, missing_engine
 from trimtab.engines.trl import padded
 from trimtab.engines.trl.options import TrimtabConfig, check_replaced, check_sampler, with_reference
 from trimtab.engines.trl.padded import PaddedBatch
@@ -30,9 +31,9 @@ try:
     from trl import GRPOTrainer
     from trl.models.utils import disable_gradient_checkpointing
 except ImportError as error:
-    raise common.missing_engine("trl", error) from error
+    raise missing_engine("trl", error) from error
 
-common.check_version("trl")
+check_version("trl")
 
 # Sums over the tokens of a micro-batch, from which TRL's own metrics `entropy` and `kl` are made.
 _TOKEN_SUMS = ("tokens", "entropy", "kl")

@@ -3,10 +3,10 @@
 verl itself is not patched: the adapter uses `register_trainer`, `set_loss_fn` and fields of verl's batches.
 """
 
-from trimtab.engines.common import check_version, missing_engine
+from trimtab.engines.engine_versions import check_version, missing_engine
 
 try:
-    import verl  # noqa: F401  (first: it loads the plug-in, which imports our modules in the right order)
+    import verl  # noqa: F401  (first: it loads the plug-in)
 except ImportError as error:
     raise missing_engine("verl", error) from error
 
