@@ -28,6 +28,7 @@ from trimtab.train import RunFolder
 RESULTS = Path(__file__).parent / "results"
 FITTED = 0  # the seed that changes were fitted on
 STILL_LEARNING = 0.1  # rise of held-out accuracy to its best after an alarm: it was no time to act
+LOST = 0.25  # part of the best held-out accuracy: the alarm was right, though the run did not collapse
 NOT_REPLAYED = ("spurious_growth",)
 
 
@@ -45,6 +46,11 @@ class RealRun:
         """Return whether held-out accuracy rose clearly after a step."""
         before = [value for at, value in self.held_out if at <= step][-1]
         return max((value for at, value in self.held_out if at > step), default=0.0) - before >= STILL_LEARNING
+
+    def lost_some(self) -> bool:
+        """Return whether held-out accuracy fell by a good part of the best before."""
+        values = [value for _, value in self.held_out]
+        return any(after < (1 - LOST) * max(values[: at + 1]) for at, after in enumerate(values))
 
 
 def read_runs(path: Path) -> list[RealRun]:
@@ -126,6 +132,7 @@ def _row(name: str, runs: Sequence[RealRun], rung: Sequence[dict[str, int]]) -> 
         "before_certain": sum(lead > -HOLD_STEPS for lead in leads),
         "missed": sum(run.collapse is not None for run in runs) - len(leads),
         "false": len(healthy),
+        "false_lost": sum(run.lost_some() for run, _ in healthy),
         "false_still_learning": sum(run.learned_after(step) for run, step in healthy),
     }
 
@@ -157,8 +164,8 @@ def markdown(result: dict[str, Any]) -> str:
         lines += [
             f"**{title.capitalize()}**: {now['runs']} runs, {now['collapsed']} collapsed.",
             "",
-            "| alarm | before a collapse | lead (steps) | missed | false alarms | still learning |",
-            "|---" * 6 + "|",
+            "| alarm | before a collapse | lead (steps) | missed | false alarms | lost a quarter | still learning |",
+            "|---" * 7 + "|",
         ]
         names = [name for name in ("any", *ALARM_KINDS) if any(_find(part[when], name) for when in part)]
         lines += [_table_row(name, part) for name in names] + [""]
@@ -175,15 +182,15 @@ def _table_row(name: str, part: dict[str, dict[str, Any]]) -> str:
         row, collapsed = _find(figures_, name), figures_["collapsed"]
         healthy = figures_["runs"] - collapsed
         if when == "now" and name in NOT_REPLAYED:
-            cells.append(["?"] * 5)
+            cells.append(["?"] * 6)
             continue
-        row = row or {"before": 0, "leads": [], "missed": collapsed, "false": 0, "false_still_learning": 0}
+        none = {"before": 0, "leads": [], "missed": collapsed, "false": 0, "false_lost": 0, "false_still_learning": 0}
+        row = row or none
         leads = row["leads"]
         lead = f"{median(leads):g} ({leads[0]} to {leads[-1]})" if leads else "-"
         false = f"{row['false']}/{healthy}"
-        cells.append(
-            [f"{row['before']}/{collapsed}", lead, str(row["missed"]), false, str(row["false_still_learning"])]
-        )
+        counts = [str(row[name]) for name in ("missed", "false_lost", "false_still_learning")]
+        cells.append([f"{row['before']}/{collapsed}", lead, counts[0], false, *counts[1:]])
     title = "any but `collapse`" if name == "any" else f"`{name}`"
     return f"| {title} | " + " | ".join(f"{a}, {b}" for a, b in zip(*cells, strict=True)) + " |"
 

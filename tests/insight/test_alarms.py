@@ -227,6 +227,20 @@ def test_counts_of_a_few_tokens_need_many_steps_to_be_news() -> None:
     assert "spurious_growth" not in first_rings(made_run(noise=0.0, **some))
 
 
+def test_more_rewarded_tokens_are_not_more_spurious_ones() -> None:
+    """A run that starts at 0 % accuracy has no spurious tokens until some groups are mixed."""
+
+    def mixed(step: int) -> float:
+        return 0.0 if step < 5 else min(0.6, 0.01 * step)
+
+    def rings(factor: float) -> bool:
+        share = after(TROUBLE, lambda step: factor * mixed(step), lambda step: 0.01 * mixed(step))
+        return "spurious_growth" in first_rings(made_run(groups__mixed_share=mixed, tokens__spurious_share=share))
+
+    assert not rings(0.01)
+    assert rings(0.04)
+
+
 # --- the message of an alarm
 
 

@@ -46,7 +46,7 @@ ALARM_KINDS: dict[str, AlarmKind] = {
     ),
     "spurious_growth": AlarmKind(
         policy.spurious_growth,
-        ("tokens/spurious_share", "tokens/count"),
+        ("tokens/spurious_share", "groups/mixed_share", "tokens/count"),
         ("spurious_growth", "spurious_min_share"),
         "Silence them: objective.name = 'stapo', or '... + s2t' (objective.tau_p says what is rare); look at them in "
         "the records",

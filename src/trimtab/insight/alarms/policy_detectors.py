@@ -70,31 +70,36 @@ def forecast(run: DetectorInput) -> float | None:
 
 
 def spurious_growth(run: DetectorInput) -> Finding | None:
-    """Detect many more rare, confident, rewarded tokens than at the start."""
+    """Detect many more rare, confident, rewarded tokens than at the start, for as many tokens in mixed groups."""
     metric, limits = "tokens/spurious_share", run.limits
-    shares, tokens = run.history.values(metric), run.history.values("tokens/count")
-    both = run.history.count(metric) == run.history.count("tokens/count")
-    if len(shares) < limits.start_steps + limits.trend_steps or not both:
+    names = (metric, "tokens/count", "groups/mixed_share")
+    if len({run.history.count(name) for name in names}) > 1:
         return None
-    before = _pooled(shares[: limits.start_steps], tokens[: limits.start_steps])
-    now = _pooled(shares[-limits.trend_steps :], tokens[-limits.trend_steps :])
+    # Only tokens of mixed groups can be spurious. A run that begins to learn has more of them: that is divided out.
+    kept = zip(run.history.steps(metric), *(run.history.values(name) for name in names), strict=True)
+    mixed = [(step, share * count, count, count * part) for step, share, count, part in kept if count * part >= 1]
+    if len(mixed) < limits.start_steps + limits.trend_steps:
+        return None
+    first, recent = mixed[: limits.start_steps], mixed[-limits.trend_steps :]
+    spurious, tokens, in_mixed = _pooled(recent)
+    spurious_before, tokens_before, in_mixed_before = _pooled(first)
     # There are one or two in a thousand tokens, so shares are too noisy: counts are compared, as of a Poisson process.
-    share, usual = now[0] / now[1], before[0] / before[1]
-    expected = usual * now[1]
-    significant = (now[0] - expected) / math.sqrt(now[0] + expected + 1) > limits.min_spreads / 2
-    if share < limits.spurious_min_share or share < limits.spurious_growth * usual or not significant:
+    expected = spurious_before / in_mixed_before * in_mixed
+    significant = (spurious - expected) / math.sqrt(spurious + expected + 1) > limits.min_spreads / 2
+    share, usual = spurious / tokens, spurious_before / tokens_before
+    if share < limits.spurious_min_share or spurious < limits.spurious_growth * expected or not significant:
         return None
-    steps = run.history.steps(metric)
-    recent, first = [steps[-limits.trend_steps], steps[-1]], [steps[0], steps[limits.start_steps - 1]]
     message = f"{percent(share)} of the tokens are rare, confident and rewarded; {percent(usual)} were at the start"
-    return Finding(message, {metric: {"now": share, "steps": recent, "start": usual, "start_steps": first}})
+    steps = {"steps": [recent[0][0], recent[-1][0]], "start_steps": [first[0][0], first[-1][0]]}
+    return Finding(message, {metric: {"now": share, "start": usual, **steps}})
 
 
-def _pooled(shares: list[float], tokens: list[float]) -> tuple[float, float]:
-    """Return (spurious tokens, all tokens) over a window without its highest tenth, which one odd step could fill."""
-    pairs = sorted(zip(shares, tokens, strict=True))
-    del pairs[-max(1, len(pairs) // 10) :]
-    return sum(share * count for share, count in pairs), max(sum(count for _, count in pairs), 1.0)
+def _pooled(window: list[tuple[int, float, float, float]]) -> tuple[float, float, float]:
+    """Return (spurious tokens, all, those in mixed groups) without the highest tenth, which one odd step could fill."""
+    kept = sorted(window, key=lambda step: step[1] / step[3])
+    del kept[-max(1, len(kept) // 10) :]
+    _, spurious, tokens, in_mixed = map(sum, zip(*kept, strict=True))
+    return spurious, tokens, in_mixed
 
 
 def gradient_concentration(run: DetectorInput) -> Finding | None:
