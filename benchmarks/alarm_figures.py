@@ -127,6 +127,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"| `{row['alarm']}` | {row['meant_detected']}/{row['meant_runs']} | {row['rang_in']}/{row['faulty_runs']} "
         f"| {row['rang_before']}/{row['collapsed']} | {_leads(row['leads'])} | {row['false_per_1000_steps']:.2f} |"
         for row in alarms
+        if row["meant_runs"] or row["rang_in"] or row["false_per_1000_steps"]  # no fault here is of a tool or a rule
     ]
     return "\n".join([
         *summary,
