@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,16 @@ def vllm_options(rollout: RolloutConfig, fixed: bool, memory: float, sleep: bool
         # TRL decodes by itself.
         "generation_kwargs": {"detokenize": False, **({"ignore_eos": True} if fixed else {})},
     }
+
+
+def set_kv_cache(size: int) -> None:
+    """Give the engines that TRL starts a KV cache of so many bytes.
+
+    TRL has no option for it. Without it vLLM profiles the GPU's memory, and fails if another process frees some.
+    """
+    from trl.generation import vllm_generation
+
+    vllm_generation.LLM = partial(vllm_generation.LLM, kv_cache_memory_bytes=size)
 
 
 def bf16_copy(model: Any, tokenizer: Any, folder: Path) -> None:
