@@ -20,6 +20,7 @@ import study_pages
 import tool_pages
 from command_docs import commands_page
 from recipe_docs import recipes_page
+from trimtab.collapse import DEFINITION
 from trimtab.config import json_schema
 from trimtab.insight.alarms import ALARM_KINDS, threshold_reasons
 from trimtab.objectives.methods.reference_docs import command_reference, methods_reference
@@ -201,6 +202,7 @@ def alarms_page() -> str:
         "alarms": alarm_list,
         "measured": alarms_measured,
         "real": alarms_on_real_runs,
+        "collapse": lambda: DEFINITION,
         "thresholds": alarm_thresholds,
     }
     return filled("docs/alarms.md", made)
