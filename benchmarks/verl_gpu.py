@@ -1,7 +1,8 @@
 """verl with vLLM on one GPU under trimtab: a few steps of `main_ppo` on Ray with FSDP2, killed once and resumed.
 
 The model has random weights in the shape of SmolLM2-135M. All responses have their full length, so the tokens of a step
-are those of `step.py --only fixed`. Steps are timed by verl itself (`timing_s`).
+are those of `step.py --only fixed`. Steps are timed by verl itself (`timing_s`). Of the start `stages` has the seconds,
+and a part that does not get as far as it should leaves the end of verl's log.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +22,17 @@ import torch
 
 from made_models import save_made_model
 from stopwatch import about, save
+from verl_run import TAIL, logged, run
 
+# What processes import a minute or two into a run. Imported first: a missing package is known at once, and their
+# bytecode is cached.
+IMPORTS = (
+    "verl.trainer.ppo.v1",
+    "verl.workers.engine_workers",
+    "verl.workers.rollout.vllm_rollout.vllm_async_server",
+    "vllm.v1.worker.gpu_worker",
+)
+PROMPT_TOKENS = 128
 REWARD = """
 import zlib
 
@@ -64,9 +74,12 @@ def model_settings(folder: Path) -> list[str]:
     ]
 
 
-def overrides(folder: Path, steps: int, prompts: int, samples: int, tokens: int, trimtab: bool) -> list[str]:
+def overrides(
+    folder: Path, steps: int, prompts: int, samples: int, tokens: int, trimtab: bool, eager: bool
+) -> list[str]:
     """Return verl's settings, as in scripts/verl where they apply to one GPU without flash-attn."""
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    micro_batch = min(64, prompts * samples)  # verl wants batches that it divides
     return [
         *(["trainer.v1.trainer_mode=trimtab", "+trimtab.objective=stapo"] if trimtab else []),
         "algorithm.adv_estimator=grpo",
@@ -74,14 +87,18 @@ def overrides(folder: Path, steps: int, prompts: int, samples: int, tokens: int,
         f"data.train_files={folder}/made.parquet",
         f"data.val_files={folder}/made.parquet",
         f"data.train_batch_size={prompts}",
-        "data.max_prompt_length=128",
+        f"data.max_prompt_length={PROMPT_TOKENS}",
         f"data.max_response_length={tokens}",
         *model_settings(folder),
         f"{actor}.ppo_mini_batch_size={prompts}",
-        f"{actor}.ppo_micro_batch_size_per_gpu=64",
+        f"{actor}.ppo_micro_batch_size_per_gpu={micro_batch}",
         f"{actor}.use_kl_loss=False",
         f"{actor}.entropy_coeff=0",
         f"{actor}.optim.lr=1e-6",
+        # Compiling takes longer than the few steps: vLLM compiles and captures graphs at every start, without a cache.
+        f"{actor}.use_torch_compile={not eager}",
+        f"{actor}.fsdp_config.use_torch_compile={not eager}",
+        f"{rollout}.enforce_eager={eager}",
         f"{rollout}.name=vllm",
         f"{rollout}.n={samples}",
         f"{rollout}.ignore_eos=True",
@@ -89,9 +106,10 @@ def overrides(folder: Path, steps: int, prompts: int, samples: int, tokens: int,
         f"{rollout}.gpu_memory_utilization=0.3",
         f"{rollout}.max_num_seqs={prompts * samples}",
         f"{rollout}.max_num_batched_tokens=32768",
+        f"{rollout}.max_model_len={PROMPT_TOKENS + tokens}",
         f"{rollout}.calculate_log_probs=True",
-        f"{rollout}.log_prob_micro_batch_size_per_gpu=64",
-        f"{rollout}.agent.num_workers=4",
+        f"{rollout}.log_prob_micro_batch_size_per_gpu={micro_batch}",
+        f"{rollout}.agent.num_workers=1",
         f"reward.custom_reward_function.path={folder}/reward.py",
         "reward.custom_reward_function.name=compute_score",
         "reward.num_workers=1",
@@ -110,12 +128,13 @@ def overrides(folder: Path, steps: int, prompts: int, samples: int, tokens: int,
     ]
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """Return the environment of all processes of a run; trimtab need not be installed."""
+def environment(metrics: Path) -> dict[str, str]:
+    """Return the environment of all processes of a run, which logs to `metrics`; trimtab need not be installed."""
     return {
         **os.environ,
         "VERL_USE_EXTERNAL_MODULES": "trimtab.engines.verl.plugin",
-        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        "VERL_FILE_LOGGER_PATH": str(metrics),
+        "VLLM_LOGGING_LEVEL": "INFO",  # verl's default hides what vLLM does while it starts
         "HF_HUB_OFFLINE": "1",
         "HYDRA_FULL_ERROR": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -123,33 +142,23 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def logged(folder: Path) -> list[dict[str, float]]:
-    """Return the metrics of every step so far."""
-    path = folder / "metrics.jsonl"
-    return [json.loads(line)["data"] for line in path.read_text().splitlines()] if path.exists() else []
+def start_imports(folder: Path, modules: Sequence[str] = IMPORTS) -> subprocess.Popen[str]:
+    """Start to import what a run will need, in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", f"import {', '.join(modules)}"], cwd=folder, env=environment(folder / "none.jsonl"),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+    )  # fmt: skip
 
 
-def run(folder: Path, settings: Sequence[str], kill_after: int | None, seconds: float) -> dict[str, Any]:
-    """Run verl, to its end or until it has a checkpoint of a step; its last words are kept where it fails."""
-    start, log = time.monotonic(), folder / "log.txt"
-    with log.open("a") as out:
-        command = [sys.executable, "-m", "verl.trainer.main_ppo", *settings]
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment(folder), stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        newest = folder / "checkpoints/latest_checkpointed_iteration.txt"
-        while process.poll() is None and time.monotonic() - start < seconds:
-            if kill_after is not None and newest.exists() and int(newest.read_text() or 0) >= kill_after:
-                break
-            time.sleep(0.5)  # until the next look at the checkpoint
-        ended = process.poll()
-        if ended is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    result: dict[str, Any] = {"exit_code": ended, "seconds": round(time.monotonic() - start, 1)}
-    if ended or (ended is None and kill_after is None):
-        result["error"] = log.read_text()[-3000:]
-    return result
+def imported(process: subprocess.Popen[str], seconds: float) -> dict[str, Any]:
+    """Wait for these imports, and return how they ended."""
+    try:
+        said, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said, _ = process.communicate()
+        said += f"\ncut after {seconds} s"
+    return {} if process.returncode == 0 else {"error": said[-TAIL:]}
 
 
 def wait_for_memory(seconds: float = 40) -> None:
@@ -170,28 +179,48 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--limit", type=float, default=180, help="seconds of each of the two runs")
+    parser.add_argument("--limit", type=float, default=300, help="seconds of each of the two runs")
     parser.add_argument("--plain", action="store_true", help="verl's own trainer, without trimtab")
+    parser.add_argument("--eager", action="store_true", help="neither vLLM nor verl compiles: starts a minute sooner")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="more settings of verl")
     args = parser.parse_args(arguments)
+    if args.steps < 2:
+        parser.error("--steps must be 2 or more: the last one is done by the resumed run")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     result = about("verl with vLLM on one GPU", device, "verl", "vllm", "ray")
     result["command"] = " ".join(["verl_gpu.py", *(arguments or sys.argv[1:])])
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_inputs(folder, device, 4 * args.prompts)
-        shape = (args.prompts, args.samples, args.tokens, not args.plain)
-        for part, kill in (("killed", args.steps - 1), ("resumed", None)):
-            settings = overrides(folder, args.steps if kill is None else 99, *shape)
-            result[part] = run(folder, settings, kill, args.limit)
-            result["steps"] = [
-                {key: value for key, value in step.items() if key.startswith(("timing_s/", "training/", "trimtab"))}
-                for step in logged(folder)
-            ]
-            save(result, args.out)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        measure(result, Path(name), device, args)
+    print(json.dumps(result, indent=1)[-9000:])
+    for part in ("imports", "killed", "resumed"):  # not as JSON, so that lines are lines
+        if "error" in result.get(part, {}):
+            print(f"\n{part}: {result[part]['error']}")
+
+
+def measure(result: dict[str, Any], folder: Path, device: torch.device, args: argparse.Namespace) -> None:
+    """Write the inputs, run until a step has its checkpoint, kill, and resume; stop at the first part that fails."""
+    start = time.monotonic()
+    imports = start_imports(folder)
+    write_inputs(folder, device, 4 * args.prompts)
+    result["imports"] = imported(imports, args.limit) | {"seconds": round(time.monotonic() - start, 1)}
+    save(result, args.out)
+    if "error" in result["imports"]:
+        return
+    for part, kill in (("killed", args.steps - 1), ("resumed", None)):
+        metrics = folder / f"{part}.jsonl"  # one for each: verl's logger empties its file at the start
+        steps = args.steps if kill is None else 99
+        settings = overrides(folder, steps, args.prompts, args.samples, args.tokens, not args.plain, args.eager)
+        command = [sys.executable, "-m", "verl.trainer.main_ppo", *settings, *args.set]
+        result[part] = run(command, folder, environment(metrics), metrics, kill, args.limit)
+        result[part]["steps"] = [
+            {key: value for key, value in step.items() if key.startswith(("timing_s/", "training/", "trimtab"))}
+            for step in logged(metrics)
+        ]
+        save(result, args.out)
+        if "error" in result[part]:
+            return
+        if kill is not None:
             wait_for_memory()
-            if "error" in result[part]:
-                break
-    print(json.dumps(result, indent=1)[-6000:])
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import pytest
 from omegaconf import OmegaConf
 from verl.utils.import_utils import load_module
 
+import verl_gpu
 from helpers.engines.verl_configs import composed
 from trimtab.config import build_objective
 from trimtab.engines.verl.options import check_config, read_options
@@ -94,6 +95,17 @@ def test_further_arguments_are_passed_to_verl(tmp_path: Path) -> None:
     config = composed(said[2:])
     assert config.trainer.nnodes == 4
     assert build_objective({"name": "stapo", "mask": config.trimtab.mask})
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_the_settings_of_the_benchmark_on_a_gpu_are_verls_and_are_accepted(tmp_path: Path, eager: bool) -> None:
+    settings = verl_gpu.overrides(tmp_path, 3, prompts=64, samples=8, tokens=256, trimtab=True, eager=eager)
+    config = composed(settings)
+    assert command_problem(settings) == ""
+    check_config(config, read_options({"objective": "stapo"}), build_objective({"name": "stapo"}))
+    rollout = config.actor_rollout_ref.rollout
+    assert (rollout.enforce_eager, config.actor_rollout_ref.actor.use_torch_compile) == (eager, not eager)
+    assert rollout.max_model_len == rollout.prompt_length + rollout.response_length
 
 
 @pytest.mark.parametrize(
