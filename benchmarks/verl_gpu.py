@@ -135,6 +135,8 @@ def environment(metrics: Path) -> dict[str, str]:
         "VERL_USE_EXTERNAL_MODULES": "trimtab.engines.verl.plugin",
         "VERL_FILE_LOGGER_PATH": str(metrics),
         "VLLM_LOGGING_LEVEL": "INFO",  # verl's default hides what vLLM does while it starts
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it compiles, for top-k and top-p, which are off here
         "HF_HUB_OFFLINE": "1",
         "HYDRA_FULL_ERROR": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
