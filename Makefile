@@ -102,7 +102,9 @@ GPU_PYTHON = $(shell $(PYTHON) -c 'import torch; assert torch.cuda.is_available(
 
 test-gpu:
 	@test $(GPU_PYTHON) = $(PYTHON) || $(MAKE) setup
-	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest -m gpu
+	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest -m gpu --ignore=tests/engines --ignore=tests/vllm
+	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest -m gpu tests/engines/test_trl_gpu.py
+	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest -m gpu tests/vllm/test_vllm_gpu.py
 
 check: setup
 	$(BIN)/ruff check .

@@ -5,20 +5,22 @@ The record of a run is planned again by the core alone, on a CPU: it must give t
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("trl", reason="trl is not installed here")
-
 import torch
 
-from helpers.engines import trl_runs
 from trimtab.insight.replay.batches import as_tensor, recorded_mini_batch, replan, set_controllers
 from trimtab.record import open_run
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # TRL and vLLM warn about their own code
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore"),  # TRL and vLLM warn about their own code
+    pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed"),
+]
 
 VLLM = {
     "use_vllm": True,
@@ -30,7 +32,12 @@ OPTIONS = {"max_steps": 3, "per_device_train_batch_size": 128, "num_generations"
 
 
 @pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def trl_runs() -> Any:
+    return import_module("helpers.engines.trl_runs")  # which needs TRL
+
+
+@pytest.fixture(scope="module")
+def warm(trl_runs: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A model that gets some sums right, saved where vLLM can read it."""
     folder = tmp_path_factory.mktemp("warm")
     model = trl_runs.warm_model()
@@ -42,10 +49,10 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize(("objective", "sampler"), [("stare", {}), ("stapo(tau_p=0.2) + tis", VLLM)])
 def test_it_trains_and_the_plan_is_the_cores(
-    objective: str, sampler: dict[str, Any], warm: Any, tmp_path: Path
+    objective: str, sampler: dict[str, Any], trl_runs: Any, warm: Any, tmp_path: Path
 ) -> None:
-    if sampler:
-        pytest.importorskip("vllm", reason="vLLM is not installed here", exc_type=ImportError)
+    if sampler and find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed")
     options = {**OPTIONS, **sampler, "use_cpu": False, "bf16": True, "record_to": str(tmp_path / "record")}
     start = {name: weight.detach().clone() for name, weight in warm.state_dict().items()}
     trainer = trl_runs.trainer(warm, trl_runs.config(tmp_path / "run", objective=objective, **options))
