@@ -8,7 +8,6 @@ kind, and the least time that reading the weights, the KV cache and the matrix p
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,8 +15,9 @@ from unittest.mock import patch
 import torch
 
 from kernel_times import kernel_times
+from result_file import about, save
 from sampler import PEAK, PROMPT, copy_speed, min_bytes_read, qwen3, random_model, random_prompts
-from stopwatch import about, save, seconds_of
+from stopwatch import seconds_of
 from trimtab.rollout import PagedSampler, SamplingOptions
 from trimtab.rollout.paged.decode_state import Scalar
 from trimtab.rollout.paged.decoder import Decoder
@@ -104,7 +104,6 @@ def main() -> None:
     args = parser.parse_args()
     device = torch.device("cpu" if args.small else "cuda")
     result = about("where the time of a decoding step goes", device)
-    result["command"] = " ".join(["decoding.py", *sys.argv[1:]])
     for name in args.shapes:
         result[f"Qwen3-{name} shape"] = measure(name, device, args.small, args.programs)
         if not args.small:

@@ -8,7 +8,6 @@ folder into which their wheels were unpacked (`--peers`); one that cannot be run
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib
 import json
 import statistics
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from result_file import about, save
 from trimtab.policy.lm_head import Head, head_gradients, head_scores
 
 VOCABULARY = 151_936
@@ -275,18 +275,11 @@ def main() -> None:
     args = parser.parse_args()
     if args.peers:
         find_peers(args.peers)
-    triton = importlib.import_module("triton")
-
-    result: dict[str, Any] = {
-        "what": f"head, loss and gradients, bf16, vocabulary {VOCABULARY}; medians, milliseconds, ratio to 3 GEMMs",
-        "date": datetime.date.today().isoformat(),
-        "machine": torch.cuda.get_device_name(),
-        "versions": {"torch": torch.__version__, "triton": triton.__version__},
-        "distance_to_fp64": errors(),
-    }
+    what = f"head, loss and gradients, bf16, vocabulary {VOCABULARY}; medians, milliseconds, ratio to 3 GEMMs"
+    result = about(what, torch.device("cuda"), "triton", "verl", "liger_kernel") | {"distance_to_fp64": errors()}
     for rows, width in SHAPES:
         result[f"{rows} x {width}"] = measure(rows, width, args.rounds, args.slow)
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        save(result, args.out)
         print(json.dumps(result[f"{rows} x {width}"], indent=1))
 
 

@@ -10,7 +10,6 @@ on. Needs nothing but Python itself.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import platform
@@ -23,6 +22,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from result_file import about
 
 ROOT = Path(__file__).parent.parent
 CORE = "core"  # the wheel without an extra
@@ -60,11 +61,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="trimtab-install-") as folder:
         wheel = args.wheel.resolve() if args.wheel else build(Path(folder))
         result: dict[str, Any] = {
-            "what": "the wheel in bare environments: installation, first command, start-up",
-            "date": datetime.date.today().isoformat(),
+            **about("the wheel in bare environments: installation, first command, start-up"),
             "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-            "load": round(os.getloadavg()[0], 1),
-            "command": f"python benchmarks/install.py {' '.join(sys.argv[1:])}",
             "constraints": args.require,
             "wheel": {"file": wheel.name, "kilobytes": round(wheel.stat().st_size / 1e3)},
             "environments": [{} for _ in args.python],

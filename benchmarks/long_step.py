@@ -9,7 +9,6 @@ peak memory by phase beside the estimate, and the share of what bandwidth (sampl
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 import traceback
@@ -26,9 +25,10 @@ import torch
 import mfu
 import trimtab.policy.loading
 from memory import PROMPT, QWEN, TINY, Setting, config_of, estimate, metering, random_weights, save_shape
+from result_file import about, save
 from sampler import PEAK, active_rows, copy_speed
 from step import PHASES, watching
-from stopwatch import Stopwatch, about, forget, save, settle, shares
+from stopwatch import Stopwatch, forget, settle, shares
 from trimtab.rollout import Response
 from trimtab.train.build import build_sampler
 from trimtab.train.loop import train_step
@@ -128,7 +128,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.small:
         setting = replace(setting, shape=QWEN | TINY, budget=512, new=min(given.longest, 120))
     result = about("one step with long responses, beside estimate and limits", torch.device(device))
-    result["command"] = " ".join(["long_step.py", *(arguments or sys.argv[1:])])
     result["setting"] = {"responses": RESPONSES, "new_tokens": setting.new, "token_budget": setting.budget}
     result["copy_bytes_per_second"] = speed = copy_speed(torch.device(device), 2**24 if given.small else 2**32)
     forget(torch.device(device))

@@ -27,7 +27,7 @@ from unittest.mock import patch
 import torch
 
 import trimtab.policy.loading
-from stopwatch import about, save
+from result_file import about, save
 from trimtab.config import Config, parse
 from trimtab.memory.estimate import estimate_memory
 from trimtab.memory.model_shape import SMOLLM2

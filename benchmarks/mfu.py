@@ -26,7 +26,8 @@ from unittest.mock import patch
 import torch
 
 from kernel_times import clock_and_power, kernel_times
-from stopwatch import about, forget, save, seconds_of
+from result_file import about, save
+from stopwatch import forget, seconds_of
 from trimtab.config import Config, load
 from trimtab.policy import Policy, Precision, load_policy, loading, make_optimizer, pick_device, score
 from trimtab.policy.demo_model import demo_tokenizer

@@ -7,10 +7,8 @@ times on shared machines wander, so each method's rounds alternate with GRPO's a
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -24,6 +22,7 @@ from typing import Any
 import torch
 
 import trimtab as tt
+from result_file import about, save
 from trimtab.objectives import METHODS
 
 RESPONSE = 1000  # tokens of a response
@@ -158,22 +157,18 @@ def main() -> None:
     args = parser.parse_args()
     if args.device == "cpu" and not os.environ.keys() >= KEEP_MEMORY.keys():
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | KEEP_MEMORY)
-    result: dict[str, Any] = {
-        "what": f"plan + loss + backward, {args.tokens} tokens; ratio to GRPO in the same run",
-        "date": datetime.date.today().isoformat(),
-        "machine": torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {torch.get_num_threads()} threads",
+    what = f"plan + loss + backward, {args.tokens} tokens; ratio to GRPO in the same run"
+    result = about(what, torch.device(args.device)) | {
         "allocator": KEEP_MEMORY if args.device == "cpu" else "torch's",
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "trimtab": tt.__version__},
         "ratios": ratios(args.tokens, args.device, args.rounds),
         "nanoseconds_per_token": growth(args.device, max(3, args.rounds // 4)),
         "import_seconds": import_seconds(),
     }
     if args.device == "cuda":
         result["host_waits"] = host_waits(args.tokens)
-    text = json.dumps(result, indent=2)
-    print(text)
+    print(json.dumps(result, indent=1))
     if args.out:
-        args.out.write_text(text + "\n")
+        save(result, args.out)
 
 
 if __name__ == "__main__":

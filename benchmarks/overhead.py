@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from stopwatch import about, save, seconds_of, settle, spread
+from result_file import about, save
+from stopwatch import seconds_of, settle, spread
 from trimtab.config import Config, build_objective, load
 from trimtab.policy import pick_device
 from trimtab.record import Recorder

@@ -9,23 +9,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import torch
 
-import trimtab
+from result_file import CPU, about, save
 from trimtab.config import load
 from trimtab.insight.replay import replay
 from trimtab.record import Manifest, RecordSettings, RecordWriter, StepData, StepInfo, UpdateInfo, Vocabulary, open_run
@@ -200,26 +196,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=["demo", "replay"])
     options = parser.parse_args()
-    result: dict[str, Any] = {
-        "what": "the flight recorder: its size, its cost on the demo, and replay under four objectives",
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": f"CPU, {os.cpu_count()} cores (one thread of torch), load {os.getloadavg()[0]:.1f}",
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "pyarrow": pa.__version__,
-            "trimtab": trimtab.__version__,
-        },
-    }
+    what = "the flight recorder: its size, its cost on the demo, and replay under four objectives"
+    result = about(what, CPU, "pyarrow") | {"machine": f"CPU, {os.cpu_count()} cores, one thread of torch"}
     with tempfile.TemporaryDirectory() as folder:
         if options.only != "demo":
             result["replay"] = replaying(Path(folder) / "made", options.steps, options.rounds)
         if options.only != "replay":
             result["demo"] = demo(Path(folder) / "demo")
-    text = json.dumps(result, indent=2)
-    print(text)
+    print(json.dumps(result, indent=1))
     if options.out:
-        options.out.write_text(text + "\n")
+        save(result, options.out)
 
 
 if __name__ == "__main__":

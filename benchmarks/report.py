@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from result_file import about, save
 from trimtab.objectives import TokenBatch, objective, segment_ids, theory
 from trimtab.record import Manifest, RecordSettings, RecordWriter, StepData, StepInfo, UpdateInfo, Vocabulary
 
@@ -163,10 +163,8 @@ def main() -> None:
         page = Path(temporary) / "report.html"
         rounds = [report(folder, page) for _ in range(given.rounds)]
         result = {
-            "what": "trimtab report of a made run",
-            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
-            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            **about("trimtab report of a made run"),
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
             "steps": given.steps,
             "tokens": given.tokens,
             "record_megabytes": round(sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) / 1e6),
@@ -178,9 +176,9 @@ def main() -> None:
             "page_megabytes": round(page.stat().st_size / 1e6, 2),
             **(first_paint(page) or {}),
         }
-    print(json.dumps(result, indent=2))
+    print(json.dumps(result, indent=1))
     if given.out:
-        given.out.write_text(json.dumps(result, indent=2) + "\n")
+        save(result, given.out)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import importlib.util
 import io
-import json
 import logging
 import os
 import platform
@@ -23,11 +21,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from result_file import CPU, about, save
 from trimtab.rewards import grade, grade_many
 from trimtab.rewards.extract import last_box
 from trimtab.tasks import Problem, read_file
@@ -51,14 +49,9 @@ def main() -> None:
     logging.disable(logging.WARNING)
     cases = make_cases(arguments.data)
     graders, missing = find_graders(arguments.peers)
-    result: dict[str, Any] = {
-        "machine": {
-            "cpu": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "python": sys.version.split()[0],
-        },
-        "versions": {name: version(name) for name in ("trimtab", "math-verify", "sympy", "latex2sympy2_extended")},
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    what = "verdicts beside other graders: right, wrong, and how long they take"
+    result = about(what, CPU, "math-verify", "sympy", "latex2sympy2_extended") | {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "note": "A shared machine: other work ran meanwhile, so seconds wander; ratios within the run say more.",
         "not_measured": missing,
         "easy_verdicts_per_second": easy_speed(cases),
@@ -71,7 +64,7 @@ def main() -> None:
         theirs, seconds = grade_by(grader, cases)
         result["graders"][name] = {**figures(cases, theirs, seconds), **disagreements(cases, ours, theirs)}
         print(name, {key: value for key, value in result["graders"][name].items() if key != "disagreements"})
-    arguments.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    save(result, arguments.out)
 
 
 def make_cases(data: Path) -> list[Case]:

@@ -10,7 +10,6 @@ second figure counts that. Agreement: log-probabilities of the sampler against t
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -21,7 +20,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PretrainedConfig, Qwen3Config
 
-from stopwatch import about, forget, save, seconds_of
+from result_file import about, added_to, save
+from stopwatch import forget, seconds_of
 from trimtab.memory.model_shape import SMOLLM2
 from trimtab.policy import Policy, Transcript, load_policy, score
 from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, Sampler, SamplingOptions
@@ -235,8 +235,8 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="tiny models, to try the script on a CPU")
     args = parser.parse_args()
     device = torch.device("cpu" if args.small else "cuda")
-    result = json.loads(args.out.read_text()) if args.out.exists() else {}  # adds to earlier measurements
-    result |= about("sampling: tokens per second, share of the bandwidth limit, log-probabilities", device)
+    head = about("sampling: tokens per second, share of the bandwidth limit, log-probabilities", device)
+    result = added_to(args.out, head)
     if "throughput" in args.measure:
         result["135M Llama, 512 x (64 + 128)"] = compare_throughput(device, args.small, not args.no_peers, args.rounds)
         save(result, args.out)

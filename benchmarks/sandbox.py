@@ -6,7 +6,6 @@ python benchmarks/sandbox.py --out benchmarks/results/sandbox-cpu.json
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import platform
@@ -20,7 +19,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-import trimtab
+from result_file import about, save
 from trimtab.tools import Sandbox
 from trimtab.tools.bubblewrap import find_bubblewrap, show_files
 from trimtab.tools.fork_backend import ForkServer
@@ -149,24 +148,21 @@ def main() -> None:
     result: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     with Sandbox(workers=workers) as sandbox:
         if options.runs:
-            result |= about(sandbox, workers) | figures(sandbox, options.runs, workers)
+            result |= head(sandbox, workers) | figures(sandbox, options.runs, workers)
         if options.soak:
             result["soak"] = {"load_before": round(os.getloadavg()[0], 1)} | soak(sandbox, options.soak)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    save(result, options.out)
     print(json.dumps(result, indent=1))
 
 
-def about(sandbox: Sandbox, workers: int) -> dict[str, Any]:
+def head(sandbox: Sandbox, workers: int) -> dict[str, Any]:
     """The head of the result."""
     assert sandbox.probe is not None
     policy = {os.SCHED_FIFO: "real-time (chrt -f)"}.get(os.sched_getscheduler(0), "normal")
     return {
-        "what": "the sandbox with all layers, and bubblewrap's namespaces with a fresh interpreter",
-        "date": datetime.date.today().isoformat(),
+        **about("the sandbox with all layers, and bubblewrap's namespaces with a fresh interpreter"),
         "machine": f"{platform.machine()}, {workers} cores, Linux {platform.release().split('-')[0]}",
-        "load_before": round(os.getloadavg()[0], 1),
         "priority_of_both": policy,
-        "versions": {"python": platform.python_version(), "trimtab": trimtab.__version__},
         "probe": sandbox.probe.line(),
     }
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from result_file import about, save
 
 RESULTS = Path(__file__).parent / "results"
 GPUS = 8
@@ -122,12 +123,11 @@ def main() -> None:
     args = parser.parse_args()
     budgets = {"1.7B": 32_768, "8B": 32_768, "14B": 16_384}  # update.token_budget of the recipes
     result = {
-        "what": "a step of the papers' recipes on 8 H200 of one machine: counted, not measured",
-        "command": " ".join(["benchmarks/scaling.py", *sys.argv[1:]]),
+        **about("a step of the papers' recipes on 8 H200 of one machine: counted, not measured"),
         "assumed": {"mean_response_tokens": TOKENS, "prompt_tokens": PROMPT, "link_bytes_per_second": LINK},
         "models": {name: count(shape, budgets[name]) for name, shape in shapes().items()},
     }
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    save(result, args.out)
 
 
 if __name__ == "__main__":

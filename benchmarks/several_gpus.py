@@ -25,7 +25,8 @@ import torch
 
 import trimtab.policy.loading
 from memory import LLAMA, Setting, config_of, random_weights, save_shape
-from stopwatch import about, save, seconds_of
+from result_file import about, added_to, save
+from stopwatch import seconds_of
 from trimtab.config import Config, load
 from trimtab.memory.estimate import estimate_memory
 from trimtab.parallel import World, join_world, whole_tensor
@@ -161,8 +162,7 @@ def main() -> None:
             work(config, args.steps, args.work)
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    command = " ".join(["benchmarks/several_gpus.py", *sys.argv[1:]])
-    result = about("several processes on one GPU", device) | {"command": command}
+    result = added_to(args.out, about("several processes on one GPU", device))
     if "ranks" in args.what:
         with tempfile.TemporaryDirectory() as folder:
             arguments = ["ranks", *(part for each in args.set for part in ("--set", each)), "--recipe", args.recipe]

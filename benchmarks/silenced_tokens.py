@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stopwatch import about
+from result_file import about
 from trimtab import Reason
 from trimtab.config import load
 from trimtab.files import write_atomically

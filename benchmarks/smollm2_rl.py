@@ -7,9 +7,7 @@ with the same folder goes on.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
 import signal
 import subprocess
 import sys
@@ -18,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
-import trimtab
+from result_file import about, save
 from trimtab.config import load
 from trimtab.console.summary_text import describe_task
 
@@ -66,18 +63,11 @@ def summary(folder: Path, command: list[str], seconds: float) -> dict[str, Any]:
     """Figures and curves of a run, from its metrics."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     accuracy = [(r["step"], r["eval/accuracy"]) for r in records if "eval/accuracy" in r]
+    what = "SmolLM2-135M-Instruct, warm-started, then RL on generated problems; held-out accuracy, greedy"
     return {
-        "what": "SmolLM2-135M-Instruct, warm-started, then RL on generated problems; held-out accuracy, greedy",
+        **about(what, torch.device("cuda" if torch.cuda.is_available() else "cpu")),
         "task": describe_task(load(folder / "config.toml")),
         "command": " ".join(command[3:]),  # from "trimtab" on
-        "date": datetime.date.today().isoformat(),
-        "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "trimtab": trimtab.__version__,
-        },
         "accuracy_before_rl": accuracy[0][1],
         "accuracy_after_rl": accuracy[-1][1],
         "best_accuracy": max(value for _, value in accuracy),
@@ -108,7 +98,7 @@ def main() -> None:
     else:
         command += [args.recipe, "--out", str(args.folder), "--quiet", *settings]
     seconds = run(command, args.minutes)
-    args.out.write_text(json.dumps(summary(args.folder, command, seconds), indent=1) + "\n")
+    save(summary(args.folder, command, seconds), args.out)
 
 
 if __name__ == "__main__":

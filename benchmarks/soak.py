@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 
-from stopwatch import about, save
+from result_file import about, save
 from trimtab.files import read_json_lines
 from trimtab.step_lines import last_step
 
@@ -181,7 +180,6 @@ def main() -> None:
         samples, metrics, code = soak(Path(folder) / "run", options.minutes, options.set)
     result = {
         **about("tiny training steps for a long time: what grows with their number", torch.device("cpu"), "pyarrow"),
-        "command": shlex.join(["python", *sys.argv]),
         "settings": [*SETTINGS, *options.set],
         "exit_code": code,
         "figures": figures(samples, metrics, options.warm_up),

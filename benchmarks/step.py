@@ -27,7 +27,8 @@ from unittest.mock import patch
 import torch
 
 from made_models import save_made_model
-from stopwatch import REST, Stopwatch, about, forget, per_step, save, settle, shares, times_faster
+from result_file import about, save
+from stopwatch import REST, Stopwatch, forget, per_step, settle, shares, times_faster
 from trimtab.config import Config, load
 from trimtab.objectives import Objective
 from trimtab.policy import pick_device
@@ -370,7 +371,6 @@ def measure(config: Config, args: argparse.Namespace) -> None:
         "trl",
         "vllm",
     )
-    result["command"] = " ".join(sys.argv)
     result["config"] = config.model_dump(include={"task", "model", "rollout", "update"})
     for name in [args.only] if args.only else ["free", "fixed"]:
         for known in compare(config, args, name == "fixed"):

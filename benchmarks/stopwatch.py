@@ -2,50 +2,17 @@
 
 from __future__ import annotations
 
-import datetime
 import gc
-import json
-import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import distributions
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-import transformers
-
-import trimtab
 
 REST = "everything else"
-
-
-def about(what: str, device: torch.device, *packages: str) -> dict[str, Any]:
-    """The head of a result: what it is, when and where it was made, with which versions (of peers: where found)."""
-    gpu = device.type == "cuda"
-    found = {package.metadata["Name"]: package.version for package in distributions()}
-    return {
-        "what": what,
-        "date": datetime.date.today().isoformat(),
-        "machine": torch.cuda.get_device_name(device) if gpu else f"CPU, {torch.get_num_threads()} threads",
-        "load": round(os.getloadavg()[0], 1),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "trimtab": trimtab.__version__,
-            **{name: found[name] for name in packages if name in found},
-        },
-    }
-
-
-def save(result: Mapping[str, Any], out: Path) -> None:
-    """Write what is known so far: a benchmark that fails later leaves what it had."""
-    out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def settle(device: torch.device) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from stopwatch import about
+from result_file import about
 from trimtab.files import write_atomically
 from trimtab.objectives import METHODS
 from trimtab.stress import StressTest, parse_axis

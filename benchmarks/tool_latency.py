@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from stopwatch import about, save
+from result_file import about, save
 from trimtab.config import load
 from trimtab.conversation import ToolSet
 from trimtab.train.loop import train_step

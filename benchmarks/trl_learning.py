@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from result_file import about, save
 from step import Measurements, Steps, grader, peer_model, peer_options, problems_of
-from stopwatch import about, save
 from trimtab.config import Config, load
 from trimtab.policy import pick_device
 from trimtab.train.trainer import learning_rate_scale
@@ -108,7 +107,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     config = load("demo" if args.small else "smollm2-zero", [*(SMALL if args.small else []), *args.set])
     result = about("SmolLM2 learns from nothing in TRL", pick_device(config.run.device), "trl", "vllm")
-    result["command"] = " ".join(["trl_learning.py", *(arguments or sys.argv[1:])])
     result |= {"sampler": args.sampler, "objective": args.objective or config.objective, "steps": []}
     learn(config, args, result)
     print(json.dumps(result)[-500:])

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from made_models import save_made_model
-from stopwatch import about, save
+from result_file import about, save
 from verl_run import TAIL, logged, run
 
 # What processes import a minute or two into a run. Imported first: a missing package is known at once, and their
@@ -190,7 +190,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--steps must be 2 or more: the last one is done by the resumed run")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     result = about("verl with vLLM on one GPU", device, "verl", "vllm", "ray")
-    result["command"] = " ".join(["verl_gpu.py", *(arguments or sys.argv[1:])])
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         measure(result, Path(name), device, args)
     print(json.dumps(result, indent=1)[-9000:])

