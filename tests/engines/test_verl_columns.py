@@ -126,7 +126,7 @@ def test_each_mini_batch_is_planned_by_itself() -> None:
         ("stapo", "scale,weight"),
         ("sspo", "scale,clip_low,clip_high,segment"),
         ("entropy_advantage", "scale,advantage"),
-        ("kl_cov", "scale,clip_low,clip_high,penalty"),
+        ("kl_cov", "scale,penalty"),
     ],
 )
 def test_only_columns_that_differ_from_defaults_are_sent(name: str, columns: str) -> None:

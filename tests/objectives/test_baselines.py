@@ -104,7 +104,6 @@ def test_kl_cov_penalises_the_most_covariant_token() -> None:
     plan = tt.objective("kl_cov").plan(case[0])
     assert plan.penalty is not None
     assert plan.penalty.tolist() == [0.0, 0.0, 1.0]
-    assert plan.clip_high.tolist() == [1.0, 1.0, math.inf]
     loss, _, _ = run("kl_cov", case)
     assert loss == pytest.approx((1.0 - 2 * 3.0 + math.log(3.0)) / 3)
 
@@ -221,6 +220,40 @@ def test_aggregations() -> None:
     for aggregation, scale in scales.items():
         plan = tt.objective("grpo", aggregation=aggregation).plan(packed)
         assert plan.scale.tolist() == pytest.approx(scale), aggregation
+
+
+def test_a_constant_length_may_be_a_fraction() -> None:
+    packed = tt.TokenBatch(old_logp=torch.zeros(1), advantage=torch.ones(1), sequence=torch.zeros(1).long())
+    assert tt.objective("dr_grpo", length=17.5).plan(packed).scale.item() == pytest.approx(1 / 17.5)
+
+
+def test_all_methods_measure_the_same_move_of_the_policy() -> None:
+    """Also those that share a ratio or clip it before the mean: the alarm `ratio` reads one limit for all."""
+    packed = tt.TokenBatch(
+        old_logp=torch.tensor([-3.0, -1.0]), advantage=torch.ones(2), sequence=torch.zeros(2).long(),
+        segment=torch.zeros(2).long(), entropy=torch.ones(2),
+    )  # fmt: skip
+    expected = sum(math.expm1(moved) - moved for moved in (2.5, 0.9)) / 2
+    for name in ("grpo", "gspo", "gmpo", "sspo", "vespo"):
+        objective = tt.objective(name)
+        found = objective.loss(torch.tensor([-0.5, -0.1]), objective.plan(packed)).metrics["update/approx_kl"]
+        assert found.item() == pytest.approx(expected), name
+
+
+def test_the_smallest_move_of_the_policy_has_its_right_size() -> None:
+    """Plain r - 1 - ln r has no correct digits here, and may be negative."""
+    packed = tt.TokenBatch(old_logp=torch.zeros(1), advantage=torch.ones(1), sequence=torch.zeros(1).long())
+    objective = tt.objective("grpo")
+    found = objective.loss(torch.tensor([-1e-3]), objective.plan(packed)).metrics["update/approx_kl"]
+    assert found.item() == pytest.approx(5e-7, rel=1e-3)
+
+
+@pytest.mark.parametrize("variant", ["C1", "C4"])
+def test_shares_of_a_mini_batch_without_tokens_are_zero(variant: str) -> None:
+    none = torch.zeros(0)
+    packed = tt.TokenBatch(old_logp=none, advantage=none, sequence=none.long(), entropy=none, responses=2)
+    metrics = tt.objective("stare", variant=variant).plan(packed).metrics
+    assert all(value == 0 for name, value in metrics.items() if name.endswith("_share")), metrics
 
 
 def test_metrics_of_an_unmoved_policy() -> None:

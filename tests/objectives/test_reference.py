@@ -265,8 +265,19 @@ def test_lp_reg_holds_tokens_to_the_filtered_policy_and_lets_its_noise_go(option
 
 @pytest.mark.parametrize("proxy", [-0.5, None])
 @pytest.mark.parametrize("new", [-8.0, -1.0])
-def test_lp_reg_clips_a_chosen_token_on_no_side(new: float, proxy: float | None) -> None:
+def test_lp_reg_clips_no_chosen_token_that_is_below_the_proxy(new: float, proxy: float | None) -> None:
     check("lp_reg", {}, {}, [[Token(old=-5.0, new=new, advantage=-1.0, proxy=proxy)]], 0)
+
+
+def test_lp_reg_is_dapo_for_a_chosen_token_that_has_risen_above_the_proxy() -> None:
+    batch = tt.TokenBatch(
+        old_logp=torch.tensor([-8.0, -1.0]), advantage=torch.tensor([-1.0, -1.0]), sequence=torch.tensor([0, 0])
+    )
+    new = torch.tensor([-2.0, -1.0])  # a ratio of exp(6), which dual clip limits to 10
+    found = {name: tt.objective(name) for name in ("lp_reg", "dapo")}
+    (lp_reg, grad), (dapo, grad_of_dapo) = (each.loss_and_grad(new, each.plan(batch)) for each in found.values())
+    assert lp_reg.loss.item() == dapo.loss.item() == 5.5
+    assert grad.tolist() == grad_of_dapo.tolist() == [0.0, 0.5]
 
 
 @pytest.mark.parametrize(

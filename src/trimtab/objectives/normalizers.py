@@ -37,7 +37,7 @@ def _per_response(builder: PlanBuilder, divisor: Tensor | None) -> Tensor:
     lengths = builder.counted_lengths
     each = (lengths > 0).sum().clamp(min=1).to(builder.advantage.dtype).expand(len(lengths))
     if divisor is not None:
-        each = each * divisor.clamp(min=1)
+        each = each * divisor
     return _counted(builder, each.reciprocal().index_select(0, builder.batch.sequence))
 
 
@@ -50,7 +50,7 @@ token_mean = Normalizer("token-mean", "mean over the counted tokens of the mini-
 seq_mean_token_mean = Normalizer(
     "seq-mean-token-mean",
     "mean over a response's counted tokens, then over responses",
-    lambda builder: _per_response(builder, builder.counted_lengths),
+    lambda builder: _per_response(builder, builder.counted_lengths.clamp(min=1)),
 )
 seq_mean_token_sum = Normalizer(
     "seq-mean-token-sum",
@@ -64,7 +64,7 @@ def seq_mean_token_sum_norm(length: float) -> Normalizer:
     return Normalizer(
         "seq-mean-token-sum-norm",
         f"sum over a response's counted tokens / {length:g}, mean over responses",
-        lambda builder: _per_response(builder, builder.counted_lengths.new_full((), length)),
+        lambda builder: _per_response(builder, builder.advantage.new_full((), length)),
     )
 
 

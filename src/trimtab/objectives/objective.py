@@ -50,7 +50,8 @@ class LossOutput:
         clipped = self.ratio.new_zeros(()) if self.clipped is None else self.clipped.sum(dtype=self.ratio.dtype)
         metrics = {
             "update/ratio_mean": self.ratio.sum() * self.inverse_tokens,
-            "update/approx_kl": (self.ratio - 1 - self.log_rho).sum() * self.inverse_tokens,
+            # Of the tokens' own ratios, whatever the method shares or clips: how far the policy moved is comparable.
+            "update/approx_kl": (torch.expm1(self.log_rho) - self.log_rho).sum() * self.inverse_tokens,
             "update/clip_share": clipped * self.inverse_tokens,
         }
         if len(self.ratio):  # aminmax of nothing raises

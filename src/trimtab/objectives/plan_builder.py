@@ -93,7 +93,7 @@ class PlanBuilder:
         self.reason[tokens] |= int(reason)
         share = self.weight.new_full((), len(tokens) / max(self.batch.tokens, 1))
         if reason.metric in self.metrics:  # another rule marked some of these tokens already
-            share = (self.reason & int(reason)).count_nonzero() / self.batch.tokens
+            share = (self.reason & int(reason)).count_nonzero() / max(self.batch.tokens, 1)
         self.metrics[reason.metric] = share
 
     def mark_all(self, mask: Tensor, reason: Reason) -> None:
@@ -117,9 +117,6 @@ class PlanBuilder:
         self.mark(tokens, reason)
 
     def penalize(self, tokens: Tensor, coefficient: float) -> None:
-        """Put a penalty on tokens in place of their clip range."""
+        """Put a penalty on tokens; the surrogate knows when it takes the place of their clip."""
         self.penalty = torch.zeros_like(self.weight).index_fill_(0, tokens, coefficient)
-        # Not in place: the clip ranges are expanded scalars, whose elements share memory.
-        self.clip_low = self.clip_low.index_fill(0, tokens, torch.inf)
-        self.clip_high = self.clip_high.index_fill(0, tokens, torch.inf)
         self.mark(tokens, Reason.PENALIZED)

@@ -34,18 +34,22 @@ class Surrogate:
     clip_high: float = math.inf
 
 
-def ppo_clip(low: float, high: float, dual: float | None = None) -> Surrogate:
-    """PPO: `max(-A r, -A clip(r))`, and with a dual clip `c` at most `-A c` where `A < 0`."""
+def ppo_clip(
+    low: float, high: float, dual: float | None = None, unclipped: Callable[[Tensor, Plan], Tensor] | None = None
+) -> Surrogate:
+    """PPO: `max(-A r, -A clip(r))`, and with a dual clip `c` at most `-A c` where `A < 0`.
+
+    `unclipped(new_logp, plan)` is a mask of tokens that have neither clip at this moment.
+    """
 
     def terms(ratio: Tensor, new_logp: Tensor, plan: Plan) -> Terms:
         # Where A > 0 only the upper bound can bind and where A < 0 only the lower one (and c), so this is one clamp.
         up = plan.advantage > 0
         lower = (1 - plan.clip_low).masked_fill_(up, -math.inf)
-        most: float | Tensor = math.inf if dual is None else dual
-        if dual is not None and plan.penalty is not None:  # a penalised token has no clip, and no dual clip
-            most = plan.clip_low.clamp(min=dual)
-        upper = torch.where(up, 1 + plan.clip_high, most)
+        upper = torch.where(up, 1 + plan.clip_high, math.inf if dual is None else dual)
         clipped = torch.clamp(ratio, lower, upper)
+        if unclipped is not None:
+            clipped = torch.where(unclipped(new_logp.detach(), plan), ratio, clipped)
         return -plan.advantage * clipped, clipped != ratio
 
     formula = f"l = max(-A r, -A clip(r, {1 - low:.6g}, {1 + high:.6g}))"

@@ -169,7 +169,8 @@ def clip_cov(
 @method(paper="2505.22617")
 def kl_cov(share: float = 2e-3, coef: float = 1.0, clip_low: float = 1.0, clip_high: float = 1.0) -> Objective:
     """Penalise moving away from the old policy on the tokens with the highest covariance of log-prob and advantage."""
-    rule, surrogate = covariance.penalize_covariant(share, coef), ppo_clip(clip_low, clip_high)
+    rule = covariance.penalize_covariant(share, coef)
+    surrogate = ppo_clip(clip_low, clip_high, unclipped=penalties.penalized)
     return Objective("kl_cov", token_ratio, surrogate, token_mean, (rule,), (penalties.distance_from_old,))
 
 
@@ -181,7 +182,7 @@ def entropy_advantage(
     clip_high: float = 0.28,
     dual_clip: float | None = 10.0,
 ) -> Objective:
-    """DAPO with a bonus on the advantage of high-entropy tokens; the bonus cannot change the advantage's sign."""
+    """DAPO with a bonus on the advantage of high-entropy tokens, which by default never changes its sign."""
     rule = entropy.entropy_shaped_advantage(coef, entropy_cap)
     return Objective("entropy_advantage", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean, (rule,))
 
@@ -200,7 +201,8 @@ def lp_reg(
     less than 0.02 times the probability of the most probable one. Pass q as `proxy_logp`. Without it, q is the old
     policy itself.
     """
-    rule, surrogate = penalties.penalize_improbable(share, coef), ppo_clip(clip_low, clip_high, dual_clip)
+    rule = penalties.penalize_improbable(share, coef)
+    surrogate = ppo_clip(clip_low, clip_high, dual_clip, penalties.penalized_below_proxy)
     return Objective("lp_reg", token_ratio, surrogate, token_mean, (rule,), (penalties.below_proxy,))
 
 

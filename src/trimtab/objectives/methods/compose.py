@@ -14,7 +14,7 @@ from typing import Any, Literal
 import trimtab.objectives.methods.attachments
 import trimtab.objectives.methods.catalog  # noqa: F401  (both fill the registry)
 from trimtab.objectives.methods.own import check_built, own_entry, try_on_a_batch
-from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, OPTIONS, Entry, check_option
+from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, OPTIONS, Entry, check_option, check_ranges
 from trimtab.objectives.normalizers import AGGREGATIONS
 from trimtab.objectives.objective import Objective, Scope, TokenStats
 from trimtab.objectives.plan_builder import TokenRule
@@ -162,6 +162,7 @@ def _build(entry: Entry, options: dict[str, Any], attached: bool) -> Objective |
         key: check_option(entry.name, key, value, entry.types[key], entry.option(key)) for key, value in options.items()
     }
     if not is_own(entry.name):
+        check_ranges(entry, checked)
         known: Objective | TokenRule | Penalty = entry.build(**checked)
         return known
     with errors_located(entry.name, entry.build):

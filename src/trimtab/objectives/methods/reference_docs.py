@@ -28,7 +28,7 @@ METRICS: dict[str, str] = {
     "tokens/masked_share": "share of tokens left out because their entropy is low",
     "tokens/penalized_share": "share of tokens that have a penalty instead of a clip",
     "tokens/silenced_share": "share of tokens that get weight 0 and do not count in the mean",
-    "update/approx_kl": "mean of r - 1 - ln(p_new / p_old): how far the policy has moved",
+    "update/approx_kl": "mean over tokens of p_new / p_old - 1 - ln(p_new / p_old): how far the policy has moved",
     "update/clip_share": "share of tokens with an advantage whose gradient the clip or DPPO's mask cuts (CISPO: caps)",
     "update/ratio_max": "largest ratio",
     "update/ratio_mean": "mean ratio",

@@ -43,7 +43,7 @@ OPTIONS: dict[str, Option] = {
     "damp": Option("STARE's M: the factor for tokens that lower the entropy", 0, 1),
     "divergence": Option("how the change of a token's probability is measured: the difference (tv) or the binary KL"),
     "dual_clip": Option("upper limit of the ratio if the advantage is negative; none means no limit", 1),
-    "entropy_cap": Option("upper limit of the bonus, as a share of |A|", 0),
+    "entropy_cap": Option("upper limit of the bonus, as a share of |A|; up to 1 the bonus keeps the sign of A", 0),
     "estimator": Option("which estimator of the KL divergence to use"),
     "gate": Option(
         "whose entropy is compared with the target: the rollout batch, each response (sample), each token, or none"
@@ -80,6 +80,9 @@ OPTIONS: dict[str, Option] = {
     "widen_high": Option("largest factor on the clip range", 0),
     "widen_low": Option("smallest factor on the clip range", 0),
 }
+
+# The ends of a range, lower one first.
+RANGES = (("low", "high"), ("cov_low", "cov_high"), ("widen_low", "widen_high"))
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,15 @@ def check_option(owner: str, key: str, value: Any, annotation: Any, option: Opti
             raise ValueError(f"{where} must be text")
         return value
     return _number(where, option, value, whole=float not in types)
+
+
+def check_ranges(entry: Entry, options: Mapping[str, Any]) -> None:
+    """Raise if the lower end of a range is above the upper one, given or by default."""
+    values = {**entry.options, **options}
+    for low, high in RANGES:
+        if low in values and high in values and values[low] > values[high]:
+            where = f"{entry.name}: option {low}={values[low]:g}"
+            raise ValueError(f"{where} must be at most {high}, which is {values[high]:g}")
 
 
 def _number(where: str, option: Option, value: Any, whole: bool) -> float:

@@ -55,6 +55,22 @@ def kl(coef: float = 0.001, estimator: Estimator = "k3", corrected: bool = False
     return Penalty("kl", formula, terms, frozenset({"ref_logp"}))
 
 
+def penalized(new_logp: Tensor, plan: Plan) -> Tensor:
+    """Return a mask of the tokens that have a penalty instead of a clip (KL-Cov); none if its coefficient is 0."""
+    assert plan.penalty is not None
+    return plan.penalty != 0
+
+
+def penalized_below_proxy(new_logp: Tensor, plan: Plan) -> Tensor:
+    """Return a mask of the tokens that have a penalty instead of a clip, while they are below the proxy (Lp-Reg)."""
+    return penalized(new_logp, plan) & (new_logp < _proxy(plan))
+
+
+def _proxy(plan: Plan) -> Tensor:
+    # Without `proxy_logp` nothing was filtered away, and the proxy is the old policy itself.
+    return plan.old_logp if plan.proxy_logp is None else plan.proxy_logp
+
+
 def _distance_from_old(new_logp: Tensor, plan: Plan) -> Tensor:
     """Penalise `|ln p_new - ln p_old|` on the tokens that the plan penalises (KL-Cov)."""
     assert plan.penalty is not None
@@ -64,10 +80,7 @@ def _distance_from_old(new_logp: Tensor, plan: Plan) -> Tensor:
 def _below_proxy(new_logp: Tensor, plan: Plan) -> Tensor:
     """Penalise k3 to the proxy policy on the tokens that the plan penalises, while they are below it (Lp-Reg)."""
     assert plan.penalty is not None
-    # Without `proxy_logp` nothing was filtered away, and the proxy is the old policy itself.
-    proxy = plan.old_logp if plan.proxy_logp is None else plan.proxy_logp
-    below = new_logp.detach() < proxy
-    return plan.penalty * below * kl_estimate(new_logp, proxy)
+    return plan.penalty * penalized_below_proxy(new_logp.detach(), plan) * kl_estimate(new_logp, _proxy(plan))
 
 
 # Without a formula: that of the rule which selects their tokens states both.

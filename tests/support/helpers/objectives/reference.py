@@ -272,9 +272,9 @@ def lp_reg(
     def rule(batch: Batch) -> None:
         punished = [token for token in flat(batch) if token.advantage < 0]
         for token in highest(punished, share, lambda token: -token.logp):
-            token.clipped = False
             q = token.old if token.proxy is None else token.proxy
             if token.new < q:
+                token.clipped = False
                 value, slope = k3(token.new, q)
                 token.penalty += coef * value
                 token.penalty_slope += coef * slope
