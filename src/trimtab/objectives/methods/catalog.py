@@ -101,6 +101,7 @@ def gmpo(clip_low: float = 0.4, clip_high: float = 0.4) -> Objective:
     """One ratio per response, like GSPO, but every token ratio is clipped before the geometric mean is taken.
 
     clip_low and clip_high limit the log ratio: from above if the advantage is positive, from below if it is negative.
+    A token's weight (of an attachment such as s2t) multiplies the token's own gradient, as in GSPO.
     """
     return Objective("gmpo", clipped_response_ratio, geometric_clip(clip_low, clip_high), seq_mean_token_mean)
 

@@ -37,5 +37,5 @@ def penalize_covariant(share: float, coef: float) -> TokenRule:
     def apply(builder: PlanBuilder) -> None:
         builder.penalize(top_share(_covariance(builder), share), coef)
 
-    formula = f"the top {share:g} by cov get l = -A r + {coef:g} |ln p_new - ln p_old|"
+    formula = f"the top {share:g} by cov get l = -A r and a penalty of {coef:g} |ln p_new - ln p_old|"
     return TokenRule("kl_cov", f"{formula}; cov = (A - mean A)(ln p - mean ln p)", apply)

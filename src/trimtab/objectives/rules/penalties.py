@@ -95,4 +95,4 @@ def penalize_improbable(share: float, coef: float) -> TokenRule:
         builder.penalize(top_share(-builder.logp, share, builder.batch.advantage < 0), coef)
 
     tokens = f"of tokens with A < 0 the lowest {share:.0%} by ln p"
-    return TokenRule("lp_reg", f"{tokens} get l = -A r + {coef:g} k3(p_new, q) while p_new < q", apply)
+    return TokenRule("lp_reg", f"{tokens} get, while p_new < q, l = -A r and a penalty of {coef:g} k3(p_new, q)", apply)
