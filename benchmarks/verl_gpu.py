@@ -173,8 +173,8 @@ def wait_for_memory(seconds: float = 40) -> None:
         time.sleep(1)  # until the next look at the memory
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run, kill, resume, and write."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, kill, resume, and write; return 1 if a part failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=3)
@@ -193,9 +193,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         measure(result, Path(name), device, args)
     print(json.dumps(result, indent=1)[-9000:])
-    for part in ("imports", "killed", "resumed"):  # not as JSON, so that lines are lines
-        if "error" in result.get(part, {}):
-            print(f"\n{part}: {result[part]['error']}")
+    failed = [part for part in ("imports", "killed", "resumed") if "error" in result.get(part, {})]
+    for part in failed:  # not as JSON, so that lines are lines
+        print(f"\n{part}: {result[part]['error']}")
+    return int(bool(failed))
 
 
 def measure(result: dict[str, Any], folder: Path, device: torch.device, args: argparse.Namespace) -> None:
@@ -225,4 +226,4 @@ def measure(result: dict[str, Any], folder: Path, device: torch.device, args: ar
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -38,6 +38,12 @@ def test_sampling_beside_vllm_says_where_the_aim_is_missed_and_what_failed() -> 
     assert rival_tables.sampling(ABOUT) == []
 
 
+def test_a_load_that_only_one_large_shape_has_is_not_measured_for_the_other() -> None:
+    shapes = {"1.7B": {"64": sampled(3, 1), "512": sampled(3, 1)}, "8B": {"64": sampled(3, 1)}, "135M": {}}
+    made = rival_tables.sampling(ABOUT | {"shapes": shapes})
+    assert [line for line in made if "not measured" in line] == ["| 8B: 512 | not measured |  |  |  |  |"]
+
+
 def test_a_step_beside_trl_with_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_tables, "RESULTS", tmp_path)
     assert rival_tables.steps().startswith("Not measured yet")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import diagrams
+import engine_tables
 import gpu_tables
 import install_tables
 import rival_tables
@@ -240,7 +241,7 @@ def alarms_on_real_runs() -> str:
 
 def gpu_page() -> str:
     """docs/gpu.md with what was measured on a GPU filled in."""
-    return filled("docs/gpu.md", {**gpu_tables.PARTS, **rival_tables.PARTS, "smollm2": smollm2})
+    return filled("docs/gpu.md", {**gpu_tables.PARTS, **rival_tables.PARTS, **engine_tables.PARTS, "smollm2": smollm2})
 
 
 def evaluation_page() -> str:

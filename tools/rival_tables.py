@@ -12,6 +12,7 @@ from gpu_tables import outcome, part, read, source, table, words
 
 TIMES_VLLM = {"135M": 5.0, "1.7B": 1.3, "8B": 1.3}  # times vLLM's tokens per second with log-probs, at least
 TIMES_TRL = {"135M": 3.0, "1.7B": 1.5}  # times as fast as TRL with vLLM, at least
+LARGE = ("1.7B", "8B")  # shapes that are measured with the same loads
 LIMIT = 0.65  # of the bandwidth-and-product limit with ragged responses, at least
 ESTIMATE = 0.05  # of the measured peak of a long step, at most
 BEST = "best with log-probs"
@@ -22,7 +23,8 @@ ENGINES = {"vllm": "vLLM", "native": "native"}
 def sampling(result: Any) -> list[str]:
     """Tokens per second beside vLLM's best setting, by shape and load."""
     rows, faster = list[list[str]](), list[tuple[str, str, bool]]()
-    for shape, figures in result.get("shapes", {}).items():
+    shapes = result.get("shapes", {})
+    for shape, figures in shapes.items():
         for load, row in figures.items():
             if "lengths" not in row:
                 continue
@@ -40,12 +42,22 @@ def sampling(result: Any) -> list[str]:
                     f"{row['share_of_limit']:.0%}" if "share_of_limit" in row else "",
                 ]
             )
+    rows += [[f"{shape}: {load}", "not measured", "", "", "", ""] for shape, load in _open(shapes)]
     if not rows:
         return []
     columns = ["tokens/s", "trimtab", "vLLM's best", "without log-probs", "times faster", "trimtab, of the limit"]
     aims = ", ".join(f"{times:g} times vLLM's best at {shape}" for shape, times in TIMES_VLLM.items())
     said = [f"Target: {aims}; {outcome(faster)}."] if faster else []
     return [*table(columns, rows), *words(*said, *_needed(result), *_failed(result)), *_weights(result)]
+
+
+def _open(shapes: Any) -> list[tuple[str, str]]:
+    """The loads of one large shape that another one lacks."""
+    loads = {
+        shape: [load for load, row in shapes[shape].items() if "lengths" in row] for shape in LARGE if shape in shapes
+    }
+    known = dict.fromkeys(load for each in loads.values() for load in each)
+    return [(shape, load) for shape, each in loads.items() for load in known if load not in each]
 
 
 def _needed(result: Any) -> list[str]:
