@@ -28,9 +28,8 @@ def learning() -> str:
         each = (last["seconds"] - first["seconds"]) / (last["step"] - first["step"])
         rewards, entropies = (f"{first[key]:.2g} to {last[key]:.2g}" for key in ("reward", "entropy"))
         asked = re.search(r"--steps (\d+)", result["command"])  # a run may have been stopped before it got so far
-        rows.append(
-            [sampler, f"{last['step']}" + (f" of {asked[1]}" if asked else ""), rewards, entropies, f"{each:.1f}"]
-        )
+        done = f"{last['step']} of {asked[1]}" if asked else str(last["step"])
+        rows.append([sampler, done, rewards, entropies, f"{each:.1f}"])
         sources.append(source(result, "trl_learning"))
     if not rows:
         return "Not measured yet; `benchmarks/trl_learning.py` does it."
