@@ -52,7 +52,7 @@ class Part:
 
 
 PARTS: Mapping[str, Part] = {
-    "verl": Part("verl_gpu.py --eager --limit 250", "verl-h200.json", 560, ("verl", "ray", "vllm")),
+    "verl": Part("verl_gpu.py --eager --limit 285", "verl-h200.json", 580, ("verl", "ray", "vllm")),
     "trl-learning-vllm": Part(
         "trl_learning.py --sampler vllm --steps 25", "trl-learning-vllm-h200.json", 330, ("trl", "vllm")
     ),
