@@ -166,6 +166,10 @@ def test_none_is_a_value_of_an_option_and_is_kept_in_the_runs_folder(none: str |
     assert "10" in parse({"objective": "dapo"}).build_objective().surrogate.formula
 
 
+def test_options_without_a_name_are_those_of_the_default_objective() -> None:
+    assert parse({"objective": {"tau_p": 0.1}}).objective == {"name": "stapo", "tau_p": 0.1}
+
+
 def test_token_stats_are_passed_to_the_objective() -> None:
     assert parse({"update": {"token_stats": "current"}}).build_objective().token_stats == "current"
     assert parse({}).build_objective().token_stats is None
@@ -181,7 +185,7 @@ def test_token_stats_are_passed_to_the_objective() -> None:
         ({"name": "sspo + s2t + s2t"}, "attach it once"),
         ({"name": "sspo +"}, "cannot read the objective 'sspo +'"),
         ({"name": "s2t"}, "write for example 'dapo + s2t'"),
-        ({"tau_p": 1}, "objective: the objective needs a name"),
+        ({"nmae": "grpo"}, "objective: unknown option of stapo 'nmae'"),
     ],
 )
 def test_an_error_of_the_objective_is_shown_to_the_user(objective: dict[str, Any], text: str) -> None:

@@ -22,6 +22,9 @@ eval_path = "test.jsonl"
 rule = "number"
 suffix = " Box it."
 columns = { prompt = "question", answer = "result.value", system = "who", source = "subject" }
+[model]
+path = "demo-tools"
+
 [warm_start]
 steps = 3
 path = "worked.jsonl"

@@ -313,13 +313,23 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one_and_ends_the_sam
 def test_a_run_without_any_intact_checkpoint_is_an_error_and_nothing_is_changed(run: Path) -> None:
     damage(run, 4, 6)
     before = contents(run)
-    with pytest.raises(CheckpointError, match=r"no checkpoint under .* can be used.*put a good one back, or remove"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint under .* can be used.*put a good one back, or train"):
         trained(run, resume=True)
     assert contents(run) == before
 
 
-def test_a_run_whose_checkpoints_were_removed_starts_from_the_beginning(run_folder: Path, run: Path) -> None:
+def test_a_run_whose_checkpoints_were_removed_is_an_error_and_nothing_is_changed(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
+    before = contents(run)
+    with pytest.raises(CheckpointError, match=r"has the metrics of 6 steps, but no checkpoint.*--out FOLDER"):
+        trained(run, {"run.steps": "8"}, resume=True)
+    assert contents(run) == before
+
+
+def test_a_run_without_checkpoints_that_had_no_step_yet_starts_from_the_beginning(run_folder: Path, run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    metrics = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(metrics[0])
     _, log = trained(run, resume=True)
     assert log.has("no checkpoint yet", "from the beginning")
     assert not differences(contents(run), contents(run_folder))

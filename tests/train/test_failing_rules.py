@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +16,14 @@ from rich.console import Console
 import trimtab as tt
 from helpers.train.short_runs import contents, differences, recipe, short_run, trained
 from trimtab import own_parts
+from trimtab.config import Config
 from trimtab.console.display import LiveReporter
 from trimtab.console.launch import TrainRequest, launch_run
 from trimtab.files import read_json_lines
 from trimtab.insight.alarms import AlarmMonitor, alarm_monitor
+from trimtab.rewards import Verdict
+from trimtab.rewards.verdicts import VerdictKind
+from trimtab.train import rollouts
 from trimtab.train.loop import train
 from trimtab.train.run import MAX_CRASHED_STEPS, RunStoppedError, StopReason
 
@@ -135,10 +140,22 @@ def test_a_failure_of_the_tasks_own_rule_shows_in_the_evaluation_before_the_firs
     changes: dict[str, str | None] = {"task.name": "file", "task.path": path, "task.eval_path": path}
     changes |= {"task.rule": "number", "task.size": None, "task.digits": None, "warm_start.steps": "0"}
     run, log = short_run(tmp_path / "run", changes)
-    with pytest.raises(RunStoppedError, match="the rules failed on 100%"):
+    with pytest.raises(RunStoppedError, match="the rules failed on 100% of the held-out problems"):
         train(run)
+    assert run.progress.step == 0 and (run.folder.checkpoints / "step-00000000").is_dir()
     assert log.has("warning: step 0: the rule number failed on 4 responses", "sums.jsonl", "'two' is no number")
-    assert run.folder.records()[0]["eval/crashed_share"] == 1.0
+    assert run.folder.records() == [{"step": 0, "eval/crashed_share": 1.0}]
+
+
+def test_held_out_problems_without_a_verdict_are_neither_right_nor_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kinds: list[VerdictKind] = ["correct", "crashed", "wrong", "crashed"]
+    groups = [[SimpleNamespace(verdict=Verdict(kind))] for kind in kinds]
+    monkeypatch.setattr(rollouts, "sample_and_grade", lambda *_: groups)
+    trainer: Any = SimpleNamespace(test_task=[SimpleNamespace(source="sums")] * 4, config=Config(), tool_use=None)
+    found = rollouts.evaluate(trainer)
+    assert (found["eval/accuracy"], found["eval/crashed_share"]) == (0.5, 0.5)
 
 
 def test_the_alarm_rings_at_once_and_names_the_share() -> None:

@@ -190,7 +190,7 @@ def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
 
 def test_a_folder_with_a_run_is_not_overwritten(copy: Path) -> None:
     before = contents(copy)
-    with pytest.raises(ValueError, match="already holds a run: add --resume"):
+    with pytest.raises(ValueError, match=r"already holds a run: choose another --out.*trimtab train --resume"):
         trained(copy)
     assert contents(copy) == before
 

@@ -86,7 +86,7 @@ class CompareRun:
         if not (self.folder.path / "config.toml").exists():
             return "new"
         # The model is written after the last step, so a run killed in between still has that to do.
-        done = self.last_step() >= self.config.run.steps and (self.folder.path / "model").is_dir()
+        done = self.last_step() >= self.config.run.steps and self.folder.model.is_dir()
         return "finished" if done else "unfinished"
 
     def last_step(self) -> int:

@@ -26,12 +26,14 @@ from trimtab.objectives import ATTACHMENTS, COMMON_OPTIONS, METHODS, OPTIONS, Ob
 from trimtab.own_parts import PREFIX
 from trimtab.rollout import SamplingOptions
 
+DEFAULT_OBJECTIVE = "stapo"
+
 
 class Config(Section):
     """A whole recipe."""
 
     objective: dict[str, Any] = Field(
-        default_factory=lambda: {"name": "stapo"}, description="the objective's name and its options"
+        default_factory=lambda: {"name": DEFAULT_OBJECTIVE}, description="the objective's name and its options"
     )
     task: SerializeAsAny[TaskConfig] = Field(default_factory=task_section("arithmetic"))
     model: ModelConfig = ModelConfig()
@@ -54,15 +56,15 @@ class Config(Section):
     def _objective_as_table(cls, value: Any) -> Any:
         if isinstance(value, str):
             return {"name": value}
+        if not isinstance(value, Mapping):
+            return value
         # TOML has no null, and a run's config.toml must build the same objective again.
-        return {k: "none" if v is None else v for k, v in value.items()} if isinstance(value, Mapping) else value
+        return {"name": DEFAULT_OBJECTIVE} | {k: "none" if v is None else v for k, v in value.items()}
 
     @field_validator("objective")
     @classmethod
     def _check_objective(cls, value: dict[str, Any]) -> dict[str, Any]:
         # Built here only to report unknown methods and options with all other errors of the recipe.
-        if "name" not in value:
-            raise ValueError("the objective needs a name, for example name = 'stapo'")
         build_objective(value)
         return value
 

@@ -63,6 +63,7 @@ def describe_error(record: Mapping[str, Any], path: object) -> str:
 
 
 def crashed_diagnosis(share: float, steps: int, path: object) -> str:
-    """Explain why a run ends whose rules fail on most responses."""
+    """Explain why a run ends whose rules fail on most responses of some steps; of 0 steps: on held-out problems."""
     when = "this step" if steps == 1 else f"each of the last {steps} steps"
-    return f"the rules failed on {share:.0%} of the responses in {when}: nothing can be learnt from that. See {path}"
+    what = f"responses in {when}" if steps else "held-out problems"
+    return f"the rules failed on {share:.0%} of the {what}: nothing can be learnt from that. See {path}"

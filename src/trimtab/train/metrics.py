@@ -31,8 +31,8 @@ NGRAM = 4  # tokens per n-gram of the repetition metric
 _ODD = 0x5851F42D4C957F2D  # the multiplier of Knuth's 64-bit LCG: hashes n-grams well modulo 2^64
 
 METRICS: dict[str, str] = {
-    "eval/accuracy": "share of held-out problems answered correctly with greedy decoding; if the data has several "
-    "sources, also `eval/accuracy/SOURCE` for each",
+    "eval/accuracy": "share of graded held-out problems answered correctly with greedy decoding; if the data has "
+    "several sources, also `eval/accuracy/SOURCE` for each",
     "eval/crashed_share": "share of held-out problems on which the grader failed; logged only if it failed",
     "eval/problems": "number of held-out problems; logged only if there are fewer than run.eval_problems",
     "eval/score": "mean score on held-out problems, if the task's rule returns numbers",

@@ -215,27 +215,32 @@ def split_into_minibatches(groups: list[Group], minibatches: int) -> tuple[list[
 
 
 def evaluate(trainer: Trainer) -> dict[str, float]:
-    """Measure the greedy accuracy, and the mean of a rule's numbers, on held-out problems; without any, no metric."""
+    """Measure the greedy accuracy, and the mean of a rule's numbers, on held-out problems; without any, no metric.
+
+    Problems on which the grader failed count neither as right nor as wrong.
+    """
     test, config = trainer.test_task, trainer.config
     if test is None:
         return {}
     problems = [(n, test[n]) for n in range(min(len(test), config.run.eval_problems))]
     # No training step is numbered -1, so evaluation shares no random numbers with one.
     groups = sample_and_grade(trainer, problems, -1, config.sampling_options(samples=1, temperature=0.0))
-    verdicts = [group[0].verdict for group in groups]
-    right = [verdict.kind == "correct" for verdict in verdicts]
-    metrics = {"eval/accuracy": fmean(right)}
-    if any(verdict.score is not None for verdict in verdicts):
-        metrics["eval/score"] = fmean(verdict.value for verdict in verdicts)
-    if any(verdict.kind == "crashed" for verdict in verdicts):
-        metrics["eval/crashed_share"] = fmean(verdict.kind == "crashed" for verdict in verdicts)
+    graded = [(problem.source, group[0].verdict) for (_, problem), group in zip(problems, groups, strict=True)]
+    graded = [(source, verdict) for source, verdict in graded if verdict.kind != "crashed"]
+    metrics = dict[str, float]()
+    if graded:
+        sources, right = zip(*((source, verdict.kind == "correct") for source, verdict in graded), strict=True)
+        metrics = {"eval/accuracy": fmean(right), **accuracy_by_source("eval/accuracy", sources, right)}
+    if any(verdict.score is not None for _, verdict in graded):
+        metrics["eval/score"] = fmean(verdict.value for _, verdict in graded)
+    if len(graded) < len(problems):
+        metrics["eval/crashed_share"] = 1 - len(graded) / len(problems)
     if len(problems) < config.run.eval_problems:
         metrics["eval/problems"] = len(problems)
     if trainer.tool_use is not None:
         metrics |= evaluation_metrics([group[0].conversation for group in groups if group[0].conversation is not None])
         trainer.tool_use.take_times()  # those of a step are the training's
-    sources = [problem.source for _, problem in problems]
-    return metrics | accuracy_by_source("eval/accuracy", sources, right)
+    return metrics
 
 
 def accuracy_by_source(prefix: str, sources: Sequence[str], right: Sequence[bool]) -> dict[str, float]:

@@ -82,11 +82,13 @@ class Run:
         """Build the trainer and bring it to the start of the first step: by a warm start, or from a checkpoint."""
         # Before anything is computed: the last bits of a sum depend on how many threads share it.
         set_threads(self.config)
+        resumed = self.resume and bool(list_checkpoints(self.folder.checkpoints))
         if self.resume:
+            if not resumed:
+                self._check_unused()
             self.folder.reopen(self.config)
         else:
             self.folder.create(self.config)
-        resumed = self.resume and bool(list_checkpoints(self.folder.checkpoints))
         trainer = self.trainer = build_trainer(
             self.config, check_problems(self.config, warms_up=not resumed), self.world
         )
@@ -107,6 +109,17 @@ class Run:
         if self.world.watch is not None:  # for the case that this process cannot say it
             self.world.watch.notices.post("resume", self.resume_command)
         return trainer
+
+    def _check_unused(self) -> None:
+        """Refuse to start a run from the beginning whose checkpoints were removed: it would lose what it has."""
+        last = int(max((record["step"] for record in self.folder.records()), default=0))
+        # A full disk leaves an empty folder and no model: such a run has nothing but its metrics.
+        if last >= 1 and (not self.folder.checkpoints.exists() or self.folder.model.exists()):
+            raise checkpoints.CheckpointError(
+                f"{self.folder.path} has the metrics of {last} steps, but no checkpoint to go on from. Nothing was "
+                f"changed: put {self.folder.checkpoints} back, or train again in another folder: "
+                f"trimtab train {self.folder.config} --out FOLDER"
+            )
 
     def discard_if_unused(self) -> None:
         """Close a run that failed before its first step, and remove its folder if it has no checkpoint."""
@@ -176,9 +189,8 @@ class Run:
         """Warm up the policy, evaluate it, and save a first checkpoint."""
         if self.resume:
             self.reporter.message(f"{self.folder.path} has no checkpoint yet: starting from the beginning")
-        self.folder.rewind(
-            -1, self.reporter.message
-        )  # a run that died before its first checkpoint may have left metrics
+        # A run that died before its first checkpoint may have left metrics of step 0.
+        self.folder.rewind(-1, self.reporter.message)
         if taken := self.trainer.together(run_state.load_start, self.progress):
             self.reporter.message(taken)
         cache = self.folder.path.parent / ".warm_start"
@@ -186,13 +198,14 @@ class Run:
         warm_start(self.trainer, cache, self.reporter)
         failpoints.failpoint("warm_start.done")
         run_state.save_reference(self.trainer, self.folder)
-        if self.config.run.eval_every:
-            metrics = self.trainer.together(evaluate)
-            self._report_rule_errors()
-            if metrics:  # empty without held-out problems
-                self._log({"step": 0, **metrics})
-                self.reporter.step(0, self.config.run.steps, metrics)
+        metrics = self.trainer.together(evaluate) if self.config.run.eval_every else {}
+        self._report_rule_errors()
+        if metrics:  # empty without held-out problems
+            self._log({"step": 0, **metrics})
+            self.reporter.step(0, self.config.run.steps, metrics)
         self.save()
+        if (share := metrics.get("eval/crashed_share", 0.0)) > MOSTLY_CRASHED:
+            raise self._stop_for_rules(share)
 
     def _resume(self) -> None:
         """Restore the newest intact checkpoint, and warn if the environment has changed since."""
@@ -204,7 +217,7 @@ class Run:
         if saved is None:
             raise checkpoints.CheckpointError(
                 f"no checkpoint under {self.folder.checkpoints} can be used. Nothing was changed: put a good one back, "
-                "or remove that folder to start from the beginning"
+                f"or train again in another folder: trimtab train {self.folder.config} --out FOLDER"
             )
         self.trainer.together(run_state.restore_follower, saved.path.absolute())
         self.trainer.together(run_state.load_reference, self.folder.reference.absolute())
@@ -225,7 +238,7 @@ class Run:
             self.stopped = StopReason.INTERRUPTED
             self.reporter.message(f"stopped after step {self.progress.step}; go on with: {self.resume_command}")
             return
-        model = self.folder.path / "model"
+        model = self.folder.model
         # Adapters, which alone are published, are whole.
         partial = self.config.model.shard and not self.config.model.lora_rank
         state = self.trainer.together(run_state.gather_model) if partial else None
@@ -291,8 +304,11 @@ class Run:
         at_an_end = self.progress.step in (self._first_step, self.config.run.steps)
         if self._crashed_steps and (at_an_end or self._crashed_steps >= MAX_CRASHED_STEPS):
             self.save()
-            diagnosis = crashed_diagnosis(share, self._crashed_steps, self.folder.rule_errors)
-            raise self._stop(StopReason.RULES, f"{diagnosis}. With the rule mended: {self.resume_command}")
+            raise self._stop_for_rules(share)
+
+    def _stop_for_rules(self, share: float) -> RunStoppedError:
+        diagnosis = crashed_diagnosis(share, self._crashed_steps, self.folder.rule_errors)
+        return self._stop(StopReason.RULES, f"{diagnosis}. With the rule mended: {self.resume_command}")
 
     def _check_alarms(self, record: dict[str, float]) -> list[Alarm]:
         """Handle the alarms of a step; return those that stop the run."""

@@ -59,6 +59,7 @@ class RunFolder:
         self.config = path / "config.toml"
         self.checkpoints = path / "checkpoints"
         self.alarm_checkpoints = path / "alarms"  # the checkpoints that alarms asked for
+        self.model = path / "model"  # of a finished run
         self.reference = path / "reference"  # the weights that the run started from, for a KL penalty
         self.metrics = path / "metrics.jsonl"  # a line per step
         self.nonfinite = path / "nonfinite.jsonl"  # a line per update that was skipped because it was not finite
@@ -82,7 +83,10 @@ class RunFolder:
     def create(self, config: Config) -> None:
         """Start a run; a folder that already holds one is an error."""
         if self.config.exists():
-            raise ValueError(f"{self.path} already holds a run: add --resume to go on with it, or choose another --out")
+            raise ValueError(
+                f"{self.path} already holds a run: choose another --out, or go on with it: "
+                f"trimtab train --resume {self.path}"
+            )
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.config, resolved_toml(config))
         self._created = True

@@ -20,6 +20,7 @@ from trimtab import failpoints
 from trimtab.config import Config, find_run_model
 from trimtab.own_parts import is_own, load_part, location
 from trimtab.policy import (
+    DEMO_MODELS,
     LongPromptError,
     Transcript,
     clip_gradients,
@@ -136,11 +137,27 @@ def _stamp(path: str) -> list[tuple[str, int, int]]:
 
 
 def check_problems(config: Config, warms_up: bool = True) -> tuple[Task, Task | None]:
-    """Build the problems of a run, and check their rules and worked solutions: all that needs no model."""
+    """Build the problems of a run, and check their rules, texts and worked solutions: all that needs no model."""
     problems = build_tasks(config)
+    check_demo_characters(config, problems[0])
     if config.warm_start.steps and warms_up:
         worked_problems(config, problems[0])
     return problems
+
+
+def check_demo_characters(config: Config, task: Task) -> None:
+    """Raise if a demo model, the default, meets prompts with characters that it does not know."""
+    known = DEMO_MODELS.get(config.model.path)
+    # A few problems: what is wrong is the model, not a row.
+    for number in range(min(len(task), 20) if known else 0):
+        problem = task[number]
+        for character in "".join(message["content"] for message in problem.prompt):
+            if character not in (known or ""):
+                raise ValueError(
+                    f"{problem.location or problem.source}: the prompt has {character!r}, which model.path = "
+                    f"{config.model.path!r} does not know: this is a toy model for {known!r} alone. Set model.path to "
+                    "a model of yours: a folder, or a name on the Hugging Face hub"
+                )
 
 
 def worked_problems(config: Config, task: Task) -> Task | list[Problem]:
