@@ -67,7 +67,8 @@ message says which phase ran out of memory and what to change, and `--dry-run` s
 ## Recipes that come with trimtab
 
 Each file starts with a comment that says what it trains, which paper it follows, what hardware it needs, what the paper
-leaves open, and how to run the baselines. "Updates" are per step, "tokens" is the maximum response length."""
+leaves open, and how to run the baselines. "Updates" are per step, "tokens" is the maximum response length. The model of
+the recipes `smollm2...` is a package of its own: [how to install it](support.md#smollm2)."""
 
 _OBJECTIVE = """\
 ## `[objective]`
