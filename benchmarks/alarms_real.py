@@ -166,8 +166,8 @@ def markdown(result: dict[str, Any]) -> str:
         healthy = now["runs"] - now["collapsed"]
         lines += [
             f"**{title.capitalize()}**: {now['runs']} runs, {now['collapsed']} collapsed. With the alarms of the day "
-            f"of the runs, one but `collapse` rang before {then['before']} of the {now['collapsed']} collapses, and in "
-            f"{then['false']} of the {healthy} other runs.",
+            f"of the runs, an alarm but `collapse` rang before {then['before']} of the {now['collapsed']} collapses, "
+            f"and in {then['false']} of the {healthy} other runs.",
             "",
             "| alarm | before a collapse | lead (steps) | missed | false alarms | lost a quarter | still learning |",
             "|---" * 7 + "|",
