@@ -153,46 +153,42 @@ def parts(runs: Sequence[RealRun], unseen: Sequence[RealRun]) -> dict[str, dict[
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Return the tables in Markdown."""
+    """Return the tables of today's alarms in Markdown, each with a sentence on the alarms of the day of the runs."""
+    missing = ", ".join(f"`{name}`" for name in NOT_REPLAYED)
     lines = [
-        f"From {result['made_from']}, replayed on {result['date']} by `benchmarks/alarms_real.py`. In each cell: "
-        "with the alarms of the day of the runs, with those of today.",
+        f"From {result['made_from']}, replayed on {result['date']} by `benchmarks/alarms_real.py`. The tables show the "
+        f"alarms of today. An alarm without a row did not ring. Only {missing} could not be replayed in the first two "
+        "tables, because its metric was not kept.",
         "",
     ]
     for title, part in result["parts"].items():
-        now = part["now"]
+        now, then = part["now"], part["before"]["any"]
+        healthy = now["runs"] - now["collapsed"]
         lines += [
-            f"**{title.capitalize()}**: {now['runs']} runs, {now['collapsed']} collapsed.",
+            f"**{title.capitalize()}**: {now['runs']} runs, {now['collapsed']} collapsed. With the alarms of the day "
+            f"of the runs, an alarm but `collapse` rang before {then['before']} of the {now['collapsed']} collapses, "
+            f"and in {then['false']} of the {healthy} other runs.",
             "",
             "| alarm | before a collapse | lead (steps) | missed | false alarms | lost a quarter | still learning |",
             "|---" * 7 + "|",
+            *(_table_row(row, now["collapsed"], healthy) for row in [now["any"], *now["alarms"]]),
+            "",
         ]
-        names = [name for name in ("any", *ALARM_KINDS) if any(_find(part[when], name) for when in part)]
-        lines += [_table_row(name, part) for name in names] + [""]
     return "\n".join(lines)
 
 
-def _find(figures_: dict[str, Any], name: str) -> dict[str, Any] | None:
-    return next((row for row in [figures_["any"], *figures_["alarms"]] if row["alarm"] == name), None)
-
-
-def _table_row(name: str, part: dict[str, dict[str, Any]]) -> str:
-    cells: list[list[str]] = []
-    for when, figures_ in part.items():
-        row, collapsed = _find(figures_, name), figures_["collapsed"]
-        healthy = figures_["runs"] - collapsed
-        if when == "now" and name in NOT_REPLAYED:
-            cells.append(["?"] * 6)
-            continue
-        none = {"before": 0, "leads": [], "missed": collapsed, "false": 0, "false_lost": 0, "false_still_learning": 0}
-        row = row or none
-        leads = row["leads"]
-        lead = f"{median(leads):g} ({leads[0]} to {leads[-1]})" if leads else "-"
-        false = f"{row['false']}/{healthy}"
-        counts = [str(row[name]) for name in ("missed", "false_lost", "false_still_learning")]
-        cells.append([f"{row['before']}/{collapsed}", lead, counts[0], false, *counts[1:]])
-    title = "any but `collapse`" if name == "any" else f"`{name}`"
-    return f"| {title} | " + " | ".join(f"{a}, {b}" for a, b in zip(*cells, strict=True)) + " |"
+def _table_row(row: dict[str, Any], collapsed: int, healthy: int) -> str:
+    leads = row["leads"]
+    cells = [
+        "any but `collapse`" if row["alarm"] == "any" else f"`{row['alarm']}`",
+        f"{row['before']}/{collapsed}",
+        f"{median(leads):g} ({leads[0]} to {leads[-1]})" if leads else "-",
+        str(row["missed"]),
+        f"{row['false']}/{healthy}",
+        str(row["false_lost"]),
+        str(row["false_still_learning"]),
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def unseen_runs() -> list[RealRun]:

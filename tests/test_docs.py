@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from trimtab.config import load
+from trimtab.config import load, parse_toml
 from trimtab.objectives import METHODS
 from trimtab.objectives.methods import catalog
 
@@ -19,6 +19,10 @@ ROOT = Path(__file__).parent.parent
 
 def blocks(name: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
+
+
+def toml_blocks(name: str) -> list[str]:
+    return re.findall(r"```toml\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
 
 
 def test_the_example_of_a_training_loop_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,8 +107,22 @@ def test_every_path_on_the_map_exists() -> None:
 
 
 def test_the_recipe_of_a_users_own_is_one(tmp_path: Path) -> None:
-    (recipe,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/recipes.md").read_text(), flags=re.DOTALL)
+    (recipe,) = toml_blocks("docs/recipes.md")
     (tmp_path / "mine.toml").write_text(recipe)
     config = load(tmp_path / "mine.toml")
     assert config.build_objective().name == "stapo"
     assert config.rollout.prompts * config.rollout.samples == 512
+
+
+@pytest.mark.parametrize("page", ["docs/start.md", "docs/own-data.md"])
+def test_the_guides_show_the_recipe_of_the_reference(page: str) -> None:
+    assert parse_toml(toml_blocks(page)[0]) == parse_toml(toml_blocks("docs/recipes.md")[0])
+
+
+def test_the_recipe_of_six_lines_takes_the_tables_that_its_page_adds(tmp_path: Path) -> None:
+    recipe, task, warm_start = toml_blocks("docs/own-data.md")
+    lines = [line for line in recipe.splitlines(keepends=True) if not line.startswith("task")]
+    assert len(lines) == 5
+    (tmp_path / "mine.toml").write_text("".join([*lines, task, warm_start]))
+    config = load(tmp_path / "mine.toml")
+    assert (config.model.path, config.warm_start.steps) == ("Qwen/Qwen3-1.7B-Base", 100)

