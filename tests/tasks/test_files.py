@@ -81,7 +81,8 @@ def test_blank_lines_and_a_byte_order_mark_are_no_rows(tmp_path: Path) -> None:
         ({**GOOD, "prompt": "\ud800"}, "`prompt` has a lone surrogate"),
         ({"prompt": "1+1?"}, "there is no `reward_model`, only `prompt`"),
         ({**GOOD, "reward_model": "2"}, "`reward_model` is str '2'"),
-        ({**GOOD, "reward_model": {}}, "there is no `reward_model.ground_truth`, only nothing"),
+        ({**GOOD, "reward_model": {}}, "no `reward_model.ground_truth`: `reward_model` is an empty object; name"),
+        ({}, "there is no `prompt`: the row is an empty object; name your columns"),
         ({**GOOD, "reward_model": {"ground_truth": ""}}, "`reward_model.ground_truth` is empty"),
         ({**GOOD, "reward_model": {"ground_truth": None}}, "`reward_model.ground_truth` is empty"),
         ({**GOOD, "reward_model": {"ground_truth": ["2"]}}, "`reward_model.ground_truth` is list ['2']"),
@@ -240,7 +241,7 @@ def test_another_kind_of_file_is_an_error(tmp_path: Path) -> None:
 
 def test_a_hub_name_without_datasets_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"'someone/data-1.0' is not a file.*pip install datasets"):
+    with pytest.raises(ValueError, match=r"'someone/data-1.0' is not a file.*datasets: pip install 'trimtab\[hub\]'"):
         read_file("someone/data-1.0")
 
 

@@ -208,7 +208,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
 
 def _hub(source: str, split: str, config: str | None) -> Iterator[tuple[str, Row]]:
     purpose = f"{source!r} is not a file, and loading it from the hub"
-    datasets = optional_module("datasets", purpose, "datasets")
+    datasets = optional_module("datasets", purpose, "datasets", "hub")
     try:
         # Since version 4, which the extra `hub` asks for, a data set's own loading script is refused and not run.
         data = datasets.load_dataset(source, config, split=split)
@@ -289,8 +289,10 @@ def _lookup(location: str, row: Row, column: str, inside: str = "") -> Any:
         return row[column]
     first, _, rest = column.partition(".")
     if first not in row:
-        columns = ", ".join(f"`{key}`" for key in row) or "nothing"
-        raise ValueError(f"{location}: there is no `{inside}{first}`, only {columns}; {NAME_COLUMNS}")
+        found = f", only {', '.join(f'`{key}`' for key in row)}"
+        if not row:
+            found = f": {f'`{inside[:-1]}`' if inside else 'the row'} is an empty object"
+        raise ValueError(f"{location}: there is no `{inside}{first}`{found}; {NAME_COLUMNS}")
     if not isinstance(row[first], Mapping):
         raise ValueError(f"{location}: `{inside}{first}` is {_shown(row[first])}; it must be an object with `{rest}`")
     return _lookup(location, row[first], rest, f"{inside}{first}.")
