@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from trimtab.files import (
     locked,
     new_folder,
     read_json_lines,
+    sync,
     write_atomically,
     write_json_lines,
 )
@@ -36,6 +39,44 @@ def test_an_error_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         write_atomically(path, (str(1 // n) for n in (1, 0)))
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """Let the system refuse to write more than 64 bytes to a file, which is an error without a file name."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def fill_folder(path: Path) -> None:
+    with new_folder(path) as folder, open(folder / "weights", "wb") as file:
+        file.write(bytes(1000))
+
+
+@pytest.mark.usefixtures("small_disk")
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: write_atomically(path, "x" * 1000),
+        lambda path: append_json_lines(path, {"text": "x" * 1000}),
+        fill_folder,
+    ],
+)
+def test_the_error_of_a_full_disk_names_what_was_to_be_written(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    path = tmp_path / "report.html"
+    with pytest.raises(OSError, match=re.escape(f"File too large: '{path}'")):
+        write(path)
+
+
+def test_the_error_of_a_failed_fsync_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match=re.escape(f"[Errno 28] No space left on device: '{tmp_path}'")):
+        sync(tmp_path)
 
 
 def test_rows_that_are_appended_are_read_again(tmp_path: Path) -> None:

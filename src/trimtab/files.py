@@ -22,12 +22,24 @@ from trimtab import failpoints
 WRITING = ".writing-"  # the prefix of unfinished files and folders
 
 
+@contextmanager
+def errors_with_path(path: Path) -> Iterator[None]:
+    """Add the path that is being written to an error of the system that names no file."""
+    try:
+        yield
+    except OSError as error:
+        # A failed write or fsync knows its descriptor only: on a full disk nobody could tell which disk it is.
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def write_atomically(path: Path, data: str | bytes | memoryview | Iterable[str]) -> None:
     """Write a file so that a reader finds all of the data or what was there before, even after a power cut."""
     pieces = [data] if isinstance(data, str | bytes | memoryview) else data
     encoded = (piece.encode() if isinstance(piece, str) else piece for piece in pieces)
     if path.exists() and not path.is_file():  # a pipe or a device, such as /dev/stdout, which a rename would replace
-        with path.open("wb") as file:
+        with errors_with_path(path), path.open("wb") as file:
             file.writelines(encoded)
         return
     # In the same folder, because a rename is atomic only within one file system. Of this process alone, because two may
@@ -35,7 +47,7 @@ def write_atomically(path: Path, data: str | bytes | memoryview | Iterable[str])
     _remove_unfinished(path.parent, path.name)
     temporary = path.with_name(f"{WRITING}{path.name}-{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
+        with errors_with_path(path), temporary.open("wb") as file:
             file.writelines(encoded)
             # Without fsync the rename may reach the disk before the data does, and a power cut leaves an empty file.
             file.flush()
@@ -60,7 +72,8 @@ def new_folder(final: Path, *, durable: bool = False, tidy: bool = True) -> Iter
     temporary = final.with_name(f"{WRITING}{final.name}-{os.getpid()}")
     temporary.mkdir()
     try:
-        yield temporary
+        with errors_with_path(final):
+            yield temporary
         if not temporary.exists():
             return
         if durable:
@@ -101,7 +114,8 @@ def sync(path: Path) -> None:
     """Wait until a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with errors_with_path(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -117,7 +131,7 @@ def append_json_lines(path: Path, *rows: Mapping[str, Any], durable: bool = Fals
     # A full disk may take half a line. Cut off, the file ends with a whole line and can be appended to later.
     end = path.stat().st_size if path.exists() else 0
     try:
-        with path.open("ab") as file:
+        with errors_with_path(path), path.open("ab") as file:
             if failpoints.due("line.torn"):
                 file.write(data[: len(data) // 2])
                 file.flush()
@@ -135,7 +149,7 @@ def cut_torn_line(path: Path) -> None:
     """Remove what follows the last newline: a killed process leaves its last line cut off."""
     if not path.exists() or not path.stat().st_size:
         return
-    with path.open("r+b") as file:
+    with errors_with_path(path), path.open("r+b") as file:
         # A mapped file is searched from its end without reading the rest, which may be gigabytes.
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             size, end = len(data), data.rfind(b"\n") + 1

@@ -71,6 +71,8 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(table: dict[str, Any]
         ({"task": {"name": "file", "path": 3}}, "task.path = 3: must be text, in quotes"),
         ({"task": {"name": "gym:x", "options": 3}}, "task.options = 3: must be a table"),
         ({"run": {"loggers": "wandb"}}, "run.loggers = 'wandb': must be a list, for example ['wandb']"),
+        ({"tools": {"use": "calculator"}}, "tools.use = 'calculator': must be a list, for example ['calculator']"),
+        ({"tools": {"use": 3}}, "tools.use = 3: must be a list, in brackets"),
         ({"run": {"loggers": ["wanb"]}}, "run.loggers[0] = 'wanb': must be one of 'wandb', 'trackio' or 'tensorboard'"),
         ({"update": {"betas": [0.9]}}, "update.betas = [0.9]: must be two numbers"),
         ({"update": {"betas": [0.9, 0.9, 0.9]}}, "update.betas = [0.9, 0.9, 0.9]: must be two numbers"),

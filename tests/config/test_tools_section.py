@@ -12,6 +12,7 @@ from trimtab.train import resolved_toml
 
 TOOLS = "python:helpers.train.bad_tools"
 TURNS = "rollout.max_turns=3"
+BAD = "python:helpers.conversation.misbehaving_tools"
 CALCULATOR = "tools.use=['calculator']"
 
 
@@ -38,6 +39,9 @@ def test_tools_are_named_in_a_recipe(named: str) -> None:
         (["tools.use=['calculator', 'calculator']", TURNS], r"names a tool twice"),
         ([f"tools.use=['{TOOLS}:Game']", TURNS], r"is a class: a tool is a function, and an environment task.env"),
         ([f"tools.use=['{TOOLS}:none']", TURNS], r"bad_tools"),
+        ([f"tools.use=['{BAD}:undocumented']", TURNS], r"tools.use: .*undocumented \(.*:\d+\): add a docstring"),
+        ([f"tools.use=['{BAD}:untyped']", TURNS], r"tools.use: .*add a type to the parameter text, as text: str"),
+        ([f"task.environment={BAD}:WithoutReset", TURNS], r"task.environment: .*add a method reset\(self, prob"),
         (["task.environment=Game", TURNS], r"task.environment: 'Game': an environment is a class of your own, python:"),
         ([f"task.environment={TOOLS}:hang", TURNS], r"is no class: an environment is one, and functions belong in"),
         (["tools.format=xml"], r"tools.format = 'xml': must be one of 'auto', 'hermes', 'llama', 'fenced' or 'plain'"),

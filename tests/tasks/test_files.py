@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trimtab.tasks import gsm8k, read_file
+from trimtab.tasks import build_task, gsm8k, read_file, worked_solutions
 from trimtab.tasks.files import BOXED_SUFFIX
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
@@ -81,7 +81,8 @@ def test_blank_lines_and_a_byte_order_mark_are_no_rows(tmp_path: Path) -> None:
         ({**GOOD, "prompt": "\ud800"}, "`prompt` has a lone surrogate"),
         ({"prompt": "1+1?"}, "there is no `reward_model`, only `prompt`"),
         ({**GOOD, "reward_model": "2"}, "`reward_model` is str '2'"),
-        ({**GOOD, "reward_model": {}}, "there is no `reward_model.ground_truth`, only nothing"),
+        ({**GOOD, "reward_model": {}}, "no `reward_model.ground_truth`: `reward_model` is an empty object; name"),
+        ({}, "there is no `prompt`: the row is an empty object; name your columns"),
         ({**GOOD, "reward_model": {"ground_truth": ""}}, "`reward_model.ground_truth` is empty"),
         ({**GOOD, "reward_model": {"ground_truth": None}}, "`reward_model.ground_truth` is empty"),
         ({**GOOD, "reward_model": {"ground_truth": ["2"]}}, "`reward_model.ground_truth` is list ['2']"),
@@ -98,6 +99,68 @@ def test_a_bad_row_is_named_by_file_and_number(tmp_path: Path, bad: Any, message
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         read_file(write(tmp_path, GOOD, bad, GOOD))
     assert str(error.value).startswith(f"{tmp_path / 'mine.jsonl'}, row 2: ")
+
+
+EMPTY = {**GOOD, "prompt": ""}
+NUMBER = {**GOOD, "data_source": 3}
+
+
+def test_all_bad_rows_of_a_file_are_in_one_error(tmp_path: Path) -> None:
+    source = write(tmp_path, GOOD, EMPTY, '{"prompt": ', GOOD, EMPTY, NUMBER)
+    with pytest.raises(ValueError, match="cannot be used") as error:
+        read_file(source)
+    lines = str(error.value).splitlines()
+    assert sorted(line.removeprefix(f"{source}, ") for line in lines[:-1]) == [
+        "row 3: not JSON (Expecting value: line 2 column 1 (char 12)); mend or remove the row",
+        "row 6: `data_source` is int 3; it must be text",
+        "rows 2, 5: `prompt` is empty; it must be text, and not empty",
+    ]
+    assert lines[-1] == "4 of 6 rows cannot be used: mend or remove them"
+
+
+def test_of_thousands_of_bad_rows_the_first_are_named_and_all_counted(tmp_path: Path) -> None:
+    others = [{**GOOD, "data_source": number} for number in range(7)]
+    with pytest.raises(ValueError, match="cannot be used") as error:
+        read_file(write(tmp_path, *[EMPTY] * 2_000, *others, GOOD))
+    lines = str(error.value).splitlines()
+    assert "rows 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 1,990 more: `prompt` is empty" in lines[0]
+    assert lines[-2] == "and 3 more rows for other reasons"
+    assert lines[-1].startswith("2,007 of 2,008 rows cannot be used")
+
+
+def test_bad_rows_are_left_out_where_the_recipe_says_so(tmp_path: Path) -> None:
+    source = write(tmp_path, GOOD, EMPTY, "[1, 2]", {**GOOD, "prompt": "1+2?"})
+    arguments = {"path": source, "columns": {}}
+    with pytest.raises(ValueError, match=r"or leave them out with task\.skip_bad_rows = true$"):
+        build_task("file", arguments, "train", 10)
+    with pytest.warns(UserWarning, match=r"^2 of 4 rows are left out \(task.skip_bad_rows = true\):") as warned:
+        task = build_task("file", {**arguments, "skip_bad_rows": True}, "train", 10)
+    assert task is not None
+    assert [problem.prompt[0]["content"] for problem in (task[0], task[1])] == ["1+1?", "1+2?"]
+    assert len(task) == 2
+    assert len(warned) == 1
+    assert "row 2: `prompt` is empty" in str(warned[0].message)
+    assert "row 3: must be a JSON object" in str(warned[0].message)
+
+
+def test_a_file_with_bad_rows_alone_is_an_error_even_then(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"2 of 2 rows cannot be used: mend or remove them$"):
+        read_file(write(tmp_path, EMPTY, EMPTY), skip_bad_rows=True)
+
+
+def test_bad_rows_of_gsm8k_may_be_left_out_too(tmp_path: Path) -> None:
+    source = write(tmp_path, {"question": "?", "answer": "#### 5"}, {"question": "?", "answer": "five"})
+    with pytest.warns(UserWarning, match="1 of 2 rows are left out"):
+        task = build_task("gsm8k", {"path": source, "skip_bad_rows": True}, "train", 10)
+    assert task is not None
+    assert len(task) == 1
+
+
+def test_all_bad_rows_of_a_warm_starts_file_are_in_one_error(tmp_path: Path) -> None:
+    row = {"prompt": "1+1?", "solution": "2"}
+    source = write(tmp_path, row, {**row, "solution": ""}, {**row, "solution": ""})
+    with pytest.raises(ValueError, match=r"rows 2, 3: `solution` is empty.*; 2 of 3 rows cannot be used"):
+        worked_solutions(source, "", {})
 
 
 def test_a_long_value_is_cut_in_the_error(tmp_path: Path) -> None:
@@ -178,7 +241,7 @@ def test_another_kind_of_file_is_an_error(tmp_path: Path) -> None:
 
 def test_a_hub_name_without_datasets_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"'someone/data-1.0' is not a file.*pip install datasets"):
+    with pytest.raises(ValueError, match=r"'someone/data-1.0' is not a file.*datasets: pip install 'trimtab\[hub\]'"):
         read_file("someone/data-1.0")
 
 
@@ -236,9 +299,10 @@ def test_gsm8k_loads(name: str, size: int) -> None:
 @needs_data
 def test_the_math_problems_load_by_their_columns() -> None:
     source = str(DATA / "math_train.jsonl")
-    with pytest.raises(ValueError, match="row 887: `answer` is empty"):
+    with pytest.raises(ValueError, match=r"rows 887, .*: `answer` is empty.*; 4 of 7,474 rows cannot be used"):
         read_file(source, columns={"prompt": "problem", "answer": "answer"})
-    with pytest.raises(ValueError, match=r"row 1: there is no `prompt`, only `problem`, `answer`.*task.columns"):
+    unnamed = r"rows 1, 2, .*: there is no `prompt`, only `problem`, `answer`.*task.columns"
+    with pytest.raises(ValueError, match=unnamed):
         read_file(source)
 
 

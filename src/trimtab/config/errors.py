@@ -44,7 +44,7 @@ _EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "float": lambda _: "a number",
     "finite_number": lambda _: "a finite number",
     "string": lambda _: "text, in quotes",
-    "list": lambda _: "a list, for example ['wandb']",
+    "list": lambda _: "a list, in brackets",
     "tuple": lambda _: "two numbers, for example [0.9, 0.999]",
     "dict": lambda _: "a table, for example {key = 1}",
     "greater_than_equal": lambda context: f"at least {_number(context['ge'])}",
@@ -82,6 +82,8 @@ def describe_error(error: Any, root: type[BaseModel], task: str) -> str:
     # Pydantic's kinds are `int_type`, `int_parsing`, `int_from_float`, ...: the first word tells the type.
     expected = _EXPECTED.get(kind) or _EXPECTED.get(kind.partition("_")[0])
     wanted = f"must be {expected(error.get('ctx', {}))}" if expected else error["msg"]
+    if kind == "list_type" and isinstance(value, str):
+        wanted = f"must be a list, for example [{shown(value)}]"
     return f"{key} = {shown(value)}: {wanted}{_suggestion(error)}"
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from trimtab.config.section import Section
-from trimtab.conversation import BUILT_IN
+from trimtab.conversation import BUILT_IN, ToolCatalog
 from trimtab.own_parts import is_own, load_part
 from trimtab.text import nearest, shown
 from trimtab.tools import LEVELS
@@ -46,6 +46,8 @@ class ToolsConfig(Section):
                 raise ValueError(f"{shown(name)}: {nearest(name, BUILT_IN)} (one of your own: python:MODULE:NAME)")
             if is_own(name) and inspect.isclass(load_part(name)):
                 raise ValueError(f"{shown(name)} is a class: a tool is a function, and an environment task.environment")
+        if any(map(is_own, value)):  # of built-in tools there is nothing to find, and schemas import transformers
+            ToolCatalog(value)
         return value
 
     @field_validator("sandbox_level")
@@ -57,9 +59,10 @@ class ToolsConfig(Section):
 
 
 def check_environment(name: str) -> str:
-    """Return the name of an environment, or raise where it names no class."""
+    """Return the name of an environment, or raise where it names no class whose methods can be tools."""
     if not is_own(name):
         raise ValueError(f"{shown(name)}: an environment is a class of your own, python:MODULE:NAME")
     if not inspect.isclass(load_part(name)):
         raise ValueError(f"{shown(name)} is no class: an environment is one, and functions belong in tools.use")
+    ToolCatalog(environment=name)
     return name

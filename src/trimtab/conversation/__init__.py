@@ -4,7 +4,8 @@ from trimtab.conversation.call_formats import CALL_FORMATS, CallFormat, ParsedCa
 from trimtab.conversation.conversations import Conversations
 from trimtab.conversation.dialogue import Dialogue
 from trimtab.conversation.reply_template import ReplyTemplate
-from trimtab.conversation.tool_set import BUILT_IN, ToolSet
+from trimtab.conversation.tool_catalog import BUILT_IN, ToolCatalog
+from trimtab.conversation.tool_set import ToolSet
 from trimtab.conversation.types import ENDED, OUTCOMES, Call, Conversation, Ended, Limits, Message, Outcome
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Outcome",
     "ParsedCall",
     "ReplyTemplate",
+    "ToolCatalog",
     "ToolSet",
     "read_json_call",
 ]

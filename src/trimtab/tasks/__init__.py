@@ -10,7 +10,7 @@ from trimtab.tasks.benchmarks import (
     find_benchmark,
     load_benchmark,
 )
-from trimtab.tasks.files import check_columns, gsm8k, read_file, read_rows, worked_solution
+from trimtab.tasks.files import check_columns, gsm8k, read_file, read_rows, worked_solution, worked_solutions
 from trimtab.tasks.gym import GymTask, gym_dataset
 from trimtab.tasks.problems import (
     FixedTask,
@@ -31,5 +31,5 @@ __all__ = [
     "FixedTask", "GymTask", "Message", "Problem", "Split", "Task", "TaskArgument", "TaskOption", "build_task",
     "check_columns", "derive_seed", "find_benchmark", "gsm8k", "gym_dataset", "has_held_out_problems",
     "load_benchmark", "optional_module", "problem_index", "read_file", "read_rows", "task_arguments", "user",
-    "worked_solution",
+    "worked_solution", "worked_solutions",
 ]  # fmt: skip

@@ -1,14 +1,16 @@
 """Tasks from files: columns of any names, by default verl's, and GSM8K, from a jsonl or parquet file or from the hub.
 
 verl's schema is `prompt` (chat messages, or text), `reward_model.ground_truth`, `data_source`, `extra_info`. A bad
-row is an error that names its file and row; no row is dropped or repaired silently.
+row is an error that names its file and row; no row is dropped or repaired silently. All bad rows of a file are in one
+error, or with `skip_bad_rows` in one warning.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +28,8 @@ COLUMNS = {
     "system": "",
 }
 NAME_COLUMNS = "name your columns in the recipe, as task.columns = {prompt = 'question'}, or in warm_start.columns"
+SKIP_BAD_ROWS = TaskOption("leave out rows that cannot be used, with a warning that names them, instead of stopping")
+MAX_REASONS, MAX_ROWS = 5, 10  # of an error about bad rows: different reasons, and numbers of rows for each
 BOXED_SUFFIX = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 Row = Mapping[str, Any]
@@ -40,12 +44,13 @@ def file_task(
     columns: Annotated[
         dict[str, str], TaskOption(f"your column names, as a table with any of the keys {', '.join(COLUMNS)}")
     ] = {},  # noqa: B006  (never changed)
+    skip_bad_rows: Annotated[bool, SKIP_BAD_ROWS] = False,
 ) -> FixedTask:
     """Problems from a file, by default with the columns of verl's schema."""
     source = path if split == "train" else eval_path
     if source is None:
         raise ValueError("task.name='file' needs task.path: a jsonl or parquet file")
-    return read_file(source, rule=rule, suffix=suffix, columns=columns)
+    return read_file(source, rule=rule, suffix=suffix, columns=columns, skip_bad_rows=skip_bad_rows)
 
 
 def gsm8k_task(
@@ -55,9 +60,11 @@ def gsm8k_task(
     ] = None,
     eval_path: Annotated[str | None, TaskOption("the same for held-out problems; none means no evaluation")] = None,
     suffix: Annotated[str, TaskOption("text appended to each question")] = BOXED_SUFFIX,
+    skip_bad_rows: Annotated[bool, SKIP_BAD_ROWS] = False,
 ) -> FixedTask:
     """The questions of GSM8K, with their worked solutions."""
-    return gsm8k((path if split == "train" else eval_path) or "openai/gsm8k", suffix)
+    source = (path if split == "train" else eval_path) or "openai/gsm8k"
+    return gsm8k(source, suffix, skip_bad_rows=skip_bad_rows)
 
 
 def read_file(
@@ -67,15 +74,19 @@ def read_file(
     split: str = "train",
     config: str | None = None,
     columns: Mapping[str, str] | None = None,
+    skip_bad_rows: bool | None = None,
 ) -> FixedTask:
     """Read a file of problems; `suffix` is appended to the last message of each prompt.
 
     `columns` has the names of the file's columns where they are not those of verl's schema; a dot leads into an
-    object, as in `reward_model.ground_truth`.
+    object, as in `reward_model.ground_truth`. For `skip_bad_rows` see `read_problems`.
     """
-    named = check_columns(columns or {}, COLUMNS)
-    name, rows = Path(source).stem, read_rows(source, split, config)
-    return _task(name, source, (_problem(location, row, name, rule, suffix, named) for location, row in rows))
+    named, name = check_columns(columns or {}, COLUMNS), Path(source).stem
+
+    def problem(location: str, row: Row) -> Problem:
+        return _problem(location, row, name, rule, suffix, named)
+
+    return FixedTask(name, read_problems(source, problem, split, config, skip_bad_rows))
 
 
 def check_columns(given: Mapping[str, str], known: Iterable[str] = COLUMNS) -> dict[str, str]:
@@ -88,6 +99,11 @@ def check_columns(given: Mapping[str, str], known: Iterable[str] = COLUMNS) -> d
     return dict(given)
 
 
+def worked_solutions(source: str, suffix: str, columns: Mapping[str, str]) -> tuple[Problem, ...]:
+    """Read a warm start's file."""
+    return read_problems(source, lambda location, row: worked_solution(location, row, suffix, columns))
+
+
 def worked_solution(location: str, row: Row, suffix: str, columns: Mapping[str, str]) -> Problem:
     """Read a row of a warm start's file: a prompt as in a task's file, and its solution."""
     prompt = _messages(location, row, columns, suffix)
@@ -97,19 +113,80 @@ def worked_solution(location: str, row: Row, suffix: str, columns: Mapping[str, 
 
 
 def gsm8k(
-    source: str = "openai/gsm8k", suffix: str = BOXED_SUFFIX, split: str = "train", config: str | None = "main"
+    source: str = "openai/gsm8k",
+    suffix: str = BOXED_SUFFIX,
+    split: str = "train",
+    config: str | None = "main",
+    skip_bad_rows: bool | None = None,
 ) -> FixedTask:
     """Read GSM8K: `question`, and `answer` with the result after `####`."""
-    rows = read_rows(source, split, config)
-    return _task("gsm8k", source, (_gsm8k_problem(location, row, suffix) for location, row in rows))
+
+    def problem(location: str, row: Row) -> Problem:
+        return _gsm8k_problem(location, row, suffix)
+
+    return FixedTask("gsm8k", read_problems(source, problem, split, config, skip_bad_rows))
 
 
-def read_rows(source: str, split: str = "train", config: str | None = None) -> Iterator[tuple[str, Row]]:
-    """Yield (location, row) for every row of a jsonl or parquet file, or of a split and config of a hub dataset."""
+def read_problems(
+    source: str,
+    make: Callable[[str, Row], Problem],
+    split: str = "train",
+    config: str | None = None,
+    skip_bad_rows: bool | None = None,
+) -> tuple[Problem, ...]:
+    """Make a problem of every row, or raise one error about all bad rows: those for which `make` raises ValueError.
+
+    With `skip_bad_rows` they are left out and a warning names them. None is for files to which the key
+    `task.skip_bad_rows` does not apply, so that the error does not advise it.
+    """
+    problems: list[Problem] = []
+    bad: list[str] = []
+    for location, row in read_rows(source, split, config, on_error=bad.append):
+        try:
+            problems.append(make(location, row))
+        except ValueError as error:
+            bad.append(str(error))
+    if not problems and not bad:
+        raise ValueError(f"task file {source!r} has no rows: give one with problems")
+    count = f"{len(bad):,} of {len(problems) + len(bad):,} rows"
+    if bad and skip_bad_rows and problems:
+        warnings.warn(f"{count} are left out (task.skip_bad_rows = true):\n{_describe_bad_rows(bad)}", stacklevel=2)
+    elif bad:
+        # Where no row can be used the file is not what the recipe says, and nothing would be left of it.
+        skip = ", or leave them out with task.skip_bad_rows = true" if problems and skip_bad_rows is not None else ""
+        described = _describe_bad_rows(bad)
+        separator = "\n" if "\n" in described else "; "
+        raise ValueError(f"{described}{separator}{count} cannot be used: mend or remove them{skip}")
+    return tuple(problems)
+
+
+def _describe_bad_rows(bad: Sequence[str]) -> str:
+    """Return a line for each reason why rows are bad, with the file and the numbers of the rows."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for error in bad:
+        place, number, reason = re.split(r", row (\d+): ", error, maxsplit=1)
+        rows.setdefault((place, reason), []).append(number)
+    lines = []
+    for (place, reason), numbers in list(rows.items())[:MAX_REASONS]:
+        more = f" and {len(numbers) - MAX_ROWS:,} more" if len(numbers) > MAX_ROWS else ""
+        lines.append(f"{place}, row{'s' if numbers[1:] else ''} {', '.join(numbers[:MAX_ROWS])}{more}: {reason}")
+    if len(rows) > MAX_REASONS:
+        rest = sum(map(len, list(rows.values())[MAX_REASONS:]))
+        lines.append(f"and {rest:,} more row{'s' if rest > 1 else ''} for other reasons")
+    return "\n".join(lines)
+
+
+def read_rows(
+    source: str, split: str = "train", config: str | None = None, on_error: Callable[[str], None] | None = None
+) -> Iterator[tuple[str, Row]]:
+    """Yield (location, row) for every row of a jsonl or parquet file, or of a split and config of a hub dataset.
+
+    A line of a jsonl file that is no JSON object raises or, with `on_error`, is skipped.
+    """
     path = Path(source).expanduser()
     if path.is_file():
         if path.suffix == ".jsonl":
-            return iter_json_lines(path)
+            return iter_json_lines(path, on_error=on_error)
         if path.suffix != ".parquet":
             raise ValueError(f"task file {source!r} ends in {path.suffix!r}: write it as .jsonl or .parquet")
         return _parquet(path)
@@ -131,7 +208,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
 
 def _hub(source: str, split: str, config: str | None) -> Iterator[tuple[str, Row]]:
     purpose = f"{source!r} is not a file, and loading it from the hub"
-    datasets = optional_module("datasets", purpose, "datasets")
+    datasets = optional_module("datasets", purpose, "datasets", "hub")
     try:
         # Since version 4, which the extra `hub` asks for, a data set's own loading script is refused and not run.
         data = datasets.load_dataset(source, config, split=split)
@@ -140,13 +217,6 @@ def _hub(source: str, split: str, config: str | None) -> Iterator[tuple[str, Row
         raise ValueError(f"the data set {source!r} cannot be loaded: {type(error).__name__}: {reason}") from None
     for number, row in enumerate(data, start=1):
         yield f"{source}[{split}], row {number}", row
-
-
-def _task(name: str, source: str, problems: Iterable[Problem]) -> FixedTask:
-    task = FixedTask(name, tuple(problems))
-    if not task.problems:
-        raise ValueError(f"task file {source!r} has no rows: give one with problems")
-    return task
 
 
 def _problem(location: str, row: Row, name: str, rule: str, suffix: str, columns: Mapping[str, str]) -> Problem:
@@ -219,8 +289,10 @@ def _lookup(location: str, row: Row, column: str, inside: str = "") -> Any:
         return row[column]
     first, _, rest = column.partition(".")
     if first not in row:
-        columns = ", ".join(f"`{key}`" for key in row) or "nothing"
-        raise ValueError(f"{location}: there is no `{inside}{first}`, only {columns}; {NAME_COLUMNS}")
+        found = f", only {', '.join(f'`{key}`' for key in row)}"
+        if not row:
+            found = f": {f'`{inside[:-1]}`' if inside else 'the row'} is an empty object"
+        raise ValueError(f"{location}: there is no `{inside}{first}`{found}; {NAME_COLUMNS}")
     if not isinstance(row[first], Mapping):
         raise ValueError(f"{location}: `{inside}{first}` is {_shown(row[first])}; it must be an object with `{rest}`")
     return _lookup(location, row[first], rest, f"{inside}{first}.")

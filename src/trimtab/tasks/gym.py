@@ -106,8 +106,8 @@ def gym_dataset(kind: str, options: Mapping[str, Any], size: int = 1, seed: int 
 
 @lru_cache(maxsize=64)
 def _gym_dataset(kind: str, options: str, size: int, seed: int) -> Any:
-    gym = optional_module("reasoning_gym", f"the task gym:{kind}", "reasoning-gym")
-    known = optional_module("reasoning_gym.factory", f"the task gym:{kind}", "reasoning-gym").DATASETS
+    gym = optional_module("reasoning_gym", f"the task gym:{kind}", "reasoning-gym", "gym")
+    known = optional_module("reasoning_gym.factory", f"the task gym:{kind}", "reasoning-gym", "gym").DATASETS
     if kind not in known:
         kinds = ", ".join(sorted(known.keys() - UNSUITABLE.keys()))
         raise ValueError(f"reasoning-gym has no task {kind!r}; it has {kinds}")

@@ -113,9 +113,13 @@ def user(text: str) -> tuple[Message, ...]:
     return ({"role": "user", "content": text},)
 
 
-def optional_module(name: str, purpose: str, install: str) -> Any:
-    """Import an optional dependency, or raise an error that says what needs it and what to install."""
+def optional_module(name: str, purpose: str, package: str, extra: str = "") -> Any:
+    """Import an optional dependency, or raise an error that says what needs it and what to install.
+
+    `extra` is the extra of trimtab that brings the package, in the versions that work.
+    """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
-        raise ValueError(f"{purpose} needs the package {install}: pip install {install}") from None
+        install = f"'trimtab[{extra}]'" if extra else package
+        raise ValueError(f"{purpose} needs the package {package}: pip install {install}") from None

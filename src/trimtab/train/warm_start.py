@@ -34,7 +34,7 @@ from trimtab.policy import (
     start_gradients,
 )
 from trimtab.stop_signals import SignalInterrupt, deferred_stop
-from trimtab.tasks import Problem, Task, derive_seed, read_rows, worked_solution
+from trimtab.tasks import Problem, Task, derive_seed, worked_solutions
 from trimtab.train import checkpoints
 from trimtab.train.build import build_tasks
 from trimtab.train.reporting import Reporter, announce_stop
@@ -160,12 +160,12 @@ def check_demo_characters(config: Config, task: Task) -> None:
                 )
 
 
-def worked_problems(config: Config, task: Task) -> Task | list[Problem]:
+def worked_problems(config: Config, task: Task) -> Task | Sequence[Problem]:
     """Return the problems with worked solutions: those of the warm start's file, or the task's own."""
     warm = config.warm_start
     if warm.path is not None:
         suffix = str(config.task.arguments.get("suffix", ""))
-        return [worked_solution(where, row, suffix, warm.columns) for where, row in read_rows(warm.path)]
+        return worked_solutions(warm.path, suffix, warm.columns)
     if task[0].solution is None:
         advice = "set warm_start.path to a file with solutions, task.columns.solution, or warm_start.steps = 0"
         raise ValueError(f"task {task.name} has no worked solutions: {advice}")
