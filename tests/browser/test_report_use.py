@@ -206,6 +206,7 @@ def test_several_runs_are_compared_with_seeds_as_a_band(chromium: Any, tmp_path:
 
 
 def test_a_run_without_anything_still_gives_a_page(chromium: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").touch()
     with tab(chromium) as opened:
         opened.open(write_report([tmp_path]))
         shown = " ".join(opened.texts("main"))

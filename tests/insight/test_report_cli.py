@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,16 @@ def test_the_compared_objectives_and_the_steps_can_be_chosen(run: Path) -> None:
     shown = data_of((run / "report.html").read_text(encoding="utf-8"))["runs"][0]
     assert shown["compared_objectives"] == ["gspo", "sspo + s2t"]
     assert sum(entry["step"] == 2 and "requested" in entry["selected_for"] for entry in shown["responses"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("records", "recorded"), [(True, "the nearest of the 2 recorded steps, 1 to 2, is 2"), (False, "no step is")]
+)
+def test_a_step_that_is_not_recorded_is_named_with_those_that_are(run: Path, records: bool, recorded: str) -> None:
+    if not records:
+        shutil.rmtree(run / "tokens")
+    result = trimtab("report", run, "--step", 9999)
+    assert result.exit_code == 0 and f"warning: run: step 9999 is not recorded: {recorded}" in result.stderr
 
 
 def test_the_reasons_of_an_ablation_are_its_own(run: Path) -> None:

@@ -18,7 +18,7 @@ from trimtab.insight.report.microscope import MicroscopeData, affordable_tokens,
 from trimtab.insight.report.replay_panel import replay_json
 from trimtab.insight.report.response_selection import MOST_RESPONSES, SELECTION_REASONS, CandidatePool, select_responses
 from trimtab.insight.report.run_files import RunFiles, read_run
-from trimtab.insight.report.step_selection import select_steps
+from trimtab.insight.report.step_selection import select_steps, unrecorded_steps
 from trimtab.insight.report.token_statistics import H_MAX, TokenStatistics
 from trimtab.insight.report.token_table import read_checked_step, token_table
 from trimtab.objectives import REASON_WORDS, Objective, objective
@@ -50,6 +50,8 @@ def page_data(
     with torch_threads(1):
         for run in runs:
             progress(f"reading {run.name}")
+            for note in unrecorded_steps(run, request.steps):
+                progress(f"warning: {run.name}: {note}")
             # Blocks are numbered over all runs, since they are elements of one page.
             data, responses = run_json(run, request, MICROSCOPE_BYTES // len(runs), len(blocks))
             curves = {"curves": curves_json(run.curves, points), "axes": axes_json([run.curves], points)}
@@ -143,7 +145,7 @@ def read_tokens(
             damaged.append(f"step {number} is left out: {truncated(str(error), 300)}")
     # A few examples are enough: a broken disk may damage thousands of steps.
     notes += damaged[:5] + ([f"{len(damaged) - 5} more steps are damaged and left out"] if len(damaged) > 5 else [])
-    notes += [f"step {number} is not recorded" for number in sorted(set(requested) - set(steps))[:5]]
+    notes += unrecorded_steps(run, requested)
     return statistics, pool
 
 
