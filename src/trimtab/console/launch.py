@@ -173,7 +173,7 @@ def launch_run(
         wanted = request.config.run.report and code in (0, STOPPED) and not run.stop_request.urgent
         if write_report is not None and wanted:
             code = _write_report(write_report, folder, print_error) or code
-        print_line(closing_summary(request.config, folder, seconds, request.recipe, world.size))
+        print_line(closing_summary(request.config, folder, seconds, world.size))
     return code
 
 
@@ -281,7 +281,7 @@ def make_reporter(request: TrainRequest, folder: RunFolder, quiet: bool, print_l
 
 def claim_folder(request: TrainRequest, parent: Path = Path("runs")) -> Path:
     """Make and return runs/<recipe>-<objective>-<n> with the first free n, or runs/<run>-from-<step>-<n>."""
-    stem = request.name or f"{find_recipe(request.recipe).stem}-{slug(str(request.config.objective['name']))}"
+    stem = request.name or f"{recipe_name(request.recipe)}-{slug(str(request.config.objective['name']))}"
     parent.mkdir(parents=True, exist_ok=True)
     number = 0
     while True:
@@ -290,6 +290,12 @@ def claim_folder(request: TrainRequest, parent: Path = Path("runs")) -> Path:
         with suppress(FileExistsError):
             (folder := parent / f"{stem}-{number}").mkdir()
             return folder
+
+
+def recipe_name(recipe: str) -> str:
+    """Return a recipe's name for folders that are made from it; the config.toml of a run has the name of the run."""
+    path = find_recipe(recipe)
+    return path.absolute().parent.name if path.name == "config.toml" else path.stem
 
 
 def slug(objective: str) -> str:

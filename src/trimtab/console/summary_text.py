@@ -16,6 +16,7 @@ from trimtab.text import clock, number, percent
 from trimtab.train import RunFolder
 
 LONGEST_WINDOW = 10  # steps that the numbers of start and end are averaged over, at most
+COMPARED_SEEDS = 3  # of each objective, in the comparison that the summary suggests
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def _wilson(share: float, problems: int, z: float = 1.96) -> tuple[float, float]
     return (share + weight / 2 - half) / (1 + weight), (share + weight / 2 + half) / (1 + weight)
 
 
-def closing_summary(config: Config, folder: RunFolder, seconds: float, recipe: str, processes: int = 1) -> str:
+def closing_summary(config: Config, folder: RunFolder, seconds: float, processes: int = 1) -> str:
     """Return one screen on a run that has ended, for someone who sees trimtab for the first time."""
     result = summarize_metrics(folder.records())
     lines = [
@@ -127,7 +128,7 @@ def closing_summary(config: Config, folder: RunFolder, seconds: float, recipe: s
         advice = f"Held-out accuracy fell: try more steps, or a lower update.lr (it was {config.update.lr:g})."
         small = f"Held-out accuracy fell by no more than chance may ({change.words})."
         lines += ["", f"  {advice if change.certain else small}"]
-    return "\n".join([*lines, "", "Next:", *_next_lines(config, folder.path, finished, recipe, processes)])
+    return "\n".join([*lines, "", "Next:", *_next_lines(config, folder.path, finished, processes)])
 
 
 def describe_task(config: Config) -> str:
@@ -170,16 +171,25 @@ def _number_lines(result: RunSummary) -> list[str]:
     return [f"  {name:<18} {values:<16}  {note}" for name, values, note in shown]
 
 
-def _next_lines(config: Config, path: Path, finished: bool, recipe: str, processes: int) -> list[str]:
+def _next_lines(config: Config, path: Path, finished: bool, processes: int) -> list[str]:
+    """Return what to do next, each with its command on a line of its own."""
     several = [] if processes == 1 else ["--gpus", str(processes)]
+    resume, steps = ["trimtab", "train", "--resume", str(path), *several], config.run.steps
     if not finished:
-        return [f"  {shlex.join(['trimtab', 'train', '--resume', str(path), *several])}   continue where it stopped"]
+        return _command_lines("continue where it stopped", resume)
     name = str(config.objective["name"])
-    compared = ["trimtab", "compare", name, "grpo" if name != "grpo" else "stapo"]
-    compared += ["--recipe", recipe] if recipe != "demo" else []
-    longer = ["trimtab", "train", "--resume", str(path), *several, "--set", f"run.steps={2 * config.run.steps}"]
-    rows = [(compared, "the same run under another objective"), (longer, "train for longer")]
-    return [f"  {shlex.join(command)}   {note}" for command, note in rows]
+    # The run's own recipe: that of the user may have been changed by --set.
+    compared = ["trimtab", "compare", name, "grpo" if name != "grpo" else "stapo", "--seeds", str(COMPARED_SEEDS)]
+    compared += ["--recipe", str(path / "config.toml")]
+    cost = f"{2 * COMPARED_SEEDS} runs with run.steps = {steps}, both objectives with their default options"
+    return [
+        *_command_lines(f"compare with another objective ({cost})", compared),
+        *_command_lines("train for longer", [*resume, "--set", f"run.steps={2 * steps}"]),
+    ]
+
+
+def _command_lines(purpose: str, command: Sequence[str]) -> list[str]:
+    return [f"  {purpose}:", f"    {shlex.join(command)}"]
 
 
 def _mean(records: Sequence[Mapping[str, Any]], key: str) -> float | None:
