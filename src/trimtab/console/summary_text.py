@@ -16,6 +16,7 @@ from trimtab.text import clock, number, percent
 from trimtab.train import RunFolder
 
 LONGEST_WINDOW = 10  # steps that the numbers of start and end are averaged over, at most
+END_WINDOW = f"the last quarter of the steps, at most {LONGEST_WINDOW}"  # `window_length` in words
 COMPARED_SEEDS = 3  # of each objective, in the comparison that the summary suggests
 
 
@@ -43,8 +44,7 @@ class RunSummary:
 def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
     """Return the numbers of a run from its metrics; None where a run has no such number."""
     steps = [record for record in records if record["step"] > 0]
-    # A quarter at most, so that start and end of a short run do not overlap.
-    window = max(1, min(LONGEST_WINDOW, len(steps) // 4))
+    window = window_length(len(steps))
     # Step 0 is the evaluation before training: a run that has no other has no accuracy at its end.
     accuracy = {record["step"]: record["eval/accuracy"] for record in records if "eval/accuracy" in record}
     return RunSummary(
@@ -66,6 +66,12 @@ def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
         clipped=_mean(steps, "update/clip_share"),
         seconds=sum(record.get(key, 0.0) for record in steps for key in ("time/rollout", "time/update")),
     )
+
+
+def window_length(steps: int) -> int:
+    """Return how many steps the numbers of a run's start and end are averaged over."""
+    # A quarter at most, so that start and end of a short run do not overlap.
+    return max(1, min(LONGEST_WINDOW, steps // 4))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trimtab.console import END_WINDOW
 from trimtab.conversation import ENDED, OUTCOMES
 from trimtab.insight.alarms import entropy_target
 from trimtab.insight.replay import recorded_objective, torch_threads
@@ -62,6 +63,7 @@ def page_data(
         "title": title,
         "runs": runs_data,
         "groups": groups_json(runs, points) if len(runs) > 1 else [],
+        "end_window": END_WINDOW,
         "metric_descriptions": {name: text for run in runs for name in run.curves if (text := describe_metric(name))},
         "reasons": [{"bit": int(r), "name": str(r.name).lower(), "text": text} for r, text in REASON_WORDS.items()],
         "selection_reasons": SELECTION_REASONS,
