@@ -385,7 +385,11 @@ def report(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: report.html in the run's folder.")] = None,
     objectives: Annotated[
         list[str] | None,
-        typer.Option("--objective", metavar="NAME", help="Also show this objective, such as gspo. Can be repeated."),
+        typer.Option(
+            "--objective",
+            metavar="NAME",
+            help="Compare with this objective. Can be repeated. Default: grpo, dapo, gspo, stapo, stare, sspo.",
+        ),
     ] = None,
     steps: Annotated[
         list[int] | None,

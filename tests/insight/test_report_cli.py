@@ -60,6 +60,11 @@ def test_the_compared_objectives_and_the_steps_can_be_chosen(run: Path) -> None:
     assert sum(entry["step"] == 2 and "requested" in entry["selected_for"] for entry in shown["responses"]) == 4
 
 
+def test_the_help_names_the_objectives_that_are_compared_by_default() -> None:
+    text = " ".join(trimtab("report", "--help").stdout.split())
+    assert f"Compare with this objective. Can be repeated. Default: {', '.join(reporting.COMPARED_OBJECTIVES)}." in text
+
+
 @pytest.mark.parametrize(
     ("records", "recorded"), [(True, "the nearest of the 2 recorded steps, 1 to 2, is 2"), (False, "no step is")]
 )
