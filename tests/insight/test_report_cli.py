@@ -142,6 +142,20 @@ def test_a_report_that_fails_is_a_warning_and_the_run_succeeds(recipe: Path, mon
     assert sorted(path.name for path in Path("run").glob("*report*")) == []
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("no memory")])
+def test_the_summary_does_not_name_the_report_of_an_earlier_part_of_the_run(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    trimtab("train", recipe, "--out", "run")
+    monkeypatch.setattr(reporting.write, "page_data", fail)
+    result = trimtab("train", "--resume", "run", "--set", "run.steps=3")
+    assert "3 of 3 steps" in result.stdout and Path("run/report.html").exists()
+    assert "report.html" not in result.stdout
+
+
 def test_a_report_that_cannot_be_written_leaves_no_half_of_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def pages(*_: object) -> object:
         yield "half"

@@ -146,11 +146,11 @@ def launch_run(
     print_line: PrintLine,
     print_error: PrintLine,
     monitor: Monitor | None = None,
-    write_report: Callable[[Path], object] | None = None,
+    write_report: Callable[[Path], Path | None] = lambda run: None,
 ) -> int:
     """Train, print a summary, and return the exit code; errors a user can act on are printed without a traceback.
 
-    `write_report` is called with the folder of a run that has metrics, before the summary.
+    `write_report` is called with the folder of a run that has metrics, before the summary, which names what it returns.
     """
     from transformers.utils import logging
 
@@ -171,9 +171,9 @@ def launch_run(
     if folder.records() and code != INVALID:
         # Whoever sent SIGTERM or SIGHUP may not wait for the report, and a person who pressed Ctrl-C twice does not.
         wanted = request.config.run.report and code in (0, STOPPED) and not run.stop_request.urgent
-        if write_report is not None and wanted:
-            code = _write_report(write_report, folder, print_error) or code
-        print_line(closing_summary(request.config, folder, seconds, world.size))
+        stopped, report = _write_report(write_report, folder, print_error) if wanted else (0, None)
+        code = stopped or code
+        print_line(closing_summary(request.config, folder, seconds, report, world.size))
     return code
 
 
@@ -227,14 +227,15 @@ def _start_again(run: Run) -> str:
     return f"the same command {'continues the warm start' if cached else 'starts again'}"
 
 
-def _write_report(write_report: Callable[[Path], object], folder: RunFolder, print_error: PrintLine) -> int:
-    """Write the report; return 0, or the exit code of the signal that stopped it."""
+def _write_report(
+    write_report: Callable[[Path], Path | None], folder: RunFolder, print_error: PrintLine
+) -> tuple[int, Path | None]:
+    """Write the report; return 0 and its file if there is one, or the exit code of the signal that stopped it."""
     try:
-        write_report(folder.path)
+        return 0, write_report(folder.path)
     except KeyboardInterrupt as error:
         print_error(f"trimtab: stopped while writing the report; write it with: trimtab report {folder.path}")
-        return exit_code(error)
-    return 0
+        return exit_code(error), None
 
 
 def _train(run: Run, reporter: Reporter) -> tuple[int, str]:

@@ -112,8 +112,13 @@ def _wilson(share: float, problems: int, z: float = 1.96) -> tuple[float, float]
     return (share + weight / 2 - half) / (1 + weight), (share + weight / 2 + half) / (1 + weight)
 
 
-def closing_summary(config: Config, folder: RunFolder, seconds: float, processes: int = 1) -> str:
-    """Return one screen on a run that has ended, for someone who sees trimtab for the first time."""
+def closing_summary(
+    config: Config, folder: RunFolder, seconds: float, report: Path | None = None, processes: int = 1
+) -> str:
+    """Return one screen on a run that has ended, for someone who sees trimtab for the first time.
+
+    `report` is the file that was written now: one that lies in the folder may be older than the run's last steps.
+    """
     result = summarize_metrics(folder.records())
     lines = [
         "",
@@ -124,10 +129,10 @@ def closing_summary(config: Config, folder: RunFolder, seconds: float, processes
         "",
         f"  run folder  {folder.path}",
     ]
-    model, report = folder.path / "model", folder.path / "report.html"
+    model = folder.path / "model"
     finished = result.steps >= config.run.steps and model.exists()
     lines += [f"  model       {model}"] if finished else []
-    lines += [f"  report      {report}"] if report.exists() else []
+    lines += [f"  report      {report}"] if report else []
     first, last = result.accuracy_start, result.accuracy_end
     if first is not None and last is not None and last < first:
         change = accuracy_change(first, last, result.problems or config.run.eval_problems)
