@@ -16,7 +16,7 @@ from trimtab.cli import app
 from trimtab.compare import Comparison, plan_runs
 from trimtab.config import load
 from trimtab.console.launch import TrainRequest, claim_folder, recipe_name, slug
-from trimtab.console.summary_text import accuracy_change, summarize_metrics
+from trimtab.console.summary_text import accuracy_change, fit_lines, summarize_metrics
 from trimtab.policy import Policy
 from trimtab.rollout import NativeSampler
 from trimtab.train.metrics import StepResult
@@ -103,6 +103,21 @@ def test_what_the_summary_recommends_works(here: Path) -> None:
     assert longer.exit_code == 0
     assert "5 of 5 steps" in longer.output
     assert [record["step"] for record in RunFolder(here / "a").records()] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_summary_is_broken_between_words_and_its_commands_are_not_broken() -> None:
+    command = "    trimtab compare stapo grpo --seeds 3 --recipe runs/demo/config.toml"
+    text = f"Trained the demo model: 3 of 3 steps.\n\n  reward   0.1 -> 0.2   means over a-b\n  longer:\n{command}"
+    assert fit_lines(text, 34).split("\n") == [
+        "Trained the demo model: 3 of 3",
+        "  steps.",
+        "",
+        "  reward   0.1 -> 0.2   means over",
+        "  a-b",
+        "  longer:",
+        command,
+    ]
+    assert fit_lines(text, 80) == text
 
 
 def test_the_comparison_that_the_summary_recommends_keeps_the_settings_of_the_run(here: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import sys
 import time
@@ -16,7 +17,7 @@ from typing import Any
 from trimtab.config import Config, RunModel, find_checkpoint, find_recipe, find_run_model, load
 from trimtab.console.display import LiveReporter
 from trimtab.console.reporters import PlainReporter
-from trimtab.console.summary_text import closing_summary, describe_model, describe_task
+from trimtab.console.summary_text import closing_summary, describe_model, describe_task, fit_lines
 from trimtab.memory import is_out_of_memory, oom_message
 from trimtab.objectives import EntropyGate
 from trimtab.parallel import LOST, LostProcessError, World, join_world
@@ -173,7 +174,8 @@ def launch_run(
         wanted = request.config.run.report and code in (0, STOPPED) and not run.stop_request.urgent
         stopped, report = _write_report(write_report, folder, print_error) if wanted else (0, None)
         code = stopped or code
-        print_line(closing_summary(request.config, folder, seconds, report, world.size))
+        summary = closing_summary(request.config, folder, seconds, report, world.size)
+        print_line(fit_lines(summary, shutil.get_terminal_size().columns) if sys.stdout.isatty() else summary)
     return code
 
 

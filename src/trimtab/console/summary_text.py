@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from trimtab.train import RunFolder
 
 LONGEST_WINDOW = 10  # steps that the numbers of start and end are averaged over, at most
 END_WINDOW = f"the last quarter of the steps, at most {LONGEST_WINDOW}"  # `window_length` in words
+COMMAND_INDENT = "    "
 COMPARED_SEEDS = 3  # of each objective, in the comparison that the summary suggests
 
 
@@ -142,6 +144,12 @@ def closing_summary(
     return "\n".join([*lines, "", "Next:", *_next_lines(config, folder.path, finished, processes)])
 
 
+def fit_lines(text: str, width: int) -> str:
+    """Break the lines of a summary between words, where a terminal would break them anywhere; commands stay whole."""
+    wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(line if line.startswith(COMMAND_INDENT) else wrapper.fill(line) for line in text.split("\n"))
+
+
 def describe_task(config: Config) -> str:
     """Return the task in a few words."""
     name, given = config.task.name, config.task.arguments
@@ -200,7 +208,7 @@ def _next_lines(config: Config, path: Path, finished: bool, processes: int) -> l
 
 
 def _command_lines(purpose: str, command: Sequence[str]) -> list[str]:
-    return [f"  {purpose}:", f"    {shlex.join(command)}"]
+    return [f"  {purpose}:", COMMAND_INDENT + shlex.join(command)]
 
 
 def _mean(records: Sequence[Mapping[str, Any]], key: str) -> float | None:
