@@ -287,10 +287,10 @@ def compare(
     from rich.console import Console
 
     from trimtab.compare import Comparison, plan_runs, show_comparison
-    from trimtab.config import find_recipe
+    from trimtab.console import recipe_name
     from trimtab.insight.report import try_report
 
-    where = out or Path("runs") / f"compare-{find_recipe(recipe).stem}"
+    where = out or Path("runs") / f"compare-{recipe_name(recipe)}"
     make_optional(sys.stdout)  # the tables are in files too
     comparison = Comparison(tuple(objectives), where, recipe, seeds, tuple(settings or ()), jobs)
 
@@ -319,11 +319,11 @@ def stress(
     """Train a recipe under increasing stress until every objective breaks. Finished runs are kept."""
     from rich.console import Console
 
-    from trimtab.config import find_recipe
+    from trimtab.console import recipe_name
     from trimtab.insight.report import try_report
     from trimtab.stress import StressTest, parse_axis, show_stress
 
-    where = out or Path("runs") / f"stress-{find_recipe(recipe).stem}"
+    where = out or Path("runs") / f"stress-{recipe_name(recipe)}"
     make_optional(sys.stdout)  # the tables are in files too
     axes = tuple(parse_axis(each) for each in axis)
     test = StressTest(tuple(objectives), axes, where, recipe, seeds, tuple(settings or ()), jobs, search)
@@ -385,7 +385,11 @@ def report(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: report.html in the run's folder.")] = None,
     objectives: Annotated[
         list[str] | None,
-        typer.Option("--objective", metavar="NAME", help="Also show this objective, such as gspo. Can be repeated."),
+        typer.Option(
+            "--objective",
+            metavar="NAME",
+            help="Compare with this objective. Can be repeated. Default: grpo, dapo, gspo, stapo, stare, sspo.",
+        ),
     ] = None,
     steps: Annotated[
         list[int] | None,

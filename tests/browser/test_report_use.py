@@ -197,15 +197,19 @@ def test_several_runs_are_compared_with_seeds_as_a_band(chromium: Any, tmp_path:
         assert card.locator("path.line:not(svg svg path)").count() >= 2
         assert card.locator("path.spread").count() == 1  # of the two seeds; a single run has none
         assert opened.texts("#compare figure .legend")[0].startswith("stapo (tau_p=0.2) (2 runs)")
-        assert opened.texts("h1") == ["seed0"]
-        opened.page.get_by_label("Run", exact=False).first.select_option("2")
+        assert opened.texts("h1") == ["3 runs"]
+        assert opened.texts("h2")[:2] == ["Comparison", "seed0"]
+        assert opened.texts("nav a")[:3] == ["Comparison", "Run", "Curves"]
+        opened.page.locator("#summary select").select_option("2")
         opened.page.wait_for_selector("#microscope")
-        assert opened.texts("h1") == ["other"]
+        assert opened.texts("h2")[1] == "other"
+        assert opened.page.locator("#summary").bounding_box()["y"] == pytest.approx(0, abs=100)
         assert "grpo" in opened.texts(".panes h4")[0]
         assert opened.quiet()
 
 
 def test_a_run_without_anything_still_gives_a_page(chromium: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").touch()
     with tab(chromium) as opened:
         opened.open(write_report([tmp_path]))
         shown = " ".join(opened.texts("main"))

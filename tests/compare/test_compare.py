@@ -142,6 +142,15 @@ def test_a_folder_of_another_recipe_is_refused(compared: tuple[Path, Any], recip
     assert "3 are done already, 2 are asked for" in fewer.stderr
 
 
+def test_an_unknown_objective_is_named_before_a_folder_of_another_recipe(
+    compared: tuple[Path, Any], recipe: str
+) -> None:
+    out, _ = compared
+    result = compare("stapo", "nosuch", "--recipe", recipe, "--out", str(out), "--set", "update.lr=0.5")
+    assert result.exit_code == 2
+    assert "nosuch" in result.stderr and "holds a run of another recipe" not in result.stderr
+
+
 # Before anything runs.
 
 

@@ -85,6 +85,13 @@ def test_the_display_fits_into_every_terminal(width: int, height: int) -> None:
     assert lines[0][:1] in {"s", "╭", "…"}
 
 
+@pytest.mark.parametrize("width", [50, 80, 110, 111])
+def test_ctrl_c_pressed_twice_fits_behind_the_frame(width: int) -> None:
+    """An echo that wraps would move the next frame down by a line, and leave the top of the last one above it."""
+    lines = shown(display_after(30), width).splitlines()
+    assert lines[-1].startswith("╰") and len(lines[-1]) <= width - len("^C^C")
+
+
 def test_a_terminal_without_unicode_gets_ascii_curves() -> None:
     assert "#" in shown(display_after(20), encoding="ascii")
 

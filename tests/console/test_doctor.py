@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import shutil
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,8 +61,19 @@ def test_what_is_missing_comes_with_its_purpose_and_how_to_install_it(monkeypatc
         findings["peft"].found == "LoRA (model.lora_rank)" and findings["peft"].advice == "pip install 'trimtab[lora]'"
     )
     assert "rollout.engine" in findings["vllm"].found
+    assert findings["vllm"].advice == "pip install 'trimtab[vllm]'"
     assert "no GPU" in findings["device"].found
     assert findings["attention"].state == findings["grading"].state == findings["tokenizers"].state == "yes"
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [("/usr/bin/chromium", "pip install playwright"), (None, "Chromium from your system's packages")],
+)
+def test_how_to_get_a_browser_needs_no_checkout(monkeypatch: pytest.MonkeyPatch, path: str | None, advice: str) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert doctor._browser().advice == advice
 
 
 def test_a_gpu_is_named_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

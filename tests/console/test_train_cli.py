@@ -13,9 +13,10 @@ import torch
 from typer.testing import CliRunner, Result
 
 from trimtab.cli import app
+from trimtab.compare import Comparison, plan_runs
 from trimtab.config import load
-from trimtab.console.launch import TrainRequest, claim_folder, slug
-from trimtab.console.summary_text import accuracy_change, summarize_metrics
+from trimtab.console.launch import TrainRequest, claim_folder, recipe_name, slug
+from trimtab.console.summary_text import accuracy_change, fit_lines, summarize_metrics
 from trimtab.policy import Policy
 from trimtab.rollout import NativeSampler
 from trimtab.train.metrics import StepResult
@@ -87,7 +88,8 @@ def test_a_run_ends_with_a_summary_and_the_next_commands(here: Path) -> None:
         "clipped  ",
         "run folder  runs/tiny-stapo-1",
         "model       runs/tiny-stapo-1/model",
-        "trimtab compare stapo grpo --recipe tiny.toml",
+        "compare with another objective (6 runs with run.steps = 3, both objectives with their default options):",
+        "trimtab compare stapo grpo --seeds 3 --recipe runs/tiny-stapo-1/config.toml",
         "trimtab train --resume runs/tiny-stapo-1 --set run.steps=6",
     ):
         assert words in result.output
@@ -101,6 +103,37 @@ def test_what_the_summary_recommends_works(here: Path) -> None:
     assert longer.exit_code == 0
     assert "5 of 5 steps" in longer.output
     assert [record["step"] for record in RunFolder(here / "a").records()] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_summary_is_broken_between_words_and_its_commands_are_not_broken() -> None:
+    command = "    trimtab compare stapo grpo --seeds 3 --recipe runs/demo/config.toml"
+    text = f"Trained the demo model: 3 of 3 steps.\n\n  reward   0.1 -> 0.2   means over a-b\n  longer:\n{command}"
+    assert fit_lines(text, 34).split("\n") == [
+        "Trained the demo model: 3 of 3",
+        "  steps.",
+        "",
+        "  reward   0.1 -> 0.2   means over",
+        "  a-b",
+        "  longer:",
+        command,
+    ]
+    assert fit_lines(text, 80) == text
+
+
+def test_the_comparison_that_the_summary_recommends_keeps_the_settings_of_the_run(here: Path) -> None:
+    output = train("tiny.toml", "--out", "a", "--set", "run.steps=1", "--set", "update.lr=0.02").output
+    (command,) = (line.split() for line in output.splitlines() if "trimtab compare" in line)
+    assert command[2:] == ["stapo", "grpo", "--seeds", "3", "--recipe", "a/config.toml"]
+    planned = plan_runs(Comparison(tuple(command[2:4]), here / "compared", command[-1], int(command[5])))
+    assert {(run.objective, run.seed) for run in planned} == {(n, s) for n in ("stapo", "grpo") for s in range(3)}
+    assert {(run.config.run.steps, run.config.update.lr) for run in planned} == {(1, 0.02)}
+
+
+def test_what_is_made_from_the_recipe_of_a_run_has_the_runs_name(here: Path) -> None:
+    train("tiny.toml", "--out", "a", "--set", "run.steps=1", "--set", "run.report=false")
+    recipe = "a/config.toml"
+    assert [recipe_name(name) for name in (recipe, "tiny.toml", "demo")] == ["a", "tiny", "demo"]
+    assert str(claim_folder(TrainRequest(load(recipe), recipe))) == "runs/a-stapo-1"
 
 
 def test_a_key_that_shapes_the_run_cannot_change_on_resuming(here: Path) -> None:

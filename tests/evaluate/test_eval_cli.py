@@ -117,6 +117,14 @@ def test_a_mistake_in_a_file_of_ones_own_is_found_before_the_model_is_loaded(
     assert expected in call(tmp_path, "no such model", *words, code=2)
 
 
+def test_wrong_columns_of_a_file_of_ones_own_are_named_with_the_option_that_names_others(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text('{"question": "1+1=", "result": "2"}\n')
+    output = call(tmp_path, "no such model", "--benchmarks", str(mine), code=2)
+    assert "there is no `prompt`" in output
+    assert "name your columns with --columns prompt=question,answer=result" in output and "recipe" not in output
+
+
 def test_resume_needs_something_to_go_on_with(tmp_path: Path) -> None:
     assert "is not an evaluation" in call(tmp_path, "demo", "--resume", code=2)
 
@@ -278,6 +286,7 @@ def test_a_server_that_refuses_is_an_error_without_a_traceback(tmp_path: Path) -
     ("words", "expected"),
     [
         ([], "no model given"),
+        (["--data", "/nowhere"], "no model given"),
         (["demo", "--benchmarks", "aime42"], "did you mean aime25 or aime24"),
         (["demo", "--preset", "trian"], "did you mean train"),
         (["demo", "--rule", "maths"], "no rule 'maths'"),

@@ -275,6 +275,16 @@ def test_the_folder_is_named_by_model_and_preset() -> None:
     assert EvalOptions(model="../../etc/passwd", preset="justrl").folder.path == Path("runs/eval-etc-passwd-justrl")
 
 
+def test_other_benchmarks_have_another_folder() -> None:
+    def name(benchmarks: str) -> str:
+        return EvalOptions(model="demo", benchmarks=benchmarks).folder.path.name
+
+    assert name("gsm8k") == "eval-demo-train-gsm8k"
+    assert name(" GSM8K, ../my sums.jsonl") == "eval-demo-train-gsm8k+my-sums"
+    assert name(",".join(f"{n}.jsonl" for n in range(1000))).startswith("eval-demo-train-0+1+2+")
+    assert len(name(",".join(f"{n}.jsonl" for n in range(1000)))) < 120
+
+
 def test_changed_data_is_not_mixed_with_stored_samples(tmp_path: Path) -> None:
     wanted = small(tmp_path)
     evaluate(wanted, RecordedProgress())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,21 @@ def test_the_compared_objectives_and_the_steps_can_be_chosen(run: Path) -> None:
     shown = data_of((run / "report.html").read_text(encoding="utf-8"))["runs"][0]
     assert shown["compared_objectives"] == ["gspo", "sspo + s2t"]
     assert sum(entry["step"] == 2 and "requested" in entry["selected_for"] for entry in shown["responses"]) == 4
+
+
+def test_the_help_names_the_objectives_that_are_compared_by_default() -> None:
+    text = " ".join(trimtab("report", "--help").stdout.split())
+    assert f"Compare with this objective. Can be repeated. Default: {', '.join(reporting.COMPARED_OBJECTIVES)}." in text
+
+
+@pytest.mark.parametrize(
+    ("records", "recorded"), [(True, "the nearest of the 2 recorded steps, 1 to 2, is 2"), (False, "no step is")]
+)
+def test_a_step_that_is_not_recorded_is_named_with_those_that_are(run: Path, records: bool, recorded: str) -> None:
+    if not records:
+        shutil.rmtree(run / "tokens")
+    result = trimtab("report", run, "--step", 9999)
+    assert result.exit_code == 0 and f"warning: run: step 9999 is not recorded: {recorded}" in result.stderr
 
 
 def test_the_reasons_of_an_ablation_are_its_own(run: Path) -> None:
@@ -124,6 +140,20 @@ def test_a_report_that_fails_is_a_warning_and_the_run_succeeds(recipe: Path, mon
     assert "no report of run could be written" in result.stderr and "no memory" in result.stderr
     assert "Trained the demo model" in result.stdout and "report.html" not in result.stdout
     assert sorted(path.name for path in Path("run").glob("*report*")) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("no memory")])
+def test_the_summary_does_not_name_the_report_of_an_earlier_part_of_the_run(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    trimtab("train", recipe, "--out", "run")
+    monkeypatch.setattr(reporting.write, "page_data", fail)
+    result = trimtab("train", "--resume", "run", "--set", "run.steps=3")
+    assert "3 of 3 steps" in result.stdout and Path("run/report.html").exists()
+    assert "report.html" not in result.stdout
 
 
 def test_a_report_that_cannot_be_written_leaves_no_half_of_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

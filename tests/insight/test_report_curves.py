@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.insight.report_runs import Made, decode_array, make_run
+from helpers.insight.report_runs import Made, data_of, decode_array, make_run
+from trimtab.compare.report import LEGEND
+from trimtab.console.summary_text import summarize_metrics
+from trimtab.insight.report import write_report
 from trimtab.insight.report.curves import (
     FEWEST_POINTS,
     POINTS,
@@ -82,12 +85,27 @@ def test_seeds_of_one_objective_are_one_group_and_other_options_another(tmp_path
 
 
 def test_runs_are_compared_by_where_they_ended_and_shares_over_the_whole_run() -> None:
-    runs = [np.array([9.0, *[level] * 10]) for level in (1.0, 3.0)]
+    runs = [np.array([*[9.0] * 9, *[level] * 2]) for level in (1.0, 3.0)]
     curves = [MetricCurve(np.arange(11), values) for values in runs]
     assert final_value("reward/mean", curves) == pytest.approx([2.0, np.sqrt(2)])
     assert final_value("eval/accuracy", curves) == pytest.approx([2.0, np.sqrt(2)])
-    assert final_value("tokens/silenced_share", curves)[0] == pytest.approx((2 * 9 + 10 + 30) / 22)
+    assert final_value("tokens/silenced_share", curves)[0] == pytest.approx((2 * 9 * 9 + 2 + 6) / 22)
     assert final_value("reward/mean", curves[:1]) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("steps", [1, 3, 12, 39, 100])
+def test_the_page_and_the_terminal_average_the_end_of_a_run_over_the_same_steps(steps: int) -> None:
+    rewards = [float(step**2) for step in range(1, steps + 1)]
+    records = [{"step": step, "reward/mean": reward} for step, reward in enumerate(rewards, 1)]
+    (mean, _) = final_value("reward/mean", [curve(list(range(1, steps + 1)), rewards)])
+    assert mean == pytest.approx(summarize_metrics(records).reward_end)
+
+
+def test_the_page_and_the_terminal_name_the_same_steps(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, Made(steps=2)) for name in "ab"]
+    page = write_report(runs, tmp_path / "both.html").read_text(encoding="utf-8")
+    assert data_of(page)["end_window"] == "the last quarter of the steps, at most 10"
+    assert "Reward and entropy: mean over the last quarter of the steps, at most 10." in LEGEND
 
 
 def test_many_runs_share_the_room_for_points() -> None:

@@ -104,4 +104,4 @@ def test_requested_steps_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     page = write_report([run], steps=[7, 77]).read_text(encoding="utf-8")
     shown = data_of(page)["runs"][0]
     assert sum(entry["step"] == 7 for entry in shown["responses"]) == 4  # all of its responses
-    assert "step 77 is not recorded" in shown["notes"]
+    assert "step 77 is not recorded: the nearest of the 30 recorded steps, 1 to 30, is 30" in shown["notes"]

@@ -96,10 +96,25 @@ def test_of_many_damaged_steps_a_few_are_named(tmp_path: Path) -> None:
     assert "3 more steps are damaged" in notes
 
 
-def test_an_empty_folder_gives_a_page_that_says_so(tmp_path: Path) -> None:
+def test_a_run_without_metrics_and_records_gives_a_page_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "alarms.jsonl").touch()
     notes = notes_of(tmp_path)
     for note in ("config.toml is missing", "metrics.jsonl is missing", "holds no records"):
         assert note in notes
+
+
+def test_a_folder_of_runs_is_an_error_that_names_them(tmp_path: Path) -> None:
+    make_run(tmp_path / "b", Made(steps=1))
+    make_run(tmp_path / "a", Made(steps=1))
+    (tmp_path / "logs").mkdir()
+    with pytest.raises(ValueError, match=r"is no run: .*; it holds the runs a, b: name one or several of them"):
+        write_report([tmp_path])
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_an_empty_folder_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is no run: it has none of config.toml, metrics.jsonl, .*tokens$"):
+        write_report([tmp_path])
 
 
 @pytest.mark.parametrize("name", ["file.txt", "nothing"])
@@ -181,6 +196,7 @@ def test_the_objective_comes_from_the_configuration_or_else_from_the_records(tmp
     assert read_run(run).label == "gspo"
     (run / "config.toml").unlink()
     assert read_run(run).label == "stapo (tau_p=0.2)"
+    (tmp_path / "metrics.jsonl").touch()
     assert read_run(tmp_path).label == "unknown objective"
 
 

@@ -82,6 +82,13 @@ def test_a_bad_line_is_named_and_keeps_its_place(bad: bytes, fault: str) -> None
     assert count == 1
 
 
+def test_a_line_whose_rule_fails_is_named_and_counts_as_not_graded() -> None:
+    rows, said, count = graded(line(RIGHT), line({"response": "42", "answer": "forty", "rule": "number"}))
+    assert [row["kind"] for row in rows] == ["correct", "crashed"]
+    assert said == [f"line 2: the rule failed: {rows[1]['error']}"]
+    assert count == 1
+
+
 def test_a_rule_that_does_not_exist_is_an_error_before_any_line() -> None:
     with pytest.raises(ValueError, match="no rule 'bocksed'"):
         graded(line(RIGHT), rule="bocksed")

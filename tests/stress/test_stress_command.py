@@ -21,7 +21,7 @@ from trimtab.cli import app
 from trimtab.compare import CompareRun
 from trimtab.config import load
 from trimtab.files import locked
-from trimtab.stress import read_stress
+from trimtab.stress import StressTest, parse_axis, read_stress, show_stress
 from trimtab.stress.tables import as_table
 from trimtab.train.run_folder import resolved_toml
 
@@ -415,6 +415,15 @@ def test_hostile_values_stay_text_everywhere(pretended: Pretended) -> None:
     console.print(as_table(read_stress(pretended.out).tables))
     shown = console.export_text()
     assert all(value in shown for value in HOSTILE_VALUES if value.isascii())
+
+
+def test_a_terminal_breaks_the_legend_between_words(pretended: Pretended) -> None:
+    settings = (f"run.steps={STEPS}", "warm_start.steps=0")
+    test = StressTest(("grpo", "dapo"), (parse_axis(LR),), pretended.out, pretended.recipe, 1, settings)
+    console = Console(force_terminal=True, width=60, record=True)
+    assert show_stress(test, console) == 0
+    legend = console.export_text().partition("Margin: the")[2].partition("or clipped.")[0].splitlines()
+    assert len(legend) > 4 and all(len(line) <= 60 for line in legend)
 
 
 def test_a_recipe_of_any_name_gives_a_file_that_can_be_read(pretended: Pretended, tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ def table(folder: Path, objectives: tuple[str, ...], **survivors: tuple[str, ...
         (("111", "111"), ("000", "000"), "a and b held equally long, up to 1."),
         (("000", "111"), ("000", "000"), "b held longest, up to 1; a not at all."),
         (("000", "100"), ("000", "000"), "no objective survived any of it."),
+        (("---", "---"), ("---", "---"), "no objective survived any of it; no run collapsed, but none learned."),
+        (("--0", "---"), ("000", "00?"), "no objective survived any of it; 5 of 11 never learned."),
         (("111", "111"), ("???", "???"), "a and b held equally long, up to 1."),
     ],
 )
@@ -58,6 +60,29 @@ def test_each_objective_is_described_with_its_interval_and_what_happens_beyond(t
     )
     assert describe(made, "c").startswith("c survives none of the values. At 1, 0 of 3 seeds survive")
     assert describe(table(tmp_path, ("a",), x1=("?",)), "a") == "a: no run has finished yet."
+
+
+def test_runs_that_never_learned_are_told_apart_from_those_that_collapsed(tmp_path: Path) -> None:
+    made = table(tmp_path, ("a", "b"), x1=("--0", "---"))
+    assert describe(made, "a") == (
+        "a survives none of the values. "
+        "At 1, 0 of 3 seeds survive, and collapses are at step 12 (median); 2 of 3 never learned."
+    )
+    assert describe(made, "b") == (
+        "b survives none of the values. At 1, 0 of 3 seeds survive; no run collapsed, but none learned."
+    )
+
+
+@pytest.mark.parametrize(
+    ("seeds", "margin"),
+    [
+        ("1", "the one seed survives."),
+        ("11", "both seeds survive, in brackets its 95 % interval over seeds."),
+        ("111", "two of three seeds survive, in brackets its 95 % interval over seeds."),
+    ],
+)
+def test_the_legend_fits_the_number_of_seeds(tmp_path: Path, seeds: str, margin: str) -> None:
+    assert table(tmp_path, ("a",), x1=(seeds,)).legend().startswith(f"Margin: the strongest stress that {margin}")
 
 
 def test_the_setting_that_all_survive_is_one_that_each_survives(tmp_path: Path) -> None:

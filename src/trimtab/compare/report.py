@@ -19,7 +19,7 @@ from rich.text import Text
 
 from trimtab.compare.processes import ProcessPool, Watch
 from trimtab.compare.runs import CompareRun, Comparison, RunOutcome
-from trimtab.console import STOPPED, summarize_metrics
+from trimtab.console import END_WINDOW, STOPPED, summarize_metrics
 from trimtab.files import locked, write_atomically
 from trimtab.text import BARS, bars_for, number, percent, sparkline
 
@@ -37,7 +37,7 @@ HEADS = ["objective", "runs", *(column for column, _, _ in COLUMNS)]
 CURVES = {"held-out accuracy": "eval/accuracy", "entropy": "policy/entropy"}
 CURVE_WIDTH = 28
 LEGEND = (
-    "Mean ± standard deviation over seeds. Reward and entropy: mean of the last steps. Silenced, clipped: share of "
+    f"Mean ± standard deviation over seeds. Reward and entropy: mean over {END_WINDOW}. Silenced, clipped: share of "
     "tokens over the whole run. Seconds: sampling and updates, without warm start and evaluation."
 )
 

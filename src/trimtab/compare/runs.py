@@ -116,7 +116,9 @@ class RunOutcome:
 def plan_runs(comparison: Comparison) -> list[CompareRun]:
     """Return every run of a comparison, each checked before the first one starts."""
     check_objectives(comparison.objectives, comparison.seeds, comparison.jobs)
-    first = load(comparison.recipe, [f"objective.name={comparison.objectives[0]}", *comparison.settings]).run.seed
+    # All objectives before any folder is looked at: a name that does not exist is the nearer mistake.
+    configs = [load(comparison.recipe, [f"objective.name={o}", *comparison.settings]) for o in comparison.objectives]
+    first = configs[0].run.seed
     return [
         plan_run(comparison.out, comparison.recipe, objective, seed, comparison.settings)
         for objective in comparison.objectives

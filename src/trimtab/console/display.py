@@ -27,6 +27,7 @@ from trimtab.text import bars_for, clock, number, percent, printable, sparkline
 
 FRAME_HEIGHT, FRAME_WIDTH = 12, 50  # a smaller terminal gets no frame
 MAX_WIDTH = 110  # lines that are longer are hard to read
+CTRL_C = len("^C^C")  # columns that the terminal's echo takes behind the last line
 MESSAGES = 4  # the last ones that are shown
 POINTS = 2000  # of a curve: four times a second they are sorted and averaged, which must not slow down a long run
 LABEL = 10  # width of the first column
@@ -85,6 +86,8 @@ class RunDisplay:
     def _fitted(self, console: Console, options: ConsoleOptions) -> RenderableType:
         width, height = min(options.max_width, MAX_WIDTH), console.size.height
         framed = width >= FRAME_WIDTH and height >= FRAME_HEIGHT
+        if framed:  # an echo that does not fit wraps, and the next frame would be drawn a line too low
+            width = min(width, options.max_width - CTRL_C)
         inside = width - 4 if framed else width
         # The frame takes two lines, and the cursor stays on the one below.
         lines = self._lines(inside, bars_for(console.encoding))[: max(1, height - (3 if framed else 1))]

@@ -41,7 +41,7 @@ class Finding:
 # Optional packages: the name to import, what it is for, how to get it, and the tested version where only one is.
 PACKAGES: tuple[tuple[str, str, str, str], ...] = (
     ("peft", "LoRA (model.lora_rank)", "pip install 'trimtab[lora]'", ""),
-    ("vllm", "sampling with vLLM (rollout.engine, eval --engine)", "pip install vllm==0.32.0", "0.32.0"),
+    ("vllm", "sampling with vLLM (rollout.engine, eval --engine)", "pip install 'trimtab[vllm]'", "0.32.0"),
     ("trl", "the objectives inside TRL", "pip install 'trimtab[trl]'", "1.16.0"),
     ("verl", "the objectives inside verl", "pip install 'trimtab[verl]'", "0.9.1"),
     ("datasets", "data sets and benchmarks from the hub", "pip install 'trimtab[hub]'", ""),
@@ -160,10 +160,13 @@ def _package(name: str, purpose: str, install: str, tested: str) -> Finding:
 def _browser() -> Finding:
     """Find what takes pictures of reports; a report itself opens in any browser."""
     path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if path and importlib.util.find_spec("playwright"):
+    if not path:
+        lacking, advice = "Chromium", "Chromium from your system's packages"
+    elif not importlib.util.find_spec("playwright"):
+        lacking, advice = "playwright", "pip install playwright"
+    else:
         return Finding("browser", "yes", f"{path}: tests and pictures of reports")
-    lacking = "playwright" if path else "Chromium"
-    return Finding("browser", "no", f"no {lacking}: only tests and pictures of reports need it", "make chromium")
+    return Finding("browser", "no", f"no {lacking}: only tests and pictures of reports need it", advice)
 
 
 def _disk() -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import sys
 import time
@@ -16,7 +17,7 @@ from typing import Any
 from trimtab.config import Config, RunModel, find_checkpoint, find_recipe, find_run_model, load
 from trimtab.console.display import LiveReporter
 from trimtab.console.reporters import PlainReporter
-from trimtab.console.summary_text import closing_summary, describe_model, describe_task
+from trimtab.console.summary_text import closing_summary, describe_model, describe_task, fit_lines
 from trimtab.memory import is_out_of_memory, oom_message
 from trimtab.objectives import EntropyGate
 from trimtab.parallel import LOST, LostProcessError, World, join_world
@@ -146,11 +147,11 @@ def launch_run(
     print_line: PrintLine,
     print_error: PrintLine,
     monitor: Monitor | None = None,
-    write_report: Callable[[Path], object] | None = None,
+    write_report: Callable[[Path], Path | None] = lambda run: None,
 ) -> int:
     """Train, print a summary, and return the exit code; errors a user can act on are printed without a traceback.
 
-    `write_report` is called with the folder of a run that has metrics, before the summary.
+    `write_report` is called with the folder of a run that has metrics, before the summary, which names what it returns.
     """
     from transformers.utils import logging
 
@@ -171,9 +172,10 @@ def launch_run(
     if folder.records() and code != INVALID:
         # Whoever sent SIGTERM or SIGHUP may not wait for the report, and a person who pressed Ctrl-C twice does not.
         wanted = request.config.run.report and code in (0, STOPPED) and not run.stop_request.urgent
-        if write_report is not None and wanted:
-            code = _write_report(write_report, folder, print_error) or code
-        print_line(closing_summary(request.config, folder, seconds, request.recipe, world.size))
+        stopped, report = _write_report(write_report, folder, print_error) if wanted else (0, None)
+        code = stopped or code
+        summary = closing_summary(request.config, folder, seconds, report, world.size)
+        print_line(fit_lines(summary, shutil.get_terminal_size().columns) if sys.stdout.isatty() else summary)
     return code
 
 
@@ -227,14 +229,15 @@ def _start_again(run: Run) -> str:
     return f"the same command {'continues the warm start' if cached else 'starts again'}"
 
 
-def _write_report(write_report: Callable[[Path], object], folder: RunFolder, print_error: PrintLine) -> int:
-    """Write the report; return 0, or the exit code of the signal that stopped it."""
+def _write_report(
+    write_report: Callable[[Path], Path | None], folder: RunFolder, print_error: PrintLine
+) -> tuple[int, Path | None]:
+    """Write the report; return 0 and its file if there is one, or the exit code of the signal that stopped it."""
     try:
-        write_report(folder.path)
+        return 0, write_report(folder.path)
     except KeyboardInterrupt as error:
         print_error(f"trimtab: stopped while writing the report; write it with: trimtab report {folder.path}")
-        return exit_code(error)
-    return 0
+        return exit_code(error), None
 
 
 def _train(run: Run, reporter: Reporter) -> tuple[int, str]:
@@ -281,7 +284,7 @@ def make_reporter(request: TrainRequest, folder: RunFolder, quiet: bool, print_l
 
 def claim_folder(request: TrainRequest, parent: Path = Path("runs")) -> Path:
     """Make and return runs/<recipe>-<objective>-<n> with the first free n, or runs/<run>-from-<step>-<n>."""
-    stem = request.name or f"{find_recipe(request.recipe).stem}-{slug(str(request.config.objective['name']))}"
+    stem = request.name or f"{recipe_name(request.recipe)}-{slug(str(request.config.objective['name']))}"
     parent.mkdir(parents=True, exist_ok=True)
     number = 0
     while True:
@@ -290,6 +293,12 @@ def claim_folder(request: TrainRequest, parent: Path = Path("runs")) -> Path:
         with suppress(FileExistsError):
             (folder := parent / f"{stem}-{number}").mkdir()
             return folder
+
+
+def recipe_name(recipe: str) -> str:
+    """Return a recipe's name for folders that are made from it; the config.toml of a run has the name of the run."""
+    path = find_recipe(recipe)
+    return path.absolute().parent.name if path.name == "config.toml" else path.stem
 
 
 def slug(objective: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from trimtab.text import clock, number, percent
 from trimtab.train import RunFolder
 
 LONGEST_WINDOW = 10  # steps that the numbers of start and end are averaged over, at most
+END_WINDOW = f"the last quarter of the steps, at most {LONGEST_WINDOW}"  # `window_length` in words
+COMMAND_INDENT = "    "
+COMPARED_SEEDS = 3  # of each objective, in the comparison that the summary suggests
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,7 @@ class RunSummary:
 def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
     """Return the numbers of a run from its metrics; None where a run has no such number."""
     steps = [record for record in records if record["step"] > 0]
-    # A quarter at most, so that start and end of a short run do not overlap.
-    window = max(1, min(LONGEST_WINDOW, len(steps) // 4))
+    window = window_length(len(steps))
     # Step 0 is the evaluation before training: a run that has no other has no accuracy at its end.
     accuracy = {record["step"]: record["eval/accuracy"] for record in records if "eval/accuracy" in record}
     return RunSummary(
@@ -65,6 +68,12 @@ def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
         clipped=_mean(steps, "update/clip_share"),
         seconds=sum(record.get(key, 0.0) for record in steps for key in ("time/rollout", "time/update")),
     )
+
+
+def window_length(steps: int) -> int:
+    """Return how many steps the numbers of a run's start and end are averaged over."""
+    # A quarter at most, so that start and end of a short run do not overlap.
+    return max(1, min(LONGEST_WINDOW, steps // 4))
 
 
 @dataclass(frozen=True)
@@ -105,8 +114,13 @@ def _wilson(share: float, problems: int, z: float = 1.96) -> tuple[float, float]
     return (share + weight / 2 - half) / (1 + weight), (share + weight / 2 + half) / (1 + weight)
 
 
-def closing_summary(config: Config, folder: RunFolder, seconds: float, recipe: str, processes: int = 1) -> str:
-    """Return one screen on a run that has ended, for someone who sees trimtab for the first time."""
+def closing_summary(
+    config: Config, folder: RunFolder, seconds: float, report: Path | None = None, processes: int = 1
+) -> str:
+    """Return one screen on a run that has ended, for someone who sees trimtab for the first time.
+
+    `report` is the file that was written now: one that lies in the folder may be older than the run's last steps.
+    """
     result = summarize_metrics(folder.records())
     lines = [
         "",
@@ -117,17 +131,23 @@ def closing_summary(config: Config, folder: RunFolder, seconds: float, recipe: s
         "",
         f"  run folder  {folder.path}",
     ]
-    model, report = folder.path / "model", folder.path / "report.html"
+    model = folder.path / "model"
     finished = result.steps >= config.run.steps and model.exists()
     lines += [f"  model       {model}"] if finished else []
-    lines += [f"  report      {report}"] if report.exists() else []
+    lines += [f"  report      {report}"] if report else []
     first, last = result.accuracy_start, result.accuracy_end
     if first is not None and last is not None and last < first:
         change = accuracy_change(first, last, result.problems or config.run.eval_problems)
         advice = f"Held-out accuracy fell: try more steps, or a lower update.lr (it was {config.update.lr:g})."
         small = f"Held-out accuracy fell by no more than chance may ({change.words})."
         lines += ["", f"  {advice if change.certain else small}"]
-    return "\n".join([*lines, "", "Next:", *_next_lines(config, folder.path, finished, recipe, processes)])
+    return "\n".join([*lines, "", "Next:", *_next_lines(config, folder.path, finished, processes)])
+
+
+def fit_lines(text: str, width: int) -> str:
+    """Break the lines of a summary between words, where a terminal would break them anywhere; commands stay whole."""
+    wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(line if line.startswith(COMMAND_INDENT) else wrapper.fill(line) for line in text.split("\n"))
 
 
 def describe_task(config: Config) -> str:
@@ -170,16 +190,25 @@ def _number_lines(result: RunSummary) -> list[str]:
     return [f"  {name:<18} {values:<16}  {note}" for name, values, note in shown]
 
 
-def _next_lines(config: Config, path: Path, finished: bool, recipe: str, processes: int) -> list[str]:
+def _next_lines(config: Config, path: Path, finished: bool, processes: int) -> list[str]:
+    """Return what to do next, each with its command on a line of its own."""
     several = [] if processes == 1 else ["--gpus", str(processes)]
+    resume, steps = ["trimtab", "train", "--resume", str(path), *several], config.run.steps
     if not finished:
-        return [f"  {shlex.join(['trimtab', 'train', '--resume', str(path), *several])}   continue where it stopped"]
+        return _command_lines("continue where it stopped", resume)
     name = str(config.objective["name"])
-    compared = ["trimtab", "compare", name, "grpo" if name != "grpo" else "stapo"]
-    compared += ["--recipe", recipe] if recipe != "demo" else []
-    longer = ["trimtab", "train", "--resume", str(path), *several, "--set", f"run.steps={2 * config.run.steps}"]
-    rows = [(compared, "the same run under another objective"), (longer, "train for longer")]
-    return [f"  {shlex.join(command)}   {note}" for command, note in rows]
+    # The run's own recipe: that of the user may have been changed by --set.
+    compared = ["trimtab", "compare", name, "grpo" if name != "grpo" else "stapo", "--seeds", str(COMPARED_SEEDS)]
+    compared += ["--recipe", str(path / "config.toml")]
+    cost = f"{2 * COMPARED_SEEDS} runs with run.steps = {steps}, both objectives with their default options"
+    return [
+        *_command_lines(f"compare with another objective ({cost})", compared),
+        *_command_lines("train for longer", [*resume, "--set", f"run.steps={2 * steps}"]),
+    ]
+
+
+def _command_lines(purpose: str, command: Sequence[str]) -> list[str]:
+    return [f"  {purpose}:", COMMAND_INDENT + shlex.join(command)]
 
 
 def _mean(records: Sequence[Mapping[str, Any]], key: str) -> float | None:

@@ -52,7 +52,10 @@ class EvalOptions:
     problems: Annotated[int | None, typer.Option(help="Use only the first N problems of each benchmark.")] = None
     seed: Annotated[int, typer.Option(help="Seed of all sampling.")] = 0
     rule: Annotated[str | None, typer.Option(help="The rule that grades the responses. Default: math.")] = None
-    out: Annotated[Path | None, typer.Option(help="The folder. Default: runs/eval-<model>-<preset>.")] = None
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder. Default: runs/eval-<model>-<preset>, with --benchmarks also their names."),
+    ] = None
     resume: Annotated[bool, typer.Option("--resume", help="Continue; an error if there is nothing to continue.")] = (
         False
     )
@@ -106,11 +109,21 @@ class EvalOptions:
 
     @property
     def folder(self) -> EvalFolder:
-        """Return the evaluation's folder; its default is named by model and preset, so the same command resumes it."""
-        from trimtab.evaluate.folder import EvalFolder
+        """Return the evaluation's folder.
 
-        short = re.sub(r"[^\w.+=-]+", "-", self.name).strip("-.")[-80:] or "model"
-        return EvalFolder(self.out or Path("runs") / f"eval-{short}-{self.preset}")
+        Its default is named by model, preset and benchmarks (unless they are the default ones), so the same command
+        resumes it.
+        """
+        from trimtab.evaluate.folder import EvalFolder
+        from trimtab.evaluate.settings import parse_benchmarks
+
+        if self.out:
+            return EvalFolder(self.out)
+        named = parse_benchmarks(self.benchmarks)
+        usual = named == parse_benchmarks(EvalOptions.benchmarks)
+        parts = [_for_folder(self.name)[-80:] or "model", self.preset]
+        parts += [] if usual else [_for_folder("+".join(Path(name).stem for name in named))[:80]]
+        return EvalFolder(Path("runs") / "-".join(["eval", *parts]))
 
     @cached_property
     def connection(self) -> EndpointConnection | None:
@@ -120,3 +133,8 @@ class EvalOptions:
         if self.endpoint is None:
             return None
         return EndpointConnection(self.endpoint, self.concurrency, self.timeout, self.retries)
+
+
+def _for_folder(name: str) -> str:
+    """Return a name without characters that a folder's name should not have."""
+    return re.sub(r"[^\w.+=-]+", "-", name).strip("-.")

@@ -49,6 +49,7 @@ class EvalResult:
 
 def prepare(options: EvalOptions) -> tuple[EvalSettings, list[GenerationRequest]]:
     """Load the benchmarks and check everything that can be checked before a model is loaded."""
+    model = options.name  # first: without a model, nothing that the data lacks matters
     for name in ("samples", "problems", "max_new_tokens", "batch"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -65,7 +66,7 @@ def prepare(options: EvalOptions) -> tuple[EvalSettings, list[GenerationRequest]
     native = options.connection is None
     check_engine(options.engine, native)
     settings = EvalSettings(
-        model=options.name,
+        model=model,
         sampler=options.engine if native else "endpoint",
         benchmarks=benchmarks,
         samples={name: options.samples or find_benchmark(name).samples for name in benchmarks},
@@ -76,7 +77,7 @@ def prepare(options: EvalOptions) -> tuple[EvalSettings, list[GenerationRequest]
         seed=options.seed,
         rule=rule,
         problems=options.problems,
-        weights=fingerprint(options.name) if native else "",
+        weights=fingerprint(model) if native else "",
         data={name: _data_digest(items) for name, items in problems.items()},
         precision=options.precision if native else "",
         chat=options.chat,

@@ -1,7 +1,7 @@
 """Grade a stream: JSON lines with a response and an answer in, lines with verdicts out, in order.
 
-A line that cannot be graded is reported by its number and gets an error line among the verdicts, so that line n of the
-output always belongs to line n of the input.
+A line that cannot be graded is reported by its number. One that cannot be read gets an error line among the verdicts,
+so that line n of the output always belongs to line n of the input.
 """
 
 from __future__ import annotations
@@ -22,13 +22,21 @@ OutputLine = PendingVerdict | dict[str, Any]  # a verdict, or the error line its
 
 
 def grade_lines(lines: Iterable[bytes], out: TextIO, rule: str, on_error: Callable[[str], None]) -> int:
-    """Grade every line as it arrives, by `rule` where it names none; return how many could not be graded."""
+    """Grade every line as it arrives, by `rule` where it names none; return how many could not be graded.
+
+    Those are lines that cannot be read, and lines whose rule failed.
+    """
     load_rule(rule)
     pending: queue.Queue[OutputLine | None] = queue.Queue(MAX_LINES_AHEAD)
     write_errors: list[OSError | ValueError] = []
-    writer = threading.Thread(target=_write_verdicts, args=(pending, out, write_errors), daemon=True)
+    ungraded: list[int] = []  # line numbers, of both threads
+
+    def report(number: int, problem: str) -> None:
+        ungraded.append(number)
+        on_error(f"line {number}: {problem}")
+
+    writer = threading.Thread(target=_write_verdicts, args=(pending, out, write_errors, report), daemon=True)
     writer.start()
-    ungraded = 0
     for number, line in enumerate(lines, start=1):
         if write_errors:
             break
@@ -36,15 +44,14 @@ def grade_lines(lines: Iterable[bytes], out: TextIO, rule: str, on_error: Callab
         try:
             item = _submit_line(line, rule)
         except ValueError as error:
-            ungraded += 1
-            on_error(f"line {number}: {error}")
+            report(number, str(error))
             item = {"line": number, "error": str(error)}
         pending.put(item)
     pending.put(None)
     writer.join()
     if write_errors:
         raise write_errors[0]
-    return ungraded
+    return len(ungraded)
 
 
 def _submit_line(line: bytes, rule: str) -> PendingVerdict:
@@ -62,16 +69,23 @@ def _submit_line(line: bytes, rule: str) -> PendingVerdict:
 
 
 def _write_verdicts(
-    pending: queue.Queue[OutputLine | None], out: TextIO, write_errors: list[OSError | ValueError]
+    pending: queue.Queue[OutputLine | None],
+    out: TextIO,
+    write_errors: list[OSError | ValueError],
+    report: Callable[[int, str], None],
 ) -> None:
-    """Wait for each verdict in order and write it at once; runs in a thread."""
+    """Wait for each verdict in order, write it at once, and report it if its rule failed; runs in a thread."""
+    number = 0
     while (item := pending.get()) is not None:
+        number += 1
         if write_errors:
             continue  # drain the queue, so that the reading side is not blocked and sees the error
         try:
             row = item if isinstance(item, dict) else _row(item if isinstance(item, Verdict) else item())
             out.write(json.dumps(row) + "\n")
             out.flush()
+            if row.get("kind") == "crashed":  # of a traceback the last line, which is the error itself
+                report(number, f"the rule failed: {(row.get('error') or 'no reason is known').splitlines()[-1]}")
         except (OSError, ValueError) as error:  # the output was closed, or the grading function does not exist
             write_errors.append(error)
 

@@ -13,11 +13,12 @@ from trimtab.stress.grid import Axis, StressTest
 from trimtab.text import NOTHING, number, percent
 
 LEGEND = (
-    "Margin: the strongest stress that two of three seeds survive, in brackets its 95 % interval over seeds. Accuracy, "
-    "seconds and what follows: means over the runs at {stable}. Collapse: median step over the runs that collapsed. "
-    "Entropy in band: share of steps between {low} and {high} nats. Touched: share of tokens with another weight than "
-    "1, or clipped."
+    "Margin: the strongest stress that {survivors}. Accuracy, seconds and what follows: means over the runs at "
+    "{stable}. Collapse: median step over the runs that collapsed. Entropy in band: share of steps between {low} and "
+    "{high} nats. Touched: share of tokens with another weight than 1, or clipped."
 )
+SURVIVORS = {1: "the one seed survives", 2: "both seeds survive"}  # by number of seeds, as SURVIVING_SHARE says
+INTERVAL = ", in brackets its 95 % interval over seeds"
 NO_STABLE = "the weakest stress, since no setting is survived by all"
 
 
@@ -92,7 +93,9 @@ class AxisTable:
         """Return what the columns mean."""
         low, high = ENTROPY_BAND
         stable = f"{self.axis.key}={self.stable}, the strongest that all objectives survive"
-        return LEGEND.format(stable=stable if self.stable else NO_STABLE, low=low, high=high)
+        seeds = len({run.seed for run in self.runs})
+        survivors = SURVIVORS.get(seeds, "two of three seeds survive") + (INTERVAL if seeds > 1 else "")
+        return LEGEND.format(survivors=survivors, stable=stable if self.stable else NO_STABLE, low=low, high=high)
 
 
 def axis_tables(test: StressTest, runs: Sequence[RunFigures]) -> list[AxisTable]:

@@ -86,7 +86,10 @@ def show_stress(test: StressTest, console: Console, write_report: WriteReport = 
             cells = next_cells(test, figures) if test.search else []
         tables = axis_tables(test, figures)
         _write(test, tables)
-        console.print(as_table(tables) if console.is_terminal else Text(as_markdown(test, tables)), soft_wrap=True)
+        if console.is_terminal:
+            console.print(as_table(tables))
+        else:
+            console.print(Text(as_markdown(test, tables)), soft_wrap=True)
         print_line(f"written: {test.out / 'stress.md'} and {test.out / 'stress.json'}")
         # Whoever sent SIGTERM or SIGHUP may not wait for a report.
         if any(run.steps for run in figures) and not urgent and (report := write_report(test.out)):

@@ -49,6 +49,11 @@ class RunFigures:
     seconds: float | None
     curves: dict[str, list[tuple[Step, float]]]
 
+    @property
+    def never_learned(self) -> bool:
+        """Whether it did not survive although it did not collapse."""
+        return self.survived is False and self.collapse_step is None
+
     def as_json(self) -> dict[str, Any]:
         """Return the figures as plain data."""
         table = asdict(self)

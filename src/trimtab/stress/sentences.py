@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trimtab.stress.axis_table import AxisTable
-from trimtab.stress.figures import median_of, survivors
+from trimtab.stress.figures import RunFigures, median_of, survivors
 
 
 def headline(table: AxisTable) -> str:
     """Say what was pushed and who held longest."""
     key, values, found = table.axis.key, table.values, table.margins
-    if not any(run.survived is not None for run in table.runs):
+    judged = [run for run in table.runs if run.survived is not None]
+    if not judged:
         return f"{key}: no run has finished yet."
     pushed = f"{key} was pushed from {values[0]} to {values[-1]}" if len(values) > 1 else f"{key} was {values[0]}"
     ranks = {name: -1 if (value := found[name].value) is None else values.index(value) for name in table.objectives}
     best = max(ranks.values())
     if best < 0:
-        return f"{pushed}: no objective survived any of it."
+        return f"{pushed}: no objective survived any of it{_never_learned(judged)}."
     longest = [name for name, rank in ranks.items() if rank == best]
     others = [
         f"{name} {f'up to {values[rank]}' if rank >= 0 else 'not at all'}"
@@ -53,9 +54,18 @@ def describe(table: AxisTable, objective: str) -> str:
     broken = next((value for value in table.values[start:] if lived.get(value) is False), None)
     if broken is None:
         return f"{text} Nothing stronger was tried."
-    step = median_of([run for run in mine if run.cell.value == broken], lambda run: run.collapse_step)
+    runs = table.cell(objective, broken)
+    step = median_of(runs, lambda run: run.collapse_step)
     after = f", and collapses are at step {step:.0f} (median)" if step is not None else ""
-    return f"{text} At {broken}, {_seeds(table, objective, broken)}{after}."
+    return f"{text} At {broken}, {_seeds(table, objective, broken)}{after}{_never_learned(runs)}."
+
+
+def _never_learned(runs: Sequence[RunFigures]) -> str:
+    """Say how many runs broke without a collapse; nothing if none did."""
+    count = sum(run.never_learned for run in runs)
+    if not count:
+        return ""
+    return "; no run collapsed, but none learned" if count == len(runs) else f"; {count} of {len(runs)} never learned"
 
 
 def _seeds(table: AxisTable, objective: str, value: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 
-from trimtab.tasks.files import gsm8k, read_file, read_rows
+from trimtab.tasks.files import NAME_COLUMNS, gsm8k, read_file, read_rows
 from trimtab.tasks.problems import FixedTask, Problem, user
 from trimtab.text import nearest, shown
 
@@ -100,7 +100,11 @@ def load_benchmark(
 
 
 def _own_file(benchmark: Benchmark, suffix: str, rule: str, columns: Mapping[str, str]) -> list[BenchmarkProblem]:
-    problems = read_file(benchmark.name, rule=rule, suffix=suffix, columns=columns).problems
+    try:
+        problems = read_file(benchmark.name, rule=rule, suffix=suffix, columns=columns).problems
+    except ValueError as error:  # `eval` has no recipe
+        advice = "name your columns with --columns prompt=question,answer=result"
+        raise ValueError(str(error).replace(NAME_COLUMNS, advice)) from None
     ids = _ids(benchmark, problems)
     loaded = [BenchmarkProblem(benchmark.name, key, p.location, p) for key, p in zip(ids, problems, strict=True)]
     for item in loaded:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trimtab.console import LONGEST_WINDOW
+from trimtab.console import window_length
 from trimtab.insight.report.embed import NumpyArray, encode_array
 from trimtab.insight.report.run_files import MetricCurve, RunFiles
 
@@ -92,11 +92,13 @@ def curve_json(points: int, steps: NumpyArray, values: NumpyArray, std: NumpyArr
 
 def final_value(name: str, curves: Sequence[MetricCurve]) -> list[float]:
     """Return mean and standard deviation over runs of a metric's last values; shares of tokens are of the whole run."""
-    # An evaluation is a mean over many problems already; single training steps are noisy.
-    window = 1 if name.startswith("eval/") else LONGEST_WINDOW
     # Whether the policy calls its tools is something that it learns, as its reward is.
     whole = name.endswith("_share") and not name.startswith("conversation/")
-    values = [float((curve.values if whole else curve.values[-window:]).mean()) for curve in curves]
+    values = []
+    for curve in curves:
+        # An evaluation is a mean over many problems already; single training steps are noisy.
+        window = 1 if name.startswith("eval/") else window_length(len(curve.values))
+        values.append(float((curve.values if whole else curve.values[-window:]).mean()))
     return [float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0]
 
 

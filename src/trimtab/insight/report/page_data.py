@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trimtab.console import END_WINDOW
 from trimtab.conversation import ENDED, OUTCOMES
 from trimtab.insight.alarms import entropy_target
 from trimtab.insight.replay import recorded_objective, torch_threads
@@ -18,7 +19,7 @@ from trimtab.insight.report.microscope import MicroscopeData, affordable_tokens,
 from trimtab.insight.report.replay_panel import replay_json
 from trimtab.insight.report.response_selection import MOST_RESPONSES, SELECTION_REASONS, CandidatePool, select_responses
 from trimtab.insight.report.run_files import RunFiles, read_run
-from trimtab.insight.report.step_selection import select_steps
+from trimtab.insight.report.step_selection import select_steps, unrecorded_steps
 from trimtab.insight.report.token_statistics import H_MAX, TokenStatistics
 from trimtab.insight.report.token_table import read_checked_step, token_table
 from trimtab.objectives import REASON_WORDS, Objective, objective
@@ -50,6 +51,8 @@ def page_data(
     with torch_threads(1):
         for run in runs:
             progress(f"reading {run.name}")
+            for note in unrecorded_steps(run, request.steps):
+                progress(f"warning: {run.name}: {note}")
             # Blocks are numbered over all runs, since they are elements of one page.
             data, responses = run_json(run, request, MICROSCOPE_BYTES // len(runs), len(blocks))
             curves = {"curves": curves_json(run.curves, points), "axes": axes_json([run.curves], points)}
@@ -60,6 +63,7 @@ def page_data(
         "title": title,
         "runs": runs_data,
         "groups": groups_json(runs, points) if len(runs) > 1 else [],
+        "end_window": END_WINDOW,
         "metric_descriptions": {name: text for run in runs for name in run.curves if (text := describe_metric(name))},
         "reasons": [{"bit": int(r), "name": str(r.name).lower(), "text": text} for r, text in REASON_WORDS.items()],
         "selection_reasons": SELECTION_REASONS,
@@ -143,7 +147,7 @@ def read_tokens(
             damaged.append(f"step {number} is left out: {truncated(str(error), 300)}")
     # A few examples are enough: a broken disk may damage thousands of steps.
     notes += damaged[:5] + ([f"{len(damaged) - 5} more steps are damaged and left out"] if len(damaged) > 5 else [])
-    notes += [f"step {number} is not recorded" for number in sorted(set(requested) - set(steps))[:5]]
+    notes += unrecorded_steps(run, requested)
     return statistics, pool
 
 

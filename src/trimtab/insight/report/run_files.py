@@ -17,6 +17,7 @@ from trimtab.step_lines import is_finite_number, iter_step_lines
 
 MOST_METRICS = 400  # names; a run of trimtab has some thirty
 MOST_ALARMS = 1_000
+CONTENTS = ("config.toml", "metrics.jsonl", "alarms.jsonl", "tokens")  # a run's folder has one of them at least
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,10 @@ def read_run(path: Path) -> RunFiles:
     """Read all of a run but its tokens, which are read later, step by step."""
     if not path.is_dir():
         raise ValueError(f"{path} is no run: {'a run is a folder' if path.exists() else 'there is no such folder'}")
+    if not _holds_run(path):
+        inside = sorted(child.name for child in path.iterdir() if child.is_dir() and _holds_run(child))
+        named = "; it holds the runs " + ", ".join(inside) + ": name one or several of them" if inside else ""
+        raise ValueError(f"{path} is no run: it has none of {', '.join(CONTENTS)}{named}")
     notes: list[str] = []
     config, text = _read_config(path / "config.toml", notes)
     curves = _read_metrics(path / "metrics.jsonl", notes)
@@ -99,6 +104,10 @@ def read_run(path: Path) -> RunFiles:
         notes.append(f"tokens: {error}. Without records there are no heat maps and no microscope.")
     name = path.resolve().name or str(path.resolve())
     return RunFiles(name, config, text, curves, alarms, skipped, records, [truncated(note, 500) for note in notes])
+
+
+def _holds_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in CONTENTS)
 
 
 def _read_config(path: Path, notes: list[str]) -> tuple[dict[str, Any], str]:

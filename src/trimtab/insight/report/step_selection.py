@@ -42,6 +42,16 @@ def select_steps(run: RunFiles, requested: Sequence[int] = ()) -> StepSelection:
     return StepSelection(even, sorted(highlighted - set(even)))
 
 
+def unrecorded_steps(run: RunFiles, requested: Sequence[int]) -> list[str]:
+    """Return a note for each of the first requested steps that are not recorded, with the step that is shown."""
+    steps = run.records.steps if run.records else []
+    missing = sorted(set(requested) - set(steps))[:5]
+    if not steps:
+        return [f"step {step} is not recorded: no step is" for step in missing]
+    recorded = f"the nearest of the {len(steps)} recorded steps, {steps[0]} to {steps[-1]}, is"
+    return [f"step {step} is not recorded: {recorded} {_nearest(steps, step)}" for step in missing]
+
+
 def _affordable_steps(run: RunFiles, steps: Sequence[int]) -> int:
     assert run.records is not None
     try:

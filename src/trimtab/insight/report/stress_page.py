@@ -37,7 +37,8 @@ WORDS = (
     ("collapsed", DEFINITION),
     (
         "holds, margin",
-        "A setting holds if at least two of three seeds survive it. The margin is the strongest that does.",
+        "A setting holds if at least two of three seeds survive it (with two seeds both, with one seed that one). The "
+        "margin is the strongest that does.",
     ),
 )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from trimtab.collapse import METRICS, find_collapse, merge_curves
 from trimtab.config import Config, parse_stored
-from trimtab.console import LONGEST_WINDOW, accuracy_change, describe_model, describe_task
+from trimtab.console import accuracy_change, describe_model, describe_task, window_length
 from trimtab.insight.report.embed import truncated
 from trimtab.insight.report.run_files import MetricCurve, RunFiles
 from trimtab.own_parts import is_own
@@ -168,8 +168,7 @@ def _problems(run: RunFiles) -> Iterator[str]:
 
 def _start_and_end(curve: MetricCurve, window: int = 0) -> tuple[float, float]:
     """Return the means over the first and the last `window` values; 0 stands for a quarter of the run at most."""
-    # Of short runs at most a quarter, so that start and end do not overlap.
-    count = window or max(1, min(LONGEST_WINDOW, len(curve.values) // 4))
+    count = window or window_length(len(curve.values))
     return float(curve.values[:count].mean()), float(curve.values[-count:].mean())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,16 @@ from trimtab.stress.tables import as_json
 STEPS = 40
 FELL = 12  # the step at which a run that breaks falls
 OBJECTIVES = ("grpo", "sspo + s2t")
-# By value of the axis: for every objective, which seeds survive; `?` has not finished.
+# By value of the axis: for every objective, which seeds survive; `?` has not finished, `-` never learned.
 SURVIVORS = {"3e-4": ("111", "111"), "1e-3": ("110", "111"), "3e-3": ("000", "1?0")}
 
 
-def made_run(cell: Cell, seed: int, survived: bool | None) -> RunFigures:
-    """Return a run that learns, or falls at step FELL and is ended early, or never started."""
+def made_run(cell: Cell, seed: int, ended: str) -> RunFigures:
+    """Return a run that learns, or falls at step FELL and is ended early, or never learned, or never started."""
+    survived = {"1": True, "0": False, "-": False, "?": None}[ended]
+    if ended == "-":
+        never = "never learned: accuracy 0.01 after 22 steps"
+        return replace(made_run(cell, seed, "0"), end=never, collapse_step=None)
     end = {
         True: "survived",
         False: f"collapsed at step {FELL}: accuracy is 0.01; its best was 0.45",
@@ -50,7 +55,7 @@ def made_stress(
     """Write the stress.json of a test with these survivors; `changes` replaces parts of the file."""
     folder.mkdir(parents=True, exist_ok=True)
     runs = [
-        made_run(Cell(name, key, value), seed, {"1": True, "0": False, "?": None}[ended])
+        made_run(Cell(name, key, value), seed, ended)
         for value, ends in survivors.items()
         for name, seeds in zip(objectives, ends, strict=True)
         for seed, ended in enumerate(seeds)

@@ -166,7 +166,7 @@ function compareTable(data) {
   const rows = data.groups.map((group) => el("tr", {}, el("th", { scope: "row" }, group.label),
     el("td", {}, count(group.runs.length)), columns.map(([, name]) => el("td", {}, cell(group, name)))));
   return el("div", { class: "scroll" }, el("table", { class: "numbers" },
-    el("caption", {}, "Accuracy at the last evaluation, reward, entropy and calls over the last steps, shares of tokens over the whole run."),
+    el("caption", {}, `Accuracy at the last evaluation; reward, entropy and calls: mean over ${data.end_window}; shares of tokens over the whole run.`),
     el("thead", {}, el("tr", {}, ["objective", "runs", ...columns.map(([title]) => title)].map((t) => el("th", { scope: "col" }, t)))),
     el("tbody", {}, rows)));
 }

@@ -7,13 +7,16 @@ function section(id, title, lead, ...children) {
 
 function summarySection(data, run, showRun) {
   const picker = data.runs.length > 1 ? select("Run", data.runs.map((one, n) => [String(n), visible(one.name)]),
-    String(data.runs.indexOf(run)), (value) => showRun(Number(value))).node : null;
+    String(data.runs.indexOf(run)), (value) => {
+      showRun(Number(value));
+      document.getElementById("summary").scrollIntoView(); // it is below the comparison
+    }).node : null;
   const tiles = run.tiles.map((tile) => el("div", { class: "tile" }, el("span", { class: "tile-name" }, tile.name),
     el("span", { class: "tile-value" }, tile.value), el("span", { class: "tile-from" }, tile.from)));
   const notes = run.notes.length ? el("div", { class: "note", role: "note" }, el("b", {}, "Missing or left out"),
     el("ul", {}, run.notes.map((note) => el("li", {}, note)))) : null;
   return el("section", { id: "summary", "aria-labelledby": "summary-title" }, picker,
-    el("h1", { id: "summary-title" }, run.name), el("p", { class: "lead" }, run.title),
+    el(data.groups.length ? "h2" : "h1", { id: "summary-title" }, run.name), el("p", { class: "lead" }, run.title),
     el("div", { class: "tiles" }, tiles), el("p", { class: "summary-text" }, run.summary.join(" ")), notes);
 }
 
@@ -37,8 +40,8 @@ function start() {
   let repaint = () => {};
 
   function linkSections(...more) {
-    const titled = [...main.querySelectorAll("section")].filter((node) => node.id !== "summary");
-    const links = titled.map((node) => [node.id, node.querySelector("h2").textContent]);
+    const titled = [...main.querySelectorAll("section")].filter((node) => node.querySelector("h2"));
+    const links = titled.map((node) => [node.id, node.id === "summary" ? "Run" : node.querySelector("h2").textContent]);
     links.splice(-1, 0, ...more);
     nav.replaceChildren(...links.map(([id, title]) => el("a", { href: `#${id}` }, title)));
   }
@@ -49,9 +52,9 @@ function start() {
     const microscope = { openStep: () => {} };
     const openStep = (step) => microscope.openStep(step);
     const slot = el("div", { class: "slot", id: "microscope-slot" });
-    replaceContent(main, summarySection(data, run, showRun), data.groups.length ? compareSection(data) : "",
-      curvesSection(data, run, openStep), alarmsSection(run, openStep), heatMapsSection(run), replaySection(run), slot,
-      configSection(run), footer());
+    const comparison = data.groups.length ? [el("h1", {}, data.title), compareSection(data)] : [];
+    replaceContent(main, ...comparison, summarySection(data, run, showRun), curvesSection(data, run, openStep),
+      alarmsSection(run, openStep), heatMapsSection(run), replaySection(run), slot, configSection(run), footer());
     linkSections(["microscope-slot", "Microscope"]);
     // The blocks of the responses come after this script in the file, so they are not parsed yet.
     whenLoaded(() => {
