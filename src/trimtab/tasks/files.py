@@ -145,7 +145,7 @@ def read_problems(
         try:
             problems.append(make(location, row))
         except ValueError as error:
-            bad.append(str(error))
+            bad.append(f"{location}: {str(error).removeprefix(f'{location}: ')}")
     if not problems and not bad:
         raise ValueError(f"task file {source!r} has no rows: give one with problems")
     count = f"{len(bad):,} of {len(problems) + len(bad):,} rows"
