@@ -88,7 +88,7 @@ def test_a_run_ends_with_a_summary_and_the_next_commands(here: Path) -> None:
         "clipped  ",
         "run folder  runs/tiny-stapo-1",
         "model       runs/tiny-stapo-1/model",
-        "compare with another objective (6 runs with run.steps = 3, both objectives with their default options):",
+        "compare with another objective (6 runs with run.steps = 3):",
         "trimtab compare stapo grpo --seeds 3 --recipe runs/tiny-stapo-1/config.toml",
         "trimtab train --resume runs/tiny-stapo-1 --set run.steps=6",
     ):

@@ -200,7 +200,7 @@ def _next_lines(config: Config, path: Path, finished: bool, processes: int) -> l
     # The run's own recipe: that of the user may have been changed by --set.
     compared = ["trimtab", "compare", name, "grpo" if name != "grpo" else "stapo", "--seeds", str(COMPARED_SEEDS)]
     compared += ["--recipe", str(path / "config.toml")]
-    cost = f"{2 * COMPARED_SEEDS} runs with run.steps = {steps}, both objectives with their default options"
+    cost = f"{2 * COMPARED_SEEDS} runs with run.steps = {steps}"
     return [
         *_command_lines(f"compare with another objective ({cost})", compared),
         *_command_lines("train for longer", [*resume, "--set", f"run.steps={2 * steps}"]),
