@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -50,7 +50,7 @@ def _pass_over_trl(patches: Any) -> None:
 
 
 # What to do after the import of a module of verl, by its name.
-AFTER: Mapping[str, Callable[[Any], None]] = {
+AFTER: dict[str, Callable[[Any], None]] = {
     "verl.trainer.ppo.v1": partial(_register, "trimtab.engines.verl.trainer", f"{MODE}=trimtab"),
     "verl.experimental.agent_loop": partial(_register, "trimtab.engines.verl.agent_loop", AGENT_LOOP),
     "verl.models.transformers.monkey_patch": _pass_over_trl,
