@@ -326,10 +326,20 @@ def test_a_run_whose_checkpoints_were_removed_is_an_error_and_nothing_is_changed
     assert contents(run) == before
 
 
+def test_a_finished_run_that_lost_its_metrics_too_keeps_its_model(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").write_text("nonsense\n")
+    before = contents(run)
+    with pytest.raises(CheckpointError, match=r"has the metrics of 0 steps, but no checkpoint to go on from"):
+        trained(run, resume=True)
+    assert contents(run) == before
+
+
 def test_a_run_without_checkpoints_that_had_no_step_yet_starts_from_the_beginning(run_folder: Path, run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     metrics = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text(metrics[0])
+    shutil.rmtree(run / "model")
     _, log = trained(run, resume=True)
     assert log.has("no checkpoint yet", "from the beginning")
     assert not differences(contents(run), contents(run_folder))

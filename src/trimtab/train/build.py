@@ -43,6 +43,21 @@ def check_rules(task: Task) -> None:
         load_rule(rule)
 
 
+def check_demo_characters(config: Config, task: Task) -> None:
+    """Raise if a demo model, the default, meets prompts with characters that it does not know."""
+    known = DEMO_MODELS.get(config.model.path)
+    # A few problems: what is wrong is the model, not a row.
+    for number in range(min(len(task), 20) if known else 0):
+        problem = task[number]
+        for character in "".join(message["content"] for message in problem.prompt):
+            if character not in (known or ""):
+                raise ValueError(
+                    f"{problem.location or problem.source}: the prompt has {character!r}, which model.path = "
+                    f"{config.model.path!r} does not know: this is a toy model for {known!r} alone. Set model.path to "
+                    "a model of yours: a folder, or a name on the Hugging Face hub"
+                )
+
+
 def build_policy(config: Config, path: str | None = None, world: World | None = None) -> Policy:
     """Load the policy or, given a path, a reference model in the same precision; `world` shares sharded weights."""
     model = config.model

@@ -114,7 +114,7 @@ class Run:
         """Refuse to start a run from the beginning whose checkpoints were removed: it would lose what it has."""
         last = int(max((record["step"] for record in self.folder.records()), default=0))
         # A full disk leaves an empty folder and no model: such a run has nothing but its metrics.
-        if last >= 1 and (not self.folder.checkpoints.exists() or self.folder.model.exists()):
+        if self.folder.model.exists() or (last >= 1 and not self.folder.checkpoints.exists()):
             raise checkpoints.CheckpointError(
                 f"{self.folder.path} has the metrics of {last} steps, but no checkpoint to go on from. Nothing was "
                 f"changed: put {self.folder.checkpoints} back, or train again in another folder: "

@@ -20,7 +20,6 @@ from trimtab import failpoints
 from trimtab.config import Config, find_run_model
 from trimtab.own_parts import is_own, load_part, location
 from trimtab.policy import (
-    DEMO_MODELS,
     LongPromptError,
     Transcript,
     clip_gradients,
@@ -36,7 +35,7 @@ from trimtab.policy import (
 from trimtab.stop_signals import SignalInterrupt, deferred_stop
 from trimtab.tasks import Problem, Task, derive_seed, worked_solutions
 from trimtab.train import checkpoints
-from trimtab.train.build import build_tasks
+from trimtab.train.build import build_tasks, check_demo_characters
 from trimtab.train.reporting import Reporter, announce_stop
 from trimtab.train.responses import encode_problems, worked_transcript
 from trimtab.train.rollouts import evaluate
@@ -143,21 +142,6 @@ def check_problems(config: Config, warms_up: bool = True) -> tuple[Task, Task | 
     if config.warm_start.steps and warms_up:
         worked_problems(config, problems[0])
     return problems
-
-
-def check_demo_characters(config: Config, task: Task) -> None:
-    """Raise if a demo model, the default, meets prompts with characters that it does not know."""
-    known = DEMO_MODELS.get(config.model.path)
-    # A few problems: what is wrong is the model, not a row.
-    for number in range(min(len(task), 20) if known else 0):
-        problem = task[number]
-        for character in "".join(message["content"] for message in problem.prompt):
-            if character not in (known or ""):
-                raise ValueError(
-                    f"{problem.location or problem.source}: the prompt has {character!r}, which model.path = "
-                    f"{config.model.path!r} does not know: this is a toy model for {known!r} alone. Set model.path to "
-                    "a model of yours: a folder, or a name on the Hugging Face hub"
-                )
 
 
 def worked_problems(config: Config, task: Task) -> Task | Sequence[Problem]:
