@@ -100,6 +100,11 @@ class Objective:
         return frozenset(read).union(*(r.needs for r in self.rules), *(p.needs for p in self.penalties))
 
     @property
+    def reads(self) -> frozenset[str]:
+        """The optional fields of `TokenBatch` that this objective uses if they are there."""
+        return frozenset[str]().union(*(rule.reads for rule in self.rules))
+
+    @property
     def controllers(self) -> dict[str, Controller]:
         """The objects that carry state from one rollout batch to the next, by the name of their rule."""
         return {rule.name: rule.controller for rule in self.rules if rule.controller is not None}
@@ -137,7 +142,7 @@ class Objective:
         self._check(batch)
         if self.scope == "micro":
             return self._plan_micro(batch, comm)
-        names = {"old_logp", "advantage", "current_logp", "proxy_logp", *self.needs}
+        names = {"old_logp", "advantage", "current_logp", "proxy_logp", *self.needs, *self.reads}
         whole, mine = gather_batch(batch, names, comm)
         plan = self._plan_whole(whole)
         if mine == slice(0, whole.responses):
@@ -207,9 +212,17 @@ class Objective:
             raise ValueError(f"{where}: leave it out, or set token_stats='current'")
 
     def _plan_whole(self, batch: TokenBatch) -> Plan:
-        builder = PlanBuilder(batch, self.surrogate.clip_low, self.surrogate.clip_high)
-        for rule in self.rules:
+        builder = PlanBuilder(batch, self.surrogate.clip_low, self.surrogate.clip_high, self._coefficient)
+        for rule in sorted(self.rules, key=lambda rule: rule.last):
             rule.apply(builder)
+        return self._built(builder)
+
+    def _coefficient(self, builder: PlanBuilder) -> Tensor:
+        surrogate = replace(self, penalties=())  # a penalty moves the entropy too, but no weight changes that
+        return -surrogate.loss_and_grad(builder.batch.judged_logp, self._built(builder))[1]
+
+    def _built(self, builder: PlanBuilder) -> Plan:
+        batch = builder.batch
         return Plan(
             old_logp=batch.old_logp,
             advantage=builder.advantage,

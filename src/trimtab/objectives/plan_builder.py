@@ -35,7 +35,8 @@ class Controller(Protocol):
 class TokenRule:
     """One decision about tokens: `apply` makes it on a builder, `formula` states it, `needs` are the fields it reads.
 
-    `reason_words` replaces the words of reasons that mean something else under this rule.
+    `reads` are optional fields that it uses if the batch has them. `reason_words` replaces the words of reasons that
+    mean something else under this rule. A rule with `last` is applied after all others, wherever it was attached.
     """
 
     name: str
@@ -44,6 +45,8 @@ class TokenRule:
     needs: frozenset[str] = frozenset()
     controller: Controller | None = None
     reason_words: Mapping[Reason, str] = field(default_factory=dict)
+    reads: frozenset[str] = frozenset()
+    last: bool = False
 
 
 class PlanBuilder:
@@ -52,8 +55,15 @@ class PlanBuilder:
     # Rules name tokens by position (`mask.nonzero()`), not by mask, because most concern few tokens: each then
     # passes over a million tokens once, not at every operation.
 
-    def __init__(self, batch: TokenBatch, clip_low: float, clip_high: float) -> None:
+    def __init__(
+        self,
+        batch: TokenBatch,
+        clip_low: float,
+        clip_high: float,
+        coefficient: Callable[[PlanBuilder], Tensor] | None = None,
+    ) -> None:
         self.batch = batch
+        self._coefficient = coefficient
         self.advantage = batch.advantage
         # Expanded scalars: no memory until a rule changes them.
         self.clip_low = self.advantage.new_full((), clip_low).expand_as(self.advantage)
@@ -79,6 +89,15 @@ class PlanBuilder:
     def positive(self) -> Tensor:
         """A mask of the tokens whose advantage in the batch is positive."""
         return self.batch.advantage > 0
+
+    @property
+    def coefficient(self) -> Tensor:
+        """The coefficient of every token under the plan so far: -d loss / d ln p, without penalties.
+
+        For an unclipped token on policy it is scale x weight x advantage; where a clip cuts the gradient it is 0.
+        """
+        assert self._coefficient is not None, "only an objective knows the coefficients of its plan"
+        return self._coefficient(self)
 
     @property
     def counted_lengths(self) -> Tensor:
@@ -111,8 +130,8 @@ class PlanBuilder:
         self.weight.index_fill_(0, tokens, 0.0)
         self.mark(tokens, reason)
 
-    def multiply(self, tokens: Tensor, factor: float, reason: Reason) -> None:
-        """Multiply the weight of tokens."""
+    def multiply(self, tokens: Tensor, factor: float | Tensor, reason: Reason) -> None:
+        """Multiply the weight of tokens, by one factor or each by its own."""
         self.weight[tokens] *= factor
         self.mark(tokens, reason)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trimtab.objectives.objective import Objective
+from trimtab.objectives.phi import batch_phi, phi, s2
 from trimtab.objectives.plan import Plan
 from trimtab.objectives.token_batch import TokenBatch
 
@@ -64,24 +65,10 @@ def gradient_norm_bounds(
     return w2 * (1 - 2 * p + (-entropy).exp()), w2 * (2 - 2 * p - c_v * entropy**2)
 
 
-def phi(logp: Tensor, entropy: Tensor, sum_p2: Tensor, sum_p2_logp: Tensor) -> Tensor:
-    """Return STARE's Phi(p) = p (ln p + H) - S2, S2 = sum p^2 (ln p + H); an unclipped step changes H by -A Phi."""
-    return logp.exp() * (logp + entropy) - _s2(entropy, sum_p2, sum_p2_logp)
-
-
-def batch_phi(batch: TokenBatch) -> Tensor:
-    """Return `phi` of a batch's tokens, at the log-probabilities by which rules judge them."""
-    for name in ("entropy", "sum_p2", "sum_p2_logp"):
-        if getattr(batch, name) is None:
-            raise ValueError(f"the entropy change needs `{name}`, which this TokenBatch lacks: see theory.moments")
-    assert batch.entropy is not None and batch.sum_p2 is not None and batch.sum_p2_logp is not None
-    return phi(batch.judged_logp, batch.entropy, batch.sum_p2, batch.sum_p2_logp)
-
-
 def critical_surprisal(entropy: Tensor, sum_p2: Tensor, sum_p2_logp: Tensor) -> Tensor:
     """Return s* = -ln p* with Phi(p*) = 0: the entropy change of more surprising tokens has the opposite sign."""
     # With q = p exp(H) and u = ln q the equation is u exp(u) = S2 exp(H), which Newton's method solves from above.
-    goal = _s2(entropy, sum_p2, sum_p2_logp).clamp(min=0) * entropy.exp()
+    goal = s2(entropy, sum_p2, sum_p2_logp).clamp(min=0) * entropy.exp()
     u = torch.log1p(goal)  # u exp(u) >= goal here, and the left side is convex: the steps fall to the root
     for _ in range(24):  # a fixed number: a test of convergence would make the host wait for a GPU
         u = u - (u - goal * (-u).exp()) / (1 + u)
@@ -115,6 +102,3 @@ def critical_weight(advantage: Tensor, drive: Tensor, boosted: Tensor) -> Tensor
     pull = advantage * drive
     return 1 + pull.sum() / -(pull * boosted).sum()
 
-
-def _s2(entropy: Tensor, sum_p2: Tensor, sum_p2_logp: Tensor) -> Tensor:
-    return sum_p2_logp + entropy * sum_p2

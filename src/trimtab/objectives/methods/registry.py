@@ -31,8 +31,9 @@ OPTIONS: dict[str, Option] = {
     "adaptive": Option("change boost and damp by `rate` per rollout: stronger if the entropy is below the target"),
     "advantage": Option("how the rewards of a group become advantages; python:MODULE:NAME is your own function"),
     "aggregation": Option("how the losses of the tokens are averaged over the mini-batch"),
-    "boost": Option("STARE's W: the factor for tokens that raise the entropy", 1, 10),
+    "boost": Option("STARE's W: the factor for tokens that raise the entropy; critical: measured", 1, 10),
     "cap": Option("upper limit of the importance weight: p_old / p_sampler in tis, p_new / p_old in dppo", 0),
+    "ceiling": Option("the entropy above which trim lowers it; none means no upper end", 0),
     "clip_high": Option("how far above 1 the ratio may go before it is clipped", 0),
     "clip_low": Option("how far below 1 the ratio may go before it is clipped", 0),
     "clip_scale": Option("sqrt_length divides the clip range of a subsentence of n tokens by sqrt(n)"),
@@ -45,22 +46,31 @@ OPTIONS: dict[str, Option] = {
     "dual_clip": Option("upper limit of the ratio if the advantage is negative; none means no limit", 1),
     "entropy_cap": Option("upper limit of the bonus, as a share of |A|; up to 1 the bonus keeps the sign of A", 0),
     "estimator": Option("which estimator of the KL divergence to use"),
+    "fall": Option("floor and ceiling move linearly to this multiple of themselves", 0, 1),
+    "fall_steps": Option("the number of rollouts in which they do", 1),
+    "floor": Option("the entropy (nats, mean over tokens) below which trim raises it", 0),
+    "gain": Option("the part of the drive that is proportional to the distance from the band", 0, 10),
     "gate": Option(
         "whose entropy is compared with the target: the rollout batch, each response (sample), each token, or none"
     ),
     "geometric": Option("use the geometric mean of a response's token ratios instead of their product"),
     "high": Option("upper end of the band of p_old / p_sampler", 0),
+    "integral_gain": Option("how much each rollout adds to the drive, per distance from the band", 0, 1),
     "k_neg": Option("power of w in phi if A < 0: how fast the weight falls for small w", 0, 100),
     "k_pos": Option("power of w in phi if A >= 0", 0, 100),
     "lambda_neg": Option("decay rate of phi in w if A < 0: how fast the weight falls for large w", 0, 100),
     "lambda_pos": Option("decay rate of phi in w if A >= 0", 0, 100),
+    "law": Option("which tokens get a weight, and how it is found"),
     "length": Option("the constant that the sum over a response is divided by", 1),
     "low": Option("lower end of the band of p_old / p_sampler", 0),
     "mask": Option("which tokens are silenced: the spurious ones, or those of one of the paper's ablations"),
+    "max_weight": Option("the largest weight of a token; its inverse is the smallest", 1, 100),
     "p_threshold": Option("with threshold=probability, tokens below this probability are surprising", 0, 1),
+    "phi": Option("exact: from the moments, estimated: from ln p and H only; none: exact if there are moments"),
     "population": Option("which tokens the quantile is taken over: the rare rewarded ones (candidates), or all"),
     "quantile": Option("a rare rewarded token is spurious if its entropy is below this quantile", 0, 1),
     "rate": Option("how much adaptive changes boost and damp per rollout", 0, 1),
+    "relative": Option("floor and ceiling are multiples of the first rollout's entropy"),
     "renormalize": Option("do not count the removed tokens in the mean either"),
     "scope": Option(
         "what quantiles and means are taken over: the mini-batch, or each micro-batch as in other trainers"
@@ -148,9 +158,11 @@ def check_option(owner: str, key: str, value: Any, annotation: Any, option: Opti
     if choices:
         # In brackets `none` is read as None, and is a choice of some options.
         value = "none" if value is None and "none" in choices else value
-        if value not in choices:
-            raise ValueError(f"{where} must be one of {', '.join(map(str, choices))}")
-        return value
+        if value in choices:
+            return value
+        if float not in types or isinstance(value, str):
+            number = " or a number" if float in types else ""
+            raise ValueError(f"{where} must be one of {', '.join(map(str, choices))}{number}")
     if bool in types:
         if not isinstance(value, bool):
             raise ValueError(f"{where} must be true or false")

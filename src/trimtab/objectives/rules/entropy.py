@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -66,3 +69,64 @@ def entropy_shaped_advantage(coef: float, cap: float) -> TokenRule:
         builder.mark_all(bonus > 0, Reason.RESHAPED)
 
     return TokenRule("entropy_advantage", f"A' = A + min({coef:g} H, {cap:g} |A|)", apply, ENTROPY)
+
+
+@dataclass
+class AdaptiveCoefficient:
+    """The coefficient of an entropy bonus: up by `rate` after a rollout below the target, down after one above it.
+
+    It is 0 while the entropy is above the target. Without a target it is constant.
+    """
+
+    start: float
+    target: float | None
+    rate: float
+    current: float = math.nan
+    below: bool = True
+
+    def __post_init__(self) -> None:
+        self.current = self.start
+
+    @property
+    def in_use(self) -> float:
+        """The coefficient of this update."""
+        return self.current if self.below else 0.0
+
+    def observe(self, entropy: float) -> None:
+        """Update the coefficient with a rollout's token-mean entropy; one that is not finite changes nothing."""
+        if self.target is None or not math.isfinite(entropy):
+            return
+        self.below = entropy < self.target
+        self.current = max(0.0, self.current + (self.rate if self.below else -self.rate))
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the state as plain numbers."""
+        return {"current": self.current, "below": float(self.below)}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restore a state that `state_dict` returned; anything else raises and changes nothing."""
+        if set(state) != {"current", "below"} or not all(math.isfinite(float(value)) for value in state.values()):
+            raise ValueError(f"the state of an entropy bonus is finite numbers `current` and `below`, got {dict(state)}")
+        self.current, self.below = float(state["current"]), bool(state["below"])
+
+
+def entropy_bonus(coef: float = 0.01, target: float | None = None, rate: float = 0.005) -> TokenRule:
+    """Add the entropy to the objective, as an advantage: A' = A - coef (ln p + H).
+
+    Its expectation over the sampled tokens is coef times the gradient of the entropy (2603.11682). With a target the
+    coefficient starts at `coef`, changes by `rate` per rollout, and acts only below the target, as in Skywork-OR1
+    (2505.22312) and TRL's adaptive entropy.
+    """
+    state = AdaptiveCoefficient(coef, target, rate)
+
+    def apply(builder: PlanBuilder) -> None:
+        coefficient = state.in_use
+        builder.metrics["entropy_bonus/coef"] = builder.weight.new_full((), coefficient)
+        if coefficient:
+            builder.advantage = builder.advantage - coefficient * (builder.logp + builder.entropy)
+            builder.mark_all(torch.ones_like(builder.positive), Reason.RESHAPED)
+
+    adapts = "" if target is None else f", while the rollout's mean entropy is below {target:g}; +-{rate:g} per rollout"
+    words = {Reason.RESHAPED: "advantage shifted by the entropy bonus"}
+    formula = f"A' = A - {coef:g} (ln p + H){adapts}"
+    return TokenRule("entropy_bonus", formula, apply, ENTROPY, state, reason_words=words)

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
+from trimtab.objectives.phi import MOMENTS, token_phi
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
 from trimtab.objectives.reasons import Reason
 from trimtab.objectives.selection import top_share
@@ -16,6 +18,7 @@ from trimtab.objectives.selection import top_share
 GateScope = Literal["batch", "sample", "token", "none"]
 StareVariant = Literal["O1", "O2", "O3", "O4", "C1", "C2", "C3", "C4"]
 Threshold = Literal["quantile", "probability"]
+Critical = Literal["critical"]
 
 # The sets that a variant multiplies by `boost` and by `damp`: low-probability, surprising (L) and unsurprising (U)
 # tokens of responses with positive (+) and negative (-) advantage.
@@ -30,6 +33,7 @@ STARE_VARIANTS: dict[StareVariant, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "C4": ((), ("U+", "L-")),
 }
 
+CRITICAL_LIMIT = 10.0  # of the critical weight, as of a boost that is a number
 # Bounds of the adaptive weights, so that a target out of reach cannot drive them on and on.
 BOOST_LIMIT = 1.5
 DAMP_LIMIT = 0.5
@@ -82,7 +86,7 @@ class EntropyGate:
 def stare(
     variant: StareVariant = "O1",
     share: float = 0.1,
-    boost: float = 1.1,
+    boost: float | Critical = 1.1,
     damp: float = 0.9,
     target: float = 0.3,
     gate: GateScope = "batch",
@@ -95,10 +99,14 @@ def stare(
 
     In your own training loop, call `observe` with every rollout batch: it compares the entropy with the target. The
     authors' code takes the quantile per micro-batch and rank. Here it is taken over the mini-batch of all ranks. For
-    models of 14B and more the paper uses boost 1.05 and damp 0.95.
+    models of 14B and more the paper uses boost 1.05 and damp 0.95. boost=critical takes the weight from the paper's
+    theory: while the gate is open, every update gets the weight that leaves the entropy unchanged to first order,
+    measured on its tokens, between 1 and 10. The shorter the responses, the further that is above 1.1.
     """
-    state = EntropyGate(target, boost, damp, rate if adaptive else 0.0)
     boosted, damped = STARE_VARIANTS[variant]
+    if boost == "critical":
+        _check_critical(variant, adaptive)
+    state = EntropyGate(target, 1.0 if boost == "critical" else boost, damp, rate if adaptive else 0.0)
     log_threshold = None
     if threshold == "probability":
         log_threshold = math.log(p_threshold) if p_threshold > 0 else -math.inf
@@ -109,18 +117,47 @@ def stare(
         if gate == "batch" and not state.is_open:
             return
         within = _gated(builder, target, gate)
-        for names, factor, reason in ((boosted, state.boost, Reason.BOOSTED), (damped, state.damp, Reason.DAMPED)):
-            for name in names:
-                tokens = _members(builder, name, share, log_threshold)
-                builder.multiply(tokens if within is None else tokens[within[tokens]], factor, reason)
+
+        def members(names: tuple[str, ...]) -> list[Tensor]:
+            found = [_members(builder, name, share, log_threshold) for name in names]
+            return found if within is None else [tokens[within[tokens]] for tokens in found]
+
+        for tokens in members(damped):
+            builder.multiply(tokens, state.damp, Reason.DAMPED)
+        chosen = members(boosted)
+        factor = critical_boost(builder, torch.cat(chosen)) if boost == "critical" else state.boost
+        for tokens in chosen:
+            builder.multiply(tokens, factor, Reason.BOOSTED)
+        if boost == "critical":
+            builder.metrics["stare/weight"] = torch.as_tensor(factor)
 
     top = f"the top {share:.0%} by surprisal" if log_threshold is None else f"p < {p_threshold:g}"
-    factors = [(boosted, boost), (damped, damp)]
-    formula = ", ".join(f"{' and '.join(names)} times {factor:g}" for names, factor in factors if names)
+    by = "the weight that leaves H unchanged" if boost == "critical" else f"{boost:g}"
+    factors = [(boosted, by), (damped, f"{damp:g}")]
+    formula = ", ".join(f"{' and '.join(names)} times {factor}" for names, factor in factors if names)
     formula += f" {_GATE_FORMULAS[gate].format(target)} (L: {top} of an advantage's sign, U: the rest)"
     if state.rate:
         formula += f"; the factors adapt by {rate:g} per rollout"
-    return TokenRule("stare", formula, apply, frozenset({"entropy"}), state)
+    # The critical weight depends on what the other rules leave of the tokens, so it comes after them.
+    critical = boost == "critical"
+    reads = frozenset(MOMENTS) if critical else frozenset[str]()
+    return TokenRule("stare", formula, apply, frozenset({"entropy"}), state, reads=reads, last=critical)
+
+
+def critical_boost(builder: PlanBuilder, tokens: Tensor) -> Tensor:
+    """Return the weight on these tokens at which the update leaves the entropy unchanged to first order."""
+    effect = -builder.coefficient * token_phi(builder.batch)
+    theirs = effect[tokens].sum()
+    # Tokens that do not raise the entropy cannot balance the others, whatever their weight.
+    factor = torch.where(theirs > 0, 1 - effect.sum() / theirs, 1.0)
+    return factor.nan_to_num(1.0).clamp(1.0, CRITICAL_LIMIT)
+
+
+def _check_critical(variant: StareVariant, adaptive: bool) -> None:
+    if adaptive:
+        raise ValueError("stare: boost='critical' is measured for every update: set adaptive=false, or boost=1.1")
+    if not STARE_VARIANTS[variant][0]:
+        raise ValueError(f"stare: variant={variant} boosts no tokens, so boost='critical' does nothing: try O1")
 
 
 _GATE_FORMULAS: dict[GateScope, str] = {
