@@ -26,7 +26,7 @@ class ModelConfig(Section):
     path: str = Field(
         "demo",
         description="the model to train: a folder or hub name of a causal LM, a run or a checkpoint of it (RUN@STEP), "
-        "`smollm2`, or one of the built-in tiny models `demo` and `demo-tools`",
+        "`smollm2`, or one of the built-in tiny models `demo`, `demo-tools` and `demo-countdown`",
     )
     start_from: str | None = Field(
         None, description="a checkpoint to take the initial weights from instead of model.path (set by `train --from`)"

@@ -8,9 +8,13 @@ import torch
 
 PAD, END = "<pad>", "<end>"
 # Their characters. What a tool says may be any text: `demo-tools` reads printable ASCII.
-DEMO_MODELS = {"demo": "0123456789+-*= ", "demo-tools": "\n" + "".join(map(chr, range(32, 127)))}
+DEMO_MODELS = {
+    "demo": "0123456789+-*= ",
+    "demo-tools": "\n" + "".join(map(chr, range(32, 127))),
+    "demo-countdown": "0123456789+-*/=(), ",
+}
 # The tokens of prompt and response together; conversations are longer.
-POSITIONS = {"demo": 64, "demo-tools": 128}
+POSITIONS = {"demo": 64, "demo-tools": 128, "demo-countdown": 128}
 
 
 def demo_tokenizer(name: str = "demo") -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 from trimtab import own_parts
 from trimtab.rewards import pool
+from trimtab.rewards.countdown_rule import grade_countdown
 from trimtab.rewards.extract import answer_box, answer_line, last_box, last_number, parse_number, tidy
 from trimtab.rewards.gym_rule import gym_score
 from trimtab.rewards.http_rule import HttpRule
@@ -255,5 +256,6 @@ _GRADERS: dict[str, Callable[[str, str], Verdict | WorkerCall]] = {
     "number": _grade_number,
     "boxed": _grade_boxed,
     "exact": _grade_exact,
+    "countdown": grade_countdown,
 }
 RULES = (*_GRADERS, "gym:KIND", "python:MODULE:FUNCTION", "http://HOST/PATH")

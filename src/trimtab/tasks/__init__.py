@@ -1,4 +1,4 @@
-"""Tasks: sequences of problems from generated arithmetic, reasoning-gym, GSM8K, or jsonl and parquet files."""
+"""Tasks: sequences of problems from generated arithmetic, countdown, reasoning-gym, GSM8K, or jsonl and parquet files."""
 
 from trimtab.tasks.arithmetic import Arithmetic
 from trimtab.tasks.benchmarks import (
@@ -10,6 +10,7 @@ from trimtab.tasks.benchmarks import (
     find_benchmark,
     load_benchmark,
 )
+from trimtab.tasks.countdown import Countdown
 from trimtab.tasks.files import check_columns, gsm8k, read_file, read_rows, worked_solution, worked_solutions
 from trimtab.tasks.gym import GymTask, gym_dataset
 from trimtab.tasks.problems import (
@@ -28,7 +29,7 @@ from trimtab.tasks.registry import TASKS, TaskArgument, build_task, has_held_out
 
 __all__ = [
     "BENCHMARKS", "BOX_RULES", "DEFAULT_BENCHMARKS", "PROMPT_SUFFIX", "TASKS", "Arithmetic", "BenchmarkProblem",
-    "FixedTask", "GymTask", "Message", "Problem", "Split", "Task", "TaskArgument", "TaskOption", "build_task",
+    "Countdown", "FixedTask", "GymTask", "Message", "Problem", "Split", "Task", "TaskArgument", "TaskOption", "build_task",
     "check_columns", "derive_seed", "find_benchmark", "gsm8k", "gym_dataset", "has_held_out_problems",
     "load_benchmark", "optional_module", "problem_index", "read_file", "read_rows", "task_arguments", "user",
     "worked_solution", "worked_solutions",

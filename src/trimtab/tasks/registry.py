@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from trimtab.own_parts import OwnPartError, errors_located, is_own, load_part, location
 from trimtab.tasks.arithmetic import arithmetic_task
+from trimtab.tasks.countdown import countdown_task
 from trimtab.tasks.files import file_task, gsm8k_task
 from trimtab.tasks.gym import gym_task
 from trimtab.tasks.problems import Problem, Split, Task, TaskOption, check_index
@@ -24,6 +25,7 @@ TaskBuilder = Callable[..., Task | None]
 
 TASKS: Mapping[str, TaskBuilder] = {
     "arithmetic": arithmetic_task,
+    "countdown": countdown_task,
     "gsm8k": gsm8k_task,
     "file": file_task,
     "gym:KIND": gym_task,
