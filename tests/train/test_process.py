@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from trimtab.config import load
-from trimtab.train.process import gc_pause, set_threads
+from trimtab.train.process import gc_pause, keep_freed_memory, set_threads
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +84,18 @@ def test_threads_are_the_recipes_or_one_beside_a_gpu(
     torch.set_num_threads(2)
     set_threads(load("demo", [f"run.device={device}", f"run.threads={setting}"]))
     assert torch.get_num_threads() == used
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
+def test_the_memory_of_a_freed_tensor_is_that_of_the_next_one() -> None:
+    import resource
+
+    def page_faults(tensors: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(tensors):
+            torch.ones(4 << 20)  # 16 MiB: 4096 pages, if each of them comes from the system
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    keep_freed_memory()
+    page_faults(2)
+    assert page_faults(20) < 4096

@@ -14,7 +14,7 @@ from trimtab.objectives import NotFiniteError
 from trimtab.parallel import World
 from trimtab.policy import UpdateOptions, UpdateResult, update
 from trimtab.train.metrics import StepResult, nonfinite_records, step_metrics
-from trimtab.train.process import gc_pause, set_threads
+from trimtab.train.process import gc_pause, keep_freed_memory, set_threads
 from trimtab.train.recording import FinishedUpdate, record_step
 from trimtab.train.rollouts import collect_rollouts, sample_texts
 from trimtab.train.run import Run
@@ -40,6 +40,7 @@ def train(run: Run) -> None:
 def follow_run(config: Config, world: World) -> None:
     """Take part in a run as another rank than 0, until rank 0 ends it."""
     set_threads(config)
+    keep_freed_memory()
     trainer = build_trainer(config, world=world)
     with closing(trainer), gc_pause() as freeze_once:
         trainer.follow(freeze_once)

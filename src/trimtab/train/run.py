@@ -19,7 +19,7 @@ from trimtab.text import printable
 from trimtab.train import checkpoints, run_state
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_around
 from trimtab.train.metrics import StepResult, has_learning_signal, no_signal_diagnosis
-from trimtab.train.process import environment, set_threads
+from trimtab.train.process import environment, keep_freed_memory, set_threads
 from trimtab.train.recording import start_recording
 from trimtab.train.reporting import Loggers, Reporter, SilentReporter, announce_stop
 from trimtab.train.responses import check_positions
@@ -82,6 +82,7 @@ class Run:
         """Build the trainer and bring it to the start of the first step: by a warm start, or from a checkpoint."""
         # Before anything is computed: the last bits of a sum depend on how many threads share it.
         set_threads(self.config)
+        keep_freed_memory()
         resumed = self.resume and bool(list_checkpoints(self.folder.checkpoints))
         if self.resume:
             if not resumed:
