@@ -1,4 +1,4 @@
-"""Tasks: sequences of problems, generated (arithmetic, countdown), from reasoning-gym, GSM8K, jsonl or parquet files."""
+"""Tasks: sequences of problems, generated (arithmetic, countdown), from reasoning-gym, GSM8K, jsonl or parquet."""
 
 from trimtab.tasks.arithmetic import Arithmetic
 from trimtab.tasks.benchmarks import (
