@@ -271,6 +271,7 @@ class AlarmsConfig(Section):
     )
     entropy_collapse: Action | None = Field(None, description="the entropy collapses")
     entropy_explosion: Action | None = Field(None, description="the entropy explodes")
+    control: Action | None = Field(None, description="trim cannot hold the entropy in its band")
     spurious_growth: Action | None = Field(
         None, description="many more tokens than at the start are rare, confident and rewarded"
     )

@@ -10,7 +10,6 @@ from typing import Any
 
 from trimtab.console import END_WINDOW
 from trimtab.conversation import ENDED, OUTCOMES
-from trimtab.insight.alarms import entropy_target
 from trimtab.insight.replay import recorded_objective, torch_threads
 from trimtab.insight.report import summary_text
 from trimtab.insight.report.curves import axes_json, curves_json, groups_json, points_per_curve
@@ -22,7 +21,7 @@ from trimtab.insight.report.run_files import RunFiles, read_run
 from trimtab.insight.report.step_selection import select_steps, unrecorded_steps
 from trimtab.insight.report.token_statistics import H_MAX, TokenStatistics
 from trimtab.insight.report.token_table import read_checked_step, token_table
-from trimtab.objectives import REASON_WORDS, Objective, objective
+from trimtab.objectives import REASON_WORDS, EntropyGate, Objective, objective
 from trimtab.record import RecordError
 from trimtab.train import describe_metric
 
@@ -168,7 +167,8 @@ def _compared_objectives(run: RunFiles, names: Sequence[str]) -> dict[str, Objec
 
 def _entropy_band(recorded: Objective | None) -> dict[str, float] | None:
     """Return the target of an entropy gate, and the range that STARE's paper reports around it."""
-    target = entropy_target(recorded) if recorded else None
+    controllers = recorded.controllers.values() if recorded else ()
+    target = next((gate.target for gate in controllers if isinstance(gate, EntropyGate)), None)
     if target is None:
         return None
     return {"value": target, "low": target * STARE_BAND[0], "high": target * STARE_BAND[1]}
