@@ -32,7 +32,9 @@ def tabular(seed: int = 0, sharpness: float = 2.0) -> tuple[torch.Tensor, torch.
     return logits, token, tokens
 
 
-def entropy_after(logits: torch.Tensor, token: torch.Tensor, objective: tt.Objective, plan: tt.Plan, eta: float) -> float:
+def entropy_after(
+    logits: torch.Tensor, token: torch.Tensor, objective: tt.Objective, plan: tt.Plan, eta: float
+) -> float:
     """The sum of the rows' entropies after a step of gradient descent on the logits."""
     leaf = logits.clone().requires_grad_()
     new_logp = leaf.log_softmax(-1).gather(1, token[:, None]).squeeze(1)

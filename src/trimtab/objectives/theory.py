@@ -101,4 +101,3 @@ def critical_weight(advantage: Tensor, drive: Tensor, boosted: Tensor) -> Tensor
     # Infinite where the boosted tokens do not move the entropy: then no weight on them balances the others.
     pull = advantage * drive
     return 1 + pull.sum() / -(pull * boosted).sum()
-
