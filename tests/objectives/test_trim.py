@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import trimtab as tt
-from helpers.objectives.batches import batch, dtypes, same, seeds
 from trimtab import theory
-from trimtab.objectives.phi import estimated_phi
 
 TOKENS, VOCABULARY = 240, 12
 

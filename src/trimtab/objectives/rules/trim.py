@@ -1,8 +1,8 @@
 """trim: hold the entropy in a band, by weights that follow from the measured effect of every token on the entropy.
 
 A token with coefficient c (-d loss / d ln p under the plan) changes the entropy of its own distribution by e = -c Phi
-per unit of step size. With P the sum of the positive effects and N that of the negative ones, weights a and 1 / a on the
-two kinds of tokens make the update change the entropy by a P - N / a instead of P - N.
+per unit of step size. With P the sum of the positive effects and N that of the negative ones, weights a and 1 / a on
+the two kinds of tokens make the update change the entropy by a P - N / a instead of P - N.
 """
 
 from __future__ import annotations
