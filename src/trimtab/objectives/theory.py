@@ -15,10 +15,14 @@ import torch
 from torch import Tensor
 
 from trimtab.objectives.objective import Objective
-from trimtab.objectives.phi import batch_phi, s2
-from trimtab.objectives.phi import phi as phi  # part of the theory, although rules need it too
+from trimtab.objectives.phi import batch_phi, phi, s2
 from trimtab.objectives.plan import Plan
 from trimtab.objectives.token_batch import TokenBatch
+
+__all__ = [
+    "Moments", "Quadrant", "batch_phi", "critical_surprisal", "critical_weight", "entropy_change",
+    "gradient_norm_bounds", "gradient_norm_squared", "moments", "phi", "quadrant",
+]  # fmt: skip
 
 
 class Moments(NamedTuple):
