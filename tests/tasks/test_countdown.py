@@ -178,7 +178,7 @@ def test_every_attempt_fits_into_the_tokens_of_its_recipe(recipe: str) -> None:
     ],
 )
 def test_an_option_out_of_range_is_an_error_that_names_it(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=f"countdown: .*{message}|countdown: {message}"):
+    with pytest.raises(ValueError, match=f"countdown: .*{message}"):
         Countdown(**options)  # type: ignore[arg-type]
 
 
