@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -101,7 +101,7 @@ def figures(run: CompareRun, outcome: RunOutcome) -> dict[str, Any]:
     }
 
 
-def thinned(records: list[Mapping[str, float]], name: str) -> list[list[float]]:
+def thinned(records: Sequence[Mapping[str, float]], name: str) -> list[list[float]]:
     """Return the metric as at most `POINTS` means over consecutive steps: [last step, mean]."""
     values = [(int(record["step"]), record[name]) for record in records if name in record]
     size = max(1, -(-len(records) // POINTS))
