@@ -26,10 +26,11 @@ Verdict = Literal["held", "below", "above", "never fell"]
 
 @dataclass(frozen=True)
 class PredictionFit:
-    """Slope and squared correlation of measured against predicted changes, over so many steps."""
+    """The line of measured over predicted changes: slope, squared correlation, and the change where 0 is predicted."""
 
     gain: float
     r2: float
+    drift: float
     points: int
 
 
@@ -47,7 +48,8 @@ def prediction_fit(predicted: Sequence[float], entropy: Sequence[float]) -> Pred
     # Hostile logs have numbers whose squares overflow or vanish; the comparison is false for NaN.
     if not 0 < xx * yy < math.inf or not math.isfinite(xy / xx):
         return None
-    return PredictionFit(xy / xx, min(1.0, xy / xx * (xy / yy)), len(pairs))
+    gain, (mean_x, mean_y) = xy / xx, (sum(values) / len(pairs) for values in columns)
+    return PredictionFit(gain, min(1.0, gain * (xy / yy)), mean_y - gain * mean_x, len(pairs))
 
 
 def _centred(values: Sequence[float]) -> list[float]:
@@ -66,11 +68,11 @@ def prediction_pairs(predicted: Sequence[float], entropy: Sequence[float]) -> li
 
 def prediction_series(records: Iterable[Mapping[str, float]]) -> tuple[list[float], list[float]]:
     """Return predicted change and entropy of consecutive steps, as `prediction_fit` takes them."""
-    rows = list(_consecutive(records))
-    return [row[1] for row in rows], [row[2] for row in rows]
+    rows = list(consecutive_steps(records))
+    return [predicted for _, predicted, _ in rows], [entropy for _, _, entropy in rows]
 
 
-def _consecutive(
+def consecutive_steps(
     records: Iterable[Mapping[str, float]], last: float = math.nan
 ) -> Iterator[tuple[float, float, float]]:
     """Yield (step, predicted, entropy) of records; a row of NaN stands where steps are missing."""
@@ -89,7 +91,7 @@ class FitWindow:
 
     def add(self, record: Mapping[str, float]) -> dict[str, float]:
         """Add the metrics of a step; return the two metrics once there are enough points."""
-        self.rows.extend(_consecutive([record], self.rows[-1][0] if self.rows else math.nan))
+        self.rows.extend(consecutive_steps([record], self.rows[-1][0] if self.rows else math.nan))
         if PREDICTED not in record:
             return {}
         fit = prediction_fit([row[1] for row in self.rows], [row[2] for row in self.rows])

@@ -12,6 +12,7 @@ from trimtab.console import END_WINDOW
 from trimtab.conversation import ENDED, OUTCOMES
 from trimtab.insight.replay import recorded_objective, torch_threads
 from trimtab.insight.report import summary_text
+from trimtab.insight.report.control_panel import CriticalWeights, control_json
 from trimtab.insight.report.curves import axes_json, curves_json, groups_json, points_per_curve
 from trimtab.insight.report.embed import truncated
 from trimtab.insight.report.microscope import MicroscopeData, affordable_tokens, microscope_data
@@ -79,9 +80,9 @@ def run_json(
     notes = list(run.notes)
     compared = _compared_objectives(run, request.compared)  # first: what the user names may be run
     recorded = _recorded_objective(run, notes)
-    microscope, statistics, replayed = MicroscopeData(), None, None
+    microscope, statistics, replayed, weights = MicroscopeData(), None, None, CriticalWeights()
     if run.records is not None and run.records.steps:
-        statistics, pool = read_tokens(run, recorded, request.steps, notes)
+        statistics, pool = read_tokens(run, recorded, request.steps, notes, weights)
         tokens, most = affordable_tokens(byte_budget, len(compared)), max(MOST_RESPONSES // len(request.runs), 1)
         excerpts = select_responses(pool.candidates, tokens, most)
         microscope = microscope_data(
@@ -101,6 +102,7 @@ def run_json(
         "notes": [*notes, *microscope.notes],
         "config": truncated(run.config_text),
         "entropy_target": _entropy_band(recorded),
+        "control": control_json(run, recorded, weights, points_per_curve(len(request.runs))),
         "spurious_region": _spurious_region(run, recorded),
         "compared_objectives": list(compared),
         "reason_text": [_reason_text(each) for each in (recorded, *compared.values())],
@@ -121,9 +123,12 @@ def _reason_text(objective: Objective | None) -> dict[str, str]:
 
 
 def read_tokens(
-    run: RunFiles, recorded: Objective | None, requested: Sequence[int], notes: list[str]
+    run: RunFiles, recorded: Objective | None, requested: Sequence[int], notes: list[str], weights: CriticalWeights
 ) -> tuple[TokenStatistics, CandidatePool]:
-    """Read the selected steps one at a time; return their statistics and the candidates for the microscope."""
+    """Read the selected steps one at a time; return their statistics and the candidates for the microscope.
+
+    Add STARE's critical weight at each of them to `weights`.
+    """
     assert run.records is not None
     steps = run.records.steps
     selection = select_steps(run, requested)
@@ -141,6 +146,7 @@ def read_tokens(
             # Highlighted steps would bias the statistics towards unusual ones.
             if number in evenly_spaced:
                 statistics.add(table)
+                weights.add(table.step, recorded)
             pool.add(table, sample=number in evenly_spaced)
         except (RecordError, ValueError, LookupError) as error:
             damaged.append(f"step {number} is left out: {truncated(str(error), 300)}")
