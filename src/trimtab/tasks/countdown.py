@@ -32,13 +32,17 @@ class Combined:
 
 @dataclass(frozen=True)
 class Countdown:
-    """Problems with `numbers` numbers from 1 to `largest`, and targets from 0 to `largest_target`."""
+    """Problems with `numbers` numbers from 1 to `largest`, and targets from 0 to `largest_target`.
+
+    Without `parentheses` every problem has a solution without them; a response may have them all the same.
+    """
 
     numbers: int = 3
     largest: int = 9
     operations: str = "+-*"
     largest_target: int = 99
     form: CountdownForm = "expression"
+    parentheses: bool = False
     size: int = 10_000
     seed: int = 0
     split: Split = "train"
@@ -62,7 +66,7 @@ class Countdown:
     def name(self) -> str:
         """Return the form and how many numbers there are."""
         # The name is part of every seed: changing it changes every problem.
-        return f"countdown/{self.form}-{self.numbers}"
+        return f"countdown/{self.form}-{self.numbers}" + "p" * self.parentheses
 
     def __len__(self) -> int:
         return self.size
@@ -91,7 +95,28 @@ class Countdown:
         )
 
     def _combine(self, rng: random.Random, numbers: Sequence[int]) -> Combined | None:
-        """Join two of the numbers at random until one is left; None where no operation is possible."""
+        """Combine the numbers at random; None where that is not possible."""
+        if self.form == "expression" and not self.parentheses:
+            return self._write_down(rng, numbers)
+        return self._join_up(rng, numbers)
+
+    def _write_down(self, rng: random.Random, numbers: Sequence[int]) -> Combined | None:
+        """Write the numbers in any order with any operations between them."""
+        first, *others = rng.sample(numbers, len(numbers))
+        text, total, term = str(first), 0, first  # the value is total + term
+        for number in others:
+            sign = rng.choice(self.operations)
+            text += f"{sign}{number}"
+            if STRENGTH[sign] == STRENGTH["+"]:
+                total, term = total + term, number if sign == "+" else -number
+            elif sign == "/" and term % number:
+                return None
+            else:
+                term = term * number if sign == "*" else term // number
+        return Combined(total + term, text)
+
+    def _join_up(self, rng: random.Random, numbers: Sequence[int]) -> Combined | None:
+        """Join two of the numbers at random until one is left."""
         left = [Combined(number, str(number)) for number in numbers]
         while len(left) > 1:
             choices = [
@@ -126,10 +151,13 @@ def countdown_task(
     form: Annotated[
         CountdownForm, TaskOption("the response: expression is `3*7-5`, steps is `3*7=21,21-5=16`")
     ] = "expression",
+    parentheses: Annotated[
+        bool, TaskOption("expression: whether some targets can only be reached with parentheses")
+    ] = False,
     size: Annotated[int, TaskOption("number of problems per epoch", 1, 10_000_000)] = 10_000,
 ) -> Countdown:
     """Reach a target number with given numbers, each used once; there are many right answers."""
-    return Countdown(numbers, largest, operations, largest_target, form, size, split=split)
+    return Countdown(numbers, largest, operations, largest_target, form, parentheses, size, split=split)
 
 
 def _question(numbers: Sequence[int], target: int) -> str:
