@@ -221,6 +221,12 @@ class UpdateConfig(Section):
         description="where log-probs and entropies of the old policy come from: a forward pass over the responses, or "
         "the sampler, which saves that pass and differs by rounding (native sampler on a CPU in fp32, without tools)",
     )
+    measure_every: int = Field(
+        0,
+        ge=0,
+        description="every so many steps, score the step's responses once more after its updates and log how their "
+        "entropy moved (update/entropy_change), which is what trim predicts; 0 means never",
+    )
     lr: float = Field(1e-3, gt=0, description="AdamW's learning rate; with a schedule, its maximum")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="learning rate after the warm-up: constant, or decaying to update.min_lr_ratio"

@@ -18,7 +18,7 @@ from trimtab.train.process import gc_pause, keep_freed_memory, set_threads
 from trimtab.train.recording import FinishedUpdate, record_step
 from trimtab.train.rollouts import collect_rollouts, sample_texts
 from trimtab.train.run import Run
-from trimtab.train.scoring import Minibatch, rescore, score_rollouts
+from trimtab.train.scoring import Minibatch, measured_change, rescore, score_rollouts
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
 
 
@@ -65,13 +65,16 @@ def train_step(trainer: Trainer, progress: RunProgress) -> StepResult:
         results = [update_policy(trainer, minibatch, finished) for minibatch in minibatches]
     if experience.nonfinite is not None:
         results = [_skipped(experience.nonfinite)]
+    measured = (
+        measured_change(trainer, experience) if is_due(trainer.config.update.measure_every, progress.step) else {}
+    )
     # A step that was skipped moves on as well, or a bad prompt could hold the run up for ever.
     progress.position = experience.rollouts.position
     progress.step += 1
     if trainer.recorder is not None:
         record_step(trainer.recorder, progress.step, experience, finished, trainer.objective)
     failpoints.failpoint("step.done")
-    metrics = step_metrics(experience, results, trainer.config.reward) | seconds
+    metrics = step_metrics(experience, results, trainer.config.reward) | measured | seconds
     if trainer.tool_use is not None:
         metrics |= trainer.tool_use.take_times()
     if trainer.config.update.warmup_steps or trainer.config.decay_steps is not None:
@@ -102,6 +105,11 @@ def update_policy(trainer: Trainer, minibatch: Minibatch, finished: list[Finishe
         finished.append(FinishedUpdate(minibatch, plan, result))
     failpoints.failpoint("update.done")
     return result
+
+
+def is_due(every: int, step: int) -> bool:
+    """Return whether something that happens every so many steps happens at this one, counted from 0."""
+    return every > 0 and step % every == 0
 
 
 def _skipped(error: NotFiniteError) -> UpdateResult:

@@ -65,6 +65,8 @@ METRICS: dict[str, str] = {
     "trim/gain": "slope of the measured against the predicted change of entropy, over the same steps as trim/r2",
     "trim/r2": "squared correlation of trim/predicted_change with the change of policy/entropy to the next step, over "
     "the last 100 steps; logged from 20 on",
+    "update/entropy_change": "change of the mean entropy of the step's own tokens by its updates; logged every "
+    "update.measure_every steps",
     "update/grad_norm": "gradient norm before clipping",
     "update/loss": "loss of the objective",
     "update/lr": "learning rate of the step; logged only with a warm-up or a schedule",

@@ -114,6 +114,16 @@ def rescore(trainer: Trainer, minibatch: Minibatch) -> Minibatch:
     return replace(minibatch, batch=batch)
 
 
+def measured_change(trainer: Trainer, experience: Experience) -> dict[str, float]:
+    """Score a step's responses once more after its updates; return how the mean entropy of its tokens has moved."""
+    if not experience.batch.tokens:
+        return {}
+    # Of the same tokens: the next rollout has other prompts, whose entropies differ by more than an update moves them.
+    after = _score(trainer, trainer.policy, [response.transcript for response in experience.rollouts.responses])
+    assert experience.batch.entropy is not None
+    return {"update/entropy_change": float(after.entropy.mean() - experience.batch.entropy.mean())}
+
+
 def empty_batch(policy: Policy, objective: Objective) -> TokenBatch:
     """Return the batch of a step that has nothing to train on."""
     # With all the fields of a full batch: controllers and recorder treat it like any other.
