@@ -45,6 +45,7 @@ class Stopwatch:
     """
 
     device: torch.device
+    clock: Callable[[], float] = time.perf_counter
     on: bool = True
     seconds: dict[str, float] = field(default_factory=dict)
     _open: list[str] = field(default_factory=list)
@@ -82,7 +83,7 @@ class Stopwatch:
 
     def _count(self) -> None:
         settle(self.device)
-        now = time.perf_counter()
+        now = self.clock()
         if self._open:
             self.seconds[self._open[-1]] = self.seconds.get(self._open[-1], 0.0) + now - self._since
         self._since = now
