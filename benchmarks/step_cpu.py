@@ -42,14 +42,17 @@ SETTINGS = [
     "objective.name=grpo", "update.per_step=1", "update.warmup_steps=0", "task.digits=4", "rollout.max_new_tokens=9",
     "reward.overlong_buffer=9", "run.device=cpu", "run.threads=1",
 ]  # fmt: skip
-# What each contender adds to the settings; `before` and `trl` are the same without anything.
+RECORDED, UNRECORDED = ["record.enabled=true"], ["record.enabled=false"]
+SAMPLED, SHARED = ["update.old_stats=sampled"], ["update.old_stats=sampled", "update.shared_prompts=true"]
+# What each contender adds to the settings.
 CONTENDERS = {
-    "before": ["record.enabled=false"],
-    "trl": ["record.enabled=false"],
-    "scored": ["record.enabled=false"],
-    "sampled": ["record.enabled=false", "update.old_stats=sampled"],
-    "scored, recorded": ["record.enabled=true"],
-    "sampled, recorded": ["record.enabled=true", "update.old_stats=sampled"],
+    "before": UNRECORDED,
+    "trl": UNRECORDED,
+    "scored": UNRECORDED,
+    "sampled": UNRECORDED + SAMPLED,
+    "sampled, shared prompts": UNRECORDED + SHARED,
+    "scored, recorded": RECORDED,
+    "sampled, shared prompts, recorded": RECORDED + SHARED,
 }
 WATCHED = 10  # steps with timed phases, after all others
 MARK = "@turn "  # before what a contender says to the parent
@@ -59,7 +62,7 @@ def ours(config: Config, turns: int, steps: int) -> dict[str, Any]:
     """Take trimtab's steps in turns; return the digest of the weights, and the phases of further steps."""
     process.set_threads(config)
     getattr(process, "keep_freed_memory", lambda: None)()  # an earlier version has none
-    trainer, progress, watch = build_trainer(config), RunProgress(), Stopwatch(torch.device("cpu"), time.process_time)
+    trainer, progress, watch = build_trainer(config), RunProgress(), Stopwatch(torch.device("cpu"), cpu=True)
     with tempfile.TemporaryDirectory() as folder, process.gc_pause() as freeze_once:
         if config.record.enabled:
             trainer.recorder = start_recording(trainer, Path(folder), 0, warn=print, kept=())

@@ -221,6 +221,11 @@ class UpdateConfig(Section):
         description="where log-probs and entropies of the old policy come from: a forward pass over the responses, or "
         "the sampler, which saves that pass and differs by rounding (native sampler on a CPU in fp32, without tools)",
     )
+    shared_prompts: bool = Field(
+        False,
+        description="run a prompt through the model once for all its responses in a micro-batch, instead of once for "
+        "each; differs by rounding (fp32 on a CPU)",
+    )
     lr: float = Field(1e-3, gt=0, description="AdamW's learning rate; with a schedule, its maximum")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="learning rate after the warm-up: constant, or decaying to update.min_lr_ratio"
