@@ -47,6 +47,7 @@ class Stopwatch:
     device: torch.device
     on: bool = True
     seconds: dict[str, float] = field(default_factory=dict)
+    cpu: bool = False  # CPU seconds of this process, not of the clock
     _open: list[str] = field(default_factory=list)
     _since: float = 0.0
 
@@ -82,7 +83,7 @@ class Stopwatch:
 
     def _count(self) -> None:
         settle(self.device)
-        now = time.perf_counter()
+        now = time.process_time() if self.cpu else time.perf_counter()
         if self._open:
             self.seconds[self._open[-1]] = self.seconds.get(self._open[-1], 0.0) + now - self._since
         self._since = now

@@ -112,6 +112,11 @@ class Config(Section):
             )
         self._check_tools()
         self._check_old_stats()
+        for key in ("gradient_checkpointing", "lora_dropout"):
+            if self.update.shared_prompts and (value := getattr(self.model, key)):
+                raise ValueError(
+                    f"update.shared_prompts = true does not work with model.{key} = {value}: set one of them"
+                )
         reward, limit = self.reward, rollout.max_new_tokens
         if reward.correct <= reward.wrong:
             raise ValueError(f"reward.correct = {reward.correct} must be more than reward.wrong = {reward.wrong}")

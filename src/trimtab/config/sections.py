@@ -221,6 +221,10 @@ class UpdateConfig(Section):
         description="where log-probs and entropies of the old policy come from: a forward pass over the responses, or "
         "the sampler, which saves that pass and differs by rounding (native sampler on a CPU in fp32, without tools)",
     )
+    shared_prompts: bool = Field(
+        False,
+        description="run a prompt through the model once for all its responses in a micro-batch, instead of once for "
+        "each; differs by rounding (fp32 on a CPU)",
     measure_every: int = Field(
         0,
         ge=0,

@@ -8,6 +8,7 @@ from trimtab.policy.policy import Policy, Precision
 from trimtab.policy.pretrained import check_config, check_counts, read_config
 from trimtab.policy.prompts import LongPromptError
 from trimtab.policy.score import Transcript, idle_pass, log_probs, score, split_by_token_budget, to_device, tool_tokens
+from trimtab.policy.shared_prompts import with_shared_prompts
 from trimtab.policy.update import (
     UpdateOptions,
     UpdateResult,
@@ -26,4 +27,5 @@ __all__ = [
     "enable_gradient_checkpointing", "fuse_layers", "idle_pass", "least_passes", "load_policy", "log_probs",
     "make_optimizer", "pick_device", "read_config", "response_shares", "score", "share_sizes", "split_by_token_budget",
     "start_gradients", "to_device", "tool_tokens", "unfuse_layers", "update",
+    "with_shared_prompts",
 ]  # fmt: skip

@@ -24,6 +24,7 @@ class Policy:
     """A model, its tokenizer, and how forward passes run: weights are fp32, `bf16` is autocast over them.
 
     `chat`: prompts go through the chat template. `packed`: forward passes take packed sequences instead of padded rows.
+    `shared_prompts`: responses to one prompt share its forward pass.
     `sharded`: every process has a part of each layer's weights, so all must run the same number of passes.
     """
 
@@ -34,6 +35,7 @@ class Policy:
     chat: bool = True
     packed: bool = False
     sharded: bool = False
+    shared_prompts: bool = False
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the autocast context for forward passes."""

@@ -22,6 +22,7 @@ from trimtab.parallel import forget_forwards
 from trimtab.policy.lm_head import Head, head_scores
 from trimtab.policy.packed import PackedBatch, packed_hidden_states
 from trimtab.policy.policy import Policy
+from trimtab.policy.shared_prompts import shared_hidden_states
 
 _TORCH_DTYPES = {"int64": torch.int64, "float32": torch.float32}
 
@@ -134,6 +135,8 @@ def tool_tokens(transcripts: Sequence[Transcript]) -> np.ndarray:
 
 def response_hidden_states(policy: Policy, transcripts: Sequence[Transcript]) -> tuple[Tensor, Tensor]:
     """Return the hidden states that predict each sampled token, and those tokens, both concatenated."""
+    if policy.shared_prompts:
+        return shared_hidden_states(policy, transcripts)
     ids = np.concatenate([t.ids for t in transcripts])
     lengths = np.array([len(t) for t in transcripts])
     response_lengths = np.array([len(t.response) for t in transcripts])

@@ -13,7 +13,7 @@ from trimtab.config import Config
 from trimtab.objectives import Objective
 from trimtab.own_parts import is_own
 from trimtab.parallel import ShardedOptimizer, World
-from trimtab.policy import Policy, make_optimizer
+from trimtab.policy import Policy, make_optimizer, with_shared_prompts
 from trimtab.record import Recorder
 from trimtab.rewards import RuleErrors
 from trimtab.rollout import NativeSampler, OwnSampler, Sampler
@@ -137,6 +137,9 @@ def build_trainer(
     tools = build_tools(config)
     try:
         policy, reference = build_policy(config, world=world), build_reference(config, world)
+        if config.update.shared_prompts:
+            policy = with_shared_prompts(policy)
+            reference = None if reference is None else with_shared_prompts(reference)
         sampler, tool_use = build_sampler(policy, config.rollout), build_tool_use(config, policy, tools)
         if tool_use is not None and isinstance(sampler, OwnSampler):
             sampler.require_turns()

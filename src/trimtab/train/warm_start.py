@@ -11,6 +11,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,8 @@ def _supervised_step(
     trainer: Trainer, optimizer: checkpoints.AnyOptimizer, batch: list[Transcript], step: int
 ) -> float:
     """Take one optimizer step on the token-mean cross-entropy of solutions, and return the loss."""
-    policy, config, world = trainer.policy, trainer.config, trainer.world
+    # Solutions have prompts of their own: there is nothing to share.
+    policy, config, world = replace(trainer.policy, shared_prompts=False), trainer.config, trainer.world
     policy.model.train()
     for group in optimizer.param_groups:
         group["lr"] = config.warm_start.lr * (1 - step / config.warm_start.steps)
