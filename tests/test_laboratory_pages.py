@@ -16,6 +16,7 @@ from laboratory_pages import Difference, Row
 pictures = pytest.importorskip("laboratory_pictures", exc_type=ImportError)
 
 HEAD = {
+    "what": "made up",
     "recipe": "countdown",
     "settings": ["run.steps=10"],
     "machine": "a CPU",
@@ -143,11 +144,18 @@ def test_ablations_are_compared_with_trim_as_it_is_also_from_the_first_part(resu
     assert "| -30.0 | 1 of 1 |" in rows[1]
 
 
+def test_parts_that_the_page_does_not_name_have_a_section_too(results: Path) -> None:
+    write(results, "steps", made_run("dapo", 0, 0.3, [1.0]))
+    assert pages.others() == ""
+    write(results, "laws", made_run("dapo", 0, 0.3, [1.0]))
+    assert pages.others().startswith("### Made up\n\n| objective | seeds |")
+
+
 def test_without_results_pages_say_so_and_there_are_no_pictures(results: Path) -> None:
     nothing = "Not run yet; `benchmarks/laboratory.py expression` does it."
     assert {pages.section("expression"), pages.findings(), pages.control()} == {nothing}
     assert pages.fact("expression", "dapo", "greedy") == "(not run yet)"
-    assert "docs/study.svg" in pages.readme() and "laboratory" not in pages.readme()
+    assert pages.picture() == nothing and "docs/study.svg" in pages.readme()
     assert pictures.pictures() == {}
     write(results, "expression")  # a file without runs
     assert pages.section("expression") == nothing
@@ -158,7 +166,8 @@ def test_the_picture_is_made_from_the_runs_that_are_there_and_always_the_same(re
     made = pictures.pictures()
     assert list(made) == ["docs/laboratory.svg"] and made == pictures.pictures()
     ElementTree.fromstring(made["docs/laboratory.svg"])
-    assert "docs/laboratory.svg" in pages.readme() and "DAPO at 0.600 nats and 30.0%." in pages.readme()
+    assert "(laboratory.svg)" in pages.picture() and "DAPO at 0.600 nats and 30.0%." in pages.picture()
+    assert "(docs/laboratory.svg)" in pages.readme()
 
 
 def test_the_band_of_the_picture_is_that_of_the_mean() -> None:

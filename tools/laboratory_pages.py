@@ -25,6 +25,7 @@ BAND = 0.2  # how far from its target, relative to it, the entropy is still in t
 EMPTY = 0.05  # nats: a policy below it says the same thing to a prompt nearly every time
 LAST = 0.1  # of a run: the share of its points whose mean is the value at the end
 FIRST = "expression"  # the part that the pictures and most sentences are about
+PARTS = (FIRST, "steps", "long", "ablations", "off-policy", "spurious")  # with a section of their own in docs/study.md
 # What the others are compared with: the same setting under this objective. The ablations vary trim itself.
 REFERENCE, REFERENCES = "dapo", {"ablations": "dapo + trim"}
 # The objectives of the picture and of the sentence below it, with their names there.
@@ -303,6 +304,13 @@ def section(part: str) -> str:
     return "\n\n".join([*tables, where])
 
 
+def others() -> str:
+    """Sections of the parts that docs/study.md does not name; nothing if there are none."""
+    names = sorted(path.stem.partition("-")[2] for path in RESULTS.glob("laboratory-*.json"))
+    parts = [(name, found) for name in names if name not in PARTS and (found := result(name))]
+    return "\n\n".join(f"### {found['what'].capitalize()}\n\n{section(name)}" for name, found in parts)
+
+
 def control(part: str = FIRST) -> str:
     """The table of what trim did, with its legend; for docs/trim.md."""
     table = control_table(part) if result(part) else ""
@@ -348,24 +356,31 @@ def entropies(part: str = FIRST) -> str:
     return f"Entropy at the end, with a target of {TARGET:g} nats: {'; '.join(said)}." if said else ""
 
 
-def readme(folder: str = "docs/") -> str:
-    """The README's first picture, and what it shows; before the first part is run, the picture of the study."""
-    found = {row: seeds for row, seeds in runs(FIRST).items() if row.objective in SHOWN and not row.variant}
+def picture(folder: str = "") -> str:
+    """The picture of entropy and accuracy, and what it shows."""
+    found = {row: seeds for row, seeds in runs(FIRST).items() if row in map(Row, SHOWN)}
     if not found:
-        return (
-            f"![Seeds that survive, by method and learning rate]({folder}study.svg)\n\n"
-            "The picture counts the seeds, out of three, that survive a learning rate (SmolLM2-135M)."
-        )
-    most = max(map(len, found.values()))
-    said = [
+        return not_run(FIRST)
+    ends = [
         f"{name} at {shown(found[Row(each)], 'entropy')} nats and {shown(found[Row(each)], 'greedy')}"
         for each, name in SHOWN.items()
         if Row(each) in found
     ]
     return (
-        f"![Entropy and held-out accuracy by step, for {len(said)} objectives]({folder}laboratory.svg)\n\n"
-        f"A tiny model learns to reach a target number on a CPU: mean and 95 % band over {most} seeds. The dashed line "
-        f"is the entropy to hold. Entropy and held-out accuracy at the end: {'; '.join(said)}."
+        f"![Entropy and held-out accuracy by step, for {len(ends)} objectives]({folder}laboratory.svg)\n\n"
+        "A tiny model learns countdown, to reach a number with given ones, on a CPU: mean and 95 % band over "
+        f"{max(map(len, found.values()))} seeds. The dashed line is the entropy to hold. Entropy and held-out accuracy "
+        f"at the end: {'; '.join(ends)}."
+    )
+
+
+def readme() -> str:
+    """The first picture of the README; before the first part is run, that of the stress tests."""
+    if any(Row(name) in runs(FIRST) for name in SHOWN):
+        return picture("docs/")
+    return (
+        "![Seeds that survive, by method and learning rate](docs/study.svg)\n\n"
+        "The picture counts the seeds, out of three, that survive a learning rate (SmolLM2-135M)."
     )
 
 
