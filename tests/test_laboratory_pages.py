@@ -79,11 +79,26 @@ def test_the_band_is_counted_from_where_the_entropy_first_fell_to_it() -> None:
     # Around 0.3: 0.24 to 0.36. Two of the four points since 0.35 are in it.
     assert pages.in_band(made_run("dapo", 0, 0.0, [2.0, 1.0, 0.35, 0.25, 0.2, 0.1])) == 0.5
     assert pages.in_band(made_run("dapo", 0, 0.0, [2.0, 1.0])) is None
-    # The run's own target: in the objective, in the settings, or as trim logged it, step by step.
-    assert pages.in_band(made_run("stare(target=1.0)", 0, 0.0, [2.0, 1.0, 0.35, 0.9])) == pytest.approx(2 / 3)
-    assert pages.in_band(made_run("stare", 0, 0.0, [2.0, 1.0], variant="objective.stare.target=1")) == 1.0
+    # trim logs its target, step by step.
     falling = {"trim/target": [[0, 1.0], [1, 0.5], [2, 0.25]]}
     assert pages.in_band(made_run("dapo + trim", 0, 0.0, [1.0, 0.5, 0.5], curves=falling)) == pytest.approx(2 / 3)
+
+
+def test_a_run_is_held_to_its_own_target_or_else_to_that_of_trim(results: Path) -> None:
+    write(
+        results,
+        "expression",
+        made_run("dapo", 0, 0.0, [0.2]),
+        made_run("stare", 0, 0.0, [0.2]),
+        made_run("stare(target=0.5)", 0, 0.0, [0.2]),
+        made_run("stare", 0, 0.0, [0.2], variant="objective.target=0.4"),
+        made_run("dapo + trim(floor=0.2)", 0, 0.0, [0.2], curves={"trim/target": [[0, 0.2]]}),
+    )
+    found = {row.label: seeds[0]["target"] for row, seeds in pages.runs("expression").items()}
+    assert list(found.values()) == [0.2, 0.3, 0.5, 0.4, 0.2]
+    assert pages.named(pages.runs("expression"), "dapo + trim") == Row("dapo + trim(floor=0.2)")
+    assert pages.named(pages.runs("expression"), "gspo") is None
+    assert "`dapo + trim` 0.200 nats (100.0% of steps in band)" in pages.entropies()
 
 
 def test_a_run_is_lost_when_it_collapses_or_its_entropy_is_gone() -> None:

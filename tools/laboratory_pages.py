@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, mode
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,9 @@ from trimtab.objectives import ATTACHMENTS
 from trimtab.text import NOTHING, number, percent
 
 RESULTS = Path(__file__).parent.parent / "benchmarks/results"
-TARGET = float(ATTACHMENTS["trim"].options["floor"])  # of objectives without a target: all are held to the same band
+TARGET = float(ATTACHMENTS["trim"].options["floor"])  # where no run of a part has another
+STARE_TARGET = float(ATTACHMENTS["stare"].options["target"])
+TARGET_OPTION = re.compile(r"\b(?:target|floor)=([\d.e-]+)(?:, )?")
 BAND = 0.2  # how far from its target, relative to it, the entropy is still in the band
 EMPTY = 0.05  # nats: a policy below it says the same thing to a prompt nearly every time
 LAST = 0.1  # of a run: the share of its points whose mean is the value at the end
@@ -87,19 +89,41 @@ def result(part: str) -> Mapping[str, Any] | None:
 
 def runs(part: str) -> Runs:
     """Return a part's runs by row and seed, with the reference's of the first part if it has none of its own."""
-    found, first, reference = result(part), result(FIRST), Row(_reference(part))
-    rows, others = _rows(found), _rows(first)
-    there = reference in rows or (part not in REFERENCES and any(row.objective == reference.objective for row in rows))
+    found, first, name = result(part), result(FIRST), _reference(part)
+    rows = _rows(found)
+    there = named(rows, name) or (part not in REFERENCES and any(row.objective == name for row in rows))
     # With the same recipe and settings the seeds have the same problems and the same warm start.
     same = found and first and all(found.get(key) == first.get(key) for key in ("recipe", "settings"))
-    return rows | {reference: others[reference]} if same and not there and reference in others else rows
+    borrowed = named(_rows(first), name) if same and not there else None
+    return rows | {borrowed: _rows(first)[borrowed]} if borrowed else rows
 
 
 def _rows(found: Mapping[str, Any] | None) -> Runs:
-    rows: Runs = {}
-    for run in (found or {"runs": {}})["runs"].values():
-        rows.setdefault(Row(run["objective"], run.get("variant", "")), {})[run["seed"]] = run
+    all_runs = list((found or {"runs": {}})["runs"].values())
+    target, rows = common_target(all_runs), Runs()
+    for run in all_runs:
+        said = TARGET_OPTION.search(f"{run['objective']} {run.get('variant', '')}")
+        own = float(said[1]) if said else STARE_TARGET if "stare" in run["objective"] else target
+        rows.setdefault(Row(run["objective"], run.get("variant", "")), {})[run["seed"]] = run | {"target": own}
     return rows
+
+
+def common_target(found: Iterable[Run]) -> float:
+    """Return the target that most runs with trim end with; objectives without a target are held to the same band."""
+    ends = [float(f"{curve[-1][1]:.3g}") for run in found if (curve := run["curves"].get("trim/target"))]
+    return mode(ends) if ends else TARGET
+
+
+def named(found: Runs, name: str, variant: str = "") -> Row | None:
+    """Return the row of an objective, whatever its target: `dapo + trim` is also `dapo + trim(floor=0.2)`, if alone."""
+    if Row(name, variant) in found:
+        return Row(name, variant)
+    same = [row for row in found if row.variant == variant and _without_target(row.objective) == name]
+    return same[0] if len(same) == 1 else None
+
+
+def _without_target(objective: str) -> str:
+    return TARGET_OPTION.sub("", objective).replace(", )", ")").replace("()", "")
 
 
 def _reference(part: str) -> str:
@@ -123,15 +147,10 @@ def over_run(run: Run, curve: str) -> float | None:
 
 def in_band(run: Run) -> float | None:
     """Return the share of points in the band since the entropy first fell to it; None if it never did."""
-    own, given = dict(run["curves"].get("trim/target", [])), _given_target(run)
+    own, given = dict(run["curves"].get("trim/target", [])), run.get("target", TARGET)
     near = [value / own.get(step, given) for step, value in run["curves"].get("policy/entropy", [])]
     first = next((place for place, each in enumerate(near) if each <= 1 + BAND), None)
     return None if first is None else fmean(abs(each - 1) <= BAND for each in near[first:])
-
-
-def _given_target(run: Run) -> float:
-    said = re.search(r"\b(?:target|floor)=([\d.e-]+)", f"{run['objective']} {run.get('variant', '')}")
-    return float(said[1]) if said else TARGET
 
 
 def lost_at(run: Run) -> int | None:
@@ -202,8 +221,8 @@ def points(difference: Difference | None) -> str:
 
 def against(row: Row, found: Runs, part: str) -> Row | None:
     """Return the row that a row is compared with: the reference's of its own variant, or else without one."""
-    rows = [Row(_reference(part), variant) for variant in (row.variant, "")]
-    others = [each for each in rows if each in found and each != row]
+    rows = [named(found, _reference(part), variant) for variant in (row.variant, "")]
+    others = [each for each in rows if each and each != row]
     return others[0] if others and (part in REFERENCES or row.objective != _reference(part)) else None
 
 
@@ -213,7 +232,7 @@ def ordered(found: Runs, part: str) -> list[Row]:
     def place(row: Row) -> tuple[list[Any], bool, float]:
         words = re.split(r"(\d+(?:\.\d+)?(?:e-?\d+)?)", row.variant)  # every other one is a number: 8 before 16
         natural = [float(word) if n % 2 else word for n, word in enumerate(words)]
-        return natural, row.objective != _reference(part), -(mean(found[row], "greedy") or 0.0)
+        return natural, row != named(found, _reference(part), row.variant), -(mean(found[row], "greedy") or 0.0)
 
     return sorted(found, key=place)
 
@@ -275,7 +294,7 @@ LEGEND = (
     "comparisons). *Same sign*: seeds whose difference has the sign of the mean; a seed that only one of them has is "
     "left out. *Entropy*, *mixed groups* (groups with different rewards): over the last tenth of the steps. *In band*: "
     f"share of the steps with an entropy within {BAND:.0%} of the target, counted from where it first fell to that "
-    f"band; an objective without a target is held to {TARGET:g} nats. *Lost*: median step at which the run "
+    f"band; an objective without a target is held to that of `trim`. *Lost*: median step at which the run "
     f"[collapsed](alarms.md#the-definition-of-a-collapse) or its entropy fell below {EMPTY:g} nats, and how many did."
 )
 CONTROL_LEGEND = (
@@ -323,13 +342,12 @@ def control(part: str = FIRST) -> str:
 def contrast(ours: str, theirs: str, part: str = FIRST) -> str:
     """Say by how much one objective differs from another, and whether that is more than chance; nothing if not run."""
     found = runs(part)
-    if not (Row(ours) in found and Row(theirs) in found):
-        return ""
-    difference = paired(found[Row(ours)], found[Row(theirs)])
+    rows = [row for name in (ours, theirs) if (row := named(found, name))]
+    difference = paired(found[rows[0]], found[rows[1]]) if len(rows) == 2 else None
     if difference is None:
         return ""
-    both = set(found[Row(ours)]) & set(found[Row(theirs)])
-    ends = [shown({seed: found[Row(each)][seed] for seed in both}, "greedy") for each in (ours, theirs)]
+    both = set(found[rows[0]]) & set(found[rows[1]])
+    ends = [shown({seed: found[row][seed] for seed in both}, "greedy") for row in rows]
     better = "better" if difference.mean > 0 else "worse"
     verdict = f"clearly {better}" if difference.clear else "no clear difference"
     return (
@@ -347,24 +365,32 @@ def findings(part: str = FIRST) -> str:
 
 def entropies(part: str = FIRST) -> str:
     """Who held the entropy: a sentence over the objectives of the picture; nothing if none was run."""
-    found = runs(part)
+    rows = shown_rows((*SHOWN, "dapo + entropy_bonus"), part)
     said = [
-        f"`{name}` {shown(found[Row(name)], 'entropy')} nats ({shown(found[Row(name)], 'in_band')} of steps in band)"
-        for name in (*SHOWN, "dapo + entropy_bonus")
-        if Row(name) in found
+        f"`{name}` {shown(seeds, 'entropy')} nats ({shown(seeds, 'in_band')} of steps in band)"
+        for name, seeds in rows.items()
     ]
-    return f"Entropy at the end, with a target of {TARGET:g} nats: {'; '.join(said)}." if said else ""
+    return f"Entropy at the end, with a target of {target(part):g} nats: {'; '.join(said)}." if said else ""
+
+
+def target(part: str = FIRST) -> float:
+    """Return the target that a part's runs are held to."""
+    return common_target(run for seeds in runs(part).values() for run in seeds.values())
+
+
+def shown_rows(names: Iterable[str] = SHOWN, part: str = FIRST) -> dict[str, dict[int, Run]]:
+    """Return the runs of those of the objectives that were run, by name."""
+    found = runs(part)
+    return {name: found[row] for name in names if (row := named(found, name))}
 
 
 def picture(folder: str = "") -> str:
     """The picture of entropy and accuracy, and what it shows."""
-    found = {row: seeds for row, seeds in runs(FIRST).items() if row in map(Row, SHOWN)}
+    found = shown_rows()
     if not found:
         return not_run(FIRST)
     ends = [
-        f"{name} at {shown(found[Row(each)], 'entropy')} nats and {shown(found[Row(each)], 'greedy')}"
-        for each, name in SHOWN.items()
-        if Row(each) in found
+        f"{SHOWN[name]} at {shown(seeds, 'entropy')} nats and {shown(seeds, 'greedy')}" for name, seeds in found.items()
     ]
     return (
         f"![Entropy and held-out accuracy by step, for {len(ends)} objectives]({folder}laboratory.svg)\n\n"
@@ -376,7 +402,7 @@ def picture(folder: str = "") -> str:
 
 def readme() -> str:
     """The first picture of the README; before the first part is run, that of the stress tests."""
-    if any(Row(name) in runs(FIRST) for name in SHOWN):
+    if shown_rows():
         return picture("docs/")
     return (
         "![Seeds that survive, by method and learning rate](docs/study.svg)\n\n"
@@ -387,9 +413,10 @@ def readme() -> str:
 def fact(part: str, row: str, figure: str) -> str:
     """One figure of one row, as it stands in a sentence: `expression / dapo + trim / greedy`."""
     found = runs(part)
-    if Row(row) not in found:
+    place = named(found, row)
+    if place is None:
         return "(not run yet)"
     if figure == "difference":
-        other = against(Row(row), found, part)
-        return f"{points(paired(found[Row(row)], found[other]) if other else None)} points"
-    return shown(found[Row(row)], figure)
+        other = against(place, found, part)
+        return f"{points(paired(found[place], found[other]) if other else None)} points"
+    return shown(found[place], figure)

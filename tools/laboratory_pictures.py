@@ -11,7 +11,7 @@ import matplotlib as mpl
 import torch
 
 import laboratory_pages
-from laboratory_pages import BAND, FIRST, SHOWN, TARGET, Row, Run
+from laboratory_pages import BAND, SHOWN, Run
 from trimtab.evaluate.intervals import mean_limits
 
 mpl.use("svg")
@@ -31,7 +31,7 @@ Curve = Sequence[tuple[int, float]]
 def pictures() -> dict[str, str]:
     """Return the pictures whose results are there, by path."""
     made = {}
-    if any(Row(name) in laboratory_pages.runs(FIRST) for name in SHOWN):
+    if laboratory_pages.shown_rows():
         made["docs/laboratory.svg"] = _svg(course())
     if critical_weights():
         made["docs/theory-length.svg"] = _svg(weight_by_length())
@@ -49,14 +49,13 @@ def _svg(figure: Figure) -> str:
 def course() -> Figure:
     """Draw entropy and held-out accuracy by step: mean and 95 % band over the seeds."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.7), layout="constrained")
-    found = laboratory_pages.runs(FIRST)
-    for name, label in SHOWN.items():
-        seeds = list(found.get(Row(name), {}).values())
-        _line(left, [run["curves"]["policy/entropy"] for run in seeds], name, label)
-        _line(right, [run["evaluations"] for run in seeds], name, label, scale=100.0)
-    left.axhspan(TARGET * (1 - BAND), TARGET * (1 + BAND), color="0.93", zorder=0)
-    left.axhline(TARGET, color="0.3", lw=1, ls=(0, (5, 3)), zorder=1)
-    left.annotate(f" target {TARGET:g}", (0, TARGET), xycoords=("axes fraction", "data"), va="bottom", color="0.3")
+    for name, seeds in laboratory_pages.shown_rows().items():
+        _line(left, [run["curves"]["policy/entropy"] for run in seeds.values()], name)
+        _line(right, [run["evaluations"] for run in seeds.values()], name, scale=100.0)
+    target = laboratory_pages.target()
+    left.axhspan(target * (1 - BAND), target * (1 + BAND), color="0.93", zorder=0)
+    left.axhline(target, color="0.3", lw=1, ls=(0, (5, 3)), zorder=1)
+    left.annotate(f" target {target:g}", (0, target), xycoords=("axes fraction", "data"), va="bottom", color="0.3")
     left.set_yscale("log")
     left.set_ylim(bottom=max(LEAST_ENTROPY, left.get_ylim()[0]))
     left.set_yticks([tick for tick in (0.01, 0.03, 0.1, 0.3, 1, 3) if left.get_ylim()[0] <= tick <= left.get_ylim()[1]])
@@ -74,12 +73,12 @@ def course() -> Figure:
     return figure
 
 
-def _line(axes: Axes, curves: Sequence[Curve], name: str, label: str, scale: float = 1.0) -> None:
+def _line(axes: Axes, curves: Sequence[Curve], name: str, scale: float = 1.0) -> None:
     steps, middle, low, high = mean_curve(curves)
     if not steps:
         return
     colour, dashes = STYLES[name]
-    axes.plot(steps, [scale * each for each in middle], color=colour, ls=dashes, lw=2, label=label)
+    axes.plot(steps, [scale * each for each in middle], color=colour, ls=dashes, lw=2, label=SHOWN[name])
     low = [max(each, LEAST_ENTROPY / 10) for each in low]  # a logarithm needs more than 0
     axes.fill_between(
         steps, [scale * each for each in low], [scale * each for each in high], color=colour, alpha=0.15, lw=0
