@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,6 +16,7 @@ from laboratory_pages import Difference, Row
 # A machine with a GPU may lack matplotlib.
 pictures = pytest.importorskip("laboratory_pictures", exc_type=ImportError)
 
+ROOT = Path(__file__).parent.parent
 HEAD = {
     "what": "made up",
     "recipe": "countdown",
@@ -174,6 +176,12 @@ def test_without_results_pages_say_so_and_there_are_no_pictures(results: Path) -
     assert pictures.pictures() == {}
     write(results, "expression")  # a file without runs
     assert pages.section("expression") == nothing
+
+
+def test_no_line_of_a_page_begins_with_the_mark_of_a_figure() -> None:
+    # Markdown takes such a line for HTML, and ends the list or paragraph that it is in.
+    for page in (ROOT / "docs").glob("*.md"):
+        assert re.findall(r"^\s*<!-- = .*", page.read_text(), re.MULTILINE) == [], page.name
 
 
 def test_the_picture_is_made_from_the_runs_that_are_there_and_always_the_same(results: Path) -> None:
