@@ -203,7 +203,7 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"unknown recipe 'dmeo': did you mean demo\? \(a file of your own ends in"):
         load("dmeo")
     with pytest.raises(
-        ValueError, match=r"unknown recipe 'zzz': there are demo, smollm2, smollm2-tools, smollm2-zero,"
+        ValueError, match=r"unknown recipe 'zzz': there are countdown, countdown-steps, demo, smollm2, smollm2-tools,"
     ):
         load("zzz")
 

@@ -47,6 +47,8 @@ def minibatch(config: Config) -> int:
 def test_all_recipes_are_packaged() -> None:
     assert {*RECIPES} == {
         "demo",
+        "countdown",
+        "countdown-steps",
         "tools",
         "smollm2",
         "smollm2-tools",
@@ -85,7 +87,8 @@ def test_a_recipe_starts_with_paper_hardware_and_baselines(name: str) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_names_the_paper_of_its_objective(name: str) -> None:
     objective = load(name).build_objective()
-    assert objective.name == (name.partition("-")[0] if name in PAPERS else "stapo")
+    small = "dapo" if name.startswith("countdown") else "stapo"
+    assert objective.name == (name.partition("-")[0] if name in PAPERS else small)
     assert f"# Paper: arXiv {objective.paper}" in "\n".join(comment(name))
 
 

@@ -110,6 +110,28 @@ def test_no_boosted_share_is_shown_once_the_gate_is_closed() -> None:
     assert "boosted" not in text
 
 
+TRIM = {"trim/target": 0.25, "trim/weight": 1.426, "trim/drive": 0.2}
+
+
+def test_the_entropy_stands_beside_the_target_of_this_step_and_the_weight_in_use() -> None:
+    assert "entropy   0.812           target 0.25, weight 1.43  " in shown(display_after(20, **TRIM))
+    assert "target 0.3, weight 4  " in shown(display_after(20, **{"stare/weight": 4.0}))
+    assert "trim is off" not in shown(display_after(20, **TRIM))
+    assert "trim is off: the entropy is in its band" in shown(display_after(20, **{**TRIM, "trim/drive": 0.0}))
+
+
+def test_plain_lines_have_the_same_words() -> None:
+    lines: list[str] = []
+    PlainReporter(lines.append).step(5, 5, {**METRICS, **TRIM})
+    PlainReporter(lines.append, target_entropy=0.3).step(5, 5, METRICS)
+    PlainReporter(lines.append).step(5, 5, METRICS)
+    PlainReporter(lines.append, target_entropy=0.3).step(0, 5, {"eval/accuracy": 0.25})  # before the first rollout
+    assert "  entropy 0.812 (target 0.25, weight 1.43)  silenced" in lines[0]
+    assert "  entropy 0.812 (target 0.3)  silenced" in lines[1]
+    assert "  entropy 0.812  silenced" in lines[2]
+    assert lines[3] == "step 0/5  held-out 0.25"
+
+
 def test_time_left_is_extrapolated_from_the_steps_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

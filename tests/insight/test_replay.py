@@ -363,6 +363,28 @@ def test_a_gate_has_seen_the_steps_before_the_first(tmp_path: Path) -> None:
     assert whole.steps[3:] == part.steps
 
 
+@pytest.mark.parametrize("name", ["stare(adaptive=true,target=9)", "dapo + trim(floor=9)", "dapo + trim(floor=0.1)"])
+def test_controllers_with_memory_see_the_steps_that_are_not_replayed(tmp_path: Path, name: str) -> None:
+    made_run(tmp_path, 7)
+    whole, part = replay(tmp_path, [name]), replay(tmp_path, [name], first=2, every=3)
+    assert [step.step for step in part.steps] == [2, 5]
+    assert part.steps == (whole.steps[1], whole.steps[4])
+
+
+def test_the_mean_weight_of_boosted_and_damped_tokens_is_known(tmp_path: Path) -> None:
+    made_run(tmp_path, 3)
+    stare, trim = replay(tmp_path, ["stare(boost=1.3,gate=none)", "dapo + trim(floor=9)"]).stats
+    assert stare.weight("boosted") == pytest.approx(1.3)
+    assert 1 < trim.weight("boosted") <= 5 and 0.2 <= trim.weight("damped") < 1
+    assert math.isnan(stare.weight("damped"))
+    dapo = replay(tmp_path, ["dapo"]).stats[0]
+    assert trim.entropy_change_per_update > dapo.entropy_change_per_update
+    reasons = to_json(replay(tmp_path, ["stare(boost=1.3,gate=none)"]))["summary"]["stare(boost=1.3,gate=none)"][
+        "reasons"
+    ]
+    assert reasons["boosted"]["weight"] == pytest.approx(1.3)
+
+
 def test_steps_can_be_had_one_by_one(tmp_path: Path) -> None:
     made_run(tmp_path, 3)
     records = open_run(tmp_path)

@@ -56,11 +56,16 @@ OBJECTIVES = {
     "dppo(divergence=kl,shift_low=0.01,shift_high=0.01) + stare(gate=none)": {},
     "vespo + s2t": {"objective.tau_p": "0.2"},
     "luspo + stare(gate=none)": {},
+    "dapo + trim(floor=2.79)": {},
+    "stapo + trim(floor=1.0,ceiling=2.79)": {"objective.tau_p": "0.2"},
+    "stare(boost=critical,gate=none)": {},
+    "dapo + entropy_bonus(target=2.79)": {},
 }
 # At least one for each kind of plan: silenced, boosted, by segment, by sequence, with a reference, with more columns.
 ALWAYS = (
     *("stapo", "stapo + stare(adaptive=true)", "sspo + s2t", "grpo", "gspo", "clip_cov", "lp_reg", "dapo + tis"),
     *("grpo + kl", "luspo + stare(gate=none)", "entropy_advantage", "top_entropy"),
+    *("dapo + trim(floor=2.79)", "stare(boost=critical,gate=none)"),
 )
 VARIATIONS = {
     "four updates a step": {"objective": '"stapo(tau_p=0.2)"', "update.per_step": "4"},

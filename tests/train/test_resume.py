@@ -12,6 +12,7 @@ import torch
 import trimtab
 from helpers.thorough import slow_but
 from helpers.train.short_runs import STOPPED, RunProcess, contents, differences, short_run, trained
+from trimtab import entropy_control
 from trimtab.objectives import TokenBatch
 from trimtab.train import checkpoints, loop
 from trimtab.train.loop import train
@@ -72,6 +73,17 @@ def test_a_run_can_be_resumed_from_any_checkpoint(whole: Path, tmp_path: Path, e
         assert log.has(f"resumed from step {step}")
         now, then = contents(tmp_path / "run"), contents(whole)
         assert not [name for name in (*TENSORS, *(f"step {n}" for n in range(7))) if now[name] != then[name]]
+
+
+def test_a_resumed_run_goes_on_with_the_fit_of_its_entropy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entropy_control, "MIN_POINTS", 2)
+    changes = {"objective": '"dapo + trim(floor=5.0)"'}
+    trained(tmp_path / "whole", changes)
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    cut_back(tmp_path / "run", 4)
+    trained(tmp_path / "run", changes, resume=True)
+    assert not differences(contents(tmp_path / "run"), contents(tmp_path / "whole"))
+    assert "trim/r2" in RunFolder(tmp_path / "run").records()[-1]
 
 
 def test_every_problem_of_an_epoch_is_sampled_once_across_resumes(

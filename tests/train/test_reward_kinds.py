@@ -79,7 +79,10 @@ def test_rewards_are_set_on_the_command_line() -> None:
 
 @pytest.mark.parametrize(
     "rule",
-    ["math", "strict-box", "dapo", "choice", "number", "boxed", "exact", "gym:countdown", "python:math:gcd"],
+    [
+        *("math", "strict-box", "dapo", "choice", "number", "boxed", "exact", "countdown"),
+        *("gym:countdown", "python:math:gcd"),
+    ],
 )
 def test_a_recipe_may_name_any_rule(rule: str) -> None:
     assert load(None, ["task.name=file", f"task.rule={rule}"]).task.rule == rule

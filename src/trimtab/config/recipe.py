@@ -111,6 +111,7 @@ class Config(Section):
                 "the rewards of one response cannot differ"
             )
         self._check_tools()
+        self._check_old_stats()
         reward, limit = self.reward, rollout.max_new_tokens
         if reward.correct <= reward.wrong:
             raise ValueError(f"reward.correct = {reward.correct} must be more than reward.wrong = {reward.wrong}")
@@ -136,6 +137,23 @@ class Config(Section):
         if self.reward.void_turns == "exclude" and not self.has_tools:
             raise ValueError(
                 "reward.void_turns = 'exclude' is about conversations with tools: set tools.use or task.environment"
+            )
+
+    def _check_old_stats(self) -> None:
+        """Raise where the sampler's log-probs and entropies are not those of a forward pass over the responses."""
+        rollout, precision, temperature = self.rollout, self.model.precision, self.rollout.sampler_temperature
+        unsupported = {
+            f"rollout.engine = {rollout.engine!r}": rollout.engine != "native",
+            f"model.precision = {precision!r}": precision != "fp32",
+            f"rollout.precision = {rollout.precision!r}": rollout.precision not in (None, precision),
+            f"rollout.sampler_temperature = {temperature}": temperature not in (None, rollout.temperature),
+            "conversations with tools": self.has_tools,
+        }
+        found = [name for name, is_so in unsupported.items() if is_so]
+        if found and self.update.old_stats == "sampled":
+            raise ValueError(
+                f"update.old_stats = 'sampled' does not work with {found[0]}: it needs the native sampler with the "
+                "trainer's precision, fp32, and temperature, without tools; use 'scored'"
             )
 
     @property

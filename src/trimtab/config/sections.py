@@ -216,6 +216,11 @@ class UpdateConfig(Section):
     token_stats: Literal["old", "current"] = Field(
         "old", description="whether rules select tokens by log-probs and entropies of the old or the current policy"
     )
+    old_stats: Literal["scored", "sampled"] = Field(
+        "scored",
+        description="where log-probs and entropies of the old policy come from: a forward pass over the responses, or "
+        "the sampler, which saves that pass and differs by rounding (native sampler on a CPU in fp32, without tools)",
+    )
     lr: float = Field(1e-3, gt=0, description="AdamW's learning rate; with a schedule, its maximum")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="learning rate after the warm-up: constant, or decaying to update.min_lr_ratio"
@@ -266,6 +271,7 @@ class AlarmsConfig(Section):
     )
     entropy_collapse: Action | None = Field(None, description="the entropy collapses")
     entropy_explosion: Action | None = Field(None, description="the entropy explodes")
+    control: Action | None = Field(None, description="trim cannot hold the entropy in its band")
     spurious_growth: Action | None = Field(
         None, description="many more tokens than at the start are rare, confident and rewarded"
     )

@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.console.reporters import PlainReporter, reward_means, tool_figures
+from trimtab.console.reporters import PlainReporter, control_words, reward_means, tool_figures
 from trimtab.text import bars_for, clock, number, percent, printable, sparkline
 
 FRAME_HEIGHT, FRAME_WIDTH = 12, 50  # a smaller terminal gets no frame
@@ -133,9 +133,10 @@ class RunDisplay:
             called = percent(last["conversation/called_share"])
             lines.append(_row("calls", called, _curve(self.history["conversation/called_share"], space, bars)))
             lines.append(_row("tools", "", tool_figures(last)))
-        target = "" if self.target_entropy is None else f"target {self.target_entropy:g}  "
-        curve = _curve(self.history["policy/entropy"], space - len(target), bars)
-        lines.append(_row("entropy", number(last.get("policy/entropy")), target + curve))
+        words = control_words(last, self.target_entropy)
+        words += "  " if words else ""
+        curve = _curve(self.history["policy/entropy"], space - len(words), bars)
+        lines.append(_row("entropy", number(last.get("policy/entropy")), words + curve))
         lines.append(_row("tokens", "", _shares(last)))
         clipped, norm = percent(last.get("update/clip_share")), number(last.get("update/grad_norm"))
         speed = number(last.get("time/tokens_per_second"), 0)
@@ -161,6 +162,8 @@ def _shares(metrics: Mapping[str, float]) -> str:
     shares = [f"{key.removeprefix('tokens/').removesuffix('_share')} {percent(metrics[key])}" for key in names]
     if metrics.get("stare/gate_open") == 0:
         shares.append("gate closed: the entropy is at or above its target")
+    if metrics.get("trim/drive") == 0:
+        shares.append("trim is off: the entropy is in its band")
     return ", ".join(shares) or "none silenced or reweighted"
 
 
@@ -191,7 +194,7 @@ class LiveReporter:
         for record in earlier:  # a resumed run continues its curves
             self.display.set_metrics(int(record["step"]), record)
         self.console = console or Console()
-        self._plain = PlainReporter(self._write)
+        self._plain = PlainReporter(self._write, target_entropy=target_entropy)
         self._live: Live | None = Live(self.display, console=self.console, auto_refresh=False)
         self._over = threading.Event()
         # A daemon, so that a terminal that blocks cannot keep the process from ending.

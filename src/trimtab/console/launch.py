@@ -19,7 +19,6 @@ from trimtab.console.display import LiveReporter
 from trimtab.console.reporters import PlainReporter
 from trimtab.console.summary_text import closing_summary, describe_model, describe_task, fit_lines
 from trimtab.memory import is_out_of_memory, oom_message
-from trimtab.objectives import EntropyGate
 from trimtab.parallel import LOST, LostProcessError, World, join_world
 from trimtab.policy import DEMO_MODELS
 from trimtab.stop_signals import STOP_SIGNALS, exit_code
@@ -274,12 +273,11 @@ def _stopped(run: Run, error: RunStoppedError | LostProcessError) -> tuple[int, 
 
 def make_reporter(request: TrainRequest, folder: RunFolder, quiet: bool, print_line: PrintLine) -> Reporter:
     """Return the live display in a terminal, else plain lines."""
-    if quiet or not sys.stdout.isatty():
-        return PlainReporter(print_line)
     objective = request.config.build_objective()
-    gates = [gate for gate in objective.controllers.values() if isinstance(gate, EntropyGate)]
+    if quiet or not sys.stdout.isatty():
+        return PlainReporter(print_line, target_entropy=objective.entropy_target)
     title = f"{objective.name} · {describe_model(request.config)} · {describe_task(request.config)} · {folder.path}"
-    return LiveReporter(title, gates[0].target if gates else None, earlier=folder.records())
+    return LiveReporter(title, objective.entropy_target, earlier=folder.records())
 
 
 def claim_folder(request: TrainRequest, parent: Path = Path("runs")) -> Path:

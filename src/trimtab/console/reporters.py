@@ -35,12 +35,21 @@ def tool_figures(metrics: Mapping[str, float]) -> str:
     return ", ".join(parts)
 
 
+def control_words(metrics: Mapping[str, float], target: float | None) -> str:
+    """Return the target of the entropy and the weight in use; `target` is that of an objective which logs none."""
+    target = metrics.get("trim/target", target)
+    weight = metrics.get("trim/weight", metrics.get("stare/weight"))
+    words = [] if target is None else [f"target {target:.3g}"]
+    return ", ".join(words if weight is None else [*words, f"weight {weight:.3g}"])
+
+
 @dataclass
 class PlainReporter:
     """Prints about `lines` lines over a whole run, and one at every evaluation."""
 
     print_line: PrintLine
     lines: int = 20
+    target_entropy: float | None = None
 
     def message(self, text: str) -> None:
         """Print a message."""
@@ -56,9 +65,12 @@ class PlainReporter:
         # A log of thousands of steps stays readable with `lines` lines.
         if step != steps and step % max(1, steps // self.lines) and "eval/accuracy" not in metrics:
             return
-        shown = [f"{name} {metrics[key]:.4g}" for key, name in COLUMNS.items() if key in metrics]
-        shown[1:1] = [f"{name} {value:.4g}" for name, value in reward_means(metrics).items()]
-        self.print_line(f"step {step}/{steps}  " + "  ".join(shown))
+        shown = {key: f"{name} {metrics[key]:.4g}" for key, name in COLUMNS.items() if key in metrics}
+        if "policy/entropy" in shown and (words := control_words(metrics, self.target_entropy)):
+            shown["policy/entropy"] += f" ({words})"
+        columns = list(shown.values())
+        columns[1:1] = [f"{name} {value:.4g}" for name, value in reward_means(metrics).items()]
+        self.print_line(f"step {step}/{steps}  " + "  ".join(columns))
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""

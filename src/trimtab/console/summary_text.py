@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from trimtab.config import Config
+from trimtab.entropy_control import control_sentences
 from trimtab.policy import DEMO_MODELS
 from trimtab.text import clock, number, percent
 from trimtab.train import RunFolder
@@ -121,13 +122,16 @@ def closing_summary(
 
     `report` is the file that was written now: one that lies in the folder may be older than the run's last steps.
     """
-    result = summarize_metrics(folder.records())
+    records, objective = folder.records(), config.build_objective()
+    result = summarize_metrics(records)
+    held = control_sentences(records, objective.entropy_target)
     lines = [
         "",
-        f"Trained {describe_model(config)} on {describe_task(config)} with {config.build_objective().name}: "
+        f"Trained {describe_model(config)} on {describe_task(config)} with {objective.name}: "
         f"{result.steps} of {config.run.steps} steps, {clock(seconds)}.",
         "",
         *_number_lines(result),
+        *(["", *(f"  {sentence}" for sentence in held)] if held else []),
         "",
         f"  run folder  {folder.path}",
     ]

@@ -110,6 +110,13 @@ class Objective:
         return {rule.name: rule.controller for rule in self.rules if rule.controller is not None}
 
     @property
+    def entropy_target(self) -> float | None:
+        """The entropy that a controller steers towards: STARE's target, or the floor of trim as it is now."""
+        targets = (getattr(controller, "target", None) for controller in self.controllers.values())
+        # A floor relative to the first rollout is 0 until there is one.
+        return next((target for target in targets if target), None)
+
+    @property
     def reason_words(self) -> dict[Reason, str]:
         """What each `Reason` means under this objective."""
         words = dict(REASON_WORDS)

@@ -19,6 +19,11 @@ from trimtab.objectives.phi import batch_phi, phi, s2
 from trimtab.objectives.plan import Plan
 from trimtab.objectives.token_batch import TokenBatch
 
+__all__ = [
+    "Moments", "Quadrant", "batch_phi", "critical_surprisal", "critical_weight", "entropy_change",
+    "gradient_norm_bounds", "gradient_norm_squared", "moments", "phi", "quadrant",
+]  # fmt: skip
+
 
 class Moments(NamedTuple):
     """The log-probability of a sampled token, and three moments of its next-token distribution."""
@@ -101,4 +106,3 @@ def critical_weight(advantage: Tensor, drive: Tensor, boosted: Tensor) -> Tensor
     # Infinite where the boosted tokens do not move the entropy: then no weight on them balances the others.
     pull = advantage * drive
     return 1 + pull.sum() / -(pull * boosted).sum()
-

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trimtab.objectives import moments
 from trimtab.parallel import gathered_layers
 from trimtab.rollout.native_turns import NativeConversations
 from trimtab.rollout.rng import rng_keys
@@ -26,12 +28,16 @@ COMPACT_BELOW = 0.75
 
 @dataclass
 class NativeSampler:
-    """Samples from `model`, whose weights may change between calls. `autocast` enters the precision context."""
+    """Samples from `model`, whose weights may change between calls. `autocast` enters the precision context.
+
+    `with_moments`: sampled responses have their moments, unless they are greedy.
+    """
 
     model: Any
     eos_token_ids: frozenset[int]
     pad_token_id: int
     autocast: Callable[[], AbstractContextManager[Any]]
+    with_moments: bool = False
 
     @torch.no_grad()
     def sample(
@@ -67,12 +73,14 @@ class NativeSampler:
         device = next(self.model.parameters()).device
         batch = _DecodeBatch.from_prompts(prompts, step, options, self.pad_token_id, device)
         eos_token_ids = torch.tensor(sorted(self.eos_token_ids), device=device)
+        with_moments = self.with_moments and options.temperature > 0
         with self.autocast():
             logits = self._forward(batch, batch.prompt_ids, (batch.mask.cumsum(1) - 1).clamp(min=0))
             logits = batch.repeat(options.samples, logits)
             for position in range(options.max_new_tokens):
                 token, logp = sample_tokens(logits, batch.keys, position, options)
-                batch.append(token, logp, torch.isin(token, eos_token_ids))
+                found = moments(logits.float() / options.temperature, token) if with_moments else ()
+                batch.append(torch.isin(token, eos_token_ids), token, logp, *found)
                 if position + 1 == options.max_new_tokens or batch.finished.all():
                     break
                 token = batch.compact(token)
@@ -98,7 +106,7 @@ class _DecodeBatch:
     response: Tensor  # the index of each row's response
     finished: Tensor
     cache: Any = None
-    sampled: list[tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=list)
+    sampled: list[tuple[Tensor, ...]] = field(default_factory=list)
 
     @classmethod
     def from_prompts(
@@ -118,9 +126,9 @@ class _DecodeBatch:
         self.mask = self.mask.repeat_interleave(samples, 0)
         return logits.repeat_interleave(samples, 0)
 
-    def append(self, token: Tensor, logp: Tensor, is_end: Tensor) -> None:
-        """Keep the sampled tokens of unfinished rows, and mark rows that sampled an end token."""
-        self.sampled.append((self.response, token, logp, ~self.finished))
+    def append(self, is_end: Tensor, *columns: Tensor) -> None:
+        """Keep tokens, log-probabilities and moments of unfinished rows, and mark rows that sampled an end token."""
+        self.sampled.append((~self.finished, self.response, *columns))
         self.finished = self.finished | is_end
 
     def compact(self, token: Tensor) -> Tensor:
@@ -136,14 +144,22 @@ class _DecodeBatch:
 
     def responses(self, prompts: int, samples: int) -> list[list[Response]]:
         """Return the responses by prompt and sample."""
-        tokens: list[list[int]] = [[] for _ in range(prompts * samples)]
-        logps: list[list[float]] = [[] for _ in range(prompts * samples)]
         # Moved to the host here, not token by token: the copy would make every decoding step wait for the device.
-        for response, token, logp, kept in self.sampled:
-            for row, t, lp in zip(response[kept].tolist(), token[kept].tolist(), logp[kept].tolist(), strict=True):
-                tokens[row].append(t)
-                logps[row].append(lp)
+        kept, *columns = (torch.cat(column) for column in zip(*self.sampled, strict=True))
+        row, token, logp, *moments = (column[kept] for column in columns)
+        order = row.argsort(stable=True)  # by response, and within it by position
+        tokens, logps = token[order].tolist(), logp[order].tolist()
+        found = torch.stack(moments)[:, order].cpu().numpy() if moments else None
+        ends = row.bincount(minlength=prompts * samples).cumsum(0).tolist()
         unfinished = set(self.response[~self.finished].tolist())
-        rows = enumerate(zip(tokens, logps, strict=True))
-        responses = [Response(t, lp, row not in unfinished, sample=row % samples) for row, (t, lp) in rows]
+        responses = [
+            Response(
+                tokens[start:end],
+                logps[start:end],
+                number not in unfinished,
+                sample=number % samples,
+                moments=None if found is None else found[:, start:end],
+            )
+            for number, (start, end) in enumerate(pairwise([0, *ends]))
+        ]
         return [responses[first : first + samples] for first in range(0, len(responses), samples)]

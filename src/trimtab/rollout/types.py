@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ class Response:
 
     `finished` is True where it ended with an end token, False where it was cut at `max_new_tokens`. The response of a
     conversation has all of its messages and the replies between them; `observed` are the [start, end) ranges of
-    `tokens` that the policy did not sample, and `logp` has the sampled tokens alone.
+    `tokens` that the policy did not sample, and `logp` has the sampled tokens alone. `moments`, (4, tokens), are those
+    of every token's distribution before top-k and top-p, in the order of `objectives.Moments`, where a sampler was
+    asked for them.
     """
 
     tokens: list[int]
@@ -72,6 +76,7 @@ class Response:
     finished: bool
     sample: int = 0
     observed: tuple[tuple[int, int], ...] = ()
+    moments: np.ndarray | None = field(default=None, compare=False)
 
     @property
     def sampled_tokens(self) -> list[int]:

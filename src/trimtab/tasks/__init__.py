@@ -1,4 +1,4 @@
-"""Tasks: sequences of problems from generated arithmetic, countdown, reasoning-gym, GSM8K, or jsonl and parquet files."""
+"""Tasks: sequences of problems, generated (arithmetic, countdown), from reasoning-gym, GSM8K, jsonl or parquet."""
 
 from trimtab.tasks.arithmetic import Arithmetic
 from trimtab.tasks.benchmarks import (
@@ -29,8 +29,8 @@ from trimtab.tasks.registry import TASKS, TaskArgument, build_task, has_held_out
 
 __all__ = [
     "BENCHMARKS", "BOX_RULES", "DEFAULT_BENCHMARKS", "PROMPT_SUFFIX", "TASKS", "Arithmetic", "BenchmarkProblem",
-    "Countdown", "FixedTask", "GymTask", "Message", "Problem", "Split", "Task", "TaskArgument", "TaskOption", "build_task",
-    "check_columns", "derive_seed", "find_benchmark", "gsm8k", "gym_dataset", "has_held_out_problems",
+    "Countdown", "FixedTask", "GymTask", "Message", "Problem", "Split", "Task", "TaskArgument", "TaskOption",
+    "build_task", "check_columns", "derive_seed", "find_benchmark", "gsm8k", "gym_dataset", "has_held_out_problems",
     "load_benchmark", "optional_module", "problem_index", "read_file", "read_rows", "task_arguments", "user",
     "worked_solution", "worked_solutions",
 ]  # fmt: skip

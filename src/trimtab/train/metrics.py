@@ -62,6 +62,9 @@ METRICS: dict[str, str] = {
     "tokens/count": "number of response tokens of the step",
     "tokens/spurious_share": "share of tokens with a positive advantage whose surprisal is 3 nats above the entropy",
     "tokens/top_gradient_share": "share of all gradient norms held by the top 0.1 % of tokens (at least 10 tokens)",
+    "trim/gain": "slope of the measured against the predicted change of entropy, over the same steps as trim/r2",
+    "trim/r2": "squared correlation of trim/predicted_change with the change of policy/entropy to the next step, over "
+    "the last 100 steps; logged from 20 on",
     "update/grad_norm": "gradient norm before clipping",
     "update/loss": "loss of the objective",
     "update/lr": "learning rate of the step; logged only with a warm-up or a schedule",

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 
 from trimtab import failpoints
 from trimtab.config import Config, list_checkpoints
+from trimtab.entropy_control import FitWindow
 from trimtab.parallel import World
 from trimtab.rewards import crashed_diagnosis, describe_error
 from trimtab.stop_signals import StopRequest, deferred_stop
@@ -73,6 +74,7 @@ class Run:
     _failed_rules: set[str] = field(default_factory=set)  # whose errors have been shown
     _first_step: int = 0  # of this process
     _crashed_steps: int = 0  # in a row
+    _fit: FitWindow = field(default_factory=FitWindow)
     # The rest is set by `prepare`.
     trainer: Trainer = field(init=False, repr=False)
     _loggers: Loggers = field(init=False, repr=False)
@@ -103,7 +105,10 @@ class Run:
         else:
             self._start()
         self._alarms = AlarmHandler(self.monitor, self.config.alarms, self.folder, message)
-        self._alarms.replay(self.folder.records())
+        earlier = self.folder.records()
+        self._alarms.replay(earlier)
+        for record in earlier:
+            self._fit.add(record)
         # Only now, for it deletes the records of steps after the checkpoint that was restored.
         kept, step = self._alarms.steps_to_keep(), self.progress.step
         trainer.recorder = start_recording(trainer, self.folder.path, step, warn=message, kept=kept)
@@ -151,6 +156,7 @@ class Run:
         if run.eval_every and (step % run.eval_every == 0 or step == run.steps):
             metrics |= self.trainer.together(evaluate)
         metrics["time/tokens_per_second"] = metrics["tokens/count"] / (time.perf_counter() - self._step_started)
+        metrics |= self._fit.add({"step": step, **metrics})
         streak = self.progress.steps_without_signal
         self.progress.steps_without_signal = 0 if has_learning_signal(metrics) else streak + 1
         # It may stop the run; the step is then not logged, since its checkpoint is not written either.

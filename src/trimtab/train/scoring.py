@@ -71,7 +71,8 @@ def score_responses(trainer: Trainer, responses: Sequence[GradedResponse]) -> To
     if not responses:
         return empty_batch(policy, objective)
     transcripts = [response.transcript for response in responses]
-    scores = _score(trainer, policy, transcripts)
+    sampled = trainer.config.update.old_stats == "sampled"
+    scores = _sampled_moments(policy, responses) if sampled else _score(trainer, policy, transcripts)
     # A GPU is still computing the scores: whatever the host prepares before `TokenBatch` checks them costs no time.
     ids = np.concatenate([transcript.sampled_tokens for transcript in transcripts])
     owner = np.repeat(np.arange(len(responses)), [transcript.num_sampled for transcript in transcripts])
@@ -119,6 +120,12 @@ def empty_batch(policy: Policy, objective: Objective) -> TokenBatch:
     none = torch.zeros(0, device=policy.device)
     fields = dict.fromkeys(("entropy", "sampler_logp", *objective.needs), none)
     return TokenBatch(old_logp=none, advantage=none, sequence=none, **fields)  # type: ignore[arg-type]
+
+
+def _sampled_moments(policy: Policy, responses: Sequence[GradedResponse]) -> Moments:
+    """Return the moments that the sampler has of every token, for `update.old_stats = "sampled"`."""
+    found = [each.response.moments for each in responses if each.response.moments is not None]
+    return Moments(*to_device(policy.device, *np.concatenate(found, axis=1)))
 
 
 def _score(trainer: Trainer, model: Policy, transcripts: Sequence[Transcript]) -> Moments:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -16,7 +16,7 @@ from trimtab.parallel import ShardedOptimizer, World
 from trimtab.policy import Policy, make_optimizer
 from trimtab.record import Recorder
 from trimtab.rewards import RuleErrors
-from trimtab.rollout import OwnSampler, Sampler
+from trimtab.rollout import NativeSampler, OwnSampler, Sampler
 from trimtab.tasks import Task, derive_seed
 from trimtab.train.build import build_policy, build_reference, build_sampler, build_tasks
 from trimtab.train.responses import ToolUse, build_tool_use, build_tools
@@ -140,6 +140,8 @@ def build_trainer(
         sampler, tool_use = build_sampler(policy, config.rollout), build_tool_use(config, policy, tools)
         if tool_use is not None and isinstance(sampler, OwnSampler):
             sampler.require_turns()
+        if config.update.old_stats == "sampled":
+            sampler = _with_moments(sampler, world)
     except BaseException:
         if tools is not None:
             tools.close()
@@ -156,6 +158,16 @@ def build_trainer(
         tool_use=tool_use,
         world=world,
     )
+
+
+def _with_moments(sampler: Sampler, world: World) -> Sampler:
+    """Return the sampler that has the moments of its tokens, for `update.old_stats = "sampled"`."""
+    if not isinstance(sampler, NativeSampler) or world.parallel:
+        where = "in several processes" if world.parallel else "on a GPU"
+        raise ValueError(
+            f"update.old_stats = 'sampled' is for a run of one process on a CPU, not {where}; use 'scored'"
+        )
+    return replace(sampler, with_moments=True)
 
 
 def _check_shard(config: Config, world: World) -> None:

@@ -15,10 +15,11 @@ from trimtab.insight.alarms.thresholds import Thresholds
 
 @dataclass(frozen=True)
 class Finding:
-    """What a detector found: a message, and the numbers behind it by metric."""
+    """What a detector found: a message, the numbers behind it by metric, and advice if it depends on the cause."""
 
     message: str
     evidence: dict[str, Any]
+    suggestion: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ class DetectorInput:
         """Return the evidence for a metric's level over the recent steps."""
         steps = self.history.steps(metric)[-self.limits.recent_steps :]
         return {metric: {"now": self.now(metric), "steps": [steps[0], steps[-1]], **more}}
+
+    def target(self) -> float | None:
+        """Return the target of the entropy: as it is logged, since one may move, else that of the recipe."""
+        logged = self.now("trim/target")
+        return self.entropy_target if logged is None else logged
 
     def held_out(self) -> tuple[float, float] | None:
         """Return held-out accuracy at the start and now (mean of the last two evaluations); None before the second.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trimtab.collapse import METRICS as COLLAPSE_METRICS
+from trimtab.insight.alarms import control_detector as control
 from trimtab.insight.alarms import policy_detectors as policy
 from trimtab.insight.alarms import response_detectors as response
 from trimtab.insight.alarms import tool_detectors as tools
@@ -34,9 +35,10 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         policy.entropy_collapse,
         ("policy/entropy",),
         ("collapse_level", "collapse_target", "collapse_floor"),
-        "Try a lower update.lr first, then problems on which rewards still differ within groups. A wider "
-        "objective.clip_high and objective.name = 'stare' (or '... + stare') are made to keep the entropy up, but "
-        "neither held it in the stability study",
+        "Add trim, which holds the entropy above objective.floor: objective.name = '... + trim'. Try a lower "
+        "update.lr, and problems on which rewards still differ within groups. A wider objective.clip_high and "
+        "objective.name = 'stare' (or '... + stare') are made to keep the entropy up too, but neither held it in the "
+        "stability study",
     ),
     "entropy_explosion": AlarmKind(
         policy.entropy_explosion,
@@ -45,6 +47,22 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         "Try a lower update.lr or fewer update.per_step or update.passes, and lower any entropy bonus or "
         "objective.boost. Silencing spurious tokens (objective.name = 'stapo', or '... + s2t') is made for this; in "
         "the stability study more runs survived with it from 0 % accuracy, and it changed nothing after a warm start",
+    ),
+    "control": AlarmKind(
+        control.control,
+        (
+            "policy/entropy",
+            "trim/target",
+            "trim/drive",
+            "trim/leverage",
+            "groups/mixed_share",
+            "trim/saturated",
+            "trim/weight",
+            "trim/r2",
+            "trim/gain",
+        ),
+        ("control_below", "control_steps", "control_leverage", "control_mixed", "control_r2"),
+        ". ".join(control.CONTROL_ADVICE.values()),
     ),
     "spurious_growth": AlarmKind(
         policy.spurious_growth,

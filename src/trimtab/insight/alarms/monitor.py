@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from trimtab.config import Config
 from trimtab.insight.alarms.detector_input import DetectorInput
 from trimtab.insight.alarms.kinds import ALARM_KINDS, AlarmKind
-from trimtab.objectives import EntropyGate, Objective
 from trimtab.train import Alarm
 
 
@@ -60,7 +59,7 @@ class AlarmMonitor:
                 hold = 1 if kind.at_once else limits.hold_steps
                 rings = self.episodes.setdefault(name, Episode()).update(found is not None, hold, limits.quiet_steps)
                 if rings and found is not None:
-                    alarms.append(Alarm(step, name, found.message, found.evidence, kind.suggestion))
+                    alarms.append(Alarm(step, name, found.message, found.evidence, found.suggestion or kind.suggestion))
             except Exception as error:  # a bug in a detector must not stop the run or the other alarms
                 self.broken.add(name)
                 self.warn(f"warning: the alarm {name} failed and is off from here: {error!r:.300}")
@@ -72,11 +71,5 @@ def alarm_monitor(config: Config | None = None, warn: Callable[[str], object] = 
     if config is None:
         return AlarmMonitor(warn=warn)
     rewards = (config.reward.wrong, config.reward.correct)
-    target = entropy_target(config.build_objective())
+    target = config.build_objective().entropy_target
     return AlarmMonitor(DetectorInput(entropy_target=target, rewards=rewards), warn=warn)
-
-
-def entropy_target(objective: Objective) -> float | None:
-    """Return the target of the objective's entropy controller, if it has one."""
-    gates = objective.controllers.values()
-    return next((gate.target for gate in gates if isinstance(gate, EntropyGate)), None)

@@ -20,8 +20,9 @@ def entropy_collapse(run: DetectorInput) -> Finding | None:
     # Entropy is what a policy pays for accuracy: 2.2 nats of a base model that does not know the task are no loss.
     low = 0.0 if run.has_learned() else limits.collapse_level * entropy.start
     # A run that starts below its target is on its way up: only its own start counts.
-    if run.entropy_target is not None and entropy.start >= run.entropy_target:
-        low = max(low, limits.collapse_target * run.entropy_target)
+    target = run.target()
+    if target is not None and entropy.start >= target:
+        low = max(low, limits.collapse_target * target)
     share = percent(entropy.now / entropy.start)
     if entropy.now < low:
         message = f"entropy is down to {entropy.now:.3g}, {share} of the {entropy.start:.3g} at the start"
@@ -42,7 +43,7 @@ def entropy_explosion(run: DetectorInput) -> Finding | None:
     if entropy is None:
         return None
     # Entropy that rises to the objective's target is intended.
-    usual = max(entropy.start, run.entropy_target or 0.0)
+    usual = max(entropy.start, run.target() or 0.0)
     high = max(limits.explosion_level * usual, usual + limits.explosion_min_rise)
     if not entropy.significant or entropy.now <= usual:
         return None

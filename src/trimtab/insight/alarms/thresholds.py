@@ -44,6 +44,19 @@ class Thresholds:
         0.1, "nats by which it must also rise, because a run that starts near 0 may move a little"
     )
 
+    # Control of the entropy
+    control_below: float = _threshold(
+        0.8, "share of the target; an entropy above it counts as held, and one below it for long does not"
+    )
+    control_steps: int = _threshold(50, "steps for which it must be below; a run that starts there needs time to rise")
+    control_leverage: float = _threshold(
+        0.02, "leverage; below it, tokens that move the entropy one way hold nearly all, and no weight balances them"
+    )
+    control_mixed: float = _threshold(0.05, "share of groups whose rewards differ; below it, few tokens can be weighed")
+    control_r2: float = _threshold(
+        0.01, "R^2 of prediction and outcome over 100 steps; chance alone gives 0.01, runs that are held 0.02 to 0.3"
+    )
+
     # Tokens that weigh too much
     spurious_growth: float = _threshold(3.0, "factor by which the share must grow since the start")
     spurious_min_share: float = _threshold(0.002, "share of tokens; below it, growth is ignored")

@@ -8,6 +8,7 @@ predicted entropy change are exact at that point of the run; how the policy woul
 from __future__ import annotations
 
 import warnings
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def replay(
         steps=tuple(steps),
         stats=stats,
         overlaps=overlaps,
-        notes=tuple(_notes(records, variants, steps, every)),
+        notes=tuple(_notes(records, variants, steps)),
     )
 
 
@@ -91,9 +92,11 @@ def replay_steps(
     every: int = 1,
 ) -> Iterator[StepReplay]:
     """Replay step by step, with no more than one step in memory."""
-    _warm_up_controllers(records, variants, first)
     needs = frozenset[str]().union(*(variant.objective.needs for variant in variants))
+    seen = 0
     for step in records.select(first, last, every):
+        _warm_up_controllers(records, variants, seen, step.number)
+        seen = step.number
         _check_fields(step, variants)  # before the columns are read: the error names the objective
         load_columns(step, needs)
         for variant in variants:
@@ -120,7 +123,8 @@ def _replay_update(
         after = (coefficient.abs() * grad_norm).numpy()
         # In float64: the terms cancel, and there may be a million of them.
         change = -float((coefficient * phi).sum(dtype=torch.float64))
-        stats.append(_update_stats(code, before, after, change))
+        weight = np.concatenate([plan.weight.numpy() for plan in plans])
+        stats.append(_update_stats(code, (before, after, weight), change))
         touched.append(code & _TOUCHED_BITS)
     return tuple(stats), tuple(_overlaps(touched))
 
@@ -133,11 +137,12 @@ def _gradient_norm_and_phi(batch: TokenBatch) -> tuple[Tensor, Tensor]:
     return theory.gradient_norm_squared(batch.judged_logp, batch.sum_p2).sqrt(), theory.batch_phi(batch)
 
 
-def _update_stats(code: NDArray[Any], before: NDArray[Any], after: NDArray[Any], change: float) -> ObjectiveStats:
+def _update_stats(code: NDArray[Any], values: Sequence[NDArray[Any]], change: float) -> ObjectiveStats:
+    """Return the stats of an update from each token's reasons and (mass before, mass after, weight)."""
     # Summed over each combination of reasons first: one bincount instead of a mask for each reason.
     counts = np.bincount(code)
-    sums = np.bincount(code, before), np.bincount(code, after)
-    masses = {int(n): GradientMass(int(counts[n]), float(sums[0][n]), float(sums[1][n])) for n in counts.nonzero()[0]}
+    sums = [np.bincount(code, column) for column in values]
+    masses = {int(n): GradientMass(int(counts[n]), *(float(each[n]) for each in sums)) for n in counts.nonzero()[0]}
     by_reason = {name: [mass for n, mass in masses.items() if n & bit] for name, bit in _REASON_BITS.items()}
     return ObjectiveStats(
         updates=1,
@@ -160,14 +165,11 @@ def _overlaps(codes: Sequence[NDArray[Any]]) -> Iterator[TokenOverlap]:
             yield TokenOverlap(first, second, both, counts[first] + counts[second] - both, agreed)
 
 
-def _warm_up_controllers(records: Records, variants: Sequence[ReplayVariant], first: int | None) -> None:
-    """Let controllers observe the steps before `first`, since some depend on more than the last step."""
+def _warm_up_controllers(records: Records, variants: Sequence[ReplayVariant], after: int, before: int) -> None:
+    """Let controllers observe the steps between two that are replayed, since some depend on more than the last step."""
     adaptive = [variant for variant in variants if variant.objective.controllers and not variant.recorded]
-    if not adaptive or first is None:
-        return
-    for number in records.steps:
-        if number >= first:
-            return
+    between = records.steps[bisect_right(records.steps, after) : bisect_left(records.steps, before)]
+    for number in between if adaptive else ():
         try:
             info, files = read_step(records.folder, number)
         except RecordError as error:
@@ -188,9 +190,7 @@ def _check_fields(step: RecordedStep, variants: Sequence[ReplayVariant]) -> None
             )
 
 
-def _notes(
-    records: Records, variants: Sequence[ReplayVariant], steps: Sequence[StepReplay], every: int
-) -> Iterator[str]:
+def _notes(records: Records, variants: Sequence[ReplayVariant], steps: Sequence[StepReplay]) -> Iterator[str]:
     manifest = records.manifest
     partial = sum(not step.exact for step in steps)
     if partial:
@@ -204,6 +204,6 @@ def _notes(
     if any(step.device != "cpu" for step in steps):
         yield "recorded on a GPU: thresholds made from sums may differ here in the last bit"
     # `stride` grows whenever records are thinned out to stay within their size limit.
-    interval = manifest.settings.every * manifest.stride * every
+    interval = manifest.settings.every * manifest.stride
     if interval > 1 and any(variant.objective.controllers and not variant.recorded for variant in variants):
-        yield f"one step in {interval} is {'replayed' if every > 1 else 'recorded'}: an adaptive gate saw only those"
+        yield f"one step in {interval} is recorded: an adaptive gate saw only those"

@@ -16,7 +16,7 @@ TOUCHING_REASONS |= Reason.PENALIZED | Reason.RESHAPED
 
 @dataclass(frozen=True, slots=True)
 class GradientMass:
-    """A number of tokens, and their gradient mass before and after the objective's rules.
+    """A number of tokens, their gradient mass before and after the objective's rules, and the sum of their weights.
 
     A token's mass is the exact norm of its gradient in the logits: `|A| |1[k] - p|` before (advantage alone), with the
     objective's own coefficient in place of `A` after. Sums are per token of an update, added over updates.
@@ -25,9 +25,11 @@ class GradientMass:
     tokens: int = 0
     before: float = 0.0
     after: float = 0.0
+    weight: float = 0.0
 
     def __add__(self, other: GradientMass) -> GradientMass:
-        return GradientMass(self.tokens + other.tokens, self.before + other.before, self.after + other.after)
+        masses = self.before + other.before, self.after + other.after
+        return GradientMass(self.tokens + other.tokens, *masses, self.weight + other.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,11 @@ class ObjectiveStats:
     def mass_after(self, reason: str) -> float:
         """Return the same share after the objective's rules."""
         return _ratio(self.reasons.get(reason, GradientMass()).after, self.total.after)
+
+    def weight(self, reason: str) -> float:
+        """Return the mean weight of the tokens with a reason."""
+        found = self.reasons.get(reason, GradientMass())
+        return _ratio(found.weight, found.tokens)
 
     @property
     def entropy_change_per_update(self) -> float:

@@ -23,10 +23,11 @@ from trimtab.record import RecordWarning, open_run
 from trimtab.text import NOTHING, number, percent, printable
 
 REASONS = ("silenced", "boosted", "damped", "masked", "dropped", "penalized", "reshaped", "corrected", CLIPPED)
+WEIGHED = ("boosted", "damped")  # reasons whose mean weight is shown
 SHOWN_PAIRS = 12  # six objectives have 15 pairs
 LEGEND = (
-    "Share of tokens (and their share of the gradient before the objective acts). Entropy: predicted first-order "
-    "change per unit of step size, mean over updates."
+    "Share of tokens (and their share of the gradient before the objective acts) x mean weight. Entropy: predicted "
+    "first-order change per unit of step size, mean over updates."
 )
 
 
@@ -95,6 +96,7 @@ def objective_rows(result: Replay) -> tuple[list[str], list[list[str]]]:
     rows = []
     for label, stats in zip(result.objectives, result.stats, strict=True):
         shares = {name: f"{percent(stats.share(name))} ({percent(stats.mass(name))})" for name in stats.reasons}
+        shares |= {name: f"{shares[name]} x{stats.weight(name):.3g}" for name in WEIGHED if name in shares}
         change = stats.entropy_change_per_update
         entropy = NOTHING if math.isnan(change) else f"{change:+.3g}"
         rows.append([label, *(shares.get(name, NOTHING) for name in reasons), entropy])
@@ -115,7 +117,12 @@ def to_json(result: Replay) -> dict[str, Any]:
             "touched_share": stats.touched / max(stats.tokens, 1),
             "entropy_change_per_update": stats.entropy_change_per_update,
             "reasons": {
-                name: {"share": stats.share(name), "mass": stats.mass(name), "mass_after": stats.mass_after(name)}
+                name: {
+                    "share": stats.share(name),
+                    "mass": stats.mass(name),
+                    "mass_after": stats.mass_after(name),
+                    "weight": stats.weight(name),
+                }
                 for name in stats.reasons
             },
         }

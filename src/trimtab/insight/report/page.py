@@ -19,8 +19,8 @@ from trimtab.insight.report.embed import safe_json, visible
 
 # Joined in this order; the last one starts the page.
 SCRIPTS = (
-    "text.js", "data.js", "colors.js", "chart.js", "curves.js", "heat_maps.js", "replay_panel.js", "tokens.js",
-    "turns.js", "filters.js", "token_pane.js", "microscope.js", "stress.js", "main.js",
+    "text.js", "data.js", "colors.js", "chart.js", "curves.js", "control_panel.js", "heat_maps.js", "replay_panel.js",
+    "tokens.js", "turns.js", "filters.js", "token_pane.js", "microscope.js", "stress.js", "main.js",
 )  # fmt: skip
 
 

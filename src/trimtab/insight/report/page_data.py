@@ -10,9 +10,9 @@ from typing import Any
 
 from trimtab.console import END_WINDOW
 from trimtab.conversation import ENDED, OUTCOMES
-from trimtab.insight.alarms import entropy_target
 from trimtab.insight.replay import recorded_objective, torch_threads
 from trimtab.insight.report import summary_text
+from trimtab.insight.report.control_panel import CriticalWeights, control_json
 from trimtab.insight.report.curves import axes_json, curves_json, groups_json, points_per_curve
 from trimtab.insight.report.embed import truncated
 from trimtab.insight.report.microscope import MicroscopeData, affordable_tokens, microscope_data
@@ -22,7 +22,7 @@ from trimtab.insight.report.run_files import RunFiles, read_run
 from trimtab.insight.report.step_selection import select_steps, unrecorded_steps
 from trimtab.insight.report.token_statistics import H_MAX, TokenStatistics
 from trimtab.insight.report.token_table import read_checked_step, token_table
-from trimtab.objectives import REASON_WORDS, Objective, objective
+from trimtab.objectives import REASON_WORDS, EntropyGate, Objective, objective
 from trimtab.record import RecordError
 from trimtab.train import describe_metric
 
@@ -80,9 +80,9 @@ def run_json(
     notes = list(run.notes)
     compared = _compared_objectives(run, request.compared)  # first: what the user names may be run
     recorded = _recorded_objective(run, notes)
-    microscope, statistics, replayed = MicroscopeData(), None, None
+    microscope, statistics, replayed, weights = MicroscopeData(), None, None, CriticalWeights()
     if run.records is not None and run.records.steps:
-        statistics, pool = read_tokens(run, recorded, request.steps, notes)
+        statistics, pool = read_tokens(run, recorded, request.steps, notes, weights)
         tokens, most = affordable_tokens(byte_budget, len(compared)), max(MOST_RESPONSES // len(request.runs), 1)
         excerpts = select_responses(pool.candidates, tokens, most)
         microscope = microscope_data(
@@ -102,6 +102,7 @@ def run_json(
         "notes": [*notes, *microscope.notes],
         "config": truncated(run.config_text),
         "entropy_target": _entropy_band(recorded),
+        "control": control_json(run, recorded, weights, points_per_curve(len(request.runs))),
         "spurious_region": _spurious_region(run, recorded),
         "compared_objectives": list(compared),
         "reason_text": [_reason_text(each) for each in (recorded, *compared.values())],
@@ -122,9 +123,12 @@ def _reason_text(objective: Objective | None) -> dict[str, str]:
 
 
 def read_tokens(
-    run: RunFiles, recorded: Objective | None, requested: Sequence[int], notes: list[str]
+    run: RunFiles, recorded: Objective | None, requested: Sequence[int], notes: list[str], weights: CriticalWeights
 ) -> tuple[TokenStatistics, CandidatePool]:
-    """Read the selected steps one at a time; return their statistics and the candidates for the microscope."""
+    """Read the selected steps one at a time; return their statistics and the candidates for the microscope.
+
+    Add STARE's critical weight at each of them to `weights`.
+    """
     assert run.records is not None
     steps = run.records.steps
     selection = select_steps(run, requested)
@@ -142,6 +146,7 @@ def read_tokens(
             # Highlighted steps would bias the statistics towards unusual ones.
             if number in evenly_spaced:
                 statistics.add(table)
+                weights.add(table.step, recorded)
             pool.add(table, sample=number in evenly_spaced)
         except (RecordError, ValueError, LookupError) as error:
             damaged.append(f"step {number} is left out: {truncated(str(error), 300)}")
@@ -168,7 +173,8 @@ def _compared_objectives(run: RunFiles, names: Sequence[str]) -> dict[str, Objec
 
 def _entropy_band(recorded: Objective | None) -> dict[str, float] | None:
     """Return the target of an entropy gate, and the range that STARE's paper reports around it."""
-    target = entropy_target(recorded) if recorded else None
+    controllers = recorded.controllers.values() if recorded else ()
+    target = next((gate.target for gate in controllers if isinstance(gate, EntropyGate)), None)
     if target is None:
         return None
     return {"value": target, "low": target * STARE_BAND[0], "high": target * STARE_BAND[1]}

@@ -18,16 +18,27 @@ from trimtab.text import nearest
 
 METRICS: dict[str, str] = {
     "correction/weight_mean": "mean of p_old / p_sampler over the tokens",
+    "entropy_bonus/coef": "coefficient of the entropy bonus in this update; 0 while the entropy is above its target",
     "s2t/candidate_share": "share of tokens that are rare and rewarded: the candidates for silencing",
     "s2t/entropy_threshold": "a candidate with an entropy below this is spurious; NaN if there are no candidates",
     "sspo/segment_entropy": "mean entropy of a subsentence, averaged over subsentences",
     "stare/gate_open": "1 if STARE reweights tokens in this update, 0 if the entropy has reached the target",
+    "stare/weight": "the critical weight that stare(boost=critical) puts on tokens; logged while its gate is open",
     "tokens/boosted_share": "share of tokens whose weight was raised above 1",
     "tokens/damped_share": "share of tokens whose weight was lowered",
     "tokens/dropped_share": "share of tokens that get weight 0 but still count in the mean",
     "tokens/masked_share": "share of tokens left out because their entropy is low",
     "tokens/penalized_share": "share of tokens that have a penalty instead of a clip",
     "tokens/silenced_share": "share of tokens that get weight 0 and do not count in the mean",
+    "trim/drive": "the change of entropy that trim asks for, as a share (-1 to 1) of what all tokens together could "
+    "do to it; 0 while the entropy is in its band",
+    "trim/entropy_change": "measured change of policy/entropy since the rollout before",
+    "trim/leverage": "the smaller of the effects that raise and that lower the entropy, as a share of both; at 0 no "
+    "weights could balance them",
+    "trim/predicted_change": "first-order change of the token-mean entropy under the plan, per unit of step size",
+    "trim/saturated": "1 if trim's weight is at its limit, else 0",
+    "trim/target": "the floor that trim holds the entropy above, at this step",
+    "trim/weight": "the factor that trim puts on tokens which move the entropy the way it wants; 1 when it is off",
     "update/approx_kl": "mean over tokens of p_new / p_old - 1 - ln(p_new / p_old): how far the policy has moved",
     "update/clip_share": "share of tokens with an advantage whose gradient the clip or DPPO's mask cuts (CISPO: caps)",
     "update/ratio_max": "largest ratio",

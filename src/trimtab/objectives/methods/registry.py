@@ -60,7 +60,6 @@ OPTIONS: dict[str, Option] = {
     "k_pos": Option("power of w in phi if A >= 0", 0, 100),
     "lambda_neg": Option("decay rate of phi in w if A < 0: how fast the weight falls for large w", 0, 100),
     "lambda_pos": Option("decay rate of phi in w if A >= 0", 0, 100),
-    "law": Option("which tokens get a weight, and how it is found"),
     "length": Option("the constant that the sum over a response is divided by", 1),
     "low": Option("lower end of the band of p_old / p_sampler", 0),
     "mask": Option("which tokens are silenced: the spurious ones, or those of one of the paper's ablations"),
@@ -92,7 +91,7 @@ OPTIONS: dict[str, Option] = {
 }
 
 # The ends of a range, lower one first.
-RANGES = (("low", "high"), ("cov_low", "cov_high"), ("widen_low", "widen_high"))
+RANGES = (("low", "high"), ("cov_low", "cov_high"), ("widen_low", "widen_high"), ("floor", "ceiling"))
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ def check_ranges(entry: Entry, options: Mapping[str, Any]) -> None:
     """Raise if the lower end of a range is above the upper one, given or by default."""
     values = {**entry.options, **options}
     for low, high in RANGES:
-        if low in values and high in values and values[low] > values[high]:
+        if values.get(low) is not None and values.get(high) is not None and values[low] > values[high]:
             where = f"{entry.name}: option {low}={values[low]:g}"
             raise ValueError(f"{where} must be at most {high}, which is {values[high]:g}")
 

@@ -106,7 +106,9 @@ class AdaptiveCoefficient:
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore a state that `state_dict` returned; anything else raises and changes nothing."""
         if set(state) != {"current", "below"} or not all(math.isfinite(float(value)) for value in state.values()):
-            raise ValueError(f"the state of an entropy bonus is finite numbers `current` and `below`, got {dict(state)}")
+            raise ValueError(
+                f"the state of an entropy bonus is finite numbers `current` and `below`, got {dict(state)}"
+            )
         self.current, self.below = float(state["current"]), bool(state["below"])
 
 

@@ -1,4 +1,9 @@
-"""trim: hold the entropy in a band, by weights that the measured effect of every token on the entropy decides."""
+"""trim: hold the entropy in a band, by weights that follow from the measured effect of every token on the entropy.
+
+A token with coefficient c (-d loss / d ln p under the plan) changes the entropy of its own distribution by e = -c Phi
+per unit of step size. With P the sum of the positive effects and N that of the negative ones, weights a and 1 / a on
+the two kinds of tokens make the update change the entropy by a P - N / a instead of P - N.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +19,9 @@ from trimtab.objectives.phi import MOMENTS, estimated_phi, token_phi
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
 from trimtab.objectives.reasons import Reason
 
-Law = Literal["balance", "raise", "critical", "least"]
 PhiSource = Literal["exact", "estimated"]
 
-DRIVE_LIMIT = 1.0  # of what all tokens together could do to the entropy
+MOST_DRIVE = 1.0  # the whole of what the update does to the entropy, P + N, in one direction
 
 
 @dataclass
@@ -61,14 +65,16 @@ class TrimControl:
         error = self._error()
         if error == 0:
             return None
-        return min(DRIVE_LIMIT, max(-DRIVE_LIMIT, self.gain * error + self.integral))
+        # Never away from the band: after a jump from one side to the other the integral is still of the old sign.
+        wanted = math.copysign(1.0, error) * (self.gain * error + self.integral)
+        return math.copysign(min(MOST_DRIVE, max(0.0, wanted)), error)
 
     def _error(self) -> float:
         """The distance from the band, relative to its end; positive below it. 0 within, and before any rollout."""
         floor, ceiling = self.band
         if self.entropy < floor:
             return 1 - self.entropy / floor
-        return max(1 - self.entropy / ceiling, -1.0) if self.entropy > ceiling else 0.0
+        return _beyond(self.entropy, ceiling) if self.entropy > ceiling else 0.0
 
     def observe(self, entropy: float) -> None:
         """Update the controller with a rollout's token-mean entropy; one that is not finite changes nothing."""
@@ -84,9 +90,9 @@ class TrimControl:
         elif self.integral:
             # Within the band the integral runs down with the distance from the end that it pushes away from.
             end = self.band[0] if self.integral > 0 else self.band[1]
-            left = self.integral + self.integral_gain * max(1 - entropy / end, -1.0)
+            left = self.integral + self.integral_gain * _beyond(entropy, end)
             self.integral = left if left * self.integral > 0 else 0.0
-        self.integral = min(DRIVE_LIMIT, max(-DRIVE_LIMIT, self.integral))  # no wind-up behind a drive at its limit
+        self.integral = min(MOST_DRIVE, max(-MOST_DRIVE, self.integral))  # no wind-up behind a drive at its limit
 
     def state_dict(self) -> dict[str, float]:
         """Return the state as plain numbers; entropies once there are any."""
@@ -107,10 +113,14 @@ class TrimControl:
 _STATE = tuple(f.name for f in fields(TrimControl))[-5:]
 
 
+def _beyond(entropy: float, end: float) -> float:
+    """Return how far an entropy is from an end of the band, relative to it; at most 1 above it, as one can be below."""
+    return max(1 - entropy / end, -1.0) if end > 0 else -1.0
+
+
 def trim(
     floor: float = 0.3,
     ceiling: float | None = None,
-    law: Law = "balance",
     relative: bool = False,
     fall: float = 1.0,
     fall_steps: int = 1000,
@@ -119,62 +129,62 @@ def trim(
     max_weight: float = 5.0,
     phi: PhiSource | None = None,
 ) -> TokenRule:
-    """Hold the entropy between a floor and, if given, a ceiling."""
+    """Hold the entropy above a floor, and if given below a ceiling, by weights on the tokens that move it.
+
+    While the rollout's mean entropy is in the band, nothing changes. Below the floor, tokens that raise the entropy are
+    multiplied by a, and tokens that lower it by 1 / a. The factor is computed for every update, so that the predicted
+    change is what a PI controller asks for. Above the ceiling it is the other way round. The effect of a token is exact
+    if the batch has the moments of its distribution. In TRL and verl, which have none, it is estimated from ln p and H.
+    """
     state = TrimControl(floor, ceiling, relative, fall, fall_steps, gain, integral_gain)
 
     def apply(builder: PlanBuilder) -> None:
         drive = state.drive
-        effect = -builder.coefficient * (token_phi(builder.batch) if phi != 'estimated' else estimated_phi(builder.logp, builder.entropy))
-        metrics = {"trim/target": state.target, "trim/drive": drive or 0.0}
-        if math.isfinite(state.change):
-            metrics["trim/entropy_change"] = state.change
-        builder.metrics |= {name: builder.weight.new_full((), value) for name, value in metrics.items()}
+        sensitivity = token_phi(builder.batch) if phi != "estimated" else estimated_phi(builder.logp, builder.entropy)
+        effect = -builder.coefficient * sensitivity
         raising, lowering = effect.clamp(min=0).sum(), -effect.clamp(max=0).sum()
-        weight, factor = effect.new_ones(()), effect.new_ones(())
-        if drive is not None:
-            weight, factor = _weights(law, effect, builder.advantage, drive, max_weight)
-            builder.multiply((weight > 1).nonzero().squeeze(1), weight[weight > 1], Reason.BOOSTED)
-            builder.multiply((weight < 1).nonzero().squeeze(1), weight[weight < 1], Reason.DAMPED)
+        factor = effect.new_ones(()) if drive is None else balance(raising, lowering, drive, max_weight)
+        if bool(factor != 1):
+            up, down = (Reason.BOOSTED, Reason.DAMPED) if bool(factor > 1) else (Reason.DAMPED, Reason.BOOSTED)
+            builder.multiply((effect > 0).nonzero().squeeze(1), factor, up)
+            builder.multiply((effect < 0).nonzero().squeeze(1), 1 / factor, down)
         both = (raising + lowering).clamp(min=torch.finfo(effect.dtype).tiny)
-        builder.metrics["trim/predicted_change"] = (effect * weight).sum()
+        builder.metrics["trim/predicted_change"] = factor * raising - lowering / factor
         builder.metrics["trim/leverage"] = torch.minimum(raising, lowering) / both
         builder.metrics["trim/weight"] = factor
-        builder.metrics["trim/saturated"] = ((factor >= max_weight) | (factor <= 1 / max_weight)).to(effect.dtype)
+        builder.metrics["trim/saturated"] = (torch.maximum(factor, 1 / factor) >= max_weight).to(effect.dtype)
+        known = {"trim/target": state.target, "trim/drive": drive or 0.0, "trim/entropy_change": state.change}
+        builder.metrics |= {name: factor.new_full((), value) for name, value in known.items() if math.isfinite(value)}
 
-    needs = frozenset({"entropy"}) | (frozenset(MOMENTS) if phi == "exact" else frozenset())
-    return TokenRule("trim", law, apply, needs, state, reads=frozenset(MOMENTS), last=True)
+    needs = {"entropy", *MOMENTS} if phi == "exact" else {"entropy"}
+    words = {
+        Reason.BOOSTED: "boosted: it moves the entropy towards its band",
+        Reason.DAMPED: "damped: it moves the entropy away from its band",
+    }
+    formula = "e = -c Phi; e > 0 times a, e < 0 times 1 / a, with a P - N / a = drive (P + N), "
+    formula += _band_formula(state)
+    return TokenRule("trim", formula, apply, frozenset(needs), state, words, frozenset(MOMENTS), last=True)
 
 
-def _weights(law: Law, effect: Tensor, advantage: Tensor, drive: float, limit: float) -> tuple[Tensor, Tensor]:
-    up = math.copysign(1.0, drive)
-    effect = effect * up  # below: a positive effect is wanted
-    positive, negative = effect > 0, effect < 0
-    P, N = effect[positive].sum(), -effect[negative].sum()
-    wanted = abs(drive) * (P + N)
-    one = effect.new_ones(())
-    if law == "balance":
-        factor = (wanted + (wanted * wanted + 4 * P * N).sqrt()) / (2 * P)
-        factor = factor.nan_to_num(1.0, posinf=1.0).clamp(1.0, limit)
-        return torch.where(positive, factor, torch.where(negative, 1 / factor, one)), factor
-    if law == "raise":
-        factor = ((N + wanted) / P).nan_to_num(1.0, posinf=1.0).clamp(1.0, limit)
-        return torch.where(positive, factor, one), factor
-    if law == "critical":
-        chosen = positive & (advantage > 0)
-        gam = effect[chosen].sum()
-        factor = (1 + (wanted - (P - N)) / gam).nan_to_num(1.0, posinf=1.0).clamp(1.0, limit)
-        return torch.where(chosen, factor, one), factor
-    # least
-    unit = effect / effect.abs().mean().clamp(min=torch.finfo(effect.dtype).tiny)
-    low, high = 0.0, 1e3
-    for _ in range(40):
-        mid = (low + high) / 2
-        w = (1 + mid * unit).clamp(1 / limit, limit)
-        if bool((w * effect).sum() < wanted):
-            low = mid
-        else:
-            high = mid
-    w = (1 + high * unit).clamp(1 / limit, limit)
-    if bool(effect.sum() >= wanted):
-        return torch.ones_like(effect), one
-    return w, w.max()
+def balance(raising: Tensor, lowering: Tensor, drive: float, most: float) -> Tensor:
+    """Return a with a P - N / a = drive (P + N), at most `most` and at least its inverse; 1 where nothing can be done.
+
+    It only ever pushes in the drive's direction: an update that does more than is asked for is left alone.
+    """
+    up = math.copysign(1.0, drive) > 0
+    towards, away = (raising, lowering) if up else (lowering, raising)
+    wanted = abs(drive) * (towards + away)
+    factor = (wanted + (wanted * wanted + 4 * towards * away).sqrt()) / (2 * towards)
+    # Without tokens of one of the two kinds no weights could turn the update round.
+    factor = torch.where((towards > 0) & (away > 0), factor, 1.0).clamp(1.0, most)
+    return factor if up else 1 / factor
+
+
+def _band_formula(state: TrimControl) -> str:
+    of = " of the first rollout's" if state.relative else ""
+    text = f"while the rollout's mean entropy is below {state.floor:g}{of}"
+    if state.ceiling is not None:
+        text += f" or above {state.ceiling:g}{of}"
+    if state.fall != 1:
+        text += f" (both fall to {state.fall:g} times that within {state.fall_steps} rollouts)"
+    return text

@@ -41,7 +41,7 @@ LINES = [
     {"response": r"\boxed{\cos^2 x}", "answer": r"1 - \sin^2 x"},
 ]
 GRADED = "".join(json.dumps(line) + "\n" for line in LINES)
-RULES = ["math", "dapo", "number", "boxed", "strict-box", "choice", "exact"]
+RULES = ["math", "dapo", "number", "boxed", "strict-box", "choice", "exact", "countdown"]
 
 
 @dataclass

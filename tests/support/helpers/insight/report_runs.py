@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from helpers.record.made_records import made_step
+from trimtab.objectives import objective
 from trimtab.record import Manifest, RecordWriter, StepData, Vocabulary
 
 PIECES = ["<end>", "1", "2", " and", ".", " so", "\n", " the", " answer", " is", " 42"]
@@ -42,6 +44,7 @@ class Made:
     alarms: Sequence[Mapping[str, Any]] = ()
     without: Sequence[str] = ()
     optional: Sequence[str] = ()
+    entropy: float | None = None  # that controllers observed at every step; None records no state of theirs
 
 
 def make_run(folder: Path, made: Made | None = None) -> Path:
@@ -80,7 +83,15 @@ def step_of(step: int, made: Made) -> StepData:
             np.int32
         )
     responses = {name: made.texts.get(name, values) for name, values in data.responses.items()}
-    return StepData(data.info, tokens, responses)
+    info = data.info if made.entropy is None else replace(data.info, controllers=_states(made))
+    return StepData(info, tokens, responses)
+
+
+def _states(made: Made) -> dict[str, dict[str, float]]:
+    built = objective(**made.objective)
+    for controller in built.controllers.values():
+        controller.observe(made.entropy or 0.0)
+    return built.state_dict()
 
 
 def metrics_lines(steps: int, more: Sequence[str] = ()) -> str:
@@ -101,6 +112,18 @@ def metrics_lines(steps: int, more: Sequence[str] = ()) -> str:
             **dict.fromkeys(more, 1.0),
         }
         lines.append(json.dumps(record | ({"eval/accuracy": 0.5} if step == steps else {})))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def trim_metrics(steps: int) -> str:
+    """Return a metrics.jsonl whose entropy changes by twice the prediction, and stays near its target."""
+    rng, entropy, lines = random.Random(0), 0.3, []
+    for step in range(1, steps + 1):
+        predicted = rng.gauss(0, 0.004)
+        record = {"step": step, "policy/entropy": entropy, "trim/predicted_change": predicted, "trim/target": 0.3}
+        record |= {"trim/weight": 1.4, "trim/drive": 0.1, "trim/leverage": 0.4, "trim/saturated": 0.0, "trim/r2": 0.9}
+        lines.append(json.dumps(record))
+        entropy = 0.3 + 0.9 * (entropy - 0.3) + 2 * predicted
     return "".join(f"{line}\n" for line in lines)
 
 

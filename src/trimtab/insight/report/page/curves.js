@@ -136,7 +136,7 @@ function groupSpec(title, meaning, name, groups, extra) {
 function compareSection(data) {
   const cards = (axis) => {
     const made = [];
-    for (const card of cardsOf(Object.assign({}, ...data.groups.map((group) => group.curves)))) {
+    for (const card of [...cardsOf(Object.assign({}, ...data.groups.map((group) => group.curves))), ...CONTROL_CARDS]) {
       for (const [name, label] of Object.entries(card.lines)) {
         const title = Object.keys(card.lines).length > 1 ? `${card.title}: ${label}` : card.title;
         const spec = groupSpec(title, data.metric_descriptions[name] || card.meaning, name, data.groups,

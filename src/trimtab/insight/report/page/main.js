@@ -53,8 +53,9 @@ function start() {
     const openStep = (step) => microscope.openStep(step);
     const slot = el("div", { class: "slot", id: "microscope-slot" });
     const comparison = data.groups.length ? [el("h1", {}, data.title), compareSection(data)] : [];
-    replaceContent(main, ...comparison, summarySection(data, run, showRun), curvesSection(data, run, openStep),
-      alarmsSection(run, openStep), heatMapsSection(run), replaySection(run), slot, configSection(run), footer());
+    const sections = [...comparison, summarySection(data, run, showRun), curvesSection(data, run, openStep), controlSection(run, openStep),
+      alarmsSection(run, openStep), heatMapsSection(run), replaySection(run), slot, configSection(run), footer()];
+    replaceContent(main, ...sections.filter(Boolean));
     linkSections(["microscope-slot", "Microscope"]);
     // The blocks of the responses come after this script in the file, so they are not parsed yet.
     whenLoaded(() => {
