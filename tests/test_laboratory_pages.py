@@ -100,6 +100,8 @@ def test_a_run_is_held_to_its_own_target_or_else_to_that_of_trim(results: Path) 
     assert list(found.values()) == [0.2, 0.3, 0.5, 0.4, 0.2]
     assert pages.named(pages.runs("expression"), "dapo + trim") == Row("dapo + trim(floor=0.2)")
     assert pages.named(pages.runs("expression"), "gspo") is None
+    critical = Row("stare(boost=critical, target=0.2)")
+    assert pages.named({critical: {}}, "stare(boost=critical)") == critical
     assert "`dapo + trim` 0.200 nats (100.0% of steps in band)" in pages.entropies()
 
 
