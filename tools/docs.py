@@ -290,7 +290,7 @@ def study_picture() -> str:
 def trim_page() -> str:
     """docs/trim.md with what was measured filled in."""
     made = {name: getattr(laboratory_pages, name) for name in ("picture", "findings", "control")}
-    return filled("docs/trim.md", made)
+    return filled("docs/trim.md", made | {"trim": partial(metric_table, "trim")})
 
 
 def scaling_page() -> str:
