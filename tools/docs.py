@@ -15,6 +15,8 @@ import diagrams
 import engine_tables
 import gpu_tables
 import install_tables
+import laboratory_pages
+import laboratory_pictures
 import rival_tables
 import scaling_pages
 import study_pages
@@ -30,6 +32,9 @@ from trimtab.train import METRICS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
+# A figure inside a sentence: the words between the signs say which one, and the text between the marks is made anew.
+FACT = re.compile(r"(<!-- = (.+?) -->).*?(<!-- /= -->)")
+FACTS: dict[str, Callable[..., str]] = {"stress": study_pages.fact, "laboratory": laboratory_pages.fact}
 
 
 def costs() -> str:
@@ -148,12 +153,18 @@ def metric_table(area: str) -> str:
 
 
 def filled(name: str, parts: Mapping[str, Callable[[], str]]) -> str:
-    """A page with the parts between its marks made anew."""
+    """A page with the parts between its marks, and the figures in its sentences, made anew."""
     text = (ROOT / name).read_text()
     for part, make in parts.items():
         mark, made = rf"(<!-- {part}\b[^>]*-->\n).*?(<!-- end -->)", make()
         text = re.sub(mark, lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text, count=1, flags=re.DOTALL)  # type: ignore[misc]
-    return text
+    return FACT.sub(lambda found: f"{found[1]}{fact(found[2])}{found[3]}", text)
+
+
+def fact(words: str) -> str:
+    """A figure by its words, as `stress / zero / stapo / 1e-4 / seeds` or `laboratory / expression / dapo / greedy`."""
+    source, *names = words.split(" / ")
+    return FACTS[source](*names)
 
 
 def sandbox_page() -> str:
@@ -255,17 +266,17 @@ def support_page() -> str:
 
 
 def study_page() -> str:
-    """docs/study.md with the tables of the stability study filled in."""
-    made = {
-        "zero": lambda: study_pages.stress_tables("zero"),
-        "warm": lambda: study_pages.stress_tables("warm"),
-        "further": lambda: study_pages.stress_tables("further"),
-        "off-policy": lambda: study_pages.stress_tables("off-policy"),
-        "demo": lambda: study_pages.stress_tables("demo"),
-        "entropy": lambda: study_pages.entropies("zero", "3e-5"),
-        "mixed": lambda: study_pages.stress_tables("entropy"),
-        "sspo": lambda: study_pages.stress_tables("sspo"),
-        "combinations": lambda: study_pages.stress_tables("combinations"),
+    """docs/study.md with the tables of both parts of the study filled in."""
+    stress = ("zero", "warm", "further", "off-policy", "demo", "sspo", "combinations")
+    made: dict[str, Callable[[], str]] = {
+        "findings": laboratory_pages.findings,
+        "picture": laboratory_pages.picture,
+        "legend": lambda: laboratory_pages.LEGEND + " " + laboratory_pages.CONTROL_LEGEND,
+        **{f"laboratory {part}": partial(laboratory_pages.section, part) for part in laboratory_pages.PARTS},
+        "laboratory others": laboratory_pages.others,
+        **{f"stress {name}": partial(study_pages.stress_tables, name) for name in stress},
+        "stress mixed": lambda: study_pages.stress_tables("entropy"),
+        "stress entropies": lambda: study_pages.entropies("zero", "3e-5"),
         "silenced": study_pages.silenced,
     }
     return filled("docs/study.md", made)
@@ -274,6 +285,12 @@ def study_page() -> str:
 def study_picture() -> str:
     """The picture of who survives which learning rate."""
     return study_pages.heat_maps([("RL from nothing", "zero"), ("RL after a warm start", "warm")])
+
+
+def trim_page() -> str:
+    """docs/trim.md with what was measured filled in."""
+    made = {name: getattr(laboratory_pages, name) for name in ("picture", "findings", "control")}
+    return filled("docs/trim.md", made | {"trim": partial(metric_table, "trim")})
 
 
 def scaling_page() -> str:
@@ -303,7 +320,10 @@ def own_part(*names: str) -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
+    "README.md": lambda: filled("README.md", {"picture": laboratory_pages.readme}),
+    "docs/acting-on-an-alarm.md": lambda: filled("docs/acting-on-an-alarm.md", {}),
     "docs/alarms.md": alarms_page,
+    "docs/choosing.md": lambda: filled("docs/choosing.md", {}),
     "docs/commands.md": commands_page,
     "docs/evaluation.md": evaluation_page,
     "docs/gpu.md": gpu_page,
@@ -319,8 +339,11 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/study.svg": study_picture,
     "docs/support.md": support_page,
     "docs/scaling.md": scaling_page,
+    "docs/theory.md": lambda: filled("docs/theory.md", {"length": laboratory_pictures.length_text}),
     "docs/tools.md": tools_page,
     "docs/tools.svg": tool_pages.curves,
+    "docs/trim.md": trim_page,
+    **{name: (lambda text=text: text) for name, text in laboratory_pictures.pictures().items()},  # type: ignore[misc]
     **{f"docs/diagram-{name}.svg": diagram.svg for name, diagram in diagrams.DIAGRAMS.items()},
     # What the command line prints without importing torch.
     "src/trimtab/reference/methods.json": lambda: json.dumps(command_reference(), indent=1) + "\n",

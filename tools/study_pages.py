@@ -55,6 +55,18 @@ def entropies(name: str, value: str) -> str:
     return markdown_table(["objective", *(f"seed {seed}" for seed in seeds), "mean, 95 %"], rows)
 
 
+def fact(name: str, objective: str, value: str, figure: str) -> str:
+    """One figure of a result at one value of its first axis: `seeds` that survive, or mean `accuracy` or `entropy`."""
+    runs = [run for table in axis_tables(name)[:1] for run in table.cell(objective, value)]
+    if not runs:
+        return "(not run yet)"
+    if figure == "seeds":
+        return f"{sum(bool(run.survived) for run in runs)} of {len(runs)}"
+    if figure == "accuracy":
+        return percent(fmean(run.accuracy_end or 0.0 for run in runs))
+    return f"{fmean(map(_last_entropy, runs)):.2f}"
+
+
 def _last_entropy(run: RunFigures) -> float:
     return fmean(value for _, value in run.curves["policy/entropy"][-LAST:])
 

@@ -62,6 +62,12 @@ def test_tables_and_picture_are_made_from_a_result(result: Path) -> None:
     assert set(stored.objectives) <= set(words)
 
 
+def test_a_sentence_takes_its_figures_from_a_result(result: Path) -> None:
+    found = [study_pages.fact("demo", "grpo", "1e-4", figure) for figure in ("seeds", "accuracy", "entropy")]
+    assert found == ["2 of 2", "50.0%", "1.00"]
+    assert study_pages.fact("demo", "gspo", "1e-4", "seeds") == "(not run yet)"
+
+
 def test_an_objective_without_runs_has_no_row(result: Path) -> None:
     kept = [line for line in result.read_text().splitlines() if not line.lstrip().startswith('{"objective": "stapo"')]
     result.write_text("\n".join(kept))
