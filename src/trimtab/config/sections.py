@@ -225,6 +225,7 @@ class UpdateConfig(Section):
         False,
         description="run a prompt through the model once for all its responses in a micro-batch, instead of once for "
         "each; differs by rounding (fp32 on a CPU)",
+    )
     measure_every: int = Field(
         0,
         ge=0,
