@@ -27,8 +27,8 @@ from trimtab.collapse import find_collapse
 from trimtab.compare import CompareRun, ProcessPool, RunOutcome
 from trimtab.compare.runs import plan_run
 from trimtab.config import load
-from trimtab.entropy_control import prediction_fit, prediction_series
 from trimtab.files import write_atomically
+from trimtab.objectives.entropy_control import prediction_fit, prediction_series
 from trimtab.train.rollouts import sample_and_grade
 from trimtab.train.trainer import build_trainer
 

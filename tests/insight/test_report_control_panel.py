@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from helpers.insight.report_runs import Made, data_of, decode_array, make_run, trim_metrics
-from trimtab.insight.replay import recorded_mini_batch, recorded_objective, set_controllers
-from trimtab.insight.report import control_panel, write_report
-from trimtab.insight.report.control_panel import CriticalWeights
+from trimtab.insight.replay import CriticalWeights, recorded_mini_batch, recorded_objective, set_controllers
+from trimtab.insight.report import write_report
 from trimtab.insight.report.token_table import read_checked_step
 from trimtab.objectives import Reason, theory
 from trimtab.record import open_run
@@ -98,17 +97,12 @@ def test_beside_it_stands_the_weight_in_use(tmp_path: Path) -> None:
         assert decode_array(panel["in_use"]) == pytest.approx(weight)
 
 
-def test_a_critical_boost_is_the_critical_weight_of_its_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of several updates has one figure; an update by itself has the weight that the rule gave it."""
-    records = open_run(make_run(tmp_path / "run", Made(objective={"name": "stare(boost=critical)"}, entropy=0.1)))
-    step, objective = read_checked_step(records, 1), recorded_objective({"name": "stare(boost=critical)"})
-    whole = control_panel.mini_batches(step, objective.needs)
-    for mini_batch in whole:
-        weights = CriticalWeights()
-        monkeypatch.setattr(control_panel, "mini_batches", lambda *_, one=mini_batch: [one])
-        weights.add(step, objective)
-        if weights.critical:
-            assert weights.in_use[0] == pytest.approx(min(weights.critical[0], 10.0), rel=1e-4)
+def test_a_critical_boost_is_the_critical_weight_of_its_update(tmp_path: Path) -> None:
+    made = Made(steps=6, updates=1, objective={"name": "stare(boost=critical,gate=none)"}, entropy=0.5)
+    panel = control_of(make_run(tmp_path / "run", made))["critical"]
+    critical, used = decode_array(panel["critical"]), decode_array(panel["in_use"])
+    assert used == pytest.approx(np.minimum(critical, 10), rel=1e-4)
+    assert critical.max() > 1
 
 
 @pytest.mark.parametrize("made", [{"without": ("sum_p2",)}, {"objective": {"name": "stare(variant=O2)"}}])

@@ -12,8 +12,7 @@ import torch
 import trimtab
 from helpers.thorough import slow_but
 from helpers.train.short_runs import STOPPED, RunProcess, contents, differences, short_run, trained
-from trimtab import entropy_control
-from trimtab.objectives import TokenBatch
+from trimtab.objectives import TokenBatch, entropy_control
 from trimtab.train import checkpoints, loop
 from trimtab.train.loop import train
 from trimtab.train.metrics import StepResult

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from trimtab.config import Config
-from trimtab.entropy_control import control_sentences
+from trimtab.objectives import entropy_control
 from trimtab.policy import DEMO_MODELS
 from trimtab.text import clock, number, percent
 from trimtab.train import RunFolder
@@ -124,7 +124,7 @@ def closing_summary(
     """
     records, objective = folder.records(), config.build_objective()
     result = summarize_metrics(records)
-    held = control_sentences(records, objective.entropy_target)
+    held = entropy_control.control_sentences(records, objective.entropy_target)
     lines = [
         "",
         f"Trained {describe_model(config)} on {describe_task(config)} with {objective.name}: "

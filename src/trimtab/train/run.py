@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from trimtab import failpoints
 from trimtab.config import Config, list_checkpoints
-from trimtab.entropy_control import FitWindow
+from trimtab.objectives import entropy_control
 from trimtab.parallel import World
 from trimtab.rewards import crashed_diagnosis, describe_error
 from trimtab.stop_signals import StopRequest, deferred_stop
@@ -74,7 +74,7 @@ class Run:
     _failed_rules: set[str] = field(default_factory=set)  # whose errors have been shown
     _first_step: int = 0  # of this process
     _crashed_steps: int = 0  # in a row
-    _fit: FitWindow = field(default_factory=FitWindow)
+    _fit: entropy_control.FitWindow = field(default_factory=entropy_control.FitWindow)
     # The rest is set by `prepare`.
     trainer: Trainer = field(init=False, repr=False)
     _loggers: Loggers = field(init=False, repr=False)

@@ -12,12 +12,13 @@ from trimtab.insight.replay.batches import (
     torch_threads,
     with_advantages_of,
 )
+from trimtab.insight.replay.critical_weight import CriticalWeights
 from trimtab.insight.replay.replay import replay
 from trimtab.insight.replay.tables import LEGEND, objective_rows, overlap_row, show_replay
 from trimtab.insight.replay.variants import RECORDED
 
 __all__ = [
-    "LEGEND", "RECORDED", "RecordedMiniBatch", "as_tensor", "gradient_coefficients", "load_columns", "objective_rows",
-    "overlap_row", "recorded_mini_batch", "recorded_objective", "replan", "replay", "set_controllers", "show_replay",
-    "torch_threads", "with_advantages_of",
+    "LEGEND", "RECORDED", "CriticalWeights", "RecordedMiniBatch", "as_tensor", "gradient_coefficients", "load_columns",
+    "objective_rows", "overlap_row", "recorded_mini_batch", "recorded_objective", "replan", "replay",
+    "set_controllers", "show_replay", "torch_threads", "with_advantages_of",
 ]  # fmt: skip

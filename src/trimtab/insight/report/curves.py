@@ -1,16 +1,21 @@
-"""Metric curves for the page: downsampled without losing peaks, and averaged over the runs of an objective."""
+"""Curves for the page: metrics without losing peaks, means over the runs of an objective, and entropy control."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from trimtab.collapse import merge_curves
 from trimtab.console import window_length
+from trimtab.insight.replay import CriticalWeights
 from trimtab.insight.report.embed import NumpyArray, encode_array
 from trimtab.insight.report.run_files import MetricCurve, RunFiles
+from trimtab.objectives import Objective, entropy_control
 
 POINTS = 2_000  # of one curve; more than a screen has columns
 FEWEST_POINTS = 300
@@ -114,3 +119,58 @@ def mean_and_std(curves: Sequence[MetricCurve]) -> tuple[NumpyArray, NumpyArray,
     mean = total / count
     variance = (squares - count * mean**2) / np.maximum(count - 1, 1)
     return steps, mean, np.sqrt(np.maximum(variance, 0) * (count > 1))
+
+
+def control_json(
+    run: RunFiles, recorded: Objective | None, weights: CriticalWeights, points: int
+) -> dict[str, Any] | None:
+    """Return the panel's data: sentences, the band around the target, and curves; None for a run without control."""
+    if entropy_control.PREDICTED not in run.curves and not weights.steps:
+        return None
+    names = [
+        name
+        for name in (entropy_control.ENTROPY, entropy_control.PREDICTED, entropy_control.TARGET)
+        if name in run.curves
+    ]
+    curves = {name: run.curves[name] for name in names}
+    records = merge_curves({n: zip(c.steps.tolist(), c.values.tolist(), strict=True) for n, c in curves.items()})
+    return {
+        "sentences": entropy_control.control_sentences(records, recorded.entropy_target if recorded else None),
+        "band": _relative_band(recorded),
+        "outcome": _outcome_json(records, points),
+        "critical": _critical_json(weights),
+    }
+
+
+def _relative_band(recorded: Objective | None) -> list[float]:
+    """Return both ends of the band relative to the target: what counts as held, or from the floor to the ceiling."""
+    for controller in recorded.controllers.values() if recorded else ():
+        floor, ceiling = (getattr(controller, name, None) for name in ("floor", "ceiling"))
+        if floor and ceiling:
+            return [1.0, ceiling / floor]
+    return [1 - entropy_control.HELD_WITHIN, 1 + entropy_control.HELD_WITHIN]
+
+
+def _outcome_json(records: list[dict[str, float]], points: int) -> dict[str, Any] | None:
+    """Return the measured changes of the entropy, what the prediction explains of them, and their fit over the run."""
+    rows = list(entropy_control.consecutive_steps(records))
+    predicted, entropy = [row[1] for row in rows], [row[2] for row in rows]
+    fit = entropy_control.prediction_fit(predicted, entropy)
+    if fit is None or fit.points < entropy_control.MIN_POINTS:
+        return None
+    pairs = zip(rows, entropy_control.prediction_pairs(predicted, entropy), strict=False)
+    found = np.array([(row[0], *pair) for row, pair in pairs if all(map(math.isfinite, pair))])
+    steps, expected, measured = found.T
+    curves = {
+        "explained": curve_json(points, steps, fit.gain * expected + fit.drift),
+        "measured": curve_json(points, steps, measured),
+    }
+    return {"fit": asdict(fit), **curves}
+
+
+def _critical_json(weights: CriticalWeights) -> dict[str, Any] | None:
+    """Return STARE's critical weight and the weight in use at recorded steps."""
+    if not weights.steps:
+        return None
+    curves = {"steps": encode_array(weights.steps, "i4"), "critical": encode_array(weights.critical)}
+    return curves | {"in_use": encode_array(weights.in_use)}

@@ -10,10 +10,9 @@ from typing import Any
 
 from trimtab.console import END_WINDOW
 from trimtab.conversation import ENDED, OUTCOMES
-from trimtab.insight.replay import recorded_objective, torch_threads
+from trimtab.insight.replay import CriticalWeights, recorded_objective, torch_threads
 from trimtab.insight.report import summary_text
-from trimtab.insight.report.control_panel import CriticalWeights, control_json
-from trimtab.insight.report.curves import axes_json, curves_json, groups_json, points_per_curve
+from trimtab.insight.report.curves import axes_json, control_json, curves_json, groups_json, points_per_curve
 from trimtab.insight.report.embed import truncated
 from trimtab.insight.report.microscope import MicroscopeData, affordable_tokens, microscope_data
 from trimtab.insight.report.replay_panel import replay_json

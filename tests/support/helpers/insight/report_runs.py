@@ -44,6 +44,7 @@ class Made:
     alarms: Sequence[Mapping[str, Any]] = ()
     without: Sequence[str] = ()
     optional: Sequence[str] = ()
+    updates: int = 2
     entropy: float | None = None  # that controllers observed at every step; None records no state of theirs
 
 
@@ -71,7 +72,7 @@ def make_run(folder: Path, made: Made | None = None) -> Path:
 
 def step_of(step: int, made: Made) -> StepData:
     """Return a step whose tokens go through the vocabulary in order, so that every piece occurs."""
-    data = made_step(step, made.lengths, optional=made.optional)
+    data = made_step(step, made.lengths, made.updates, optional=made.optional)
     count = sum(made.lengths)
     tokens = {name: values for name, values in data.tokens.items() if name not in made.without}
     tokens["token"] = ((np.arange(count) + step) % len(made.pieces)).astype(np.int32)

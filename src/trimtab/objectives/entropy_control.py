@@ -15,7 +15,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Literal
 
-ENTROPY, PREDICTED, TARGET = "policy/entropy", "trim/predicted_change", "trim/target"
+METRICS = ENTROPY, PREDICTED, TARGET = "policy/entropy", "trim/predicted_change", "trim/target"
 WINDOW = 100  # steps that `trim/r2` and `trim/gain` are over
 MIN_POINTS = 20  # a correlation over fewer is mostly chance
 HELD_WITHIN = 0.2  # of the target

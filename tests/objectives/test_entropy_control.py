@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.entropy_control import (
+from trimtab.objectives.entropy_control import (
     MIN_POINTS,
     WINDOW,
     FitWindow,
