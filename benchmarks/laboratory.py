@@ -46,6 +46,7 @@ STUDY = (
     "record.enabled=false", "run.report=false", "run.checkpoint_every=1000", "run.keep_checkpoints=1",
     "run.eval_every=100", "update.old_stats=sampled", "update.shared_prompts=true", "update.measure_every=20",
 )  # fmt: skip
+WIDE_SSPO = "sspo(clip_low=0.2, clip_high=0.28)"  # a token's clip range on subsentences: the first reading
 STAPO = "stapo(tau_p=0.05)"  # the paper's 0.002 is meant for vocabularies of 150 thousand tokens; this one has 21
 MAIN = (
     "dapo", "dapo + trim", "stare", "grpo", "stare(boost=critical)",
@@ -76,7 +77,41 @@ class Part:
 
 PARTS = {
     "expression": Part("countdown as an expression", "countdown", MAIN),
-}
+    "steps": Part("countdown in steps", "countdown-steps", MAIN),
+    "long": Part(
+        "ten thousand steps",
+        "countdown",
+        ("dapo", "dapo + trim", "stare", "stare(boost=critical)"),
+        ("run.steps=10000",),
+        seeds=3,
+    ),
+    "ablations": Part(
+        "targets, gains, sides and sources of trim, and other weights of STARE",
+        "countdown",
+        (
+            "dapo + trim(floor=0.1)", "dapo + trim(floor=0.2)", "dapo + trim(floor=0.5)",
+            "dapo + trim(integral_gain=0.0)", "dapo + trim(phi=estimated)",
+            "dapo + trim(gain=0.1)", "dapo + trim(gain=2.0)", "dapo + trim(ceiling=0.4)",
+            "dapo + trim(floor=0.5, fall=0.2, fall_steps=1500)", "stare(boost=2.0)", "stare(boost=4.0)",
+            "dapo(clip_high=0.5)", "dapo + entropy_bonus(coef=0.01)",
+        ),
+        seeds=3,
+    ),
+    "baselines": Part(
+        "DAPO with a lower learning rate, and with dynamic sampling",
+        "countdown",
+        ("dapo", "dapo + trim"),
+        variants=("update.lr=2e-4", "rollout.dynamic_sampling=true"),
+        seeds=3,
+    ),
+    "off-policy": Part(
+        "several updates per rollout, and several passes over it",
+        "countdown-steps",
+        ("grpo", "gspo", "sspo", WIDE_SSPO, "dapo", "dapo + trim"),
+        variants=("update.per_step=8", "update.per_step=8 update.passes=2"),
+        seeds=3,
+    ),
+}  # fmt: skip
 
 
 def figures(run: CompareRun, outcome: RunOutcome) -> dict[str, Any]:
@@ -164,7 +199,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1e5)
     parser.add_argument("--seeds", type=int, help="fewer than the part has")
     args = parser.parse_args()
-    part = PARTS[args.part]
+    part = PARTS[args.part] if args.seeds is None else replace(PARTS[args.part], seeds=args.seeds)
     out = RESULTS / f"laboratory-{args.part}.json"
     return int(run_part(part, args.folder, out, args.jobs, args.minutes))
 
