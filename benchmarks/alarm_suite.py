@@ -303,6 +303,7 @@ SCENARIOS = {scenario.name: scenario for scenario in [*FAULTY, *HEALTHY]}
 MEANT: dict[str, tuple[str, ...]] = {
     "entropy_collapse": ("confidence", "repetition", "stare_reversed"),
     "entropy_explosion": ("surprise",),
+    "control": (),  # no run of the suite has trim: tests/insight/test_alarms_control.py
     "spurious_growth": ("surprise",),
     "gradient_concentration": ("rare_mask", "confidence"),
     "ratio": ("lr_high", "off_policy", "no_clip"),

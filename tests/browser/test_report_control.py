@@ -24,7 +24,7 @@ def test_a_run_of_trim_has_charts_of_band_prediction_weight_and_drive(chromium: 
         opened.open(write_report([trim_run(tmp_path / "run")]))
         titles = [title.split("\n")[0] for title in opened.texts("#control h3")]
         assert titles[:2] == ["Entropy and its target", "Prediction and outcome"]
-        assert titles[2:] == ["Weight", "Drive", "Explained by the prediction"]
+        assert titles[2:] == ["Weight", "Drive", "R² of the prediction"]
         assert "The entropy was held" in opened.texts("#control .lead")[0]
         assert "R² 0." in opened.texts("#control .meaning")[1] and "gain" in opened.texts("#control .meaning")[1]
         assert "shaded: counts as held" in opened.texts("#control .aside")

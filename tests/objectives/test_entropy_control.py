@@ -132,7 +132,7 @@ def test_without_a_target_there_is_no_verdict() -> None:
 def test_sentences_say_whether_it_was_held_and_what_the_prediction_explains() -> None:
     held, explained = control_sentences(records(100))
     assert "target 0.4" in held
-    assert explained.endswith("explains R^2 = 1.00 over 99 steps.")
+    assert explained.endswith("prediction: R^2 = 1.00 over 99 steps.")
 
 
 def test_a_target_that_is_not_logged_comes_from_the_objective() -> None:

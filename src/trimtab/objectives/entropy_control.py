@@ -145,6 +145,6 @@ def control_sentences(records: Sequence[Mapping[str, float]], target: float | No
     fit = prediction_fit(*prediction_series(records))
     sentences = [] if found is None else [found.words]
     if fit is not None and fit.points >= MIN_POINTS:
-        explained = f"R^2 = {fit.r2:.2f} over {fit.points:,} steps"
-        sentences.append(f"Of its changes from step to step, trim's first-order prediction explains {explained}.")
+        fitted = f"R^2 = {fit.r2:.2f} over {fit.points:,} steps"
+        sentences.append(f"Its changes from step to step correlate with trim's first-order prediction: {fitted}.")
     return sentences

@@ -5,7 +5,7 @@ const CONTROL_CARDS = [
     lines: { "trim/weight": "trim", "stare/weight": "STARE, critical" } },
   { title: "Drive", meaning: "Change that trim asks for, as a share of what all tokens could do; leverage near 0: no weights could steer",
     lines: { "trim/drive": "drive", "trim/leverage": "leverage", "trim/saturated": "weight at its limit" } },
-  { title: "Explained by the prediction", meaning: "R² of predicted and measured changes of the entropy over the last 100 steps",
+  { title: "R² of the prediction", meaning: "Squared correlation of predicted and measured changes of the entropy over the last 100 steps",
     lines: { "trim/r2": "R²" }, zero: true },
 ];
 
