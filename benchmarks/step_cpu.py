@@ -1,8 +1,9 @@
 """CPU seconds of a whole RL step of a tiny model, trimtab's beside TRL's: same model, prompts, grader, machine.
 
 Python, the tokenizer and many small operations decide here, not the size of matrices. The demo model samples 256 short
-responses on one thread; rewards differ by length, so that every step has gradients. Every contender has a process of
-its own, and they take turns of a few steps each, so that what else the machine does meets all of them alike.
+responses on one thread. Rewards differ by length, so that every step has gradients; the learning rate is so small that
+lengths stay. Every contender has a process of its own, and they take turns of a few steps each, so that what else the
+machine does meets all of them alike.
 
 `--before` is a checkout of an earlier version, which takes turns with the others.
 """
@@ -39,8 +40,8 @@ from trimtab.train.responses.rewards import reward_of
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
 
 SETTINGS = [
-    "objective.name=grpo", "update.per_step=1", "update.warmup_steps=0", "task.digits=4", "rollout.max_new_tokens=9",
-    "reward.overlong_buffer=9", "run.device=cpu", "run.threads=1",
+    "objective.name=grpo", "update.per_step=1", "update.warmup_steps=0", "update.lr=1e-7", "task.digits=4",
+    "rollout.max_new_tokens=9", "reward.overlong_buffer=9", "run.device=cpu", "run.threads=1",
 ]  # fmt: skip
 RECORDED, UNRECORDED = ["record.enabled=true"], ["record.enabled=false"]
 SAMPLED, SHARED = ["update.old_stats=sampled"], ["update.old_stats=sampled", "update.shared_prompts=true"]

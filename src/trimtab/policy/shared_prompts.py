@@ -33,7 +33,7 @@ def shared_hidden_states(policy: Policy, transcripts: Sequence[Transcript]) -> t
     last = torch.arange(len(prompts)) * prompts.shape[1] + lengths - 1
     hidden = out.last_hidden_state.flatten(0, 1).index_select(0, last[owner])[:, None]
     if responses.shape[1] > 1:  # the last token of a response predicts nothing
-        # Not `batch_select_indices`: the gradient of its kind of indexing takes 4 ms, a tenth of a backward pass.
+        # As `batch_select_indices` does, but by index_select, whose gradient is a plain index_add.
         for layer in out.past_key_values.layers:
             layer.keys, layer.values = layer.keys.index_select(0, owner), layer.values.index_select(0, owner)
         inputs = responses[:, :-1]
