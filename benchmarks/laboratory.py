@@ -28,7 +28,7 @@ from trimtab.compare import CompareRun, ProcessPool, RunOutcome
 from trimtab.compare.runs import plan_run
 from trimtab.config import load
 from trimtab.files import write_atomically
-from trimtab.objectives.entropy_control import prediction_fit, prediction_series
+from trimtab.objectives.entropy_control import prediction_fit, prediction_pairs
 from trimtab.train.rollouts import sample_and_grade
 from trimtab.train.trainer import build_trainer
 
@@ -119,7 +119,7 @@ def figures(run: CompareRun, outcome: RunOutcome) -> dict[str, Any]:
     records = run.folder.records()
     steps = [record for record in records if "policy/entropy" in record]
     tests = [record for record in records if "eval/accuracy" in record]
-    collapse, fit = find_collapse(records), prediction_fit(*prediction_series(steps))
+    collapse, fit = find_collapse(records), prediction_fit(pair for _, pair in prediction_pairs(steps))
     return {
         "objective": run.objective,
         "seed": run.seed,

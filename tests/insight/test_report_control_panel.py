@@ -33,12 +33,12 @@ def trim_run(folder: Path, steps: int = 60, options: str = "") -> Path:
 def test_the_panel_says_whether_the_entropy_was_held_and_how_well_it_was_predicted(tmp_path: Path) -> None:
     panel = control_of(trim_run(tmp_path / "run"))
     held, explained = panel["sentences"]
-    assert held.startswith("The entropy was held: 0.") and "over 59 steps" in explained
+    assert held.startswith("The entropy was held: 0.") and "over 60 measurements" in explained
     fit = panel["outcome"]["fit"]
-    assert fit["points"] == 59 and 1.5 < fit["gain"] < 2.5 and fit["r2"] > 0.7
+    assert fit["points"] == 60 and 1.5 < fit["gain"] < 2.5 and fit["r2"] > 0.7
     measured, line = (decode_array(panel["outcome"][name]["values"]) for name in ("measured", "explained"))
     assert np.corrcoef(measured, line)[0, 1] ** 2 == pytest.approx(fit["r2"], rel=1e-3)
-    assert decode_array(panel["outcome"]["measured"]["steps"]).tolist() == list(range(1, 60))
+    assert decode_array(panel["outcome"]["measured"]["steps"]).tolist() == list(range(1, 61))
     assert panel["band"] == pytest.approx([0.8, 1.2]) and panel["critical"] is None
 
 

@@ -62,9 +62,8 @@ METRICS: dict[str, str] = {
     "tokens/count": "number of response tokens of the step",
     "tokens/spurious_share": "share of tokens with a positive advantage whose surprisal is 3 nats above the entropy",
     "tokens/top_gradient_share": "share of all gradient norms held by the top 0.1 % of tokens (at least 10 tokens)",
-    "trim/gain": "slope of the measured against the predicted change of entropy, over the same steps as trim/r2",
-    "trim/r2": "squared correlation of trim/predicted_change with the change of policy/entropy to the next step, over "
-    "the last 100 steps; logged from 20 on",
+    "trim/gain": "slope of update/entropy_change against the running mean of trim/predicted_change",
+    "trim/r2": "squared correlation of the two, over the last 100 measurements; logged from 20 on",
     "update/entropy_change": "change of the mean entropy of the step's own tokens by its updates; logged every "
     "update.measure_every steps",
     "update/grad_norm": "gradient norm before clipping",

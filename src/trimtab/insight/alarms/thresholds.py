@@ -53,9 +53,7 @@ class Thresholds:
         0.02, "leverage; below it, tokens that move the entropy one way hold nearly all, and no weight balances them"
     )
     control_mixed: float = _threshold(0.05, "share of groups whose rewards differ; below it, few tokens can be weighed")
-    control_r2: float = _threshold(
-        0.01, "R^2 of prediction and outcome over 100 steps; chance alone gives 0.01, runs that are held 0.02 to 0.3"
-    )
+    control_r2: float = _threshold(0.01, "R^2 of prediction and outcome over 100 measurements; chance alone gives 0.01")
 
     # Tokens that weigh too much
     spurious_growth: float = _threshold(3.0, "factor by which the share must grow since the start")

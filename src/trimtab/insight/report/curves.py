@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
@@ -127,12 +126,7 @@ def control_json(
     """Return the panel's data: sentences, the band around the target, and curves; None for a run without control."""
     if entropy_control.PREDICTED not in run.curves and not weights.steps:
         return None
-    names = [
-        name
-        for name in (entropy_control.ENTROPY, entropy_control.PREDICTED, entropy_control.TARGET)
-        if name in run.curves
-    ]
-    curves = {name: run.curves[name] for name in names}
+    curves = {name: run.curves[name] for name in entropy_control.METRICS if name in run.curves}
     records = merge_curves({n: zip(c.steps.tolist(), c.values.tolist(), strict=True) for n, c in curves.items()})
     return {
         "sentences": entropy_control.control_sentences(records, recorded.entropy_target if recorded else None),
@@ -153,14 +147,11 @@ def _relative_band(recorded: Objective | None) -> list[float]:
 
 def _outcome_json(records: list[dict[str, float]], points: int) -> dict[str, Any] | None:
     """Return the measured changes of the entropy, what the prediction explains of them, and their fit over the run."""
-    rows = list(entropy_control.consecutive_steps(records))
-    predicted, entropy = [row[1] for row in rows], [row[2] for row in rows]
-    fit = entropy_control.prediction_fit(predicted, entropy)
+    found = entropy_control.prediction_pairs(records)
+    fit = entropy_control.prediction_fit(pair for _, pair in found)
     if fit is None or fit.points < entropy_control.MIN_POINTS:
         return None
-    pairs = zip(rows, entropy_control.prediction_pairs(predicted, entropy), strict=False)
-    found = np.array([(row[0], *pair) for row, pair in pairs if all(map(math.isfinite, pair))])
-    steps, expected, measured = found.T
+    steps, expected, measured = np.array([(step, *pair) for step, pair in found]).T
     curves = {
         "explained": curve_json(points, steps, fit.gain * expected + fit.drift),
         "measured": curve_json(points, steps, measured),

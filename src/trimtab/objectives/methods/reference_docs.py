@@ -35,7 +35,7 @@ METRICS: dict[str, str] = {
     "trim/entropy_change": "measured change of policy/entropy since the rollout before",
     "trim/leverage": "the smaller of the effects that raise and that lower the entropy, as a share of both; at 0 no "
     "weights could balance them",
-    "trim/predicted_change": "first-order change of the token-mean entropy under the plan, per unit of step size",
+    "trim/predicted_change": "first-order change of the entropy under the plan, added up over tokens, per unit of step size on the logits",
     "trim/saturated": "1 if trim's weight is at its limit, else 0",
     "trim/target": "the floor that trim holds the entropy above, at this step",
     "trim/weight": "the factor that trim puts on tokens which move the entropy the way it wants; 1 when it is off",

@@ -117,14 +117,16 @@ def metrics_lines(steps: int, more: Sequence[str] = ()) -> str:
 
 
 def trim_metrics(steps: int) -> str:
-    """Return a metrics.jsonl whose entropy changes by twice the prediction, and stays near its target."""
-    rng, entropy, lines = random.Random(0), 0.3, []
+    """Return a metrics.jsonl whose entropy changes by twice AdamW's mean of predictions, and stays near its target."""
+    rng, entropy, mean, lines = random.Random(0), 0.3, 0.0, []
     for step in range(1, steps + 1):
         predicted = rng.gauss(0, 0.004)
+        mean = 0.9 * mean + 0.1 * predicted
+        change = 2 * mean + rng.gauss(0, 0.0005)
         record = {"step": step, "policy/entropy": entropy, "trim/predicted_change": predicted, "trim/target": 0.3}
         record |= {"trim/weight": 1.4, "trim/drive": 0.1, "trim/leverage": 0.4, "trim/saturated": 0.0, "trim/r2": 0.9}
-        lines.append(json.dumps(record))
-        entropy = 0.3 + 0.9 * (entropy - 0.3) + 2 * predicted
+        lines.append(json.dumps(record | {"update/entropy_change": change}))
+        entropy = 0.3 + 0.9 * (entropy - 0.3) + change
     return "".join(f"{line}\n" for line in lines)
 
 
