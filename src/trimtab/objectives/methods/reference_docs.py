@@ -33,12 +33,13 @@ METRICS: dict[str, str] = {
     "trim/drive": "the change of entropy that trim asks for, as a share (-1 to 1) of what all tokens together could "
     "do to it; 0 while the entropy is in its band",
     "trim/entropy_change": "measured change of policy/entropy since the rollout before",
-    "trim/leverage": "the smaller of the effects that raise and that lower the entropy, as a share of both; at 0 no "
-    "weights could balance them",
-    "trim/predicted_change": "first-order change of the entropy under the plan, added up over tokens, per unit of step size on the logits",
+    "trim/leverage": "share of all effects on the entropy that surprising tokens have, which trim weighs; at 0 it "
+    "cannot steer",
+    "trim/predicted_change": "first-order change of the entropy under the plan, added up over the tokens, per unit of "
+    "step size on the logits",
     "trim/saturated": "1 if trim's weight is at its limit, else 0",
     "trim/target": "the floor that trim holds the entropy above, at this step",
-    "trim/weight": "the factor that trim puts on tokens which move the entropy the way it wants; 1 when it is off",
+    "trim/weight": "trim's factor on rewarded surprising tokens; punished ones get its inverse; 1 when it is off",
     "update/approx_kl": "mean over tokens of p_new / p_old - 1 - ln(p_new / p_old): how far the policy has moved",
     "update/clip_share": "share of tokens with an advantage whose gradient the clip or DPPO's mask cuts (CISPO: caps)",
     "update/ratio_max": "largest ratio",

@@ -1,8 +1,8 @@
 """trim: hold the entropy in a band, by weights that follow from the measured effect of every token on the entropy.
 
 A token with coefficient c (-d loss / d ln p under the plan) changes the entropy of its own distribution by e = -c Phi
-per unit of step size. With P the sum of the positive effects and N that of the negative ones, weights a and 1 / a on
-the two kinds of tokens make the update change the entropy by a P - N / a instead of P - N.
+per unit of step size. Surprising tokens have Phi < 0: rewarded ones raise the entropy, punished ones lower it. trim
+multiplies the former by a and the latter by 1 / a, and leaves alone what the policy expected.
 """
 
 from __future__ import annotations
@@ -126,15 +126,16 @@ def trim(
     fall_steps: int = 1000,
     gain: float = 0.5,
     integral_gain: float = 0.02,
-    max_weight: float = 5.0,
+    max_weight: float = 10.0,
     phi: PhiSource | None = None,
 ) -> TokenRule:
-    """Hold the entropy above a floor, and if given below a ceiling, by weights on the tokens that move it.
+    """Hold the entropy above a floor, and if given below a ceiling, by weights on surprising tokens.
 
-    While the rollout's mean entropy is in the band, nothing changes. Below the floor, tokens that raise the entropy are
-    multiplied by a, and tokens that lower it by 1 / a. The factor is computed for every update, so that the predicted
-    change is what a PI controller asks for. Above the ceiling it is the other way round. The effect of a token is exact
-    if the batch has the moments of its distribution. In TRL and verl, which have none, it is estimated from ln p and H.
+    While the rollout's mean entropy is in the band, nothing changes. Below the floor, rewarded surprising tokens are
+    multiplied by a, and punished surprising tokens by 1 / a. The factor is computed for every update, so that the
+    predicted change of the entropy is what a PI controller asks for. Above the ceiling it is below 1. Effects are exact
+    if the batch has the moments of its distributions. In TRL and verl, which have none, they are estimated from ln p
+    and H.
     """
     state = TrimControl(floor, ceiling, relative, fall, fall_steps, gain, integral_gain)
 
@@ -142,15 +143,19 @@ def trim(
         drive = state.drive
         sensitivity = token_phi(builder.batch) if phi != "estimated" else estimated_phi(builder.logp, builder.entropy)
         effect = -builder.coefficient * sensitivity
-        raising, lowering = effect.clamp(min=0).sum(), -effect.clamp(max=0).sum()
-        factor = effect.new_ones(()) if drive is None else balance(raising, lowering, drive, max_weight)
+        surprising = torch.where(sensitivity < 0, effect, 0.0)
+        raising, lowering = surprising.clamp(min=0).sum(), -surprising.clamp(max=0).sum()
+        total, rest = effect.abs().sum(), effect.sum() - (raising - lowering)
+        factor = effect.new_ones(())
+        if drive is not None:
+            factor = balance(raising, lowering, drive * total - rest, max_weight)
+            factor = factor.clamp(min=1.0) if math.copysign(1.0, drive) > 0 else factor.clamp(max=1.0)
         if bool(factor != 1):
             up, down = (Reason.BOOSTED, Reason.DAMPED) if bool(factor > 1) else (Reason.DAMPED, Reason.BOOSTED)
-            builder.multiply((effect > 0).nonzero().squeeze(1), factor, up)
-            builder.multiply((effect < 0).nonzero().squeeze(1), 1 / factor, down)
-        both = (raising + lowering).clamp(min=torch.finfo(effect.dtype).tiny)
-        builder.metrics["trim/predicted_change"] = factor * raising - lowering / factor
-        builder.metrics["trim/leverage"] = torch.minimum(raising, lowering) / both
+            builder.multiply((surprising > 0).nonzero().squeeze(1), factor, up)
+            builder.multiply((surprising < 0).nonzero().squeeze(1), 1 / factor, down)
+        builder.metrics["trim/predicted_change"] = rest + factor * raising - lowering / factor
+        builder.metrics["trim/leverage"] = (raising + lowering) / total.clamp(min=torch.finfo(effect.dtype).tiny)
         builder.metrics["trim/weight"] = factor
         builder.metrics["trim/saturated"] = (torch.maximum(factor, 1 / factor) >= max_weight).to(effect.dtype)
         known = {"trim/target": state.target, "trim/drive": drive or 0.0, "trim/entropy_change": state.change}
@@ -158,26 +163,20 @@ def trim(
 
     needs = {"entropy", *MOMENTS} if phi == "exact" else {"entropy"}
     words = {
-        Reason.BOOSTED: "boosted: it moves the entropy towards its band",
-        Reason.DAMPED: "damped: it moves the entropy away from its band",
+        Reason.BOOSTED: "boosted: surprising, and it moves the entropy towards its band",
+        Reason.DAMPED: "damped: surprising, and it moves the entropy away from its band",
     }
-    formula = "e = -c Phi; e > 0 times a, e < 0 times 1 / a, with a P - N / a = drive (P + N), "
+    formula = "e = -c Phi; where Phi < 0: e > 0 times a, e < 0 times 1 / a, so that sum e = drive x sum |e|, "
     formula += _band_formula(state)
     return TokenRule("trim", formula, apply, frozenset(needs), state, words, frozenset(MOMENTS), last=True)
 
 
-def balance(raising: Tensor, lowering: Tensor, drive: float, most: float) -> Tensor:
-    """Return a with a P - N / a = drive (P + N), at most `most` and at least its inverse; 1 where nothing can be done.
-
-    It only ever pushes in the drive's direction: an update that does more than is asked for is left alone.
-    """
-    up = math.copysign(1.0, drive) > 0
-    towards, away = (raising, lowering) if up else (lowering, raising)
-    wanted = abs(drive) * (towards + away)
-    factor = (wanted + (wanted * wanted + 4 * towards * away).sqrt()) / (2 * towards)
-    # Without tokens of one of the two kinds no weights could turn the update round.
-    factor = torch.where((towards > 0) & (away > 0), factor, 1.0).clamp(1.0, most)
-    return factor if up else 1 / factor
+def balance(raising: Tensor, lowering: Tensor, wanted: Tensor, most: float) -> Tensor:
+    """Return a with a P - N / a = wanted, at most `most` and at least its inverse; 1 without any P and N."""
+    root = (wanted * wanted + 4 * raising * lowering).sqrt()
+    # Of the two forms of the root the one that adds: the other loses its digits, and is 0 / 0 without P or N.
+    factor = torch.where(wanted > 0, (wanted + root) / (2 * raising), 2 * lowering / (root - wanted))
+    return torch.where(raising + lowering > 0, factor.clamp(1 / most, most), 1.0)
 
 
 def _band_formula(state: TrimControl) -> str:
