@@ -163,7 +163,8 @@ def trim(
     }
     formula = "e = -c Phi; e > 0 times a, e < 0 times 1 / a, with a P - N / a = drive (P + N), "
     formula += _band_formula(state)
-    return TokenRule("trim", formula, apply, frozenset(needs), state, words, frozenset(MOMENTS), last=True)
+    # After STARE's critical weight as well, which would undo what trim asks for.
+    return TokenRule("trim", formula, apply, frozenset(needs), state, words, frozenset(MOMENTS), last=2)
 
 
 def balance(raising: Tensor, lowering: Tensor, drive: float, most: float) -> Tensor:
