@@ -143,7 +143,7 @@ def test_a_checkpoint_holds_the_controllers_before_verl_marks_it_as_the_latest(
     def trainer() -> TrimtabRayTrainer:
         made = object.__new__(TrimtabRayTrainer)
         made.config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path), "resume_mode": "auto"}})
-        made.objective, made.recorder, made.global_steps = tt.objective("stare(adaptive=true)"), None, 3
+        made.objective, made.recorder, made.global_steps = tt.objective("stare(adaptive=true) + trim"), None, 3
         return made
 
     saved = tmp_path / "global_step_3/trimtab.json"
@@ -152,6 +152,7 @@ def test_a_checkpoint_holds_the_controllers_before_verl_marks_it_as_the_latest(
     first, second = trainer(), trainer()
     state = first.objective.state_dict()
     state["stare"]["boost"] = 1.37
+    state["trim"] = {"integral": 0.1, "rollouts": 3.0, "first": 0.9, "entropy": 0.2, "change": -0.1}
     first.objective.load_state_dict(state)
     first._save_checkpoint()
     second._load_checkpoint()
