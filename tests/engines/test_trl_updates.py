@@ -26,7 +26,11 @@ from trimtab.policy import Policy, Transcript, UpdateOptions, update
 from trimtab.policy.demo_model import demo_tokenizer
 
 SUPPORT = Path(__file__).parents[1] / "support"
-OBJECTIVES = ("stapo(tau_p=0.2)", "stare(adaptive=true, target=2)", "sspo + s2t(tau_p=0.2) + tis")
+OBJECTIVES = (
+    "stapo(tau_p=0.2)",
+    "stare(adaptive=true, target=2) + trim(floor=9)",
+    "sspo + s2t(tau_p=0.2) + tis + stare(boost=critical, variant=C1, share=0.3, gate=none)",
+)
 STEPS = 4
 # Plain gradient descent: Adam divides by the size of a gradient, and so makes noise of a gradient that is rounding.
 COMMON: dict[str, Any] = {"optim": "sgd", "learning_rate": 0.5, "max_steps": STEPS, "max_grad_norm": 0.3}
@@ -152,6 +156,8 @@ def test_a_killed_run_resumes_with_its_controllers_as_they_were(start: Path, tmp
     )
     assert saved == same
     assert saved["stare"]["boost"] == pytest.approx(1.1 + 2 * 0.01)
+    assert saved["trim"]["rollouts"] == 2
+    assert 0.02 < saved["trim"]["integral"] < 0.04  # two errors of nearly 1
     del killed["die_at"]
     resumed = run({**killed, "resume": str(checkpoint)})
     assert resumed.objective.state_dict() == undisturbed.objective.state_dict()

@@ -148,6 +148,17 @@ def test_the_gate_observes_a_batch_once() -> None:
     assert planned.metrics["trimtab/tokens/boosted_share"] > 0
 
 
+def test_trim_observes_a_batch_once_and_weighs_each_mini_batch_by_its_own_tokens() -> None:
+    objective = build_objective({"name": "dapo + trim", "floor": 9.0, "gain": 2.0, "max_weight": 100.0})
+    planned = plan_step(objective, random_batch(7), 4, 1, TOKENIZER)
+    assert objective.state_dict()["trim"]["rollouts"] == 1
+    assert objective.state_dict()["trim"]["entropy"] == pytest.approx(float(planned.tokens.entropy.mean()))
+    weights = [float(plan.metrics["trim/weight"]) for plan in planned.plans]
+    assert min(weights) > 1 and weights[0] != weights[1]
+    assert planned.metrics["trimtab/trim/weight"] == pytest.approx(sum(weights) / 2)
+    assert planned.sent == "scale,weight"
+
+
 def test_a_metric_without_a_value_in_one_update_is_the_mean_of_the_others() -> None:
     objective = build_objective({"name": "stapo", "tau_p": 0.9})
     data = random_batch(8)

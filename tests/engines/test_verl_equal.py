@@ -21,6 +21,13 @@ from trimtab.engines.verl.planning import minibatch_rows
 from trimtab.objectives import METHODS, Objective
 
 METHODS_HERE = [*METHODS, "grpo + kl", "stapo + tis", "dapo + icepop", "dapo + mis", "sspo + s2t", "gspo + stare"]
+# The entropies of these batches are at most 2, and one rollout is observed before they are planned.
+METHODS_HERE += [
+    "dapo + trim(floor=9, gain=2)",
+    "sspo + trim(floor=0, ceiling=0.1) + kl",
+    "stare(boost=critical, share=0.3)",
+]
+METHODS_HERE += ["grpo + entropy_bonus(coef=0.1)"]
 MISSION = ("stapo", "stare", "sspo", "grpo")
 
 

@@ -22,7 +22,14 @@ from trimtab.engines.verl.trainer import TrimtabRayTrainer
 from trimtab.record import open_run
 
 MODE = "trainer.v1.trainer_mode=trimtab"
-STARE = (MODE, "+trimtab.objective=stare", "+trimtab.target=9.0", "+trimtab.adaptive=true", "trainer.save_freq=1")
+STARE = (
+    MODE,
+    '+trimtab.objective="stare + trim"',
+    "+trimtab.target=9.0",
+    "+trimtab.adaptive=true",
+    "+trimtab.floor=9.0",
+    "trainer.save_freq=1",
+)
 RATE = 0.01
 
 
@@ -32,9 +39,9 @@ def steps_of(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line)["data"] for line in lines]
 
 
-def controllers(folder: Path, step: int) -> dict[str, float]:
+def controllers(folder: Path, step: int) -> dict[str, dict[str, float]]:
     state = json.loads((folder / f"checkpoints/global_step_{step}/trimtab.json").read_text())
-    found: dict[str, float] = state["controllers"]["stare"]
+    found: dict[str, dict[str, float]] = state["controllers"]
     return found
 
 
@@ -73,12 +80,15 @@ def test_a_killed_run_resumes_with_its_controllers_as_they_were(tmp_path: Path) 
     write_inputs(tmp_path)
     record = f"+trimtab.record={tmp_path}/records"
     last = killed_after(tmp_path, 2, *STARE, record)
-    assert controllers(tmp_path, last)["boost"] == pytest.approx(1.1 + last * RATE)
+    assert controllers(tmp_path, last)["stare"]["boost"] == pytest.approx(1.1 + last * RATE)
+    assert controllers(tmp_path, last)["trim"]["rollouts"] == last
 
     code, said = run(tmp_path, last + 1, *STARE, record)
     assert code == 0, said[-3000:]
-    assert re.search(r"trimtab \S+: stare: ", said)
-    assert controllers(tmp_path, last + 1)["boost"] == pytest.approx(1.1 + (last + 1) * RATE)
+    assert re.search(r"trimtab \S+: stare \+ trim: ", said)
+    assert controllers(tmp_path, last + 1)["stare"]["boost"] == pytest.approx(1.1 + (last + 1) * RATE)
+    assert controllers(tmp_path, last + 1)["trim"]["rollouts"] == last + 1
+    assert controllers(tmp_path, last + 1)["trim"]["integral"] > controllers(tmp_path, last)["trim"]["integral"]
     step = steps_of(tmp_path)[-1]
     assert step["training/global_step"] == last + 1
     assert step["trimtab/tokens/boosted_share"] > 0
@@ -133,7 +143,7 @@ def test_a_checkpoint_holds_the_controllers_before_verl_marks_it_as_the_latest(
     def trainer() -> TrimtabRayTrainer:
         made = object.__new__(TrimtabRayTrainer)
         made.config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path), "resume_mode": "auto"}})
-        made.objective, made.recorder, made.global_steps = tt.objective("stare(adaptive=true)"), None, 3
+        made.objective, made.recorder, made.global_steps = tt.objective("stare(adaptive=true) + trim"), None, 3
         return made
 
     saved = tmp_path / "global_step_3/trimtab.json"
@@ -142,6 +152,7 @@ def test_a_checkpoint_holds_the_controllers_before_verl_marks_it_as_the_latest(
     first, second = trainer(), trainer()
     state = first.objective.state_dict()
     state["stare"]["boost"] = 1.37
+    state["trim"] = {"integral": 0.1, "rollouts": 3.0, "first": 0.9, "entropy": 0.2, "change": -0.1}
     first.objective.load_state_dict(state)
     first._save_checkpoint()
     second._load_checkpoint()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import trimtab as tt
-from helpers.objectives.batches import EVERY, batch, loss_and_gradient, moved, same
+from helpers.objectives.batches import EVERY, batch, loss_and_gradient, moved, observed, same
 from trimtab.objectives import ATTACHMENTS, METHODS
 from trimtab.objectives.methods import reference_docs
 from trimtab.objectives.methods.registry import OPTIONS
@@ -23,7 +23,7 @@ NAMED = [
 def test_every_method_is_there() -> None:
     # A new one needs no entry here.
     assert METHODS.keys() >= set(NAMED)
-    assert ATTACHMENTS.keys() >= {"s2t", "stare", "top_entropy", "tis", "icepop", "mis", "kl"}
+    assert ATTACHMENTS.keys() >= {"s2t", "stare", "top_entropy", "tis", "icepop", "mis", "kl", "trim", "entropy_bonus"}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,8 @@ def test_needs_are_enough(name: str) -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_metric_is_in_the_table(name: str) -> None:
-    tokens, objective = batch(1), tt.objective(name)
+    tokens = batch(1)
+    objective = observed(tt.objective(name), tokens)
     plan = objective.plan(tokens)
     emitted = plan.metrics | objective.loss(moved(tokens), plan).metrics
     assert set(emitted) <= set(reference_docs.METRICS)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import trimtab as tt
-from helpers.objectives.batches import EVERY, batch, fields, moved
+from helpers.objectives.batches import EVERY, batch, fields, moved, observed
 
 
 def finite(objective: tt.Objective, tokens: tt.TokenBatch, new_logp: torch.Tensor) -> None:
@@ -73,7 +73,7 @@ def test_responses_without_tokens_do_not_exist(name: str) -> None:
     tokens = tt.TokenBatch.from_padded(**{key: value[kept] for key, value in padded.items()})
     padded["mask"][[1, 3, 4]] = False
     with_empty = tt.TokenBatch.from_padded(**padded)
-    objective, new = tt.objective(name), moved(tokens)
+    objective, new = observed(tt.objective(name), tokens), moved(tokens)
     expected = objective.loss(new, objective.plan(tokens)).loss
     plan = objective.plan(with_empty)
     assert objective.loss(new, plan).loss.item() == pytest.approx(expected.item(), abs=1e-14)

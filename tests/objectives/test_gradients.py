@@ -7,7 +7,7 @@ import torch
 from torch.autograd import gradcheck
 
 import trimtab as tt
-from helpers.objectives.batches import COMBINATIONS, EVERY, batch, fields, moved
+from helpers.objectives.batches import COMBINATIONS, EVERY, batch, fields, moved, observed
 from trimtab.objectives import METHODS
 
 # Where a ratio is shared, the gradient of each token is its own; it equals the plain derivative as long as the tokens
@@ -67,7 +67,8 @@ def test_no_gradient_flows_through_the_batch(name: str) -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_metrics_carry_no_gradient(name: str) -> None:
-    tokens, objective = batch(4), tt.objective(name)
+    tokens = batch(4)
+    objective = observed(tt.objective(name), tokens)
     plan = objective.plan(tokens)
     out = objective.loss(moved(tokens), plan)
     assert not any(value.requires_grad for value in (plan.metrics | out.metrics).values())
@@ -75,7 +76,8 @@ def test_metrics_carry_no_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["stapo", *COMBINATIONS])
 def test_loss_and_grad_are_the_loss_and_its_gradient(name: str) -> None:
-    tokens, objective = batch(4), tt.objective(name)
+    tokens = batch(4)
+    objective = observed(tt.objective(name), tokens)
     plan, new = objective.plan(tokens), moved(tokens)
     loss = objective.loss(new, plan).loss
     (gradient,) = torch.autograd.grad(loss, new)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 
 import trimtab as tt
-from helpers.objectives.batches import batch, dtypes, fields, loss_and_gradient, moved, same, seeds
+from helpers.objectives.batches import batch, dtypes, fields, loss_and_gradient, moved, observed, same, seeds
 
 Build = Callable[[], tt.Objective]
 
@@ -74,6 +74,22 @@ PAIRS: dict[str, tuple[Build, Build]] = {
         lambda: tt.objective("grpo + kl(coef=0)"),
         lambda: tt.objective("grpo"),
     ),
+    "an entropy bonus with coefficient nothing is the method": (
+        lambda: tt.objective("sspo + entropy_bonus(coef=0)"),
+        lambda: tt.objective("sspo"),
+    ),
+    "STARE with the critical weight is DAPO with its rule": (
+        lambda: tt.objective("stare", boost="critical", variant="C2"),
+        lambda: tt.objective("dapo + stare(boost=critical, variant=C2)"),
+    ),
+    "trim before the first rollout is the method": (
+        lambda: tt.objective("gspo + trim(floor=9)"),
+        lambda: tt.objective("gspo"),
+    ),
+    "rules judge tokens by the advantage before the entropy bonus": (
+        lambda: tt.objective("grpo + entropy_bonus(coef=2) + s2t(tau_p=0.2) + stare(variant=C2, gate=none)"),
+        lambda: tt.objective("grpo + s2t(tau_p=0.2) + stare(variant=C2, gate=none) + entropy_bonus(coef=2)"),
+    ),
     "one micro-batch makes the micro scope the mini-batch": (
         lambda: tt.objective("sspo + s2t", tau_p=0.2, scope="micro"),
         lambda: tt.objective("sspo + s2t", tau_p=0.2),
@@ -100,6 +116,71 @@ def test_stare_behind_a_closed_gate_is_dapo(seed: int, dtype: torch.dtype) -> No
     stare = tt.objective("stare", variant="C4", target=0.0)
     stare.observe(tokens)
     same(stare, tt.objective("dapo"), tokens)
+
+
+@pytest.mark.parametrize("variant", ["O1", "C1", "C2", "C3"])
+@given(seed=seeds, dtype=dtypes)
+@settings(max_examples=10)
+def test_stare_with_the_critical_weight_behind_a_closed_gate_is_dapo(
+    variant: str, seed: int, dtype: torch.dtype
+) -> None:
+    tokens = batch(seed, dtype=dtype)
+    stare = observed(tt.objective("stare", boost="critical", variant=variant, target=0.0), tokens)
+    same(stare, tt.objective("dapo"), tokens)
+
+
+HOSTS = ["dapo", "grpo", "dr_grpo", "gspo", "sspo", "cispo", "gmpo", "vespo", "stapo(tau_p=0.2)", "kl_cov(share=0.2)"]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("band", ["floor=0", "floor=0.001", "floor=0, ceiling=0.6", "floor=0.001, relative=true"])
+@given(seed=seeds, dtype=dtypes)
+@settings(max_examples=5)
+def test_trim_is_the_method_while_the_entropy_is_in_its_band(
+    host: str, band: str, seed: int, dtype: torch.dtype
+) -> None:
+    tokens = batch(seed, dtype=dtype)
+    trimmed, alone = observed(tt.objective(f"{host} + trim({band})"), tokens), tt.objective(host)
+    plan, expected = trimmed.plan(tokens), alone.plan(tokens)
+    assert torch.equal(plan.weight, expected.weight) and torch.equal(plan.reason, expected.reason)
+    same(trimmed, alone, tokens)
+
+
+@pytest.mark.parametrize("host", ["dapo", "sspo", "gmpo"])
+@given(seed=seeds, dtype=dtypes)
+@settings(max_examples=5)
+def test_an_entropy_bonus_above_its_target_is_the_method(host: str, seed: int, dtype: torch.dtype) -> None:
+    tokens = batch(seed, dtype=dtype)
+    rewarded = observed(tt.objective(f"{host} + entropy_bonus(coef=0.5, target=0.001)"), tokens)
+    assert torch.equal(rewarded.plan(tokens).advantage, tokens.advantage)
+    same(rewarded, tt.objective(host), tokens)
+
+
+@pytest.mark.parametrize("host", ["dapo", "gspo", "sspo"])
+@pytest.mark.parametrize("rules", [
+    ["s2t(tau_p=0.2)"], ["stare(variant=C2, gate=none)"], ["tis", "kl(coef=0.1)"], ["top_entropy(renormalize=true)"],
+    ["stare(boost=critical, gate=none)"], ["s2t(tau_p=0.2)", "entropy_bonus(coef=0.3)"],
+])  # fmt: skip
+@given(seed=seeds, dtype=dtypes)
+@settings(max_examples=5)
+def test_trim_is_applied_last_wherever_it_is_attached(
+    host: str, rules: list[str], seed: int, dtype: torch.dtype
+) -> None:
+    tokens, trim = batch(seed, dtype=dtype), "trim(floor=9)"
+    first, last = (
+        observed(tt.objective(" + ".join([host, *order])), tokens) for order in ([trim, *rules], [*rules, trim])
+    )
+    assert torch.equal(first.plan(tokens).weight, last.plan(tokens).weight)
+    same(first, last, tokens)
+
+
+@given(seed=seeds, dtype=dtypes)
+@settings(max_examples=10)
+def test_the_critical_weight_follows_from_what_the_other_rules_leave(seed: int, dtype: torch.dtype) -> None:
+    tokens = batch(seed, dtype=dtype)
+    before = tt.objective("dapo + stare(boost=critical, gate=none) + s2t(tau_p=0.2) + entropy_bonus(coef=0.3)")
+    after = tt.objective("dapo + s2t(tau_p=0.2) + entropy_bonus(coef=0.3) + stare(boost=critical, gate=none)")
+    same(before, after, tokens)
 
 
 @given(seed=seeds, dtype=dtypes)

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trimtab as tt
-from helpers.objectives.batches import EVERY, batch, fields, loss_and_gradient, moved, seeds
+from helpers.objectives.batches import EVERY, batch, fields, loss_and_gradient, moved, observed, seeds
 from helpers.thorough import slow_but
 
 TIGHT = {"rtol": 1e-12, "atol": 1e-12}
+EXACT = {"rtol": 0.0, "atol": 0.0}
 PER_TOKEN = ("advantage", "weight", "scale", "clip_low", "clip_high", "reason")
 
 
@@ -22,7 +23,8 @@ PER_TOKEN = ("advantage", "weight", "scale", "clip_low", "clip_high", "reason")
 @given(seed=seeds, size=st.integers(1, 7))
 @settings(max_examples=12)
 def test_parts_add_up(name: str, seed: int, size: int) -> None:
-    tokens, objective = batch(seed), tt.objective(name)
+    tokens = batch(seed)
+    objective = observed(tt.objective(name), tokens)
     new, plan = moved(tokens), objective.plan(tokens)
     whole = objective.loss(new, plan)
     outs = [objective.loss(new[micro_batch.slice], micro_batch) for micro_batch in plan.split(size)]
@@ -72,7 +74,7 @@ def test_padding_changes_nothing(name: str) -> None:
             junk = junk.to(value.dtype) if value.is_floating_point() else torch.zeros_like(junk, dtype=value.dtype)
             wide[key] = torch.cat([junk, value, junk], dim=1)
     tight, loose = tt.TokenBatch.from_padded(**padded), tt.TokenBatch.from_padded(**wide)
-    objective, new = tt.objective(name), moved(tight)
+    objective, new = observed(tt.objective(name), tight), moved(tight)
     mine, yours = loss_and_gradient(objective, tight, new), loss_and_gradient(objective, loose, new)
     assert all(torch.equal(a, b) for a, b in zip(mine, yours, strict=True))
 
@@ -160,7 +162,9 @@ def test_any_number_of_processes_makes_the_same_plan(world: int, tmp_path: Path)
         (gradient,) = torch.autograd.grad(loss, new)
         for field in PER_TOKEN:
             gathered = torch.cat([share[name][field] for share in shares])
-            assert torch.equal(gathered, getattr(plan, field)), f"{name}: {field}"
+            # trim's weights follow the mean entropy of the rollout, which ranks add up in another order.
+            close = TIGHT if "trim" in name and field == "weight" else EXACT
+            torch.testing.assert_close(gathered, getattr(plan, field), **close, msg=f"{name}: {field}")
         summed = torch.stack([share[name]["loss"] for share in shares]).sum()
         torch.testing.assert_close(summed, loss.detach(), **TIGHT)
         torch.testing.assert_close(torch.cat([share[name]["gradient"] for share in shares]), gradient, **TIGHT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,107 +12,19 @@ import torch
 
 import trimtab as tt
 from helpers.objectives import reference
-from helpers.objectives.reference import Batch, Token, Update
-
-SEEDS = range(8)
-TOLERANCE = 1e-10
-OPTIONAL = ("entropy", "segment", "sampler", "ref", "proxy", "current")
-FIELD_OF = {"segment": "segment", "entropy": "entropy"} | {
-    n: f"{n}_logp" for n in ("sampler", "ref", "proxy", "current")
-}
-
-Options = Mapping[str, Any]
-
-
-def random_batch(seed: int, *, proxy: bool = False, current: bool = False, jump: float = 0.0) -> Batch:
-    """Responses of 1 to 14 tokens and sometimes none, some without signal, some off-policy by little and some by much.
-
-    `proxy` and `current` give the tokens those log-probabilities; `jump` is added to or taken from some new ones.
-    """
-    rng = np.random.default_rng(seed)
-    lengths = [1, *rng.integers(1, 15, size=rng.integers(3, 8))]
-    if seed % 3 == 0:
-        lengths.insert(int(rng.integers(0, len(lengths) + 1)), 0)
-    entropy_scale = rng.choice([0.15, 1.0])
-    batch: Batch = []
-    for length in lengths:
-        advantage = float(rng.choice([0.0, 1.0, 1.0, 1.0, 1.0]) * rng.normal(0.0, 1.5))
-        drift = rng.choice([2e-4, 0.05, 0.4, 2.5])
-        mismatch = rng.choice([0.02, 0.7])
-        response = []
-        for _ in range(length):
-            old = -float(rng.choice([rng.uniform(0.01, 1.5), rng.uniform(1.0, 9.0)]))
-            leap = jump * float(rng.choice([-1.0, 0.0, 1.0]))
-            response.append(
-                Token(
-                    old=old,
-                    new=old + float(rng.choice([0.0, 1.0, 1.0, 1.0]) * rng.normal(0.0, drift)) + leap,
-                    advantage=advantage,
-                    entropy=float(rng.gamma(1.5, entropy_scale)),
-                    segment=int(rng.integers(0, 2)),
-                    sampler=old + float(rng.normal(0.0, mismatch)),
-                    ref=old + float(rng.normal(0.0, 0.5)),
-                    proxy=float(rng.choice([old + rng.uniform(0.0, 0.5), -math.inf])) if proxy else None,
-                    current=old + float(rng.normal(0.0, 1.0)) if current else None,
-                )
-            )
-        batch.append(response)
-    return batch
-
-
-def token_batch(batch: Batch) -> tt.TokenBatch:
-    """The batch as the package takes it: padded, with holes and with nonsense where no token is."""
-    rng = np.random.default_rng(len(reference.flat(batch)))
-    columns = max((len(response) for response in batch), default=0) + 3
-    mask = np.zeros((len(batch), columns), dtype=bool)
-    for row, response in enumerate(batch):
-        mask[row, rng.choice(columns, size=len(response), replace=False)] = True
-
-    def padded(name: str) -> torch.Tensor:
-        values = np.full(mask.shape, -3.0)
-        values[mask] = [getattr(token, name) for token in reference.flat(batch)]
-        return torch.from_numpy(values)
-
-    tokens = reference.flat(batch)
-    measured = [name for name in OPTIONAL if all(getattr(token, name) is not None for token in tokens)]
-    optional = {FIELD_OF[name]: padded(name) for name in measured}
-    return tt.TokenBatch.from_padded(
-        torch.from_numpy(mask), old_logp=padded("old"), advantage=padded("advantage"), **optional
-    )
-
-
-def new_logp(batch: Batch) -> torch.Tensor:
-    return torch.tensor([token.new for token in reference.flat(batch)], dtype=torch.float64, requires_grad=True)
-
-
-def assert_same(objective: tt.Objective, plan: tt.Plan, batch: Batch, expected: Update, seed: int) -> None:
-    """The plan's loss and gradient, whole and in micro-batches, are the reference's."""
-    for micro_batches in ([plan], plan.split(2)):
-        new = new_logp(batch)
-        losses = [objective.loss(new[micro_batch.slice], micro_batch).loss for micro_batch in micro_batches]
-        total = torch.stack(losses).sum()
-        total.backward()
-        assert new.grad is not None
-        where = f"seed {seed}, {len(micro_batches)} micro-batch(es)"
-        close = {"rtol": TOLERANCE, "atol": TOLERANCE}
-        np.testing.assert_allclose(total.item(), expected.loss, err_msg=f"loss, {where}", **close)
-        np.testing.assert_allclose(new.grad.numpy(), expected.grad, err_msg=f"gradient, {where}", **close)
-
-
-def check(method: str, options: Options, attached: Mapping[str, Options], batch: Batch, seed: int) -> None:
-    objective = tt.objective(method, **options, **attached)
-    also = [reference.ATTACHMENTS[name](**given) for name, given in attached.items()]
-    expected = getattr(reference, method)(batch, **options, also=also)
-    assert_same(objective, objective.plan(token_batch(batch)), batch, expected, seed)
-
-
-def reasons(plan: tt.Plan) -> list[set[str]]:
-    return [{str(flag.name) for flag in tt.Reason if flag & code} for code in plan.reason.tolist()]
-
-
-def having(plan: tt.Plan, name: str) -> list[int]:
-    return [position for position, found in enumerate(reasons(plan)) if name in found]
-
+from helpers.objectives.reference import Batch, Token
+from helpers.objectives.reference_checks import (
+    SEEDS,
+    TOLERANCE,
+    Options,
+    assert_same,
+    check,
+    having,
+    new_logp,
+    random_batch,
+    reasons,
+    token_batch,
+)
 
 METHODS: dict[str, list[Options]] = {
     "grpo": [{}, {"clip_low": 0.1, "clip_high": 0.5, "dual_clip": 3.0}],
@@ -165,6 +77,9 @@ ATTACHMENTS: list[tuple[str, Options]] = [
     ("s2t", {"tau_p": 0.3, "mask": "rare"}),
     ("s2t", {"tau_p": 0.3, "mask": "uncertain"}),
     ("stare", {"variant": "C2"}),
+    ("stare", {"boost": "critical"}),
+    ("stare", {"boost": "critical", "variant": "C3", "share": 0.3, "damp": 0.5, "gate": "token"}),
+    ("entropy_bonus", {"coef": 0.3}),
     ("top_entropy", {}),
     ("top_entropy", {"share": 0.4, "renormalize": True}),
     ("tis", {}),
@@ -180,7 +95,21 @@ ATTACHMENTS: list[tuple[str, Options]] = [
     ("kl", {"coef": 0.7, "estimator": "k1", "corrected": True}),
 ]
 ATTACHMENT_CASES = [pytest.param(name, options, id=f"{name}-{options}") for name, options in ATTACHMENTS]
+# After a rollout like the batch itself, with a mean entropy of about 0.2 or 1.5.
+STEERING: list[tuple[str, Options]] = [
+    ("trim", {"floor": 2.5}),
+    ("trim", {"floor": 2.5, "gain": 3.0, "max_weight": 1.5}),
+    ("trim", {"floor": 2.5, "gain": 0.0, "integral_gain": 0.0}),
+    ("trim", {"floor": 0.3, "phi": "estimated"}),
+    ("trim", {"floor": 0.0, "ceiling": 0.1}),
+    ("stare", {"boost": "critical", "variant": "C1", "share": 0.3}),
+    ("entropy_bonus", {"coef": 0.3, "target": 0.3, "rate": 0.1}),
+]
+STEERING_CASES = [pytest.param(name, options, id=f"{name}-{options}") for name, options in STEERING]
 HOSTS = ["grpo", "dr_grpo", "gspo", "cispo", "sapo", "dppo", "vespo", "sspo"]
+STEERED = list(product([*HOSTS, "dapo", "gmpo", "top_entropy", "stapo"], [False, True]))
+# The reference takes their clip off at the new policy, and a coefficient is of the current one.
+STEERED += [("kl_cov", False), ("lp_reg", False)]
 
 
 def test_the_random_batches_reach_every_case() -> None:
@@ -209,6 +138,16 @@ def test_an_attachment_does_the_same_on_every_method(host: str, name: str, optio
         check(host, {}, {name: options}, random_batch(seed), seed)
 
 
+@pytest.mark.parametrize(("host", "current"), STEERED)
+@pytest.mark.parametrize(("name", "options"), STEERING_CASES)
+def test_what_steers_the_entropy_does_the_same_on_every_method(
+    host: str, current: bool, name: str, options: Options
+) -> None:
+    for seed in SEEDS:
+        batch = random_batch(seed, current=current)
+        check(host, {}, {name: options}, batch, seed, rollouts=[batch])
+
+
 @pytest.mark.parametrize(
     "host", ["grpo", "gspo", "cispo", "dppo", "vespo", "sspo", "kl_cov", "lp_reg", "entropy_advantage"]
 )
@@ -218,11 +157,17 @@ def test_an_attachment_does_the_same_on_every_method(host: str, name: str, optio
         {"stare": {"variant": "C4", "share": 0.3}, "s2t": {"tau_p": 0.3}, "tis": {}, "kl": {"coef": 0.5}},
         {"top_entropy": {"share": 0.6}, "mis": {"low": 0.1, "high": 10.0}, "kl": {"coef": 0.5}},
         {"icepop": {"renormalize": True}, "top_entropy": {"share": 0.6}, "stare": {"variant": "C1"}},
+        {"trim": {"floor": 2.5}, "s2t": {"tau_p": 0.3}, "tis": {}, "kl": {"coef": 0.5}},
+        {"trim": {"floor": 0.0, "ceiling": 0.1}, "stare": {"variant": "C2", "gate": "none"}, "icepop": {}},
+        {"stare": {"boost": "critical", "variant": "C2", "gate": "none"}, "trim": {"floor": 2.5}, "kl": {"coef": 0.5}},
+        {"stare": {"boost": "critical", "gate": "none"}, "s2t": {"tau_p": 0.3}, "tis": {}, "entropy_bonus": {}},
+        {"s2t": {"tau_p": 0.3}, "stare": {"gate": "none"}, "entropy_bonus": {"coef": 0.5}, "trim": {"floor": 2.5}},
     ],
 )
 def test_attachments_work_together(host: str, attached: Mapping[str, Options]) -> None:
     for seed in SEEDS:
-        check(host, {}, attached, random_batch(seed), seed)
+        batch = random_batch(seed)
+        check(host, {}, attached, batch, seed, rollouts=[batch] if "trim" in attached else [])
 
 
 @pytest.mark.parametrize("variant", ["O1", "C4"])

@@ -1,12 +1,18 @@
-"""trim: its prediction against a real softmax, its control law, its controller, and where it does nothing."""
+"""trim: its prediction against a real softmax, its control law, Phi without moments, and where it does nothing."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import trimtab as tt
+from helpers.objectives.batches import batch, moved, observed
 from trimtab import theory
+from trimtab.objectives import Moments
+from trimtab.objectives.phi import NEIGHBOURS, batch_phi, estimated_phi
 
 TOKENS, VOCABULARY = 240, 12
 
@@ -67,3 +73,199 @@ def test_the_critical_weight_leaves_the_entropy_unchanged_to_second_order(varian
         unweighted = entropy_after(logits, token, dapo, dapo.plan(tokens), eta) - before
         assert abs(change) < 20 * eta**2
         assert abs(unweighted) > 0.01 * eta
+
+
+# --- the control law
+
+
+def raising_and_lowering(tokens: tt.TokenBatch) -> tuple[float, float]:
+    """P and N of DAPO on policy, whose coefficient is A / tokens."""
+    effect = -tokens.advantage / tokens.tokens * theory.batch_phi(tokens)
+    return float(effect.clamp(min=0).sum()), float(-effect.clamp(max=0).sum())
+
+
+@pytest.mark.parametrize(("band", "asked"), [("floor=9", 1), ("floor=0, ceiling=0.01", -1)])
+@pytest.mark.parametrize("gain", [0.1, 0.3, 0.6])
+def test_the_update_changes_the_entropy_by_what_the_controller_asks_for(band: str, asked: int, gain: float) -> None:
+    _, _, tokens = tabular()
+    objective = steered(f"dapo + trim({band}, gain={gain}, integral_gain=0)", tokens)
+    plan, drive = objective.plan(tokens), objective.controllers["trim"].drive  # type: ignore[attr-defined]
+    raising, lowering = raising_and_lowering(tokens)
+    assert drive * asked == pytest.approx(gain, rel=0.2)
+    assert plan.metrics["trim/drive"].item() == drive
+    assert plan.metrics["trim/saturated"] == 0
+    assert plan.metrics["trim/leverage"].item() == pytest.approx(min(raising, lowering) / (raising + lowering))
+    assert plan.metrics["trim/predicted_change"].item() == pytest.approx(drive * (raising + lowering))
+    factor = plan.metrics["trim/weight"].item()
+    assert {round(weight, 9) for weight in plan.weight.tolist()} == {round(factor, 9), round(1 / factor, 9)}
+    boosted = (plan.reason & int(tt.Reason.BOOSTED)) != 0
+    towards = asked * -tokens.advantage * theory.batch_phi(tokens) > 0
+    assert torch.equal(boosted, towards)
+    assert torch.equal((plan.reason & int(tt.Reason.DAMPED)) != 0, ~towards)
+
+
+@pytest.mark.parametrize("band", ["floor=9", "floor=0, ceiling=0.01"])
+def test_a_weight_at_its_limit_is_said_to_be_saturated(band: str) -> None:
+    _, _, tokens = tabular()
+    plan = steered(f"dapo + trim({band}, gain=10, max_weight=1.25)", tokens).plan(tokens)
+    assert set(plan.weight.tolist()) == {1.25, 0.8}
+    assert plan.metrics["trim/saturated"] == 1
+
+
+@pytest.mark.parametrize("band", ["floor=9", "floor=0, ceiling=0.01"])
+def test_a_largest_weight_of_one_leaves_the_method_as_it_is(band: str) -> None:
+    _, _, tokens = tabular()
+    plan = steered(f"dapo + trim({band}, gain=10, max_weight=1)", tokens).plan(tokens)
+    assert torch.equal(plan.weight, torch.ones_like(plan.weight))
+    assert torch.equal(plan.reason, tt.objective("dapo").plan(tokens).reason)
+
+
+@pytest.mark.parametrize(("band", "sign"), [("floor=9", -1.0), ("floor=0, ceiling=0.01", 1.0)])
+def test_an_update_that_does_more_than_is_asked_for_is_left_alone(band: str, sign: float) -> None:
+    _, _, tokens = tabular()
+    tokens.advantage[:] = sign * theory.batch_phi(tokens).sign() * 10
+    tokens.advantage[::9] *= -0.01  # a little the other way
+    plan = steered(f"dapo + trim({band}, gain=0.1)", tokens).plan(tokens)
+    assert plan.metrics["trim/leverage"] > 0
+    assert abs(plan.metrics["trim/predicted_change"]) > abs(plan.metrics["trim/drive"]) * sum(
+        raising_and_lowering(tokens)
+    )
+    assert torch.equal(plan.weight, torch.ones_like(plan.weight))
+
+
+@pytest.mark.parametrize("band", ["floor=9", "floor=0, ceiling=0.01"])
+@pytest.mark.parametrize("kind", ["no advantage", "raising alone", "lowering alone"])
+def test_without_tokens_of_both_kinds_weights_stay_one_and_metrics_finite(band: str, kind: str) -> None:
+    _, _, tokens = tabular()
+    sign = {"no advantage": 0.0, "raising alone": -1.0, "lowering alone": 1.0}[kind]
+    tokens.advantage[:] = sign * theory.batch_phi(tokens).sign()
+    plan = steered(f"dapo + trim({band})", tokens).plan(tokens)
+    assert torch.equal(plan.weight, torch.ones_like(plan.weight))
+    assert all(math.isfinite(value) for value in plan.metrics.values())
+    assert plan.metrics["trim/leverage"] == 0 and plan.metrics["trim/saturated"] == 0
+    assert plan.metrics["trim/weight"] == 1
+    assert -sign * plan.metrics["trim/predicted_change"] >= 0
+
+
+@pytest.mark.parametrize(
+    "name", ["dapo + trim(floor=9)", "dapo + trim(floor=9, phi=estimated)", "sspo + trim(floor=9)"]
+)
+def test_a_plan_without_tokens_has_finite_metrics(name: str) -> None:
+    tokens = batch(0)
+    objective = observed(tt.objective(name), tokens)
+    plan = objective.plan(tokens.select(0, 0))
+    assert plan.tokens == 0
+    assert all(math.isfinite(value) for metric, value in plan.metrics.items() if metric.startswith("trim/"))
+    assert plan.metrics["trim/weight"] == 1
+    stare = tt.objective("stare(boost=critical)").plan(tokens.select(0, 0))
+    assert stare.metrics["stare/weight"] == 1
+
+
+def test_tokens_that_the_clip_has_cut_have_no_effect() -> None:
+    tokens = batch(0)
+    current = tokens.old_logp + torch.where(torch.arange(tokens.tokens) % 2 == 0, 3.0, 0.0) * tokens.advantage.sign()
+    drifted = replace(tokens, current_logp=current)
+    cut = (current != tokens.old_logp) & (tokens.advantage != 0)
+    plan = observed(tt.objective("dapo + trim(floor=9)"), drifted).plan(drifted)
+    assert bool(cut.any()) and torch.equal(plan.weight[cut], torch.ones_like(plan.weight[cut]))
+    assert bool((plan.weight[~cut] != 1).any())
+
+
+def test_silenced_tokens_have_no_effect() -> None:
+    tokens = batch(0)
+    plan = observed(tt.objective("dapo + trim(floor=9) + s2t(tau_p=0.5, mask=rare)"), tokens).plan(tokens)
+    silenced = (plan.reason & int(tt.Reason.SILENCED)) != 0
+    assert bool(silenced.any()) and not bool(plan.weight[silenced].any())
+    assert not bool((plan.reason[silenced] & int(tt.Reason.BOOSTED | tt.Reason.DAMPED)).any())
+
+
+# --- STARE's critical weight
+
+
+def test_a_critical_weight_out_of_reach_is_ten() -> None:
+    _, _, tokens = tabular()
+    tokens.advantage[:] = theory.batch_phi(tokens).sign()  # everything lowers the entropy ...
+    tokens.advantage[tokens.old_logp.argmin()] = 1e-4  # ... but for next to nothing
+    plan = tt.objective("stare", boost="critical", gate="none", share=0.001).plan(tokens)
+    assert plan.metrics["stare/weight"] == 10
+
+
+def test_tokens_that_cannot_raise_the_entropy_are_not_boosted() -> None:
+    _, _, tokens = tabular()
+    phi = theory.batch_phi(tokens)
+    tokens.advantage[:] = torch.where(phi > 0, 1.0, -1.0)  # no rewarded token raises the entropy
+    plan = tt.objective("stare", boost="critical", gate="none").plan(tokens)
+    assert plan.metrics["stare/weight"] == 1
+    assert torch.equal(plan.weight, torch.ones_like(plan.weight))
+
+
+# --- Phi without moments
+
+
+def family(tokens: int, seed: int = 0) -> Moments:
+    """Tokens sampled from one set of logits at many temperatures: S2 is a smooth function of the entropy."""
+    rng = torch.Generator().manual_seed(seed)
+    logits = torch.linspace(0, 6, 50, dtype=torch.float64)
+    logits = logits / (0.3 + 3 * torch.rand(tokens, 1, generator=rng, dtype=torch.float64))
+    return theory.moments(logits, torch.multinomial(logits.softmax(-1), 1, generator=rng).squeeze(1))
+
+
+def test_the_estimate_is_close_to_phi_where_s2_is_a_function_of_the_entropy() -> None:
+    m = family(4000)
+    exact, estimate = theory.phi(*m), estimated_phi(m.logp, m.entropy)
+    assert torch.corrcoef(torch.stack([exact, estimate]))[0, 1] > 0.9
+    # What the sampled token contributes is exact: the estimate is off by an S2 that differs between blocks alone.
+    own_part_alone = m.logp.exp() * (m.logp + m.entropy)
+    assert (estimate - exact).square().mean() < 0.5 * (own_part_alone - exact).square().mean()
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 63, 64, 127, 128, 200, 640])
+def test_the_estimate_sums_to_zero_among_tokens_of_similar_entropy(tokens: int) -> None:
+    m = family(tokens)
+    estimate = estimated_phi(m.logp, m.entropy)[m.entropy.argsort()]
+    blocks = max(1, tokens // NEIGHBOURS)
+    rank = torch.arange(tokens) * blocks // tokens
+    for block in range(blocks):
+        assert NEIGHBOURS <= (rank == block).sum() < 2 * NEIGHBOURS or blocks == 1
+        assert estimate[rank == block].sum().item() == pytest.approx(0, abs=1e-12)
+
+
+def test_the_estimate_of_no_token_is_nothing() -> None:
+    assert estimated_phi(torch.zeros(0), torch.zeros(0)).shape == (0,)
+
+
+@pytest.mark.parametrize("host", ["dapo", "sspo"])
+def test_without_moments_trim_estimates_phi_as_if_told_to(host: str) -> None:
+    for seed in range(5):
+        tokens = batch(seed, rows=30)
+        bare = replace(tokens, sum_p2=None, sum_p2_logp=None)
+        told = observed(tt.objective(f"{host} + trim(floor=9, phi=estimated)"), tokens)
+        left = observed(tt.objective(f"{host} + trim(floor=9)"), bare)
+        plans = [told.plan(tokens), told.plan(bare), left.plan(bare)]
+        assert bool((plans[0].weight != 1).any())
+        assert all(torch.equal(plans[0].weight, plan.weight) for plan in plans)
+        assert all(torch.equal(plans[0].metrics[name], plan.metrics[name]) for plan in plans for name in plan.metrics)
+        new = moved(tokens)
+        losses = {told.loss(new, plan).loss.item() for plan in plans}
+        assert len(losses) == 1
+
+
+def test_with_moments_trim_uses_them_unless_told_otherwise() -> None:
+    tokens = batch(0, rows=30)
+    exact, free, estimated = (
+        observed(tt.objective(f"dapo + trim(floor=9{phi})"), tokens).plan(tokens).weight
+        for phi in (", phi=exact", "", ", phi=estimated")
+    )
+    assert torch.equal(exact, free)
+    assert not torch.equal(exact, estimated)
+    towards = -tokens.advantage * batch_phi(tokens) > 0
+    assert torch.equal(exact > 1, towards)
+
+
+@pytest.mark.parametrize("missing", ["sum_p2", "sum_p2_logp"])
+def test_exact_phi_without_moments_is_an_error_that_names_the_field(missing: str) -> None:
+    bare = replace(batch(0), **{missing: None})
+    objective = tt.objective("dapo + trim(phi=exact)")
+    for use in (objective.plan, objective.observe):
+        with pytest.raises(ValueError, match=rf"dapo \+ trim reads `{missing}`, which this TokenBatch lacks"):
+            use(bare)

@@ -52,6 +52,11 @@ FEATURES: dict[str, dict[str, str]] = {
     "lora": {"model.lora_rank": "4"},
     "gradient checkpointing": {"model.gradient_checkpointing": "true"},
     "controller": {"objective": '"stapo + stare(adaptive=true)"', "update.per_step": "2"},
+    "trim": {
+        "objective": '"sspo + trim(floor=9) + stare(boost=critical, variant=C1)"',
+        "update.per_step": "2",
+        "update.measure_every": "2",
+    },
     "reference": {"objective": '"grpo + kl"', "model.reference": '"start"', "update.per_step": "2"},
     "reward noise": {"reward.noise": "0.3"},
     "excluded responses": {"reward.no_answer": '"exclude"', "rollout.samples": "6"},

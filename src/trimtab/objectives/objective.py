@@ -200,13 +200,19 @@ class Objective:
         return {name: controller.state_dict() for name, controller in self.controllers.items()}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
-        """Restore a state that `state_dict` returned."""
+        """Restore a state that `state_dict` returned; one that is refused changes nothing."""
         controllers = self.controllers
         if set(state) != set(controllers):
             where = f"{self.name} has the controllers {sorted(controllers)}, but the state is of {sorted(state)}"
             raise ValueError(f"{where}: load it into the objective that it was saved from")
-        for name, controller in controllers.items():
-            controller.load_state_dict(state[name])
+        before = self.state_dict()
+        try:
+            for name, controller in controllers.items():
+                controller.load_state_dict(state[name])
+        except (ValueError, TypeError, LookupError):
+            for name, controller in controllers.items():
+                controller.load_state_dict(before[name])
+            raise
 
     def _check(self, batch: TokenBatch) -> None:
         for name in sorted(self.needs):

@@ -36,7 +36,7 @@ class TokenRule:
     """One decision about tokens: `apply` makes it on a builder, `formula` states it, `needs` are the fields it reads.
 
     `reads` are optional fields that it uses if the batch has them. `reason_words` replaces the words of reasons that
-    mean something else under this rule. A rule with `last` is applied after all others, wherever it was attached.
+    mean something else under this rule. Wherever rules were attached, they are applied in the order of `last`.
     """
 
     name: str
@@ -46,7 +46,7 @@ class TokenRule:
     controller: Controller | None = None
     reason_words: Mapping[Reason, str] = field(default_factory=dict)
     reads: frozenset[str] = frozenset()
-    last: bool = False
+    last: int = 0
 
 
 class PlanBuilder:

@@ -141,7 +141,7 @@ def stare(
     # The critical weight depends on what the other rules leave of the tokens, so it comes after them.
     critical = boost == "critical"
     reads = frozenset(MOMENTS) if critical else frozenset[str]()
-    return TokenRule("stare", formula, apply, frozenset({"entropy"}), state, reads=reads, last=critical)
+    return TokenRule("stare", formula, apply, frozenset({"entropy"}), state, reads=reads, last=int(critical))
 
 
 def critical_boost(builder: PlanBuilder, tokens: Tensor) -> Tensor:

@@ -168,7 +168,8 @@ def trim(
     }
     formula = "e = -c Phi; where Phi < 0: e > 0 times a, e < 0 times 1 / a, so that sum e = drive x sum |e|, "
     formula += _band_formula(state)
-    return TokenRule("trim", formula, apply, frozenset(needs), state, words, frozenset(MOMENTS), last=True)
+    # After STARE's critical weight as well, which would undo what trim asks for.
+    return TokenRule("trim", formula, apply, frozenset(needs), state, words, frozenset(MOMENTS), last=2)
 
 
 def balance(raising: Tensor, lowering: Tensor, wanted: Tensor, most: float) -> Tensor:

@@ -71,7 +71,8 @@ class Rollout:
 
     def batch(self, objective: Objective, order: list[int]) -> TokenBatch:
         """The core's batch of the same responses, in an order."""
-        rows = {name: value[order] for name, value in self.padded.items() if name not in ("proxy_logp", "advantage")}
+        absent = ("proxy_logp", "advantage", "sum_p2", "sum_p2_logp")  # TRL does not have them
+        rows = {name: value[order] for name, value in self.padded.items() if name not in absent}
         group = torch.arange(self.rows) // self.samples
         advantage = objective.advantages(self.padded["reward"], group)[order]
         return TokenBatch.from_padded(**{**rows, "group": group[order]}, advantage=advantage)

@@ -26,6 +26,16 @@ COMBINATIONS = (
     "dppo + stare(variant=C2, gate=none) + kl(corrected=true)",
     "vespo + s2t(tau_p=0.2)",
     "luspo + stare(gate=none)",
+    # trim acts after a rollout: entropies of `fields` are at most 0.5, and a drive of 1 acts on tokens of any kind.
+    "dapo + trim(floor=9, gain=2)",
+    "sspo + trim(floor=0.6) + s2t(tau_p=0.2) + kl(coef=0.1)",
+    "gspo + trim(floor=9, gain=2, max_weight=100, phi=estimated) + tis",
+    "grpo + trim(floor=0, ceiling=0.01, gain=2, max_weight=1.5)",
+    "cispo + trim(floor=2, relative=true, gain=2) + stare(boost=critical, variant=O3, gate=none)",
+    "gmpo + stare(boost=critical, variant=C3, share=0.3, gate=none) + icepop",
+    "stare(boost=critical, variant=C1, target=9)",
+    "vespo + entropy_bonus(coef=0.1, target=9) + trim(floor=9, gain=2)",
+    "dapo + entropy_bonus(coef=0.5) + s2t(tau_p=0.2)",
 )
 EVERY = (*METHODS, *COMBINATIONS)
 

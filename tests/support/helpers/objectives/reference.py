@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from helpers.objectives.reference_control import ATTACHMENTS, stare_attached
 from helpers.objectives.reference_terms import (
-    ATTACHMENTS,
     STARE_VARIANTS,
     Batch,
     Response,
@@ -310,7 +310,7 @@ def stare(
     rollouts: Sequence[Batch] = (),
     variant: str = "O1",
     share: float = 0.1,
-    boost: float = 1.1,
+    boost: float | str = 1.1,
     damp: float = 0.9,
     target: float = 0.3,
     gate: str = "batch",
@@ -323,7 +323,7 @@ def stare(
     dual_clip: float | None = 10.0,
     also: Sequence[Rule] = (),
 ) -> Update:
-    rule = stare_rule(rollouts, variant, share, boost, damp, target, gate, threshold, p_threshold, adaptive, rate)
+    rule = stare_attached(rollouts, variant, share, boost, damp, target, gate, threshold, p_threshold, adaptive, rate)
     return dapo(batch, clip_low, clip_high, dual_clip, also=[rule, *also])
 
 

@@ -28,6 +28,8 @@ class Token:
     ref: float = 0.0
     proxy: float | None = None
     current: float | None = None
+    sum_p2: float | None = None
+    sum_p2_logp: float | None = None
 
     weight: float = 1.0
     counted: bool = True
@@ -54,7 +56,16 @@ class Update:
 
 Response = list[Token]
 Batch = list[Response]
-Rule = Callable[[Batch], None]
+
+
+@dataclass(frozen=True)
+class LastRule:
+    """A rule that looks at what all others leave of the update: the coefficient -d loss / d ln p of every token."""
+
+    weigh: Callable[[Batch, list[float]], None]
+
+
+Rule = Callable[[Batch], None] | LastRule
 Term = tuple[float, float]
 Terms = Callable[[Response], list[Term]]
 
@@ -177,13 +188,26 @@ def scales(batch: Batch, aggregation: str, length: float) -> list[list[float]]:
     return found
 
 
+def coefficients(batch: Batch, terms: Terms, rows: list[list[float]]) -> list[float]:
+    """-d loss / d ln p of every token where the update starts: at the policy that rules look at, without penalties."""
+    found = []
+    for response, row in zip(batch, rows, strict=True):
+        here = [replace(token, new=token.logp) for token in response]
+        found += [-scale * t.weight * slope for t, scale, (_, slope) in zip(here, row, terms(here), strict=True)]
+    return found
+
+
 def update(batch: Batch, rules: Sequence[Rule], terms: Terms, aggregation: str, length: float = math.nan) -> Update:
     batch = [[replace(token, reasons=set()) for token in response] for response in batch]
     for token in flat(batch):
         if token.advantage == 0:
             token.reasons.add("NO_SIGNAL")
     for rule in rules:
-        rule(batch)
+        if not isinstance(rule, LastRule):
+            rule(batch)
+    for rule in rules:
+        if isinstance(rule, LastRule):
+            rule.weigh(batch, coefficients(batch, terms, scales(batch, aggregation, length)))
     loss, grad = 0.0, []
     for response, row in zip(batch, scales(batch, aggregation, length), strict=True):
         for token, scale, (term, slope) in zip(response, row, terms(response), strict=True):
@@ -296,6 +320,34 @@ def stare_sets(batch: Batch, share: float, threshold: str, p_threshold: float) -
     return found
 
 
+def stare_tokens(
+    batch: Batch, variant: str, share: float, target: float, gate: str, threshold: str, p_threshold: float, opened: bool
+) -> tuple[list[Token], list[Token]]:
+    """The tokens to boost and to damp, without those for which the gate is closed."""
+    sets = stare_sets(batch, share, threshold, p_threshold)
+    passing = []
+    for response in batch:
+        for token in response:
+            open_for = {
+                "none": True,
+                "batch": opened,
+                "sample": mean_entropy(response) < target,
+                "token": token.entropy < target,
+            }
+            passing.append(open_for[gate])
+    tokens = flat(batch)
+    boosted, damped = (
+        [tokens[i] for name in names for i in sets[name] if passing[i]] for names in STARE_VARIANTS[variant]
+    )
+    return boosted, damped
+
+
+def multiply(tokens: Sequence[Token], factor: float, reason: str) -> None:
+    for token in tokens:
+        token.weight *= factor
+        token.reasons.add(reason)
+
+
 def stare_rule(
     rollouts: Sequence[Batch] = (),
     variant: str = "O1",
@@ -312,26 +364,9 @@ def stare_rule(
     is_open, boost, damp = stare_state(rollouts, boost, damp, target, adaptive, rate)
 
     def rule(batch: Batch) -> None:
-        boosted_sets, damped_sets = STARE_VARIANTS[variant]
-        sets = stare_sets(batch, share, threshold, p_threshold)
-        boosted = {i for name in boosted_sets for i in sets[name]}
-        damped = {i for name in damped_sets for i in sets[name]}
-        position = -1
-        for response in batch:
-            for token in response:
-                position += 1
-                passes = {
-                    "none": True,
-                    "batch": is_open,
-                    "sample": mean_entropy(response) < target,
-                    "token": token.entropy < target,
-                }[gate]
-                if passes and position in boosted:
-                    token.weight *= boost
-                    token.reasons.add("BOOSTED")
-                if passes and position in damped:
-                    token.weight *= damp
-                    token.reasons.add("DAMPED")
+        boosted, damped = stare_tokens(batch, variant, share, target, gate, threshold, p_threshold, is_open)
+        multiply(boosted, boost, "BOOSTED")
+        multiply(damped, damp, "DAMPED")
 
     return rule
 
