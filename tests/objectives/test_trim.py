@@ -78,37 +78,38 @@ def test_the_critical_weight_leaves_the_entropy_unchanged_to_second_order(varian
 # --- the control law
 
 
-def raising_and_lowering(tokens: tt.TokenBatch) -> tuple[float, float]:
-    """P and N of DAPO on policy, whose coefficient is A / tokens."""
-    effect = -tokens.advantage / tokens.tokens * theory.batch_phi(tokens)
-    return float(effect.clamp(min=0).sum()), float(-effect.clamp(max=0).sum())
+def dapo_effect(tokens: tt.TokenBatch) -> torch.Tensor:
+    """What every token does to the entropy under DAPO on policy, where its coefficient is A / tokens."""
+    return -tokens.advantage / tokens.tokens * theory.batch_phi(tokens)
 
 
 @pytest.mark.parametrize(("band", "asked"), [("floor=9", 1), ("floor=0, ceiling=0.01", -1)])
 @pytest.mark.parametrize("gain", [0.1, 0.3, 0.6])
 def test_the_update_changes_the_entropy_by_what_the_controller_asks_for(band: str, asked: int, gain: float) -> None:
     _, _, tokens = tabular()
-    objective = steered(f"dapo + trim({band}, gain={gain}, integral_gain=0)", tokens)
+    objective = steered(f"dapo + trim({band}, gain={gain}, integral_gain=0, max_weight=100)", tokens)
     plan, drive = objective.plan(tokens), objective.controllers["trim"].drive  # type: ignore[attr-defined]
-    raising, lowering = raising_and_lowering(tokens)
+    effect, surprising = dapo_effect(tokens), theory.batch_phi(tokens) < 0
     assert drive * asked == pytest.approx(gain, rel=0.2)
     assert plan.metrics["trim/drive"].item() == drive
     assert plan.metrics["trim/saturated"] == 0
-    assert plan.metrics["trim/leverage"].item() == pytest.approx(min(raising, lowering) / (raising + lowering))
-    assert plan.metrics["trim/predicted_change"].item() == pytest.approx(drive * (raising + lowering))
+    held = effect[surprising].abs().sum() / effect.abs().sum()
+    assert plan.metrics["trim/leverage"].item() == pytest.approx(held.item())
+    assert plan.metrics["trim/predicted_change"].item() == pytest.approx(drive * effect.abs().sum().item())
     factor = plan.metrics["trim/weight"].item()
-    assert {round(weight, 9) for weight in plan.weight.tolist()} == {round(factor, 9), round(1 / factor, 9)}
-    boosted = (plan.reason & int(tt.Reason.BOOSTED)) != 0
-    towards = asked * -tokens.advantage * theory.batch_phi(tokens) > 0
-    assert torch.equal(boosted, towards)
-    assert torch.equal((plan.reason & int(tt.Reason.DAMPED)) != 0, ~towards)
+    assert (factor - 1) * asked > 0
+    expected = torch.where(effect > 0, plan.metrics["trim/weight"], 1 / plan.metrics["trim/weight"])
+    torch.testing.assert_close(plan.weight, torch.where(surprising, expected, torch.ones_like(expected)))
+    towards = asked * effect > 0
+    assert torch.equal((plan.reason & int(tt.Reason.BOOSTED)) != 0, surprising & towards)
+    assert torch.equal((plan.reason & int(tt.Reason.DAMPED)) != 0, surprising & ~towards)
 
 
 @pytest.mark.parametrize("band", ["floor=9", "floor=0, ceiling=0.01"])
 def test_a_weight_at_its_limit_is_said_to_be_saturated(band: str) -> None:
     _, _, tokens = tabular()
     plan = steered(f"dapo + trim({band}, gain=10, max_weight=1.25)", tokens).plan(tokens)
-    assert set(plan.weight.tolist()) == {1.25, 0.8}
+    assert set(plan.weight.tolist()) == {1.25, 0.8, 1.0}
     assert plan.metrics["trim/saturated"] == 1
 
 
@@ -127,24 +128,34 @@ def test_an_update_that_does_more_than_is_asked_for_is_left_alone(band: str, sig
     tokens.advantage[::9] *= -0.01  # a little the other way
     plan = steered(f"dapo + trim({band}, gain=0.1)", tokens).plan(tokens)
     assert plan.metrics["trim/leverage"] > 0
-    assert abs(plan.metrics["trim/predicted_change"]) > abs(plan.metrics["trim/drive"]) * sum(
-        raising_and_lowering(tokens)
-    )
+    assert abs(plan.metrics["trim/predicted_change"]) > abs(plan.metrics["trim/drive"]) * dapo_effect(tokens).abs().sum()
     assert torch.equal(plan.weight, torch.ones_like(plan.weight))
 
 
 @pytest.mark.parametrize("band", ["floor=9", "floor=0, ceiling=0.01"])
-@pytest.mark.parametrize("kind", ["no advantage", "raising alone", "lowering alone"])
-def test_without_tokens_of_both_kinds_weights_stay_one_and_metrics_finite(band: str, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["no advantage", "nothing surprising"])
+def test_without_surprising_tokens_weights_stay_one_and_metrics_finite(band: str, kind: str) -> None:
     _, _, tokens = tabular()
-    sign = {"no advantage": 0.0, "raising alone": -1.0, "lowering alone": 1.0}[kind]
-    tokens.advantage[:] = sign * theory.batch_phi(tokens).sign()
+    expected = theory.batch_phi(tokens) > 0
+    tokens.advantage[:] = 0.0 if kind == "no advantage" else torch.where(expected, 1.0, 0.0)
     plan = steered(f"dapo + trim({band})", tokens).plan(tokens)
     assert torch.equal(plan.weight, torch.ones_like(plan.weight))
     assert all(math.isfinite(value) for value in plan.metrics.values())
     assert plan.metrics["trim/leverage"] == 0 and plan.metrics["trim/saturated"] == 0
     assert plan.metrics["trim/weight"] == 1
-    assert -sign * plan.metrics["trim/predicted_change"] >= 0
+
+
+@pytest.mark.parametrize("rewarded", [True, False])
+def test_with_one_kind_of_surprising_tokens_these_alone_steer(rewarded: bool) -> None:
+    _, _, tokens = tabular()
+    phi = theory.batch_phi(tokens)
+    kept = (phi > 0) | (tokens.advantage > 0 if rewarded else tokens.advantage < 0)
+    tokens.advantage[~kept] = 0.0
+    plan = steered("dapo + trim(floor=9, gain=0.01, max_weight=100)", tokens).plan(tokens)
+    changed = plan.weight != 1
+    if bool(changed.any()):
+        assert bool((phi[changed] < 0).all()) and bool((tokens.advantage[changed] > 0).all()) is rewarded
+    assert all(math.isfinite(value) for value in plan.metrics.values())
 
 
 @pytest.mark.parametrize(
@@ -258,8 +269,8 @@ def test_with_moments_trim_uses_them_unless_told_otherwise() -> None:
     )
     assert torch.equal(exact, free)
     assert not torch.equal(exact, estimated)
-    towards = -tokens.advantage * batch_phi(tokens) > 0
-    assert torch.equal(exact > 1, towards)
+    phi = batch_phi(tokens)
+    assert torch.equal(exact > 1, (phi < 0) & (-tokens.advantage * phi > 0))
 
 
 @pytest.mark.parametrize("missing", ["sum_p2", "sum_p2_logp"])

@@ -228,7 +228,7 @@ def test_the_integral_removes_the_offset_that_a_proportional_controller_leaves()
     assert end(closed_loop(0.0, -0.008, gain=0.0)) < 0.1  # balanced to first order alone, the pull wins
     proportional, integral = (end(closed_loop(gain, -0.008)) for gain in (0.0, 0.02))
     assert proportional < 0.9 * 0.3
-    assert integral == pytest.approx(0.3, rel=0.02)
+    assert integral == pytest.approx(0.3, rel=0.03)
 
 
 def test_a_ceiling_holds_an_entropy_that_is_pulled_up() -> None:

@@ -145,7 +145,7 @@ def trim(
         effect = -builder.coefficient * sensitivity
         surprising = torch.where(sensitivity < 0, effect, 0.0)
         raising, lowering = surprising.clamp(min=0).sum(), -surprising.clamp(max=0).sum()
-        total, rest = effect.abs().sum(), effect.sum() - (raising - lowering)
+        total, rest = effect.abs().sum(), (effect - surprising).sum()
         factor = effect.new_ones(())
         if drive is not None:
             factor = balance(raising, lowering, drive * total - rest, max_weight)

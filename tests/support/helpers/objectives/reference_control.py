@@ -47,11 +47,15 @@ def estimated_s2(tokens: Sequence[Token]) -> list[float]:
     return found
 
 
-def effects(batch: Batch, coefficients: Sequence[float], phi: str | None = None) -> list[float]:
+def phis(batch: Batch, phi: str | None = None) -> list[float]:
     tokens = flat(batch)
     known = all(token.sum_p2 is not None for token in tokens) and phi != "estimated"
     s2 = exact_s2(tokens) if known else estimated_s2(tokens)
-    return [-c * (surprise(token) - s) for c, token, s in zip(coefficients, tokens, s2, strict=True)]
+    return [surprise(token) - s for token, s in zip(tokens, s2, strict=True)]
+
+
+def effects(batch: Batch, coefficients: Sequence[float], phi: str | None = None) -> list[float]:
+    return [-c * value for c, value in zip(coefficients, phis(batch, phi), strict=True)]
 
 
 # ------------------------------------------------------------------------------------------------------------ trim
@@ -101,7 +105,7 @@ def trim(
     fall_steps: int = 1000,
     gain: float = 0.5,
     integral_gain: float = 0.02,
-    max_weight: float = 5.0,
+    max_weight: float = 10.0,
     phi: str | None = None,
 ) -> Rule:
     entropies = [mean_entropy(flat(rollout)) for rollout in rollouts]
@@ -111,19 +115,26 @@ def trim(
         if not where:
             return
         e = effects(batch, coefficients, phi)
-        p, n = sum(x for x in e if x > 0), -sum(x for x in e if x < 0)
-        if p == 0 or n == 0:
+        surprising = [x if value < 0 else 0.0 for x, value in zip(e, phis(batch, phi), strict=True)]
+        p, n = sum(x for x in surprising if x > 0), -sum(x for x in surprising if x < 0)
+        rest = sum(x - y for x, y in zip(e, surprising, strict=True))
+        k = where * drive * sum(abs(x) for x in e) - rest  # a p - n / a = k
+        if p == 0 and n == 0:
             return
-        d = where * drive * (p + n)
-        a = (d + math.sqrt(d * d + 4 * p * n)) / (2 * p)  # a p - n / a = d
+        if p == 0:  # damping alone
+            a = -n / k if k < 0 else math.inf
+        elif n == 0:  # boosting alone
+            a = max(0.0, k / p)
+        else:
+            a = (k + math.sqrt(k * k + 4 * p * n)) / (2 * p)
         # One-sided: an update that does more than is asked for is left alone.
         a = min(max_weight, max(1.0, a)) if where > 0 else max(1 / max_weight, min(1.0, a))
         if a == 1:
             return
         tokens = flat(batch)
         up, down = ("BOOSTED", "DAMPED") if a > 1 else ("DAMPED", "BOOSTED")
-        multiply([token for token, x in zip(tokens, e, strict=True) if x > 0], a, up)
-        multiply([token for token, x in zip(tokens, e, strict=True) if x < 0], 1 / a, down)
+        multiply([token for token, x in zip(tokens, surprising, strict=True) if x > 0], a, up)
+        multiply([token for token, x in zip(tokens, surprising, strict=True) if x < 0], 1 / a, down)
 
     return LastRule(weigh)
 
