@@ -29,7 +29,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 OBJECTIVES = (
     "stapo(tau_p=0.2)",
     "stare(adaptive=true, target=2) + trim(floor=9)",
-    "sspo + s2t(tau_p=0.2) + tis + stare(boost=critical, variant=C1, share=0.3, gate=none)",
+    "sspo + s2t(tau_p=0.2) + tis",
 )
 STEPS = 4
 # Plain gradient descent: Adam divides by the size of a gradient, and so makes noise of a gradient that is rounding.

@@ -404,6 +404,22 @@ def test_stares_adaptive_weights_follow_the_sign_of_the_distance_to_the_target(e
         compare_stare(rollouts, random_batch(2), {"variant": variant, "adaptive": True}, 2)
 
 
+@pytest.mark.parametrize("entropies", [[], [0.9, 0.2], [0.2] * 30, [0.2] * 30 + [0.9], [0.9] * 4 + [0.3, 0.1]])
+@pytest.mark.parametrize(
+    "band",
+    [
+        {"floor": 0.6},
+        {"floor": 0.4, "ceiling": 0.5, "integral_gain": 0.1},
+        {"floor": 1.5, "relative": True},
+        {"floor": 0.8, "ceiling": 0.9, "fall": 0.3, "fall_steps": 3},
+    ],
+)
+def test_trims_weights_follow_from_all_rollouts_so_far(entropies: list[float], band: Options) -> None:
+    rollouts = [[[], []], *(rollout_of(entropy) for entropy in entropies), [[], []]]
+    for seed in (1, 2):
+        check("dapo", {}, {"trim": band}, random_batch(seed), seed, rollouts)
+
+
 @pytest.mark.parametrize(
     "widening",
     [

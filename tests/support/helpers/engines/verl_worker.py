@@ -28,7 +28,6 @@ TABLES: dict[str, dict[str, Any]] = {
     "grpo": {"name": "grpo"},
     "kl_cov": {"name": "kl_cov", "share": 0.05},
     "trim": {"name": "dapo + trim", "floor": 9.0, "gain": 2.0},
-    "critical": {"name": "stare", "boost": "critical", "variant": "C1", "share": 0.3, "gate": "none"},
 }
 LR, BETAS, DECAY = 1e-3, (0.9, 0.999), 0.01
 
