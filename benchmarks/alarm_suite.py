@@ -67,7 +67,7 @@ class Scenario:
         """Return the recipe of its run with a seed."""
         steps = HEALTHY_STEPS if self.healthy else FAULTY_STEPS
         table = {"objective.name": "dapo", **BASE, "run.steps": steps, **self.settings, "run.seed": seed}
-        return load("demo", [f"{key}={_toml(value)}" for key, value in table.items()])
+        return load("addition", [f"{key}={_toml(value)}" for key, value in table.items()])
 
 
 def _toml(value: Any) -> str:

@@ -63,7 +63,7 @@ class StepTime:
 def demo(folder: Path) -> dict[str, Any]:
     """Run some steps of the demo: bytes per token, and the time that recording adds to a step."""
     settings = [f"run.steps={BLOCK * BLOCKS * 2}", "run.eval_every=0", "run.checkpoint_every=0"]
-    run = Run(load("demo", settings), RunFolder(folder), Silent())
+    run = Run(load("addition", settings), RunFolder(folder), Silent())
     trainer = run.prepare()
     recorder, spent = trainer.recorder, {True: list[StepTime](), False: list[StepTime]()}
     assert recorder is not None
