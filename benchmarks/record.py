@@ -44,7 +44,7 @@ class Silent:
     def warm(self, step: int, steps: int, loss: float) -> None:
         """Nothing."""
 
-    def step(self, step: int, steps: int, metrics: Any) -> None:
+    def step(self, step: int, steps: int, metrics: Any, samples: Any = ()) -> None:
         """Nothing."""
 
     def close(self) -> None:
