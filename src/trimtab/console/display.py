@@ -1,4 +1,4 @@
-"""The live display of a run in a terminal: progress, the main metrics, two curves, a sample, the last messages.
+"""The live display of a run in a terminal: progress, the main metrics, curves, a sample, the last messages.
 
 The run's thread only updates a `RunDisplay`; another thread draws it. So a slow or closed terminal cannot slow or stop
 the run, and after an error while drawing, plain lines are printed instead.
@@ -139,7 +139,8 @@ class RunDisplay:
         if held_out:
             start, now = min(held_out), max(held_out)
             note = f"at step {now} ({percent(held_out[start])} at step {start})" if now else "before the first step"
-            lines.append(_row("held-out", percent(held_out[now]), note))
+            curve = _curve(held_out, space - len(note) - 2, bars) if now else ""
+            lines.append(_row("held-out", percent(held_out[now]), f"{note}  {curve}"))
         if "conversation/called_share" in last:
             called = percent(last["conversation/called_share"])
             lines.append(_row("calls", called, _curve(self.history["conversation/called_share"], space, bars)))

@@ -158,7 +158,7 @@ def describe_task(config: Config) -> str:
     """Return the task in a few words."""
     name, given = config.task.name, config.task.arguments
     if name == "countdown":
-        return f"countdown with {given['numbers']} numbers"
+        return f"{given['numbers']}-number countdown"
     if name != "arithmetic":
         return f"{name} ({given['path']})" if given.get("path") else name
     fewest = f"{given['min_terms']} to " if given["min_terms"] else ""
