@@ -1,4 +1,4 @@
-"""The runs that alarms are measured on: healthy demo runs, and demo runs with faults.
+"""The runs that alarms are measured on: healthy runs of addition, and runs with faults.
 
 A `Scenario` is a recipe's settings and, for faults that no recipe can have, a `sabotage`: a context that changes the
 trainer's own parts while the run lasts.
@@ -28,7 +28,7 @@ Settings = dict[str, Any]
 
 TUNING, REPORTING = (0, 1), (2, 3, 4)  # thresholds are tuned on the first seeds and reported on the others
 HEALTHY_STEPS, FAULTY_STEPS = 200, 150
-# The demo's warm start and learning rate are those of the published figures: thresholds were tuned on them.
+# The recipe's warm start and learning rate are those of the published figures: thresholds were tuned on them.
 BASE: Settings = {
     "warm_start.batch_size": 64,
     "warm_start.lr": 5e-3,
@@ -55,7 +55,7 @@ Reward = Callable[[GradedResponse], float]
 
 @dataclass(frozen=True)
 class Scenario:
-    """A kind of run: its description, its settings over the demo's, and what is patched in the trainer."""
+    """A kind of run: its description, its settings over the recipe's, and what is patched in the trainer."""
 
     name: str
     description: str
@@ -67,7 +67,7 @@ class Scenario:
         """Return the recipe of its run with a seed."""
         steps = HEALTHY_STEPS if self.healthy else FAULTY_STEPS
         table = {"objective.name": "dapo", **BASE, "run.steps": steps, **self.settings, "run.seed": seed}
-        return load("demo", [f"{key}={_toml(value)}" for key, value in table.items()])
+        return load("addition", [f"{key}={_toml(value)}" for key, value in table.items()])
 
 
 def _toml(value: Any) -> str:
@@ -76,7 +76,7 @@ def _toml(value: Any) -> str:
 
 def _healthy(name: str, **settings: Any) -> Scenario:
     named = {key.replace("_", ".", 1): value for key, value in settings.items()}
-    return Scenario(f"healthy_{name}", "the demo as it should be", named, healthy=True)
+    return Scenario(f"healthy_{name}", "a run as it should be", named, healthy=True)
 
 
 # --- what is patched in the trainer
@@ -314,7 +314,7 @@ MEANT: dict[str, tuple[str, ...]] = {
     "truncation": ("cut_short", "long_answer"),
     "repetition": ("repetition",),
     "length_drift": ("long_answer", "repetition"),
-    # Runs of the demo have no tools: tests/insight/test_alarms_tools.py.
+    # Runs of addition have no tools: tests/insight/test_alarms_tools.py.
     **dict.fromkeys(("failing_calls", "void_turns", "calls_vanish", "tool_wait"), ()),
     "reward_hacking": ("hackable", "long_answer", "repetition", "surprise"),
     "reward_drop": ("lr_high", "lr_ramp", "lr_ramp_stapo", "off_policy", "no_clip", "hackable", "rare_mask"),

@@ -1,4 +1,4 @@
-"""Measure the alarms on faulty and healthy demo runs: detection, lead time and false alarms.
+"""Measure the alarms on faulty and healthy runs of addition: detection, lead time and false alarms.
 
 `alarms.py run --jobs 14 --out FOLDER` makes the runs and keeps the metrics and the configuration of each; `alarms.py
 table FOLDER` replays the alarms over them. So thresholds can be tuned without running anything again.

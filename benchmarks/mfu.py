@@ -275,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     shape, device = (TINY, pick_device("cpu")) if args.small else (QWEN, pick_device("cuda"))
     precision: Precision = "fp32" if args.small else "bf16"
-    config = load("demo", ["objective.name=grpo", "update.per_step=1", "update.lr=1e-9", *args.set])
+    config = load("addition", ["objective.name=grpo", "update.per_step=1", "update.lr=1e-9", *args.set])
     if args.small:
         torch.set_num_threads(1)
     gemm = gemm_rate(device, 256 if args.small else 8192)

@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--length", type=int, default=4, help="steps of a block")
     parser.add_argument("--set", action="append", default=[], help="overrides of recipe keys")
     args = parser.parse_args(arguments)
-    config = load("demo", [*SMALL, *args.set]) if args.small else load("smollm2", [*FULL, *args.set])
+    config = load("addition", [*SMALL, *args.set]) if args.small else load("smollm2", [*FULL, *args.set])
     set_threads(config)
     many, limit = config.rollout.prompts * config.rollout.samples, config.rollout.max_new_tokens
     result = about(

@@ -1,6 +1,6 @@
 """Measure what the flight recorder costs and how fast its records are replayed.
 
-Bytes per token and the added step time on the demo (blocks of steps with and without recording in one run, medians),
+Bytes per token and the added step time on addition (blocks of steps with and without recording in one run, medians),
 and tokens per second through four objectives on a synthetic record of realistic size. `--out` writes the JSON.
 """
 
@@ -44,7 +44,7 @@ class Silent:
     def warm(self, step: int, steps: int, loss: float) -> None:
         """Nothing."""
 
-    def step(self, step: int, steps: int, metrics: Any) -> None:
+    def step(self, step: int, steps: int, metrics: Any, samples: Any = ()) -> None:
         """Nothing."""
 
     def close(self) -> None:
@@ -61,9 +61,9 @@ class StepTime:
 
 
 def demo(folder: Path) -> dict[str, Any]:
-    """Run some steps of the demo: bytes per token, and the time that recording adds to a step."""
+    """Run some steps of addition: bytes per token, and the time that recording adds to a step."""
     settings = [f"run.steps={BLOCK * BLOCKS * 2}", "run.eval_every=0", "run.checkpoint_every=0"]
-    run = Run(load("demo", settings), RunFolder(folder), Silent())
+    run = Run(load("addition", settings), RunFolder(folder), Silent())
     trainer = run.prepare()
     recorder, spent = trainer.recorder, {True: list[StepTime](), False: list[StepTime]()}
     assert recorder is not None
@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=["demo", "replay"])
     options = parser.parse_args()
-    what = "the flight recorder: its size, its cost on the demo, and replay under four objectives"
+    what = "the flight recorder: its size, its cost on addition, and replay under four objectives"
     result = about(what, CPU, "pyarrow") | {"machine": f"CPU, {os.cpu_count()} cores, one thread of torch"}
     with tempfile.TemporaryDirectory() as folder:
         if options.only != "demo":

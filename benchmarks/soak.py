@@ -115,7 +115,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 def soak(folder: Path, minutes: float, settings: Sequence[str]) -> tuple[list[Sample], list[dict[str, Any]], int]:
     """Train for so many minutes, then stop the run; return the samples, the metrics, the exit code."""
     flags = [f"--set={setting}" for setting in (*SETTINGS, *settings)]
-    command = [sys.executable, "-P", "-m", "trimtab", "train", "demo", "--quiet", "--out", str(folder), *flags]
+    command = [sys.executable, "-P", "-m", "trimtab", "train", "addition", "--quiet", "--out", str(folder), *flags]
     samples: list[Sample] = []
     began = time.monotonic()
     log = folder.with_suffix(".log")

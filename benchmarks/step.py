@@ -356,7 +356,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             device = torch.device("cpu" if args.small else "cuda")
             made = [f"model.path={save_made_model(args.shape, Path(folder), device, args.small)}"]
             forget(device)
-        config = load("demo", [*SMALL, *made, *args.set]) if args.small else load("smollm2", [*FULL, *made, *args.set])
+        recipe, settings = ("addition", SMALL) if args.small else ("smollm2", FULL)
+        config = load(recipe, [*settings, *made, *args.set])
         measure(config, args)
 
 

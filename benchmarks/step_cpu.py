@@ -236,12 +236,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.contender:
         run: Callable[..., dict[str, Any]] = theirs if args.contender == "trl" else ours
-        say(run(load("demo", [*SETTINGS, *CONTENDERS[args.contender]]), args.turns, args.steps))
+        say(run(load("addition", [*SETTINGS, *CONTENDERS[args.contender]]), args.turns, args.steps))
         return
     left_out = {"trl"} if args.without_trl else set()
     names = [name for name in CONTENDERS if name not in left_out and (name != "before" or args.before)]
     torch.set_num_threads(1)
-    config = load("demo", SETTINGS)
+    config = load("addition", SETTINGS)
     result = about(
         f"CPU seconds of a step of GRPO, demo model, {config.rollout.prompts * config.rollout.samples} responses of up "
         f"to {config.rollout.max_new_tokens} tokens, one thread; contenders take turns; medians of steps",

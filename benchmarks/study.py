@@ -129,9 +129,9 @@ STUDIES = {
         search=False,
     ),
     "demo": Study(
-        "the demo under every method, pushed by the learning rate",
+        "a tiny model on addition under every method, pushed by the learning rate",
         "demo",
-        "demo",
+        "addition",
         (*METHODS, WIDE_SSPO),
         ("update.lr=3e-4,6e-4,1.2e-3,2.4e-3",),
         ("run.steps=60", "run.eval_every=5", "run.eval_problems=256", "run.threads=1", "run.device=cpu"),
@@ -142,7 +142,7 @@ STUDIES = {
 def run(study: Study, folder: Path, jobs: int, minutes: float) -> int:
     """Run the test for so many minutes at most; return its exit code."""
     folder.mkdir(parents=True, exist_ok=True)
-    device = torch.device("cuda" if torch.cuda.is_available() and study.recipe != "demo" else "cpu")
+    device = torch.device("cuda" if torch.cuda.is_available() and study.recipe != "addition" else "cpu")
     write_atomically(folder / ABOUT, json.dumps(about(study.what, device)))
     command = [sys.executable, "-P", "-m", *study.test(folder, jobs).command()]
     with subprocess.Popen(command) as process:

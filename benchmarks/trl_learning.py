@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--small", action="store_true", help="the demo model on a CPU, to try the script")
     parser.add_argument("--set", action="append", default=[], help="overrides of recipe keys")
     args = parser.parse_args(arguments)
-    config = load("demo" if args.small else "smollm2-zero", [*(SMALL if args.small else []), *args.set])
+    config = load("addition" if args.small else "smollm2-zero", [*(SMALL if args.small else []), *args.set])
     result = about("SmolLM2 learns from nothing in TRL", pick_device(config.run.device), "trl", "vllm")
     result |= {"sampler": args.sampler, "objective": args.objective or config.objective, "steps": []}
     learn(config, args, result)

@@ -43,7 +43,7 @@ PARTS = ("vllm", "native", "engine", "engine, LoRA", "engine, fp32")
 def config_of(args: argparse.Namespace, engine: str) -> Config:
     """Return the recipe of an engine's run."""
     settings = [*(SMALL if args.small else FULL), f"rollout.engine={engine}", *args.set]
-    return load("demo" if args.small else "smollm2", settings)
+    return load("addition" if args.small else "smollm2", settings)
 
 
 def steps_of(config: Config, count: int) -> dict[str, Any]:

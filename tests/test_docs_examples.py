@@ -79,7 +79,7 @@ def test_commands_of_a_page_are_commands(page: Path) -> None:
         given = command.make_context(words[0], words[1:], resilient_parsing=False).params
         # Keys are checked against the recipe that the command names, where it comes with trimtab.
         recipe = str(given.get("recipe") or "demo")
-        load("demo" if recipe.endswith(".toml") else recipe, given.get("settings") or [])
+        load("addition" if recipe.endswith(".toml") else recipe, given.get("settings") or [])
         for name in given.get("objectives") or []:
             if not name.startswith("python:") and name != "recorded":
                 tt.objective(name)

@@ -96,10 +96,10 @@ def recorder() -> str:
     result = json.loads(path.read_text())
     demo, made = result["demo"], result["replay"]
     rows = [
-        ("bytes per token, demo", f"{demo['bytes_per_token']:.1f}"),
+        ("bytes per token, addition", f"{demo['bytes_per_token']:.1f}"),
         ("bytes per token, a made run with the sizes of a real one", f"{made['bytes_per_token']:.1f}"),
-        ("step time with recording, demo", f"{demo['overhead_share']:+.1%}"),
-        ("the training thread's own CPU time, demo", f"{demo['training_thread_cpu_share']:+.1%}"),
+        ("step time with recording, addition", f"{demo['overhead_share']:+.1%}"),
+        ("the training thread's own CPU time, addition", f"{demo['training_thread_cpu_share']:+.1%}"),
         (f"replay under {', '.join(made['objectives'])} together", f"{made['tokens_per_second'] / 1e6:.1f} M tokens/s"),
     ]
     lines = ["| | measured |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows)]
@@ -107,7 +107,7 @@ def recorder() -> str:
 
 
 def replay_output() -> str:
-    """What `trimtab replay` printed for the demo."""
+    """What `trimtab replay` printed for a run of addition."""
     path = RESULTS / "replay-demo.txt"
     return f"```\n{path.read_text().rstrip()}\n```" if path.exists() else ""
 
@@ -239,7 +239,7 @@ def alarm_thresholds() -> str:
 
 
 def alarms_measured() -> str:
-    """Detection, lead time and false alarms on the demo, as `benchmarks/alarms.py` wrote them."""
+    """Detection, lead time and false alarms on addition, as `benchmarks/alarms.py` wrote them."""
     path = RESULTS / "alarms-demo.md"
     return path.read_text().strip() if path.exists() else ""
 

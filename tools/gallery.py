@@ -18,9 +18,9 @@ KEPT = ("config.toml", "metrics.jsonl", "alarms.jsonl", "ended.json", "tokens") 
 
 # The recipe and its settings. Few steps are recorded: the pages are for looking at, and should load quickly.
 RUNS: dict[str, list[str]] = {
-    "healthy": ["demo", "record.every=50"],
+    "healthy": ["addition", "record.every=50"],
     "collapse": [
-        "demo", "objective.name=grpo", "update.lr=3e-3", "run.steps=60", "run.eval_every=5", "record.every=5",
+        "addition", "objective.name=grpo", "update.lr=3e-3", "run.steps=60", "run.eval_every=5", "record.every=5",
     ],
     "tools": ["tools", "run.steps=40", "run.eval_every=5", "record.every=5"],
 }  # fmt: skip

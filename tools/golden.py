@@ -49,7 +49,7 @@ def make(out: Path, steps: int) -> dict[str, Any]:
         run = out / name
         settings = [f"objective.name={name}", f"run.steps={steps}", "run.eval_every=25", "run.report=false"]
         flags = [flag for setting in settings for flag in ("--set", setting)]
-        trimtab(["train", "demo", "--quiet", "--out", str(run), *flags])
+        trimtab(["train", "addition", "--quiet", "--out", str(run), *flags])
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         golden[f"{name}/metrics"] = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in lines]
         golden[f"{name}/weights"] = weights(run / "model" / "model.safetensors")

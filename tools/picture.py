@@ -1,4 +1,4 @@
-"""Draws the README's picture: the live display of a finished run, from its metrics.
+"""Draws the live display of a finished run, from its metrics and its records.
 
 `python tools/picture.py RUN docs/demo.svg`
 """
@@ -17,6 +17,8 @@ from rich.console import Console
 from trimtab.config import load
 from trimtab.console.display import RunDisplay
 from trimtab.console.summary_text import describe_model, describe_task
+from trimtab.record import open_run
+from trimtab.train import SampleText
 
 
 def picture(run: Path) -> str:
@@ -30,10 +32,19 @@ def picture(run: Path) -> str:
         step = record.pop("step")
         display.advance("step", step, config.run.steps)
         display.set_metrics(step, record)
+    display.set_sample([right_response(run)])
     console = Console(record=True, width=100, height=12, file=io.StringIO(), force_terminal=True)
     console.print(display)
     svg = console.export_svg(title="trimtab train")
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL).replace("Fira Code, ", "")
+
+
+def right_response(run: Path) -> SampleText:
+    """The first right response of the last recorded step."""
+    records = open_run(run)
+    step = records.step(records.steps[-1])
+    number = step.responses["verdict"].index("correct")
+    return SampleText(step.responses["prompt"][number], step.text(number), "", "correct", 1.0)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def small_trainer(*settings: str) -> Trainer:
-    return build_trainer(load("demo", [*step.SMALL, *settings]))
+    return build_trainer(load("addition", [*step.SMALL, *settings]))
 
 
 @pytest.mark.usefixtures("ticking")
@@ -161,7 +161,7 @@ def test_what_does_not_fit_is_part_of_the_result(monkeypatch: pytest.MonkeyPatch
 
 def test_a_case_counts_prompts_and_scoring_is_a_third() -> None:
     trainer = mfu.made_trainer(
-        mfu.made_policy(mfu.TINY, CPU, "fp32"), load("demo", ["objective.name=grpo", "update.per_step=1"])
+        mfu.made_policy(mfu.TINY, CPU, "fp32"), load("addition", ["objective.name=grpo", "update.per_step=1"])
     )
     row = mfu.Case(trainer, mfu.TINY, length=16, tokens=128, budget=640).measure(rounds=1)
     assert (row["responses"], row["tokens"]) == (8, 8 * (mfu.PROMPT + 16))
@@ -206,7 +206,7 @@ def test_what_was_drawn_is_drawn_again() -> None:
 
 
 def test_a_still_trainer_changes_no_weight() -> None:
-    trainer = overhead.frozen_trainer(load("demo", overhead.SMALL))
+    trainer = overhead.frozen_trainer(load("addition", overhead.SMALL))
     before = [p.clone() for p in trainer.policy.model.parameters()]
     metrics = train_step(trainer, RunProgress()).metrics
     assert metrics["update/grad_norm"] > 0
@@ -258,7 +258,7 @@ def test_the_peer_updates_once_on_all_responses_of_a_step() -> None:
 
 
 def test_the_peer_is_graded_by_our_grader() -> None:
-    config = load("demo", step.SMALL)
+    config = load("addition", step.SMALL)
     problems, measured = step.problems_of(config, steps=1), step.Measurements(step.Steps(0, 1, 0, False))
     said = [problems[1].answer, [{"role": "assistant", "content": "no idea"}]]
     assert step.grader(config, problems, measured)(said, [[1, 2], [3]], number=[1, 0], trainer_state=None) == [1.0, 0.0]
@@ -273,7 +273,7 @@ def test_a_peer_that_cannot_be_run_is_part_of_the_result(monkeypatch: pytest.Mon
         raise torch.OutOfMemoryError if rows > 1 else RuntimeError("broken")
 
     monkeypatch.setattr(step, "theirs", theirs)
-    config, steps = load("demo", step.SMALL), step.Steps(0, 1, 0, False)
+    config, steps = load("addition", step.SMALL), step.Steps(0, 1, 0, False)
     assert step.try_peer(config, steps, [4, 1]) == {"error": "RuntimeError: broken"}
     assert step.try_peer(config, steps, [4, 2])["error"] == "out of memory at 2 rows at once"
     assert tried == [4, 1, 4, 2]

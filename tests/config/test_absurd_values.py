@@ -79,14 +79,14 @@ def test_sections_and_objectives_answer_absurd_values_in_words(value: Any) -> No
 )
 def test_a_value_that_nothing_could_run_with_is_named_with_its_key(setting: str, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
-        load("demo", [setting])
+        load("addition", [setting])
 
 
 def test_a_step_of_more_responses_than_memory_holds_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"rollout\.prompts = 4000 times rollout\.samples = 4000 must be at most 1,000,000"
     ):
-        load("demo", ["rollout.prompts=4000", "rollout.samples=4000"])
+        load("addition", ["rollout.prompts=4000", "rollout.samples=4000"])
 
 
 @pytest.mark.parametrize(

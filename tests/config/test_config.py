@@ -27,7 +27,7 @@ def error_of(table: dict[str, Any]) -> str:
 
 def error_of_settings(*settings: str) -> str:
     with pytest.raises(ValueError, match=r".") as caught:
-        load("demo", settings)
+        load("addition", settings)
     return str(caught.value)
 
 
@@ -203,7 +203,7 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"unknown recipe 'dmeo': did you mean demo\? \(a file of your own ends in"):
         load("dmeo")
     with pytest.raises(
-        ValueError, match=r"unknown recipe 'zzz': there are countdown, countdown-steps, demo, smollm2, smollm2-tools,"
+        ValueError, match=r"unknown recipe 'zzz': there are addition, countdown, countdown-steps, demo, smollm2,"
     ):
         load("zzz")
 
@@ -258,7 +258,7 @@ def test_a_recipe_can_be_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_settings_are_toml_values_or_strings(setting: str, section: str, key: str, value: object) -> None:
-    assert getattr(getattr(load("demo", [setting]), section), key) == value
+    assert getattr(getattr(load("addition", [setting]), section), key) == value
 
 
 @pytest.mark.parametrize("setting", ["run.steps", "=3", "run.=3", ".steps=3", "", "run..steps=3"])
@@ -276,34 +276,34 @@ def test_settings_are_checked_like_recipes() -> None:
 
 
 def test_the_last_setting_of_a_key_wins() -> None:
-    assert load("demo", ["run.steps=3", "run.steps=4"]).run.steps == 4
-    assert load("demo", ["objective=grpo", "objective.name=dapo"]).objective["name"] == "dapo"
+    assert load("addition", ["run.steps=3", "run.steps=4"]).run.steps == 4
+    assert load("addition", ["objective=grpo", "objective.name=dapo"]).objective["name"] == "dapo"
 
 
 @pytest.mark.parametrize("name", ["grpo", "sspo + s2t", "gspo + stare(variant=C2)", "sspo+s2t(tau_p=0.001)+stare"])
 def test_objectives_are_set_by_name(name: str) -> None:
-    whole, key = load("demo", [f"objective={name}"]), load("demo", [f"objective.name={name}"])
-    quoted = load("demo", [f'objective.name="{name}"'])
+    whole, key = load("addition", [f"objective={name}"]), load("addition", [f"objective.name={name}"])
+    quoted = load("addition", [f'objective.name="{name}"'])
     assert whole.objective == key.objective == quoted.objective == {"name": name}
 
 
 def test_another_method_drops_the_recipes_options_and_the_same_one_keeps_them() -> None:
-    assert load("demo").objective["tau_p"] == 0.2
-    assert load("demo", ["objective.name=grpo"]).objective == {"name": "grpo"}
-    assert load("demo", ["objective.name=stapo + stare"]).objective["tau_p"] == 0.2
-    assert load("demo", ["objective=stapo"]).objective == {"name": "stapo"}
+    assert load("addition").objective["tau_p"] == 0.2
+    assert load("addition", ["objective.name=grpo"]).objective == {"name": "grpo"}
+    assert load("addition", ["objective.name=stapo + stare"]).objective["tau_p"] == 0.2
+    assert load("addition", ["objective=stapo"]).objective == {"name": "stapo"}
     assert load("stare-short-14b", ["objective.name=stare + s2t"]).objective["boost"] == 1.05
 
 
 def test_options_may_come_before_or_after_the_name() -> None:
     settings = ["objective.variant=C2", "objective.name=stare"]
-    assert load("demo", settings) == load("demo", settings[::-1])
-    assert load("demo", settings).objective == {"name": "stare", "variant": "C2"}
+    assert load("addition", settings) == load("addition", settings[::-1])
+    assert load("addition", settings).objective == {"name": "stare", "variant": "C2"}
     assert "unknown option of grpo 'tau_p'" in error_of_settings("objective.tau_p=0.1", "objective.name=grpo")
 
 
 def test_an_objective_can_be_set_as_a_table() -> None:
-    assert load("demo", ['objective={name = "stare", variant = "C2"}']).objective["variant"] == "C2"
+    assert load("addition", ['objective={name = "stare", variant = "C2"}']).objective["variant"] == "C2"
 
 
 # The resolved recipe, the schema, the page

@@ -47,6 +47,7 @@ def minibatch(config: Config) -> int:
 def test_all_recipes_are_packaged() -> None:
     assert {*RECIPES} == {
         "demo",
+        "addition",
         "countdown",
         "countdown-steps",
         "tools",
@@ -87,7 +88,7 @@ def test_a_recipe_starts_with_paper_hardware_and_baselines(name: str) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_names_the_paper_of_its_objective(name: str) -> None:
     objective = load(name).build_objective()
-    small = "dapo" if name.startswith("countdown") else "stapo"
+    small = {"demo": "dapo + trim", "countdown": "dapo", "countdown-steps": "dapo"}.get(name, "stapo")
     assert objective.name == (name.partition("-")[0] if name in PAPERS else small)
     assert f"# Paper: arXiv {objective.paper}" in "\n".join(comment(name))
 
@@ -108,7 +109,7 @@ def test_every_setting_in_a_comment_works(name: str, settings: tuple[str, ...]) 
 def test_settings_are_found_in_the_comments() -> None:
     assert len(SUGGESTED) > 100
     assert all(settings for _, settings in SUGGESTED)
-    assert ("demo", ("objective.name=sspo + s2t",)) in SUGGESTED
+    assert ("addition", ("objective.name=sspo + s2t",)) in SUGGESTED
     assert ("smollm2", ("model.precision=fp32",)) in SUGGESTED
 
 
@@ -116,7 +117,7 @@ def test_the_settings_on_the_page_of_recipes_work() -> None:
     lines = [line for line in recipes_page().splitlines() if line.startswith("trimtab train") and "--set" in line]
     assert len(lines) == 2
     for line in lines:
-        assert load(line.split()[2], settings_in(line)) != load("demo")
+        assert load(line.split()[2], settings_in(line)) != load(line.split()[2])
 
 
 def test_smollm2_zero_is_smollm2_with_easy_stories_and_no_warm_start() -> None:
@@ -206,12 +207,13 @@ def test_a_micro_batch_holds_the_longest_response_and_an_evaluation_has_its_data
     assert config.run.eval_every == 0 or config.task.eval_path is not None
 
 
-def test_the_demo_trains(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["demo", "addition"])
+def test_a_tiny_recipe_trains(tmp_path: Path, name: str) -> None:
     quick = ["run.steps=2", "warm_start.steps=3", "run.threads=1", "run.eval_problems=20", "run.device=cpu"]
-    run = Run(load("demo", quick), RunFolder(tmp_path / "run"), PlainReporter(lambda text: None))
+    run = Run(load(name, quick), RunFolder(tmp_path / "run"), PlainReporter(lambda text: None))
     train(run)
     assert run.stopped is StopReason.FINISHED
     records = run.folder.records()
     assert [record["step"] for record in records] == [0, 1, 2]
     assert all(record["update/skipped"] == 0 and record["tokens/count"] >= 256 for record in records[1:])
-    assert load(tmp_path / "run/config.toml") == load("demo", quick)
+    assert load(tmp_path / "run/config.toml") == load(name, quick)

@@ -17,13 +17,13 @@ CALCULATOR = "tools.use=['calculator']"
 
 
 def test_without_tools_responses_have_one_turn() -> None:
-    config = load("demo")
+    config = load("addition")
     assert (config.has_tools, config.rollout.max_turns, config.rollout.max_observed_tokens) == (False, 1, 0)
 
 
 @pytest.mark.parametrize("named", [CALCULATOR, f"tools.use=['{TOOLS}:hang']", f"task.environment={TOOLS}:Game"])
 def test_tools_are_named_in_a_recipe(named: str) -> None:
-    config = load("demo", [named, TURNS, "tools.timeout=2.5"])
+    config = load("addition", [named, TURNS, "tools.timeout=2.5"])
     assert config.has_tools
     limits = config.conversation_limits
     assert (limits.max_turns, limits.timeout, limits.max_observation_tokens) == (3, 2.5, 512)
@@ -52,12 +52,12 @@ def test_tools_are_named_in_a_recipe(named: str) -> None:
 )
 def test_what_does_not_fit_is_an_error_in_words(settings: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load("demo", settings)
+        load("addition", settings)
 
 
 @pytest.mark.parametrize("named", [CALCULATOR, f"task.environment={TOOLS}:Game"])
 def test_a_run_is_read_back_as_it_was(tmp_path: Path, named: str) -> None:
-    config = load("demo", [named, TURNS, "reward.void_turns=exclude"])
+    config = load("addition", [named, TURNS, "reward.void_turns=exclude"])
     (tmp_path / "config.toml").write_text(resolved_toml(config))
     assert load_stored(tmp_path / "config.toml") == config
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from trimtab.console.display import POINTS, LiveReporter, RunDisplay
 from trimtab.console.reporters import PlainReporter
 from trimtab.text import BARS, clock, number, percent, printable, sparkline
+from trimtab.train import SampleText
 
 METRICS = {
     "reward/mean": 0.515,
@@ -64,6 +65,17 @@ def test_the_display_shows_the_main_metrics() -> None:
         "1234 tokens/s",
     ):
         assert words in text
+
+
+def test_a_sample_is_shown_until_it_can_be_read() -> None:
+    display = display_after(20)
+    display.set_sample([SampleText("3 7 5=16 ", "3*7-5", "16", "correct", 1.0)])
+    display.set_sample([SampleText("1 2 3=6 ", "1+2+3", "6", "correct", 1.0)])
+    assert "sample    3 7 5=16  3*7-5  correct" in shown(display)
+    display.sample_time -= 3
+    display.set_sample([SampleText("a question\n" * 90, "\x1b[2Jso\n" + "it is " * 90 + "42", "42", "no_answer", 0.0)])
+    (line,) = [line for line in shown(display).splitlines() if "sample" in line]
+    assert "a question" in line and "\\x1b[2Jso it is" in line and line.rstrip("│ ").endswith("is 42  no answer")
 
 
 def test_a_rising_reward_is_a_rising_curve() -> None:

@@ -89,11 +89,11 @@ def test_a_missing_file_is_found_before_anything_is_loaded(tmp_path: Path) -> No
 
 
 def test_the_demo_has_a_dry_run() -> None:
-    assert "stapo" in describe_dry_run(load(find_recipe("demo")))
+    assert "dapo + trim" in describe_dry_run(load(find_recipe("demo")))
     assert PACKAGED.is_dir()
 
 
 def test_several_rewards_are_written_as_a_sum() -> None:
     terms = ["reward.terms.short.rule=length", "reward.terms.short.options={free=2,limit=4}"]
-    text = describe_dry_run(load("demo", [*terms, "reward.terms.short.weight=-0.5"]))
+    text = describe_dry_run(load("addition", [*terms, "reward.terms.short.weight=-0.5"]))
     assert "the reward of a response: 1 x task + -0.5 x short (reward.weight, reward.terms)" in text

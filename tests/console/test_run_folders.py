@@ -29,7 +29,7 @@ def train(folder: Path, *, resume: bool = False, **more: str) -> tuple[int, str]
     """Run `trimtab train`; return the exit code and what it printed."""
     settings = [f"{key}={value}" for key, value in {**SHORT, **more}.items()]
     out, resumed = (None, folder) if resume else (folder, None)
-    request = resolve_request(None if resume else "demo", settings, out, resumed)
+    request = resolve_request(None if resume else "addition", settings, out, resumed)
     printed: list[str] = []
     code = launch_run(request, quiet=True, print_line=printed.append, print_error=printed.append)
     return code, "\n".join(printed)

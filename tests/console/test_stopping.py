@@ -21,7 +21,7 @@ ENDLESS = {"run.steps": "100000", "run.checkpoint_every": "0", "run.eval_every":
 def start(folder: Path, output: str | None, changes: dict[str, str] | None = None) -> BaseProcess:
     """Start a run of six steps with a warm start, in `folder/run`."""
     settings = [f"--set={key}={value}" for key, value in {**SETTINGS, **(changes or {})}.items()]
-    return start_command(["train", *settings, "--out", "run"], output, folder)
+    return start_command(["train", "addition", *settings, "--out", "run"], output, folder)
 
 
 def steps(folder: Path) -> list[int]:

@@ -129,6 +129,11 @@ def test_the_comparison_that_the_summary_recommends_keeps_the_settings_of_the_ru
     assert {(run.config.run.steps, run.config.update.lr) for run in planned} == {(1, 0.02)}
 
 
+def test_a_method_with_attachments_is_compared_with_the_method_alone(here: Path) -> None:
+    output = train("tiny.toml", "--out", "a", "--set", "run.steps=1", "--set", "objective.name=dapo + trim").output
+    assert "trimtab compare 'dapo + trim' dapo --seeds 3 --recipe a/config.toml" in output
+
+
 def test_what_is_made_from_the_recipe_of_a_run_has_the_runs_name(here: Path) -> None:
     train("tiny.toml", "--out", "a", "--set", "run.steps=1", "--set", "run.report=false")
     recipe = "a/config.toml"
@@ -292,7 +297,7 @@ def test_a_terminal_gets_the_live_display_unless_quiet(here: Path, monkeypatch: 
 
         def message(self, text: str) -> None: ...
         def warm(self, step: int, steps: int, loss: float) -> None: ...
-        def step(self, step: int, steps: int, metrics: object) -> None: ...
+        def step(self, step: int, steps: int, metrics: object, samples: object = ()) -> None: ...
         def close(self) -> None:
             made.append("closed")
 

@@ -401,6 +401,6 @@ def test_an_even_share_is_what_ten_tokens_of_all_would_hold() -> None:
 
 
 def test_the_monitor_of_a_run_has_its_objectives_entropy_target() -> None:
-    assert alarm_monitor(load("demo", ["objective.name=stare", "objective.target=0.25"])).run.entropy_target == 0.25
-    assert alarm_monitor(load("demo")).run.entropy_target is None
-    assert alarm_monitor(load("demo", ["reward.wrong=-1.0"])).run.rewards == (-1.0, 1.0)
+    assert alarm_monitor(load("addition", ["objective.name=stare", "objective.target=0.25"])).run.entropy_target == 0.25
+    assert alarm_monitor(load("addition")).run.entropy_target is None
+    assert alarm_monitor(load("addition", ["reward.wrong=-1.0"])).run.rewards == (-1.0, 1.0)

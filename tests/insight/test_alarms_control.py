@@ -97,5 +97,5 @@ def test_the_target_of_other_alarms_is_the_one_that_is_logged() -> None:
 
 def test_the_target_is_that_of_any_controller() -> None:
     for name, target in (("dapo + trim(floor=0.4)", 0.4), ("stare(target=0.2)", 0.2), ("dapo", None)):
-        assert alarm_monitor(load("demo", [f"objective.name={name}"])).run.entropy_target == target
-    assert load("demo", ["objective.name=dapo + trim(relative=true)"]).build_objective().entropy_target is None
+        assert alarm_monitor(load("addition", [f"objective.name={name}"])).run.entropy_target == target
+    assert load("addition", ["objective.name=dapo + trim(relative=true)"]).build_objective().entropy_target is None

@@ -78,7 +78,7 @@ def test_a_run_from_the_command_line_is_watched(tmp_path: Path) -> None:
     changes = {**SETTINGS, "objective": '"dapo"', "warm_start.steps": "0", "run.steps": "18", "record.enabled": "false"}
     changes |= {"reward.overlong_buffer": "0", "alarms.no_signal": "stop", "run.eval_every": "0", "task.digits": "3"}
     settings = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
-    result = CliRunner().invoke(app, ["train", "--quiet", "--out", str(tmp_path / "run"), *settings])
+    result = CliRunner().invoke(app, ["train", "addition", "--quiet", "--out", str(tmp_path / "run"), *settings])
     assert result.exit_code == 3
     assert "alarm: step 17: only 0 % of the groups have any spread" in result.output
     written_alarms = [(r["alarm"], r["action"], r["step"]) for r in read_json_lines(tmp_path / "run/alarms.jsonl")]

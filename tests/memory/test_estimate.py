@@ -422,9 +422,9 @@ def test_a_share_of_memory_is_between_nothing_and_all(value: str) -> None:
 
 def test_several_processes_share_the_optimizer_state_and_with_shard_the_layers(small: str) -> None:
     settings = [small, "rollout.prompts=8", "update.per_step=1"]
-    alone = estimate_memory(load("demo", settings), "cpu")
-    four = estimate_memory(load("demo", settings), "cpu", processes=4)
-    split = estimate_memory(load("demo", [*settings, "model.shard=true"]), "cpu", processes=4)
+    alone = estimate_memory(load("addition", settings), "cpu")
+    four = estimate_memory(load("addition", settings), "cpu", processes=4)
+    split = estimate_memory(load("addition", [*settings, "model.shard=true"]), "cpu", processes=4)
     assert (four.weights, four.gradients) == (alone.weights, alone.gradients)
     assert four.optimizer_state == split.optimizer_state == alone.optimizer_state // 4
     with fake_tensors():

@@ -140,7 +140,7 @@ def test_torchrun_starts_the_same_run(size: int, killed: int | None, tmp_path: P
     settings = [f"--set={key}={value}" for key, value in {**SETTINGS, **({} if killed is None else ENDLESS)}.items()]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
     with (tmp_path / "log").open("wb") as log:
-        command = [*torchrun, "-m", "trimtab", "train", *settings, "--out", "run"]
+        command = [*torchrun, "-m", "trimtab", "train", "addition", *settings, "--out", "run"]
         process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
     run = SeveralProcesses(tmp_path)
     if killed is not None:

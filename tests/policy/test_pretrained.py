@@ -279,7 +279,7 @@ def test_pickled_weights_are_not_read(folder: Path) -> None:
 def test_a_dry_run_says_that_a_model_needs_code_and_runs_none(folder: Path) -> None:
     mine(folder)
     keys(CONFIG, model_type="evil")(folder)
-    (line,) = describe_estimate(load("demo", [f"model.path={folder}"]))
+    (line,) = describe_estimate(load("addition", [f"model.path={folder}"]))
     assert "no estimate" in line and "runs no code that comes with a model" in line
     assert nothing_ran(folder)
 

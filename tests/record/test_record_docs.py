@@ -23,7 +23,7 @@ def some_steps(run: Path) -> None:
 def test_the_three_lines_of_the_notebook_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    some_steps(tmp_path / "runs/demo-stapo-1")
+    some_steps(tmp_path / "runs/demo-dapo+trim-1")
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     exec(compile(code, "docs/record.md", "exec"), {})

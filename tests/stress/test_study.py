@@ -34,7 +34,8 @@ def test_an_archive_has_the_runs_that_have_ended_without_their_weights(tmp_path:
 def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module in (study, study_pages):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
-    small = study.Study("small", "demo", "demo", ("grpo", "stapo"), ("update.lr=1e-4,1e-3",), ("run.steps=4",), seeds=2)
+    lrs = ("update.lr=1e-4,1e-3",)
+    small = study.Study("small", "demo", "addition", ("grpo", "stapo"), lrs, ("run.steps=4",), seeds=2)
     test = small.test(tmp_path / "runs")
     for _, run in test.runs(test.cells())[:-1]:  # the last one has not been run
         run.folder.create(run.config)

@@ -123,12 +123,12 @@ def test_the_key_of_an_alarm_overrides_the_default() -> None:
 
 def test_an_unknown_alarm_in_a_recipe_is_an_error_that_names_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"entropy_colapse.*entropy_collapse"):
-        load("demo", ["alarms.entropy_colapse=stop"])
+        load("addition", ["alarms.entropy_colapse=stop"])
 
 
 def test_an_unknown_action_is_an_error_that_names_the_key() -> None:
     with pytest.raises(ValueError, match=r"alarms\.ratio"):
-        load("demo", ["alarms.ratio=shout"])
+        load("addition", ["alarms.ratio=shout"])
 
 
 # --- a monitor that raises

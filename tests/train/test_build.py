@@ -12,7 +12,7 @@ from trimtab.train.trainer import build_trainer
 
 
 def test_a_trainer_has_the_parts_of_its_recipe() -> None:
-    trainer = build_trainer(load("demo", ["run.device=cpu", "update.lr=1e-4"]))
+    trainer = build_trainer(load("addition", ["run.device=cpu", "update.lr=1e-4"]))
     assert isinstance(trainer.sampler, NativeSampler)
     assert (trainer.task.name, trainer.objective.name, trainer.reference) == ("arithmetic/addition-2", "stapo", None)
     assert trainer.test_task is not None and len(trainer.test_task) == trainer.config.run.eval_problems
@@ -20,7 +20,7 @@ def test_a_trainer_has_the_parts_of_its_recipe() -> None:
 
 
 def test_a_reference_called_start_is_the_policys_model() -> None:
-    config = load("demo", ["run.device=cpu", "objective=grpo + kl", "model.reference=start"])
+    config = load("addition", ["run.device=cpu", "objective=grpo + kl", "model.reference=start"])
     reference, policy = build_reference(config), build_trainer(config).policy
     assert reference is not None and reference is not policy
     pairs = zip(reference.model.parameters(), policy.model.parameters(), strict=True)

@@ -82,7 +82,7 @@ def test_threads_are_the_recipes_or_one_beside_a_gpu(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     torch.set_num_threads(2)
-    set_threads(load("demo", [f"run.device={device}", f"run.threads={setting}"]))
+    set_threads(load("addition", [f"run.device={device}", f"run.threads={setting}"]))
     assert torch.get_num_threads() == used
 
 

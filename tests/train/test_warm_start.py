@@ -30,7 +30,7 @@ class StepCounter:
     def warm(self, step: int, steps: int, loss: float) -> None:
         self.steps.append(step)
 
-    def step(self, step: int, steps: int, metrics: object) -> None:
+    def step(self, step: int, steps: int, metrics: object, samples: object = ()) -> None:
         pytest.fail("an RL step")
 
     def close(self) -> None:

@@ -91,7 +91,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
 def start(folder: Path, word: str, changes: dict[str, str], waits: bool = False) -> Run:
     """Start a process for a run in a folder."""
     given = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-P", "-c", TRIMTAB, "train", word, str(folder), "--quiet", *given]
+    recipe = ["addition"] if word == "--out" else []
+    command = [sys.executable, "-P", "-c", TRIMTAB, "train", *recipe, word, str(folder), "--quiet", *given]
     log = folder.with_suffix(f".{word.strip('-')}.log")
     with log.open("wb") as output:
         stdin = subprocess.PIPE if waits else subprocess.DEVNULL

@@ -37,7 +37,7 @@ SETTINGS = {
 def train(out: Path, **changes: str) -> list[dict[str, float]]:
     """Train, and return the metrics of every step."""
     settings = [word for key, value in {**SETTINGS, **changes}.items() for word in ("--set", f"{key}={value}")]
-    result = CliRunner().invoke(app, ["train", "--out", str(out), "--quiet", *settings])
+    result = CliRunner().invoke(app, ["train", "addition", "--out", str(out), "--quiet", *settings])
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 

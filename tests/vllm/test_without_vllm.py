@@ -52,7 +52,7 @@ def fake_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str,
 def test_vllm_is_imported_only_when_it_is_chosen() -> None:
     code = (
         "import sys; from trimtab.train.build import build_policy, build_sampler;"
-        "from trimtab.config import load; config = load('demo');"
+        "from trimtab.config import load; config = load('addition');"
         "build_sampler(build_policy(config), config.rollout);"
         "sys.exit(any(name.split('.')[0] == 'vllm' for name in sys.modules))"
     )
@@ -128,11 +128,11 @@ def test_vllm_and_the_policy_must_be_on_the_same_device(
 )
 def test_wrong_settings_are_refused_before_anything_starts(setting: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load("demo", ["rollout.engine=vllm", setting])
+        load("addition", ["rollout.engine=vllm", setting])
 
 
 def test_options_of_vllm_reach_it() -> None:
-    config = load("demo", ["rollout.engine=vllm", "rollout.vllm_options={enforce_eager=true, block_size=32}"])
+    config = load("addition", ["rollout.engine=vllm", "rollout.vllm_options={enforce_eager=true, block_size=32}"])
     assert config.rollout.vllm_options == {"enforce_eager": True, "block_size": 32}
 
 

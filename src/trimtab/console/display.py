@@ -1,4 +1,4 @@
-"""The live display of a run in a terminal: progress, the main metrics, two curves, the last messages.
+"""The live display of a run in a terminal: progress, the main metrics, curves, a sample, the last messages.
 
 The run's thread only updates a `RunDisplay`; another thread draws it. So a slow or closed terminal cannot slow or stop
 the run, and after an error while drawing, plain lines are printed instead.
@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from trimtab.console.reporters import PlainReporter, control_words, reward_means, tool_figures
-from trimtab.text import bars_for, clock, number, percent, printable, sparkline
+from trimtab.text import bars_for, clock, cut_middle, number, percent, printable, sparkline
+from trimtab.train import SampleText
 
 FRAME_HEIGHT, FRAME_WIDTH = 12, 50  # a smaller terminal gets no frame
 MAX_WIDTH = 110  # lines that are longer are hard to read
@@ -31,6 +32,7 @@ CTRL_C = len("^C^C")  # columns that the terminal's echo takes behind the last l
 MESSAGES = 4  # the last ones that are shown
 POINTS = 2000  # of a curve: four times a second they are sorted and averaged, which must not slow down a long run
 LABEL = 10  # width of the first column
+SAMPLE_SECONDS = 2.0  # a sample is shown so long that it can be read
 CURVES = ("reward/mean", "policy/entropy", "eval/accuracy", "conversation/called_share")
 
 
@@ -52,6 +54,8 @@ class RunDisplay:
     last: dict[str, float] = field(default_factory=dict)
     history: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in CURVES})
     messages: deque[str] = field(default_factory=lambda: deque(maxlen=MESSAGES))
+    sample: SampleText | None = None
+    sample_time: float = -math.inf
     long_messages: deque[str] = field(default_factory=deque)  # to be printed above the display
     began: float = field(default_factory=time.monotonic)
     first: tuple[float, int] | None = None  # when the phase began and at which step
@@ -68,6 +72,11 @@ class RunDisplay:
         for name in CURVES:
             if name in metrics:
                 _add_point(self.history[name], step, metrics[name])
+
+    def set_sample(self, samples: Sequence[SampleText]) -> None:
+        """Show another sample if the last one has been there for long enough."""
+        if samples and time.monotonic() - self.sample_time >= SAMPLE_SECONDS:
+            self.sample, self.sample_time = samples[len(samples) // 2], time.monotonic()
 
     def seconds_left(self) -> float:
         """Extrapolate this phase's speed so far; NaN while there is none."""
@@ -100,6 +109,8 @@ class RunDisplay:
             lines.append(_row("loss", number(self.loss), "a short supervised start before RL"))
         if self.last:
             lines += self._numbers(max(width - LABEL - 22, 0), bars)
+        if self.sample is not None:
+            lines.append(_row("sample", "", _sample_words(self.sample, width - LABEL)))
         for message in self.messages:
             style = "yellow" if message.startswith("warning") else "dim"
             lines.append(Text(message, style=style, no_wrap=True, overflow="ellipsis"))
@@ -128,7 +139,8 @@ class RunDisplay:
         if held_out:
             start, now = min(held_out), max(held_out)
             note = f"at step {now} ({percent(held_out[start])} at step {start})" if now else "before the first step"
-            lines.append(_row("held-out", percent(held_out[now]), note))
+            curve = _curve(held_out, space - len(note) - 2, bars) if now else ""
+            lines.append(_row("held-out", percent(held_out[now]), f"{note}  {curve}"))
         if "conversation/called_share" in last:
             called = percent(last["conversation/called_share"])
             lines.append(_row("calls", called, _curve(self.history["conversation/called_share"], space, bars)))
@@ -165,6 +177,15 @@ def _shares(metrics: Mapping[str, float]) -> str:
     if metrics.get("trim/drive") == 0:
         shares.append("trim is off: the entropy is in its band")
     return ", ".join(shares) or "none silenced or reweighted"
+
+
+def _sample_words(sample: SampleText, space: int) -> str:
+    """Return prompt, response and verdict on one line; what is too long keeps its beginning and its end."""
+    prompt, response = (printable(" ".join(text.split())) for text in (sample.prompt, sample.response))
+    verdict = sample.verdict.replace("_", " ")
+    kept = max(space - len(verdict) - 10, 0)  # the dots, and the blanks between
+    prompt = cut_middle(prompt, kept // 3, "...")
+    return f"{prompt}  {cut_middle(response, kept - len(prompt), '...')}  {verdict}"
 
 
 def _row(label: str, value: str, note: str) -> Text:
@@ -221,12 +242,13 @@ class LiveReporter:
         if self._live is None:
             self._plain.warm(step, steps, loss)
 
-    def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], samples: Sequence[SampleText] = ()) -> None:
         """Show a step of RL."""
         self.display.set_metrics(step, metrics)
+        self.display.set_sample(samples)
         self.display.advance("step", step, steps)
         if self._live is None:
-            self._plain.step(step, steps, metrics)
+            self._plain.step(step, steps, metrics, samples)
 
     def close(self) -> None:
         """Draw a last time and restore the terminal; a second call does nothing."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trimtab.text import PrintLine, percent, printable
+from trimtab.train import SampleText
 
 COLUMNS = {
     "reward/mean": "reward",
@@ -60,7 +61,7 @@ class PlainReporter:
         if step == steps or step % max(1, steps // 5) == 0:
             self.print_line(f"warm start {step}/{steps}  loss {loss:.3f}")
 
-    def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], samples: Sequence[SampleText] = ()) -> None:
         """Print a step's main metrics if its turn has come."""
         # A log of thousands of steps stays readable with `lines` lines.
         if step != steps and step % max(1, steps // self.lines) and "eval/accuracy" not in metrics:

@@ -157,6 +157,8 @@ def fit_lines(text: str, width: int) -> str:
 def describe_task(config: Config) -> str:
     """Return the task in a few words."""
     name, given = config.task.name, config.task.arguments
+    if name == "countdown":
+        return f"{given['numbers']}-number countdown"
     if name != "arithmetic":
         return f"{name} ({given['path']})" if given.get("path") else name
     fewest = f"{given['min_terms']} to " if given["min_terms"] else ""
@@ -201,8 +203,11 @@ def _next_lines(config: Config, path: Path, finished: bool, processes: int) -> l
     if not finished:
         return _command_lines("continue where it stopped", resume)
     name = str(config.objective["name"])
+    # A method with attachments is compared with the method alone.
+    alone = name.partition("+")[0].strip()
+    other = alone if alone != name else "grpo" if name != "grpo" else "stapo"
     # The run's own recipe: that of the user may have been changed by --set.
-    compared = ["trimtab", "compare", name, "grpo" if name != "grpo" else "stapo", "--seeds", str(COMPARED_SEEDS)]
+    compared = ["trimtab", "compare", name, other, "--seeds", str(COMPARED_SEEDS)]
     compared += ["--recipe", str(path / "config.toml")]
     cost = f"{2 * COMPARED_SEEDS} runs with run.steps = {steps}"
     return [

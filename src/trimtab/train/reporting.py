@@ -19,6 +19,17 @@ from trimtab.train.run_folder import RunFolder
 LONGEST_TEXT = 4_000  # characters of a prompt, response or alarm
 
 
+@dataclass(frozen=True)
+class SampleText:
+    """A response of a step as text, for people."""
+
+    prompt: str
+    response: str
+    answer: str
+    verdict: str
+    reward: float
+
+
 class Reporter(Protocol):
     """Shows the progress of a run."""
 
@@ -28,8 +39,8 @@ class Reporter(Protocol):
     def warm(self, step: int, steps: int, loss: float) -> None:
         """Show a step of the warm start."""
 
-    def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
-        """Show an RL step."""
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], samples: Sequence[SampleText] = ()) -> None:
+        """Show an RL step, and perhaps one of its samples."""
 
     def close(self) -> None:
         """End the display."""
@@ -44,7 +55,7 @@ class SilentReporter:
     def warm(self, step: int, steps: int, loss: float) -> None:
         """Show nothing."""
 
-    def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], samples: Sequence[SampleText] = ()) -> None:
         """Show nothing."""
 
     def close(self) -> None:
@@ -61,17 +72,6 @@ def announce_stop(reporter: Reporter) -> Callable[[int], None]:
             reporter.message(f"{Signals(number).name} received: finishing this step, then saving a checkpoint")
 
     return show
-
-
-@dataclass(frozen=True)
-class SampleText:
-    """A response of a step as text, for people."""
-
-    prompt: str
-    response: str
-    answer: str
-    verdict: str
-    reward: float
 
 
 class Logger(Protocol):

@@ -164,7 +164,7 @@ class Run:
         self._report_rule_errors()
         self._log({"step": step, **metrics})
         self._loggers.log(step, metrics, result.samples)
-        self.reporter.step(step, run.steps, metrics)
+        self.reporter.step(step, run.steps, metrics, result.samples)
         stopping = self._check_alarms({"step": step, **metrics})
         # The last step is saved by `_end`, after the loop.
         if run.checkpoint_every and step % run.checkpoint_every == 0 and step != run.steps:

@@ -91,7 +91,7 @@ def prepare(folder: Path) -> None:
 
 def train_words(changes: Mapping[str, str] | None = None, out: str = "run", quiet: bool = True) -> list[str]:
     """Return the words of a command that trains in the folder `out`."""
-    return ["train", "--out", out, *(["--quiet"] if quiet else []), *settings(changes)]
+    return ["train", "addition", "--out", out, *(["--quiet"] if quiet else []), *settings(changes)]
 
 
 def steps(run: Path) -> list[int]:

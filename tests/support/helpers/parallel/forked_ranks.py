@@ -164,7 +164,7 @@ class SeveralProcesses:
         self.folder.mkdir(exist_ok=True)
         chosen = {**SETTINGS, "run.report": "false", **self.changes}
         settings = [f"--set={key}={value}" for key, value in chosen.items()]
-        where = ["--resume" if self.resume else "--out", self.out]
+        where = ["--resume", self.out] if self.resume else ["addition", "--out", self.out]
         several = ["--gpus", str(self.size)] if self.size > 1 else []
         arguments = ["train", *settings, *several, *where, *self.arguments]
         output = self.output or str(self.log)

@@ -58,7 +58,7 @@ class Job:
     sgd: bool = False
 
     def config(self) -> Config:
-        return load("demo", [f"{key}={value}" for key, value in {**SHORT, **self.settings}.items()])
+        return load("addition", [f"{key}={value}" for key, value in {**SHORT, **self.settings}.items()])
 
     def run(self, parent: Path, world: World) -> None:
         """Take part in the run as one of its processes."""

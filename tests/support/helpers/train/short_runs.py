@@ -84,7 +84,7 @@ class MessageLog:
     def warm(self, step: int, steps: int, loss: float) -> None:
         pass
 
-    def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], samples: object = ()) -> None:
         self.at_step(step)
 
     def close(self) -> None:
