@@ -126,7 +126,8 @@ def trim(
         elif n == 0:  # boosting alone
             a = max(0.0, k / p)
         else:
-            a = (k + math.sqrt(k * k + 4 * p * n)) / (2 * p)
+            b = (math.sqrt(k * k + 4 * p * n) + abs(k)) / 2  # without cancellation, whatever the sign of k
+            a = b / p if k > 0 else n / b
         # One-sided: an update that does more than is asked for is left alone.
         a = min(max_weight, max(1.0, a)) if where > 0 else max(1 / max_weight, min(1.0, a))
         if a == 1:
