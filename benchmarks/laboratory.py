@@ -14,14 +14,16 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
+import spurious
 from result_file import about
 from trimtab.collapse import find_collapse
 from trimtab.compare import CompareRun, ProcessPool, RunOutcome
@@ -37,7 +39,8 @@ EVALUATION_STEP = -2  # no step of training or of its evaluations has this numbe
 SAMPLES = 8  # of each held-out problem after the run
 CURVES = (
     "policy/entropy", "groups/mixed_share", "reward/accuracy", "response/length_mean", "update/clip_share",
-    "update/grad_norm", "tokens/silenced_share", "tokens/boosted_share", "stare/gate_open", "stare/weight",
+    "update/grad_norm", "tokens/silenced_share", "tokens/spurious_share", "tokens/top_gradient_share",
+    "s2t/candidate_share", "tokens/boosted_share", "stare/gate_open", "stare/weight",
     "trim/drive", "trim/leverage", "trim/predicted_change", "trim/saturated", "trim/target", "trim/weight",
 )  # fmt: skip
 STUDY = ("record.enabled=false", "run.report=false", "run.checkpoint_every=1000", "run.keep_checkpoints=1")
@@ -58,13 +61,18 @@ class Part:
     settings: tuple[str, ...] = ()
     variants: tuple[str, ...] = ("",)
     seeds: int = 5
+    save_model: Callable[[Path], Path] | None = None  # where the recipe names no model
 
     def runs(self, folder: Path) -> Iterator[CompareRun]:
         """Yield the runs: all objectives with one seed before the next seed, so that a part of them is paired too."""
+        model = folder / "model"
+        if self.save_model is not None and not model.exists():
+            self.save_model(model)
+        path = () if self.save_model is None else (f"model.path={model}",)
         for seed in range(self.seeds):
             for variant in self.variants:
                 for objective in self.objectives:
-                    settings = (*STUDY, *self.settings, *variant.split())
+                    settings = (*STUDY, *path, *self.settings, *variant.split())
                     yield plan_run(folder, self.recipe, objective, seed, settings, variant)
 
 
@@ -76,6 +84,14 @@ PARTS = {
         seeds=2,
     ),
     "expression": Part("countdown as an expression", "countdown", MAIN),
+    "spurious": Part(
+        "rare rewarded tokens of a word-level model",
+        "benchmarks/spurious.toml",
+        ("dapo", "grpo", "stapo", "stapo(tau_p=0.02)", "dapo + s2t(mask=random)"),
+        variants=("update.lr=1e-4", "update.lr=3e-4", "update.lr=1e-3"),
+        seeds=3,
+        save_model=spurious.save_model,
+    ),
 }
 
 
@@ -112,7 +128,7 @@ def prediction_fit(records: list[Mapping[str, float]]) -> dict[str, float] | Non
     """Return gain and R^2 of the entropy's change from step to step against the one that trim predicted."""
     pairs = [
         (before["trim/predicted_change"], after["policy/entropy"] - before["policy/entropy"])
-        for before, after in zip(records, records[1:], strict=False)
+        for before, after in pairwise(records)
         if "trim/predicted_change" in before
     ]
     if len(pairs) < 2:
