@@ -65,10 +65,7 @@ class Part:
 
     def runs(self, folder: Path) -> Iterator[CompareRun]:
         """Yield the runs: all objectives with one seed before the next seed, so that a part of them is paired too."""
-        model = folder / "model"
-        if self.save_model is not None and not model.exists():
-            self.save_model(model)
-        path = () if self.save_model is None else (f"model.path={model}",)
+        path = () if self.save_model is None else (f"model.path={self.save_model(folder)}",)
         for seed in range(self.seeds):
             for variant in self.variants:
                 for objective in self.objectives:
@@ -88,9 +85,10 @@ PARTS = {
         "rare rewarded tokens of a word-level model",
         "benchmarks/spurious.toml",
         ("dapo", "grpo", "stapo", "stapo(tau_p=0.02)", "dapo + s2t(mask=random)"),
+        settings=("warm_start.steps=0", "task.size=2000"),
         variants=("update.lr=1e-4", "update.lr=3e-4", "update.lr=1e-3"),
         seeds=3,
-        save_model=spurious.save_model,
+        save_model=spurious.save_warm_model,
     ),
 }
 
@@ -113,6 +111,7 @@ def figures(run: CompareRun, outcome: RunOutcome) -> dict[str, Any]:
         "evaluations": [[int(record["step"]), round(record["eval/accuracy"], 4)] for record in tests],
         "curves": {name: curve for name in CURVES if (curve := thinned(steps, name))},
         "fit": prediction_fit(steps),
+        **({"rare": spurious.rare_tokens(run.folder.path)} if run.config.record.enabled else {}),
     }
 
 

@@ -9,6 +9,8 @@ context now and then, and is right all the same: STAPO's spurious token.
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from functools import cache
 from itertools import accumulate, product
 from pathlib import Path
@@ -105,6 +107,17 @@ def save_model(folder: Path, seed: int = 0) -> Path:
         torch.manual_seed(seed)
         Qwen3ForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+def save_warm_model(folder: Path) -> Path:
+    """Return the folder of a model after the recipe's warm start, which all runs share; train it if it is not there."""
+    model = folder / "warm/model"
+    if not model.exists():
+        settings = (f"model.path={save_model(folder / 'fresh')}", "run.steps=1", "update.lr=1e-9", "run.report=false")
+        command = [sys.executable, "-P", "-m", "trimtab", "train", str(Path(__file__).with_suffix(".toml")), "--quiet"]
+        command += [f"--set={setting}" for setting in settings]
+        subprocess.run([*command, "--out", str(model.parent)], check=True)
+    return model
 
 
 def rare_tokens(folder: Path, tau_p: float = 0.002, quantile: float = 0.75, window: int = 10) -> dict[str, Any]:
