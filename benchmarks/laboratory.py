@@ -84,10 +84,19 @@ PARTS = {
     "spurious": Part(
         "rare rewarded tokens of a word-level model",
         "benchmarks/spurious.toml",
-        ("dapo", "grpo", "stapo", "stapo(tau_p=0.02)", "dapo + s2t(mask=random)"),
+        ("dapo", "grpo", "stapo", "stapo(tau_p=0.0002)", "dapo + s2t(mask=random)"),
         settings=("warm_start.steps=0", "task.size=2000"),
         variants=("update.lr=1e-4", "update.lr=3e-4", "update.lr=1e-3"),
-        seeds=3,
+        seeds=2,
+        save_model=spurious.save_warm_model,
+    ),
+    "spurious-tokens": Part(  # the second pass over a batch sees what the first one did to its tokens
+        "what an update does to rare rewarded tokens",
+        "benchmarks/spurious.toml",
+        ("dapo",),
+        settings=("warm_start.steps=0", "task.size=2000", "record.enabled=true", "run.steps=30", "update.passes=2"),
+        variants=("update.lr=3e-4",),
+        seeds=1,
         save_model=spurious.save_warm_model,
     ),
 }
@@ -111,8 +120,13 @@ def figures(run: CompareRun, outcome: RunOutcome) -> dict[str, Any]:
         "evaluations": [[int(record["step"]), round(record["eval/accuracy"], 4)] for record in tests],
         "curves": {name: curve for name in CURVES if (curve := thinned(steps, name))},
         "fit": prediction_fit(steps),
-        **({"rare": spurious.rare_tokens(run.folder.path)} if run.config.record.enabled else {}),
+        **({"rare": rare_tokens(run.folder.path)} if run.config.record.enabled else {}),
     }
+
+
+def rare_tokens(folder: Path) -> dict[str, Any]:
+    """Return the figures of rare tokens by what counts as rare: the paper's bound, and one that leaves slips only."""
+    return {f"p < {tau_p:g}": spurious.rare_tokens(folder, tau_p) for tau_p in (0.002, 0.0002)}
 
 
 def thinned(records: list[Mapping[str, float]], name: str) -> list[list[float]]:

@@ -120,7 +120,7 @@ def save_warm_model(folder: Path) -> Path:
     return model
 
 
-def rare_tokens(folder: Path, tau_p: float = 0.002, quantile: float = 0.75, window: int = 10) -> dict[str, Any]:
+def rare_tokens(folder: Path, tau_p: float, quantile: float = 0.75, window: int = 10) -> dict[str, Any]:
     """Return what the token records of a run say about spurious tokens, and about others for comparison.
 
     `raised` is the mean change of ln p from the rollout to the last pass over it. `before` and `after` are how often an

@@ -58,7 +58,7 @@ def test_what_records_say_about_spurious_tokens(monkeypatch: pytest.MonkeyPatch)
         "advantage": np.array([1.0, 1.0, 1.0, -1.0]),
     }
     monkeypatch.setattr(spurious, "open_run", lambda folder: [SimpleNamespace(tokens=step)] * 3)
-    found = spurious.rare_tokens(Path(), window=1)
+    found = spurious.rare_tokens(Path(), tau_p=0.002, window=1)
     assert (found["steps"], found["tokens"], found["spurious"]["count"], found["rare, A < 0"]["count"]) == (3, 12, 3, 3)
     assert "other, A < 0" not in found
     assert found["spurious"]["raised"] == pytest.approx(np.log(2))
