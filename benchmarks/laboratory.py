@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -129,7 +129,7 @@ def rare_tokens(folder: Path) -> dict[str, Any]:
     return {f"p < {tau_p:g}": spurious.rare_tokens(folder, tau_p) for tau_p in (0.002, 0.0002)}
 
 
-def thinned(records: list[Mapping[str, float]], name: str) -> list[list[float]]:
+def thinned(records: Sequence[Mapping[str, float]], name: str) -> list[list[float]]:
     """Return the metric as at most `POINTS` means over consecutive steps: [last step, mean]."""
     values = [(int(record["step"]), record[name]) for record in records if name in record]
     size = max(1, -(-len(records) // POINTS))
@@ -137,7 +137,7 @@ def thinned(records: list[Mapping[str, float]], name: str) -> list[list[float]]:
     return [[part[-1][0], float(f"{fmean(value for _, value in part):.4g}")] for part in parts]
 
 
-def prediction_fit(records: list[Mapping[str, float]]) -> dict[str, float] | None:
+def prediction_fit(records: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
     """Return gain and R^2 of the entropy's change from step to step against the one that trim predicted."""
     pairs = [
         (before["trim/predicted_change"], after["policy/entropy"] - before["policy/entropy"])
