@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+import spurious
 from result_file import about
 from trimtab.collapse import find_collapse
 from trimtab.compare import CompareRun, ProcessPool, RunOutcome
@@ -39,7 +40,8 @@ FIRST = 5  # objectives of a part that are trained with all seeds before the oth
 SAMPLES = 8  # of each held-out problem after the run
 CURVES = (
     "policy/entropy", "groups/mixed_share", "reward/accuracy", "response/length_mean", "update/clip_share",
-    "update/grad_norm", "tokens/silenced_share", "tokens/boosted_share", "stare/gate_open", "stare/weight",
+    "update/grad_norm", "tokens/silenced_share", "tokens/spurious_share", "tokens/top_gradient_share",
+    "s2t/candidate_share", "tokens/boosted_share", "stare/gate_open", "stare/weight",
     "trim/drive", "trim/leverage", "trim/predicted_change", "trim/saturated", "trim/target", "trim/weight",
 )  # fmt: skip
 STUDY = (
@@ -64,14 +66,16 @@ class Part:
     settings: tuple[str, ...] = ()
     variants: tuple[str, ...] = ("",)
     seeds: int = 5
+    save_model: Callable[[Path], Path] | None = None  # where the recipe names no model
 
     def runs(self, folder: Path) -> Iterator[CompareRun]:
         """Yield the runs, the main objectives first and seed by seed, so that a part of them is paired too."""
+        path = () if self.save_model is None else (f"model.path={self.save_model(folder)}",)
         for objectives in (self.objectives[:FIRST], self.objectives[FIRST:]):
             for seed in range(self.seeds):
                 for variant in self.variants:
                     for objective in objectives:
-                        settings = (*STUDY, *self.settings, *variant.split())
+                        settings = (*STUDY, *path, *self.settings, *variant.split())
                         yield plan_run(folder, self.recipe, objective, seed, settings, variant)
 
 
@@ -111,6 +115,24 @@ PARTS = {
         variants=("update.per_step=8", "update.per_step=8 update.passes=2"),
         seeds=3,
     ),
+    "spurious": Part(
+        "rare rewarded tokens of a word-level model",
+        "benchmarks/spurious.toml",
+        ("dapo", "grpo", "stapo", "stapo(tau_p=0.0002)", "dapo + s2t(mask=random)"),
+        settings=("warm_start.steps=0", "task.size=2000"),
+        variants=("update.lr=1e-4", "update.lr=3e-4", "update.lr=1e-3"),
+        seeds=2,
+        save_model=spurious.save_warm_model,
+    ),
+    "spurious-tokens": Part(  # the second pass over a batch sees what the first one did to its tokens
+        "what an update does to rare rewarded tokens",
+        "benchmarks/spurious.toml",
+        ("dapo",),
+        settings=("warm_start.steps=0", "task.size=2000", "record.enabled=true", "run.steps=30", "update.passes=2"),
+        variants=("update.lr=3e-4",),
+        seeds=1,
+        save_model=spurious.save_warm_model,
+    ),
 }  # fmt: skip
 
 
@@ -132,7 +154,13 @@ def figures(run: CompareRun, outcome: RunOutcome) -> dict[str, Any]:
         "evaluations": [[int(record["step"]), round(record["eval/accuracy"], 4)] for record in tests],
         "curves": {name: curve for name in CURVES if (curve := thinned(steps, name))},
         "fit": None if fit is None else asdict(fit),
+        **({"rare": rare_tokens(run.folder.path)} if run.config.record.enabled else {}),
     }
+
+
+def rare_tokens(folder: Path) -> dict[str, Any]:
+    """Return the figures of rare tokens by what counts as rare: the paper's bound, and one that leaves slips only."""
+    return {f"p < {tau_p:g}": spurious.rare_tokens(folder, tau_p) for tau_p in (0.002, 0.0002)}
 
 
 def thinned(records: Sequence[Mapping[str, float]], name: str) -> list[list[float]]:

@@ -128,7 +128,9 @@ def test_an_update_that_does_more_than_is_asked_for_is_left_alone(band: str, sig
     tokens.advantage[::9] *= -0.01  # a little the other way
     plan = steered(f"dapo + trim({band}, gain=0.1)", tokens).plan(tokens)
     assert plan.metrics["trim/leverage"] > 0
-    assert abs(plan.metrics["trim/predicted_change"]) > abs(plan.metrics["trim/drive"]) * dapo_effect(tokens).abs().sum()
+    assert (
+        abs(plan.metrics["trim/predicted_change"]) > abs(plan.metrics["trim/drive"]) * dapo_effect(tokens).abs().sum()
+    )
     assert torch.equal(plan.weight, torch.ones_like(plan.weight))
 
 
