@@ -50,7 +50,7 @@ class Thresholds:
     )
     control_steps: int = _threshold(50, "steps for which it must be below; a run that starts there needs time to rise")
     control_leverage: float = _threshold(
-        0.02, "leverage; below it, tokens that move the entropy one way hold nearly all, and no weight balances them"
+        0.02, "leverage: the share of all effects on the entropy that surprising tokens have; below it no weight steers"
     )
     control_mixed: float = _threshold(0.05, "share of groups whose rewards differ; below it, few tokens can be weighed")
     control_r2: float = _threshold(0.01, "R^2 of prediction and outcome over 100 measurements; chance alone gives 0.01")

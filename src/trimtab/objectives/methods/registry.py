@@ -68,7 +68,7 @@ OPTIONS: dict[str, Option] = {
     "phi": Option("exact: from the moments, estimated: from ln p and H only; none: exact if there are moments"),
     "population": Option("which tokens the quantile is taken over: the rare rewarded ones (candidates), or all"),
     "quantile": Option("a rare rewarded token is spurious if its entropy is below this quantile", 0, 1),
-    "rate": Option("how much adaptive changes boost and damp per rollout", 0, 1),
+    "rate": Option("how much a rollout changes boost and damp (adaptive), or the coefficient of entropy_bonus", 0, 1),
     "relative": Option("floor and ceiling are multiples of the first rollout's entropy"),
     "renormalize": Option("do not count the removed tokens in the mean either"),
     "scope": Option(
