@@ -95,10 +95,10 @@ def test_variables_without_other_processes_are_ignored(
 
 def test_a_gpu_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    result = CliRunner().invoke(app, ["train", "demo", "--gpus", "4"])
+    result = CliRunner().invoke(app, ["train", "addition", "--gpus", "4"])
     assert result.exit_code == 2
     assert "--gpus 4, but torch sees 2 GPUs here: GPU 2 is missing" in result.output
-    assert CliRunner().invoke(app, ["train", "demo", "--gpus", "0"]).exit_code == 2
+    assert CliRunner().invoke(app, ["train", "addition", "--gpus", "0"]).exit_code == 2
 
 
 def commands() -> list[list[str]]:
