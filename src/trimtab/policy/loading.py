@@ -164,7 +164,7 @@ def _check_logits(policy: Policy) -> None:
     policy.model.eval()
     # Sharded layers have weights of the precision in which they compute, so they need autocast.
     with policy.autocast() if policy.sharded else nullcontext():
-        ours = policy.logits(policy.hidden_states(ids), 1.0)
+        ours = policy.logits(policy.hidden_states(ids, mask), 1.0)
         theirs = policy.model(input_ids=ids, attention_mask=mask).logits.float()
     if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
         raise ValueError(

@@ -161,8 +161,10 @@ def response_hidden_states(policy: Policy, transcripts: Sequence[Transcript]) ->
         table[real] = ids
         # How far padding of the rows before shifts each response token.
         shift = (np.arange(len(lengths)) * real.shape[1] - cu_seqlens[:-1])[owner]
-        rows, before, tokens = to_device(policy.device, table, targets - 1 + shift, ids[targets])
-        hidden = policy.hidden_states(rows).flatten(0, 1)
+        rows, mask, before, tokens = to_device(
+            policy.device, table, real.astype(np.int64), targets - 1 + shift, ids[targets]
+        )
+        hidden = policy.hidden_states(rows, mask).flatten(0, 1)
     return hidden.index_select(0, before), tokens
 
 
@@ -185,8 +187,6 @@ def log_probs(policy: Policy, transcripts: Sequence[Transcript], temperature: fl
 
     with policy.autocast():
         hidden, tokens = response_hidden_states(policy, transcripts)
-        if len(tokens) <= head_chunk:  # the backward pass starts here, so there is nothing to save memory for
-            return log_probs_of(hidden, tokens)
         chunks = zip(hidden.split(head_chunk), tokens.split(head_chunk), strict=True)
         return torch.cat([checkpoint(log_probs_of, h, t, use_reentrant=False) for h, t in chunks])
 
