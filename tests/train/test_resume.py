@@ -76,7 +76,7 @@ def test_a_run_can_be_resumed_from_any_checkpoint(whole: Path, tmp_path: Path, e
 
 def test_a_resumed_run_goes_on_with_the_fit_of_its_entropy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entropy_control, "MIN_POINTS", 2)
-    changes = {"objective": '"dapo + trim(floor=5.0)"'}
+    changes = {"objective": '"dapo + trim(floor=5.0)"', "update.measure_every": "1"}
     trained(tmp_path / "whole", changes)
     shutil.copytree(tmp_path / "whole", tmp_path / "run")
     cut_back(tmp_path / "run", 4)
