@@ -299,8 +299,8 @@ LEGEND = (
 )
 CONTROL_LEGEND = (
     "*Weight*, *drive*, *leverage*: means over the last tenth of the steps. *Saturated*: share of steps with the "
-    "weight at its limit. *Gain* and *R^2*: of a line through the measured change of the entropy from step to step, "
-    "over the predicted one."
+    "weight at its limit. *Gain* and *R^2*: of a line through what updates did to the entropy of their own "
+    "tokens, over what was predicted."
 )
 
 

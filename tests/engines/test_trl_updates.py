@@ -28,7 +28,7 @@ from trimtab.policy.demo_model import demo_tokenizer
 SUPPORT = Path(__file__).parents[1] / "support"
 OBJECTIVES = (
     "stapo(tau_p=0.2)",
-    "stare(adaptive=true, target=2) + trim(floor=9)",
+    "stare(adaptive=true, target=2) + trim(floor=9, max_weight=2)",
     "sspo + s2t(tau_p=0.2) + tis",
 )
 STEPS = 4
