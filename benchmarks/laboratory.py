@@ -194,7 +194,9 @@ def sampled_accuracy(run: CompareRun) -> dict[str, float]:
 
 def save(part: Part, out: Path, runs: Mapping[str, dict[str, Any]]) -> None:
     """Write the result, one line per run."""
-    head = json.dumps(about(part.what) | {"recipe": part.recipe, "settings": part.settings}, indent=1)
+    command = f"python benchmarks/laboratory.py {out.stem.removeprefix('laboratory-')} --folder RUNS"
+    made = {"command": command, "recipe": part.recipe, "settings": part.settings}
+    head = json.dumps(about(part.what) | made, indent=1)
     lines = [f"  {json.dumps(name)}: {json.dumps(run)}" for name, run in sorted(runs.items())]
     text = head.removesuffix("\n}") + ',\n "runs": {\n' + ",\n".join(lines) + "\n }\n}\n"
     write_atomically(out, text)

@@ -25,13 +25,13 @@ MAX_DEPTH = 50  # of parentheses
 OPERATIONS = "+-*/"
 _NUMBER = "(?:0|[1-9][0-9]*)"  # not \d, which takes the digits of all scripts
 _ANSWER = re.compile(rf"({_NUMBER}(?: +{_NUMBER})+) *= *({_NUMBER})(?: +([-+*/]+))?(?: +(expression|steps))?", re.ASCII)
-_TOKEN = re.compile(r" *([0-9]+|.) *", re.DOTALL)  # a character that is no sign becomes a token that nothing accepts
+_TOKEN = re.compile(r" *([0-9]+|.) *", re.DOTALL)  # a character that is not a sign becomes a token that nothing accepts
 _STEP = re.compile(rf" *({_NUMBER}) *([-+*/]) *({_NUMBER}) *= *({_NUMBER}) *")
 _STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 
 class _WrongError(Exception):
-    """The response is no solution."""
+    """The response is not a solution."""
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ class Countdown:
         if sign == "/":
             return a // b if b and a % b == 0 else None
         value = a + b if sign == "+" else a - b if sign == "-" else a * b
-        # A step names its result, and there are no negative numbers; inside an expression nobody has to write them.
+        # A step names its result, and the model knows no negative numbers. Inside an expression nobody writes them.
         return None if value < 0 and self.form == "steps" else value
 
 

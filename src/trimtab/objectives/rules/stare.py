@@ -148,7 +148,7 @@ def critical_boost(builder: PlanBuilder, tokens: Tensor) -> Tensor:
     """Return the weight on these tokens at which the update leaves the entropy unchanged to first order."""
     effect = -builder.coefficient * token_phi(builder.batch)
     theirs = effect[tokens].sum()
-    # Tokens that do not raise the entropy cannot balance the others, whatever their weight.
+    # Tokens that do not raise the entropy cannot balance the others with any weight.
     factor = torch.where(theirs > 0, 1 - effect.sum() / theirs, 1.0)
     return factor.nan_to_num(1.0).clamp(1.0, CRITICAL_LIMIT)
 
