@@ -392,10 +392,11 @@ def picture(folder: str = "") -> str:
     ends = [
         f"{SHOWN[name]} at {shown(seeds, 'entropy')} nats and {shown(seeds, 'greedy')}" for name, seeds in found.items()
     ]
+    counts = " to ".join(map(str, sorted({min(map(len, found.values())), max(map(len, found.values()))})))
     return (
         f"![Entropy and held-out accuracy by step, for {len(ends)} objectives]({folder}laboratory.svg)\n\n"
         "A tiny model learns countdown, to reach a number with given ones, on a CPU: mean and 95 % band over "
-        f"{max(map(len, found.values()))} seeds. The dashed line is the entropy to hold. Entropy and held-out accuracy "
+        f"{counts} seeds. The dashed line is the entropy to hold. Entropy and held-out accuracy "
         f"at the end: {'; '.join(ends)}."
     )
 
