@@ -115,6 +115,18 @@ PARTS = {
         variants=("update.per_step=8", "update.per_step=8 update.passes=2"),
         seeds=3,
     ),
+    "length": Part(  # a problem of more changes is solved in more tokens of the same kind
+        "the critical weight by the length of the responses",
+        "benchmarks/spurious.toml",
+        ("stare(boost=critical, gate=none)",),
+        settings=("run.steps=50",),
+        variants=tuple(
+            f"task.changes={changes} rollout.max_new_tokens={6 + 6 * changes} rollout.max_prompt_tokens=24"
+            for changes in (1, 2, 3, 5, 8)
+        ),
+        seeds=2,
+        save_model=lambda folder: spurious.save_model(folder / "fresh"),
+    ),
     "spurious": Part(
         "rare rewarded tokens of a word-level model",
         "benchmarks/spurious.toml",
