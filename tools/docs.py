@@ -273,6 +273,7 @@ def study_page() -> str:
         "picture": laboratory_pages.picture,
         "legend": lambda: laboratory_pages.LEGEND + " " + laboratory_pages.CONTROL_LEGEND,
         **{f"laboratory {part}": partial(laboratory_pages.section, part) for part in laboratory_pages.PARTS},
+        "laboratory rare": laboratory_pages.rare_tokens,
         "laboratory others": laboratory_pages.others,
         **{f"stress {name}": partial(study_pages.stress_tables, name) for name in stress},
         "stress mixed": lambda: study_pages.stress_tables("entropy"),

@@ -28,6 +28,7 @@ EMPTY = 0.05  # nats: a policy below it says the same thing to a prompt nearly e
 LAST = 0.1  # of a run: the share of its points whose mean is the value at the end
 FIRST = "expression"  # the part that the pictures and most sentences are about
 PARTS = (FIRST, "steps", "long", "ablations", "off-policy", "spurious")  # with a section of their own in docs/study.md
+ELSEWHERE = ("length", "spurious-tokens")  # parts that are not tables of objectives
 # What the others are compared with: the same setting under this objective. The ablations vary trim itself.
 REFERENCE, REFERENCES = "dapo", {"ablations": "dapo + trim"}
 # The objectives of the picture and of the sentence below it, with their names there.
@@ -323,10 +324,37 @@ def section(part: str) -> str:
     return "\n\n".join([*tables, where])
 
 
+def rare_tokens(part: str = "spurious-tokens") -> str:
+    """The table of what updates do to rare rewarded tokens, beside other tokens; of the first run that has it."""
+    found = (result(part) or {"runs": {}})["runs"].values()
+    rare = next((run["rare"] for run in found if "rare" in run), None)
+    if rare is None:
+        return not_run(part)
+    body = [
+        [f"{kind}, {bound}" if kind in ("spurious", "rare, A < 0") else kind, str(row["count"]),
+         number(row["median p"], 5), number(row["median entropy"], 2), f"{row['raised']:+.3f}",
+         percent(row["share of squared norms"]), *(number(row.get(name), 2) for name in ("before", "after"))]
+        for bound, kinds in rare.items()
+        for kind, row in kinds.items()
+        if isinstance(row, dict)
+    ]  # fmt: skip
+    heads = [
+        "tokens",
+        "count",
+        "median p",
+        "median entropy",
+        "ln p changed by",
+        "of squared gradient norms",
+        "used before",
+        "used after",
+    ]
+    return markdown_table(heads, body)
+
+
 def others() -> str:
     """Sections of the parts that docs/study.md does not name; nothing if there are none."""
     names = sorted(path.stem.partition("-")[2] for path in RESULTS.glob("laboratory-*.json"))
-    parts = [(name, found) for name in names if name not in PARTS and (found := result(name))]
+    parts = [(name, found) for name in names if name not in (*PARTS, *ELSEWHERE) and (found := result(name))]
     return "\n\n".join(f"### {found['what'].capitalize()}\n\n{section(name)}" for name, found in parts)
 
 
