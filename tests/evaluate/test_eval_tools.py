@@ -107,6 +107,16 @@ def test_hostile_arguments_are_stored_and_read_again(arguments: str, tmp_path: P
     assert done.tools["gsm8k"].ok_share == 0.0
 
 
+def test_the_key_in_a_call_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-4242")
+    nested = json.dumps({"sk-secret-4242": "\\u0073k-secret-4242"})
+    calls = [("sk-secret-4242", "{}"), ("calculator", nested), ("calculator", "sk-secret-4242")]
+    run(tmp_path, message("I use sk-secret-4242", *calls))
+    stored = b"".join(path.read_bytes() for path in sorted((tmp_path / "out").rglob("*")) if path.is_file())
+    assert b"secret-4242" not in stored
+    assert stored.count(b"(the key)") > 4
+
+
 def test_a_conversation_ends_at_its_last_turn(tmp_path: Path) -> None:
     call = message(None, ("calculator", '{"expression": "1+1"}'))
     done, requests, (kept,) = run(tmp_path, call, call, call, max_turns=2)
