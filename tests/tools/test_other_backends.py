@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -59,6 +60,18 @@ def test_bubblewrap_that_is_missing_is_said_with_how_to_get_it(monkeypatch: pyte
     monkeypatch.setattr("trimtab.tools.fork_backend.SEARCH_PATH", "/nonexistent")
     with pytest.raises(SandboxError, match="bubblewrap is not installed: apt-get install bubblewrap"):
         Sandbox(backend="bubblewrap")
+
+
+@pytest.mark.parametrize("level", ["full", "limits"])
+def test_bubblewrap_that_fails_is_refused_and_no_program_is_blamed(
+    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = tmp_path / "bwrap"
+    command.write_text("#!/bin/sh\necho 'bwrap: Creating new namespace failed' >&2\nexit 1\n")
+    command.chmod(0o755)
+    monkeypatch.setattr("trimtab.tools.fork_backend.SEARCH_PATH", str(tmp_path))
+    with pytest.raises(SandboxError, match="does not work here .bwrap: Creating new namespace failed.; backend 'fork'"):
+        Sandbox(backend="bubblewrap", level=level)
 
 
 class FusionServer(BaseHTTPRequestHandler):
