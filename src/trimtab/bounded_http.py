@@ -172,7 +172,7 @@ async def bounded_request(
         raise
 
 
-def _message(error: Exception, key: str) -> str:
+def _message(error: BaseException, key: str) -> str:
     return hide_key(f"{type(error).__name__}: {error}".removesuffix(": "), key)
 
 
