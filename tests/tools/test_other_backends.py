@@ -101,6 +101,7 @@ def fusion_reply(status: str, code: int | None, stdout: str = "", stderr: str = 
 
 @pytest.fixture
 def fusion() -> Iterator[str]:
+    FusionServer.requests.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), FusionServer)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -108,6 +109,51 @@ def fusion() -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+RUN: dict[str, Any] = {"status": "Finished", "execution_time": 0.25, "return_code": 0, "stdout": "", "stderr": ""}
+HUGE = b'{"run_result": {"status": "Finished", "return_code": %s}}'
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        *(({"run_result": {**RUN, "stdout": value}}, "stdout of its reply is ") for value in (5, True, [], {"a": 1})),
+        *(({"run_result": {**RUN, "stderr": value}}, "stderr of its reply is ") for value in (0, False, [["a"]])),
+        *(
+            ({"run_result": {**RUN, "execution_time": value}}, "execution_time of its reply is ")
+            for value in ("1", [], {}, True, 10**400, -(10**400), float("nan"), float("inf"))
+        ),
+        *(
+            ({"run_result": {**RUN, "return_code": value}}, "return_code of its reply is ")
+            for value in (None, "0", 0.0, [], {}, True, 10**400, -(10**400))
+        ),
+        ({"run_result": {}}, "return_code of its reply is None"),
+        ({}, "could not run the program: None"),
+        ({"run_result": [RUN]}, "could not run the program: None"),
+        ({"status": "SandboxError", "run_result": RUN, "message": "\x1b[2J\u202e"}, r"program: '\\x1b\[2J\\u202e'"),
+        ({"status": "SandboxError", "message": {"a": ["b"] * 10_000}}, r"\['b', 'b'.*\.\.\.$"),
+        (b"5", "the reply is 5, not an object"),
+        (b"null", "the reply is None, not an object"),
+        (b"[1]", r"the reply is \[1\], not an object"),
+        (b"{not json", "the reply is no JSON"),
+        (b"\xff\xfe\x00", "the reply is no JSON"),
+        (b"[" * 1_000_000, "the reply is no JSON"),
+        (HUGE % (b"9" * 10_000), "the reply is no JSON"),
+        (b" " * (17 << 20), "a response of more than 16,777,216 bytes"),
+    ],
+)
+def test_a_reply_of_any_other_kind_is_an_error_in_words(fusion: str, reply: object, words: str) -> None:
+    FusionServer.replies = {"program": reply}
+    with Sandbox(backend="http", url=fusion, workers=1) as remote, pytest.raises(SandboxError, match=words) as error:
+        remote.run("program", timeout=PATIENT)
+    assert len(str(error.value)) < 1_000 and str(error.value).isprintable()
+
+
+def test_a_url_with_a_password_is_refused_unseen() -> None:
+    with pytest.raises(SandboxError, match="contains a password") as error:
+        Sandbox(backend="http", url="http://user:sesame@localhost:8080")
+    assert "sesame" not in str(error.value)
 
 
 def test_a_server_in_sandboxfusions_protocol_runs_programs(fusion: str) -> None:
