@@ -90,7 +90,7 @@ class HttpRun:
             except (ValueError, RecursionError) as error:
                 raise SandboxError(f"{url}: the reply is no JSON: {error}") from None
         if not isinstance(parsed, dict):
-            raise SandboxError(f"{url}: the reply is {shown(parsed)}, not an object")
+            raise SandboxError(f"{url}: the reply is a {type(parsed).__name__}, not an object")
         return parsed
 
     def close(self) -> None:
