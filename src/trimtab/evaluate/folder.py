@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from trimtab import failpoints
+from trimtab.evaluate.conversations import StoredConversation
 from trimtab.evaluate.settings import EvalSettings, differences, digest, settings_from
 from trimtab.files import append_json_lines, cut_torn_line, iter_json_lines, write_atomically, write_json_lines
 from trimtab.tasks import BenchmarkProblem, Problem
@@ -48,7 +49,7 @@ class Generation:
     logp: Finite | None = None
     entropy: Finite | None = None
     failed: str | None = None
-    conversation: dict[str, Any] | None = None
+    conversation: StoredConversation | None = None
 
     @property
     def key(self) -> SampleKey:

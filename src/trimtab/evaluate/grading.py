@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
+from trimtab.evaluate.conversations import environment_verdict
 from trimtab.evaluate.folder import EvalFolder, Generation, SampleKey, parse_row, rows
 from trimtab.evaluate.metrics import GradedSample
 from trimtab.files import write_json_lines
-from trimtab.rewards import Verdict, VerdictKind, grade, grade_many, verdict_of
+from trimtab.rewards import Verdict, VerdictKind, grade, grade_many
 from trimtab.tasks import BOX_RULES, BenchmarkProblem
 from trimtab.text import shown
 
@@ -57,7 +58,7 @@ def grade_folder(folder: EvalFolder, problems: Sequence[BenchmarkProblem], rule:
         if unknown:
             raise ValueError(f"{folder.generations}: there is no problem {shown(unknown[0])} in problems.jsonl")
         # An environment has judged its conversations already, except where it left that to the rule.
-        judged = {g.key: verdict_of(reward) for g in batch if (reward := _reward(g)) is not None}
+        judged = {g.key: verdict for g in batch if (verdict := environment_verdict(g.conversation)) is not None}
         rest = [generation for generation in batch if generation.key not in judged]
         pairs = [(generation.text, by_id[generation.benchmark, generation.problem]) for generation in rest]
         graded = {g.key: verdict for g, verdict in zip(rest, grade_many(pairs), strict=True)}
@@ -91,10 +92,6 @@ def graded_samples(
         sample = GradedSample(generation.problem, kind, extracted, *measured, (text_hashes or {}).get(generation.key))
         samples.setdefault(generation.benchmark, []).append(sample)
     return samples
-
-
-def _reward(generation: Generation) -> float | None:
-    return generation.conversation["reward"] if generation.conversation else None
 
 
 def _batches(generations: Iterable[Generation]) -> Iterator[list[Generation]]:
