@@ -27,6 +27,7 @@ _DECIMAL = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 _NUMBER = re.compile(rf"(?:(?<![\w)\]}}])[-−+]\$?)?{_DECIMAL}(?:/{_DECIMAL})?", re.ASCII)
 _FRACTION = re.compile(rf"([-−+]?)\\[dt]?frac\{{([-−+]?{_DECIMAL})\}}\{{([-−+]?{_DECIMAL})\}}", re.ASCII)
 _THIN_SPACE = re.compile(r"\\[,!;:]")  # LaTeX's small spaces
+_GROUPING_SPACE = re.compile(r"(?<=\d),?\\[,!;:](?=\d)", re.ASCII)  # it groups thousands: `1\,2` is not 12
 _LOOSE_SPACE = re.compile(r"(?<!\w) | (?!\w)")
 _LISTED = re.compile(r"(?<=\d)(?: ,|, | , )(?=\d{3}(?!\d))", re.ASCII)  # `1, 234` is a list, `1,234` a number
 
@@ -129,13 +130,13 @@ def last_number(text: str) -> str | None:
     numbers = _NUMBER.findall(text)
     if not numbers:
         return None
-    joined = re.search(r"\d(?:,\d+)*,$", text[: len(text) - len(numbers[-1])], re.ASCII)
+    joined = re.search(r"(?<!\d)\d+(?:,\d+)*,$", text[: len(text) - len(numbers[-1])], re.ASCII)
     return joined[0] + numbers[-1] if joined else str(numbers[-1])
 
 
 def parse_number(text: str) -> Fraction | None:
     r"""Return the value of a number (`-1,234.5`, `2e3`), of `a/b` or of `\frac{a}{b}`; None for anything else."""
-    text = _THIN_SPACE.sub("", tidy(text)) if len(text) <= MAX_NUMBER_CHARS else ""
+    text = _THIN_SPACE.sub("", _GROUPING_SPACE.sub(",", tidy(text))) if len(text) <= MAX_NUMBER_CHARS else ""
     if fraction := _FRACTION.fullmatch(text):
         above, below = _decimal(fraction[2]), _decimal(fraction[3])
         sign = -1 if fraction[1] in ("-", "−") else 1

@@ -177,7 +177,7 @@ def _grade_number(response: str, answer: str) -> Verdict:
 
 
 def _grade_boxed(response: str, answer: str) -> Verdict:
-    extracted = (last_box(response) or "").strip()
+    extracted = (answer_box(response) or "").strip()
     if not extracted:
         return Verdict("no_answer")
     if len(extracted) > MAX_ANSWER_CHARS:
@@ -235,7 +235,7 @@ def _letter(text: str) -> str | None:
 def _grade_gym(response: str, kind: str, extra: Mapping[str, Any]) -> Verdict:
     if "entry" not in extra:
         raise ValueError(f"the rule gym:{kind} needs the problem's `extra` with `entry`: use it for GymTask's problems")
-    extracted = (last_box(response) or "").strip()
+    extracted = (answer_box(response) or "").strip()
     if not extracted:
         return Verdict("no_answer")
     if len(extracted) > MAX_ANSWER_CHARS:

@@ -13,8 +13,15 @@ from fractions import Fraction
 from trimtab.rewards.mathematics.answer import normalize_words
 from trimtab.rewards.mathematics.commands import has_foreign_commands
 from trimtab.rewards.mathematics.nodes import Node, ParsedAnswer, ParseError, literal_value, negate, symbols
-from trimtab.rewards.mathematics.normal_form import NormalForm, NormalFormBuilder, NormalizeError, rational
+from trimtab.rewards.mathematics.normal_form import (
+    MAX_FACTOR,
+    NormalForm,
+    NormalFormBuilder,
+    NormalizeError,
+    rational,
+)
 from trimtab.rewards.mathematics.numeric import float_value, numerically_different
+from trimtab.rewards.mathematics.points import CONSTANTS, Points
 from trimtab.rewards.mathematics.units import compatible_units, parse_unit
 from trimtab.rewards.verdicts import VerdictKind
 
@@ -52,9 +59,7 @@ def equivalent(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback)
     if truth.kind == "list" and extracted.kind == "tuple" and extracted.brackets == "()" and not extracted.joint:
         return _equal_ordered(truth, extracted, fallback)
     if truth.kind == "tuple" and truth.brackets == "()" and extracted.kind == "list":  # x = 1, y = 2 for (1, 2)
-        names = _names(extracted)
-        in_order = len(names) == len(extracted.members) and names == sorted(set(names))
-        return in_order and _equal_ordered(truth, extracted, fallback)
+        return _named_in_order(extracted) and _equal_ordered(truth, extracted, fallback)
     if truth.kind == "chain":  # a truth that gives the same value in several ways
         return any(equivalent(member, extracted, fallback) for member in truth.members)
     return _equal_opaque(truth, extracted, fallback)
@@ -104,6 +109,8 @@ def _equal_lists(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallbac
             return False
         if not _labelled(extracted):
             return _equal_ordered(truth, extracted, fallback)
+    elif _labelled(extracted) and len({name.partition("_")[0] for name in _names(extracted)}) > 1:
+        return _named_in_order(extracted) and _equal_ordered(truth, extracted, fallback)
     return _equal_unordered(truth, extracted, fallback)
 
 
@@ -116,6 +123,12 @@ def _labelled(answer: ParsedAnswer) -> bool:
 def _names(answer: ParsedAnswer) -> list[str]:
     """Return the variables of the equations in a list."""
     return [member.name for member in answer.members if member.kind == "equation" and member.name]
+
+
+def _named_in_order(answer: ParsedAnswer) -> bool:
+    """Return whether a list gives different variables in the order of the alphabet."""
+    names = _names(answer)
+    return len(names) == len(answer.members) and names == sorted(set(names))
 
 
 def _equal_sets(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback) -> bool:
@@ -169,6 +182,15 @@ def _has_simple_atoms(form: NormalForm) -> bool:
     return all(not isinstance(atom, tuple) for monomial in form for atom, _ in monomial)
 
 
+def _is_polynomial(form: NormalForm) -> bool:
+    """Return whether all atoms are variables and roots of numbers that are surely prime."""
+    return all(
+        atom < MAX_FACTOR**2 if isinstance(atom, int) else isinstance(atom, str) and atom not in CONSTANTS
+        for monomial in form
+        for atom, _ in monomial
+    )
+
+
 def _equal_opaque(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback) -> bool:
     """Let the fallback decide where one of the two was not parsed, but never for a truth that is a plain number."""
     if truth.kind == "value" and truth.node is not None and not symbols(truth.node):
@@ -188,6 +210,8 @@ def _equal_values(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallba
         b = stripped[0]
     if not compatible_units(truth.unit, extracted.unit) or (extracted.percent and not truth.percent):
         return False
+    if truth.percent and extracted.unit is not None:
+        return False
     if extracted.unit == "deg" and truth.unit is None and literal_value(a) is None:
         return False  # the truth is an angle in radians
     if "oo" in symbols(a) | symbols(b):  # infinity obeys no algebra: only the plain symbol counts
@@ -203,7 +227,8 @@ def _equal_nodes(truth: ParsedAnswer, extracted: ParsedAnswer, a: Node, b: Node,
         return x == y or _rounds_to(a, b, y)
     if x is not None and _rounds_to(a, b, None):
         return True
-    if numerically_different(a, b):  # cheaper than exact algebra, and wrong answers end here
+    points = Points(a, b, f"{truth.text}\0{extracted.text}")
+    if numerically_different(points, a, b):  # cheaper than exact algebra, and wrong answers end here
         return False
     try:
         left, right = NormalFormBuilder().normalize(a), NormalFormBuilder().normalize(b)
@@ -211,8 +236,9 @@ def _equal_nodes(truth: ParsedAnswer, extracted: ParsedAnswer, a: Node, b: Node,
         return False  # a division by zero
     except NormalizeError:
         return fallback(truth, extracted)
-    both_rational = rational(left) is not None and rational(right) is not None
-    return left == right or (not both_rational and fallback(truth, extracted))
+    # Different polynomials are different functions, however many points they agree at.
+    decided = not points.restricted and _is_polynomial(left) and _is_polynomial(right)
+    return left == right or (not decided and fallback(truth, extracted))
 
 
 def _rounds_to(truth: Node, extracted: Node, value: Fraction | None) -> bool:

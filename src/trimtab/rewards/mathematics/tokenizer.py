@@ -15,7 +15,8 @@ from trimtab.rewards.mathematics.unicode_latex import unicode_to_latex
 MAX_ANSWER_CHARS = 2_000  # a longer answer is compared as text only
 
 _ALIASES = {
-    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom", "leq": "le", "geq": "ge",
+    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "nicefrac": "frac", "sfrac": "frac", "xfrac": "frac",
+    "dbinom": "binom", "tbinom": "binom", "leq": "le", "geq": "ge",
     "leqslant": "le", "geqslant": "ge", "lt": "<", "gt": ">", "neq": "ne", "mbox": "text", "hbox": "text",
     "textbf": "text", "textit": "text", "textrm": "text", "textsf": "text", "texttt": "text", "textnormal": "text",
     "mathrm": "text", "mathbf": "text", "mathit": "text", "mathsf": "text", "operatorname": "text", "bm": "text",
@@ -25,6 +26,7 @@ _ALIASES = {
     "cdots": "ldots", "varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi", "to": "rightarrow",
     "colon": ":", "slash": "/", "div": "/", "bmatrix": "pmatrix",
     "dollar": "$", "percent": "%", "tg": "tan", "ctg": "cot", "cosec": "csc", "arctg": "arctan", "Bbb": "mathbb",
+    "bigcup": "cup", "mod": "bmod",
 }  # fmt: skip
 _IGNORED = frozenset(
     "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr bigm displaystyle textstyle scriptstyle "
