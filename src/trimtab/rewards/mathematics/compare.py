@@ -27,6 +27,7 @@ from trimtab.rewards.verdicts import VerdictKind
 
 _LETTER_UNITS = frozenset("m g s h N J W V L".split())  # not K, k, M, G, T, B, which scale
 ROUNDED_DIGITS = 4  # a decimal truth with at least so many digits may be a rounded one
+DOUBLE_DIGITS = 15  # a decimal answer with at least so many digits may be a fraction
 
 Fallback = Callable[[ParsedAnswer, ParsedAnswer], bool]
 
@@ -44,18 +45,20 @@ def equivalent(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback)
     """Return whether two parsed answers are the same."""
     if "none" in (truth.kind, extracted.kind):
         return False
+    truth, extracted = _unwrap_equation(truth, extracted)
     if truth.text == extracted.text:
         return True
     if truth.kind == "text" or extracted.kind == "text":
         worded = truth.kind == "text" or (truth.text.isalpha() and (len(truth.text) > 1 or truth.text.isupper()))
         return worded and _words(truth) == _words(extracted) != ""
-    truth, extracted = _unwrap_equation(truth, extracted)
     if truth.kind == "inequality" or extracted.kind == "inequality":
         return _equal_ranges(truth, extracted, fallback)
     if truth.kind == extracted.kind:
         return _COMPARATORS[truth.kind](truth, extracted, fallback)
     if {truth.kind, extracted.kind} == {"list", "set"}:
-        return _labelled(truth) <= _labelled(extracted) and _equal_unordered(truth, extracted, fallback)
+        # Repeated members do not count if the truth is a set.
+        equal = _equal_sets if truth.kind == "set" else _equal_unordered
+        return _labelled(truth) <= _labelled(extracted) and equal(truth, extracted, fallback)
     if truth.kind == "list" and extracted.kind == "tuple" and extracted.brackets == "()" and not extracted.joint:
         return _equal_ordered(truth, extracted, fallback)
     if truth.kind == "tuple" and truth.brackets == "()" and extracted.kind == "list":  # x = 1, y = 2 for (1, 2)
@@ -111,6 +114,9 @@ def _equal_lists(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallbac
             return _equal_ordered(truth, extracted, fallback)
     elif _labelled(extracted) and len({name.partition("_")[0] for name in _names(extracted)}) > 1:
         return _named_in_order(extracted) and _equal_ordered(truth, extracted, fallback)
+    elif {member.kind for member in truth.members} == {"tuple"} and len(extracted.members) > len(truth.members):
+        distinct = len({member.text for member in truth.members}) == len(truth.members)
+        return distinct and _equal_sets(truth, extracted, fallback)  # a solution that is given twice
     return _equal_unordered(truth, extracted, fallback)
 
 
@@ -224,7 +230,7 @@ def _equal_values(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallba
 def _equal_nodes(truth: ParsedAnswer, extracted: ParsedAnswer, a: Node, b: Node, fallback: Fallback) -> bool:
     x, y = literal_value(a), literal_value(b)
     if x is not None and y is not None:
-        return x == y or _rounds_to(a, b, y)
+        return x == y or _rounds_to(a, b, y) or _writes_out(a, x, b)
     if x is not None and _rounds_to(a, b, None):
         return True
     points = Points(a, b, f"{truth.text}\0{extracted.text}")
@@ -258,9 +264,24 @@ def _rounds_to(truth: Node, extracted: Node, value: Fraction | None) -> bool:
         if number is None or number.imag or not math.isfinite(number.real):
             return False
         value = Fraction(number.real)  # exact from here on; a float's error is far below half a digit
-    elif pow(10, value.denominator.bit_length(), value.denominator) == 0:  # a finite decimal: 2 and 5 divide it only
+    elif _is_finite_decimal(value):
         return False
     return abs(value - truth.value) <= Fraction(1, 2) / Fraction(10) ** truth.decimals
+
+
+def _writes_out(truth: Node, value: Fraction, extracted: Node) -> bool:
+    """Return whether an answer is a fraction without a finite decimal, rounded or cut to a double's 15 digits or more."""
+    if truth.kind == "number" or extracted.kind != "number" or extracted.decimals is None:
+        return False
+    digits, exact = (number * Fraction(10) ** extracted.decimals for number in (extracted.value, value))
+    if abs(digits) < 10 ** (DOUBLE_DIGITS - 1) or _is_finite_decimal(value):
+        return False
+    return digits in (round(exact), math.trunc(exact))
+
+
+def _is_finite_decimal(value: Fraction) -> bool:
+    """Return whether only 2 and 5 divide the denominator."""
+    return pow(10, value.denominator.bit_length(), value.denominator) == 0
 
 
 def unevaluated(node: Node) -> bool:

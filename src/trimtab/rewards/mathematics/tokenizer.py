@@ -38,7 +38,8 @@ _SKIPPED_ARGUMENT = frozenset("hspace vspace phantom hphantom vphantom color tex
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.])[1-9]\d{0,2}(?:(?:\\[,!;: ]|\{,\}|,\\!)\s?\d{3})+(?!\d)")
 _TOKEN = re.compile(
     r"(?P<space>(?:\s|~|\\[,!;:> ]|\\(?=\s))+)"
-    r"|\\(?P<command>[a-zA-Z]+)"
+    r"|\\(?P<command>q?quad(?=[a-zA-Z])|[a-zA-Z]+)"
+    r"|(?P<relation>[<>]=|(?<=\s)!=)"
     r"|\\(?P<escaped>[^a-zA-Z])"
     r"|(?P<number>\d+\.(?=/)|(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{1,3}(?![\d.]))?)"
     r"|(?P<word>[a-zA-Z]{2,})"
@@ -51,6 +52,7 @@ _THOUSANDS = re.compile(r"(?<!\d,)[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)(?:\.\d+)?", 
 _NUMBER_START = re.compile(r"\s*[-+]?\s*\$?\.?\d", re.ASCII)
 _FORMULA = re.compile(r"[+=<>!]|(?<![\^\d])\d|\b[A-Za-z]\s?-", re.ASCII)
 
+_ASCII_RELATIONS = {"<=": "le", ">=": "ge", "!=": "ne"}  # `n!=6` is a factorial
 _ESCAPED = {"$": "\\$", "{": "\\{", "}": "\\}", "(": "", ")": "", "[": "", "]": ""}
 _OPENING, _CLOSING = frozenset(("(", "[", "\\{")), frozenset((")", "]", "\\}"))
 
@@ -84,6 +86,8 @@ def tokenize(source: str) -> list[Token]:
             continue
         if kind == "command":
             token, position = _command(match["command"], source, position, spaced)
+        elif kind == "relation":
+            token = Token("command", _ASCII_RELATIONS[text], spaced)
         elif kind == "escaped":
             token = Token("mark", _ESCAPED.get(match["escaped"], match["escaped"]), spaced)
         elif kind == "mark":
