@@ -75,6 +75,9 @@ class _Parser:
         if depth > MAX_DEPTH:
             raise TooCostlyError("nested too deep")
         terms = [self.parse_product(depth)]
+        if self.peek() == "bmod":  # behind a sum it could belong to the last term or to all
+            self.position += 1
+            terms = [_remainder(terms[0], self.parse_product(depth))]
         while (sign := self.peek()) in ("+", "-", "pm", "mp"):
             self.position += 1
             term = self.parse_product(depth)
@@ -385,6 +388,12 @@ def _numeral(text: str) -> Node:
     decimals = len(mantissa.partition(".")[2]) - int(exponent or 0)
     value = Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
     return number(value, decimals if "." in mantissa or exponent else None)
+
+
+def _remainder(node: Node, divisor: Node) -> Node:
+    """Return what is left of a division with a whole quotient."""
+    quotient = Node("function", (make_product([node, reciprocal(divisor)]),), "floor")
+    return Node("sum", (node, negate(make_product([divisor, quotient]))))
 
 
 def _too_deep() -> Node:

@@ -15,7 +15,8 @@ from trimtab.rewards.mathematics.unicode_latex import unicode_to_latex
 MAX_ANSWER_CHARS = 2_000  # a longer answer is compared as text only
 
 _ALIASES = {
-    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom", "leq": "le", "geq": "ge",
+    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "nicefrac": "frac", "sfrac": "frac", "xfrac": "frac",
+    "dbinom": "binom", "tbinom": "binom", "leq": "le", "geq": "ge",
     "leqslant": "le", "geqslant": "ge", "lt": "<", "gt": ">", "neq": "ne", "mbox": "text", "hbox": "text",
     "textbf": "text", "textit": "text", "textrm": "text", "textsf": "text", "texttt": "text", "textnormal": "text",
     "mathrm": "text", "mathbf": "text", "mathit": "text", "mathsf": "text", "operatorname": "text", "bm": "text",
@@ -25,6 +26,7 @@ _ALIASES = {
     "cdots": "ldots", "varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi", "to": "rightarrow",
     "colon": ":", "slash": "/", "div": "/", "bmatrix": "pmatrix",
     "dollar": "$", "percent": "%", "tg": "tan", "ctg": "cot", "cosec": "csc", "arctg": "arctan", "Bbb": "mathbb",
+    "bigcup": "cup", "mod": "bmod",
 }  # fmt: skip
 _IGNORED = frozenset(
     "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr bigm displaystyle textstyle scriptstyle "
@@ -36,7 +38,8 @@ _SKIPPED_ARGUMENT = frozenset("hspace vspace phantom hphantom vphantom color tex
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.])[1-9]\d{0,2}(?:(?:\\[,!;: ]|\{,\}|,\\!)\s?\d{3})+(?!\d)")
 _TOKEN = re.compile(
     r"(?P<space>(?:\s|~|\\[,!;:> ]|\\(?=\s))+)"
-    r"|\\(?P<command>[a-zA-Z]+)"
+    r"|\\(?P<command>q?quad(?=[a-zA-Z])|[a-zA-Z]+)"
+    r"|(?P<relation>[<>]=|(?<=\s)!=)"
     r"|\\(?P<escaped>[^a-zA-Z])"
     r"|(?P<number>\d+\.(?=/)|(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{1,3}(?![\d.]))?)"
     r"|(?P<word>[a-zA-Z]{2,})"
@@ -49,6 +52,7 @@ _THOUSANDS = re.compile(r"(?<!\d,)[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)(?:\.\d+)?", 
 _NUMBER_START = re.compile(r"\s*[-+]?\s*\$?\.?\d", re.ASCII)
 _FORMULA = re.compile(r"[+=<>!]|(?<![\^\d])\d|\b[A-Za-z]\s?-", re.ASCII)
 
+_ASCII_RELATIONS = {"<=": "le", ">=": "ge", "!=": "ne"}  # `n!=6` is a factorial
 _ESCAPED = {"$": "\\$", "{": "\\{", "}": "\\}", "(": "", ")": "", "[": "", "]": ""}
 _OPENING, _CLOSING = frozenset(("(", "[", "\\{")), frozenset((")", "]", "\\}"))
 
@@ -82,6 +86,8 @@ def tokenize(source: str) -> list[Token]:
             continue
         if kind == "command":
             token, position = _command(match["command"], source, position, spaced)
+        elif kind == "relation":
+            token = Token("command", _ASCII_RELATIONS[text], spaced)
         elif kind == "escaped":
             token = Token("mark", _ESCAPED.get(match["escaped"], match["escaped"]), spaced)
         elif kind == "mark":
