@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from trimtab.policy import Policy
 from trimtab.text import PrintLine, shown
 
 FORMAT = 1
+JSON_FILES = ("manifest.json", "state.json")
 TensorGroups = Mapping[str, Mapping[str, Tensor]]  # tensors by name, for each file of a checkpoint
 MAX_JSON_BYTES = 1 << 20  # ours have a few thousand; anything larger is not ours and could fill the memory
 
@@ -65,9 +66,16 @@ def save(folder: Path, step: int, tensors: TensorGroups, state: Mapping[str, Any
     # Checkpoints of later steps are not counted: they are damaged, or this step would not be saved again.
     older = [path for path in list_checkpoints(folder) if _step(path) < step]
     for old in older[: max(len(older) + 1 - keep, 0)]:
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
         failpoints.failpoint("checkpoint.pruned")
     return final
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint, unless somebody has put other files into its folder."""
+    with suppress(OSError):
+        if all(file.name in JSON_FILES or file.suffix == ".safetensors" for file in path.iterdir()):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def load_newest(folder: Path, restore: Callable[[Checkpoint], None], warn: PrintLine) -> Checkpoint | None:

@@ -138,9 +138,7 @@ class TrlRecording:
 
 def start_recorder(to: Path, step: int, manifest: Manifest, vocabulary: Vocabulary, device: str) -> Recorder:
     """Open the files of a run that continues after `step`; for the main process alone."""
-    # Starting anew deletes what is there; a resumed run continues its own records.
-    if not step and (to / RECORDS_FOLDER).exists():
-        raise ValueError(f"record_to={str(to)!r} holds the records of another run: choose another folder, or remove it")
+    common.require_unused(to, step, "record_to")
     to.mkdir(parents=True, exist_ok=True)
     RunFolder(to).rewind(step, lambda problem: warnings.warn(problem, stacklevel=2))
     return common.start_recorder("trl", to, step, manifest, vocabulary, device)
