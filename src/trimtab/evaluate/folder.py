@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from trimtab import failpoints
-from trimtab.evaluate.settings import EvalSettings, differences, digest, settings_from
+from trimtab.evaluate.settings import EvalSettings, differences, settings_from
 from trimtab.files import (
     append_json_lines,
     cut_torn_line,
@@ -24,6 +24,7 @@ from trimtab.files import (
     write_atomically,
     write_json_lines,
 )
+from trimtab.private_cache import short_digest
 from trimtab.tasks import BenchmarkProblem, Problem
 from trimtab.text import shown
 
@@ -219,7 +220,7 @@ def problem_row(item: BenchmarkProblem) -> dict[str, Any]:
 
 def prompt_hash(item: BenchmarkProblem) -> str:
     """Return a short hash of the prompt."""
-    return digest([dict(message) for message in item.problem.prompt])
+    return short_digest([dict(message) for message in item.problem.prompt])
 
 
 def rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

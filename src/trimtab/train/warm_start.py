@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from trimtab import failpoints
-from trimtab.config import Config, find_run_model
+from trimtab.config import Config, model_digest
 from trimtab.own_parts import is_own, load_part, location
 from trimtab.policy import (
     LongPromptError,
@@ -33,6 +33,7 @@ from trimtab.policy import (
     split_by_token_budget,
     start_gradients,
 )
+from trimtab.private_cache import content_digest, folder_digest
 from trimtab.stop_signals import SignalInterrupt, deferred_stop
 from trimtab.tasks import Problem, Task, derive_seed, worked_solutions
 from trimtab.train import checkpoints
@@ -110,30 +111,22 @@ def cache_key(config: Config, processes: int = 1) -> str:
         "update": config.update.model_dump(include={"token_budget", "head_chunk", "betas", "max_grad_norm"}),
         "evaluation": [config.run.eval_problems, config.rollout.max_new_tokens] if evaluated else [],
         "tools": [config.tools.model_dump(), config.rollout.max_turns, config.rollout.max_observation_tokens],
-        "files": [_stamp(path) for path in _files(config)],
+        "files": _digests(config),
     }
     if processes > 1:
         inputs["processes"] = processes
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _files(config: Config) -> list[str]:
-    """Return the files and folders that the weights after a warm start depend on."""
+def _digests(config: Config) -> list[str]:
+    """Return hashes of the files that the weights after a warm start depend on."""
     weights = [path for path in (config.model.path, config.model.start_from) if path is not None]
-    # Weights inside a run's folder by their own folder.
-    paths: list[Any] = [str(found.folder) if (found := find_run_model(path)) else path for path in weights]
-    paths += [config.task.arguments.get("path"), config.warm_start.path]
+    files: list[Any] = [config.task.arguments.get("path"), config.warm_start.path]
     if is_own(config.task.name):
-        paths.append(location(load_part(config.task.name)).rpartition(":")[0])
-    return [path for path in paths if isinstance(path, str) and path]
-
-
-def _stamp(path: str) -> list[tuple[str, int, int]]:
-    """Return sizes and times by which a change of a local file or folder is noticed; nothing for a hub name."""
-    # Names, sizes and times instead of contents: hashing a model of many gigabytes would take minutes.
-    where = Path(path).expanduser()
-    files = sorted(where.iterdir()) if where.is_dir() else [where]
-    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
+        files.append(location(load_part(config.task.name)).rpartition(":")[0])
+    found = [Path(path).expanduser() for path in files if isinstance(path, str) and path]
+    digests = [folder_digest(path) if path.is_dir() else content_digest(path) for path in found if path.exists()]
+    return [*map(model_digest, weights), *digests]
 
 
 def check_problems(config: Config, warms_up: bool = True) -> tuple[Task, Task | None]:
