@@ -136,7 +136,10 @@ def test_a_new_folder_replaces_the_old_one_when_it_is_complete(durable: bool, tm
 def test_a_folder_with_a_file_that_the_new_one_has_not_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"notes\.txt is not one of the files"), new_folder(tmp_path / "model") as new:
+    with (
+        pytest.raises(FileExistsError, match=r"notes\.txt is not one of the files"),
+        new_folder(tmp_path / "model") as new,
+    ):
         (new / "config.json").write_text("{}")
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "notes.txt"]
 

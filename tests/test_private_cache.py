@@ -98,7 +98,7 @@ def test_a_private_folder_is_open_to_nobody_else(tmp_path: Path) -> None:
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    with pytest.raises(PermissionError, match="open to other users.*chmod 700"):
+    with pytest.raises(PermissionError, match=r"open to other users.*chmod 700"):
         private_folder(tmp_path / "open")
 
 

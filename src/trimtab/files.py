@@ -128,7 +128,9 @@ def _refuse_others(final: Path, temporary: Path) -> None:
         return
     others = sorted({path.name for path in final.iterdir()} - {path.name for path in temporary.iterdir()})
     if others:
-        message = f"{others[0]} is not one of the files that would replace it (and {len(others) - 1} more): move it away"
+        message = (
+            f"{others[0]} is not one of the files that would replace it (and {len(others) - 1} more): move it away"
+        )
         raise FileExistsError(errno.EEXIST, message, str(final))
 
 

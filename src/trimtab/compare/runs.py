@@ -1,6 +1,6 @@
 """What a comparison runs: every objective with every seed, each in a folder of its own.
 
-The folders lie side by side, so runs of one seed share their warm start, and a finished run is not run again.
+Runs of one seed share their warm start, and a finished run is not run again.
 """
 
 from __future__ import annotations

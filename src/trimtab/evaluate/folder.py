@@ -123,8 +123,8 @@ class EvalFolder:
             lines = "".join(f"\n  {line}" for line in differ)
             raise ValueError(f"{self.path} was made with other settings; choose another --out. They differ in:{lines}")
         self.path.mkdir(parents=True, exist_ok=True)
-        # First, for by it the folder is known as an evaluation; also when resumed: the settings that may differ are those
-        # of the last process.
+        # First, for by it the folder is known as an evaluation. Also when resumed: the settings that may differ are
+        # those of the last process.
         write_atomically(self.path / "settings.json", json.dumps(settings.as_json(), indent=2) + "\n")
         if not begun:  # the problems of stored generations must not change under them
             write_json_lines(self.path / "problems.jsonl", map(problem_row, problems))

@@ -71,6 +71,26 @@ def save(folder: Path, step: int, tensors: TensorGroups, state: Mapping[str, Any
     return final
 
 
+def make_room(folder: Path) -> Path | None:
+    """Remove the oldest checkpoint if a newer one is intact, and return it; None if there is none to spare."""
+    paths = list_checkpoints(folder)
+    kept = next((path for path in reversed(paths) if _is_intact(path)), None)
+    for path in paths[: paths.index(kept)] if kept is not None else []:
+        _remove(path)
+        if not path.exists():
+            return path
+    return None
+
+
+def _is_intact(path: Path) -> bool:
+    """Return whether every file of a checkpoint is what was saved, without loading it."""
+    try:
+        _check(path)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return False
+    return True
+
+
 def _remove(path: Path) -> None:
     """Remove a checkpoint, unless somebody has put other files into its folder."""
     with suppress(OSError):
@@ -195,10 +215,13 @@ def _check_finite(tensors: Mapping[str, Tensor]) -> None:
         raise CheckpointError(f"{bad[0]:.100} is not finite (and {len(bad) - 1} more)")
 
 
-def training_tensors(policy: Policy, optimizer: AnyOptimizer, world: World) -> TensorGroups:
-    """Return on rank 0 the tensors of a checkpoint to go on training from; all processes must call it together."""
+def training_tensors(policy: Policy, optimizer: AnyOptimizer | None, world: World) -> TensorGroups:
+    """Return on rank 0 the tensors of a checkpoint to go on training from; all processes must call it together.
+
+    Without an optimizer these are the weights alone.
+    """
     weights = gather_to_leader(trained_parameters(policy.model), world)
-    return {"model": weights, "optimizer": optimizer_tensors(optimizer)}
+    return {"model": weights} if optimizer is None else {"model": weights, "optimizer": optimizer_tensors(optimizer)}
 
 
 def load_training_tensors(policy: Policy, optimizer: AnyOptimizer, saved: Checkpoint) -> None:

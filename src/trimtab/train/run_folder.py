@@ -31,6 +31,7 @@ CHANGEABLE_ON_RESUME: dict[str, Any] = {
         "steps",
         "checkpoint_every",
         "keep_checkpoints",
+        "on_failed_checkpoint",
         "loggers",
         "log_samples",
         "report",

@@ -129,9 +129,7 @@ def load_reference(trainer: Trainer, folder: Path) -> None:
         checkpoints.load_weights(trainer.reference.model, folder / "step-00000000")
 
 
-def publish_model(
-    policy: Policy, folder: Path, state: dict[str, Tensor] | None = None, *, tidy: bool = True
-) -> None:
+def publish_model(policy: Policy, folder: Path, state: dict[str, Tensor] | None = None, *, tidy: bool = True) -> None:
     """Write the trained model and its tokenizer in the format of transformers, completely or not at all.
 
     `state` is the model's state dict if this process has only a part of it; `tidy` as for `new_folder`.

@@ -19,7 +19,6 @@ from trimtab.engines import common
 from trimtab.engines.trl.padded import ENTROPY, RESPONSE_INDEX, REWARD, PaddedBatch, sampled_mask, sampled_positions
 from trimtab.objectives import LossOutput, Objective, Plan, TokenBatch
 from trimtab.record import (
-    RECORDS_FOLDER,
     Manifest,
     RecordedResponse,
     Recorder,
