@@ -158,8 +158,18 @@ def methods(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    remove_warm_starts: Annotated[
+        bool, typer.Option("--remove-warm-starts", help="Empty the cache of warm starts; check nothing.")
+    ] = False,
+) -> None:
     """Check this machine: which features work, which need something else, and how to get it."""
+    if remove_warm_starts:
+        from trimtab.train import remove_warm_starts as remove
+
+        removed = remove()
+        typer.echo(f"removed {len(removed)} warm starts, {sum(each.size for each in removed) / 1e6:,.1f} MB")
+        return
     from rich.console import Console
 
     from trimtab.console import show_doctor

@@ -21,7 +21,7 @@ from trimtab.compare.processes import ProcessPool, Watch
 from trimtab.compare.report import as_json, as_markdown, make_rows, sparklines
 from trimtab.compare.runs import CompareRun, Comparison, RunOutcome, plan_runs
 from trimtab.console.launch import STOPPED
-from trimtab.files import locked
+from trimtab.files import locked, mark_folder
 from trimtab.text import BARS
 from trimtab.train.run_folder import resolved_toml
 
@@ -64,12 +64,13 @@ def compare(*words: str) -> Any:
     return result
 
 
-# The real thing: processes that train. One folder is blocked by a file, so that its run fails.
+# The real thing: processes that train. In a folder that a comparison made, a file blocks one run, which fails.
 
 
 @pytest.fixture(scope="module")
 def compared(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     out = tmp_path_factory.mktemp("compared")
+    mark_folder(out, "compare")
     (out / "sspo+s2t-seed0").write_text("in the way")
     return out, compare("stapo", "sspo + s2t", "--recipe", recipe, "--seeds", "1", "--out", str(out))
 
@@ -111,7 +112,6 @@ def test_a_second_time_only_what_is_missing_is_run_and_shares_the_warm_start(
     assert "| sspo + s2t | 1/1 |" in result.output
     assert "warm start 2/2" in (out / "logs/stapo-seed0.log").read_text()
     assert "warm start 2/2" not in (out / "logs/sspo+s2t-seed0.log").read_text()
-    assert len(list((out / ".warm_start").iterdir())) == 1
     assert f"written: {out / 'report.html'}" in result.output
     page = (out / "report.html").read_text()
     assert "stapo-seed0" in page

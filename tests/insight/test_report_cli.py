@@ -161,10 +161,11 @@ def test_a_report_that_cannot_be_written_leaves_no_half_of_it(run: Path, monkeyp
         yield "half"
         raise OSError("disk full")
 
-    (run / "report.html").write_text("the one before")
+    before = "<title>the one before · trimtab report</title>"
+    (run / "report.html").write_text(before)
     monkeypatch.setattr(reporting.write, "page", pages)
     result = trimtab("report", run)
     assert result.exit_code == 2 and "disk full" in result.stderr
-    assert (run / "report.html").read_text() == "the one before"
+    assert (run / "report.html").read_text() == before
     assert sorted(path.name for path in run.glob("*report*")) == ["report.html"]
     assert not list(run.glob(".report*"))

@@ -20,7 +20,7 @@ from rich.text import Text
 from trimtab.compare.processes import ProcessPool, Watch
 from trimtab.compare.runs import CompareRun, Comparison, RunOutcome
 from trimtab.console import END_WINDOW, STOPPED, summarize_metrics
-from trimtab.files import locked, write_atomically
+from trimtab.files import locked, mark_folder, write_atomically
 from trimtab.text import BARS, bars_for, number, percent, sparkline
 
 # Column, field of a RunSummary, and how it is formatted.
@@ -164,6 +164,7 @@ def show_comparison(
 
     # Two comparisons in one folder would write each other's logs and tables.
     with locked(comparison.out):
+        mark_folder(comparison.out, "compare", ours=any(run.state() != "new" for run in runs))
         with progress_bars(runs, console) as watch:
             pool = ProcessPool(runs, comparison.jobs, print_line, watch)
             rows = make_rows(pool.run())

@@ -1,6 +1,6 @@
 """What a comparison runs: every objective with every seed, each in a folder of its own.
 
-The folders lie side by side, so runs of one seed share their warm start, and a finished run is not run again.
+Runs of one seed share their warm start, and a finished run is not run again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Literal
 
 from trimtab.config import Config, load
 from trimtab.console import slug
+from trimtab.files import require_empty
 from trimtab.step_lines import last_step
 from trimtab.text import shown
 from trimtab.train import RunFolder, config_changes
@@ -158,6 +159,7 @@ def _check_folder(run: CompareRun) -> None:
     if len(run.name.encode("utf-8", "replace")) > LONGEST_NAME:
         raise ValueError(f"{shown(run.name)} is too long for the name of a folder: at most {LONGEST_NAME} bytes")
     if run.state() == "new":
+        require_empty(run.folder.path)
         return
     changes = config_changes(load(run.folder.path / "config.toml"), run.config)
     # The number of steps may grow on resuming, but a longer run cannot be shortened.

@@ -20,12 +20,13 @@ from trimtab.config.run_model import (
     find_checkpoint,
     find_run_model,
     list_checkpoints,
+    model_digest,
 )
 from trimtab.config.sections import AlarmsConfig, RolloutConfig
 
 __all__ = [
     "LARGEST_RECIPE", "LONGEST_CHAIN", "PACKAGED", "TASK_TERM", "AlarmsConfig", "Config", "RewardConfig",
     "RewardTerm", "RolloutConfig", "RunModel", "base_model", "build_objective", "find_checkpoint", "find_recipe",
-    "find_run_model", "json_schema", "list_checkpoints", "load", "load_stored", "packaged_recipes", "parse",
-    "parse_stored", "parse_toml",
+    "find_run_model", "json_schema", "list_checkpoints", "load", "load_stored", "model_digest", "packaged_recipes",
+    "parse", "parse_stored", "parse_toml",
 ]  # fmt: skip

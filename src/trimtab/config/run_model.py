@@ -10,6 +10,7 @@ from pathlib import Path
 from trimtab.config.loading import load_stored
 from trimtab.config.recipe import Config
 from trimtab.policy import DEMO_MODELS
+from trimtab.private_cache import content_digest, folder_digest, short_digest
 from trimtab.text import shown
 
 CHECKPOINT_FOLDERS = ("checkpoints", "alarms")  # of a run; alarms keep checkpoints of their own
@@ -86,6 +87,23 @@ def base_model(path: str) -> str:
             return str(found.folder)
         path = found.config().model.path
     raise ValueError(f"{shown(path, 300)}: more than {LONGEST_CHAIN} runs in a row start from each other")
+
+
+def model_digest(path: str) -> str:
+    """Return a hash of a model's contents; empty for a demo model, `smollm2` and a name on the hub.
+
+    That of a run's checkpoint includes the model that the run was trained from: with LoRA only adapters are saved.
+    """
+    found = find_run_model(path)
+    if found is None or found.checkpoint is None:
+        folder = Path(path).expanduser() if found is None else found.folder
+        named = path in (*DEMO_MODELS, "smollm2") or not folder.is_dir()
+        return "" if named else folder_digest(folder)
+    base_model(path)  # raises if the chain has no end
+    config = found.config()
+    seed = config.run.seed if config.model.path in DEMO_MODELS else 0  # a demo model's weights depend on it
+    weights = content_digest(found.checkpoint / "model.safetensors")
+    return short_digest([weights, seed, config.model.path, model_digest(config.model.path)])
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

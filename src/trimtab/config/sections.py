@@ -98,7 +98,8 @@ class WarmStartConfig(Section):
     )
     max_problems: int | None = Field(None, ge=1, description="use only the first N problems, repeatedly")
     cache: bool = Field(
-        True, description="save the resulting weights next to the run's folder and reuse them in later runs"
+        True,
+        description="keep the resulting weights in the user's cache ([checkpoints.md](checkpoints.md)) for later runs",
     )
 
     @field_validator("columns")
@@ -329,6 +330,9 @@ class RunConfig(Section):
     eval_problems: int = Field(200, ge=1, le=10_000_000, description="number of held-out problems per evaluation")
     checkpoint_every: int = Field(50, ge=0, description="steps between checkpoints; 0 means only one at the end")
     keep_checkpoints: int = Field(2, ge=1, description="number of checkpoints to keep (the newest)")
+    on_failed_checkpoint: Literal["stop", "continue"] = Field(
+        "stop", description="when three checkpoints in a row could not be written: stop the run, or let it go on"
+    )
     patience: int = Field(
         50, ge=0, description="stop after this many steps in a row without a learning signal; 0 means never"
     )

@@ -23,6 +23,7 @@ from trimtab.attention import causal_attention
 from trimtab.rewards import grade
 from trimtab.text import printable, shorten
 from trimtab.tools import probe_lines
+from trimtab.train import list_warm_starts
 
 State = Literal["yes", "no", "broken"]
 STYLES: dict[State, str] = {"yes": "green", "no": "dim", "broken": "bold red"}
@@ -65,6 +66,7 @@ def examine() -> list[Finding]:
         *((package[0], lambda package=package: _package(*package)) for package in PACKAGES),
         ("browser", _browser),
         ("disk", _disk),
+        ("warm starts", _warm_starts),
     ]
     return [_safely(name, check) for name, check in checks]
 
@@ -173,6 +175,20 @@ def _disk() -> Finding:
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     low = "" if free >= 10 else "checkpoints of a run take 12 bytes per trained parameter each"
     return Finding("disk", "yes", f"{free:,.0f} GiB free in {Path.cwd()}", low)
+
+
+def _warm_starts() -> Finding:
+    found = list_warm_starts()
+    if not found:
+        return Finding("warm starts", "no", "none in the cache")
+    size = sum(each.size for each in found) / 1e6
+    names = ", ".join(each.path.name for each in reversed(found))
+    return Finding(
+        "warm starts",
+        "yes",
+        f"{size:,.1f} MB in {found[0].path.parent}, the last used first: {shorten(names, 100)}",
+        "to remove them: trimtab doctor --remove-warm-starts",
+    )
 
 
 def _version(name: str) -> str:

@@ -36,8 +36,8 @@ from trimtab.train import (
 )
 
 # Exit codes: 2 as for a wrong command line; 3 is a run that ended early with a checkpoint. A run that a signal ends at
-# once has the code that shells report for it, 130 for Ctrl-C.
-INVALID, STOPPED = 2, 3
+# once has the code that shells report for it, 130 for Ctrl-C. 5 is a run whose last checkpoint could not be written.
+INVALID, STOPPED, UNSAVED = 2, 3, 5
 
 
 @dataclass(frozen=True)
@@ -170,10 +170,10 @@ def launch_run(
         print_error(f"trimtab: {error}")
     if folder.records() and code != INVALID:
         # Whoever sent SIGTERM or SIGHUP may not wait for the report, and a person who pressed Ctrl-C twice does not.
-        wanted = request.config.run.report and code in (0, STOPPED) and not run.stop_request.urgent
+        wanted = request.config.run.report and code in (0, STOPPED, UNSAVED) and not run.stop_request.urgent
         stopped, report = _write_report(write_report, folder, print_error) if wanted else (0, None)
         code = stopped or code
-        summary = closing_summary(request.config, folder, seconds, report, world.size)
+        summary = closing_summary(request.config, folder, seconds, report, world.size, has_model=not run.model_missing)
         print_line(fit_lines(summary, shutil.get_terminal_size().columns) if sys.stdout.isatty() else summary)
     return code
 
@@ -267,7 +267,7 @@ def _stopped(run: Run, error: RunStoppedError | LostProcessError) -> tuple[int, 
     if isinstance(error, LostProcessError):
         return LOST, _lost_message(run, run.world.lost_reason(error))
     # Without a folder there is no checkpoint.
-    code = INVALID if error.reason is StopReason.FOLDER_GONE else STOPPED
+    code = INVALID if error.reason is StopReason.FOLDER_GONE else UNSAVED if run.unsaved else STOPPED
     return code, f"stopped after step {run.progress.step}: {error}"
 
 

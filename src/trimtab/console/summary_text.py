@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from trimtab.config import Config
+from trimtab.config import Config, list_checkpoints
 from trimtab.objectives import entropy_control
 from trimtab.policy import DEMO_MODELS
 from trimtab.text import clock, number, percent
@@ -116,11 +116,18 @@ def _wilson(share: float, problems: int, z: float = 1.96) -> tuple[float, float]
 
 
 def closing_summary(
-    config: Config, folder: RunFolder, seconds: float, report: Path | None = None, processes: int = 1
+    config: Config,
+    folder: RunFolder,
+    seconds: float,
+    report: Path | None = None,
+    processes: int = 1,
+    *,
+    has_model: bool = True,
 ) -> str:
     """Return one screen on a run that has ended, for someone who sees trimtab for the first time.
 
     `report` is the file that was written now: one that lies in the folder may be older than the run's last steps.
+    Without `has_model`, so may the model.
     """
     records, objective = folder.records(), config.build_objective()
     result = summarize_metrics(records)
@@ -136,7 +143,7 @@ def closing_summary(
         f"  run folder  {folder.path}",
     ]
     model = folder.path / "model"
-    finished = result.steps >= config.run.steps and model.exists()
+    finished = result.steps >= config.run.steps and model.exists() and has_model
     lines += [f"  model       {model}"] if finished else []
     lines += [f"  report      {report}"] if report else []
     first, last = result.accuracy_start, result.accuracy_end
@@ -145,7 +152,7 @@ def closing_summary(
         advice = f"Held-out accuracy fell: try more steps, or a lower update.lr (it was {config.update.lr:g})."
         small = f"Held-out accuracy fell by no more than chance may ({change.words})."
         lines += ["", f"  {advice if change.certain else small}"]
-    return "\n".join([*lines, "", "Next:", *_next_lines(config, folder.path, finished, processes)])
+    return "\n".join([*lines, "", "Next:", *_next_lines(config, folder, finished, processes, result.steps)])
 
 
 def fit_lines(text: str, width: int) -> str:
@@ -196,12 +203,15 @@ def _number_lines(result: RunSummary) -> list[str]:
     return [f"  {name:<18} {values:<16}  {note}" for name, values, note in shown]
 
 
-def _next_lines(config: Config, path: Path, finished: bool, processes: int) -> list[str]:
-    """Return what to do next, each with its command on a line of its own."""
+def _next_lines(config: Config, folder: RunFolder, finished: bool, processes: int, last: int) -> list[str]:
+    """Return what to do next, each with its command on a line of its own; `last` is the run's last step."""
+    path, saved = folder.path, [int(each.name.removeprefix("step-")) for each in list_checkpoints(folder.checkpoints)]
+    behind = not saved or saved[-1] < last
+    start = f"from step {saved[-1]}, the last that is saved" if saved else "from the beginning: nothing is saved"
     several = [] if processes == 1 else ["--gpus", str(processes)]
     resume, steps = ["trimtab", "train", "--resume", str(path), *several], config.run.steps
     if not finished:
-        return _command_lines("continue where it stopped", resume)
+        return _command_lines(f"continue {start}" if behind else "continue where it stopped", resume)
     name = str(config.objective["name"])
     # A method with attachments is compared with the method alone.
     alone = name.partition("+")[0].strip()
@@ -212,7 +222,9 @@ def _next_lines(config: Config, path: Path, finished: bool, processes: int) -> l
     cost = f"{2 * COMPARED_SEEDS} runs with run.steps = {steps}"
     return [
         *_command_lines(f"compare with another objective ({cost})", compared),
-        *_command_lines("train for longer", [*resume, "--set", f"run.steps={2 * steps}"]),
+        *_command_lines(
+            f"train for longer, {start}" if behind else "train for longer", [*resume, "--set", f"run.steps={2 * steps}"]
+        ),
     ]
 
 

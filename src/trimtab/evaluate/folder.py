@@ -16,11 +16,20 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from trimtab import failpoints
 from trimtab.evaluate.conversations import StoredConversation
-from trimtab.evaluate.settings import EvalSettings, differences, digest, settings_from
-from trimtab.files import append_json_lines, cut_torn_line, iter_json_lines, write_atomically, write_json_lines
+from trimtab.evaluate.settings import EvalSettings, differences, settings_from
+from trimtab.files import (
+    append_json_lines,
+    cut_torn_line,
+    iter_json_lines,
+    require_empty,
+    write_atomically,
+    write_json_lines,
+)
+from trimtab.private_cache import short_digest
 from trimtab.tasks import BenchmarkProblem, Problem
 from trimtab.text import shown
 
+BASELINE = "against"  # the folder of the baseline in that of an evaluation
 T = TypeVar("T")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -95,18 +104,31 @@ class EvalFolder:
         """Return the file with one JSON line per graded sample."""
         return self.path / "verdicts.jsonl"
 
+    def check(self) -> None:
+        """Raise if the folder has something in it and is not an evaluation."""
+        if (self.path / "settings.json").exists():
+            try:
+                self.settings()
+            except ValueError as error:
+                raise ValueError(f"{error}. Nothing was changed: choose another --out") from None
+        else:
+            baseline = EvalFolder(self.path / BASELINE)
+            require_empty(self.path, [BASELINE] if (baseline.path / "settings.json").is_file() else [])
+
     def open(self, settings: EvalSettings, problems: Sequence[BenchmarkProblem]) -> None:
         """Start an evaluation, or resume one with the same settings; without any sample yet it starts afresh."""
+        self.check()
         begun = self.generations.exists() and self.generations.stat().st_size > 0
         differ = differences(self.settings(), settings) if begun else []
         if differ:
             lines = "".join(f"\n  {line}" for line in differ)
             raise ValueError(f"{self.path} was made with other settings; choose another --out. They differ in:{lines}")
         self.path.mkdir(parents=True, exist_ok=True)
+        # First, for by it the folder is known as an evaluation. Also when resumed: the settings that may differ are
+        # those of the last process.
+        write_atomically(self.path / "settings.json", json.dumps(settings.as_json(), indent=2) + "\n")
         if not begun:  # the problems of stored generations must not change under them
             write_json_lines(self.path / "problems.jsonl", map(problem_row, problems))
-        # Also when resumed: the settings that may differ are those of the last process.
-        write_atomically(self.path / "settings.json", json.dumps(settings.as_json(), indent=2) + "\n")
 
     def settings(self) -> EvalSettings:
         """Read the settings."""
@@ -199,7 +221,7 @@ def problem_row(item: BenchmarkProblem) -> dict[str, Any]:
 
 def prompt_hash(item: BenchmarkProblem) -> str:
     """Return a short hash of the prompt."""
-    return digest([dict(message) for message in item.problem.prompt])
+    return short_digest([dict(message) for message in item.problem.prompt])
 
 
 def rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

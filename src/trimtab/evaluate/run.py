@@ -10,19 +10,21 @@ from typing import Any, cast
 
 import torch
 
+from trimtab.config import model_digest
 from trimtab.conversation import CALL_FORMATS, CallFormat, ReplyTemplate, ToolSet
 from trimtab.evaluate import grading
 from trimtab.evaluate.conversations import ToolFigures, tool_figures, without_texts
 from trimtab.evaluate.endpoint import EndpointGenerator
 from trimtab.evaluate.folder import EvalFolder, GenerationRequest, SampleKey, problem_row
 from trimtab.evaluate.metrics import BenchmarkMetrics, GradedSample, compute_metrics
-from trimtab.evaluate.native import NativeGenerator, fingerprint, open_model
+from trimtab.evaluate.native import NativeGenerator, open_model
 from trimtab.evaluate.options import EvalOptions
 from trimtab.evaluate.progress import EvalProgress, MessageLog
-from trimtab.evaluate.settings import EvalSettings, ToolSettings, decoding, digest, parse_benchmarks, parse_columns
+from trimtab.evaluate.settings import EvalSettings, ToolSettings, decoding, parse_benchmarks, parse_columns
 from trimtab.files import locked
 from trimtab.memory import is_out_of_memory
 from trimtab.policy import Policy, pick_device
+from trimtab.private_cache import short_digest
 from trimtab.rewards import Verdict
 from trimtab.rollout import require_vllm
 from trimtab.stop_signals import check_interrupted
@@ -77,7 +79,7 @@ def prepare(options: EvalOptions) -> tuple[EvalSettings, list[GenerationRequest]
         seed=options.seed,
         rule=rule,
         problems=options.problems,
-        weights=fingerprint(model) if native else "",
+        weights=model_digest(model) if native else "",
         data={name: _data_digest(items) for name, items in problems.items()},
         precision=options.precision if native else "",
         chat=options.chat,
@@ -278,7 +280,7 @@ def tool_use(policy: Policy, settings: EvalSettings, tools: ToolSet | None) -> T
 
 def _data_digest(problems: Sequence[BenchmarkProblem]) -> str:
     # Without the locations: the same problems in another folder are the same data.
-    return digest([{k: v for k, v in problem_row(item).items() if k != "location"} for item in problems])
+    return short_digest([{k: v for k, v in problem_row(item).items() if k != "location"} for item in problems])
 
 
 def _warn_of_other_machine(folder: EvalFolder, settings: EvalSettings, log: MessageLog) -> None:

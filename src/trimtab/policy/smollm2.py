@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from trimtab.files import new_folder
+from trimtab.files import new_folder, require_empty
 
 
 def smollm2_folder() -> Path:
@@ -42,6 +42,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    require_empty(folder, option="TRIMTAB_CACHE")
     where, file = str(source.parent), source.name
     tokenizer: Any = AutoTokenizer.from_pretrained(where, gguf_file=file, trust_remote_code=False)
     loaded = AutoModelForCausalLM.from_pretrained(where, gguf_file=file, dtype=torch.float32, trust_remote_code=False)

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -17,7 +18,7 @@ from trimtab.parallel import World
 from trimtab.rewards import crashed_diagnosis, describe_error
 from trimtab.stop_signals import StopRequest, deferred_stop
 from trimtab.text import printable
-from trimtab.train import checkpoints, run_state
+from trimtab.train import checkpoints, run_state, warm_cache
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_around
 from trimtab.train.metrics import StepResult, has_learning_signal, no_signal_diagnosis
 from trimtab.train.process import environment, keep_freed_memory, set_threads
@@ -26,6 +27,7 @@ from trimtab.train.reporting import Loggers, Reporter, SilentReporter, announce_
 from trimtab.train.responses import check_positions
 from trimtab.train.rollouts import evaluate
 from trimtab.train.run_folder import RunFolder
+from trimtab.train.saving import CheckpointSaver
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
 from trimtab.train.warm_start import check_problems, warm_start
 
@@ -68,6 +70,8 @@ class Run:
     progress: RunProgress = field(default_factory=RunProgress)
     stopped: StopReason = StopReason.FINISHED
     stop_request: StopRequest = field(default_factory=StopRequest)  # of a signal
+    _saver: CheckpointSaver = field(init=False, repr=False)
+    _unwritable: set[Path] = field(default_factory=set)  # files whose failure has been said
     # Records that found no space in metrics.jsonl; kept so that a full disk costs no step of the curve.
     _unwritten: list[dict[str, float]] = field(default_factory=list)
     _step_started: float = 0.0
@@ -75,10 +79,15 @@ class Run:
     _first_step: int = 0  # of this process
     _crashed_steps: int = 0  # in a row
     _fit: entropy_control.FitWindow = field(default_factory=entropy_control.FitWindow)
+    model_missing: bool = False  # whether the trained model could not be written
     # The rest is set by `prepare`.
     trainer: Trainer = field(init=False, repr=False)
     _loggers: Loggers = field(init=False, repr=False)
     _alarms: AlarmHandler = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        may_go_on = self.config.run.on_failed_checkpoint == "continue"
+        self._saver = CheckpointSaver(self.folder.checkpoints, self.reporter.message, may_go_on)
 
     def prepare(self) -> Trainer:
         """Build the trainer and bring it to the start of the first step: by a warm start, or from a checkpoint."""
@@ -169,6 +178,8 @@ class Run:
         # The last step is saved by `_end`, after the loop.
         if run.checkpoint_every and step % run.checkpoint_every == 0 and step != run.steps:
             self.save()
+            if self._saver.must_stop:
+                raise self._stop(StopReason.NOT_SAVED, "no checkpoint can be written")
         self._check_rules(metrics)
         self._check_learning_signal(metrics)
         if stopping and step != run.steps:
@@ -177,18 +188,21 @@ class Run:
             raise self._stop(StopReason.ALARM, message)
         failpoints.failpoint("step.finished")
 
-    def save(self, folder: Path | None = None) -> None:
-        """Write a checkpoint, by default one to resume from; on a full disk the run goes on without it."""
+    def save(self) -> bool:
+        """Write a checkpoint to resume from; on a full disk the run goes on without it. Return whether it is there."""
+        keep = self.config.run.keep_checkpoints
+        return self._saver.save(self.progress.step, lambda: self._save_to(self.folder.checkpoints, keep))
+
+    def _save_to(self, folder: Path, keep: int) -> None:
+        """Write a checkpoint into a folder."""
         self._check_folder()
         # Records and metrics go to the disk first: a checkpoint never claims a step whose files were lost.
         if self.trainer.recorder is not None:
             self.trainer.recorder.flush()
-        keep = self.config.run.keep_checkpoints if folder is None else KEEP_ALARM_CHECKPOINTS
+        self._write_metrics()
+        self.folder.sync()
         try:
-            self.folder.sync()
-            run_state.save_checkpoint(folder or self.folder.checkpoints, self.trainer, self.progress, keep)
-        except (checkpoints.CheckpointError, OSError) as error:
-            self.reporter.message(f"warning: {error}")
+            run_state.save_checkpoint(folder, self.trainer, self.progress, keep)
         except checkpoints.NonFiniteStateError as error:
             raise self._stop(StopReason.NONFINITE, str(error)) from None
 
@@ -200,7 +214,7 @@ class Run:
         self.folder.rewind(-1, self.reporter.message)
         if taken := self.trainer.together(run_state.load_start, self.progress):
             self.reporter.message(taken)
-        cache = self.folder.path.parent / ".warm_start"
+        cache = self._warm_cache()
         self.trainer.tell(warm_start, cache, SilentReporter())
         warm_start(self.trainer, cache, self.reporter)
         failpoints.failpoint("warm_start.done")
@@ -213,6 +227,17 @@ class Run:
         self.save()
         if (share := metrics.get("eval/crashed_share", 0.0)) > MOSTLY_CRASHED:
             raise self._stop_for_rules(share)
+
+    def _warm_cache(self) -> Path | None:
+        """Return the folder of the cache of warm starts, if this run is to use it and nobody else can write to it."""
+        warm = self.config.warm_start
+        if not warm.steps or not warm.cache:
+            return None
+        try:
+            return warm_cache.open_cache()
+        except OSError as error:
+            self.reporter.message(f"warning: the warm start is neither kept nor taken from the cache: {error}")
+            return None
 
     def _resume(self) -> None:
         """Restore the newest intact checkpoint, and warn if the environment has changed since."""
@@ -230,6 +255,7 @@ class Run:
         self.trainer.together(run_state.load_reference, self.folder.reference.absolute())
         # Steps after the checkpoint are repeated with the same results, and must not be logged twice.
         self.folder.rewind(self.progress.step, self.reporter.message)
+        self._saver.saved = saved.step
         self.reporter.message(f"resumed from step {saved.step} ({saved.path})")
         before = saved.state["environment"]
         present = environment(self.trainer.policy.device, self.trainer.world.size)
@@ -240,8 +266,10 @@ class Run:
 
     def _end(self) -> None:
         """Save the run and, if it is finished, publish its model."""
-        self.save()
+        saved = self.save()
         if self.progress.step < self.config.run.steps:
+            if not saved:
+                raise self._stop(StopReason.NOT_SAVED, "a signal asked for it")
             self.stopped = StopReason.INTERRUPTED
             self.reporter.message(f"stopped after step {self.progress.step}; go on with: {self.resume_command}")
             return
@@ -250,21 +278,42 @@ class Run:
         partial = self.config.model.shard and not self.config.model.lora_rank
         state = self.trainer.together(run_state.gather_model) if partial else None
         try:
-            run_state.publish_model(self.trainer.policy, model, state)
+            self._saver.make_room_for(lambda: run_state.publish_model(self.trainer.policy, model, state))
         except (OSError, SafetensorError) as error:
+            self.model_missing = True
             message = f"the trained model could not be written to {model}: {error}. Free some space, then: "
             raise self._stop(StopReason.NOT_SAVED, message + self.resume_command) from None
+        if not saved:
+            raise self._stop(StopReason.NOT_SAVED, f"the trained model is in {model}")
 
     def _log(self, record: dict[str, float]) -> None:
         """Append the metrics of a step to metrics.jsonl; on a full disk they are written with a later step's."""
         self._check_folder()
         self._unwritten.append(record)
         try:
-            while self._unwritten:
-                self.folder.append_metrics(self._unwritten[0])
-                del self._unwritten[0]
+            self._write_metrics()
         except OSError as error:
-            self.reporter.message(f"warning: metrics of {len(self._unwritten)} step(s) are not written yet: {error}")
+            problem = f"metrics of {len(self._unwritten)} step(s) are not written yet: {error}"
+            self._warn_once(self.folder.metrics, problem)
+        else:
+            self._unwritable.discard(self.folder.metrics)
+
+    def _write_metrics(self) -> None:
+        while self._unwritten:
+            self.folder.append_metrics(self._unwritten[0])
+            del self._unwritten[0]
+
+    def _append(self, file: Path, record: dict[str, Any]) -> None:
+        """Append to a file of the run that it can do without; warn at the first failure."""
+        try:
+            self.folder.append(file, record)
+        except (OSError, ValueError) as error:
+            self._warn_once(file, f"{file} could not be written: {error}")
+
+    def _warn_once(self, path: Path, problem: str) -> None:
+        if path not in self._unwritable:
+            self._unwritable.add(path)
+            self.reporter.message(f"warning: {problem}")
 
     def _handle_nonfinite(self, result: StepResult) -> None:
         """Record skipped updates, and stop the run if its weights are not finite or the recipe says so."""
@@ -272,11 +321,8 @@ class Run:
         self.progress.updates_skipped += skipped
         if not skipped:
             return
-        try:
-            for record in result.nonfinite:
-                self.folder.append(self.folder.nonfinite, record)
-        except OSError as error:
-            self.reporter.message(f"warning: {self.folder.nonfinite} could not be written: {error}")
+        for record in result.nonfinite:
+            self._append(self.folder.nonfinite, record)
         found = "; ".join(f"{record['value']} ({record['count']} responses)" for record in result.nonfinite)
         self.reporter.message(f"warning: step {step}: {skipped} update(s) not finite, skipped: {found}")
         # Skipped updates leave the weights alone, so weights that are not finite were broken by an earlier update that
@@ -295,10 +341,7 @@ class Run:
         for error in [] if self.trainer.tool_use is None else self.trainer.tool_use.take_errors():
             self.reporter.message(f"warning: a tool failed; the model was told so:\n{printable(error)}")
         for record in self.trainer.rule_errors.take(self.progress.step):
-            try:
-                self.folder.append(self.folder.rule_errors, record)
-            except (OSError, ValueError) as error:
-                self.reporter.message(f"warning: {self.folder.rule_errors} could not be written: {error}")
+            self._append(self.folder.rule_errors, record)
             if record["rule"] not in self._failed_rules:
                 self._failed_rules.add(record["rule"])
                 self.reporter.message(describe_error(record, self.folder.rule_errors))
@@ -325,7 +368,10 @@ class Run:
         if by_action["save"] or by_action["stop"]:
             if self.trainer.recorder is not None:
                 self.trainer.recorder.keep(steps_around(self.progress.step))
-            self.save(self.folder.alarm_checkpoints)
+            try:
+                self._save_to(self.folder.alarm_checkpoints, KEEP_ALARM_CHECKPOINTS)
+            except (checkpoints.CheckpointError, OSError) as error:
+                self._warn_once(self.folder.alarm_checkpoints, str(error))
         return by_action["stop"]
 
     def _check_learning_signal(self, metrics: dict[str, float]) -> None:
@@ -345,7 +391,15 @@ class Run:
 
     def _stop(self, reason: StopReason, message: str) -> RunStoppedError:
         self.stopped = reason
+        if self.unsaved and reason not in (StopReason.FOLDER_GONE, StopReason.NONFINITE):
+            message += f". The last checkpoint is missing: {self._saver.error}. "
+            message += f"Free some space, then go on {self._saver.way_back}: {self.resume_command}"
         return RunStoppedError(reason, message)
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether the last checkpoint of the run could not be written."""
+        return self._saver.failed > 0
 
     @property
     def _start_advice(self) -> str:

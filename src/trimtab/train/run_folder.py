@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ import tomli_w
 
 from trimtab import failpoints
 from trimtab.config import Config, load
-from trimtab.files import append_json_lines, locked, sync, write_atomically, write_json_lines
+from trimtab.files import append_json_lines, locked, require_empty, sync, write_atomically, write_json_lines
 from trimtab.step_lines import iter_step_lines, read_metrics
 from trimtab.text import PrintLine
 
@@ -30,6 +31,7 @@ CHANGEABLE_ON_RESUME: dict[str, Any] = {
         "steps",
         "checkpoint_every",
         "keep_checkpoints",
+        "on_failed_checkpoint",
         "loggers",
         "log_samples",
         "report",
@@ -44,6 +46,7 @@ CHANGEABLE_ON_RESUME: dict[str, Any] = {
     "record": True,
     "alarms": True,
 }
+LOGGER_FOLDERS = ("tensorboard", "wandb")  # which loggers make in the folder of a run
 MOST_SETTINGS_SHOWN = 5  # in a command: a recipe that differs in more is better named than spelt out
 
 
@@ -65,6 +68,7 @@ class RunFolder:
         self.nonfinite = path / "nonfinite.jsonl"  # a line per update that was skipped because it was not finite
         self.rule_errors = path / "rule_errors.jsonl"  # a line per step and kind of error of a grading rule
         self.alarms = path / "alarms.jsonl"  # a line per alarm
+        self.json_lines = (self.metrics, self.nonfinite, self.rule_errors, self.alarms)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -87,6 +91,7 @@ class RunFolder:
                 f"{self.path} already holds a run: choose another --out, or go on with it: "
                 f"trimtab train --resume {self.path}"
             )
+        require_empty(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.config, resolved_toml(config))
         self._created = True
@@ -95,9 +100,11 @@ class RunFolder:
         """Remove what `create` made of a run that failed before its first step: the same command can be used again."""
         if not self._created or not self._is_there():
             return
-        # File by file, not rmtree: --out may name a folder that holds somebody's files.
-        self.config.unlink(missing_ok=True)
-        self.metrics.unlink(missing_ok=True)
+        # By name: the folder was empty, but somebody may have put files there since.
+        for path in (self.config, *self.json_lines):
+            path.unlink(missing_ok=True)
+        for folder in (self.reference, *(self.path / name for name in LOGGER_FOLDERS)):
+            shutil.rmtree(folder, ignore_errors=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
@@ -127,13 +134,13 @@ class RunFolder:
 
     def sync(self) -> None:
         """Wait until the JSON lines are on the disk: a checkpoint that survives a power cut must have its metrics."""
-        for path in (self.metrics, self.nonfinite, self.rule_errors, self.alarms):
+        for path in self.json_lines:
             if path.exists():
                 sync(path)
 
     def rewind(self, step: int, warn: PrintLine) -> None:
         """Remove JSON lines of later steps, a last line that was cut off and, with a warning, lines without a step."""
-        for path in (self.metrics, self.nonfinite, self.rule_errors, self.alarms):
+        for path in self.json_lines:
             if path.exists():
                 kept = [record for record in iter_step_lines(path, warn) if record["step"] <= step]
                 # An empty file would differ from that of a run that never wrote one.

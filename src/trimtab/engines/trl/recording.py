@@ -19,7 +19,6 @@ from trimtab.engines import common
 from trimtab.engines.trl.padded import ENTROPY, RESPONSE_INDEX, REWARD, PaddedBatch, sampled_mask, sampled_positions
 from trimtab.objectives import LossOutput, Objective, Plan, TokenBatch
 from trimtab.record import (
-    RECORDS_FOLDER,
     Manifest,
     RecordedResponse,
     Recorder,
@@ -138,9 +137,7 @@ class TrlRecording:
 
 def start_recorder(to: Path, step: int, manifest: Manifest, vocabulary: Vocabulary, device: str) -> Recorder:
     """Open the files of a run that continues after `step`; for the main process alone."""
-    # Starting anew deletes what is there; a resumed run continues its own records.
-    if not step and (to / RECORDS_FOLDER).exists():
-        raise ValueError(f"record_to={str(to)!r} holds the records of another run: choose another folder, or remove it")
+    common.require_unused(to, step, "record_to")
     to.mkdir(parents=True, exist_ok=True)
     RunFolder(to).rewind(step, lambda problem: warnings.warn(problem, stacklevel=2))
     return common.start_recorder("trl", to, step, manifest, vocabulary, device)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trimtab.engines.common import observations, start_recorder, tool_tokens
+from trimtab.engines.common import observations, require_unused, start_recorder, tool_tokens
 from trimtab.engines.verl.options import VerlOptions
 from trimtab.engines.verl.planning import PlannedStep
 from trimtab.objectives import Objective
@@ -24,6 +24,7 @@ def start_recording(options: VerlOptions, objective: Objective, tokenizer: Any, 
     """Open the recorder of a run that continues after `step`; None if `record` is not set."""
     if not options.record:
         return None
+    require_unused(Path(options.record), step, "trimtab.record")
     settings = RecordSettings(options.record_every, options.record_group_share, options.record_max_megabytes)
     manifest = Manifest(options.objective, objective.advantage, settings)
     vocabulary = tokenizer_vocabulary(tokenizer, len(tokenizer))

@@ -158,6 +158,8 @@ class RunProcess:
 def run_in_child(process: RunProcess) -> None:
     """Train the run and exit with a code that says how it ended."""
     os.environ["TRIMTAB_FAILPOINT"] = process.failpoint
+    # The fork server has the environment of the test that started it.
+    os.environ["TRIMTAB_WARM_START"] = str(process.folder.parent / ".warm_start")
     logging.disable_progress_bar()
 
     def interrupt(step: int) -> None:
