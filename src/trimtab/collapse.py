@@ -7,7 +7,8 @@ A run has collapsed if one of these holds from some step to the last one, for at
 - `emptied`: the entropy is below a tenth of that at the start, and accuracy below three quarters of its best;
 - `nonfinite`: no update is finite.
 
-A run that falls and comes back has not collapsed. Without evaluations the accuracy is that of the training responses.
+A run that falls and comes back has not collapsed. One that ends `low`, below half of its best accuracy, has fallen; it
+may be too short to tell whether that lasts. Without evaluations the accuracy is that of the training responses.
 Where the task's rule gives numbers, their mean stands for the accuracy.
 """
 
@@ -29,6 +30,7 @@ LOST = 0.5  # of the best accuracy
 MIN_BEST = 0.1  # a best accuracy below this is no level to fall from
 EMPTIED, FALLING = 0.1, 0.75  # of the entropy at the start, of the best accuracy
 SIGNAL, NO_SIGNAL = 0.1, 0.02  # share of groups whose rewards differ: some, none
+LOW = "low"  # the kind of a fall that lasted too short a time to be a collapse
 MOSTLY_WRONG = 0.5  # accuracy: a policy that is right more often may have solved what it can
 
 DEFINITION = (
@@ -41,11 +43,18 @@ DEFINITION = (
 
 @dataclass(frozen=True)
 class Collapse:
-    """The step from which a run has collapsed, the criterion, and a sentence."""
+    """The step from which a run has collapsed (or is `low`), the criterion, and a sentence."""
 
     step: int
     kind: str
     message: str
+
+    @property
+    def words(self) -> str:
+        """What happened, when and by which figures."""
+        if self.kind == LOW:
+            return f"fell at step {self.step:,} to below {LOST:.0%} of its best, and ended there: {self.message}"
+        return f"collapsed at step {self.step:,}: {self.message}"
 
 
 @dataclass
@@ -148,7 +157,18 @@ def merge_curves(curves: Mapping[str, Iterable[tuple[int, float]]]) -> list[dict
 
 def find_collapse(records: Iterable[Mapping[str, float]]) -> Collapse | None:
     """Return whether a run with these metrics, in the order of their steps, has collapsed by its end."""
-    detector, collapse = CollapseDetector(), None
+    return _follow(records).found
+
+
+def find_fall(records: Iterable[Mapping[str, float]]) -> Collapse | None:
+    """Return the collapse of a run, or that it ended below half of its best accuracy, however short that lasted."""
+    detector = _follow(records)
+    low = detector.streaks.get("lost")
+    return detector.found or (low and Collapse(low.step, LOW, low.message))
+
+
+def _follow(records: Iterable[Mapping[str, float]]) -> CollapseDetector:
+    detector = CollapseDetector()
     for record in records:
-        collapse = detector.add(record)
-    return collapse
+        detector.add(record)
+    return detector

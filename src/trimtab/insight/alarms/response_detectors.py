@@ -170,4 +170,4 @@ def collapse(run: DetectorInput) -> Finding | None:
     found = run.collapse.found
     if found is None:
         return None
-    return Finding(f"collapsed at step {found.step}: {found.message}", {"criterion": found.kind, "step": found.step})
+    return Finding(found.words, {"criterion": found.kind, "step": found.step})
