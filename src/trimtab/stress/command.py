@@ -67,7 +67,7 @@ def show_stress(test: StressTest, console: Console, write_report: WriteReport = 
     if test.search:
         for axis in test.axes:
             check_search(axis)
-    test.runs(planned_cells(test))  # each is checked before the first one starts
+    test.check_length(planned_cells(test))  # each is checked before the first one starts
     cells = first_cells(test)
     figures: list[RunFigures] = []
     stopped = urgent = False
