@@ -24,7 +24,8 @@ BROKEN = """() => {
       const range = document.createRange();
       range.setStart(node, word.index);
       range.setEnd(node, word.index + word[0].length);
-      const tops = new Set([...range.getClientRects()].filter((box) => box.width > 0).map((box) => Math.round(box.top)));
+      const boxes = [...range.getClientRects()].filter((box) => box.width > 0);
+      const tops = new Set(boxes.map((box) => Math.round(box.top)));
       if (tops.size > 1) found.push(`${word[0]} in ${node.parentElement.closest("section")?.id}`);
     }
   }
@@ -86,9 +87,14 @@ def test_a_metric_whose_words_have_code_shows_it_as_code(chromium: Any, tmp_path
 
 
 def test_bands_of_shares_stay_between_0_and_1(chromium: Any, tmp_path: Path) -> None:
-    metrics = [[{"step": n, "reward/accuracy": right, "update/clip_share": cut, "policy/entropy": cut} for n in (1, 2, 3)]
-               for right, cut in ((0.5, 0.0), (1.0, 0.4))]  # fmt: skip
-    runs = [with_metrics(tmp_path / str(seed), *lines) for seed, lines in enumerate(metrics)]
+    values = [
+        {"reward/accuracy": 0.5, "update/clip_share": 0.0, "policy/entropy": 0.0},
+        {"reward/accuracy": 1.0, "update/clip_share": 0.4, "policy/entropy": 0.4},
+    ]
+    runs = [
+        with_metrics(tmp_path / str(seed), *({"step": n, **each} for n in (1, 2, 3)))
+        for seed, each in enumerate(values)
+    ]
     with tab(chromium) as opened:
         opened.open(write_report(runs, tmp_path / "all.html"))
         for chart in opened.page.locator("#compare figure").all():

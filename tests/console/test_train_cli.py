@@ -153,6 +153,26 @@ def test_the_summary_of_a_run_that_broke_tells_so_and_advises_accordingly(here: 
     assert f"    trimtab train --from {here / 'b'}@9 --set update.lr=0.01" in kept
 
 
+@pytest.mark.parametrize(("silenced", "tau_p", "sweep"), [(0.0, 0.002, "0.01,0.05,0.2,0.5"), (9e-6, 0.2, "0.5")])
+def test_a_run_whose_silencing_touched_almost_nothing_says_so_and_names_a_sweep(
+    here: Path, silenced: float, tau_p: float, sweep: str
+) -> None:
+    run = RunFolder(here / "a run")
+    run.create(load("tiny.toml", [f"objective.tau_p={tau_p}"]))
+    run.append_metrics({"step": 1, "tokens/silenced_share": silenced, "s2t/candidate_share": 0.0})
+    text = closing_summary(load(run.config), run, 1.0)
+    assert "S2T silenced almost nothing" in text and f"(it was {tau_p:g})" in text
+    assert f"    trimtab replay '{here / 'a run'}' --sweep tau_p={sweep}" in text
+
+
+@pytest.mark.parametrize("metrics", [{"tokens/silenced_share": 1e-4, "s2t/candidate_share": 0.1}, {}])
+def test_a_run_that_silences_enough_or_has_no_such_rule_is_not_told_so(here: Path, metrics: dict[str, float]) -> None:
+    run = RunFolder(here / "a")
+    run.create(load("tiny.toml"))
+    run.append_metrics({"step": 1, "tokens/silenced_share": 0.0, **metrics})
+    assert "almost nothing" not in closing_summary(load(run.config), run, 1.0)
+
+
 def test_the_summary_of_a_short_run_that_ends_low_does_not_advise_to_go_on(here: Path) -> None:
     text = summary_of(here / "a", [{"step": step, "eval/accuracy": 0.51 if step < 3 else 0.0} for step in range(10)])
     assert "The run fell at step 3 to below 50% of its best, and ended there: accuracy is 0.00; its best" in text

@@ -117,6 +117,17 @@ def test_shares_are_told_as_one_in_so_many() -> None:
     assert "25.0% was clipped" in text and "none was boosted" in text
 
 
+def test_silencing_that_touched_almost_nothing_is_told_with_the_sweep_to_try() -> None:
+    curves = {"tokens/silenced_share": [0.0, 1e-6], "s2t/candidate_share": [0.0, 1e-6]}
+    run = replace(files(curves), config={"objective": {"name": "stapo", "tau_p": 0.05}})
+    text = " ".join(summary(run))
+    assert "S2T silenced almost nothing (0.000050% of the tokens)" in text
+    assert "`trimtab replay RUN --sweep tau_p=0.2,0.5`." in text
+    other = replace(run, curves={**run.curves, "s2t/candidate_share": run.curves["tokens/silenced_share"]})
+    del other.curves["s2t/candidate_share"]
+    assert "almost nothing" not in " ".join(summary(other))
+
+
 def test_alarms_and_updates_that_were_not_taken_are_told() -> None:
     text = summary_of({"reward/mean": [1.0]}, alarms=[AlarmRecord(7, "collapse"), AlarmRecord(9, "other")], skipped=3)
     assert "2 alarms were raised, the first at step 7: collapse." in text

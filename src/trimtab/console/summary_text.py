@@ -22,6 +22,9 @@ from trimtab.train import RunFolder
 LONGEST_WINDOW = 10  # steps that the numbers of the end are averaged over, at most
 END_WINDOW = f"the last quarter of the steps, at most {LONGEST_WINDOW}"  # `window_length` in words
 COMMAND_INDENT = "    "
+CANDIDATES = "s2t/candidate_share"  # logged by every objective with S2T
+ALMOST_NOTHING = 1e-5  # share of tokens; STAPO's paper silences about one in ten thousand
+SWEEP = (0.002, 0.01, 0.05, 0.2, 0.5)  # thresholds of the probability to try
 MOST_ALARMS = 30  # names that the summary lists
 LOWER_LR = 3  # divides the learning rate that is advised after a fall
 COMPARED_SEEDS = 3  # of each objective, in the comparison that the summary suggests
@@ -149,6 +152,9 @@ def closing_summary(
     rang = _alarms(folder)
     trouble = [*_fall_lines(result, fall, config), *([f"Alarms that rang: {rang}."] if rang else [])]
     lines += ["", *(f"  {sentence}" for sentence in trouble)] if trouble else []
+    silences = any(CANDIDATES in record for record in records)
+    said, sweep = silencing_advice(result.silenced, config.objective, str(folder.path)) if silences else ("", "")
+    lines += ["", f"  {said}", *([COMMAND_INDENT + sweep] if sweep else [])] if said else []
     following = _command_lines("what the alarms advise", ["trimtab", "alarms", str(folder.path)]) if rang else []
     following += _back_lines(config, folder, fall.step) if fall else []
     following += _next_lines(config, folder.path, finished, processes, longer=not fall)
@@ -187,6 +193,19 @@ def _back_lines(config: Config, folder: RunFolder, fall: int) -> list[str]:
         return _command_lines("train again with a lower learning rate", again)
     back = ["trimtab", "train", "--from", f"{folder.path}@{before}", *lower]
     return _command_lines("go back to a step before the fall, with a lower learning rate", back)
+
+
+def silencing_advice(silenced: float | None, objective: Mapping[str, Any], run: str) -> tuple[str, str]:
+    """Say if S2T silenced almost nothing, and by which command to see what other thresholds would; else nothing."""
+    tau_p = objective.get("tau_p")
+    if silenced is None or silenced >= ALMOST_NOTHING or not isinstance(tau_p, int | float):
+        return "", ""
+    said = f"S2T silenced almost nothing ({percent(silenced)} of the tokens), so this was a run nearly without it."
+    larger = [f"{value:g}" for value in SWEEP if value > tau_p]
+    if not larger:
+        return said, ""
+    sweep = shlex.join(["trimtab", "replay", run, "--sweep", f"tau_p={','.join(larger)}"])
+    return f"{said} What larger values of objective.tau_p (it was {tau_p:g}) would silence, this shows:", sweep
 
 
 def fit_lines(text: str, width: int) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from trimtab.collapse import METRICS, find_fall, merge_curves
 from trimtab.config import Config, parse_stored
-from trimtab.console import accuracy_change, describe_model, describe_task, window_length
+from trimtab.console import accuracy_change, describe_model, describe_task, silencing_advice, window_length
 from trimtab.insight.report.embed import truncated
 from trimtab.insight.report.run_files import MetricCurve, RunFiles
 from trimtab.own_parts import is_own
@@ -162,6 +162,9 @@ def _tokens(run: RunFiles) -> Iterator[str]:
     clauses = [f"{_one_in(share) if share else 'none'} was {name}" for name, share in shares.items()]
     if clauses:
         yield f"Of the tokens, {', '.join(clauses)}."
+    if "s2t/candidate_share" in run.curves:
+        said, sweep = silencing_advice(shares.get("silenced"), run.objective, "RUN")
+        yield from ([f"{said} `{sweep}`." if sweep else said] if said else [])
 
 
 def _problems(run: RunFiles) -> Iterator[str]:
