@@ -82,7 +82,8 @@ def test_a_gpu_is_named_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: gpu)
     finding = doctor._device()
-    assert finding.found.startswith("NVIDIA X, 80 GiB, compute capability 7.5 and 1 more, of which a run uses one;")
+    more = "and 1 more; a run uses one unless told otherwise (--gpus 2);"
+    assert finding.found.startswith(f"NVIDIA X, 80 GiB, compute capability 7.5 {more}")
     assert "bf16 is slow" in finding.advice
 
 

@@ -16,7 +16,7 @@ from trimtab.cli import app
 from trimtab.compare import Comparison, plan_runs
 from trimtab.config import load
 from trimtab.console.launch import TrainRequest, claim_folder, recipe_name, slug
-from trimtab.console.summary_text import accuracy_change, fit_lines, summarize_metrics
+from trimtab.console.summary_text import accuracy_change, closing_summary, fit_lines, summarize_metrics
 from trimtab.policy import Policy
 from trimtab.rollout import NativeSampler
 from trimtab.train.metrics import StepResult
@@ -118,6 +118,65 @@ def test_a_summary_is_broken_between_words_and_its_commands_are_not_broken() -> 
         command,
     ]
     assert fit_lines(text, 80) == text
+
+
+def summary_of(folder: Path, records: list[dict[str, float]], *checkpoints: int) -> str:
+    """The summary of a run with these metrics, whose alarms rang."""
+    config = load("tiny.toml", [f"run.steps={len(records) - 1}", "update.lr=0.03"])
+    run = RunFolder(folder)
+    run.create(config)
+    for record in records:
+        run.append_metrics(record)
+    run.append(run.alarms, {"step": 11, "alarm": "entropy_explosion"})
+    run.append(run.alarms, {"step": 30, "alarm": "entropy_explosion"})
+    run.append(run.alarms, {"step": 12, "alarm": "\x1b[2Jforged\nline"})
+    (run.path / "model").mkdir()
+    for step in checkpoints:
+        (run.checkpoints / f"step-{step:08}").mkdir(parents=True)
+    return closing_summary(config, run, 60.0)
+
+
+def test_the_summary_of_a_run_that_broke_tells_so_and_advises_accordingly(here: Path) -> None:
+    reward = [0.54] + [0.05] * 20 + [0.2] * 19
+    records = [{"step": 0, "eval/accuracy": 0.46}]
+    records += [{"step": n, "reward/mean": value} for n, value in enumerate(reward, start=1)]
+    for step in (10, 20, 30, 40):
+        records[step] |= {"eval/accuracy": 0.0}
+    text = summary_of(here / "a", records)
+    assert "0.540 -> 0.200    the first step, and the mean over the last 10" in text
+    assert "The run collapsed at step 10: accuracy is 0.00; its best was 0.46." in text
+    assert "Alarms that rang: entropy_explosion (step 11), \\x1b[2Jforged line (step 12)." in text
+    assert f"    trimtab alarms {here / 'a'}" in text
+    assert f"    trimtab train {here / 'a/config.toml'} --set update.lr=0.01" in text
+    assert "more steps" not in text and "for longer" not in text
+    kept = summary_of(here / "b", records, 0, 5, 9, 10, 40)
+    assert f"    trimtab train --from {here / 'b'}@9 --set update.lr=0.01" in kept
+
+
+@pytest.mark.parametrize(("silenced", "tau_p", "sweep"), [(0.0, 0.002, "0.01,0.05,0.2,0.5"), (9e-6, 0.2, "0.5")])
+def test_a_run_whose_silencing_touched_almost_nothing_says_so_and_names_a_sweep(
+    here: Path, silenced: float, tau_p: float, sweep: str
+) -> None:
+    run = RunFolder(here / "a run")
+    run.create(load("tiny.toml", [f"objective.tau_p={tau_p}"]))
+    run.append_metrics({"step": 1, "tokens/silenced_share": silenced, "s2t/candidate_share": 0.0})
+    text = closing_summary(load(run.config), run, 1.0)
+    assert "S2T silenced almost nothing" in text and f"(it was {tau_p:g})" in text
+    assert f"    trimtab replay '{here / 'a run'}' --sweep tau_p={sweep}" in text
+
+
+@pytest.mark.parametrize("metrics", [{"tokens/silenced_share": 1e-4, "s2t/candidate_share": 0.1}, {}])
+def test_a_run_that_silences_enough_or_has_no_such_rule_is_not_told_so(here: Path, metrics: dict[str, float]) -> None:
+    run = RunFolder(here / "a")
+    run.create(load("tiny.toml"))
+    run.append_metrics({"step": 1, "tokens/silenced_share": 0.0, **metrics})
+    assert "almost nothing" not in closing_summary(load(run.config), run, 1.0)
+
+
+def test_the_summary_of_a_short_run_that_ends_low_does_not_advise_to_go_on(here: Path) -> None:
+    text = summary_of(here / "a", [{"step": step, "eval/accuracy": 0.51 if step < 3 else 0.0} for step in range(10)])
+    assert "The run fell at step 3 to below 50% of its best, and ended there: accuracy is 0.00; its best" in text
+    assert "for longer" not in text
 
 
 def test_the_comparison_that_the_summary_recommends_keeps_the_settings_of_the_run(here: Path) -> None:
@@ -335,7 +394,7 @@ def test_a_run_is_summarized_from_its_metrics() -> None:
     records[8] |= {"eval/accuracy": 0.6, "tokens/silenced_share": float("nan")}
     summary = summarize_metrics(records)
     assert (summary.accuracy_start, summary.accuracy_end) == (0.1, 0.6)
-    assert (summary.reward_start, summary.reward_end) == (1.5 / 8, 7.5 / 8)  # windows of two steps
+    assert (summary.reward_start, summary.reward_end) == (1 / 8, 7.5 / 8)  # the first step; the last two
     assert summary.seconds == 12.0
     assert summary.silenced is None
     assert summarize_metrics(records[:1]).accuracy_end is None

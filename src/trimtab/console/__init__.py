@@ -9,12 +9,13 @@ from trimtab.console.summary_text import (
     accuracy_change,
     describe_model,
     describe_task,
+    silencing_advice,
     summarize_metrics,
     window_length,
 )
 
 __all__ = [
     "END_WINDOW", "STOPPED", "accuracy_change", "check_gpus", "describe_dry_run", "describe_model", "describe_task",
-    "export_run", "launch_run", "recipe_name", "resolve_request", "show_doctor", "slug", "summarize_metrics",
-    "supervise", "window_length",
+    "export_run", "launch_run", "recipe_name", "resolve_request", "show_doctor", "silencing_advice", "slug",
+    "summarize_metrics", "supervise", "window_length",
 ]  # fmt: skip

@@ -95,7 +95,7 @@ def _device() -> Finding:
     if torch.cuda.is_available():
         gpu = torch.cuda.get_device_properties(0)
         count = torch.cuda.device_count()
-        more = f" and {count - 1} more, of which a run uses one" if count > 1 else ""
+        more = f" and {count - 1} more; a run uses one unless told otherwise (--gpus {count})" if count > 1 else ""
         where = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, compute capability {gpu.major}.{gpu.minor}"
         old = "" if gpu.major >= 8 else "bf16 is slow below capability 8.0: set model.precision = 'fp32'"
         return Finding("device", "yes", f"{where}{more}; {cores} CPU cores", old)

@@ -11,21 +11,28 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from trimtab.collapse import Collapse, find_fall
 from trimtab.config import Config, list_checkpoints
 from trimtab.objectives import entropy_control
 from trimtab.policy import DEMO_MODELS
-from trimtab.text import clock, number, percent
+from trimtab.step_lines import iter_step_lines
+from trimtab.text import clock, number, percent, printable, shorten
 from trimtab.train import RunFolder
 
-LONGEST_WINDOW = 10  # steps that the numbers of start and end are averaged over, at most
+LONGEST_WINDOW = 10  # steps that the numbers of the end are averaged over, at most
 END_WINDOW = f"the last quarter of the steps, at most {LONGEST_WINDOW}"  # `window_length` in words
 COMMAND_INDENT = "    "
+CANDIDATES = "s2t/candidate_share"  # logged by every objective with S2T
+ALMOST_NOTHING = 1e-5  # share of tokens; STAPO's paper silences about one in ten thousand
+SWEEP = (0.002, 0.01, 0.05, 0.2, 0.5)  # thresholds of the probability to try
+MOST_ALARMS = 30  # names that the summary lists
+LOWER_LR = 3  # divides the learning rate that is advised after a fall
 COMPARED_SEEDS = 3  # of each objective, in the comparison that the summary suggests
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run's numbers: start and end are means over `window` steps, shares are means over the whole run."""
+    """A run's numbers: start is the first step, end a mean over `window` steps, shares are means over the run."""
 
     steps: int
     window: int
@@ -48,6 +55,8 @@ def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
     """Return the numbers of a run from its metrics; None where a run has no such number."""
     steps = [record for record in records if record["step"] > 0]
     window = window_length(len(steps))
+    # Step 1 is sampled before the first update. A mean over the first steps would hide that a run broke in them.
+    first = steps[:1]
     # Step 0 is the evaluation before training: a run that has no other has no accuracy at its end.
     accuracy = {record["step"]: record["eval/accuracy"] for record in records if "eval/accuracy" in record}
     return RunSummary(
@@ -58,11 +67,11 @@ def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
         problems=next(
             (int(record["eval/problems"]) for record in records if record.get("eval/problems", 0) >= 1), None
         ),
-        reward_start=_mean(steps[:window], "reward/mean"),
+        reward_start=_mean(first, "reward/mean"),
         reward_end=_mean(steps[-window:], "reward/mean"),
-        called_start=_mean(steps[:window], "conversation/called_share"),
+        called_start=_mean(first, "conversation/called_share"),
         called_end=_mean(steps[-window:], "conversation/called_share"),
-        entropy_start=_mean(steps[:window], "policy/entropy"),
+        entropy_start=_mean(first, "policy/entropy"),
         entropy_end=_mean(steps[-window:], "policy/entropy"),
         silenced=_mean(steps, "tokens/silenced_share"),
         boosted=_mean(steps, "tokens/boosted_share"),
@@ -72,8 +81,8 @@ def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
 
 
 def window_length(steps: int) -> int:
-    """Return how many steps the numbers of a run's start and end are averaged over."""
-    # A quarter at most, so that start and end of a short run do not overlap.
+    """Return how many steps the numbers of a run's end are averaged over."""
+    # A quarter at most, so that the end of a short run does not reach its start.
     return max(1, min(LONGEST_WINDOW, steps // 4))
 
 
@@ -146,13 +155,64 @@ def closing_summary(
     finished = result.steps >= config.run.steps and model.exists() and has_model
     lines += [f"  model       {model}"] if finished else []
     lines += [f"  report      {report}"] if report else []
+    fall = find_fall(records)
+    rang = _alarms(folder)
+    trouble = [*_fall_lines(result, fall, config), *([f"Alarms that rang: {rang}."] if rang else [])]
+    lines += ["", *(f"  {sentence}" for sentence in trouble)] if trouble else []
+    silences = any(CANDIDATES in record for record in records)
+    said, sweep = silencing_advice(result.silenced, config.objective, str(folder.path)) if silences else ("", "")
+    lines += ["", f"  {said}", *([COMMAND_INDENT + sweep] if sweep else [])] if said else []
+    following = _command_lines("what the alarms advise", ["trimtab", "alarms", str(folder.path)]) if rang else []
+    following += _back_lines(config, folder, fall.step) if fall else []
+    following += _next_lines(config, folder, finished, processes, result.steps, longer=not fall)
+    return "\n".join([*lines, "", "Next:", *following])
+
+
+def _fall_lines(result: RunSummary, fall: Collapse | None, config: Config) -> list[str]:
+    """Say that a run collapsed, or that its held-out accuracy is lower than before it."""
+    if fall is not None:
+        return [f"The run {fall.words}."]
     first, last = result.accuracy_start, result.accuracy_end
-    if first is not None and last is not None and last < first:
-        change = accuracy_change(first, last, result.problems or config.run.eval_problems)
-        advice = f"Held-out accuracy fell: try more steps, or a lower update.lr (it was {config.update.lr:g})."
-        small = f"Held-out accuracy fell by no more than chance may ({change.words})."
-        lines += ["", f"  {advice if change.certain else small}"]
-    return "\n".join([*lines, "", "Next:", *_next_lines(config, folder, finished, processes, result.steps)])
+    if first is None or last is None or last >= first:
+        return []
+    change = accuracy_change(first, last, result.problems or config.run.eval_problems)
+    if not change.certain:
+        return [f"Held-out accuracy fell by no more than chance may ({change.words})."]
+    return [f"Held-out accuracy fell ({change.words}): try a lower update.lr (it was {config.update.lr:g})."]
+
+
+def _alarms(folder: RunFolder) -> str:
+    """Name the alarms that rang, each with its first step."""
+    first: dict[str, int] = {}
+    for line in iter_step_lines(folder.alarms, lambda problem: None):
+        if len(first) < MOST_ALARMS:
+            first.setdefault(shorten(printable(str(line.get("alarm"))).replace("\n", " ")), line["step"])
+    return ", ".join(f"{name} (step {step:,})" for name, step in first.items())
+
+
+def _back_lines(config: Config, folder: RunFolder, fall: int) -> list[str]:
+    """Return how to train again from before a fall, with a lower learning rate."""
+    lower = ["--set", f"update.lr={config.update.lr / LOWER_LR:.2g}"]
+    steps = [int(path.name.removeprefix("step-")) for path in list_checkpoints(folder.checkpoints)]
+    before = max((step for step in steps if 0 < step < fall), default=None)
+    if before is None:
+        again = ["trimtab", "train", str(folder.config), *lower]
+        return _command_lines("train again with a lower learning rate", again)
+    back = ["trimtab", "train", "--from", f"{folder.path}@{before}", *lower]
+    return _command_lines("go back to a step before the fall, with a lower learning rate", back)
+
+
+def silencing_advice(silenced: float | None, objective: Mapping[str, Any], run: str) -> tuple[str, str]:
+    """Say if S2T silenced almost nothing, and by which command to see what other thresholds would; else nothing."""
+    tau_p = objective.get("tau_p")
+    if silenced is None or silenced >= ALMOST_NOTHING or not isinstance(tau_p, int | float):
+        return "", ""
+    said = f"S2T silenced almost nothing ({percent(silenced)} of the tokens), so this was a run nearly without it."
+    larger = [f"{value:g}" for value in SWEEP if value > tau_p]
+    if not larger:
+        return said, ""
+    sweep = shlex.join(["trimtab", "replay", run, "--sweep", f"tau_p={','.join(larger)}"])
+    return f"{said} What larger values of objective.tau_p (it was {tau_p:g}) would silence, this shows:", sweep
 
 
 def fit_lines(text: str, width: int) -> str:
@@ -180,7 +240,7 @@ def describe_model(config: Config) -> str:
 
 def _number_lines(result: RunSummary) -> list[str]:
     one = result.window == 1
-    ends = "the first and the last step" if one else f"means over the first and last {result.window} steps"
+    ends = "the first and the last step" if one else f"the first step, and the mean over the last {result.window}"
     accuracy = f"{percent(result.accuracy_start)} -> {percent(result.accuracy_end)}"
     entropy = f"{number(result.entropy_start)} -> {number(result.entropy_end)}"
     rows = [
@@ -203,8 +263,13 @@ def _number_lines(result: RunSummary) -> list[str]:
     return [f"  {name:<18} {values:<16}  {note}" for name, values, note in shown]
 
 
-def _next_lines(config: Config, folder: RunFolder, finished: bool, processes: int, last: int) -> list[str]:
-    """Return what to do next, each with its command on a line of its own; `last` is the run's last step."""
+def _next_lines(
+    config: Config, folder: RunFolder, finished: bool, processes: int, last: int, longer: bool
+) -> list[str]:
+    """Return what to do next, each with its command on a line of its own.
+
+    `last` is the run's last step; `longer`: more steps may help.
+    """
     path, saved = folder.path, [int(each.name.removeprefix("step-")) for each in list_checkpoints(folder.checkpoints)]
     behind = not saved or saved[-1] < last
     start = f"from step {saved[-1]}, the last that is saved" if saved else "from the beginning: nothing is saved"
@@ -220,11 +285,10 @@ def _next_lines(config: Config, folder: RunFolder, finished: bool, processes: in
     compared = ["trimtab", "compare", name, other, "--seeds", str(COMPARED_SEEDS)]
     compared += ["--recipe", str(path / "config.toml")]
     cost = f"{2 * COMPARED_SEEDS} runs with run.steps = {steps}"
+    train_longer = f"train for longer, {start}" if behind else "train for longer"
     return [
         *_command_lines(f"compare with another objective ({cost})", compared),
-        *_command_lines(
-            f"train for longer, {start}" if behind else "train for longer", [*resume, "--set", f"run.steps={2 * steps}"]
-        ),
+        *(_command_lines(train_longer, [*resume, "--set", f"run.steps={2 * steps}"]) if longer else []),
     ]
 
 

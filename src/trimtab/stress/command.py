@@ -67,7 +67,7 @@ def show_stress(test: StressTest, console: Console, write_report: WriteReport = 
     if test.search:
         for axis in test.axes:
             check_search(axis)
-    planned = test.runs(planned_cells(test))  # each is checked before the first one starts
+    planned = test.checked_runs(planned_cells(test))  # before the first one starts
     cells = first_cells(test)
     figures: list[RunFigures] = []
     stopped = urgent = False

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from trimtab.collapse import HOLD_STEPS
 from trimtab.compare import MAX_RUNS, CompareRun, check_objectives, plan_run
 from trimtab.config import load
 from trimtab.console import slug
@@ -75,6 +76,17 @@ class StressTest:
             for cell in cells
             for setting in [f"{cell.axis}={cell.value}"]
         ]
+
+    def checked_runs(self, cells: list[Cell]) -> list[tuple[Cell, CompareRun]]:
+        """Return the runs of cells; refuse runs that are too short to be judged."""
+        runs = self.runs(cells)
+        for _, run in runs:
+            if (steps := run.config.run.steps) <= HOLD_STEPS:
+                raise ValueError(
+                    f"run.steps = {steps} is too short for a stress test: a collapse lasts {HOLD_STEPS} steps or more, "
+                    f"so runs need more than {HOLD_STEPS} steps to be judged, and better {EVALUATIONS} and more"
+                )
+        return runs
 
     def check(self) -> None:
         """Refuse a test that cannot run, before the first run starts."""

@@ -30,6 +30,9 @@ def entropy_collapse(run: DetectorInput) -> Finding | None:
     ahead = forecast(run)
     if ahead is None or ahead > limits.collapse_floor * entropy.start or not entropy.significant or run.has_learned():
         return None
+    # An entropy that comes back from an explosion falls fast too.
+    if entropy.now > entropy.start:
+        return None
     return Finding(
         f"entropy falls fast: {entropy.now:.3g} now, {share} of the start; going on like this it is {ahead:.2g} in "
         f"{limits.forecast_steps} steps",

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trimtab.collapse import METRICS, find_collapse, merge_curves
+import numpy as np
+
+from trimtab.collapse import METRICS, find_fall, merge_curves
 from trimtab.config import Config, parse_stored
-from trimtab.console import accuracy_change, describe_model, describe_task, window_length
+from trimtab.console import accuracy_change, describe_model, describe_task, silencing_advice, window_length
 from trimtab.insight.report.embed import truncated
 from trimtab.insight.report.run_files import MetricCurve, RunFiles
 from trimtab.own_parts import is_own
 from trimtab.text import clock, number, percent
 
 _UNCHANGED = 0.02  # a smaller relative change counts as none
+MOST_NAMED = 10  # alarms that the summary names
 
 
 def title_of(run: RunFiles) -> str:
@@ -112,10 +116,13 @@ def held_out_problems(run: RunFiles) -> int | None:
 def _collapse(run: RunFiles) -> Iterator[str]:
     found = {name: run.curves[name] for name in METRICS if name in run.curves}
     pairs = {n: zip(c.steps.tolist(), c.values.tolist(), strict=True) for n, c in found.items()}
-    collapse = find_collapse(merge_curves(pairs))
-    if collapse is not None:
-        yield f"It collapsed at step {collapse.step:,}: {collapse.message}."
-    elif "eval/accuracy" in found or "reward/accuracy" in found:
+    fall = find_fall(merge_curves(pairs))
+    if fall is not None:
+        config = config_of(run)
+        was = f" (it was {config.update.lr:g})" if config else ""
+        yield f"It {fall.words}."
+        yield f"Go back to a checkpoint before step {fall.step:,}, or train again, with a lower update.lr{was}."
+    elif "eval/accuracy" in run.curves or "reward/accuracy" in run.curves:
         yield "It did not collapse."
 
 
@@ -123,7 +130,7 @@ def _reward(run: RunFiles) -> Iterator[str]:
     curve = run.curves.get("reward/mean")
     if curve is not None:
         first, last = _start_and_end(curve)
-        yield f"The mean reward {_moved(first, last)} from {number(first)} to {number(last)}."
+        yield f"The mean reward {_moved(first, last, _noise(curve))} from {number(first)} to {number(last)}."
 
 
 def _tools(run: RunFiles) -> Iterator[str]:
@@ -144,7 +151,8 @@ def _entropy(run: RunFiles) -> Iterator[str]:
     first, last = _start_and_end(curve)
     # Below 0.05 nats nearly every token has a probability above 0.99.
     low = " Near zero, the model hardly explores any more." if last < 0.05 else ""
-    yield f"The policy's entropy {_moved(first, last)} from {number(first)} to {number(last)} nats per token.{low}"
+    moved = _moved(first, last, _noise(curve))
+    yield f"The policy's entropy {moved} from {number(first)} to {number(last)} nats per token.{low}"
 
 
 def _tokens(run: RunFiles) -> Iterator[str]:
@@ -154,6 +162,9 @@ def _tokens(run: RunFiles) -> Iterator[str]:
     clauses = [f"{_one_in(share) if share else 'none'} was {name}" for name, share in shares.items()]
     if clauses:
         yield f"Of the tokens, {', '.join(clauses)}."
+    if "s2t/candidate_share" in run.curves:
+        said, sweep = silencing_advice(shares.get("silenced"), run.objective, "RUN")
+        yield from ([f"{said} `{sweep}`." if sweep else said] if said else [])
 
 
 def _problems(run: RunFiles) -> Iterator[str]:
@@ -161,19 +172,30 @@ def _problems(run: RunFiles) -> Iterator[str]:
         first = run.alarms[0]
         count = "One alarm was" if len(run.alarms) == 1 else f"{len(run.alarms)} alarms were"
         yield f"{count} raised, the first at step {first.step}: {first.alarm}."
+        later = {alarm.alarm: alarm.step for alarm in reversed(run.alarms) if alarm.alarm != first.alarm}
+        if later:
+            named = [f"{name} (step {step})" for name, step in sorted(later.items(), key=lambda each: each[1])]
+            yield f"Then rang {', '.join(named[:MOST_NAMED])}{' and others' if len(named) > MOST_NAMED else ''}."
     if run.skipped_updates:
         times = "Once an update was" if run.skipped_updates == 1 else f"{run.skipped_updates} updates were"
         yield f"{times} not taken because something was not finite."
 
 
 def _start_and_end(curve: MetricCurve, window: int = 0) -> tuple[float, float]:
-    """Return the means over the first and the last `window` values; 0 stands for a quarter of the run at most."""
+    """Return the first value and the mean over the last `window`; 0 stands for a quarter of the run at most."""
+    # The first is of the model before any update. A mean over the first steps would hide that a run broke in them.
     count = window or window_length(len(curve.values))
-    return float(curve.values[:count].mean()), float(curve.values[-count:].mean())
+    return float(curve.values[0]), float(curve.values[-count:].mean(dtype="f8"))
 
 
-def _moved(first: float, last: float) -> str:
-    if abs(last - first) <= _UNCHANGED * max(abs(first), 1e-9):
+def _noise(curve: MetricCurve) -> float:
+    """Return by how much a single step may be off by chance: two standard deviations, of the changes between steps."""
+    values = curve.values.astype("f8")
+    return 2 * 1.4826 / math.sqrt(2) * float(np.median(np.abs(np.diff(values)))) if len(values) > 1 else 0.0
+
+
+def _moved(first: float, last: float, noise: float = 0.0) -> str:
+    if abs(last - first) <= max(_UNCHANGED * max(abs(first), 1e-9), noise):
         return "hardly moved,"
     return "rose" if last > first else "fell"
 

@@ -128,7 +128,7 @@ function groupSpec(title, meaning, name, groups, extra) {
     const n = groups.indexOf(group) % PALETTE.length;
     const line = readCurve(group, name);
     return { name: `${group.label} (${plural(group.runs.length, "run")})`, color: PALETTE[n], dash: DASHES[n],
-      ...line, spread: group.runs.length > 1 ? line.std : null };
+      ...line, spread: group.runs.length > 1 ? line.std : null, bounds: [extra.zero || extra.share ? 0 : -Infinity, extra.share ? 1 : Infinity] };
   });
   return { ...extra, title, meaning, series, format: isShare(name) ? percent : formatNumber };
 }
@@ -229,7 +229,7 @@ function alarmsSection(run, openStep) {
     el("h3", {}, alarm.alarm, el("span", { class: "at" }, `step ${count(alarm.step)}`)),
     alarm.message ? el("p", {}, alarm.message) : null,
     alarm.evidence ? el("p", { class: "meaning" }, "Evidence: ", alarm.evidence) : null,
-    alarm.suggestion ? el("p", {}, el("b", {}, "Try: "), alarm.suggestion) : null,
+    alarm.suggestion ? el("p", {}, el("b", {}, "Advice: "), withCode(alarm.suggestion)) : null,
     alarm.action ? el("p", { class: "meaning" }, "Action: ", alarm.action) : null,
     el("button", { type: "button", class: "quiet", on: { click: () => openStep(alarm.step) } }, "Show this step's tokens")));
   const more = cards.splice(FIRST_ALARMS);
