@@ -67,6 +67,12 @@ def test_the_display_shows_the_main_metrics() -> None:
         assert words in text
 
 
+def test_the_display_says_what_the_last_step_spent_its_time_on() -> None:
+    assert "time      updates 75.0%, grading 25.0%" in shown(
+        display_after(5, **{"time/update": 1.5, "time/grading": 0.5, "time/rollout": 0.6})
+    )
+
+
 def test_a_sample_is_shown_until_it_can_be_read() -> None:
     display = display_after(20)
     display.set_sample([SampleText("3 7 5=16 ", "3*7-5", "16", "correct", 1.0)])

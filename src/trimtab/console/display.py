@@ -24,7 +24,7 @@ from rich.text import Text
 
 from trimtab.console.reporters import PlainReporter, control_words, reward_means, tool_figures
 from trimtab.text import bars_for, clock, cut_middle, number, percent, printable, sparkline
-from trimtab.train import SampleText
+from trimtab.train import SampleText, time_words
 
 FRAME_HEIGHT, FRAME_WIDTH = 12, 50  # a smaller terminal gets no frame
 MAX_WIDTH = 110  # lines that are longer are hard to read
@@ -152,7 +152,8 @@ class RunDisplay:
         lines.append(_row("tokens", "", _shares(last)))
         clipped, norm = percent(last.get("update/clip_share")), number(last.get("update/grad_norm"))
         speed = number(last.get("time/tokens_per_second"), 0)
-        return [*lines, _row("update", "", f"clipped {clipped}, gradient norm {norm}, {speed} tokens/s")]
+        lines.append(_row("update", "", f"clipped {clipped}, gradient norm {norm}, {speed} tokens/s"))
+        return [*lines, _row("time", "", spent)] if (spent := time_words([last])) else lines
 
 
 def _add_point(curve: dict[int, float], step: int, value: float) -> None:

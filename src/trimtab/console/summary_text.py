@@ -15,7 +15,7 @@ from trimtab.config import Config
 from trimtab.objectives import entropy_control
 from trimtab.policy import DEMO_MODELS
 from trimtab.text import clock, number, percent
-from trimtab.train import RunFolder
+from trimtab.train import RunFolder, time_words
 
 LONGEST_WINDOW = 10  # steps that the numbers of start and end are averaged over, at most
 END_WINDOW = f"the last quarter of the steps, at most {LONGEST_WINDOW}"  # `window_length` in words
@@ -131,6 +131,7 @@ def closing_summary(
         f"{result.steps} of {config.run.steps} steps, {clock(seconds)}.",
         "",
         *_number_lines(result),
+        *([f"  {'time':<18} {spent}"] if (spent := time_words(records)) else []),
         *(["", *(f"  {sentence}" for sentence in held)] if held else []),
         "",
         f"  run folder  {folder.path}",

@@ -12,6 +12,7 @@ from trimtab.insight.report.embed import truncated
 from trimtab.insight.report.run_files import MetricCurve, RunFiles
 from trimtab.own_parts import is_own
 from trimtab.text import clock, number, percent
+from trimtab.train import time_words
 
 _UNCHANGED = 0.02  # a smaller relative change counts as none
 
@@ -77,6 +78,9 @@ def _length(run: RunFiles) -> Iterator[str]:
     seen = f", {float(tokens.values.sum(dtype='f8')):,.0f} response tokens" if tokens else ""
     steps = max((int(curve.steps[-1]) for curve in run.curves.values()), default=0)
     yield f"The run took {steps:,}{wanted} steps{seen}{spent}."
+    totals = {name: float(curve.values.sum(dtype="f8")) for name, curve in run.curves.items()}
+    if divided := time_words([totals]):
+        yield f"Its time: {divided}."
 
 
 def _accuracy(run: RunFiles) -> Iterator[str]:
