@@ -27,6 +27,8 @@ from trimtab.text import BARS, bars_for, number, percent, sparkline
 COLUMNS: list[tuple[str, str, Callable[[float | None], str]]] = [
     ("held-out start", "accuracy_start", percent),
     ("held-out end", "accuracy_end", percent),
+    ("score start", "score_start", number),
+    ("score end", "score_end", number),
     ("reward", "reward_end", number),
     ("entropy", "entropy_end", number),
     ("silenced", "silenced", percent),
@@ -34,7 +36,7 @@ COLUMNS: list[tuple[str, str, Callable[[float | None], str]]] = [
     ("seconds", "seconds", lambda value: number(value, 1)),
 ]
 HEADS = ["objective", "runs", *(column for column, _, _ in COLUMNS)]
-CURVES = {"held-out accuracy": "eval/accuracy", "entropy": "policy/entropy"}
+CURVES = {"held-out accuracy": "eval/accuracy", "held-out score": "eval/score", "entropy": "policy/entropy"}
 CURVE_WIDTH = 28
 LEGEND = (
     f"Mean ± standard deviation over seeds. Reward and entropy: mean over {END_WINDOW}. Silenced, clipped: share of "

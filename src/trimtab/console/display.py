@@ -41,7 +41,14 @@ POINTS = 2000  # of a curve: four times a second they are sorted and averaged, w
 LABEL = 10  # width of the first column
 TALL, SAMPLE_LINES = 32, 4  # a terminal of so many lines shows that many of a long sample, a smaller one a line
 SAMPLE_SECONDS = 2.0  # a sample is shown so long that it can be read
-CURVES = ("reward/mean", "policy/entropy", "eval/accuracy", "conversation/called_share", "response/length_mean")
+CURVES = (
+    "reward/mean",
+    "policy/entropy",
+    "eval/accuracy",
+    "eval/score",
+    "conversation/called_share",
+    "response/length_mean",
+)
 
 
 # There is no lock between the two threads: a frame that is drawn while fields change is redrawn a quarter of a second
@@ -142,18 +149,19 @@ class RunDisplay:
         return grid
 
     def _numbers(self, space: int, bars: str) -> list[Text]:
-        last, held_out = self.last, self.history["eval/accuracy"]
+        last = self.last
         lines = [_row("reward", number(last.get("reward/mean")), _curve(self.history["reward/mean"], space, bars))]
         if several := reward_means(last):
             shown = ", ".join(f"{name} {number(value)}" for name, value in several.items())
             lines.append(_row("rewards", "", shown))
         if failed := last.get("reward/crashed_share"):
             lines.append(_row("failed", percent(failed), "of the responses: a rule failed, see rule_errors.jsonl"))
-        if held_out:
-            start, now = min(held_out), max(held_out)
-            note = f"at step {now} ({percent(held_out[start])} at step {start})" if now else "before the first step"
-            curve = _curve(held_out, space - len(note) - 2, bars) if now else ""
-            lines.append(_row("held-out", percent(held_out[now]), f"{note}  {curve}"))
+        for label, metric, form in (("held-out", "eval/accuracy", percent), ("score", "eval/score", number)):
+            if held_out := self.history[metric]:
+                start, now = min(held_out), max(held_out)
+                note = f"at step {now} ({form(held_out[start])} at step {start})" if now else "before the first step"
+                curve = _curve(held_out, space - len(note) - 2, bars) if now else ""
+                lines.append(_row(label, form(held_out[now]), f"{note}  {curve}"))
         if "conversation/called_share" in last:
             called = percent(last["conversation/called_share"])
             lines.append(_row("calls", called, _curve(self.history["conversation/called_share"], space, bars)))

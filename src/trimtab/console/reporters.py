@@ -11,6 +11,7 @@ from trimtab.train import SampleText
 COLUMNS = {
     "reward/mean": "reward",
     "eval/accuracy": "held-out",
+    "eval/score": "held-out score",
     "conversation/called_share": "calls",
     "response/length_mean": "length",
     "response/truncated_share": "truncated",

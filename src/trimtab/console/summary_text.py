@@ -31,6 +31,8 @@ class RunSummary:
     window: int
     accuracy_start: float | None
     accuracy_end: float | None
+    score_start: float | None  # held-out, of a rule that returns numbers
+    score_end: float | None
     problems: int | None  # held-out ones, where there are fewer than the recipe asks for
     reward_start: float | None
     reward_end: float | None
@@ -48,13 +50,15 @@ def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
     """Return the numbers of a run from its metrics; None where a run has no such number."""
     steps = [record for record in records if record["step"] > 0]
     window = window_length(len(steps))
-    # Step 0 is the evaluation before training: a run that has no other has no accuracy at its end.
-    accuracy = {record["step"]: record["eval/accuracy"] for record in records if "eval/accuracy" in record}
+    accuracy_start, accuracy_end = _held_out(records, "eval/accuracy")
+    score_start, score_end = _held_out(records, "eval/score")
     return RunSummary(
         steps=int(records[-1]["step"]) if records else 0,
         window=window,
-        accuracy_start=accuracy.get(0),
-        accuracy_end=accuracy[max(accuracy)] if accuracy and max(accuracy) > 0 else None,
+        accuracy_start=accuracy_start,
+        accuracy_end=accuracy_end,
+        score_start=score_start,
+        score_end=score_end,
         problems=next(
             (int(record["eval/problems"]) for record in records if record.get("eval/problems", 0) >= 1), None
         ),
@@ -69,6 +73,12 @@ def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
         clipped=_mean(steps, "update/clip_share"),
         seconds=sum(record.get(key, 0.0) for record in steps for key in ("time/rollout", "time/update")),
     )
+
+
+def _held_out(records: Sequence[Mapping[str, Any]], name: str) -> tuple[float | None, float | None]:
+    """Return a metric of the evaluation before training, and of the last one after it."""
+    found = {record["step"]: record[name] for record in records if name in record}
+    return found.get(0), found[max(found)] if found and max(found) > 0 else None
 
 
 def window_length(steps: int) -> int:
@@ -179,6 +189,7 @@ def _number_lines(result: RunSummary) -> list[str]:
     entropy = f"{number(result.entropy_start)} -> {number(result.entropy_end)}"
     rows = [
         ("held-out accuracy", accuracy, "on problems it was not trained on"),
+        ("held-out score", f"{number(result.score_start)} -> {number(result.score_end)}", "mean number of the rule"),
         ("reward", f"{number(result.reward_start)} -> {number(result.reward_end)}", ends),
         (
             "calls",
@@ -192,7 +203,7 @@ def _number_lines(result: RunSummary) -> list[str]:
     ]
     # A run whose objective silences nothing, or without evaluation, has no such line.
     optional = {"silenced": result.silenced, "boosted": result.boosted, "held-out accuracy": result.accuracy_start}
-    optional["calls"] = result.called_start
+    optional |= {"calls": result.called_start, "held-out score": result.score_start}
     shown = [row for row in rows if optional.get(row[0], 0.0) is not None]
     return [f"  {name:<18} {values:<16}  {note}" for name, values, note in shown]
 

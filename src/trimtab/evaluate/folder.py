@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from trimtab import failpoints
 from trimtab.evaluate.settings import EvalSettings, differences, digest, settings_from
 from trimtab.files import append_json_lines, cut_torn_line, iter_json_lines, write_atomically, write_json_lines
-from trimtab.tasks import BenchmarkProblem, Problem
+from trimtab.tasks import BENCHMARKS, BenchmarkProblem, Problem
 from trimtab.text import shown
 
 T = TypeVar("T")
@@ -123,7 +123,8 @@ class EvalFolder:
         problems = []
         for location, row in rows(self.path / "problems.jsonl"):
             stored = parse_row(_PROBLEM, row, location, "problem")
-            problem = Problem(tuple(stored.prompt), stored.answer, rule, stored.benchmark)
+            source = stored.source or stored.benchmark
+            problem = Problem(tuple(stored.prompt), stored.answer, rule, source, extra=stored.extra)
             problems.append(BenchmarkProblem(stored.benchmark, stored.id, stored.location, problem))
         return problems
 
@@ -167,6 +168,8 @@ class _ProblemRow:
     location: str
     prompt: list[dict[str, str]]
     answer: str
+    source: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 _GENERATION, _PROBLEM = TypeAdapter(Generation), TypeAdapter(_ProblemRow)
@@ -186,6 +189,8 @@ def parse_row(adapter: TypeAdapter[T], row: Any, location: str, what: str) -> T:
 
 def problem_row(item: BenchmarkProblem) -> dict[str, Any]:
     """Return a problem as a JSON object."""
+    # What a rule may ask for of a problem; the benchmarks have one rule, which asks for nothing.
+    asked = {} if item.benchmark in BENCHMARKS else {"source": item.problem.source, "extra": dict(item.problem.extra)}
     return {
         "benchmark": item.benchmark,
         "id": item.id,
@@ -193,6 +198,7 @@ def problem_row(item: BenchmarkProblem) -> dict[str, Any]:
         "prompt": [dict(message) for message in item.problem.prompt],
         "answer": item.problem.answer,
         "prompt_hash": prompt_hash(item),
+        **{key: value for key, value in asked.items() if value},
     }
 
 

@@ -39,6 +39,11 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
     return _interval(values, positive_mean_limits)
 
 
+def score_interval(values: Sequence[float]) -> Interval | None:
+    """Return Student's t interval for values without bounds, such as a rule's numbers and their differences."""
+    return _interval(values, mean_limits)
+
+
 def difference_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval | None:
     """Return the interval of the mean of ours - theirs, paired by problem; both in [0, 1]."""
     return _interval([a - b for a, b in zip(ours, theirs, strict=True)], difference_limits)

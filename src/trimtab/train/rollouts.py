@@ -36,6 +36,7 @@ SAMPLES_LOGGED = 4  # responses of a step that loggers get
 
 def collect_rollouts(trainer: Trainer, progress: RunProgress) -> Rollouts:
     """Sample and grade the responses of the next step, and split them into mini-batches."""
+    trainer.seconds |= {"time/sampling": 0.0, "time/grading": 0.0}  # of a process without a problem of its own too
     groups, dropped, position = sample_groups(trainer, progress)
     groups, excluded = remove_excluded(groups)
     responses, sizes = split_into_minibatches(groups, trainer.config.update.per_step)

@@ -40,7 +40,7 @@ def summary(run: RunFiles) -> list[str]:
     """Return the result of the run in sentences, for someone new to trimtab."""
     if not run.curves:
         return ["Nothing was measured in this run, so there is nothing to say about how it went."]
-    topics = (_length, _accuracy, _collapse, _reward, _tools, _entropy, _tokens, _problems)
+    topics = (_length, _accuracy, _score, _collapse, _reward, _tools, _entropy, _tokens, _problems)
     return [sentence for topic in topics for sentence in topic(run)]
 
 
@@ -49,6 +49,7 @@ def tiles(run: RunFiles) -> list[dict[str, str]]:
     # The last column is the window of `_start_and_end`; -1 takes the mean over the run.
     rows: list[tuple[str, str, Callable[[float], str], int]] = [
         ("held-out accuracy", "eval/accuracy", percent, 1),
+        ("held-out score", "eval/score", number, 1),
         ("reward", "reward/mean", number, 0),
         ("called a tool", "conversation/called_share", percent, 0),
         ("entropy, nats", "policy/entropy", number, 0),
@@ -92,6 +93,13 @@ def _accuracy(run: RunFiles) -> Iterator[str]:
     else:
         first, last = _start_and_end(curve, 1)
         yield _accuracy_change(run, first, last)
+
+
+def _score(run: RunFiles) -> Iterator[str]:
+    curve = run.curves.get("eval/score")
+    if curve is not None and len(curve.values) > 1:
+        first, last = map(number, _start_and_end(curve, 1))
+        yield f"The mean score on held-out problems went from {first} to {last}."
 
 
 def _accuracy_change(run: RunFiles, first: float, last: float) -> str:
