@@ -104,6 +104,16 @@ def test_length_and_truncation_are_shown() -> None:
     assert "  length 181.2  truncated 0.031  entropy 0.812  " in lines[0]
 
 
+def test_held_out_scores_are_shown_beside_the_accuracy() -> None:
+    display = display_after(20)
+    display.set_metrics(0, {"eval/score": 0.25})
+    display.set_metrics(20, METRICS | {"eval/score": 1.5})
+    assert "score     1.500           at step 20 (0.250 at step 0)  " in shown(display)
+    lines: list[str] = []
+    PlainReporter(lines.append).step(0, 5, {"eval/accuracy": 0.25, "eval/score": 1.5})
+    assert lines == ["step 0/5  held-out 0.25  held-out score 1.5"]
+
+
 def test_plain_lines_have_a_sample_now_and_then() -> None:
     lines: list[str] = []
     reporter = PlainReporter(lines.append, lines=12)

@@ -87,6 +87,14 @@ def test_reward_and_entropy_are_means_over_the_first_and_last_steps() -> None:
     assert "entropy fell from 1.000 to 0.010 nats per token. Near zero, the model hardly explores any more." in text
 
 
+def test_held_out_scores_and_what_the_time_went_to_are_told() -> None:
+    curves = {"eval/score": [0.5, 1.5], "time/update": [3.0, 3.0], "time/grading": [1.0, 1.0]}
+    assert "The mean score on held-out problems went from 0.500 to 1.500." in summary_of(curves)
+    assert "Its time: updates 75.0%, grading 25.0%." in summary_of(curves)
+    (tile,) = tiles(files({"eval/score": [0.5, 1.5]}))
+    assert tile == {"name": "held-out score", "value": "1.500", "from": "from 0.500"}
+
+
 def test_shares_are_told_as_one_in_so_many() -> None:
     text = summary_of(
         {"tokens/silenced_share": [1e-4, 3e-4], "update/clip_share": [0.25, 0.25], "tokens/boosted_share": [0.0]}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from trimtab.evaluate.intervals import Interval, difference_interval, mean_interval, score_interval, share_interval
+from trimtab.intervals import Interval, difference_interval, mean_interval, score_interval, share_interval
 
 GRADER_FAILURES = ("too_costly", "crashed")  # kinds of verdict that say nothing about the response
 

@@ -16,12 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 import trimtab
-from trimtab.evaluate.intervals import LEVEL, Interval, average
 from trimtab.evaluate.metrics import BenchmarkMetrics, paired_difference, score_difference
 from trimtab.evaluate.published import PUBLISHED
 from trimtab.evaluate.run import EvalResult
 from trimtab.evaluate.settings import EvalSettings, differences
 from trimtab.files import write_atomically
+from trimtab.intervals import LEVEL, Interval, average
 from trimtab.tasks import BENCHMARKS, find_benchmark
 from trimtab.text import NOTHING, printable
 

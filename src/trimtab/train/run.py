@@ -217,10 +217,11 @@ class Run:
         if taken := self.trainer.together(run_state.load_start, self.progress):
             self.reporter.message(taken)
         cache = self.folder.path.parent / ".warm_start"
-        if self.config.warm_start.steps:
-            self.trainer.tell(warm_start, cache, SilentReporter())
-            with self.trainer.timed("time/warm_start"):
-                warm_start(self.trainer, cache, self.reporter)
+        self.trainer.tell(warm_start, cache, SilentReporter())
+        with self.trainer.timed("time/warm_start"):
+            warm_start(self.trainer, cache, self.reporter)
+        if not self.config.warm_start.steps:  # there was none
+            self.trainer.seconds.clear()
         failpoints.failpoint("warm_start.done")
         run_state.save_reference(self.trainer, self.folder)
         metrics = self._evaluate() if self.config.run.eval_every else {}
