@@ -399,3 +399,16 @@ def test_a_run_is_summarized_from_its_metrics() -> None:
     assert summary.silenced is None
     assert summarize_metrics(records[:1]).accuracy_end is None
     assert summarize_metrics([]).steps == 0
+    assert (summary.score_start, summary.score_end) == (None, None)
+    graded = summarize_metrics([records[0] | {"eval/score": -0.5}, records[8] | {"eval/score": 1.5}])
+    assert (graded.score_start, graded.score_end) == (-0.5, 1.5)
+
+
+def test_the_closing_summary_has_scores_and_what_the_time_went_to(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create(load(None))
+    folder.append_metrics({"step": 0, "eval/accuracy": 0.1, "eval/score": -0.5, "time/warm_start": 1.0})
+    folder.append_metrics({"step": 1, "eval/accuracy": 0.2, "eval/score": 1.5, "time/update": 2.0, "time/grading": 1.0})
+    text = closing_summary(load(None), folder, 5.0)
+    assert "  held-out score     -0.500 -> 1.500 " in text
+    assert "  time               updates 50.0%, warm start 25.0%, grading 25.0%" in text

@@ -6,6 +6,7 @@ from trimtab.config.loading import (
     find_recipe,
     load,
     load_stored,
+    own_code,
     packaged_recipes,
     parse,
     parse_stored,
@@ -27,6 +28,7 @@ from trimtab.config.sections import AlarmsConfig, RolloutConfig
 __all__ = [
     "LARGEST_RECIPE", "LONGEST_CHAIN", "PACKAGED", "TASK_TERM", "AlarmsConfig", "Config", "RewardConfig",
     "RewardTerm", "RolloutConfig", "RunModel", "base_model", "build_objective", "find_checkpoint", "find_recipe",
-    "find_run_model", "json_schema", "list_checkpoints", "load", "load_stored", "model_digest", "packaged_recipes",
+    "find_run_model", "json_schema", "list_checkpoints", "load", "load_stored", "model_digest", "own_code",
+    "packaged_recipes",
     "parse", "parse_stored", "parse_toml",
 ]  # fmt: skip

@@ -40,6 +40,12 @@ def load_stored(path: Path, settings: Sequence[str] = ()) -> Config:
     return parse_stored(_with_settings(_read(path), settings))
 
 
+def own_code(path: Path) -> list[str]:
+    """Return the names of code that the problems of a stored configuration need: of its task, rules and tools."""
+    table = _read(path)
+    return own_names([table.get("task"), table.get("tools")])
+
+
 def parse_stored(table: Mapping[str, Any]) -> Config:
     """Check the table of a run, which may come from anyone, without what names code that was not loaded yet."""
 

@@ -17,7 +17,7 @@ from trimtab.objectives import entropy_control
 from trimtab.policy import DEMO_MODELS
 from trimtab.step_lines import iter_step_lines
 from trimtab.text import clock, number, percent, printable, shorten
-from trimtab.train import RunFolder
+from trimtab.train import RunFolder, time_words
 
 LONGEST_WINDOW = 10  # steps that the numbers of the end are averaged over, at most
 END_WINDOW = f"the last quarter of the steps, at most {LONGEST_WINDOW}"  # `window_length` in words
@@ -38,6 +38,8 @@ class RunSummary:
     window: int
     accuracy_start: float | None
     accuracy_end: float | None
+    score_start: float | None  # held-out, of a rule that returns numbers
+    score_end: float | None
     problems: int | None  # held-out ones, where there are fewer than the recipe asks for
     reward_start: float | None
     reward_end: float | None
@@ -57,13 +59,15 @@ def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
     window = window_length(len(steps))
     # Step 1 is sampled before the first update. A mean over the first steps would hide that a run broke in them.
     first = steps[:1]
-    # Step 0 is the evaluation before training: a run that has no other has no accuracy at its end.
-    accuracy = {record["step"]: record["eval/accuracy"] for record in records if "eval/accuracy" in record}
+    accuracy_start, accuracy_end = _held_out(records, "eval/accuracy")
+    score_start, score_end = _held_out(records, "eval/score")
     return RunSummary(
         steps=int(records[-1]["step"]) if records else 0,
         window=window,
-        accuracy_start=accuracy.get(0),
-        accuracy_end=accuracy[max(accuracy)] if accuracy and max(accuracy) > 0 else None,
+        accuracy_start=accuracy_start,
+        accuracy_end=accuracy_end,
+        score_start=score_start,
+        score_end=score_end,
         problems=next(
             (int(record["eval/problems"]) for record in records if record.get("eval/problems", 0) >= 1), None
         ),
@@ -78,6 +82,12 @@ def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
         clipped=_mean(steps, "update/clip_share"),
         seconds=sum(record.get(key, 0.0) for record in steps for key in ("time/rollout", "time/update")),
     )
+
+
+def _held_out(records: Sequence[Mapping[str, Any]], name: str) -> tuple[float | None, float | None]:
+    """Return a metric of the evaluation before training, and of the last one after it."""
+    found = {record["step"]: record[name] for record in records if name in record}
+    return found.get(0), found[max(found)] if found and max(found) > 0 else None
 
 
 def window_length(steps: int) -> int:
@@ -147,6 +157,7 @@ def closing_summary(
         f"{result.steps} of {config.run.steps} steps, {clock(seconds)}.",
         "",
         *_number_lines(result),
+        *([f"  {'time':<18} {spent}"] if (spent := time_words(records)) else []),
         *(["", *(f"  {sentence}" for sentence in held)] if held else []),
         "",
         f"  run folder  {folder.path}",
@@ -245,6 +256,7 @@ def _number_lines(result: RunSummary) -> list[str]:
     entropy = f"{number(result.entropy_start)} -> {number(result.entropy_end)}"
     rows = [
         ("held-out accuracy", accuracy, "on problems it was not trained on"),
+        ("held-out score", f"{number(result.score_start)} -> {number(result.score_end)}", "mean number of the rule"),
         ("reward", f"{number(result.reward_start)} -> {number(result.reward_end)}", ends),
         (
             "calls",
@@ -258,7 +270,7 @@ def _number_lines(result: RunSummary) -> list[str]:
     ]
     # A run whose objective silences nothing, or without evaluation, has no such line.
     optional = {"silenced": result.silenced, "boosted": result.boosted, "held-out accuracy": result.accuracy_start}
-    optional["calls"] = result.called_start
+    optional |= {"calls": result.called_start, "held-out score": result.score_start}
     shown = [row for row in rows if optional.get(row[0], 0.0) is not None]
     return [f"  {name:<18} {values:<16}  {note}" for name, values, note in shown]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -26,7 +26,7 @@ from trimtab.files import (
     write_json_lines,
 )
 from trimtab.private_cache import short_digest
-from trimtab.tasks import BenchmarkProblem, Problem
+from trimtab.tasks import BENCHMARKS, BenchmarkProblem, Problem
 from trimtab.text import shown
 
 BASELINE = "against"  # the folder of the baseline in that of an evaluation
@@ -146,7 +146,8 @@ class EvalFolder:
         problems = []
         for location, row in rows(self.path / "problems.jsonl"):
             stored = parse_row(_PROBLEM, row, location, "problem")
-            problem = Problem(tuple(stored.prompt), stored.answer, rule, stored.benchmark)
+            source = stored.source or stored.benchmark
+            problem = Problem(tuple(stored.prompt), stored.answer, rule, source, extra=stored.extra)
             problems.append(BenchmarkProblem(stored.benchmark, stored.id, stored.location, problem))
         return problems
 
@@ -190,6 +191,8 @@ class _ProblemRow:
     location: str
     prompt: list[dict[str, str]]
     answer: str
+    source: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 _GENERATION, _PROBLEM = TypeAdapter(Generation), TypeAdapter(_ProblemRow)
@@ -209,6 +212,8 @@ def parse_row(adapter: TypeAdapter[T], row: Any, location: str, what: str) -> T:
 
 def problem_row(item: BenchmarkProblem) -> dict[str, Any]:
     """Return a problem as a JSON object."""
+    # What a rule may ask for of a problem; the benchmarks have one rule, which asks for nothing.
+    asked = {} if item.benchmark in BENCHMARKS else {"source": item.problem.source, "extra": dict(item.problem.extra)}
     return {
         "benchmark": item.benchmark,
         "id": item.id,
@@ -216,6 +221,7 @@ def problem_row(item: BenchmarkProblem) -> dict[str, Any]:
         "prompt": [dict(message) for message in item.problem.prompt],
         "answer": item.problem.answer,
         "prompt_hash": prompt_hash(item),
+        **{key: value for key, value in asked.items() if value},
     }
 
 

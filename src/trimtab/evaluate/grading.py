@@ -28,6 +28,7 @@ class _VerdictRow:
     kind: VerdictKind
     extracted: str | None
     rule: str
+    score: float | None = None
 
 
 _VERDICT = TypeAdapter(_VerdictRow)
@@ -73,7 +74,7 @@ def read_verdicts(folder: EvalFolder) -> tuple[dict[SampleKey, Verdict], str | N
     for location, row in rows(folder.verdicts):
         stored = parse_row(_VERDICT, row, location, "verdict")
         key = stored.benchmark, stored.problem, stored.sample
-        verdicts[key], rule = Verdict(stored.kind, stored.extracted), stored.rule
+        verdicts[key], rule = Verdict(stored.kind, stored.extracted, score=stored.score), stored.rule
     return verdicts, rule
 
 
@@ -87,9 +88,10 @@ def graded_samples(
     # Sorted: a server's samples are stored in the order of their arrival, and sums of floats depend on the order.
     for generation in sorted(generations, key=lambda g: g.key):
         verdict = verdicts.get(generation.key)
-        kind, extracted = (verdict.kind, verdict.extracted) if verdict else (None, None)
+        kind, extracted, score = (verdict.kind, verdict.extracted, verdict.score) if verdict else (None, None, None)
         measured = generation.tokens, generation.finished, generation.entropy, generation.logp
-        sample = GradedSample(generation.problem, kind, extracted, *measured, (text_hashes or {}).get(generation.key))
+        text_hash = (text_hashes or {}).get(generation.key)
+        sample = GradedSample(generation.problem, kind, extracted, *measured, text_hash, score)
         samples.setdefault(generation.benchmark, []).append(sample)
     return samples
 

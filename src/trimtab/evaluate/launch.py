@@ -12,6 +12,7 @@ from rich.console import Console
 
 from trimtab.evaluate import report
 from trimtab.evaluate.folder import BASELINE, EvalFolder
+from trimtab.evaluate.held_out import with_benchmarks
 from trimtab.evaluate.options import EvalOptions
 from trimtab.evaluate.progress import EvalProgress, LiveProgress, PlainProgress
 from trimtab.evaluate.run import EvalResult, evaluate, grade_evaluation, trusted_rule
@@ -26,6 +27,7 @@ def evaluate_and_show(options: EvalOptions) -> int:
     """Evaluate, compare where `--against` is given, show and store the result; return the exit code."""
     console = make_console()
     progress = make_progress(console, options.quiet)
+    options = with_benchmarks(options)
     options.folder.check()
     try:
         # The baseline first: where it cannot be compared with, nothing else is sampled.

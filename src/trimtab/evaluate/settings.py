@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from trimtab.conversation import CallFormat, Limits
 from trimtab.private_cache import short_digest
-from trimtab.tasks import BENCHMARKS, check_columns, find_benchmark
+from trimtab.tasks import BENCHMARKS, DEFAULT_BENCHMARKS, check_columns, find_benchmark
 from trimtab.text import nearest, shown
 
 
@@ -127,8 +127,10 @@ def decoding(preset: str, temperature: float | None, top_p: float | None) -> tup
     return temperature, top_p
 
 
-def parse_benchmarks(text: str) -> tuple[str, ...]:
-    """Return the benchmarks named in a comma-separated list, in order and once each."""
+def parse_benchmarks(text: str | None) -> tuple[str, ...]:
+    """Return the benchmarks named in a comma-separated list, in order and once each; the default ones for None."""
+    if text is None:
+        return DEFAULT_BENCHMARKS
     names = [name.strip() for name in text.split(",") if name.strip()]
     known = [name.lower() if name.lower() in BENCHMARKS else name for name in names]
     for name in known:

@@ -5,6 +5,7 @@ from trimtab.tasks.benchmarks import (
     BENCHMARKS,
     BOX_RULES,
     DEFAULT_BENCHMARKS,
+    HELD_OUT,
     PROMPT_SUFFIX,
     BenchmarkProblem,
     find_benchmark,
@@ -28,9 +29,9 @@ from trimtab.tasks.problems import (
 from trimtab.tasks.registry import TASKS, TaskArgument, build_task, has_held_out_problems, task_arguments
 
 __all__ = [
-    "BENCHMARKS", "BOX_RULES", "DEFAULT_BENCHMARKS", "PROMPT_SUFFIX", "TASKS", "Arithmetic", "BenchmarkProblem",
-    "Countdown", "FixedTask", "GymTask", "Message", "Problem", "Split", "Task", "TaskArgument", "TaskOption",
-    "build_task", "check_columns", "derive_seed", "find_benchmark", "gsm8k", "gym_dataset", "has_held_out_problems",
-    "load_benchmark", "optional_module", "problem_index", "read_file", "read_rows", "task_arguments", "user",
-    "worked_solution", "worked_solutions",
+    "BENCHMARKS", "BOX_RULES", "DEFAULT_BENCHMARKS", "HELD_OUT", "PROMPT_SUFFIX", "TASKS", "Arithmetic",
+    "BenchmarkProblem", "Countdown", "FixedTask", "GymTask", "Message", "Problem", "Split", "Task", "TaskArgument",
+    "TaskOption", "build_task", "check_columns", "derive_seed", "find_benchmark", "gsm8k", "gym_dataset",
+    "has_held_out_problems", "load_benchmark", "optional_module", "problem_index", "read_file", "read_rows",
+    "task_arguments", "user", "worked_solution", "worked_solutions",
 ]  # fmt: skip

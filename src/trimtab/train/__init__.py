@@ -3,7 +3,7 @@
 from trimtab.train.alarm_actions import Alarm, Monitor
 from trimtab.train.build import build_policy, build_sampler, build_task, open_policy
 from trimtab.train.loop import follow_run, train
-from trimtab.train.metrics import METRICS, TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS, describe_metric
+from trimtab.train.metrics import METRICS, TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS, describe_metric, time_words
 from trimtab.train.process import versions
 from trimtab.train.recording import observed_entropy, tokenizer_vocabulary
 from trimtab.train.reporting import Reporter, SampleText
@@ -19,5 +19,5 @@ __all__ = [
     "RunFolder", "RunStoppedError", "SampleText", "StopReason", "ToolUse", "build_policy", "build_sampler",
     "build_task", "check_problems", "config_changes", "describe_metric", "encode_problems", "export_model",
     "follow_run", "list_warm_starts", "observed_entropy", "open_policy", "remove_warm_starts", "resolved_toml",
-    "tokenizer_vocabulary", "train", "versions",
+    "time_words", "tokenizer_vocabulary", "train", "versions",
 ]  # fmt: skip

@@ -36,6 +36,7 @@ SAMPLES_LOGGED = 4  # responses of a step that loggers get
 
 def collect_rollouts(trainer: Trainer, progress: RunProgress) -> Rollouts:
     """Sample and grade the responses of the next step, and split them into mini-batches."""
+    trainer.seconds |= {"time/sampling": 0.0, "time/grading": 0.0}  # of a process without a problem of its own too
     groups, dropped, position = sample_groups(trainer, progress)
     groups, excluded = remove_excluded(groups)
     responses, sizes = split_into_minibatches(groups, trainer.config.update.per_step)
@@ -101,7 +102,8 @@ def sample_and_grade_alone(
 ) -> list[Group]:
     """Sample and grade in this process."""
     config = trainer.config
-    prompts, sampled, texts, held = sample(trainer, problems, step, options)
+    with trainer.timed("time/sampling"):
+        prompts, sampled, texts, held = sample(trainer, problems, step, options)
     pairs = [
         (problem, response) for (_, problem), responses in zip(problems, sampled, strict=True) for response in responses
     ]
@@ -111,10 +113,11 @@ def sample_and_grade_alone(
     ]
     # One call for all responses: the graders work on the list in parallel.
     rules, noise = [problem.rule for problem, _ in pairs], config.reward.noise if training else 0.0
-    verdicts = grade_conversations(items, rules, held) if held else grade_submissions(items, rules)
+    with trainer.timed("time/grading"):
+        verdicts = grade_conversations(items, rules, held) if held else grade_submissions(items, rules)
+        terms = grade_terms(items, config.reward) if training else [{} for _ in items]
     if noise:
         refuse_noisy_numbers(rules, verdicts)
-    terms = grade_terms(items, config.reward) if training else [{} for _ in items]
     _note_errors(trainer, pairs, items, verdicts, terms)
     conversations: list[Conversation | None] = [*held] or [None] * len(texts)
     graded = iter(zip(texts, verdicts, terms, conversations, strict=True))
@@ -224,7 +227,9 @@ def evaluate(trainer: Trainer) -> dict[str, float]:
         return {}
     problems = [(n, test[n]) for n in range(min(len(test), config.run.eval_problems))]
     # No training step is numbered -1, so evaluation shares no random numbers with one.
+    seconds = dict(trainer.seconds)  # an evaluation's sampling and grading are not the training's
     groups = sample_and_grade(trainer, problems, -1, config.sampling_options(samples=1, temperature=0.0))
+    trainer.seconds = seconds
     graded = [(problem.source, group[0].verdict) for (_, problem), group in zip(problems, groups, strict=True)]
     graded = [(source, verdict) for source, verdict in graded if verdict.kind != "crashed"]
     metrics = dict[str, float]()
@@ -239,7 +244,7 @@ def evaluate(trainer: Trainer) -> dict[str, float]:
         metrics["eval/problems"] = len(problems)
     if trainer.tool_use is not None:
         metrics |= evaluation_metrics([group[0].conversation for group in groups if group[0].conversation is not None])
-        trainer.tool_use.take_times()  # those of a step are the training's
+        trainer.tool_use.take_times()
     return metrics
 
 

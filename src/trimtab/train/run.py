@@ -20,7 +20,13 @@ from trimtab.stop_signals import StopRequest, deferred_stop
 from trimtab.text import printable
 from trimtab.train import checkpoints, run_state, warm_cache
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_around
-from trimtab.train.metrics import StepResult, has_learning_signal, no_signal_diagnosis
+from trimtab.train.metrics import (
+    StepResult,
+    has_learning_signal,
+    has_slow_grading,
+    no_signal_diagnosis,
+    slow_grading_advice,
+)
 from trimtab.train.process import environment, keep_freed_memory, set_threads
 from trimtab.train.recording import start_recording
 from trimtab.train.reporting import Loggers, Reporter, SilentReporter, announce_stop
@@ -33,6 +39,7 @@ from trimtab.train.warm_start import check_problems, warm_start
 
 MOSTLY_CRASHED = 0.5  # share of the responses of a step on which rules failed
 MAX_CRASHED_STEPS = 3  # such steps in a row
+SLOW_STEPS = 3  # steps in a row that grading takes most of: the first waits for the graders to start
 KEEP_ALARM_CHECKPOINTS = 10  # an alarm that is raised again and again must not fill the disk
 
 
@@ -78,6 +85,7 @@ class Run:
     _failed_rules: set[str] = field(default_factory=set)  # whose errors have been shown
     _first_step: int = 0  # of this process
     _crashed_steps: int = 0  # in a row
+    _slow_steps: int = 0  # in a row
     _fit: entropy_control.FitWindow = field(default_factory=entropy_control.FitWindow)
     model_missing: bool = False  # whether the trained model could not be written
     # The rest is set by `prepare`.
@@ -163,7 +171,7 @@ class Run:
         """Log a step, evaluate and save if they are due, and stop the run if there is a reason to."""
         step, run, metrics = self.progress.step, self.config.run, result.metrics
         if run.eval_every and (step % run.eval_every == 0 or step == run.steps):
-            metrics |= self.trainer.together(evaluate)
+            metrics |= self._evaluate()
         metrics["time/tokens_per_second"] = metrics["tokens/count"] / (time.perf_counter() - self._step_started)
         metrics |= self._fit.add({"step": step, **metrics})
         streak = self.progress.steps_without_signal
@@ -181,6 +189,7 @@ class Run:
             if self._saver.must_stop:
                 raise self._stop(StopReason.NOT_SAVED, "no checkpoint can be written")
         self._check_rules(metrics)
+        self._check_grading_time(metrics)
         self._check_learning_signal(metrics)
         if stopping and step != run.steps:
             self.save()
@@ -202,9 +211,16 @@ class Run:
         self._write_metrics()
         self.folder.sync()
         try:
-            run_state.save_checkpoint(folder, self.trainer, self.progress, keep)
+            with self.trainer.timed("time/checkpoint"):  # logged with the next step
+                run_state.save_checkpoint(folder, self.trainer, self.progress, keep)
         except checkpoints.NonFiniteStateError as error:
             raise self._stop(StopReason.NONFINITE, str(error)) from None
+
+    def _evaluate(self) -> dict[str, float]:
+        """Return the metrics of an evaluation, and the seconds since the last step was logged."""
+        with self.trainer.timed("time/evaluation"):
+            metrics = self.trainer.together(evaluate)
+        return metrics and metrics | self.trainer.take_seconds()
 
     def _start(self) -> None:
         """Warm up the policy, evaluate it, and save a first checkpoint."""
@@ -216,10 +232,13 @@ class Run:
             self.reporter.message(taken)
         cache = self._warm_cache()
         self.trainer.tell(warm_start, cache, SilentReporter())
-        warm_start(self.trainer, cache, self.reporter)
+        with self.trainer.timed("time/warm_start"):
+            warm_start(self.trainer, cache, self.reporter)
+        if not self.config.warm_start.steps:  # there was none
+            self.trainer.seconds.clear()
         failpoints.failpoint("warm_start.done")
         run_state.save_reference(self.trainer, self.folder)
-        metrics = self.trainer.together(evaluate) if self.config.run.eval_every else {}
+        metrics = self._evaluate() if self.config.run.eval_every else {}
         self._report_rule_errors()
         if metrics:  # empty without held-out problems
             self._log({"step": 0, **metrics})
@@ -355,6 +374,13 @@ class Run:
         if self._crashed_steps and (at_an_end or self._crashed_steps >= MAX_CRASHED_STEPS):
             self.save()
             raise self._stop_for_rules(share)
+
+    def _check_grading_time(self, metrics: dict[str, float]) -> None:
+        """Give advice once if grading takes most of the time."""
+        if self._slow_steps < SLOW_STEPS:
+            self._slow_steps = self._slow_steps + 1 if has_slow_grading(metrics) else 0
+            if self._slow_steps == SLOW_STEPS:
+                self.reporter.message(slow_grading_advice(metrics))
 
     def _stop_for_rules(self, share: float) -> RunStoppedError:
         diagnosis = crashed_diagnosis(share, self._crashed_steps, self.folder.rule_errors)

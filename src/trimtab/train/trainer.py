@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -54,6 +56,7 @@ class Trainer:
     rule_errors: RuleErrors = field(default_factory=RuleErrors)
     tool_use: ToolUse | None = None
     world: World = field(default_factory=World)
+    seconds: dict[str, float] = field(default_factory=dict)  # by metric, since they were taken
     _calling: bool = False  # whether the ranks that follow are in a call
 
     def together(
@@ -94,6 +97,24 @@ class Trainer:
             self._calling = True
         if self.tool_use is not None:
             self.tool_use.close()
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the seconds that the block takes to those of a metric."""
+        start = time.perf_counter()
+        yield
+        if self.policy.device.type == "cuda":
+            # Kernels run asynchronously: without this only their launch is timed.
+            torch.cuda.synchronize(self.policy.device)
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def take_seconds(self) -> dict[str, float]:
+        """Return the seconds by metric since the last call, and start over."""
+        taken, self.seconds = self.seconds, {}
+        if self.tool_use is not None and "time/sampling" in taken:
+            taken |= self.tool_use.take_times()
+            taken["time/sampling"] -= taken["time/tools"]
+        return taken
 
     def set_learning_rate(self, step: int) -> None:
         """Set the learning rate of a step, counted from 0."""

@@ -15,6 +15,7 @@ from trimtab.insight.report.embed import truncated
 from trimtab.insight.report.run_files import MetricCurve, RunFiles
 from trimtab.own_parts import is_own
 from trimtab.text import clock, number, percent
+from trimtab.train import time_words
 
 _UNCHANGED = 0.02  # a smaller relative change counts as none
 MOST_NAMED = 10  # alarms that the summary names
@@ -43,7 +44,7 @@ def summary(run: RunFiles) -> list[str]:
     """Return the result of the run in sentences, for someone new to trimtab."""
     if not run.curves:
         return ["Nothing was measured in this run, so there is nothing to say about how it went."]
-    topics = (_length, _accuracy, _collapse, _reward, _tools, _entropy, _tokens, _problems)
+    topics = (_length, _accuracy, _score, _collapse, _reward, _tools, _entropy, _tokens, _problems)
     return [sentence for topic in topics for sentence in topic(run)]
 
 
@@ -52,6 +53,7 @@ def tiles(run: RunFiles) -> list[dict[str, str]]:
     # The last column is the window of `_start_and_end`; -1 takes the mean over the run.
     rows: list[tuple[str, str, Callable[[float], str], int]] = [
         ("held-out accuracy", "eval/accuracy", percent, 1),
+        ("held-out score", "eval/score", number, 1),
         ("reward", "reward/mean", number, 0),
         ("called a tool", "conversation/called_share", percent, 0),
         ("entropy, nats", "policy/entropy", number, 0),
@@ -81,6 +83,9 @@ def _length(run: RunFiles) -> Iterator[str]:
     seen = f", {float(tokens.values.sum(dtype='f8')):,.0f} response tokens" if tokens else ""
     steps = max((int(curve.steps[-1]) for curve in run.curves.values()), default=0)
     yield f"The run took {steps:,}{wanted} steps{seen}{spent}."
+    totals = {name: float(curve.values.sum(dtype="f8")) for name, curve in run.curves.items()}
+    if divided := time_words([totals]):
+        yield f"Its time: {divided}."
 
 
 def _accuracy(run: RunFiles) -> Iterator[str]:
@@ -92,6 +97,13 @@ def _accuracy(run: RunFiles) -> Iterator[str]:
     else:
         first, last = _start_and_end(curve, 1)
         yield _accuracy_change(run, first, last)
+
+
+def _score(run: RunFiles) -> Iterator[str]:
+    curve = run.curves.get("eval/score")
+    if curve is not None and len(curve.values) > 1:
+        first, last = map(number, _start_and_end(curve, 1))
+        yield f"The mean score on held-out problems went from {first} to {last}."
 
 
 def _accuracy_change(run: RunFiles, first: float, last: float) -> str:
