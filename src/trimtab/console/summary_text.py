@@ -13,7 +13,9 @@ from typing import Any
 
 from trimtab.config import Config
 from trimtab.objectives import entropy_control
+from trimtab.own_parts import is_own
 from trimtab.policy import DEMO_MODELS
+from trimtab.tasks import source_paths
 from trimtab.text import clock, number, percent
 from trimtab.train import RunFolder
 
@@ -31,6 +33,7 @@ class RunSummary:
     window: int
     accuracy_start: float | None
     accuracy_end: float | None
+    seen: float | None  # share of the held-out problems that were trained on too
     problems: int | None  # held-out ones, where there are fewer than the recipe asks for
     reward_start: float | None
     reward_end: float | None
@@ -55,6 +58,7 @@ def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
         window=window,
         accuracy_start=accuracy.get(0),
         accuracy_end=accuracy[max(accuracy)] if accuracy and max(accuracy) > 0 else None,
+        seen=next((record["eval/seen_share"] for record in records if "eval/seen_share" in record), None),
         problems=next(
             (int(record["eval/problems"]) for record in records if record.get("eval/problems", 0) >= 1), None
         ),
@@ -130,7 +134,7 @@ def closing_summary(
         f"Trained {describe_model(config)} on {describe_task(config)} with {objective.name}: "
         f"{result.steps} of {config.run.steps} steps, {clock(seconds)}.",
         "",
-        *_number_lines(result),
+        *_number_lines(result, _held_out_note(config, result)),
         *(["", *(f"  {sentence}" for sentence in held)] if held else []),
         "",
         f"  run folder  {folder.path}",
@@ -160,7 +164,7 @@ def describe_task(config: Config) -> str:
     if name == "countdown":
         return f"{given['numbers']}-number countdown"
     if name != "arithmetic":
-        return f"{name} ({given['path']})" if given.get("path") else name
+        return f"{name} ({', '.join(paths)})" if (paths := source_paths(given.get("path"))) else name
     fewest = f"{given['min_terms']} to " if given["min_terms"] else ""
     long = f" of {fewest}{given['terms']} numbers" if given["family"] in {"chain", "words"} else ""
     return f"{given['digits']}-digit {given['family']}{long}"
@@ -171,13 +175,22 @@ def describe_model(config: Config) -> str:
     return "the demo model" if config.model.path in DEMO_MODELS else config.model.path
 
 
-def _number_lines(result: RunSummary) -> list[str]:
+def _held_out_note(config: Config, result: RunSummary) -> str:
+    """Return what held-out problems are; that they were not trained on only where that is known."""
+    if result.seen:
+        return f"on held-out problems; {percent(result.seen)} of them were trained on too"
+    # A program may return any problems, and the run behind a checkpoint may have had others.
+    known = not is_own(config.task.name) and config.model.start_from is None
+    return "on problems it was not trained on" if known else "on held-out problems"
+
+
+def _number_lines(result: RunSummary, held_out: str) -> list[str]:
     one = result.window == 1
     ends = "the first and the last step" if one else f"means over the first and last {result.window} steps"
     accuracy = f"{percent(result.accuracy_start)} -> {percent(result.accuracy_end)}"
     entropy = f"{number(result.entropy_start)} -> {number(result.entropy_end)}"
     rows = [
-        ("held-out accuracy", accuracy, "on problems it was not trained on"),
+        ("held-out accuracy", accuracy, held_out),
         ("reward", f"{number(result.reward_start)} -> {number(result.reward_end)}", ends),
         (
             "calls",

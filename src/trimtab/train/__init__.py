@@ -11,11 +11,12 @@ from trimtab.train.responses import GradedResponse, ToolUse, encode_problems
 from trimtab.train.run import Run, RunStoppedError, StopReason
 from trimtab.train.run_folder import RunFolder, config_changes, resolved_toml
 from trimtab.train.run_state import export_model
-from trimtab.train.warm_start import check_problems
+from trimtab.train.warm_start import check_problems, repeated_problems
 
 __all__ = [
     "METRICS", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "Alarm", "GradedResponse", "Monitor", "Reporter", "Run",
     "RunFolder", "RunStoppedError", "SampleText", "StopReason", "ToolUse", "build_policy", "build_sampler",
     "build_task", "check_problems", "config_changes", "describe_metric", "encode_problems", "export_model",
-    "follow_run", "observed_entropy", "open_policy", "resolved_toml", "tokenizer_vocabulary", "train", "versions",
+    "follow_run", "observed_entropy", "open_policy", "repeated_problems", "resolved_toml", "tokenizer_vocabulary",
+    "train", "versions",
 ]  # fmt: skip

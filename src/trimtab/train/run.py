@@ -27,7 +27,7 @@ from trimtab.train.responses import check_positions
 from trimtab.train.rollouts import evaluate
 from trimtab.train.run_folder import RunFolder
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
-from trimtab.train.warm_start import check_problems, warm_start
+from trimtab.train.warm_start import check_problems, repeated_problems, warm_start
 
 MOSTLY_CRASHED = 0.5  # share of the responses of a step on which rules failed
 MAX_CRASHED_STEPS = 3  # such steps in a row
@@ -95,8 +95,12 @@ class Run:
         trainer = self.trainer = build_trainer(
             self.config, check_problems(self.config, warms_up=not resumed), self.world
         )
+        repeats = repeated_problems(self.config, trainer.task, trainer.test_task)
+        trainer.seen_share = len(repeats.seen) / max(repeats.held_out, 1)
         check_positions(trainer.policy, trainer.task, self.config, trainer.tool_use)
         message = self.reporter.message
+        for sentence in repeats.describe():
+            message(f"warning: {sentence}")
         for note in [] if trainer.tool_use is None else trainer.tool_use.template.notes:
             message(f"note: {note}")
         self._loggers = Loggers(self.config, self.folder, message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Concatenate, ParamSpec, TypeVar
@@ -19,7 +20,7 @@ from trimtab.rewards import RuleErrors
 from trimtab.rollout import NativeSampler, OwnSampler, Sampler
 from trimtab.tasks import Task, derive_seed
 from trimtab.train.build import build_policy, build_reference, build_sampler, build_tasks
-from trimtab.train.responses import ToolUse, build_tool_use, build_tools
+from trimtab.train.responses import ToolUse, build_tool_use, build_tools, drop_long_prompts
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -53,6 +54,7 @@ class Trainer:
     recorder: Recorder | None = None
     rule_errors: RuleErrors = field(default_factory=RuleErrors)
     tool_use: ToolUse | None = None
+    seen_share: float = 0.0  # of the held-out problems, that are also trained on
     world: World = field(default_factory=World)
     _calling: bool = False  # whether the ranks that follow are in a call
 
@@ -145,6 +147,12 @@ def build_trainer(
             sampler.require_turns()
         if config.update.old_stats == "sampled":
             sampler = _with_moments(sampler, world)
+        with warnings.catch_warnings():
+            if not world.leads:  # rank 0 says it
+                warnings.simplefilter("ignore")
+            task = drop_long_prompts(policy, task, config, tool_use)
+            if test_task is not None:
+                test_task = drop_long_prompts(policy, test_task, config, tool_use)
     except BaseException:
         if tools is not None:
             tools.close()

@@ -34,7 +34,7 @@ from trimtab.policy import (
     start_gradients,
 )
 from trimtab.stop_signals import SignalInterrupt, deferred_stop
-from trimtab.tasks import Problem, Task, derive_seed, worked_solutions
+from trimtab.tasks import Problem, Repeats, Task, derive_seed, find_repeats, source_paths, worked_solutions
 from trimtab.train import checkpoints
 from trimtab.train.build import build_tasks, check_demo_characters
 from trimtab.train.reporting import Reporter, announce_stop
@@ -122,7 +122,7 @@ def _files(config: Config) -> list[str]:
     weights = [path for path in (config.model.path, config.model.start_from) if path is not None]
     # Weights inside a run's folder by their own folder.
     paths: list[Any] = [str(found.folder) if (found := find_run_model(path)) else path for path in weights]
-    paths += [config.task.arguments.get("path"), config.warm_start.path]
+    paths += [*source_paths(config.task.arguments.get("path")), config.warm_start.path]
     if is_own(config.task.name):
         paths.append(location(load_part(config.task.name)).rpartition(":")[0])
     return [path for path in paths if isinstance(path, str) and path]
@@ -143,6 +143,15 @@ def check_problems(config: Config, warms_up: bool = True) -> tuple[Task, Task | 
     if config.warm_start.steps and warms_up:
         worked_problems(config, problems[0])
     return problems
+
+
+def repeated_problems(config: Config, task: Task, test_task: Task | None) -> Repeats:
+    """Return which problems occur more than once in a run's training, and which held-out ones are trained on."""
+    worked = worked_problems(config, task) if config.warm_start.steps and config.warm_start.path is not None else ()
+    count = 0 if test_task is None else min(len(test_task), config.run.eval_problems)
+    held_out = [test_task[number] for number in range(count)] if test_task is not None else []
+    # The prompts of an environment may all be equal: what it asks is in the other columns.
+    return find_repeats(task, worked, held_out, whole=config.task.environment is not None)
 
 
 def worked_problems(config: Config, task: Task) -> Task | Sequence[Problem]:
