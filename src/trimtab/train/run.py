@@ -23,7 +23,7 @@ from trimtab.train.metrics import StepResult, has_learning_signal, no_signal_dia
 from trimtab.train.process import environment, keep_freed_memory, set_threads
 from trimtab.train.recording import start_recording
 from trimtab.train.reporting import Loggers, Reporter, SilentReporter, announce_stop
-from trimtab.train.responses import check_positions
+from trimtab.train.responses import check_positions, check_prompts, some_problems
 from trimtab.train.rollouts import evaluate
 from trimtab.train.run_folder import RunFolder
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
@@ -31,6 +31,7 @@ from trimtab.train.warm_start import check_problems, repeated_problems, warm_sta
 
 MOSTLY_CRASHED = 0.5  # share of the responses of a step on which rules failed
 MAX_CRASHED_STEPS = 3  # such steps in a row
+PROMPTS_DECODED = 8  # before the first step, to see that they survive the tokenizer
 KEEP_ALARM_CHECKPOINTS = 10  # an alarm that is raised again and again must not fill the disk
 
 
@@ -97,6 +98,8 @@ class Run:
         )
         repeats = repeated_problems(self.config, trainer.task, trainer.test_task)
         trainer.seen_share = len(repeats.seen) / max(repeats.held_out, 1)
+        for task in filter(None, (trainer.task, trainer.test_task)):
+            check_prompts(trainer.policy, some_problems(task, PROMPTS_DECODED), trainer.tool_use)
         check_positions(trainer.policy, trainer.task, self.config, trainer.tool_use)
         message = self.reporter.message
         for sentence in repeats.describe():

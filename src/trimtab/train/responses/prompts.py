@@ -13,6 +13,7 @@ from trimtab.train.responses.conversations import ToolUse
 
 PROBLEMS_CHECKED, PROMPTS_CHECKED = 1000, 16  # before the first step
 PROMPTS_ENCODED = 256  # at a time
+MOST_CHARACTERS = 1 << 15  # of a prompt that is decoded again
 PROMPTS_NAMED = 5  # of those that are left out
 
 
@@ -99,6 +100,23 @@ def prompt_lengths(
             before = encode_problems(policy, batch[: error.number], tool_use, limit)
             lengths += [*map(len, before), limit + 1]
     return lengths
+
+
+def check_prompts(policy: Policy, problems: Sequence[Problem], tool_use: ToolUse | None = None) -> list[str]:
+    """Raise if one of a few prompts does not survive encoding and decoding; return them as the model reads them.
+
+    Huge ones are left out: they are refused by their lengths.
+    """
+    problems = [each for each in problems if sum(len(message["content"]) for message in each.prompt) < MOST_CHARACTERS]
+    if tool_use is None:
+        return policy.check_survival([problem.prompt for problem in problems])
+    return policy.check_survival(tool_use.prompts(problems), tool_use.schemas(problems))
+
+
+def some_problems(task: Task, count: int) -> list[Problem]:
+    """Return up to `count` problems from all over a task."""
+    count = min(count, len(task))
+    return [task[number * len(task) // count] for number in range(count)]
 
 
 def check_positions(policy: Policy, task: Task, config: Config, tool_use: ToolUse | None = None) -> None:
