@@ -91,7 +91,7 @@ def test_a_position_has_one_problem_however_it_is_reached(two_files: tuple[str, 
 
 
 def test_a_weight_that_leaves_a_file_without_prompts_is_an_error(two_files: tuple[str, str]) -> None:
-    with pytest.raises(ValueError, match="weight 0.001 has 5 problems and gets 0 of the 30 prompts"):
+    with pytest.raises(ValueError, match=r"weight 0\.001 has 5 problems and gets 0 of the 30 prompts"):
         file_task({two_files[0]: 0.001, two_files[1]: 1.0})
 
 

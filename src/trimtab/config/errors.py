@@ -83,7 +83,9 @@ def _of_unions(errors: Sequence[Any]) -> list[Any]:
             merged += [{**error, "loc": (*location, *error["loc"][3:])} for error in inside]
         else:
             expected = [_expected(each[0]) or each[0]["msg"] for each in found.values()]
-            merged.append({**next(iter(found.values()))[0], "loc": location, "type": "union", "msg": " or ".join(expected)})
+            merged.append(
+                {**next(iter(found.values()))[0], "loc": location, "type": "union", "msg": " or ".join(expected)}
+            )
     return merged
 
 

@@ -138,7 +138,7 @@ class Policy:
     def check_survival(
         self, prompts: Sequence[Sequence[Mapping[str, str]]], tools: Sequence[Sequence[Mapping[str, Any]]] | None = None
     ) -> list[str]:
-        """Raise ValueError for a prompt that does not survive encoding and decoding; return them as the model reads them."""
+        """Raise ValueError for a prompt that its tokens do not say; return all as the model reads them."""
         texts = render_prompts(self.tokenizer if self.chat else None, prompts, tools)
         ids = self._encode_texts(texts, None)
         with tokenizer_errors():

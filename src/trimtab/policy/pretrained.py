@@ -57,12 +57,11 @@ def read_config(path: str, **options: Any) -> Any:
 
 def read_pretrained(path: str, attention: str | None) -> tuple[Any, Any]:
     """Return a model with fp32 weights and its tokenizer, by folder or hub name."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
     config, folder = read_config(path), local_folder(path)
-    with errors_in_words(path, TOKENIZER):
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    tokenizer = read_tokenizer(path)
     options = {"attn_implementation": attention} if attention else {}
     with errors_in_words(path, WEIGHTS):
         _check_weight_files(folder, config.get_text_config())
@@ -79,6 +78,16 @@ def read_pretrained(path: str, attention: str | None) -> tuple[Any, Any]:
         )
         _check_loaded(path, type(model).__name__, loaded)
     return model, tokenizer
+
+
+def read_tokenizer(path: str, **options: Any) -> Any:
+    """Return the tokenizer of a model by folder or hub name."""
+    from transformers import AutoTokenizer
+
+    folder = local_folder(path)
+    with errors_in_words(path, TOKENIZER):
+        check_files(folder)
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **options)
 
 
 def local_folder(path: str) -> Path:

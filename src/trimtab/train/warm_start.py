@@ -147,7 +147,7 @@ def check_problems(config: Config, warms_up: bool = True) -> tuple[Task, Task | 
 
 def repeated_problems(config: Config, task: Task, test_task: Task | None) -> Repeats:
     """Return which problems occur more than once in a run's training, and which held-out ones are trained on."""
-    worked = worked_problems(config, task) if config.warm_start.steps and config.warm_start.path is not None else ()
+    worked = _worked_file(config) if config.warm_start.steps else ()
     count = 0 if test_task is None else min(len(test_task), config.run.eval_problems)
     held_out = [test_task[number] for number in range(count)] if test_task is not None else []
     # The prompts of an environment may all be equal: what it asks is in the other columns.
@@ -156,14 +156,18 @@ def repeated_problems(config: Config, task: Task, test_task: Task | None) -> Rep
 
 def worked_problems(config: Config, task: Task) -> Task | Sequence[Problem]:
     """Return the problems with worked solutions: those of the warm start's file, or the task's own."""
-    warm = config.warm_start
-    if warm.path is not None:
-        suffix = str(config.task.arguments.get("suffix", ""))
-        return worked_solutions(warm.path, suffix, warm.columns)
+    if config.warm_start.path is not None:
+        return _worked_file(config)
     if task[0].solution is None:
         advice = "set warm_start.path to a file with solutions, task.columns.solution, or warm_start.steps = 0"
         raise ValueError(f"task {task.name} has no worked solutions: {advice}")
     return task
+
+
+def _worked_file(config: Config) -> Sequence[Problem]:
+    """Return the problems of the warm start's file; none without one."""
+    path, suffix = config.warm_start.path, str(config.task.arguments.get("suffix", ""))
+    return () if path is None else worked_solutions(path, suffix, config.warm_start.columns)
 
 
 def _examples(trainer: Trainer) -> Callable[[Sequence[int]], list[Transcript]]:

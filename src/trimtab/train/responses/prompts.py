@@ -33,7 +33,9 @@ def encode_prompts(
         encoded = encode_problems(policy, [problem for _, problem in problems], tool_use, limit)
     except LongPromptError as error:
         problem = problems[error.number][1]
-        raise ValueError(f"{_named(problem)}: {error}; rollout.max_prompt_tokens={limit} ({_advice(problem)})") from None
+        raise ValueError(
+            f"{_named(problem)}: {error}; rollout.max_prompt_tokens={limit} ({_advice(problem)})"
+        ) from None
     prompts = [PromptTokens(ids, number) for ids, (number, _) in zip(encoded, problems, strict=True)]
     for (_, problem), prompt in zip(problems, prompts, strict=True):
         if not 0 < len(prompt.ids) <= limit:
