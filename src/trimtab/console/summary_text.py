@@ -13,7 +13,7 @@ from typing import Any
 
 from trimtab.config import Config
 from trimtab.objectives import entropy_control
-from trimtab.own_parts import is_own
+from trimtab.own_parts import is_own, shown_file
 from trimtab.policy import DEMO_MODELS
 from trimtab.tasks import source_paths
 from trimtab.text import clock, number, percent
@@ -164,7 +164,7 @@ def describe_task(config: Config) -> str:
     if name == "countdown":
         return f"{given['numbers']}-number countdown"
     if name != "arithmetic":
-        return f"{name} ({', '.join(paths)})" if (paths := source_paths(given.get("path"))) else name
+        return f"{name} ({', '.join(map(shown_file, paths))})" if (paths := source_paths(given.get("path"))) else name
     fewest = f"{given['min_terms']} to " if given["min_terms"] else ""
     long = f" of {fewest}{given['terms']} numbers" if given["family"] in {"chain", "words"} else ""
     return f"{given['digits']}-digit {given['family']}{long}"

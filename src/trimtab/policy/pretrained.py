@@ -94,9 +94,14 @@ def local_folder(path: str) -> Path:
     """Return the folder of a model; that of a hub name does not exist."""
     folder = smollm2_folder() if path == "smollm2" else Path(os.path.expanduser(path))
     # A path must not be looked up on the hub as a name.
-    if path.startswith(("/", ".", "~")) and not os.path.isdir(folder):
+    if not is_hub_model(path) and not os.path.isdir(folder):
         raise ValueError(f"model.path={path!r}: there is no such folder")
     return folder
+
+
+def is_hub_model(path: str) -> bool:
+    """Return whether a name that is no folder may be that of a model on the hub: `name` or `owner/name`."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", path) is not None
 
 
 @contextmanager

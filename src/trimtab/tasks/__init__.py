@@ -15,6 +15,7 @@ from trimtab.tasks.files import (
     check_columns,
     check_paths,
     gsm8k,
+    is_hub_data,
     read_file,
     read_rows,
     source_paths,
@@ -43,7 +44,7 @@ __all__ = [
     "BENCHMARKS", "BOX_RULES", "DEFAULT_BENCHMARKS", "PROMPT_SUFFIX", "TASKS", "Arithmetic", "BenchmarkProblem",
     "Countdown", "FixedTask", "GymTask", "Message", "Problem", "Repeats", "Split", "Task", "TaskArgument",
     "TaskOption", "build_task", "check_columns", "check_paths", "derive_seed", "find_benchmark", "find_repeats",
-    "gsm8k", "gym_dataset", "has_held_out_problems", "load_benchmark", "optional_module", "problem_index",
-    "prompts_per_epoch", "read_file", "read_rows", "source_paths", "stream_index", "task_arguments", "user",
-    "worked_solution", "worked_solutions",
+    "gsm8k", "gym_dataset", "has_held_out_problems", "is_hub_data", "load_benchmark", "optional_module",
+    "problem_index", "prompts_per_epoch", "read_file", "read_rows", "source_paths", "stream_index", "task_arguments",
+    "user", "worked_solution", "worked_solutions",
 ]  # fmt: skip

@@ -236,10 +236,16 @@ def read_rows(
         if path.suffix != ".parquet":
             raise ValueError(f"task file {source!r} ends in {path.suffix!r}: write it as .jsonl or .parquet")
         return _parquet(path)
-    # A misspelt path must not be looked up on the hub, where somebody else may own that name.
-    if path.suffix in (".jsonl", ".json", ".parquet") or not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source):
+    if not is_hub_data(source):
         raise ValueError(f"task file {source!r} does not exist: give the path of a .jsonl or .parquet file")
     return _hub(source, split, config)
+
+
+def is_hub_data(source: str) -> bool:
+    """Return whether a name that is no file may be that of a data set on the hub."""
+    # A misspelt path must not be looked up there, where somebody else may own that name.
+    path_like = Path(source).suffix in (".jsonl", ".json", ".parquet")
+    return not path_like and re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source) is not None
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
