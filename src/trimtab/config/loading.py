@@ -7,12 +7,14 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from trimtab.config.errors import describe_errors
+from trimtab.config.paths import locate_paths
 from trimtab.config.recipe import Config
 from trimtab.config.task_section import TaskConfig, task_section
 from trimtab.own_parts import look_beside, own_names, was_loaded
@@ -29,7 +31,13 @@ LARGEST_FLOAT = 1e30  # beyond it, products overflow in float32
 def load(recipe: str | Path | None, settings: Sequence[str] = ()) -> Config:
     """Load a recipe by name or path and apply `key=value` settings; the last setting of a key wins."""
     path = None if recipe is None else find_recipe(recipe)
-    table = _with_settings({} if path is None else _read(path), settings)
+    table = {} if path is None else _read(path)
+    task = _task_name(_with_settings({} if path is None else _read(path), settings))
+    # Runs of earlier versions have paths as they were given, relative to where they were started.
+    is_run = path is not None and path.name == "config.toml" and (path.parent / "checkpoints").is_dir()
+    if path is not None and path.parent != PACKAGED and not is_run:
+        locate_paths(table, path.resolve().parent, task)
+    table = _with_settings(table, settings, task)
     if own_names(table):
         _look_for_modules(table, path)
     return parse(table)
@@ -94,14 +102,23 @@ def _look_for_modules(table: dict[str, Any], path: Path | None) -> None:
             look_beside(str(folder))
 
 
-def _with_settings(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+def _with_settings(table: dict[str, Any], settings: Sequence[str], task: str | None = None) -> dict[str, Any]:
+    """Return the table with `key=value` settings; for a recipe of this task their paths become absolute."""
     parsed = [(setting, *_parse_setting(setting)) for setting in settings]
     # Names are applied first: a new one drops the options of the recipe's method or task, and must not drop those that
     # other settings give, whether they come before or after it.
     first = (["objective"], ["objective", "name"], ["task"], ["task", "name"])
     for setting, keys, value in sorted(parsed, key=lambda item: item[1] not in first):
-        _apply(table, setting, keys, value)
+        _apply(table, setting, keys, value if task is None else _from_here(keys, value, task))
     return table
+
+
+def _from_here(keys: list[str], value: Any, task: str) -> Any:
+    """Return the value of a setting with its paths, which are relative to the current folder, made absolute."""
+    nested = {keys[0]: {keys[-1]: value} if len(keys) == 2 else value}
+    with suppress(FileNotFoundError):  # the folder has been deleted: nothing can be relative to it
+        locate_paths(nested, Path.cwd(), task)
+    return nested[keys[0]][keys[1]] if len(keys) == 2 else nested[keys[0]] if len(keys) == 1 else value
 
 
 def parse(table: Mapping[str, Any]) -> Config:

@@ -14,8 +14,10 @@ from typing import Any
 from trimtab.collapse import Collapse, find_fall
 from trimtab.config import Config, list_checkpoints
 from trimtab.objectives import entropy_control
+from trimtab.own_parts import is_own, shown_file
 from trimtab.policy import DEMO_MODELS
 from trimtab.step_lines import iter_step_lines
+from trimtab.tasks import source_paths
 from trimtab.text import clock, number, percent, printable, shorten
 from trimtab.train import RunFolder, time_words
 
@@ -40,6 +42,7 @@ class RunSummary:
     accuracy_end: float | None
     score_start: float | None  # held-out, of a rule that returns numbers
     score_end: float | None
+    seen: float | None  # share of the held-out problems that were trained on too
     problems: int | None  # held-out ones, where there are fewer than the recipe asks for
     reward_start: float | None
     reward_end: float | None
@@ -68,6 +71,7 @@ def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
         accuracy_end=accuracy_end,
         score_start=score_start,
         score_end=score_end,
+        seen=next((record["eval/seen_share"] for record in records if "eval/seen_share" in record), None),
         problems=next(
             (int(record["eval/problems"]) for record in records if record.get("eval/problems", 0) >= 1), None
         ),
@@ -156,7 +160,7 @@ def closing_summary(
         f"Trained {describe_model(config)} on {describe_task(config)} with {objective.name}: "
         f"{result.steps} of {config.run.steps} steps, {clock(seconds)}.",
         "",
-        *_number_lines(result),
+        *_number_lines(result, _held_out_note(config, result)),
         *([f"  {'time':<18} {spent}"] if (spent := time_words(records)) else []),
         *(["", *(f"  {sentence}" for sentence in held)] if held else []),
         "",
@@ -238,7 +242,7 @@ def describe_task(config: Config) -> str:
     if name == "countdown":
         return f"{given['numbers']}-number countdown"
     if name != "arithmetic":
-        return f"{name} ({given['path']})" if given.get("path") else name
+        return f"{name} ({', '.join(map(shown_file, paths))})" if (paths := source_paths(given.get("path"))) else name
     fewest = f"{given['min_terms']} to " if given["min_terms"] else ""
     long = f" of {fewest}{given['terms']} numbers" if given["family"] in {"chain", "words"} else ""
     return f"{given['digits']}-digit {given['family']}{long}"
@@ -249,13 +253,22 @@ def describe_model(config: Config) -> str:
     return "the demo model" if config.model.path in DEMO_MODELS else config.model.path
 
 
-def _number_lines(result: RunSummary) -> list[str]:
+def _held_out_note(config: Config, result: RunSummary) -> str:
+    """Return what held-out problems are; that they were not trained on only where that is known."""
+    if result.seen:
+        return f"on held-out problems; {percent(result.seen)} of them were trained on too"
+    # A program may return any problems, and the run behind a checkpoint may have had others.
+    known = not is_own(config.task.name) and config.model.start_from is None
+    return "on problems it was not trained on" if known else "on held-out problems"
+
+
+def _number_lines(result: RunSummary, held_out: str) -> list[str]:
     one = result.window == 1
     ends = "the first and the last step" if one else f"the first step, and the mean over the last {result.window}"
     accuracy = f"{percent(result.accuracy_start)} -> {percent(result.accuracy_end)}"
     entropy = f"{number(result.entropy_start)} -> {number(result.entropy_end)}"
     rows = [
-        ("held-out accuracy", accuracy, "on problems it was not trained on"),
+        ("held-out accuracy", accuracy, held_out),
         ("held-out score", f"{number(result.score_start)} -> {number(result.score_end)}", "mean number of the rule"),
         ("reward", f"{number(result.reward_start)} -> {number(result.reward_end)}", ends),
         (

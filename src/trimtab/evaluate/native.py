@@ -16,8 +16,9 @@ from trimtab.evaluate.settings import EvalSettings
 from trimtab.policy import LongPromptError, Policy, Transcript, score
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.tasks import derive_seed
-from trimtab.train import ToolUse, build_sampler, encode_problems, open_policy
+from trimtab.train import ToolUse, build_sampler, check_prompts, encode_problems, open_policy
 
+PROMPTS_DECODED = 8  # to see that they survive the tokenizer
 SCORE_BUDGET, SCORE_CHUNK = 32_768, 4_096  # tokens in a forward pass; rows of logits at a time
 
 
@@ -79,6 +80,8 @@ class NativeGenerator:
     def check_lengths(self, requests: Sequence[GenerationRequest]) -> None:
         """Raise where prompt and response would exceed the model's context."""
         self._encode(requests)
+        some = requests[:: max(len(requests) // PROMPTS_DECODED, 1)][:PROMPTS_DECODED]
+        check_prompts(self.policy, [request.item.problem for request in some], self.tool_use)
         context = getattr(self.policy.causal_lm.config, "max_position_embeddings", None)
         longest = max(len(self._prompt(request)) for request in requests)
         replies = self.tool_use.max_observed_tokens if self.tool_use else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -16,8 +17,9 @@ from trimtab.policy.layers import fuse_layers, fusion_unsupported_reason, gpu_ke
 from trimtab.policy.lora import add_lora, enable_gradient_checkpointing
 from trimtab.policy.packed import packing_unsupported_reason, use_packed_attention
 from trimtab.policy.policy import Policy, Precision
-from trimtab.policy.pretrained import WEIGHTS, errors_in_words, read_pretrained
+from trimtab.policy.pretrained import WEIGHTS, errors_in_words, read_pretrained, read_tokenizer
 from trimtab.policy.prompts import start_rendering
+from trimtab.policy.smollm2 import smollm2_cache
 
 
 def load_policy(
@@ -66,6 +68,20 @@ def load_policy(
     # Flash attention needs half precision: in fp32 packed sequences would go through attention one by one, which is
     # slower than padding.
     return with_packing(policy) if where.type == "cuda" and precision == "bf16" else policy
+
+
+def tokenizer_at_hand(path: str) -> Any | None:
+    """Return the tokenizer of a model without loading the model; None if it is not on this machine yet."""
+    if path in DEMO_MODELS:
+        return demo_tokenizer(path)
+    if path == "smollm2" and not smollm2_cache().is_dir():
+        return None
+    if path == "smollm2" or os.path.isdir(os.path.expanduser(path)):
+        return read_tokenizer(path)
+    try:
+        return read_tokenizer(path, local_files_only=True)
+    except ValueError:
+        return None
 
 
 def with_packing(policy: Policy) -> Policy:

@@ -57,12 +57,11 @@ def read_config(path: str, **options: Any) -> Any:
 
 def read_pretrained(path: str, attention: str | None) -> tuple[Any, Any]:
     """Return a model with fp32 weights and its tokenizer, by folder or hub name."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
     config, folder = read_config(path), local_folder(path)
-    with errors_in_words(path, TOKENIZER):
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    tokenizer = read_tokenizer(path)
     options = {"attn_implementation": attention} if attention else {}
     with errors_in_words(path, WEIGHTS):
         _check_weight_files(folder, config.get_text_config())
@@ -81,13 +80,28 @@ def read_pretrained(path: str, attention: str | None) -> tuple[Any, Any]:
     return model, tokenizer
 
 
+def read_tokenizer(path: str, **options: Any) -> Any:
+    """Return the tokenizer of a model by folder or hub name."""
+    from transformers import AutoTokenizer
+
+    folder = local_folder(path)
+    with errors_in_words(path, TOKENIZER):
+        check_files(folder)
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **options)
+
+
 def local_folder(path: str) -> Path:
     """Return the folder of a model; that of a hub name does not exist."""
     folder = smollm2_folder() if path == "smollm2" else Path(os.path.expanduser(path))
     # A path must not be looked up on the hub as a name.
-    if path.startswith(("/", ".", "~")) and not os.path.isdir(folder):
+    if not is_hub_model(path) and not os.path.isdir(folder):
         raise ValueError(f"model.path={path!r}: there is no such folder")
     return folder
+
+
+def is_hub_model(path: str) -> bool:
+    """Return whether a name that is no folder may be that of a model on the hub: `name` or `owner/name`."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", path) is not None
 
 
 @contextmanager

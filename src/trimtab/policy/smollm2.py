@@ -10,10 +10,15 @@ from typing import Any
 from trimtab.files import new_folder, require_empty
 
 
-def smollm2_folder() -> Path:
-    """Return the folder of the converted model, under $TRIMTAB_CACHE or ~/.cache/trimtab."""
+def smollm2_cache() -> Path:
+    """Return the folder that the converted model is or will be in, under $TRIMTAB_CACHE or ~/.cache/trimtab."""
     cache = Path(os.environ.get("TRIMTAB_CACHE", "~/.cache/trimtab")).expanduser()
-    folder = cache / "smollm2-135m-instruct"
+    return cache / "smollm2-135m-instruct"
+
+
+def smollm2_folder() -> Path:
+    """Return the folder of the converted model."""
+    folder = smollm2_cache()
     if not (folder / "model.safetensors").exists():
         convert_gguf(find_gguf(), folder)
     return folder

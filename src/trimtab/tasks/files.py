@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from trimtab.files import iter_json_lines
 from trimtab.tasks.problems import FixedTask, Message, Problem, Split, TaskOption, optional_module, user
@@ -29,6 +29,11 @@ COLUMNS = {
 }
 NAME_COLUMNS = "name your columns in the recipe, as task.columns = {prompt = 'question'}, or in warm_start.columns"
 SKIP_BAD_ROWS = TaskOption("leave out rows that cannot be used, with a warning that names them, instead of stopping")
+LongPrompts = Literal["error", "drop"]
+LONG_PROMPTS = TaskOption(
+    "what to do about prompts that are longer than rollout.max_prompt_tokens or leave no room for a response: error "
+    "stops, drop leaves them out before the first step and says how many"
+)
 MAX_REASONS, MAX_ROWS = 5, 10  # of an error about bad rows: different reasons, and numbers of rows for each
 BOXED_SUFFIX = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
@@ -37,20 +42,60 @@ Row = Mapping[str, Any]
 
 def file_task(
     split: Split,
-    path: Annotated[str | None, TaskOption("a jsonl or parquet file, or the name of a dataset on the hub")] = None,
-    eval_path: Annotated[str | None, TaskOption("the same for held-out problems; none means no evaluation")] = None,
+    path: Annotated[
+        str | list[str] | dict[str, float] | None,
+        TaskOption(
+            "a jsonl or parquet file, or the name of a dataset on the hub; several as a list, or as a table that gives "
+            "each a weight, its share of the prompts"
+        ),
+    ] = None,
+    eval_path: Annotated[
+        str | list[str] | None,
+        TaskOption("a file, or a list of them, of held-out problems; none means no evaluation"),
+    ] = None,
     rule: Annotated[str, TaskOption("the rule that grades responses ([rewards.md](rewards.md))")] = "boxed",
     suffix: Annotated[str, TaskOption("text appended to the last message of each prompt")] = "",
     columns: Annotated[
         dict[str, str], TaskOption(f"your column names, as a table with any of the keys {', '.join(COLUMNS)}")
     ] = {},  # noqa: B006  (never changed)
     skip_bad_rows: Annotated[bool, SKIP_BAD_ROWS] = False,
+    long_prompts: Annotated[LongPrompts, LONG_PROMPTS] = "error",  # a run heeds it, which has a tokenizer
 ) -> FixedTask:
-    """Problems from a file, by default with the columns of verl's schema."""
+    """Problems from a file or several, by default with the columns of verl's schema."""
     source = path if split == "train" else eval_path
     if source is None:
         raise ValueError("task.name='file' needs task.path: a jsonl or parquet file")
-    return read_file(source, rule=rule, suffix=suffix, columns=columns, skip_bad_rows=skip_bad_rows)
+    check_paths(source)
+    if isinstance(source, dict):
+        source = dict(sorted(source.items()))  # the order of a table means nothing
+    files = [
+        read_file(each, rule=rule, suffix=suffix, columns=columns, skip_bad_rows=skip_bad_rows)
+        for each in source_paths(source)
+    ]
+    if len(files) == 1:
+        return files[0]
+    weights = zip(map(len, files), source.values(), strict=True) if isinstance(source, dict) else ()
+    problems = tuple(problem for file in files for problem in file.problems)
+    return FixedTask(" + ".join(file.name for file in files), problems, tuple(weights))
+
+
+def source_paths(source: object) -> list[str]:
+    """Return the paths that a key for files holds: a path, a list of them, or a table of paths and weights."""
+    if isinstance(source, str):
+        return [source]
+    return [path for path in source if isinstance(path, str)] if isinstance(source, list | dict) else []
+
+
+def check_paths(source: object) -> None:
+    """Raise ValueError for a list or table of paths that names no file, or gives one a weight that is not above 0."""
+    paths = source_paths(source)
+    if not paths or not all(path.strip() for path in paths):
+        raise ValueError(f"{shown(source)} names no file: write a path, or several as a list or a table of weights")
+    if len({*paths}) < len(paths):
+        raise ValueError(f"{shown(source)} names a file twice: to use it more often, write a table of weights")
+    for path, weight in source.items() if isinstance(source, dict) else ():
+        if not 0 < weight < math.inf:
+            raise ValueError(f"the weight of {shown(path)} is {weight}: it must be above 0")
 
 
 def gsm8k_task(
@@ -61,6 +106,7 @@ def gsm8k_task(
     eval_path: Annotated[str | None, TaskOption("the same for held-out problems; none means no evaluation")] = None,
     suffix: Annotated[str, TaskOption("text appended to each question")] = BOXED_SUFFIX,
     skip_bad_rows: Annotated[bool, SKIP_BAD_ROWS] = False,
+    long_prompts: Annotated[LongPrompts, LONG_PROMPTS] = "error",  # a run heeds it, which has a tokenizer
 ) -> FixedTask:
     """The questions of GSM8K, with their worked solutions."""
     source = (path if split == "train" else eval_path) or "openai/gsm8k"
@@ -190,10 +236,16 @@ def read_rows(
         if path.suffix != ".parquet":
             raise ValueError(f"task file {source!r} ends in {path.suffix!r}: write it as .jsonl or .parquet")
         return _parquet(path)
-    # A misspelt path must not be looked up on the hub, where somebody else may own that name.
-    if path.suffix in (".jsonl", ".json", ".parquet") or not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source):
+    if not is_hub_data(source):
         raise ValueError(f"task file {source!r} does not exist: give the path of a .jsonl or .parquet file")
     return _hub(source, split, config)
+
+
+def is_hub_data(source: str) -> bool:
+    """Return whether a name that is no file may be that of a data set on the hub."""
+    # A misspelt path must not be looked up there, where somebody else may own that name.
+    path_like = Path(source).suffix in (".jsonl", ".json", ".parquet")
+    return not path_like and re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source) is not None
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Row]]:

@@ -7,17 +7,28 @@ from trimtab.train.metrics import METRICS, TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKE
 from trimtab.train.process import versions
 from trimtab.train.recording import observed_entropy, tokenizer_vocabulary
 from trimtab.train.reporting import Reporter, SampleText
-from trimtab.train.responses import GradedResponse, ToolUse, encode_problems
+from trimtab.train.responses import (
+    GradedResponse,
+    ToolUse,
+    build_tool_use,
+    build_tools,
+    check_prompts,
+    encode_problems,
+    longest_prompt,
+    prompt_lengths,
+    some_problems,
+)
 from trimtab.train.run import Run, RunStoppedError, StopReason
 from trimtab.train.run_folder import RunFolder, config_changes, resolved_toml
 from trimtab.train.run_state import export_model
 from trimtab.train.warm_cache import list_warm_starts, remove_warm_starts
-from trimtab.train.warm_start import check_problems
+from trimtab.train.warm_start import check_problems, repeated_problems
 
 __all__ = [
     "METRICS", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "Alarm", "GradedResponse", "Monitor", "Reporter", "Run",
     "RunFolder", "RunStoppedError", "SampleText", "StopReason", "ToolUse", "build_policy", "build_sampler",
-    "build_task", "check_problems", "config_changes", "describe_metric", "encode_problems", "export_model",
-    "follow_run", "list_warm_starts", "observed_entropy", "open_policy", "remove_warm_starts", "resolved_toml",
-    "time_words", "tokenizer_vocabulary", "train", "versions",
+    "build_task", "build_tool_use", "build_tools", "check_problems", "check_prompts", "config_changes",
+    "describe_metric", "encode_problems", "export_model", "follow_run", "list_warm_starts", "longest_prompt",
+    "observed_entropy", "open_policy", "prompt_lengths", "remove_warm_starts", "repeated_problems", "resolved_toml",
+    "some_problems", "time_words", "tokenizer_vocabulary", "train", "versions",
 ]  # fmt: skip

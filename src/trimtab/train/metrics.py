@@ -37,6 +37,7 @@ METRICS: dict[str, str] = {
     "eval/crashed_share": "share of held-out problems on which the grader failed; logged only if it failed",
     "eval/problems": "number of held-out problems; logged only if there are fewer than run.eval_problems",
     "eval/score": "mean score on held-out problems, if the task's rule returns numbers",
+    "eval/seen_share": "share of the held-out problems whose prompts are also trained on; logged only if there are any",
     "groups/dropped": "groups that dynamic sampling dropped because all their rewards are equal",
     "groups/mixed_share": "share of groups whose rewards differ; in all other groups the advantages are zero",
     "policy/entropy": "mean entropy over the step's response tokens, before the first update (nats)",

@@ -11,7 +11,7 @@ from statistics import fmean
 from trimtab.conversation import Conversation
 from trimtab.rewards import RuleErrors, Submission, Verdict, grade_submissions
 from trimtab.rollout import PromptTokens, Response, SamplingOptions
-from trimtab.tasks import Problem, problem_index
+from trimtab.tasks import Problem, stream_index
 from trimtab.text import printable, shorten
 from trimtab.train.reporting import SampleText
 from trimtab.train.responses import (
@@ -57,7 +57,7 @@ def sample_groups(trainer: Trainer, progress: RunProgress) -> tuple[list[Group],
         count = int(missing * rollout.dynamic_oversample) if rollout.dynamic_sampling else missing
         # A prompt's number in the stream seeds its samples, so results do not depend on the round it came in.
         numbers = range(position, position + count)
-        problems = [(n, trainer.task[problem_index(len(trainer.task), config.run.seed, n)]) for n in numbers]
+        problems = [(n, trainer.task[stream_index(trainer.task, config.run.seed, n)]) for n in numbers]
         sampled = sample_and_grade(trainer, problems, progress.step, options, True)
         useful = list(filter(has_reward_spread, sampled)) if rollout.dynamic_sampling else sampled
         dropped += len(sampled) - len(useful)
@@ -240,6 +240,8 @@ def evaluate(trainer: Trainer) -> dict[str, float]:
         metrics["eval/score"] = fmean(verdict.value for _, verdict in graded)
     if len(graded) < len(problems):
         metrics["eval/crashed_share"] = 1 - len(graded) / len(problems)
+    if trainer.seen_share:
+        metrics["eval/seen_share"] = trainer.seen_share
     if len(problems) < config.run.eval_problems:
         metrics["eval/problems"] = len(problems)
     if trainer.tool_use is not None:

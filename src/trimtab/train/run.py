@@ -30,16 +30,17 @@ from trimtab.train.metrics import (
 from trimtab.train.process import environment, keep_freed_memory, set_threads
 from trimtab.train.recording import start_recording
 from trimtab.train.reporting import Loggers, Reporter, SilentReporter, announce_stop
-from trimtab.train.responses import check_positions
+from trimtab.train.responses import check_positions, check_prompts, some_problems
 from trimtab.train.rollouts import evaluate
 from trimtab.train.run_folder import RunFolder
 from trimtab.train.saving import CheckpointSaver
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
-from trimtab.train.warm_start import check_problems, warm_start
+from trimtab.train.warm_start import check_problems, repeated_problems, warm_start
 
 MOSTLY_CRASHED = 0.5  # share of the responses of a step on which rules failed
 MAX_CRASHED_STEPS = 3  # such steps in a row
 SLOW_STEPS = 3  # steps in a row that grading takes most of: the first waits for the graders to start
+PROMPTS_DECODED = 8  # before the first step, to see that they survive the tokenizer
 KEEP_ALARM_CHECKPOINTS = 10  # an alarm that is raised again and again must not fill the disk
 
 
@@ -112,8 +113,14 @@ class Run:
         trainer = self.trainer = build_trainer(
             self.config, check_problems(self.config, warms_up=not resumed), self.world
         )
+        repeats = repeated_problems(self.config, trainer.task, trainer.test_task)
+        trainer.seen_share = len(repeats.seen) / max(repeats.held_out, 1)
+        for task in filter(None, (trainer.task, trainer.test_task)):
+            check_prompts(trainer.policy, some_problems(task, PROMPTS_DECODED), trainer.tool_use)
         check_positions(trainer.policy, trainer.task, self.config, trainer.tool_use)
         message = self.reporter.message
+        for sentence in repeats.describe():
+            message(f"warning: {sentence}")
         for note in [] if trainer.tool_use is None else trainer.tool_use.template.notes:
             message(f"note: {note}")
         self._loggers = Loggers(self.config, self.folder, message)

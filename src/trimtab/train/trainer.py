@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from trimtab.rewards import RuleErrors
 from trimtab.rollout import NativeSampler, OwnSampler, Sampler
 from trimtab.tasks import Task, derive_seed
 from trimtab.train.build import build_policy, build_reference, build_sampler, build_tasks
-from trimtab.train.responses import ToolUse, build_tool_use, build_tools
+from trimtab.train.responses import ToolUse, build_tool_use, build_tools, drop_long_prompts
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -55,6 +56,7 @@ class Trainer:
     recorder: Recorder | None = None
     rule_errors: RuleErrors = field(default_factory=RuleErrors)
     tool_use: ToolUse | None = None
+    seen_share: float = 0.0  # of the held-out problems, that are also trained on
     world: World = field(default_factory=World)
     seconds: dict[str, float] = field(default_factory=dict)  # by metric, since they were taken
     _calling: bool = False  # whether the ranks that follow are in a call
@@ -166,6 +168,12 @@ def build_trainer(
             sampler.require_turns()
         if config.update.old_stats == "sampled":
             sampler = _with_moments(sampler, world)
+        with warnings.catch_warnings():
+            if not world.leads:  # rank 0 says it
+                warnings.simplefilter("ignore")
+            task = drop_long_prompts(policy, task, config, tool_use)
+            if test_task is not None:
+                test_task = drop_long_prompts(policy, test_task, config, tool_use)
     except BaseException:
         if tools is not None:
             tools.close()

@@ -35,7 +35,7 @@ from trimtab.policy import (
 )
 from trimtab.private_cache import content_digest, folder_digest
 from trimtab.stop_signals import SignalInterrupt, deferred_stop
-from trimtab.tasks import Problem, Task, derive_seed, worked_solutions
+from trimtab.tasks import Problem, Repeats, Task, derive_seed, find_repeats, source_paths, worked_solutions
 from trimtab.train import checkpoints, warm_cache
 from trimtab.train.build import build_tasks, check_demo_characters
 from trimtab.train.reporting import Reporter, announce_stop
@@ -139,7 +139,7 @@ def cache_key(config: Config, processes: int = 1) -> str:
 def _digests(config: Config) -> list[str]:
     """Return hashes of the files that the weights after a warm start depend on."""
     weights = [path for path in (config.model.path, config.model.start_from) if path is not None]
-    files: list[Any] = [config.task.arguments.get("path"), config.warm_start.path]
+    files: list[Any] = [*source_paths(config.task.arguments.get("path")), config.warm_start.path]
     if is_own(config.task.name):
         files.append(location(load_part(config.task.name)).rpartition(":")[0])
     found = [Path(path).expanduser() for path in files if isinstance(path, str) and path]
@@ -156,16 +156,29 @@ def check_problems(config: Config, warms_up: bool = True) -> tuple[Task, Task | 
     return problems
 
 
+def repeated_problems(config: Config, task: Task, test_task: Task | None) -> Repeats:
+    """Return which problems occur more than once in a run's training, and which held-out ones are trained on."""
+    worked = _worked_file(config) if config.warm_start.steps else ()
+    count = 0 if test_task is None else min(len(test_task), config.run.eval_problems)
+    held_out = [test_task[number] for number in range(count)] if test_task is not None else []
+    # The prompts of an environment may all be equal: what it asks is in the other columns.
+    return find_repeats(task, worked, held_out, whole=config.task.environment is not None)
+
+
 def worked_problems(config: Config, task: Task) -> Task | Sequence[Problem]:
     """Return the problems with worked solutions: those of the warm start's file, or the task's own."""
-    warm = config.warm_start
-    if warm.path is not None:
-        suffix = str(config.task.arguments.get("suffix", ""))
-        return worked_solutions(warm.path, suffix, warm.columns)
+    if config.warm_start.path is not None:
+        return _worked_file(config)
     if task[0].solution is None:
         advice = "set warm_start.path to a file with solutions, task.columns.solution, or warm_start.steps = 0"
         raise ValueError(f"task {task.name} has no worked solutions: {advice}")
     return task
+
+
+def _worked_file(config: Config) -> Sequence[Problem]:
+    """Return the problems of the warm start's file; none without one."""
+    path, suffix = config.warm_start.path, str(config.task.arguments.get("suffix", ""))
+    return () if path is None else worked_solutions(path, suffix, config.warm_start.columns)
 
 
 def _examples(trainer: Trainer) -> Callable[[Sequence[int]], list[Transcript]]:
