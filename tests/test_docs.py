@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +127,22 @@ def test_the_recipe_of_six_lines_takes_the_tables_that_its_page_adds(tmp_path: P
     (tmp_path / "mine.toml").write_text("".join([*lines, task, warm_start]))
     config = load(tmp_path / "mine.toml")
     assert (config.model.path, config.warm_start.steps) == ("Qwen/Qwen3-1.7B-Base", 100)
+
+
+def test_every_page_installs_from_a_clone_until_an_index_has_trimtab() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/notebooks").glob("*.ipynb")]
+    assert [page.name for page in pages if re.search(r"pip install '?trimtab", page.read_text())] == []
+    first = re.search(r"```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert first and [line.split("  ")[0] for line in first[1].splitlines()] == [
+        "make demo",
+        "make test",
+        "pip install .",
+    ]
+
+
+def test_the_install_page_has_every_extra() -> None:
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    rows = [
+        line.split("|")[1] for line in (ROOT / "docs/install.md").read_text().splitlines() if line.startswith("| `")
+    ]
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == extras - {"dev", "site"}

