@@ -75,6 +75,19 @@ def test_the_sandboxs_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "ok 45\n\n[-sqrt(2), sqrt(2)]\n\n"
 
 
+def test_the_example_of_a_run_from_python_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("docs/start.md")
+    short = '"run.steps": 2, "warm_start.steps": 2, "run.eval_every": 0, "rollout.prompts": 4'
+    assert '"run.steps": 20' in code
+    names: dict[str, Any] = {}
+    exec(compile(code.replace('"run.steps": 20', short), "docs/start.md", "exec"), names)
+    assert "\nfinished 2\n" in capsys.readouterr().out
+    assert names["run"].path == Path("runs/demo-dapo-1") and names["steps"] == [1, 2]
+
+
 def test_every_linked_file_is_there() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\((?!http)([^)#\s]+)[)#]", page.read_text()):

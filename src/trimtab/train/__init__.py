@@ -1,5 +1,10 @@
 """A training run: the loop, rollouts, scoring, recording, checkpoints, warm start."""
 
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
 from trimtab.train.alarm_actions import Alarm, Monitor
 from trimtab.train.build import build_policy, build_sampler, build_task, open_policy
 from trimtab.train.loop import follow_run, train
@@ -11,11 +16,50 @@ from trimtab.train.responses import GradedResponse, ToolUse, encode_problems
 from trimtab.train.run import Run, RunStoppedError, StopReason
 from trimtab.train.run_folder import RunFolder, config_changes, resolved_toml
 from trimtab.train.run_state import export_model
+from trimtab.train.saved_run import SavedRun, load_run
 from trimtab.train.warm_start import check_problems
 
 __all__ = [
-    "METRICS", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "Alarm", "GradedResponse", "Monitor", "Reporter", "Run",
-    "RunFolder", "RunStoppedError", "SampleText", "StopReason", "ToolUse", "build_policy", "build_sampler",
-    "build_task", "check_problems", "config_changes", "describe_metric", "encode_problems", "export_model",
-    "follow_run", "observed_entropy", "open_policy", "resolved_toml", "tokenizer_vocabulary", "train", "versions",
+    "METRICS",
+    "TOP_GRADIENT_SHARE",
+    "TOP_GRADIENT_TOKENS",
+    "Alarm",
+    "GradedResponse",
+    "Monitor",
+    "Reporter",
+    "Run",
+    "RunFolder",
+    "RunStoppedError",
+    "SampleText",
+    "SavedRun",
+    "StopReason",
+    "ToolUse",
+    "build_policy",
+    "build_sampler",
+    "build_task",
+    "check_problems",
+    "config_changes",
+    "describe_metric",
+    "encode_problems",
+    "export_model",
+    "follow_run",
+    "load_run",
+    "observed_entropy",
+    "open_policy",
+    "resolved_toml",
+    "tokenizer_vocabulary",
+    "train",
+    "versions",
 ]  # fmt: skip
+
+
+class _CallablePackage(ModuleType):
+    """Makes `tt.train(...)` train: Python sets `trimtab.train` to this package as soon as anything imports it."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> SavedRun:
+        """Call `trimtab.runs.train`."""
+        run: SavedRun = importlib.import_module("trimtab.runs").train(*arguments, **options)
+        return run
+
+
+sys.modules[__name__].__class__ = _CallablePackage
