@@ -15,6 +15,8 @@ from trimtab.console.launch import (
     train_in_folder,
 )
 from trimtab.console.processes import check_gpus, supervise
+from trimtab.console.recipe_from_data import InitRequest, init_recipe
+from trimtab.console.run_list import run_lines
 from trimtab.console.summary_text import (
     END_WINDOW,
     accuracy_change,
@@ -25,7 +27,8 @@ from trimtab.console.summary_text import (
 )
 
 __all__ = [
-    "END_WINDOW", "INVALID", "STOPPED", "TrainRequest", "accuracy_change", "check_gpus", "describe_dry_run",
-    "describe_model", "describe_task", "export_run", "hide_progress_bars", "launch_run", "recipe_name",
-    "resolve_request", "show_doctor", "slug", "summarize_metrics", "supervise", "train_in_folder", "window_length",
+    "END_WINDOW", "INVALID", "STOPPED", "InitRequest", "TrainRequest", "accuracy_change", "check_gpus",
+    "describe_dry_run", "describe_model", "describe_task", "export_run", "hide_progress_bars", "init_recipe",
+    "launch_run", "recipe_name", "resolve_request", "run_lines", "show_doctor", "slug", "summarize_metrics",
+    "supervise", "train_in_folder", "window_length",
 ]  # fmt: skip

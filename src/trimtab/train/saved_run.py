@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from trimtab.collapse import find_collapse
+from trimtab.collapse import Collapse, find_collapse
 from trimtab.config import Config, list_checkpoints, load_stored
 from trimtab.files import is_locked
 from trimtab.policy import Policy
@@ -53,13 +53,18 @@ class SavedRun:
         """
         if is_locked(self.path):
             return "running"
-        if find_collapse(self.metrics) is not None:
+        if self.collapse is not None:
             return "collapsed"
         # The model is written after the last step.
         if self.step >= self.config.run.steps and self._files.model.is_dir():
             return "finished"
         saved = [int(path.name.removeprefix("step-")) for path in list_checkpoints(self._files.checkpoints)]
         return "stopped" if self.step in saved else "failed"
+
+    @property
+    def collapse(self) -> Collapse | None:
+        """Since when the run has collapsed, and why; None if it has not."""
+        return find_collapse(self.metrics)
 
     @property
     def metrics(self) -> list[dict[str, float]]:
