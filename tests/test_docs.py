@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,19 @@ def test_the_sandboxs_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "ok 45\n\n[-sqrt(2), sqrt(2)]\n\n"
 
 
+def test_the_example_of_a_run_from_python_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("docs/start.md")
+    short = '"run.steps": 2, "warm_start.steps": 2, "run.eval_every": 0, "rollout.prompts": 4'
+    assert '"run.steps": 20' in code
+    names: dict[str, Any] = {}
+    exec(compile(code.replace('"run.steps": 20', short), "docs/start.md", "exec"), names)
+    assert "\nfinished 2\n" in capsys.readouterr().out
+    assert names["run"].path == Path("runs/demo-dapo-1") and names["steps"] == [1, 2]
+
+
 def test_every_linked_file_is_there() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\((?!http)([^)#\s]+)[)#]", page.read_text()):
@@ -126,3 +140,22 @@ def test_the_recipe_of_six_lines_takes_the_tables_that_its_page_adds(tmp_path: P
     (tmp_path / "mine.toml").write_text("".join([*lines, task, warm_start]))
     config = load(tmp_path / "mine.toml")
     assert (config.model.path, config.warm_start.steps) == ("Qwen/Qwen3-1.7B-Base", 100)
+
+
+def test_every_page_installs_from_a_clone_until_an_index_has_trimtab() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/notebooks").glob("*.ipynb")]
+    assert [page.name for page in pages if re.search(r"pip install '?trimtab", page.read_text())] == []
+    first = re.search(r"```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert first and [line.split("  ")[0] for line in first[1].splitlines()] == [
+        "make demo",
+        "make test",
+        "pip install .",
+    ]
+
+
+def test_the_install_page_has_every_extra() -> None:
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    rows = [
+        line.split("|")[1] for line in (ROOT / "docs/install.md").read_text().splitlines() if line.startswith("| `")
+    ]
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == extras - {"dev", "site"}

@@ -184,6 +184,36 @@ def schema() -> None:
 
 
 @app.command()
+def init(
+    data: Annotated[str, typer.Argument(help="A .jsonl or .parquet file, or a data set on the hub.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The recipe; one that exists is not replaced.")] = Path(
+        "mine.toml"
+    ),
+    model: Annotated[str, typer.Option(help="A folder or hub name of a causal LM.")] = "Qwen/Qwen3-1.7B-Base",
+    held_out: Annotated[
+        str | None, typer.Option("--held-out", metavar="DATA", help="Problems for evaluation, with the same columns.")
+    ] = None,
+    prompt: Annotated[str, typer.Option(metavar="COLUMN", help="The column of the prompt, if it is not found.")] = "",
+    answer: Annotated[str, typer.Option(metavar="COLUMN", help="The column of the answer, if it is not found.")] = "",
+) -> None:
+    """Write a recipe for a file of problems: columns and rule guessed from its rows, sizes from the GPU."""
+    from trimtab.console import InitRequest, init_recipe
+
+    init_recipe(InitRequest(data, out, model, held_out, prompt, answer), typer.echo)
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(help="The folder of the runs.")] = Path("runs"),
+) -> None:
+    """List the runs below a folder, the newest first: how far each came, and the settings that set it apart."""
+    from trimtab.console import run_lines
+
+    for line in run_lines(folder):
+        typer.echo(line)
+
+
+@app.command()
 def train(
     recipe: Annotated[
         str | None, typer.Argument(help="A recipe that comes with trimtab, or a .toml file. Default: demo.")

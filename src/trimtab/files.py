@@ -284,6 +284,19 @@ def _lock(folder: Path) -> int:
         os.close(descriptor)
 
 
+def is_locked(folder: Path) -> bool:
+    """Return whether somebody has locked a folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        # Shared, so that two who ask do not see each other; it is released at once.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _is_at(path: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))

@@ -107,6 +107,8 @@ def test_a_run_that_ends_low_is_not_said_to_have_held() -> None:
 
 def test_a_reward_that_varies_as_much_from_step_to_step_hardly_moved() -> None:
     assert "hardly moved, from 0.500 to 0.542" in summary_of({"reward/mean": [0.5, 0.6, 0.48, 0.58, 0.49, 0.6] * 4})
+
+
 def test_held_out_scores_and_what_the_time_went_to_are_told() -> None:
     curves = {"eval/score": [0.5, 1.5], "time/update": [3.0, 3.0], "time/grading": [1.0, 1.0]}
     assert "The mean score on held-out problems went from 0.500 to 1.500." in summary_of(curves)

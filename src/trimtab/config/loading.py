@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import re
@@ -28,14 +29,21 @@ LARGEST_INTEGER = 10**18 - 1
 LARGEST_FLOAT = 1e30  # beyond it, products overflow in float32
 
 
-def load(recipe: str | Path | None, settings: Sequence[str] = ()) -> Config:
-    """Load a recipe by name or path and apply `key=value` settings; the last setting of a key wins."""
-    path = None if recipe is None else find_recipe(recipe)
-    table = {} if path is None else _read(path)
-    task = _task_name(_with_settings({} if path is None else _read(path), settings))
+def load(recipe: str | Path | Mapping[str, Any] | None, settings: Sequence[str] | Mapping[str, Any] = ()) -> Config:
+    """Load a recipe by name or path, or from a table, and apply settings; the last setting of a key wins.
+
+    Settings are `"section.key=value"` texts, as on the command line, or a mapping of `"section.key"` to values. Paths
+    in a recipe are relative to its file, those of a table or a setting to the current folder.
+    """
+    path = None if recipe is None or isinstance(recipe, Mapping) else find_recipe(recipe)
+    given = copy.deepcopy(dict(recipe)) if isinstance(recipe, Mapping) else {}
+    table = given if path is None else _read(path)
+    task = _task_name(_with_settings(copy.deepcopy(table), settings))
     # Runs of earlier versions have paths as they were given, relative to where they were started.
     is_run = path is not None and path.name == "config.toml" and (path.parent / "checkpoints").is_dir()
-    if path is not None and path.parent != PACKAGED and not is_run:
+    if given:
+        locate_paths(table, Path.cwd(), task)
+    elif path is not None and path.parent != PACKAGED and not is_run:
         locate_paths(table, path.resolve().parent, task)
     table = _with_settings(table, settings, task)
     if own_names(table):
@@ -102,9 +110,15 @@ def _look_for_modules(table: dict[str, Any], path: Path | None) -> None:
             look_beside(str(folder))
 
 
-def _with_settings(table: dict[str, Any], settings: Sequence[str], task: str | None = None) -> dict[str, Any]:
+def _with_settings(
+    table: dict[str, Any], settings: Sequence[str] | Mapping[str, Any], task: str | None = None
+) -> dict[str, Any]:
     """Return the table with `key=value` settings; for a recipe of this task their paths become absolute."""
-    parsed = [(setting, *_parse_setting(setting)) for setting in settings]
+    if isinstance(settings, Mapping):
+        named = [(f"{key}={value!r}", str(key), value) for key, value in settings.items()]
+        parsed = [(setting, _key_names(key, setting), value) for setting, key, value in named]
+    else:
+        parsed = [(setting, *_parse_setting(setting)) for setting in settings]
     # Names are applied first: a new one drops the options of the recipe's method or task, and must not drop those that
     # other settings give, whether they come before or after it.
     first = (["objective"], ["objective", "name"], ["task"], ["task", "name"])
@@ -193,15 +207,21 @@ def _check_plain(value: Any, key: str, levels: int = DEEPEST_TABLE) -> None:
 
 def _parse_setting(setting: str) -> tuple[list[str], Any]:
     key, equals, text = setting.partition("=")
-    keys = [name.strip() for name in key.split(".")]
-    if not equals or not all(keys) or len(keys) > DEEPEST_TABLE:
-        raise ValueError(f"--set {shown(setting)}: write section.key=value, for example update.lr=1e-6")
+    keys = _key_names(key if equals else "", setting)
     try:
         parsed = parse_toml(f"value = {text}")
     except ValueError:
         parsed = {}
     # Whatever is not one TOML value is a string without quotes; a line break could smuggle in a second key.
     return keys, parsed["value"] if list(parsed) == ["value"] else text.strip()
+
+
+def _key_names(key: str, setting: str) -> list[str]:
+    """Return the names in the `section.key` of a setting."""
+    keys = [name.strip() for name in key.split(".")]
+    if not all(keys) or len(keys) > DEEPEST_TABLE:
+        raise ValueError(f"--set {shown(setting)}: write section.key=value, for example update.lr=1e-6")
+    return keys
 
 
 def _apply(table: dict[str, Any], setting: str, keys: list[str], value: Any) -> None:

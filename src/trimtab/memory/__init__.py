@@ -1,11 +1,11 @@
 """Estimate the memory of a run before it starts, and advise what to lower when it runs out."""
 
 from trimtab.memory.estimate import longest_response, minibatches
-from trimtab.memory.estimate_text import describe_estimate
+from trimtab.memory.estimate_text import DeviceMemory, describe_estimate, fits, visible_gpu
 from trimtab.memory.model_shape import NoEstimateError, model_shape
 from trimtab.memory.oom_advice import is_out_of_memory, oom_message
 
 __all__ = [
-    "NoEstimateError", "describe_estimate", "is_out_of_memory", "longest_response", "minibatches", "model_shape",
-    "oom_message",
+    "DeviceMemory", "NoEstimateError", "describe_estimate", "fits", "is_out_of_memory", "longest_response",
+    "minibatches", "model_shape", "oom_message", "visible_gpu",
 ]  # fmt: skip

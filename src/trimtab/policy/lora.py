@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from trimtab.install_command import install_command
+
 
 def add_lora(
     model: Any, rank: int, alpha: int, seed: int, targets: Sequence[str] = (), dropout: float = 0.0, base: str = ""
@@ -19,7 +21,7 @@ def add_lora(
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise ValueError("model.lora_rank needs peft: pip install 'trimtab[lora]'") from None
+        raise ValueError(f"model.lora_rank needs peft: {install_command(extra='lora')}") from None
     _check_targets(model, targets)
     layers = list(targets) or "all-linear"
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=layers)

@@ -16,6 +16,8 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, Literal, Protocol
 
+from trimtab.install_command import install_command
+
 Message = Mapping[str, str]
 Split = Literal["train", "test"]
 
@@ -176,5 +178,5 @@ def optional_module(name: str, purpose: str, package: str, extra: str = "") -> A
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
-        install = f"'trimtab[{extra}]'" if extra else package
-        raise ValueError(f"{purpose} needs the package {package}: pip install {install}") from None
+        install = install_command(package, extra=extra)
+        raise ValueError(f"{purpose} needs the package {package}: {install}") from None

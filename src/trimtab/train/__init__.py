@@ -1,5 +1,10 @@
 """A training run: the loop, rollouts, scoring, recording, checkpoints, warm start."""
 
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
 from trimtab.train.alarm_actions import Alarm, Monitor
 from trimtab.train.build import build_policy, build_sampler, build_task, open_policy
 from trimtab.train.loop import follow_run, train
@@ -21,14 +26,27 @@ from trimtab.train.responses import (
 from trimtab.train.run import Run, RunStoppedError, StopReason
 from trimtab.train.run_folder import RunFolder, config_changes, resolved_toml
 from trimtab.train.run_state import export_model
+from trimtab.train.saved_run import SavedRun, load_run
 from trimtab.train.warm_cache import list_warm_starts, remove_warm_starts
 from trimtab.train.warm_start import check_problems, repeated_problems
 
 __all__ = [
     "METRICS", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "Alarm", "GradedResponse", "Monitor", "Reporter", "Run",
-    "RunFolder", "RunStoppedError", "SampleText", "StopReason", "ToolUse", "build_policy", "build_sampler",
-    "build_task", "build_tool_use", "build_tools", "check_problems", "check_prompts", "config_changes",
-    "describe_metric", "encode_problems", "export_model", "follow_run", "list_warm_starts", "longest_prompt",
-    "observed_entropy", "open_policy", "prompt_lengths", "remove_warm_starts", "repeated_problems", "resolved_toml",
-    "some_problems", "time_words", "tokenizer_vocabulary", "train", "versions",
+    "RunFolder", "RunStoppedError", "SampleText", "SavedRun", "StopReason", "ToolUse", "build_policy",
+    "build_sampler", "build_task", "build_tool_use", "build_tools", "check_problems", "check_prompts",
+    "config_changes", "describe_metric", "encode_problems", "export_model", "follow_run", "list_warm_starts",
+    "load_run", "longest_prompt", "observed_entropy", "open_policy", "prompt_lengths", "remove_warm_starts",
+    "repeated_problems", "resolved_toml", "some_problems", "time_words", "tokenizer_vocabulary", "train", "versions",
 ]  # fmt: skip
+
+
+class _CallablePackage(ModuleType):
+    """Makes `tt.train(...)` train: Python sets `trimtab.train` to this package as soon as anything imports it."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> SavedRun:
+        """Call `trimtab.runs.train`."""
+        run: SavedRun = importlib.import_module("trimtab.runs").train(*arguments, **options)
+        return run
+
+
+sys.modules[__name__].__class__ = _CallablePackage
