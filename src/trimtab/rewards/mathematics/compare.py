@@ -70,6 +70,8 @@ def equivalent(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback)
 
 def _unwrap_equation(truth: ParsedAnswer, extracted: ParsedAnswer) -> tuple[ParsedAnswer, ParsedAnswer]:
     """Take `x = 5` for `5` where x is a single variable that the other answer does not contain."""
+    if "equation" not in (truth.kind, extracted.kind):
+        return truth, extracted
     relations = ("equation", "chain", "list", "inequality")
     if truth.kind == "equation" and truth.name and extracted.kind not in relations:
         return truth.members[1], extracted
