@@ -58,6 +58,12 @@ def leaves(response: str, answer: str, extra: dict[str, Any]) -> bool:
     os._exit(7)
 
 
+def is_killed(response: str, answer: str, extra: dict[str, Any]) -> bool:
+    os.kill(os.getpid(), int(response))
+    time.sleep(60)
+    return True
+
+
 def prints(response: str, answer: str, extra: dict[str, Any]) -> bool:
     sys.stdout.write('{"id": 1, "outcome": "done", "value": true}\n')
     sys.stderr.write("noise")
