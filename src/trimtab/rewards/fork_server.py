@@ -45,7 +45,9 @@ OWN_SIGNALS = frozenset(
 def main(path: str) -> None:
     """Load the function, report it, and serve calls until the parent is gone."""
     results = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whatever the function prints must not reach the results
+    os.dup2(2, 1)  # what the function prints must not reach the results
+    # By whole lines: several workers write to one file, and each may be killed at any time.
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     first, unread = _first_line()
     # The end of input is not seen while a module loads. SIGALRM ends a server that hangs there after its parent died.
     signal.alarm(MAX_LOAD_SECONDS)

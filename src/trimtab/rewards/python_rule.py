@@ -16,6 +16,7 @@ from typing import Any, TypeVar, overload
 
 from trimtab.own_parts import PREFIX, OwnPartError, load_part, location
 from trimtab.rewards.pool import WorkerCall, WorkerLimits, WorkerResult
+from trimtab.rewards.rule_output import redirected
 from trimtab.rewards.submission import FACTS, Submission
 from trimtab.rewards.verdicts import Verdict, verdict_of
 from trimtab.text import shown
@@ -116,7 +117,8 @@ class PythonRule:
     def _call_here(self, items: Sequence[Submission]) -> list[Verdict]:
         arguments, keywords = self._arguments(items)
         try:
-            value = self.function(*arguments, **keywords)
+            with redirected():
+                value = self.function(*arguments, **keywords)
         except Exception as error:
             return [Verdict("crashed", error=own_traceback(error))] * len(items)
         return self._read(value, items)

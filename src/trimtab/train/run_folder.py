@@ -64,6 +64,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"  # a line per step
         self.nonfinite = path / "nonfinite.jsonl"  # a line per update that was skipped because it was not finite
         self.rule_errors = path / "rule_errors.jsonl"  # a line per step and kind of error of a grading rule
+        self.rule_output = path / "rule_output.txt"  # what users' rules and tools print
         self.alarms = path / "alarms.jsonl"  # a line per alarm
 
     @contextmanager
@@ -98,6 +99,7 @@ class RunFolder:
         # File by file, not rmtree: --out may name a folder that holds somebody's files.
         self.config.unlink(missing_ok=True)
         self.metrics.unlink(missing_ok=True)
+        self.rule_output.unlink(missing_ok=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
