@@ -272,7 +272,7 @@ def _rounds_to(truth: Node, extracted: Node, value: Fraction | None) -> bool:
 
 
 def _writes_out(truth: Node, value: Fraction, extracted: Node) -> bool:
-    """Return whether an answer is a fraction without a finite decimal, rounded or cut to a double's 15 digits or more."""
+    """Return whether an answer writes out a fraction with endless decimals to at least a double's 15 digits."""
     if truth.kind == "number" or extracted.kind != "number" or extracted.decimals is None:
         return False
     digits, exact = (number * Fraction(10) ** extracted.decimals for number in (extracted.value, value))

@@ -73,7 +73,7 @@ def prints(response: str, answer: str, extra: dict[str, Any]) -> bool:
 
 
 def talkative(response: str, answer: str, extra: dict[str, Any]) -> float:
-    print("seen", len(response))
+    print("seen", len(response))  # noqa: T201
     return float(len(response) % 2)
 
 
