@@ -1,4 +1,4 @@
-r"""Where two expressions are compared: at points that no answer can be made to fit, whole ones where numbers are counted.
+r"""Where two expressions are compared: at points that no answer can be made to fit, whole ones for what counts.
 
 The wrong answers of this kind stand among the exploits.
 """
@@ -46,7 +46,9 @@ def test_any_change_of_an_answer_moves_its_points() -> None:
 
 def test_the_points_are_the_same_in_every_process() -> None:
     code = "import test_points; print(test_points.values_of_x('x', '2x'))"
-    shown = subprocess.run([sys.executable, "-c", code], cwd=__file__.rpartition("/")[0], capture_output=True, text=True)
+    shown = subprocess.run(
+        [sys.executable, "-c", code], cwd=__file__.rpartition("/")[0], capture_output=True, text=True, check=True
+    )
     assert shown.stdout.strip() == str(values_of_x("x", "2x")), shown.stderr
 
 

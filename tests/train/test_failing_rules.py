@@ -21,7 +21,7 @@ from trimtab.console.display import LiveReporter
 from trimtab.console.launch import TrainRequest, launch_run
 from trimtab.files import read_json_lines
 from trimtab.insight.alarms import AlarmMonitor, alarm_monitor
-from trimtab.rewards import Verdict
+from trimtab.rewards import Verdict, grade
 from trimtab.rewards.verdicts import VerdictKind
 from trimtab.train import rollouts
 from trimtab.train.loop import train
@@ -171,6 +171,28 @@ def test_the_alarm_rings_at_once_and_names_the_share() -> None:
         "rules failed on 2 % of the responses, which are not graded",
     )
     assert "rule_errors.jsonl" in alarm.suggestion
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_what_a_rule_prints_is_in_a_file_that_is_named_once(
+    tmp_path: Path, in_process: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name = "talkative_here" if in_process else "talkative"
+    run, log = short_run(tmp_path / "run", {"reward.terms.own.rule": f"python:helpers.rewards.python_rules:{name}"})
+    train(run)
+    printed = run.folder.rule_output.read_text().splitlines()
+    assert len(printed) >= 16 and {line.split()[0] for line in printed} == {"seen"}
+    assert [text for text in log.messages if str(run.folder.rule_output) in text] == [
+        f"note: a rule or tool of yours prints; it goes to {run.folder.rule_output}"
+    ]
+    assert "seen" not in "".join(capfd.readouterr())
+
+
+def test_without_a_run_a_rules_prints_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    for name in ("talkative", "talkative_here"):
+        grade("four", "x", f"python:helpers.rewards.python_rules:{name}")
+        out, errors = capfd.readouterr()
+        assert (out, errors) == ("", "seen 4\n")
 
 
 def test_the_live_display_leaves_a_traceback_above_itself_in_full() -> None:

@@ -7,6 +7,7 @@ the run, and after an error while drawing, plain lines are printed instead.
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections import deque
@@ -231,7 +232,8 @@ class LiveReporter:
         self.display = RunDisplay(title, target_entropy)
         for record in earlier:  # a resumed run continues its curves
             self.display.set_metrics(int(record["step"]), record)
-        self.console = console or Console()
+        # Its file is fixed: while a rule runs, sys.stdout is the file for what the rule prints.
+        self.console = console or Console(file=sys.stdout)
         self._plain = PlainReporter(self._write, target_entropy=target_entropy)
         self._live: Live | None = Live(self.display, console=self.console, auto_refresh=False)
         self._over = threading.Event()

@@ -95,7 +95,7 @@ def _named(text: str, start: int, content: str) -> str:
 
 
 def _find_last_outer_box(plain: str) -> tuple[int, int, int] | None:
-    """Return where the last box that is not inside another one starts, where its content starts, and where that ends."""
+    """Return where the last box that is not inside another one starts, and its content starts and ends."""
     box = _find_last_box(plain, len(plain), MAX_BRACES)
     if box is None:
         return None

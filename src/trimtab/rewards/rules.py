@@ -204,7 +204,7 @@ def _grade_math(response: str, answer: str) -> Verdict | WorkerCall:
 def _boxed_answer(response: str, answer: str) -> str:
     """Return the content of the last box, or if the truth has several members, of all boxes that stand in one row."""
     box = answer_box(response)
-    if box is not None and response.count("\\boxed") > 1 and asks_for_several(answer):
+    if box is not None and asks_for_several(answer):
         box = answer_boxes(response)
     return (box or "").strip()
 

@@ -15,7 +15,7 @@ from trimtab import failpoints
 from trimtab.config import Config, list_checkpoints
 from trimtab.objectives import entropy_control
 from trimtab.parallel import World
-from trimtab.rewards import crashed_diagnosis, describe_error
+from trimtab.rewards import crashed_diagnosis, describe_error, keep_output
 from trimtab.stop_signals import StopRequest, deferred_stop
 from trimtab.text import printable
 from trimtab.train import checkpoints, run_state, warm_cache
@@ -87,6 +87,7 @@ class Run:
     _first_step: int = 0  # of this process
     _crashed_steps: int = 0  # in a row
     _slow_steps: int = 0  # in a row
+    _output_named: bool = False  # whether the file with what rules print has been named
     _fit: entropy_control.FitWindow = field(default_factory=entropy_control.FitWindow)
     model_missing: bool = False  # whether the trained model could not be written
     # The rest is set by `prepare`.
@@ -110,9 +111,11 @@ class Run:
             self.folder.reopen(self.config)
         else:
             self.folder.create(self.config)
+        keep_output(self.folder.rule_output)
         trainer = self.trainer = build_trainer(
             self.config, check_problems(self.config, warms_up=not resumed), self.world
         )
+        trainer.together(_keep_output, self.folder.rule_output)
         repeats = repeated_problems(self.config, trainer.task, trainer.test_task)
         trainer.seen_share = len(repeats.seen) / max(repeats.held_out, 1)
         for task in filter(None, (trainer.task, trainer.test_task)):
@@ -155,6 +158,7 @@ class Run:
         """Close a run that failed before its first step, and remove its folder if it has no checkpoint."""
         if hasattr(self, "trainer"):
             self.trainer.close()
+        keep_output(None)
         if not self.folder.checkpoints.exists():
             self.folder.discard()
 
@@ -173,6 +177,7 @@ class Run:
             self.trainer.close()
             self._loggers.close()
             self.reporter.close()
+            keep_output(None)
 
     def finish_step(self, result: StepResult) -> None:
         """Log a step, evaluate and save if they are due, and stop the run if there is a reason to."""
@@ -371,6 +376,10 @@ class Run:
             if record["rule"] not in self._failed_rules:
                 self._failed_rules.add(record["rule"])
                 self.reporter.message(describe_error(record, self.folder.rule_errors))
+        output = self.folder.rule_output
+        if not self._output_named and output.exists() and output.stat().st_size:
+            self._output_named = True
+            self.reporter.message(f"note: a rule or tool of yours prints; it goes to {output}")
 
     def _check_rules(self, metrics: dict[str, float]) -> None:
         """Stop the run if its rules fail on most responses: at once at its start and end, else after some steps."""
@@ -444,3 +453,8 @@ class Run:
         """The command that goes on with the run."""
         several = f" --gpus {self.world.size}" if self.world.size > 1 else ""
         return f"trimtab train --resume {self.folder.path}{several}"
+
+
+def _keep_output(_: Trainer, path: Path) -> None:
+    """Have a rank send what rules print to the run's file."""
+    keep_output(path)

@@ -67,6 +67,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"  # a line per step
         self.nonfinite = path / "nonfinite.jsonl"  # a line per update that was skipped because it was not finite
         self.rule_errors = path / "rule_errors.jsonl"  # a line per step and kind of error of a grading rule
+        self.rule_output = path / "rule_output.txt"  # what users' rules and tools print
         self.alarms = path / "alarms.jsonl"  # a line per alarm
         self.json_lines = (self.metrics, self.nonfinite, self.rule_errors, self.alarms)
 
@@ -101,7 +102,7 @@ class RunFolder:
         if not self._created or not self._is_there():
             return
         # By name: the folder was empty, but somebody may have put files there since.
-        for path in (self.config, *self.json_lines):
+        for path in (self.config, self.rule_output, *self.json_lines):
             path.unlink(missing_ok=True)
         for folder in (self.reference, *(self.path / name for name in LOGGER_FOLDERS)):
             shutil.rmtree(folder, ignore_errors=True)

@@ -70,6 +70,8 @@ def equivalent(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback)
 
 def _unwrap_equation(truth: ParsedAnswer, extracted: ParsedAnswer) -> tuple[ParsedAnswer, ParsedAnswer]:
     """Take `x = 5` for `5` where x is a single variable that the other answer does not contain."""
+    if "equation" not in (truth.kind, extracted.kind):
+        return truth, extracted
     relations = ("equation", "chain", "list", "inequality")
     if truth.kind == "equation" and truth.name and extracted.kind not in relations:
         return truth.members[1], extracted
@@ -270,7 +272,7 @@ def _rounds_to(truth: Node, extracted: Node, value: Fraction | None) -> bool:
 
 
 def _writes_out(truth: Node, value: Fraction, extracted: Node) -> bool:
-    """Return whether an answer is a fraction without a finite decimal, rounded or cut to a double's 15 digits or more."""
+    """Return whether an answer writes out a fraction with endless decimals to at least a double's 15 digits."""
     if truth.kind == "number" or extracted.kind != "number" or extracted.decimals is None:
         return False
     digits, exact = (number * Fraction(10) ** extracted.decimals for number in (extracted.value, value))

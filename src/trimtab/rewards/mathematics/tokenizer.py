@@ -38,8 +38,7 @@ _SKIPPED_ARGUMENT = frozenset("hspace vspace phantom hphantom vphantom color tex
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.])[1-9]\d{0,2}(?:(?:\\[,!;: ]|\{,\}|,\\!)\s?\d{3})+(?!\d)")
 _TOKEN = re.compile(
     r"(?P<space>(?:\s|~|\\[,!;:> ]|\\(?=\s))+)"
-    r"|\\(?P<command>q?quad(?=[a-zA-Z])|[a-zA-Z]+)"
-    r"|(?P<relation>[<>]=|(?<=\s)!=)"
+    r"|\\(?P<command>[a-zA-Z]+)"
     r"|\\(?P<escaped>[^a-zA-Z])"
     r"|(?P<number>\d+\.(?=/)|(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{1,3}(?![\d.]))?)"
     r"|(?P<word>[a-zA-Z]{2,})"
@@ -52,7 +51,8 @@ _THOUSANDS = re.compile(r"(?<!\d,)[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)(?:\.\d+)?", 
 _NUMBER_START = re.compile(r"\s*[-+]?\s*\$?\.?\d", re.ASCII)
 _FORMULA = re.compile(r"[+=<>!]|(?<![\^\d])\d|\b[A-Za-z]\s?-", re.ASCII)
 
-_ASCII_RELATIONS = {"<=": "le", ">=": "ge", "!=": "ne"}  # `n!=6` is a factorial
+_ASCII_RELATIONS = (("<=", r"\le "), (">=", r"\ge "), (" !=", r"\ne "))  # `n!=6` is a factorial
+_JOINED_QUAD = re.compile(r"\\(q?quad)(?=[a-zA-Z])")
 _ESCAPED = {"$": "\\$", "{": "\\{", "}": "\\}", "(": "", ")": "", "[": "", "]": ""}
 _OPENING, _CLOSING = frozenset(("(", "[", "\\{")), frozenset((")", "]", "\\}"))
 
@@ -73,9 +73,7 @@ def tokenize(source: str) -> list[Token]:
 
     `1,234` is one number, except inside brackets, where a comma separates the members of a tuple or a set.
     """
-    source = _SPACED_THOUSANDS.sub(
-        lambda match: re.sub(r"\D", "", match[0]), unicode_to_latex(source).replace("{:}", ":")
-    )
+    source = _spell_out(source)
     result: list[Token] = []
     spaced, position, depth = False, 0, 0
     while match := _TOKEN.match(source, position):
@@ -86,8 +84,6 @@ def tokenize(source: str) -> list[Token]:
             continue
         if kind == "command":
             token, position = _command(match["command"], source, position, spaced)
-        elif kind == "relation":
-            token = Token("command", _ASCII_RELATIONS[text], spaced)
         elif kind == "escaped":
             token = Token("mark", _ESCAPED.get(match["escaped"], match["escaped"]), spaced)
         elif kind == "mark":
@@ -107,6 +103,18 @@ def tokenize(source: str) -> list[Token]:
         else:
             spaced = True  # an ignored command still separates its neighbours
     return result
+
+
+def _spell_out(source: str) -> str:
+    """Write Unicode's signs, `>=` and the like as LaTeX, and spaced thousands as one number."""
+    source = unicode_to_latex(source).replace("{:}", ":")
+    source = _SPACED_THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), source)
+    if "quad" in source:
+        source = _JOINED_QUAD.sub(r"\\\1 ", source)
+    if "=" in source:
+        for written, command in _ASCII_RELATIONS:
+            source = source.replace(written, command)
+    return source
 
 
 def _command(name: str, source: str, position: int, spaced: bool) -> tuple[Token | None, int]:

@@ -151,7 +151,7 @@ def strip_unit(tokens: list[Token]) -> tuple[list[Token], str | None, bool]:
     """Return the tokens without their unit, the unit, and whether a percent sign followed them."""
     texts = [token.text for token in tokens]
     sign = 1 if texts[0] in ("-", "+") else 0
-    if len(tokens) > sign + 1 and (money := _currency(tokens[sign])):
+    if len(tokens) > sign + 1 and tokens[sign].kind != "number" and (money := _currency(tokens[sign])):
         return _strip_price([*tokens[:sign], *tokens[sign + 1 :]], money)
     if len(tokens) > 1 and texts[-1] in _CURRENCIES:
         return tokens[:-1], _CURRENCIES[texts[-1]], False
