@@ -1,7 +1,8 @@
 """A training run: the loop, rollouts, scoring, recording, checkpoints, warm start."""
 
 from trimtab.train.alarm_actions import Alarm, Monitor
-from trimtab.train.build import build_policy, build_sampler, build_task, open_policy
+from trimtab.train.build import build_policy, build_sampler, build_task, open_policy, read_inputs
+from trimtab.train.inputs import InputReader, input_changes
 from trimtab.train.loop import follow_run, train
 from trimtab.train.metrics import METRICS, TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS, describe_metric
 from trimtab.train.process import versions
@@ -15,9 +16,9 @@ from trimtab.train.warm_cache import list_warm_starts, remove_warm_starts
 from trimtab.train.warm_start import check_problems
 
 __all__ = [
-    "METRICS", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "Alarm", "GradedResponse", "Monitor", "Reporter", "Run",
-    "RunFolder", "RunStoppedError", "SampleText", "StopReason", "ToolUse", "build_policy", "build_sampler",
-    "build_task", "check_problems", "config_changes", "describe_metric", "encode_problems", "export_model",
-    "follow_run", "list_warm_starts", "observed_entropy", "open_policy", "remove_warm_starts", "resolved_toml",
-    "tokenizer_vocabulary", "train", "versions",
+    "METRICS", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "Alarm", "GradedResponse", "InputReader", "Monitor",
+    "Reporter", "Run", "RunFolder", "RunStoppedError", "SampleText", "StopReason", "ToolUse", "build_policy",
+    "build_sampler", "build_task", "check_problems", "config_changes", "describe_metric", "encode_problems",
+    "export_model", "follow_run", "input_changes", "list_warm_starts", "observed_entropy", "open_policy",
+    "read_inputs", "remove_warm_starts", "resolved_toml", "tokenizer_vocabulary", "train", "versions",
 ]  # fmt: skip
