@@ -98,9 +98,9 @@ class Run:
         keep_freed_memory()
         resumed = self.resume and bool(list_checkpoints(self.folder.checkpoints))
         if self.resume:
+            self.folder.check_recipe(self.config)
             if not resumed:
                 self._check_unused()
-            self.folder.check_recipe(self.config)
         else:
             self.folder.create(self.config)
         problems = check_problems(self.config, warms_up=not resumed)
