@@ -74,7 +74,9 @@ def compared(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     out = tmp_path_factory.mktemp("compared")
     mark_folder(out, "compare")
     (out / "sspo+s2t-seed0").write_text("in the way")
-    return out, compare("stapo", "sspo + s2t", "--recipe", recipe, "--seeds", "1", "--out", str(out))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRIMTAB_WARM_START", str(out / ".warm_start"))
+        return out, compare("stapo", "sspo + s2t", "--recipe", recipe, "--seeds", "1", "--out", str(out))
 
 
 def test_a_failing_run_is_reported_and_does_not_stop_the_others(compared: tuple[Path, Any]) -> None:
@@ -100,10 +102,11 @@ def test_tables_and_files_have_the_numbers_and_the_command(compared: tuple[Path,
 
 
 def test_a_second_time_only_what_is_missing_is_run_and_shares_the_warm_start(
-    compared: tuple[Path, Any], recipe: str, tmp_path: Path
+    compared: tuple[Path, Any], recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "again"
     shutil.copytree(compared[0], out)
+    monkeypatch.setenv("TRIMTAB_WARM_START", str(out / ".warm_start"))
     (out / "sspo+s2t-seed0").unlink()
     before = (out / "stapo-seed0/metrics.jsonl").stat().st_mtime_ns
     result = compare("stapo", "sspo + s2t", "--recipe", recipe, "--seeds", "1", "--out", str(out))

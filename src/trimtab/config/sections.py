@@ -99,7 +99,7 @@ class WarmStartConfig(Section):
     max_problems: int | None = Field(None, ge=1, description="use only the first N problems, repeatedly")
     cache: bool = Field(
         True,
-        description="keep the resulting weights in the user's cache ([checkpoints.md](checkpoints.md)) for later runs",
+        description="keep the weights for later runs ([where](checkpoints.md#where-warm-starts-are-kept))",
     )
 
     @field_validator("columns")

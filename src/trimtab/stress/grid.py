@@ -14,6 +14,7 @@ from trimtab.compare import MAX_RUNS, CompareRun, check_objectives, plan_run
 from trimtab.config import load
 from trimtab.console import slug
 from trimtab.text import shown
+from trimtab.train import InputReader
 
 EVALUATIONS = 20  # of a run: fewer would show a collapse late
 NO_RECORDS = ("run.report=false", "record.enabled=false")  # hundreds of runs: records would fill the disk
@@ -69,9 +70,10 @@ class StressTest:
     def runs(self, cells: list[Cell]) -> list[tuple[Cell, CompareRun]]:
         """Return the runs of cells, seed by seed, so that a test that is stopped has compared all objectives."""
         first, steps = self._seed_and_steps()
+        reader = InputReader()
         settings = (*NO_RECORDS, f"run.eval_every={max(1, steps // EVALUATIONS)}", *self.settings)
         return [
-            (cell, plan_run(self.out, self.recipe, cell.objective, seed, (*settings, setting), setting))
+            (cell, plan_run(self.out, self.recipe, cell.objective, seed, (*settings, setting), setting, reader))
             for seed in range(first, first + self.seeds)
             for cell in cells
             for setting in [f"{cell.axis}={cell.value}"]

@@ -20,6 +20,8 @@ from trimtab.stop_signals import StopRequest, deferred_stop
 from trimtab.text import printable
 from trimtab.train import checkpoints, run_state, warm_cache
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_around
+from trimtab.train.build import read_inputs
+from trimtab.train.inputs import input_changes, run_inputs, write_inputs
 from trimtab.train.metrics import (
     StepResult,
     has_learning_signal,
@@ -106,15 +108,15 @@ class Run:
         keep_freed_memory()
         resumed = self.resume and bool(list_checkpoints(self.folder.checkpoints))
         if self.resume:
+            self.folder.check_recipe(self.config)
             if not resumed:
                 self._check_unused()
-            self.folder.reopen(self.config)
         else:
             self.folder.create(self.config)
         keep_output(self.folder.rule_output)
-        trainer = self.trainer = build_trainer(
-            self.config, check_problems(self.config, warms_up=not resumed), self.world
-        )
+        problems = check_problems(self.config, warms_up=not resumed)
+        self._check_inputs(run_inputs(self.config, problems))
+        trainer = self.trainer = build_trainer(self.config, problems, self.world)
         trainer.together(_keep_output, self.folder.rule_output)
         repeats = repeated_problems(self.config, trainer.task, trainer.test_task)
         trainer.seen_share = len(repeats.seen) / max(repeats.held_out, 1)
@@ -129,7 +131,9 @@ class Run:
         self._loggers = Loggers(self.config, self.folder, message)
         if resumed:
             self._resume()
-        else:
+        if self.resume:
+            self.folder.rewrite_config(self.config)
+        if not resumed:
             self._start()
         self._alarms = AlarmHandler(self.monitor, self.config.alarms, self.folder, message)
         earlier = self.folder.records()
@@ -143,8 +147,21 @@ class Run:
             self.world.watch.notices.post("resume", self.resume_command)
         return trainer
 
+    def _check_inputs(self, inputs: dict[str, str]) -> None:
+        """Refuse to go on with other data or another base model than before; note what is known for the first time."""
+        before = read_inputs(self.folder.path)
+        if changes := input_changes(before, inputs, self.config):
+            lines = "".join(f"\n  {line}" for line in changes)
+            raise ValueError(
+                f"{self.folder.path} was run with other inputs:{lines}\nPut them back as they were, or start a new run "
+                f"with them: trimtab train {self.folder.config} --out FOLDER"
+            )
+        if inputs.keys() - before.keys() or not self.folder.inputs.exists():
+            write_inputs(self.folder.path, {**inputs, **before})
+
     def _check_unused(self) -> None:
         """Refuse to start a run from the beginning whose checkpoints were removed: it would lose what it has."""
+        self.folder.require_own()
         last = int(max((record["step"] for record in self.folder.records()), default=0))
         # A full disk leaves an empty folder and no model: such a run has nothing but its metrics.
         if self.folder.model.exists() or (last >= 1 and not self.folder.checkpoints.exists()):

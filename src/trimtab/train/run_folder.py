@@ -22,6 +22,7 @@ from trimtab.config import Config, load
 from trimtab.files import append_json_lines, locked, require_empty, sync, write_atomically, write_json_lines
 from trimtab.step_lines import iter_step_lines, read_metrics
 from trimtab.text import PrintLine
+from trimtab.train.build import INPUTS
 
 # Keys that may change when a run is resumed: how long it lasts, what stops it, what it saves, how its weights are
 # split, and (with a warning) the threads and the device it runs on. In the form of pydantic's `exclude`; True: all keys
@@ -60,6 +61,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.toml"
+        self.inputs = path / INPUTS
         self.checkpoints = path / "checkpoints"
         self.alarm_checkpoints = path / "alarms"  # the checkpoints that alarms asked for
         self.model = path / "model"  # of a finished run
@@ -102,15 +104,15 @@ class RunFolder:
         if not self._created or not self._is_there():
             return
         # By name: the folder was empty, but somebody may have put files there since.
-        for path in (self.config, self.rule_output, *self.json_lines):
+        for path in (self.config, self.inputs, self.rule_output, *self.json_lines):
             path.unlink(missing_ok=True)
         for folder in (self.reference, *(self.path / name for name in LOGGER_FOLDERS)):
             shutil.rmtree(folder, ignore_errors=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
-    def reopen(self, config: Config) -> None:
-        """Resume a run; a recipe that would change its results is an error."""
+    def check_recipe(self, config: Config) -> None:
+        """Raise if there is no run to resume, or if the recipe would change its results."""
         if not self.config.exists():
             raise ValueError(f"{self.path} holds no run to resume")
         changes = config_changes(load(self.config), config)
@@ -120,7 +122,19 @@ class RunFolder:
                 f"{self.path} was run with another recipe; these keys differ:{lines}\n"
                 f"To go on from its weights with other settings, start a new run: {start_command(self.path, config)}"
             )
-        # Written again, for keys such as run.steps may have changed.
+
+    def require_own(self) -> None:
+        """Raise if a folder without a checkpoint is not that of a run: its files would be taken for those of one."""
+        if self.inputs.exists():
+            return
+        # A run that was killed at its start has left its recipe, and nothing else.
+        require_empty(self.path, [self.config.name])
+        if self.config.read_text(encoding="utf-8") != resolved_toml(load(self.config)):
+            again = f"trimtab train {self.config} --out FOLDER"
+            raise ValueError(f"{self.path} holds a recipe, but no run to resume. To train it: {again}")
+
+    def rewrite_config(self, config: Config) -> None:
+        """Store the configuration of a resumed run: keys such as run.steps may have changed."""
         write_atomically(self.config, resolved_toml(config))
 
     def append_metrics(self, record: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from trimtab.parallel import gather_to_leader, local_tensor
 from trimtab.policy import Policy, Precision
 from trimtab.text import shown
 from trimtab.train import checkpoints
-from trimtab.train.build import open_policy
+from trimtab.train.build import check_base, open_policy
 from trimtab.train.process import environment
 from trimtab.train.run_folder import RunFolder, config_fingerprint
 from trimtab.train.trainer import RunProgress, Trainer
@@ -101,6 +101,7 @@ def load_start(trainer: Trainer, progress: RunProgress) -> str:
     saved = checkpoints.read(found.folder)
     taken = "weights"
     with checkpoints.errors_as_mismatch(saved):
+        check_base(found.run, config)
         if config.model.path != config.model.start_from:  # else they are the model's already, merged
             checkpoints.load_parameters(trainer.policy.model, saved.tensors["model"])
         if config.model.start_optimizer:

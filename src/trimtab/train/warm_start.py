@@ -33,11 +33,11 @@ from trimtab.policy import (
     split_by_token_budget,
     start_gradients,
 )
-from trimtab.private_cache import content_digest, folder_digest
 from trimtab.stop_signals import SignalInterrupt, deferred_stop
 from trimtab.tasks import Problem, Repeats, Task, derive_seed, find_repeats, source_paths, worked_solutions
 from trimtab.train import checkpoints, warm_cache
 from trimtab.train.build import build_tasks, check_demo_characters
+from trimtab.train.inputs import path_digest
 from trimtab.train.reporting import Reporter, announce_stop
 from trimtab.train.responses import encode_problems, worked_transcript
 from trimtab.train.rollouts import evaluate
@@ -142,9 +142,7 @@ def _digests(config: Config) -> list[str]:
     files: list[Any] = [*source_paths(config.task.arguments.get("path")), config.warm_start.path]
     if is_own(config.task.name):
         files.append(location(load_part(config.task.name)).rpartition(":")[0])
-    found = [Path(path).expanduser() for path in files if isinstance(path, str) and path]
-    digests = [folder_digest(path) if path.is_dir() else content_digest(path) for path in found if path.exists()]
-    return [*map(model_digest, weights), *digests]
+    return [*map(model_digest, weights), *(path_digest(path) for path in files if isinstance(path, str) and path)]
 
 
 def check_problems(config: Config, warms_up: bool = True) -> tuple[Task, Task | None]:
