@@ -171,6 +171,15 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def read_bounded(path: Path, largest: int) -> bytes:
+    """Read a file of at most `largest` bytes; a pipe, which would block, or an endless device raises ValueError."""
+    if not path.is_file() and path.exists():
+        raise ValueError("it is not a regular file")
+    if (size := path.stat().st_size) > largest:
+        raise ValueError(f"it has {size} bytes, and {largest} at most may be")
+    return path.read_bytes()
+
+
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a JSON-lines file atomically."""
     write_atomically(path, map(_json_line, rows))

@@ -18,6 +18,7 @@ from trimtab.config.errors import describe_errors
 from trimtab.config.paths import locate_paths
 from trimtab.config.recipe import Config
 from trimtab.config.task_section import TaskConfig, task_section
+from trimtab.files import read_bounded
 from trimtab.own_parts import look_beside, own_names, was_loaded
 from trimtab.text import nearest, shorten, shown
 
@@ -165,12 +166,12 @@ def find_recipe(recipe: str | Path) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > LARGEST_RECIPE:
-        raise ValueError(
-            f"{path} is not a recipe: it has {path.stat().st_size} bytes, and {LARGEST_RECIPE} at most may be"
-        )
     try:
-        return parse_toml(path.read_text(encoding="utf-8"))
+        data = read_bounded(path, LARGEST_RECIPE)
+    except ValueError as error:
+        raise ValueError(f"{path} is not a recipe: {error}") from None
+    try:
+        return parse_toml(data.decode("utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
 

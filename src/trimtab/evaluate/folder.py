@@ -232,4 +232,6 @@ def prompt_hash(item: BenchmarkProblem) -> str:
 
 def rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (location, row) for every line of a JSON-lines file; nothing where the file does not exist."""
+    if not path.is_file() and path.exists():  # reading a pipe would block
+        raise ValueError(f"{path} is not a regular file")
     return iter_json_lines(path) if path.exists() else iter(())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
@@ -11,6 +10,7 @@ from typing import Any
 from trimtab.collapse import CollapseDetector, start_values
 from trimtab.insight.alarms.history import History, spread
 from trimtab.insight.alarms.thresholds import Thresholds
+from trimtab.step_lines import is_finite_number
 
 # Metrics of what the policy samples. Those of an update are small while the learning rate rises, which is no start to
 # hold to, and groups that differ become many at once in a run that begins to learn.
@@ -53,7 +53,7 @@ class DetectorInput:
     def add(self, record: Mapping[str, float]) -> int:
         """Add a record of metrics and return its step."""
         # Logs of other trainers hold text and nulls, and a single NaN would make every median after it NaN.
-        numbers = {k: v for k, v in record.items() if isinstance(v, int | float) and math.isfinite(v)}
+        numbers = {k: v for k, v in record.items() if is_finite_number(v)}
         self.collapse.add(numbers)
         return self.history.add(numbers)
 

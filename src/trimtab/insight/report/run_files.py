@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from trimtab.config import LARGEST_RECIPE, parse_toml
+from trimtab.files import read_bounded
 from trimtab.insight.report.embed import NumpyArray, truncated
 from trimtab.record import RecordError, Records, open_run
 from trimtab.step_lines import is_finite_number, iter_step_lines
@@ -112,9 +113,7 @@ def _holds_run(folder: Path) -> bool:
 
 def _read_config(path: Path, notes: list[str]) -> tuple[dict[str, Any], str]:
     try:
-        if path.stat().st_size > LARGEST_RECIPE:
-            raise ValueError("it is too large to be a configuration")
-        text = path.read_bytes().decode("utf-8", "replace")
+        text = read_bounded(path, LARGEST_RECIPE).decode("utf-8", "replace")
     except (OSError, ValueError) as error:
         notes.append(f"config.toml is missing or cannot be read: {_reason(error)}")
         return {}, ""

@@ -65,7 +65,7 @@ def tiles(run: RunFiles) -> list[dict[str, str]]:
     shown = []
     for name, metric, write, window in rows:
         if metric in run.curves and window == -1:
-            mean = float(run.curves[metric].values.mean())
+            mean = float(run.curves[metric].values.mean(dtype="f8"))
             shown.append({"name": name, "value": write(mean), "from": "of all tokens"})
         elif metric in run.curves:
             first, last = _start_and_end(run.curves[metric], window)
@@ -77,7 +77,7 @@ def _length(run: RunFiles) -> Iterator[str]:
     config = config_of(run)
     wanted = f" of {config.run.steps:,}" if config else ""
     times = [run.curves[name].values for name in ("time/rollout", "time/update") if name in run.curves]
-    seconds = sum(float(values.sum()) for values in times)
+    seconds = sum(float(values.sum(dtype="f8")) for values in times)
     spent = f", {clock(seconds)} of sampling and updates" if seconds else ""
     tokens = run.curves.get("tokens/count")
     seen = f", {float(tokens.values.sum(dtype='f8')):,.0f} response tokens" if tokens else ""
@@ -151,7 +151,9 @@ def _tools(run: RunFiles) -> Iterator[str]:
         return
     first, last = map(percent, _start_and_end(called))
     yield f"A successful call of a tool was in {first} of the conversations at the start and in {last} at the end."
-    totals = [float(run.curves[name].values.sum()) for name in ("tools/calls", "tools/ok") if name in run.curves]
+    totals = [
+        float(run.curves[name].values.sum(dtype="f8")) for name in ("tools/calls", "tools/ok") if name in run.curves
+    ]
     if len(totals) == 2 and totals[0] > 0:
         yield f"Of all calls, {percent(max(1 - totals[1] / totals[0], 0.0))} failed."
 
@@ -170,7 +172,11 @@ def _entropy(run: RunFiles) -> Iterator[str]:
 def _tokens(run: RunFiles) -> Iterator[str]:
     metrics = {name: f"tokens/{name}_share" for name in ("silenced", "boosted", "damped", "masked", "dropped")}
     metrics["clipped"] = "update/clip_share"
-    shares = {name: float(run.curves[metric].values.mean()) for name, metric in metrics.items() if metric in run.curves}
+    shares = {
+        name: float(run.curves[metric].values.mean(dtype="f8"))
+        for name, metric in metrics.items()
+        if metric in run.curves
+    }
     clauses = [f"{_one_in(share) if share else 'none'} was {name}" for name, share in shares.items()]
     if clauses:
         yield f"Of the tokens, {', '.join(clauses)}."
