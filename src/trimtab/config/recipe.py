@@ -110,6 +110,7 @@ class Config(Section):
                 f"rollout.dynamic_sampling needs rollout.samples of 2 or more, not {rollout.samples}: "
                 "the rewards of one response cannot differ"
             )
+        self._check_best()
         self._check_tools()
         self._check_old_stats()
         for key in ("gradient_checkpointing", "lora_dropout"):
@@ -125,6 +126,14 @@ class Config(Section):
                 f"reward.overlong_buffer = {reward.overlong_buffer} must be at most rollout.max_new_tokens = {limit}"
             )
         return self
+
+    def _check_best(self) -> None:
+        run = self.run
+        wanted = "run.keep_best" if run.keep_best else "run.early_stop" if run.early_stop else ""
+        if wanted and not run.eval_every:
+            raise ValueError(f"{wanted} is about held-out scores, but run.eval_every = 0: set it to 1 or more")
+        if wanted and not self.task.has_held_out_problems:
+            raise ValueError(f"{wanted} is about held-out scores, but there are no such problems: set task.eval_path")
 
     def _check_tools(self) -> None:
         environment, turns = self.task.environment, self.rollout.max_turns

@@ -329,6 +329,16 @@ class RunConfig(Section):
     eval_problems: int = Field(200, ge=1, le=10_000_000, description="number of held-out problems per evaluation")
     checkpoint_every: int = Field(50, ge=0, description="steps between checkpoints; 0 means only one at the end")
     keep_checkpoints: int = Field(2, ge=1, description="number of checkpoints to keep (the newest)")
+    keep_best: bool = Field(
+        False,
+        description="also keep the checkpoint with the best held-out score so far, as RUN@best; the score is the mean "
+        "of a rule's numbers, else the accuracy",
+    )
+    early_stop: int = Field(
+        0,
+        ge=0,
+        description="stop after this many evaluations in a row without a better held-out score; 0 means never",
+    )
     patience: int = Field(
         50, ge=0, description="stop after this many steps in a row without a learning signal; 0 means never"
     )

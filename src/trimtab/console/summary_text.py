@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from trimtab.config import Config
+from trimtab.config import Config, run_checkpoints
 from trimtab.objectives import entropy_control
 from trimtab.policy import DEMO_MODELS
 from trimtab.text import clock, number, percent
-from trimtab.train import RunFolder, time_words
+from trimtab.train import RunFolder, best_evaluation, time_words
 
 LONGEST_WINDOW = 10  # steps that the numbers of start and end are averaged over, at most
 END_WINDOW = f"the last quarter of the steps, at most {LONGEST_WINDOW}"  # `window_length` in words
@@ -150,6 +150,7 @@ def closing_summary(
     finished = result.steps >= config.run.steps and model.exists()
     lines += [f"  model       {model}"] if finished else []
     lines += [f"  report      {report}"] if report else []
+    lines += _best_lines(records, folder.path)
     first, last = result.accuracy_start, result.accuracy_end
     if first is not None and last is not None and last < first:
         change = accuracy_change(first, last, result.problems or config.run.eval_problems)
@@ -180,6 +181,16 @@ def describe_task(config: Config) -> str:
 def describe_model(config: Config) -> str:
     """Return the model in a few words."""
     return "the demo model" if config.model.path in DEMO_MODELS else config.model.path
+
+
+def _best_lines(records: Sequence[Mapping[str, Any]], path: Path) -> list[str]:
+    """Name the step with the best held-out score, and how to use its checkpoint if there is one."""
+    best = best_evaluation(records)
+    if best is None or best.later == 0:  # the last one is the best
+        return []
+    kept = any(saved.name == f"step-{best.step:08d}" for saved in run_checkpoints(path))
+    use = f"{path}@{best.step}, as a model or for train --from" if kept else "not kept; run.keep_best = true keeps it"
+    return [f"  best step   {best.step}, with a held-out score of {best.score:.3g}: {use}"]
 
 
 def _number_lines(result: RunSummary) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -20,7 +21,9 @@ from trimtab.text import printable
 from trimtab.train import checkpoints, run_state
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_around
 from trimtab.train.metrics import (
+    BestEvaluation,
     StepResult,
+    best_evaluation,
     has_learning_signal,
     has_slow_grading,
     no_signal_diagnosis,
@@ -47,6 +50,7 @@ class StopReason(StrEnum):
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
     NO_SIGNAL = "no learning signal"
+    NO_BETTER = "no better held-out score"
     NONFINITE = "not finite"
     NOT_SAVED = "not saved"
     FOLDER_GONE = "folder gone"
@@ -82,6 +86,7 @@ class Run:
     _first_step: int = 0  # of this process
     _crashed_steps: int = 0  # in a row
     _slow_steps: int = 0  # in a row
+    _best: BestEvaluation | None = None
     _fit: entropy_control.FitWindow = field(default_factory=entropy_control.FitWindow)
     # The rest is set by `prepare`.
     trainer: Trainer = field(init=False, repr=False)
@@ -117,6 +122,8 @@ class Run:
         self._alarms.replay(earlier)
         for record in earlier:
             self._fit.add(record)
+        # From the metrics, which a resumed run has up to its checkpoint: so it goes on as if it had not stopped.
+        self._best = best_evaluation(earlier)
         # Only now, for it deletes the records of steps after the checkpoint that was restored.
         kept, step = self._alarms.steps_to_keep(), self.progress.step
         trainer.recorder = start_recording(trainer, self.folder.path, step, warn=message, kept=kept)
@@ -177,6 +184,7 @@ class Run:
         # The last step is saved by `_end`, after the loop.
         if run.checkpoint_every and step % run.checkpoint_every == 0 and step != run.steps:
             self.save()
+        self._check_best({"step": step, **metrics})
         self._check_rules(metrics)
         self._check_grading_time(metrics)
         self._check_learning_signal(metrics)
@@ -186,13 +194,13 @@ class Run:
             raise self._stop(StopReason.ALARM, message)
         failpoints.failpoint("step.finished")
 
-    def save(self, folder: Path | None = None) -> None:
+    def save(self, folder: Path | None = None, keep: int = KEEP_ALARM_CHECKPOINTS) -> None:
         """Write a checkpoint, by default one to resume from; on a full disk the run goes on without it."""
         self._check_folder()
         # Records and metrics go to the disk first: a checkpoint never claims a step whose files were lost.
         if self.trainer.recorder is not None:
             self.trainer.recorder.flush()
-        keep = self.config.run.keep_checkpoints if folder is None else KEEP_ALARM_CHECKPOINTS
+        keep = self.config.run.keep_checkpoints if folder is None else keep
         try:
             self.folder.sync()
             with self.trainer.timed("time/checkpoint"):  # logged with the next step
@@ -230,6 +238,7 @@ class Run:
             self._log({"step": 0, **metrics})
             self.reporter.step(0, self.config.run.steps, metrics)
         self.save()
+        self._check_best({"step": 0, **metrics})
         if (share := metrics.get("eval/crashed_share", 0.0)) > MOSTLY_CRASHED:
             raise self._stop_for_rules(share)
 
@@ -331,6 +340,32 @@ class Run:
         if self._crashed_steps and (at_an_end or self._crashed_steps >= MAX_CRASHED_STEPS):
             self.save()
             raise self._stop_for_rules(share)
+
+    def _check_best(self, record: dict[str, float]) -> None:
+        """Keep the checkpoint of a new best held-out score; stop after `run.early_stop` evaluations without one."""
+        before, best, run = self._best, best_evaluation([record], self._best), self.config.run
+        self._best = best
+        if best is None or best == before:  # the step has no evaluation
+            return
+        if best.step == record["step"]:
+            if run.keep_best:
+                self._save_best(best.step)
+        elif run.early_stop and best.later >= run.early_stop and record["step"] != run.steps:
+            self.save()
+            raise self._stop(
+                StopReason.NO_BETTER,
+                f"no better held-out score in {best.later} evaluations: the best is {best.score:.3g}, of step "
+                f"{best.step}. To continue regardless: {self.resume_command} --set run.early_stop=0",
+            )
+
+    def _save_best(self, step: int) -> None:
+        self.save(self.folder.best, keep=1)
+        saved = list_checkpoints(self.folder.best)
+        # Others may be of steps after the one that the run was resumed from, which count no more.
+        if any(path.name == f"step-{step:08d}" for path in saved):
+            for path in saved:
+                if path.name != f"step-{step:08d}":
+                    shutil.rmtree(path, ignore_errors=True)
 
     def _check_grading_time(self, metrics: dict[str, float]) -> None:
         """Give advice once if grading takes most of the time."""
