@@ -23,7 +23,7 @@ from trimtab.config.task_section import TaskConfig, read_task, task_schema, task
 from trimtab.config.tools_section import ToolsConfig
 from trimtab.conversation import Limits
 from trimtab.objectives import ATTACHMENTS, COMMON_OPTIONS, METHODS, OPTIONS, Objective, objective
-from trimtab.own_parts import PREFIX
+from trimtab.own_parts import PREFIX, is_own
 from trimtab.rollout import SamplingOptions
 
 DEFAULT_OBJECTIVE = "stapo"
@@ -169,6 +169,14 @@ class Config(Section):
                 f"update.old_stats = 'sampled' does not work with {found[0]}: it needs the native sampler with the "
                 "trainer's precision, fp32, and temperature, without tools; use 'scored'"
             )
+
+    @property
+    def frozen_in_bf16(self) -> bool:
+        """Whether LoRA's frozen weights are kept in bf16: nothing may compute with them in fp32."""
+        model, rollout = self.model, self.rollout
+        halved = model.lora_rank > 0 and model.precision == "bf16"
+        # A sampler of the user's own may compute without autocast. Sharded layers have weights of one type.
+        return halved and rollout.precision != "fp32" and not is_own(rollout.engine) and not model.shard
 
     @property
     def has_tools(self) -> bool:

@@ -75,19 +75,26 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    config: Config, device: Device, memory: int | None = None, processes: int | None = None
+    config: Config,
+    device: Device,
+    memory: int | None = None,
+    processes: int | None = None,
+    frozen_in_bf16: bool | None = None,
 ) -> MemoryEstimate:
     """Estimate what a run needs on a device; with its `memory` the KV cache is limited to its share of that.
 
-    With a number of `processes` it is what each of them needs.
+    With a number of `processes` it is what each of them needs. `frozen_in_bf16` is by default what the recipe says.
     """
+    halved = config.frozen_in_bf16 if frozen_in_bf16 is None else frozen_in_bf16
     if config.model.shard and processes:
         whole = config.model_copy(update={"model": config.model.model_copy(update={"shard": False})})
-        return split_layers(estimate_memory(whole, device, memory, processes), config, processes)
+        return split_layers(estimate_memory(whole, device, memory, processes, halved), config, processes)
     config = share_of(config, processes or 1)
     model, shape = config.model, model_shape(base_model(config.model.path))
     with fake_tensors():
-        policy = fake_policy(shape, model.precision, model.lora_rank, model.gradient_checkpointing, model.lora_targets)
+        policy = fake_policy(
+            shape, model.precision, model.lora_rank, model.gradient_checkpointing, model.lora_targets, halved
+        )
         parameters = [p for p in policy.model.parameters() if p.requires_grad]
         weights, trained = _bytes(policy.model.parameters()), _bytes(parameters)
         micro_batch = largest_micro_batch(config, device)
