@@ -347,6 +347,17 @@ class RunConfig(Section):
         max_length=3,
         description="loggers that get the metrics, sample texts and alarms, in addition to the run's files",
     )
+    logger_project: str = Field("trimtab", min_length=1, max_length=128, description="wandb, trackio: the project")
+    logger_name: str | None = Field(
+        None, min_length=1, max_length=128, description="wandb, trackio: the run's name; none means that of its folder"
+    )
+    wandb_group: str | None = Field(None, min_length=1, max_length=128, description="wandb: the group of the run")
+    wandb_tags: list[str] = Field(default_factory=list, max_length=100, description="wandb: tags of the run")
+    wandb_mode: Literal["online", "offline"] | None = Field(
+        None,
+        description="wandb: offline writes into the run's folder, for `wandb sync` later; none means what the "
+        "environment says (WANDB_MODE), else online",
+    )
     log_samples: int = Field(
         10, ge=0, description="steps between logging the text of four responses to the loggers; 0 means never"
     )
@@ -356,3 +367,10 @@ class RunConfig(Section):
         description="folders to search for the modules of `python:` names, after `sys.path` "
         "([own-parts.md](own-parts.md)); none means the recipe's folder and the current one",
     )
+
+    @model_validator(mode="after")
+    def _check_loggers(self) -> RunConfig:
+        given = [key for key in ("wandb_group", "wandb_tags", "wandb_mode") if getattr(self, key)]
+        if given and "wandb" not in self.loggers:
+            raise ValueError(f'{given[0]} is for W&B, but loggers = {self.loggers}: add "wandb", or leave it out')
+        return self

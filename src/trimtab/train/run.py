@@ -105,14 +105,14 @@ class Run:
             self.folder.reopen(self.config)
         else:
             self.folder.create(self.config)
+        message = self.reporter.message
+        self._loggers = Loggers(self.config, self.folder, message)  # before the model, which may take minutes to load
         trainer = self.trainer = build_trainer(
             self.config, check_problems(self.config, warms_up=not resumed), self.world
         )
         check_positions(trainer.policy, trainer.task, self.config, trainer.tool_use)
-        message = self.reporter.message
         for note in [] if trainer.tool_use is None else trainer.tool_use.template.notes:
             message(f"note: {note}")
-        self._loggers = Loggers(self.config, self.folder, message)
         if resumed:
             self._resume()
         else:
@@ -144,6 +144,8 @@ class Run:
 
     def discard_if_unused(self) -> None:
         """Close a run that failed before its first step, and remove its folder if it has no checkpoint."""
+        if hasattr(self, "_loggers"):
+            self._loggers.close()
         if hasattr(self, "trainer"):
             self.trainer.close()
         if not self.folder.checkpoints.exists():
