@@ -323,7 +323,8 @@ class RunConfig(Section):
         0,
         ge=0,
         le=MAX_THREADS,
-        description="CPU threads; 0 means torch's default, or 1 with a GPU. It changes the last bits of results",
+        description="CPU threads; 0 means 1 with a GPU or a model of less than 2 million weights, else torch's "
+        "default. It changes the last bits of results",
     )
     eval_every: int = Field(50, ge=0, description="steps between evaluations on held-out problems; 0 means none")
     eval_problems: int = Field(200, ge=1, le=10_000_000, description="number of held-out problems per evaluation")

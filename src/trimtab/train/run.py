@@ -110,6 +110,7 @@ class Run:
         trainer = self.trainer = build_trainer(
             self.config, check_problems(self.config, warms_up=not resumed), self.world
         )
+        set_threads(self.config, trainer.policy.num_weights)
         check_positions(trainer.policy, trainer.task, self.config, trainer.tool_use)
         for note in [] if trainer.tool_use is None else trainer.tool_use.template.notes:
             message(f"note: {note}")
