@@ -12,14 +12,14 @@ from statistics import fmean
 from typing import Any
 
 from trimtab.collapse import Collapse, find_fall
-from trimtab.config import Config, list_checkpoints
+from trimtab.config import Config, list_checkpoints, run_checkpoints
 from trimtab.objectives import entropy_control
 from trimtab.own_parts import is_own, shown_file
 from trimtab.policy import DEMO_MODELS
 from trimtab.step_lines import iter_step_lines
 from trimtab.tasks import source_paths
 from trimtab.text import clock, number, percent, printable, shorten
-from trimtab.train import RunFolder, time_words
+from trimtab.train import RunFolder, best_evaluation, time_words
 
 LONGEST_WINDOW = 10  # steps that the numbers of the end are averaged over, at most
 END_WINDOW = f"the last quarter of the steps, at most {LONGEST_WINDOW}"  # `window_length` in words
@@ -170,6 +170,7 @@ def closing_summary(
     finished = result.steps >= config.run.steps and model.exists() and has_model
     lines += [f"  model       {model}"] if finished else []
     lines += [f"  report      {report}"] if report else []
+    lines += _best_lines(records, folder.path)
     fall = find_fall(records)
     rang = _alarms(folder)
     trouble = [*_fall_lines(result, fall, config), *([f"Alarms that rang: {rang}."] if rang else [])]
@@ -260,6 +261,16 @@ def _held_out_note(config: Config, result: RunSummary) -> str:
     # A program may return any problems, and the run behind a checkpoint may have had others.
     known = not is_own(config.task.name) and config.model.start_from is None
     return "on problems it was not trained on" if known else "on held-out problems"
+
+
+def _best_lines(records: Sequence[Mapping[str, Any]], path: Path) -> list[str]:
+    """Name the step with the best held-out score, and how to use its checkpoint if there is one."""
+    best = best_evaluation(records)
+    if best is None or best.later == 0:  # the last one is the best
+        return []
+    kept = any(saved.name == f"step-{best.step:08d}" for saved in run_checkpoints(path))
+    use = f"{path}@{best.step}, as a model or for train --from" if kept else "not kept; run.keep_best = true keeps it"
+    return [f"  best step   {best.step}, with a held-out score of {best.score:.3g}: {use}"]
 
 
 def _number_lines(result: RunSummary, held_out: str) -> list[str]:

@@ -42,6 +42,20 @@ def _check_targets(model: Any, targets: Sequence[str]) -> None:
             raise ValueError(f"model.lora_targets: {target!r:.100} is no linear layer of the model: {', '.join(known)}")
 
 
+def freeze_in_bf16(model: Any) -> None:
+    """Keep the frozen weights of linear layers in bf16, in place.
+
+    Only for a model that computes under autocast, which casts these weights to bf16 at every use: results are equal to
+    the bit. It does not cast norms and embeddings, so those stay as they are, and with them a head that is tied.
+    """
+    embedding = model.get_input_embeddings().weight
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear) and layer.weight is not embedding:
+            for weight in layer.parameters(recurse=False):
+                if not weight.requires_grad:
+                    weight.data = weight.data.to(torch.bfloat16)
+
+
 def enable_gradient_checkpointing(model: Any) -> None:
     """Recompute each layer's activations in the backward pass instead of keeping them."""
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -59,6 +59,11 @@ class Policy:
         return getattr(self.causal_lm, self.causal_lm.base_model_prefix)
 
     @property
+    def num_weights(self) -> int:
+        """The number of weights, trained or not."""
+        return sum(weight.numel() for weight in self.model.parameters())
+
+    @property
     def lm_head(self) -> nn.Module:
         """The output embedding, which maps hidden states to logits."""
         head: nn.Module = self.causal_lm.get_output_embeddings()

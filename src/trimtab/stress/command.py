@@ -106,7 +106,7 @@ def mark_ended(outcome: RunOutcome) -> None:
     if outcome.counts:
         noted = {"state": outcome.state, "why": outcome.why, "steps": outcome.run.config.run.steps}
         write_atomically(folder.path / ENDED, json.dumps(noted) + "\n")
-        for weights in (folder.checkpoints, folder.alarm_checkpoints, folder.reference, folder.model):
+        for weights in (folder.checkpoints, folder.alarm_checkpoints, folder.best, folder.reference, folder.model):
             shutil.rmtree(weights, ignore_errors=True)
 
 

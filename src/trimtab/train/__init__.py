@@ -9,7 +9,14 @@ from trimtab.train.alarm_actions import Alarm, Monitor
 from trimtab.train.build import build_policy, build_sampler, build_task, open_policy, read_inputs
 from trimtab.train.inputs import InputReader, input_changes
 from trimtab.train.loop import follow_run, train
-from trimtab.train.metrics import METRICS, TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS, describe_metric, time_words
+from trimtab.train.metrics import (
+    METRICS,
+    TOP_GRADIENT_SHARE,
+    TOP_GRADIENT_TOKENS,
+    best_evaluation,
+    describe_metric,
+    time_words,
+)
 from trimtab.train.process import versions
 from trimtab.train.recording import observed_entropy, tokenizer_vocabulary
 from trimtab.train.reporting import Reporter, SampleText
@@ -34,11 +41,11 @@ from trimtab.train.warm_start import check_problems, repeated_problems
 __all__ = [
     "METRICS", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "Alarm", "GradedResponse", "InputReader", "Monitor",
     "Reporter", "Run", "RunFolder", "RunStoppedError", "SampleText", "SavedRun", "StopReason", "ToolUse",
-    "build_policy", "build_sampler", "build_task", "build_tool_use", "build_tools", "check_problems", "check_prompts",
-    "config_changes", "describe_metric", "encode_problems", "export_model", "follow_run", "input_changes",
-    "list_warm_starts", "load_run", "longest_prompt", "observed_entropy", "open_policy", "prompt_lengths",
-    "read_inputs", "remove_warm_starts", "repeated_problems", "resolved_toml", "some_problems", "time_words",
-    "tokenizer_vocabulary", "train", "versions",
+    "best_evaluation", "build_policy", "build_sampler", "build_task", "build_tool_use", "build_tools",
+    "check_problems", "check_prompts", "config_changes", "describe_metric", "encode_problems", "export_model",
+    "follow_run", "input_changes", "list_warm_starts", "load_run", "longest_prompt", "observed_entropy", "open_policy",
+    "prompt_lengths", "read_inputs", "remove_warm_starts", "repeated_problems", "resolved_toml", "some_problems",
+    "time_words", "tokenizer_vocabulary", "train", "versions",
 ]  # fmt: skip
 
 

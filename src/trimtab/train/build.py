@@ -77,6 +77,7 @@ def build_policy(config: Config, path: str | None = None, world: World | None = 
         lora_alpha=model.lora_alpha,
         lora_targets=model.lora_targets,
         lora_dropout=model.lora_dropout,
+        frozen_in_bf16=config.frozen_in_bf16 and trained,
         chat=model.chat,
         seed=config.run.seed,
         shard=world if model.shard else None,

@@ -38,6 +38,7 @@ def follow_run(config: Config, world: World) -> None:
     set_threads(config)
     keep_freed_memory()
     trainer = build_trainer(config, world=world)
+    set_threads(config, trainer.policy.num_weights)
     with closing(trainer), gc_pause() as freeze_once:
         trainer.follow(freeze_once)
 

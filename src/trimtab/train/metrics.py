@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -257,6 +258,30 @@ def repetition_share(token: Tensor, sequence: Tensor) -> Tensor:
     # Drop n-grams that reach over the end of a response.
     code = code[sequence[:count] == sequence[NGRAM - 1 :]].sort().values
     return (code[1:] == code[:-1]).sum(dtype=torch.float32) / max(len(code), 1)
+
+
+@dataclass(frozen=True)
+class BestEvaluation:
+    """The evaluation with the best held-out score, and how many came after it; of equal ones the first."""
+
+    step: int
+    score: float
+    later: int = 0
+
+
+def best_evaluation(
+    records: Iterable[Mapping[str, float]], best: BestEvaluation | None = None
+) -> BestEvaluation | None:
+    """Return the best of some steps' evaluations and an earlier best: by the mean score, else by the accuracy."""
+    for record in records:
+        score = record.get("eval/score", record.get("eval/accuracy"))
+        if score is None or not math.isfinite(score):
+            continue
+        if best is None or score > best.score:
+            best = BestEvaluation(int(record["step"]), score)
+        else:
+            best = replace(best, later=best.later + 1)
+    return best
 
 
 def has_learning_signal(metrics: Mapping[str, float]) -> bool:

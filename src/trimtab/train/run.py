@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -23,7 +24,9 @@ from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_arou
 from trimtab.train.build import read_inputs
 from trimtab.train.inputs import input_changes, run_inputs, write_inputs
 from trimtab.train.metrics import (
+    BestEvaluation,
     StepResult,
+    best_evaluation,
     has_learning_signal,
     has_slow_grading,
     no_signal_diagnosis,
@@ -52,6 +55,7 @@ class StopReason(StrEnum):
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
     NO_SIGNAL = "no learning signal"
+    NO_BETTER = "no better held-out score"
     NONFINITE = "not finite"
     NOT_SAVED = "not saved"
     FOLDER_GONE = "folder gone"
@@ -90,6 +94,7 @@ class Run:
     _crashed_steps: int = 0  # in a row
     _slow_steps: int = 0  # in a row
     _output_named: bool = False  # whether the file with what rules print has been named
+    _best: BestEvaluation | None = None
     _fit: entropy_control.FitWindow = field(default_factory=entropy_control.FitWindow)
     model_missing: bool = False  # whether the trained model could not be written
     # The rest is set by `prepare`.
@@ -113,22 +118,23 @@ class Run:
                 self._check_unused()
         else:
             self.folder.create(self.config)
+        message = self.reporter.message
+        self._loggers = Loggers(self.config, self.folder, message)  # before the model, which may take minutes to load
         keep_output(self.folder.rule_output)
         problems = check_problems(self.config, warms_up=not resumed)
         self._check_inputs(run_inputs(self.config, problems))
         trainer = self.trainer = build_trainer(self.config, problems, self.world)
+        set_threads(self.config, trainer.policy.num_weights)
         trainer.together(_keep_output, self.folder.rule_output)
         repeats = repeated_problems(self.config, trainer.task, trainer.test_task)
         trainer.seen_share = len(repeats.seen) / max(repeats.held_out, 1)
         for task in filter(None, (trainer.task, trainer.test_task)):
             check_prompts(trainer.policy, some_problems(task, PROMPTS_DECODED), trainer.tool_use)
         check_positions(trainer.policy, trainer.task, self.config, trainer.tool_use)
-        message = self.reporter.message
         for sentence in repeats.describe():
             message(f"warning: {sentence}")
         for note in [] if trainer.tool_use is None else trainer.tool_use.template.notes:
             message(f"note: {note}")
-        self._loggers = Loggers(self.config, self.folder, message)
         if resumed:
             self._resume()
         if self.resume:
@@ -140,6 +146,8 @@ class Run:
         self._alarms.replay(earlier)
         for record in earlier:
             self._fit.add(record)
+        # From the metrics, which a resumed run has up to its checkpoint: so it goes on as if it had not stopped.
+        self._best = best_evaluation(earlier)
         # Only now, for it deletes the records of steps after the checkpoint that was restored.
         kept, step = self._alarms.steps_to_keep(), self.progress.step
         trainer.recorder = start_recording(trainer, self.folder.path, step, warn=message, kept=kept)
@@ -173,6 +181,8 @@ class Run:
 
     def discard_if_unused(self) -> None:
         """Close a run that failed before its first step, and remove its folder if it has no checkpoint."""
+        if hasattr(self, "_loggers"):
+            self._loggers.close()
         if hasattr(self, "trainer"):
             self.trainer.close()
         keep_output(None)
@@ -217,6 +227,7 @@ class Run:
             self.save()
             if self._saver.must_stop:
                 raise self._stop(StopReason.NOT_SAVED, "no checkpoint can be written")
+        self._check_best({"step": step, **metrics})
         self._check_rules(metrics)
         self._check_grading_time(metrics)
         self._check_learning_signal(metrics)
@@ -273,6 +284,7 @@ class Run:
             self._log({"step": 0, **metrics})
             self.reporter.step(0, self.config.run.steps, metrics)
         self.save()
+        self._check_best({"step": 0, **metrics})
         if (share := metrics.get("eval/crashed_share", 0.0)) > MOSTLY_CRASHED:
             raise self._stop_for_rules(share)
 
@@ -407,6 +419,34 @@ class Run:
         if self._crashed_steps and (at_an_end or self._crashed_steps >= MAX_CRASHED_STEPS):
             self.save()
             raise self._stop_for_rules(share)
+
+    def _check_best(self, record: dict[str, float]) -> None:
+        """Keep the checkpoint of a new best held-out score; stop after `run.early_stop` evaluations without one."""
+        before, best, run = self._best, best_evaluation([record], self._best), self.config.run
+        self._best = best
+        if best is None or best == before:  # the step has no evaluation
+            return
+        if best.step == record["step"]:
+            if run.keep_best:
+                self._save_best(best.step)
+        elif run.early_stop and best.later >= run.early_stop and record["step"] != run.steps:
+            self.save()
+            raise self._stop(
+                StopReason.NO_BETTER,
+                f"no better held-out score in {best.later} evaluations: the best is {best.score:.3g}, of step "
+                f"{best.step}. To continue regardless: {self.resume_command} --set run.early_stop=0",
+            )
+
+    def _save_best(self, step: int) -> None:
+        try:
+            self._save_to(self.folder.best, keep=1)
+        except (checkpoints.CheckpointError, OSError) as error:
+            self._warn_once(self.folder.best, str(error))
+            return
+        # Others may be of steps after the one that the run was resumed from, which count no more.
+        for path in list_checkpoints(self.folder.best):
+            if path.name != f"step-{step:08d}":
+                shutil.rmtree(path, ignore_errors=True)
 
     def _check_grading_time(self, metrics: dict[str, float]) -> None:
         """Give advice once if grading takes most of the time."""

@@ -1,7 +1,8 @@
 """The folder of a run: `config.toml` (resolved), `metrics.jsonl`, `tokens/` (records), `checkpoints/`, `model/`.
 
 There are also `nonfinite.jsonl` if an update was not finite (which value, in which responses), `rule_errors.jsonl` if
-a rule failed, `alarms.jsonl` if an alarm was raised, and `alarms/` if one asked for a checkpoint.
+a rule failed, `alarms.jsonl` if an alarm was raised, `alarms/` if one asked for a checkpoint, and `best/` with
+`run.keep_best`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import tomli_w
 
 from trimtab import failpoints
-from trimtab.config import Config, load
+from trimtab.config import BEST, Config, load
 from trimtab.files import append_json_lines, locked, require_empty, sync, write_atomically, write_json_lines
 from trimtab.step_lines import iter_step_lines, read_metrics
 from trimtab.text import PrintLine
@@ -33,7 +34,14 @@ CHANGEABLE_ON_RESUME: dict[str, Any] = {
         "checkpoint_every",
         "keep_checkpoints",
         "on_failed_checkpoint",
+        "keep_best",
+        "early_stop",
         "loggers",
+        "logger_project",
+        "logger_name",
+        "wandb_group",
+        "wandb_tags",
+        "wandb_mode",
         "log_samples",
         "report",
         "patience",
@@ -64,6 +72,7 @@ class RunFolder:
         self.inputs = path / INPUTS
         self.checkpoints = path / "checkpoints"
         self.alarm_checkpoints = path / "alarms"  # the checkpoints that alarms asked for
+        self.best = path / BEST  # the checkpoint with the best held-out score
         self.model = path / "model"  # of a finished run
         self.reference = path / "reference"  # the weights that the run started from, for a KL penalty
         self.metrics = path / "metrics.jsonl"  # a line per step
