@@ -23,7 +23,7 @@ from trimtab.config.task_section import TaskConfig, read_task, task_schema, task
 from trimtab.config.tools_section import ToolsConfig
 from trimtab.conversation import Limits
 from trimtab.objectives import ATTACHMENTS, COMMON_OPTIONS, METHODS, OPTIONS, Objective, objective
-from trimtab.own_parts import PREFIX
+from trimtab.own_parts import PREFIX, is_own
 from trimtab.rollout import SamplingOptions
 
 DEFAULT_OBJECTIVE = "stapo"
@@ -105,11 +105,7 @@ class Config(Section):
                 f"objective.name = {self.objective['name']!r} has a KL to a reference model: "
                 "set model.reference ('start' or a path)"
             )
-        if rollout.dynamic_sampling and rollout.samples < 2:
-            raise ValueError(
-                f"rollout.dynamic_sampling needs rollout.samples of 2 or more, not {rollout.samples}: "
-                "the rewards of one response cannot differ"
-            )
+        self._check_samples()
         self._check_tools()
         self._check_old_stats()
         for key in ("gradient_checkpointing", "lora_dropout"):
@@ -125,6 +121,22 @@ class Config(Section):
                 f"reward.overlong_buffer = {reward.overlong_buffer} must be at most rollout.max_new_tokens = {limit}"
             )
         return self
+
+    def _check_samples(self) -> None:
+        rollout = self.rollout
+        if rollout.dynamic_sampling and rollout.samples < 2:
+            raise ValueError(
+                f"rollout.dynamic_sampling needs rollout.samples of 2 or more, not {rollout.samples}: "
+                "the rewards of one response cannot differ"
+            )
+        advantage = self.build_objective().advantage
+        if rollout.samples < 2 and not is_own(advantage):
+            raise ValueError(
+                f"rollout.samples = {rollout.samples} with objective.name = {self.objective['name']!r}: its advantage "
+                f"({advantage}) compares the responses to one prompt, so that of a single one is 0 and nothing is "
+                "learned; set rollout.samples to 2 or more, or objective.advantage to one of your own that needs no "
+                "group (python:MODULE:NAME)"
+            )
 
     def _check_tools(self) -> None:
         environment, turns = self.task.environment, self.rollout.max_turns

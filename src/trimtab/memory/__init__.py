@@ -2,10 +2,9 @@
 
 from trimtab.memory.estimate import longest_response, minibatches
 from trimtab.memory.estimate_text import describe_estimate
-from trimtab.memory.model_shape import NoEstimateError, model_shape
+from trimtab.memory.model_shape import known_positions
 from trimtab.memory.oom_advice import is_out_of_memory, oom_message
 
 __all__ = [
-    "NoEstimateError", "describe_estimate", "is_out_of_memory", "longest_response", "minibatches", "model_shape",
-    "oom_message",
+    "describe_estimate", "is_out_of_memory", "known_positions", "longest_response", "minibatches", "oom_message",
 ]  # fmt: skip
