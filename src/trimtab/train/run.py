@@ -19,6 +19,7 @@ from trimtab.stop_signals import StopRequest, deferred_stop
 from trimtab.text import printable
 from trimtab.train import checkpoints, run_state
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_around
+from trimtab.train.build import hub_note
 from trimtab.train.metrics import StepResult, has_learning_signal, no_signal_diagnosis
 from trimtab.train.process import environment, keep_freed_memory, set_threads
 from trimtab.train.recording import start_recording
@@ -93,9 +94,10 @@ class Run:
             self.folder.reopen(self.config)
         else:
             self.folder.create(self.config)
-        trainer = self.trainer = build_trainer(
-            self.config, check_problems(self.config, warms_up=not resumed), self.world
-        )
+        problems = check_problems(self.config, warms_up=not resumed)
+        if note := hub_note(self.config):
+            self.reporter.message(note)
+        trainer = self.trainer = build_trainer(self.config, problems, self.world)
         repeats = repeated_problems(self.config, trainer.task, trainer.test_task)
         trainer.seen_share = len(repeats.seen) / max(repeats.held_out, 1)
         for task in filter(None, (trainer.task, trainer.test_task)):
