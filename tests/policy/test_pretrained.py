@@ -346,9 +346,7 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.get_session", Session)
-    with pytest.raises(
-        ValueError, match=r"the Hugging Face hub .*ConnectionError: no route\\x1b"
-    ):
+    with pytest.raises(ValueError, match=r"the Hugging Face hub .*ConnectionError: no route\\x1b"):
         load_policy("nobody/nothing", device="cpu")
     assert len(asked) == 1
     assert "nobody/nothing" in asked[0][0]

@@ -151,11 +151,18 @@ def worked_solutions(source: str, suffix: str, columns: Mapping[str, str]) -> tu
 
 
 def worked_solution(location: str, row: Row, suffix: str, columns: Mapping[str, str]) -> Problem:
-    """Read a row of a warm start's file: a prompt as in a task's file, and its solution."""
+    """Read a row of a warm start's file: a prompt as in a task's file, and its solution.
+
+    The answer and the extra column may be missing: only an environment's `reset` looks at them.
+    """
     prompt = _messages(location, row, columns, suffix)
-    column = columns.get("solution", "solution")
-    solution = _solution(location, row, column)
-    return Problem(prompt, answer="", rule="", source=location, solution=solution, location=location)
+    solution = _solution(location, row, columns.get("solution", "solution"))
+    verl = row.get("reward_model")
+    has_answer = "answer" in columns or (isinstance(verl, Mapping) and "ground_truth" in verl)
+    answer = _ground_truth(location, row, columns.get("answer", COLUMNS["answer"])) if has_answer else ""
+    extra = _optional(location, row, columns, "extra")
+    given = extra if isinstance(extra, Mapping) else {}
+    return Problem(prompt, answer, rule="", source=location, solution=solution, extra=given, location=location)
 
 
 def gsm8k(
