@@ -20,6 +20,7 @@ import torch
 
 from trimtab.parallel import LostProcessError
 from trimtab.policy.smollm2 import smollm2_folder
+from trimtab.policy.text_growth import check_growth
 from trimtab.text import printable
 
 CONFIG = ("config.json",)
@@ -90,7 +91,25 @@ def read_tokenizer(path: str, **options: Any) -> Any:
     folder = local_folder(path)
     with errors_in_words(path, TOKENIZER):
         check_files(folder)
+        _check_tokenizer_json(path, folder, bool(options.get("local_files_only")))
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **options)
+
+
+def _check_tokenizer_json(path: str, folder: Path, local_only: bool) -> None:
+    """Raise ValueError for a tokenizer.json that makes endless texts; it is fetched if the model is on the hub."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    file = folder / "tokenizer.json"
+    if not os.path.isdir(folder):
+        try:
+            file = Path(hf_hub_download(path, "tokenizer.json", local_files_only=local_only))
+        except (EntryNotFoundError, LocalEntryNotFoundError):  # the tokenizer has other files, or is not here
+            return
+        if file.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError(f"{file.name} has {file.stat().st_size:,} bytes, which no such file needs")
+    if file.exists():
+        check_growth(json.loads(file.read_text(encoding="utf-8")))
 
 
 def local_folder(path: str) -> Path:
