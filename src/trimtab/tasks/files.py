@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from trimtab.files import iter_json_lines
+from trimtab.tasks.parquet_rows import parquet_rows
 from trimtab.tasks.problems import FixedTask, Message, Problem, Split, TaskOption, optional_module, user
 from trimtab.text import nearest, printable, shorten, shown
 
@@ -234,7 +235,8 @@ def read_rows(
 ) -> Iterator[tuple[str, Row]]:
     """Yield (location, row) for every row of a jsonl or parquet file, or of a split and config of a hub dataset.
 
-    A line of a jsonl file that is no JSON object raises or, with `on_error`, is skipped.
+    A line of a jsonl file that is no JSON object, and a row of parquet whose text is not UTF-8, raises or, with
+    `on_error`, is skipped.
     """
     path = Path(source).expanduser()
     if path.is_file():
@@ -242,7 +244,7 @@ def read_rows(
             return iter_json_lines(path, on_error=on_error)
         if path.suffix != ".parquet":
             raise ValueError(f"task file {source!r} ends in {path.suffix!r}: write it as .jsonl or .parquet")
-        return _parquet(path)
+        return parquet_rows(path, on_error)
     if not is_hub_data(source):
         raise ValueError(f"task file {source!r} does not exist: give the path of a .jsonl or .parquet file")
     return _hub(source, split, config)
@@ -253,16 +255,6 @@ def is_hub_data(source: str) -> bool:
     # A misspelt path must not be looked up there, where somebody else may own that name.
     path_like = Path(source).suffix in (".jsonl", ".json", ".parquet")
     return not path_like and re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source) is not None
-
-
-def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
-    parquet = optional_module("pyarrow.parquet", f"reading {path}", "pyarrow")
-    try:
-        table = parquet.read_table(path)
-    except (ValueError, OSError) as error:  # pyarrow's own errors are subclasses of these
-        raise ValueError(f"{path}: not a readable parquet file ({error}); write it again") from None
-    for number, row in enumerate(table.to_pylist(), start=1):
-        yield f"{path}, row {number}", row
 
 
 def _hub(source: str, split: str, config: str | None) -> Iterator[tuple[str, Row]]:
