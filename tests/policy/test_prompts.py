@@ -180,3 +180,8 @@ def test_a_tokenizer_may_change_letters_but_not_lose_most_of_them() -> None:
     digits.check_survival([[{"role": "user", "content": "12+34=x"}]])  # one letter is unknown
     with pytest.raises(ValueError, match="tokenizer loses the prompt 'Was ist"):
         digits.check_survival([[{"role": "user", "content": "Was ist die Summe von 12 und 3?"}]])
+
+
+def test_a_template_of_a_megabyte_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"chat template has 1,048,\d\d\d characters"):
+        with_template("{# " + "x" * (1 << 20) + " #}").encode(chat("1"))

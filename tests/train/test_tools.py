@@ -34,7 +34,7 @@ def build(policy: Policy) -> Iterator[Any]:
     built: list[Trainer] = []
 
     def make(scripts: Sequence[Sequence[str]], rule: str = "exact", **sections: dict[str, Any]) -> Trainer:
-        limits = {"prompts": 1, "samples": len(scripts), "max_new_tokens": 64, "max_turns": 2}
+        limits = {"prompts": 1, "samples": max(len(scripts), 2), "max_new_tokens": 64, "max_turns": 2}
         rollout = {**limits, "max_observation_tokens": 24, **sections.pop("rollout", {})}
         sections = {"tools": {"use": ["calculator"]}, **sections}
         config = parse({"objective": "grpo", "rollout": rollout, **sections})

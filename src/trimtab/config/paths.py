@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def locate_paths(table: dict[str, Any], folder: Path, task: str) -> None:
         values = table.get(section)
         if isinstance(values, dict) and key in values and (section != "task" or task in FILE_TASKS):
             locate = locate_model if section == "model" else locate_file
-            values[key] = _each(values[key], lambda value, to=locate, name=f"{section}.{key}": to(value, folder, name))
+            values[key] = _each(values[key], partial(locate, folder=folder, key=f"{section}.{key}"))
 
 
 def locate_file(value: str, folder: Path, key: str) -> str:

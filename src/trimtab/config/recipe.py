@@ -105,11 +105,7 @@ class Config(Section):
                 f"objective.name = {self.objective['name']!r} has a KL to a reference model: "
                 "set model.reference ('start' or a path)"
             )
-        if rollout.dynamic_sampling and rollout.samples < 2:
-            raise ValueError(
-                f"rollout.dynamic_sampling needs rollout.samples of 2 or more, not {rollout.samples}: "
-                "the rewards of one response cannot differ"
-            )
+        self._check_samples()
         self._check_best()
         self._check_tools()
         self._check_old_stats()
@@ -134,6 +130,22 @@ class Config(Section):
             raise ValueError(f"{wanted} is about held-out scores, but run.eval_every = 0: set it to 1 or more")
         if wanted and not self.task.has_held_out_problems:
             raise ValueError(f"{wanted} is about held-out scores, but there are no such problems: set task.eval_path")
+
+    def _check_samples(self) -> None:
+        rollout = self.rollout
+        if rollout.dynamic_sampling and rollout.samples < 2:
+            raise ValueError(
+                f"rollout.dynamic_sampling needs rollout.samples of 2 or more, not {rollout.samples}: "
+                "the rewards of one response cannot differ"
+            )
+        advantage = self.build_objective().advantage
+        if rollout.samples < 2 and not is_own(advantage):
+            raise ValueError(
+                f"rollout.samples = {rollout.samples} with objective.name = {self.objective['name']!r}: its advantage "
+                f"({advantage}) compares the responses to one prompt, so that of a single one is 0 and nothing is "
+                "learned; set rollout.samples to 2 or more, or objective.advantage to one of your own that needs no "
+                "group (python:MODULE:NAME)"
+            )
 
     def _check_tools(self) -> None:
         environment, turns = self.task.environment, self.rollout.max_turns

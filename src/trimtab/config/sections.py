@@ -94,7 +94,9 @@ class WarmStartConfig(Section):
         description="a file of prompts and solutions; task.suffix is appended. none means the task's own solutions",
     )
     columns: dict[str, str] = Field(
-        default_factory=dict, description="column names in that file, as a table with the keys prompt, solution, system"
+        default_factory=dict,
+        description="column names in that file, as a table with the keys prompt, solution, system, and for an "
+        "environment answer and extra",
     )
     max_problems: int | None = Field(None, ge=1, description="use only the first N problems, repeatedly")
     cache: bool = Field(
@@ -105,7 +107,7 @@ class WarmStartConfig(Section):
     @field_validator("columns")
     @classmethod
     def _check_columns(cls, value: dict[str, str]) -> dict[str, str]:
-        return check_columns(value, dict.fromkeys(("prompt", "solution", "system")))
+        return check_columns(value, dict.fromkeys(("prompt", "solution", "system", "answer", "extra")))
 
 
 class RolloutConfig(Section):

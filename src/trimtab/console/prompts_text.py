@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 import torch
 
 from trimtab.config import Config, base_model
-from trimtab.memory import NoEstimateError, model_shape
+from trimtab.memory import known_positions
 from trimtab.policy import Policy, tokenizer_at_hand
 from trimtab.tasks import FixedTask, Task, prompts_per_epoch
 from trimtab.text import cut_middle, printable
@@ -33,39 +32,34 @@ def describe_prompts(config: Config, task: Task, test_task: Task | None) -> list
     """Return lines on the prompts of a run; without their tokens if the tokenizer is not on this machine."""
     lines = _files(task)
     lines += [f"  {sentence}" for sentence in repeated_problems(config, task, test_task).describe()]
+    try:
+        return lines + _tokenized(config, task)
+    except ValueError as error:  # the rest of a dry run needs no tokenizer
+        return [*lines, f"  a run stops before its first step: {error}"]
+
+
+def _tokenized(config: Config, task: Task) -> list[str]:
+    """Return the lengths of prompts, and one of them as the model reads it."""
     base = base_model(config.model.path)
     tokenizer = tokenizer_at_hand(base)
     if tokenizer is None:
-        return [*lines, f"  the tokenizer of {base} is not on this machine yet: their lengths are not known"]
-    # Without weights; the configuration says how many positions there are.
-    policy = Policy(_Shape(_shape(base)), tokenizer, torch.device("cpu"), chat=config.model.chat)
+        return [f"  the tokenizer of {base} is not on this machine yet: their lengths are not known"]
+    # Without weights: of the model only the number of positions is asked for.
+    shape = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=known_positions(base)))
+    policy = Policy(shape, tokenizer, torch.device("cpu"), chat=config.model.chat)
     tools = build_tools(config)
     try:
         tool_use = build_tool_use(config, policy, tools)
         opened = tools is not None and tools.has_opening
         problems = some_problems(task, MOST_OPENED if opened else MOST_COUNTED)
-        limit = longest_prompt(policy, config, tool_use)
-        lines += _lengths(config, prompt_lengths(policy, problems, limit, tool_use), len(task), limit)
         read = check_prompts(policy, problems[:1], tool_use)
+        limit = longest_prompt(policy, config, tool_use)
+        lines = _lengths(config, prompt_lengths(policy, problems, limit, tool_use), len(task), limit)
     finally:
         if tools is not None:
             tools.close()
     lines += ["  the first one as the model reads it:"] if read else []
     return lines + [f"    | {line}" for text in read for line in printable(cut_middle(text, MOST_SHOWN)).split("\n")]
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """A model's configuration in place of the model."""
-
-    config: Any
-
-
-def _shape(path: str) -> Any:
-    try:
-        return model_shape(path)
-    except NoEstimateError:  # the estimate says why
-        return None
 
 
 def _files(task: Task) -> list[str]:

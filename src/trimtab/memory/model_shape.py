@@ -50,3 +50,11 @@ def model_shape(path: str) -> Any:
             return shape
     why = "is neither cached nor can it be fetched; memory cannot be estimated without it"
     raise NoEstimateError(f"the config of {path} {why}")
+
+
+def known_positions(path: str) -> int | None:
+    """Return the most tokens that a model takes by its configuration; None if that is not known."""
+    with suppress(NoEstimateError):
+        positions = getattr(model_shape(path), "max_position_embeddings", None)
+        return positions if isinstance(positions, int) else None
+    return None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from trimtab.files import iter_json_lines
+from trimtab.tasks.parquet_rows import parquet_rows
 from trimtab.tasks.problems import FixedTask, Message, Problem, Split, TaskOption, optional_module, user
 from trimtab.text import nearest, printable, shorten, shown
 
@@ -151,11 +152,18 @@ def worked_solutions(source: str, suffix: str, columns: Mapping[str, str]) -> tu
 
 
 def worked_solution(location: str, row: Row, suffix: str, columns: Mapping[str, str]) -> Problem:
-    """Read a row of a warm start's file: a prompt as in a task's file, and its solution."""
+    """Read a row of a warm start's file: a prompt as in a task's file, and its solution.
+
+    The answer and the extra column may be missing: only an environment's `reset` looks at them.
+    """
     prompt = _messages(location, row, columns, suffix)
-    column = columns.get("solution", "solution")
-    solution = _solution(location, row, column)
-    return Problem(prompt, answer="", rule="", source=location, solution=solution, location=location)
+    solution = _solution(location, row, columns.get("solution", "solution"))
+    verl = row.get("reward_model")
+    has_answer = "answer" in columns or (isinstance(verl, Mapping) and "ground_truth" in verl)
+    answer = _ground_truth(location, row, columns.get("answer", COLUMNS["answer"])) if has_answer else ""
+    extra = _optional(location, row, columns, "extra")
+    given = extra if isinstance(extra, Mapping) else {}
+    return Problem(prompt, answer, rule="", source=location, solution=solution, extra=given, location=location)
 
 
 def gsm8k(
@@ -227,7 +235,8 @@ def read_rows(
 ) -> Iterator[tuple[str, Row]]:
     """Yield (location, row) for every row of a jsonl or parquet file, or of a split and config of a hub dataset.
 
-    A line of a jsonl file that is no JSON object raises or, with `on_error`, is skipped.
+    A line of a jsonl file that is no JSON object, and a row of parquet whose text is not UTF-8, raises or, with
+    `on_error`, is skipped.
     """
     path = Path(source).expanduser()
     if path.is_file():
@@ -235,7 +244,7 @@ def read_rows(
             return iter_json_lines(path, on_error=on_error)
         if path.suffix != ".parquet":
             raise ValueError(f"task file {source!r} ends in {path.suffix!r}: write it as .jsonl or .parquet")
-        return _parquet(path)
+        return parquet_rows(path, on_error)
     if not is_hub_data(source):
         raise ValueError(f"task file {source!r} does not exist: give the path of a .jsonl or .parquet file")
     return _hub(source, split, config)
@@ -246,16 +255,6 @@ def is_hub_data(source: str) -> bool:
     # A misspelt path must not be looked up there, where somebody else may own that name.
     path_like = Path(source).suffix in (".jsonl", ".json", ".parquet")
     return not path_like and re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source) is not None
-
-
-def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
-    parquet = optional_module("pyarrow.parquet", f"reading {path}", "pyarrow")
-    try:
-        table = parquet.read_table(path)
-    except (ValueError, OSError) as error:  # pyarrow's own errors are subclasses of these
-        raise ValueError(f"{path}: not a readable parquet file ({error}); write it again") from None
-    for number, row in enumerate(table.to_pylist(), start=1):
-        yield f"{path}, row {number}", row
 
 
 def _hub(source: str, split: str, config: str | None) -> Iterator[tuple[str, Row]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from trimtab import tasks
 from trimtab.config import LONGEST_CHAIN, Config, RolloutConfig, find_run_model, model_digest
 from trimtab.own_parts import is_own
 from trimtab.parallel import World
-from trimtab.policy import DEMO_MODELS, Policy, add_lora, demo_model, load_policy
+from trimtab.policy import DEMO_MODELS, Policy, add_lora, demo_model, is_hub_model, load_policy
 from trimtab.rewards import load_rule
 from trimtab.rollout import NativeSampler, PagedSampler, Sampler, VllmSampler, VllmSettings, build_own_sampler
 from trimtab.rollout.paged import unsupported_reason
@@ -106,6 +107,17 @@ def open_policy(
         return prepare(restore_weights(model, config, checkpoint))
 
     return open_policy(base, chat=chat and config.model.chat, prepare=restore, chain=chain + 1, **options)
+
+
+def hub_note(config: Config) -> str:
+    """Return that the model is looked up on the hub; nothing for a folder, a run or a built-in model."""
+    path = config.model.path
+    here = path in (*DEMO_MODELS, "smollm2") or os.path.isdir(path) or find_run_model(path) is not None
+    return (
+        ""
+        if here or not is_hub_model(path)
+        else (f"model.path = {path!r} is no folder here: it is looked up on the Hugging Face hub")
+    )
 
 
 def restore_weights(model: Any, config: Config, checkpoint: Path) -> Any:

@@ -21,7 +21,7 @@ from trimtab.stop_signals import StopRequest, deferred_stop
 from trimtab.text import printable
 from trimtab.train import checkpoints, run_state, warm_cache
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_around
-from trimtab.train.build import read_inputs
+from trimtab.train.build import hub_note, read_inputs
 from trimtab.train.inputs import input_changes, run_inputs, write_inputs
 from trimtab.train.metrics import (
     BestEvaluation,
@@ -123,6 +123,8 @@ class Run:
         keep_output(self.folder.rule_output)
         problems = check_problems(self.config, warms_up=not resumed)
         self._check_inputs(run_inputs(self.config, problems))
+        if note := hub_note(self.config):
+            message(note)
         trainer = self.trainer = build_trainer(self.config, problems, self.world)
         set_threads(self.config, trainer.policy.num_weights)
         trainer.together(_keep_output, self.folder.rule_output)
