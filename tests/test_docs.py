@@ -26,13 +26,25 @@ def toml_blocks(name: str) -> list[str]:
     return re.findall(r"```toml\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
 
 
-def test_the_example_of_a_training_loop_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_a_training_loop_runs_and_accumulates_the_gradient_of_one_pass(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (code,) = blocks("docs/objectives.md")
-    exec(compile(code, "docs/objectives.md", "exec"), {})
+    # The weights as they are before the step of the optimizer, whose gradients are looked at.
+    names: dict[str, Any] = {}
+    exec(compile(code.replace("optimizer.step()\n", ""), "docs/objectives.md", "exec"), names)
     said = capsys.readouterr().out
     assert "stapo: Clip-higher PPO" in said
     assert "silenced: rare, confident and rewarded" in said
     assert "nan" not in said
+    model, parameters = names["model"], list(names["model"].parameters())
+    accumulated = [parameter.grad.clone() for parameter in parameters]
+    assert sum(float(gradient.abs().sum()) for gradient in accumulated) > 0.1
+    model.zero_grad()
+    new_logp, _ = names["score"](names["ids"], names["attention"])
+    names["objective"].loss(names["batch"].pack(new_logp), names["plan"]).loss.backward()
+    for before, parameter in zip(accumulated, parameters, strict=True):
+        torch.testing.assert_close(before, parameter.grad, rtol=1e-4, atol=1e-7)
 
 
 def test_the_example_of_a_new_method_is_all_it_takes() -> None:

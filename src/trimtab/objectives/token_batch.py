@@ -262,7 +262,7 @@ def _pack(padded: Tensor, layout: Layout, name: str) -> Tensor:
 # How to obtain an optional field.
 FIELD_HELP = {
     "entropy": "measure it in the pass that gives old_logp: -sum p ln p over the vocabulary",
-    "segment": "make it from token ids with trimtab.segment_ids(ids, tokenizer)",
+    "segment": "make it from token ids with trimtab.segment_ids(ids, tokenizer), from padded ones with its `mask`",
     "sampler_logp": "keep the log-probabilities that the sampler drew its tokens with",
     "ref_logp": "score the tokens with the reference model",
     "current_logp": "score the mini-batch with the current policy before planning, and give its entropy too",
