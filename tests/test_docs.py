@@ -171,3 +171,31 @@ def test_the_install_page_has_every_extra() -> None:
         line.split("|")[1] for line in (ROOT / "docs/install.md").read_text().splitlines() if line.startswith("| `")
     ]
     assert set(re.findall(r"`(\w+)`", " ".join(rows))) == extras - {"dev", "site"}
+
+
+def test_first_settings_are_those_of_the_recipes() -> None:
+    page = (ROOT / "docs/first-settings.md").read_text()
+    rows = re.findall(r"^\| [\d.]+ .*? \| `([\w.-]+)` \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) >= 9
+    for name, values in rows:
+        config = load(name)
+        rollout, update = config.rollout, config.update
+        lr = f"{update.lr:.0e}".replace("e-0", "e-")
+        made = [
+            lr,
+            f"{rollout.prompts} x {rollout.samples}",
+            update.per_step,
+            rollout.max_new_tokens,
+            update.token_budget,
+        ]
+        assert values == " | ".join(map(str, made)), name
+
+
+def test_our_names_beside_those_of_other_trainers_are_keys_of_recipes() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/coming-from.md").read_text(), re.MULTILINE)
+    keys = [key for row in rows for key in re.findall(r"`([\w.]+)`", row)]
+    assert len(keys) > 25
+    table = load("smollm2", ["task.name=file", "task.path=x.jsonl"]).model_dump()
+    for key in keys:
+        section, _, name = key.partition(".")
+        assert name in table[section] or not name, key
