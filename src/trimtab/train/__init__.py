@@ -5,10 +5,10 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from trimtab.train.alarm_actions import Alarm, Monitor
+from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor
 from trimtab.train.build import build_policy, build_sampler, build_task, open_policy
 from trimtab.train.loop import follow_run, train
-from trimtab.train.metrics import METRICS, TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS, describe_metric
+from trimtab.train.metrics import METRICS, TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS, describe_metric, token_signals
 from trimtab.train.process import versions
 from trimtab.train.recording import observed_entropy, tokenizer_vocabulary
 from trimtab.train.reporting import Reporter, SampleText
@@ -20,36 +20,11 @@ from trimtab.train.saved_run import SavedRun, load_run
 from trimtab.train.warm_start import check_problems
 
 __all__ = [
-    "METRICS",
-    "TOP_GRADIENT_SHARE",
-    "TOP_GRADIENT_TOKENS",
-    "Alarm",
-    "GradedResponse",
-    "Monitor",
-    "Reporter",
-    "Run",
-    "RunFolder",
-    "RunStoppedError",
-    "SampleText",
-    "SavedRun",
-    "StopReason",
-    "ToolUse",
-    "build_policy",
-    "build_sampler",
-    "build_task",
-    "check_problems",
-    "config_changes",
-    "describe_metric",
-    "encode_problems",
-    "export_model",
-    "follow_run",
-    "load_run",
-    "observed_entropy",
-    "open_policy",
-    "resolved_toml",
-    "tokenizer_vocabulary",
-    "train",
-    "versions",
+    "METRICS", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "Alarm", "AlarmHandler", "GradedResponse", "Monitor",
+    "Reporter", "Run", "RunFolder", "RunStoppedError", "SampleText", "SavedRun", "StopReason", "ToolUse",
+    "build_policy", "build_sampler", "build_task", "check_problems", "config_changes", "describe_metric",
+    "encode_problems", "export_model", "follow_run", "load_run", "observed_entropy", "open_policy", "resolved_toml",
+    "token_signals", "tokenizer_vocabulary", "train", "versions",
 ]  # fmt: skip
 
 
