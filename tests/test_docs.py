@@ -26,13 +26,25 @@ def toml_blocks(name: str) -> list[str]:
     return re.findall(r"```toml\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
 
 
-def test_the_example_of_a_training_loop_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_a_training_loop_runs_and_accumulates_the_gradient_of_one_pass(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (code,) = blocks("docs/objectives.md")
-    exec(compile(code, "docs/objectives.md", "exec"), {})
+    # The weights as they are before the step of the optimizer, whose gradients are looked at.
+    names: dict[str, Any] = {}
+    exec(compile(code.replace("optimizer.step()\n", ""), "docs/objectives.md", "exec"), names)
     said = capsys.readouterr().out
     assert "stapo: Clip-higher PPO" in said
     assert "silenced: rare, confident and rewarded" in said
     assert "nan" not in said
+    model, parameters = names["model"], list(names["model"].parameters())
+    accumulated = [parameter.grad.clone() for parameter in parameters]
+    assert sum(float(gradient.abs().sum()) for gradient in accumulated) > 0.1
+    model.zero_grad()
+    new_logp, _ = names["score"](names["ids"], names["attention"])
+    names["objective"].loss(names["batch"].pack(new_logp), names["plan"]).loss.backward()
+    for before, parameter in zip(accumulated, parameters, strict=True):
+        torch.testing.assert_close(before, parameter.grad, rtol=1e-4, atol=1e-7)
 
 
 def test_the_example_of_a_new_method_is_all_it_takes() -> None:
@@ -159,3 +171,31 @@ def test_the_install_page_has_every_extra() -> None:
         line.split("|")[1] for line in (ROOT / "docs/install.md").read_text().splitlines() if line.startswith("| `")
     ]
     assert set(re.findall(r"`(\w+)`", " ".join(rows))) == extras - {"dev", "site"}
+
+
+def test_first_settings_are_those_of_the_recipes() -> None:
+    page = (ROOT / "docs/first-settings.md").read_text()
+    rows = re.findall(r"^\| [\d.]+ .*? \| `([\w.-]+)` \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) >= 9
+    for name, values in rows:
+        config = load(name)
+        rollout, update = config.rollout, config.update
+        lr = f"{update.lr:.0e}".replace("e-0", "e-")
+        made = [
+            lr,
+            f"{rollout.prompts} x {rollout.samples}",
+            update.per_step,
+            rollout.max_new_tokens,
+            update.token_budget,
+        ]
+        assert values == " | ".join(map(str, made)), name
+
+
+def test_our_names_beside_those_of_other_trainers_are_keys_of_recipes() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/coming-from.md").read_text(), re.MULTILINE)
+    keys = [key for row in rows for key in re.findall(r"`([\w.]+)`", row)]
+    assert len(keys) > 25
+    table = load("smollm2", ["task.name=file", "task.path=x.jsonl"]).model_dump()
+    for key in keys:
+        section, _, name = key.partition(".")
+        assert name in table[section] or not name, key

@@ -377,10 +377,12 @@ def alarms(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON objects, with the evidence.")] = False,
 ) -> None:
     """List the alarms of a run, with what to try. Works during a run and afterwards."""
-    from trimtab.insight.alarms import alarm_lines, replay_run
+    from trimtab.insight.alarms import alarm_lines, replay_run, unchecked_alarms
 
     for line in alarm_lines(replay_run(run, lambda text: print_error(f"warning: {text}")), as_json):
         typer.echo(line)
+    if not as_json and (unchecked := unchecked_alarms(run)):
+        print_error(f"not checked, because these metrics were not logged: {unchecked}")
 
 
 @app.command(name="eval")

@@ -291,7 +291,7 @@ FIELD_HELP = {
     "sum_p2": "it is the sum of p^2 over the vocabulary, which is not below 0",
     "sum_p2_logp": "it is the sum of p^2 ln p over the vocabulary, which is not above 0",
     "entropy": "measure it in the pass that gives old_logp: -sum p ln p over the vocabulary",
-    "segment": "make it from token ids with trimtab.segment_ids(ids, tokenizer)",
+    "segment": "make it from token ids with trimtab.segment_ids(ids, tokenizer), from padded ones with its `mask`",
     "sampler_logp": "keep the log-probabilities that the sampler drew its tokens with",
     "ref_logp": "score the tokens with the reference model",
     "current_logp": "score the mini-batch with the current policy before planning, and give its entropy too",

@@ -92,7 +92,10 @@ def read_run(path: Path) -> RunFiles:
         named = "; it holds the runs " + ", ".join(inside) + ": name one or several of them" if inside else ""
         raise ValueError(f"{path} is no run: it has none of {', '.join(CONTENTS)}{named}")
     notes: list[str] = []
-    config, text = _read_config(path / "config.toml", notes)
+    config: dict[str, Any] = {}
+    text = ""
+    if (path / "config.toml").exists() or not _made_inside_an_engine(path):
+        config, text = _read_config(path / "config.toml", notes)
     curves = _read_metrics(path / "metrics.jsonl", notes)
     alarms = _read_alarms(path / "alarms.jsonl", notes)
     skipped = sum(1 for _ in _step_lines(path / "nonfinite.jsonl", notes))
@@ -105,6 +108,14 @@ def read_run(path: Path) -> RunFiles:
         notes.append(f"tokens: {error}. Without records there are no heat maps and no microscope.")
     name = path.resolve().name or str(path.resolve())
     return RunFiles(name, config, text, curves, alarms, skipped, records, [truncated(note, 500) for note in notes])
+
+
+def _made_inside_an_engine(path: Path) -> bool:
+    """Return whether TRL or verl made the records: they keep their settings themselves, and write no config.toml."""
+    try:
+        return bool({"trl", "verl"} & set(open_run(path).manifest.versions))
+    except RecordError:
+        return False
 
 
 def _holds_run(folder: Path) -> bool:
