@@ -32,10 +32,11 @@ from trimtab.train.responses import (
     prompt_lengths,
     some_problems,
 )
-from trimtab.train.run import Run, RunStoppedError, StopReason
+from trimtab.train.run import Run
 from trimtab.train.run_folder import RunFolder, config_changes, resolved_toml
 from trimtab.train.run_state import export_model
 from trimtab.train.saved_run import SavedRun, load_run
+from trimtab.train.stop_reason import RunStoppedError, StopReason
 from trimtab.train.warm_cache import list_warm_starts, remove_warm_starts
 from trimtab.train.warm_start import check_problems, repeated_problems
 

@@ -6,7 +6,6 @@ import shutil
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from trimtab.train.responses import check_positions, check_prompts, some_problem
 from trimtab.train.rollouts import evaluate
 from trimtab.train.run_folder import RunFolder
 from trimtab.train.saving import CheckpointSaver
+from trimtab.train.stop_reason import RunStoppedError, StopReason
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
 from trimtab.train.warm_start import check_problems, repeated_problems, warm_start
 
@@ -47,28 +47,6 @@ MAX_CRASHED_STEPS = 3  # such steps in a row
 SLOW_STEPS = 3  # steps in a row that grading takes most of: the first waits for the graders to start
 PROMPTS_DECODED = 8  # before the first step, to see that they survive the tokenizer
 KEEP_ALARM_CHECKPOINTS = 10  # an alarm that is raised again and again must not fill the disk
-
-
-class StopReason(StrEnum):
-    """Why a run ended."""
-
-    FINISHED = "finished"
-    INTERRUPTED = "interrupted"
-    NO_SIGNAL = "no learning signal"
-    NO_BETTER = "no better held-out score"
-    NONFINITE = "not finite"
-    NOT_SAVED = "not saved"
-    FOLDER_GONE = "folder gone"
-    ALARM = "alarm"
-    RULES = "rules failed"
-
-
-class RunStoppedError(RuntimeError):
-    """A run ended before its last step; the message is a diagnosis."""
-
-    def __init__(self, reason: StopReason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass
