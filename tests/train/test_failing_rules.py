@@ -23,9 +23,9 @@ from trimtab.files import read_json_lines
 from trimtab.insight.alarms import AlarmMonitor, alarm_monitor
 from trimtab.rewards import Verdict, grade
 from trimtab.rewards.verdicts import VerdictKind
-from trimtab.train import rollouts
+from trimtab.train import RunStoppedError, StopReason, rollouts
 from trimtab.train.loop import train
-from trimtab.train.run import MAX_CRASHED_STEPS, RunStoppedError, StopReason
+from trimtab.train.run import MAX_CRASHED_STEPS
 
 TERM = {"reward.terms.own.rule": "python:own"}
 Rule = Callable[[int, int], float]

@@ -24,8 +24,7 @@ from helpers.train.short_runs import (
 )
 from trimtab.console.launch import STOPPED as LAUNCH_STOPPED
 from trimtab.console.launch import UNSAVED, launch_run, resolve_request
-from trimtab.train import checkpoints, run_state, train
-from trimtab.train.run import Run, RunStoppedError
+from trimtab.train import Run, RunStoppedError, checkpoints, run_state, train
 from trimtab.train.run_folder import RunFolder
 
 

@@ -18,9 +18,8 @@ from transformers.utils import logging
 
 from trimtab import failpoints
 from trimtab.config import Config, load
-from trimtab.train import loop
+from trimtab.train import Run, RunStoppedError, loop
 from trimtab.train.loop import train
-from trimtab.train.run import Run, RunStoppedError
 from trimtab.train.run_folder import RunFolder
 
 # Six steps of two updates over a task of ten problems, so that an epoch ends in the third step. Rewards differ by
