@@ -176,7 +176,7 @@ def test_root_drops_its_uid(sandbox: Sandbox) -> None:
         assert [os.stat(f"/proc/{pid}").st_uid for pid in children] == [65534]
 
 
-WITHOUT_CAPABILITIES = '''
+WITHOUT_CAPABILITIES = """
 import os, sys, time
 from trimtab.tools import Sandbox, SandboxError
 from trimtab.tools.linux import prctl
@@ -196,7 +196,7 @@ try:
     print("a process was left behind")
 except ChildProcessError:
     pass
-'''
+"""
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root has capabilities")
