@@ -116,6 +116,21 @@ def test_a_resumed_run_leaves_the_files_that_somebody_put_into_its_folder(finish
     assert "is not a report of trimtab" in output
 
 
+@pytest.mark.parametrize("name", ["tokens", "checkpoints", "alarms", "best"])
+def test_a_run_is_not_resumed_through_a_link_to_another_folder(name: str, finished: Path, tmp_path: Path) -> None:
+    """It would remove the later steps and older checkpoints there."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    shutil.copytree(finished, run)
+    shutil.copytree(finished / "checkpoints", other / name)
+    before = everything(other)
+    shutil.rmtree(run / name, ignore_errors=True)
+    (run / name).symlink_to(other / name)
+    code, output = resume(run, 3)
+    assert code == 2, output
+    assert f"{name} is a link" in " ".join(output.replace("│", "").split())
+    assert everything(other) == before
+
+
 def test_a_file_beside_the_trained_model_is_not_replaced_with_it(finished: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished, run)

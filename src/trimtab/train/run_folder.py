@@ -21,6 +21,7 @@ import tomli_w
 from trimtab import failpoints
 from trimtab.config import BEST, Config, load
 from trimtab.files import append_json_lines, locked, require_empty, sync, write_atomically, write_json_lines
+from trimtab.record import RECORDS_FOLDER
 from trimtab.step_lines import iter_step_lines, read_metrics
 from trimtab.text import PrintLine
 from trimtab.train.build import INPUTS
@@ -124,6 +125,10 @@ class RunFolder:
         """Raise if there is no run to resume, or if the recipe would change its results."""
         if not self.config.exists():
             raise ValueError(f"{self.path} holds no run to resume")
+        # A resumed run removes later steps and older checkpoints: never those of the folder that a link leads to.
+        for folder in (self.path / RECORDS_FOLDER, self.checkpoints, self.alarm_checkpoints, self.best):
+            if folder.is_symlink():
+                raise ValueError(f"{folder} is a link, and a run removes files there: put the folder in its place")
         changes = config_changes(load(self.config), config)
         if changes:
             lines = "".join(f"\n  {line}" for line in changes)
