@@ -1,8 +1,8 @@
 """The folder of a run: `config.toml` (resolved), `metrics.jsonl`, `tokens/` (records), `checkpoints/`, `model/`.
 
 There are also `nonfinite.jsonl` if an update was not finite (which value, in which responses), `rule_errors.jsonl` if
-a rule failed, `rule_output.txt` for what a rule of the user prints, `alarms.jsonl` if an alarm was raised, and `alarms/`
-if one asked for a checkpoint.
+a rule failed, `rule_output.txt` for what users' rules print, `alarms.jsonl` if an alarm was raised, and `alarms/` if
+one asked for a checkpoint.
 """
 
 from __future__ import annotations

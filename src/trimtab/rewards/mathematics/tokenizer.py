@@ -113,7 +113,7 @@ def _spell_out(source: str) -> str:
     """Write `>=` and the like, and a `\\quad` that is joined to a letter, as LaTeX."""
     for written, command in _ASCII_RELATIONS:
         source = source.replace(written, command)
-    return _JOINED_QUAD.sub(r"\\\1 ", source)
+    return _JOINED_QUAD.sub(r"\\\1 ", source) if "quad" in source else source
 
 
 def _command(name: str, source: str, position: int, spaced: bool) -> tuple[Token | None, int]:
