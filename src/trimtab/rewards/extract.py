@@ -53,7 +53,10 @@ def answer_box(text: str) -> str | None:
     """
     plain = _blank_escapes(text)
     box = _find_last_outer_box(plain)
-    return None if box is None else _open_boxes(text[box[1] : box[2]])
+    if box is None:
+        return None
+    content = text[box[1] : box[2]]
+    return _open_boxes(content) if "boxed" in content else content
 
 
 def answer_boxes(text: str) -> str | None:

@@ -204,7 +204,8 @@ def _grade_math(response: str, answer: str) -> Verdict | WorkerCall:
 def _boxed_answer(response: str, answer: str) -> str:
     """Return the content of the last box, or if the truth has several members, of all boxes that stand in one row."""
     box = answer_box(response)
-    if box is not None and asks_for_several(answer):
+    # The cheap questions first: most truths are one number, and most responses have one box.
+    if box is not None and not answer.isalnum() and response.count("\\boxed") > 1 and asks_for_several(answer):
         box = answer_boxes(response)
     return (box or "").strip()
 

@@ -1,8 +1,8 @@
 """The folder of a run: `config.toml` (resolved), `metrics.jsonl`, `tokens/` (records), `checkpoints/`, `model/`.
 
 There are also `nonfinite.jsonl` if an update was not finite (which value, in which responses), `rule_errors.jsonl` if
-a rule failed, `alarms.jsonl` if an alarm was raised, `alarms/` if one asked for a checkpoint, and `best/` with
-`run.keep_best`.
+a rule failed, `rule_output.txt` for what users' rules print, `alarms.jsonl` if an alarm was raised, `alarms/` if one
+asked for a checkpoint, and `best/` with `run.keep_best`.
 """
 
 from __future__ import annotations

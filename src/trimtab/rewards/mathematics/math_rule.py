@@ -20,7 +20,6 @@ from trimtab.rewards.pool import WorkerCall
 from trimtab.rewards.verdicts import Verdict, VerdictKind, make_verdict
 
 _APPROXIMATELY = re.compile(r"\s*\$?\s*(?:\\approx|≈)(?![a-zA-Z])")
-_MAY_BE_SEVERAL = re.compile(r"[,;±∓]|and|or|pm|mp|cases")
 SYMPY_CHECK = "trimtab.rewards.mathematics.sympy_check:grade_pair"
 
 
@@ -45,8 +44,6 @@ def grade_extracted(extracted: str, answer: str) -> Verdict | WorkerCall:
 
 def asks_for_several(answer: str) -> bool:
     """Return whether the ground truth is a list or a set, whose members may stand in a box each."""
-    if answer.isalnum() or not _MAY_BE_SEVERAL.search(answer):  # most are plain numbers: not parsed for this
-        return False
     truth = _parse_truth(unbox(answer))
     return truth.kind in ("list", "set") and len(truth.members) > 1
 

@@ -75,13 +75,14 @@ class _Parser:
         if depth > MAX_DEPTH:
             raise TooCostlyError("nested too deep")
         terms = [self.parse_product(depth)]
-        if self.peek() == "bmod":  # behind a sum it could belong to the last term or to all
-            self.position += 1
-            terms = [_remainder(terms[0], self.parse_product(depth))]
-        while (sign := self.peek()) in ("+", "-", "pm", "mp"):
+        while (sign := self.peek()) in ("+", "-", "pm", "mp", "bmod"):
             self.position += 1
             term = self.parse_product(depth)
-            if sign in ("pm", "mp"):
+            if sign == "bmod":
+                if len(terms) > 1:
+                    raise ParseError("a + b mod c: of b or of a + b?")
+                terms = [_remainder(terms[0], term)]
+            elif sign in ("pm", "mp"):
                 terms = [Node("pm", (make_sum(terms), term))]
             else:
                 terms.append(negate(term) if sign == "-" else term)

@@ -73,7 +73,11 @@ def tokenize(source: str) -> list[Token]:
 
     `1,234` is one number, except inside brackets, where a comma separates the members of a tuple or a set.
     """
-    source = _spell_out(source)
+    source = _SPACED_THOUSANDS.sub(
+        lambda match: re.sub(r"\D", "", match[0]), unicode_to_latex(source).replace("{:}", ":")
+    )
+    if "=" in source or "quad" in source:
+        source = _spell_out(source)
     result: list[Token] = []
     spaced, position, depth = False, 0, 0
     while match := _TOKEN.match(source, position):
@@ -106,15 +110,10 @@ def tokenize(source: str) -> list[Token]:
 
 
 def _spell_out(source: str) -> str:
-    """Write Unicode's signs, `>=` and the like as LaTeX, and spaced thousands as one number."""
-    source = unicode_to_latex(source).replace("{:}", ":")
-    source = _SPACED_THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), source)
-    if "quad" in source:
-        source = _JOINED_QUAD.sub(r"\\\1 ", source)
-    if "=" in source:
-        for written, command in _ASCII_RELATIONS:
-            source = source.replace(written, command)
-    return source
+    """Write `>=` and the like, and a `\\quad` that is joined to a letter, as LaTeX."""
+    for written, command in _ASCII_RELATIONS:
+        source = source.replace(written, command)
+    return _JOINED_QUAD.sub(r"\\\1 ", source) if "quad" in source else source
 
 
 def _command(name: str, source: str, position: int, spaced: bool) -> tuple[Token | None, int]:
