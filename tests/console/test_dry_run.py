@@ -97,3 +97,12 @@ def test_several_rewards_are_written_as_a_sum() -> None:
     terms = ["reward.terms.short.rule=length", "reward.terms.short.options={free=2,limit=4}"]
     text = describe_dry_run(load("addition", [*terms, "reward.terms.short.weight=-0.5"]))
     assert "the reward of a response: 1 x task + -0.5 x short (reward.weight, reward.terms)" in text
+
+
+def test_the_longest_response_is_the_sum_of_its_parts_with_tools_too() -> None:
+    assert "  prompt + response are at most 32 + 8 = 40 tokens" in describe_dry_run(load("demo"))
+    tools = describe_dry_run(load("smollm2-tools"))
+    (line,) = (line for line in tools.splitlines() if " are at most " in line and "prompt +" in line)
+    assert "prompt + response + replies of tools are at most" in line and "rollout.max_observation_tokens)" in line
+    parts, _, total = line.partition("at most ")[2].partition(" tokens")[0].partition(" = ")
+    assert sum(int(part.replace(",", "")) for part in parts.split(" + ")) == int(total.replace(",", ""))

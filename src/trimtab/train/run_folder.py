@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from trimtab import failpoints
 from trimtab.config import Config, load
 from trimtab.files import append_json_lines, locked, sync, write_atomically, write_json_lines
 from trimtab.step_lines import iter_step_lines, read_metrics
-from trimtab.text import PrintLine
+from trimtab.text import PrintLine, command
 
 # Keys that may change when a run is resumed: how long it lasts, what stops it, what it saves, how its weights are
 # split, and (with a warning) the threads and the device it runs on. In the form of pydantic's `exclude`; True: all keys
@@ -85,7 +84,7 @@ class RunFolder:
         if self.config.exists():
             raise ValueError(
                 f"{self.path} already holds a run: choose another --out, or go on with it: "
-                f"trimtab train --resume {self.path}"
+                + command("train", "--resume", self.path)
             )
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.config, resolved_toml(config))
@@ -166,12 +165,12 @@ def start_command(run: Path, config: Config) -> str:
     """Return the command that starts a run of another configuration from a run's newest checkpoint."""
     old, new = config_fingerprint(load(run / "config.toml")), config_fingerprint(config)
     keys = sorted(key for key in new if old.get(key) != new[key])
-    words = ["trimtab", "train", "--from", str(run)]
+    words = ["train", "--from", str(run)]
     for key in keys if len(keys) <= MOST_SETTINGS_SHOWN else []:
         words += ["--set", f"{key}={'none' if new[key] is None else json.dumps(new[key], ensure_ascii=False)}"]
     if len(keys) > MOST_SETTINGS_SHOWN:
-        words.insert(2, "RECIPE")
-    return shlex.join(words)
+        words.insert(1, "RECIPE")
+    return command(*words)
 
 
 def config_changes(before: Config, now: Config) -> list[str]:
