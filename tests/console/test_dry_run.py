@@ -145,3 +145,12 @@ def test_a_tokenizer_that_is_not_here_is_not_downloaded(tmp_path: Path, monkeypa
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     text = describe_dry_run(mine(tmp_path, "1+1=", model__path="nobody/nothing"))
     assert "the tokenizer of nobody/nothing is not on this machine yet" in text
+
+
+def test_the_longest_response_is_the_sum_of_its_parts_with_tools_too() -> None:
+    assert "  prompt + response are at most 32 + 8 = 40 tokens" in describe_dry_run(load("demo"))
+    tools = describe_dry_run(load("smollm2-tools"))
+    (line,) = (line for line in tools.splitlines() if " are at most " in line and "prompt +" in line)
+    assert "prompt + response + replies of tools are at most" in line and "rollout.max_observation_tokens)" in line
+    parts, _, total = line.partition("at most ")[2].partition(" tokens")[0].partition(" = ")
+    assert sum(int(part.replace(",", "")) for part in parts.split(" + ")) == int(total.replace(",", ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -145,7 +146,7 @@ def test_the_summary_of_a_run_that_broke_tells_so_and_advises_accordingly(here: 
     text = summary_of(here / "a", records)
     assert "0.540 -> 0.200    the first step, and the mean over the last 10" in text
     assert "The run collapsed at step 10: accuracy is 0.00; its best was 0.46." in text
-    assert "Alarms that rang: entropy_explosion (step 11), \\x1b[2Jforged line (step 12)." in text
+    assert "Alarms that rang: entropy_explosion (step 11), \\x1b[2Jforged\\nline (step 12)." in text
     assert f"    trimtab alarms {here / 'a'}" in text
     assert f"    trimtab train {here / 'a/config.toml'} --set update.lr=0.01" in text
     assert "more steps" not in text and "for longer" not in text
@@ -198,6 +199,18 @@ def test_what_is_made_from_the_recipe_of_a_run_has_the_runs_name(here: Path) -> 
     recipe = "a/config.toml"
     assert [recipe_name(name) for name in (recipe, "tiny.toml", "demo")] == ["a", "tiny", "demo"]
     assert str(claim_folder(TrainRequest(load(recipe), recipe))) == "runs/a-stapo-1"
+
+
+@pytest.mark.parametrize("name", ["my run", "a;touch b", "$(x)"])
+def test_commands_in_messages_are_quoted_for_the_shell(here: Path, name: str) -> None:
+    again = train("tiny.toml", "--out", name, "--set", "run.steps=1", "--set", "run.report=false", "--quiet")
+    for line in (line.strip() for line in again.output.splitlines() if line.startswith("    trimtab ")):
+        assert name in line
+        assert any(word.startswith(name) for word in shlex.split(line)), line
+    for result in (train("tiny.toml", "--out", name), train("--resume", name, "--set", "update.lr=0.5")):
+        command = "trimtab train --" + result.stderr.strip().rpartition("trimtab train --")[2]
+        assert shlex.split(command)[3] == name
+    assert shlex.split(Run(load("tiny.toml"), RunFolder(here / name), None).resume_command)[3] == str(here / name)
 
 
 def test_a_key_that_shapes_the_run_cannot_change_on_resuming(here: Path) -> None:

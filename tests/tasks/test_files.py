@@ -83,6 +83,7 @@ def test_blank_lines_and_a_byte_order_mark_are_no_rows(tmp_path: Path) -> None:
         ({"prompt": "1+1?"}, "there is no `reward_model`, only `prompt`"),
         ({**GOOD, "reward_model": "2"}, "`reward_model` is str '2'"),
         ({**GOOD, "reward_model": {}}, "no `reward_model.ground_truth`: `reward_model` is an empty object; name"),
+        ({"x\nforged: \x1b[2J": 1}, r"there is no `prompt`, only `x\nforged: \x1b[2J`"),
         ({}, "there is no `prompt`: the row is an empty object; name your columns"),
         ({**GOOD, "reward_model": {"ground_truth": ""}}, "`reward_model.ground_truth` is empty"),
         ({**GOOD, "reward_model": {"ground_truth": None}}, "`reward_model.ground_truth` is empty"),

@@ -96,9 +96,14 @@ def _memory(config: Config) -> list[str]:
             f"{longest:,} tokens"
         )
     at_once = max(1, rollout.batch_size // rollout.samples) * rollout.samples  # whole groups
+    parts = {"prompt": ["max_prompt_tokens"], "response": ["max_new_tokens"]}
+    sizes = [rollout.max_prompt_tokens, rollout.max_new_tokens]
+    if rollout.max_observed_tokens:
+        parts["replies of tools"] = ["max_turns", "max_observation_tokens"]
+        sizes.append(rollout.max_observed_tokens)
+    keys = ", ".join(f"rollout.{key}" for names in parts.values() for key in names)
     lines = [
-        f"  prompt + response are at most {rollout.max_prompt_tokens:,} + {rollout.max_new_tokens:,} = {longest:,} "
-        "tokens (rollout.max_prompt_tokens, rollout.max_new_tokens)",
+        f"  {' + '.join(parts)} are at most {' + '.join(f'{size:,}' for size in sizes)} = {longest:,} tokens ({keys})",
         f"  update.token_budget = {update.token_budget:,}{packing}",
         f"  sampling: at most {at_once:,} responses at once (rollout.batch_size)",
         f"  logits of at most {update.head_chunk:,} tokens exist at one time (update.head_chunk)",

@@ -22,7 +22,7 @@ from trimtab.memory import is_out_of_memory, oom_message
 from trimtab.parallel import LOST, LostProcessError, World, join_world
 from trimtab.policy import DEMO_MODELS
 from trimtab.stop_signals import STOP_SIGNALS, exit_code
-from trimtab.text import PrintLine
+from trimtab.text import PrintLine, command
 from trimtab.train import (
     Monitor,
     Reporter,
@@ -258,7 +258,7 @@ def _write_report(
     try:
         return 0, write_report(folder.path)
     except KeyboardInterrupt as error:
-        print_error(f"trimtab: stopped while writing the report; write it with: trimtab report {folder.path}")
+        print_error(f"trimtab: stopped while writing the report; write it with: {command('report', folder.path)}")
         return exit_code(error), None
 
 

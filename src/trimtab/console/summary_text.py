@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from trimtab.own_parts import is_own, shown_file
 from trimtab.policy import DEMO_MODELS
 from trimtab.step_lines import iter_step_lines
 from trimtab.tasks import source_paths
-from trimtab.text import clock, number, percent, printable, shorten
+from trimtab.text import clock, command, number, one_line, percent, shorten
 from trimtab.train import RunFolder, best_evaluation, time_words
 
 LONGEST_WINDOW = 10  # steps that the numbers of the end are averaged over, at most
@@ -178,7 +177,7 @@ def closing_summary(
     silences = any(CANDIDATES in record for record in records)
     said, sweep = silencing_advice(result.silenced, config.objective, str(folder.path)) if silences else ("", "")
     lines += ["", f"  {said}", *([COMMAND_INDENT + sweep] if sweep else [])] if said else []
-    following = _command_lines("what the alarms advise", ["trimtab", "alarms", str(folder.path)]) if rang else []
+    following = _command_lines("what the alarms advise", ["alarms", str(folder.path)]) if rang else []
     following += _back_lines(config, folder, fall.step) if fall else []
     following += _next_lines(config, folder, finished, processes, result.steps, longer=not fall)
     return "\n".join([*lines, "", "Next:", *following])
@@ -202,7 +201,7 @@ def _alarms(folder: RunFolder) -> str:
     first: dict[str, int] = {}
     for line in iter_step_lines(folder.alarms, lambda problem: None):
         if len(first) < MOST_ALARMS:
-            first.setdefault(shorten(printable(str(line.get("alarm"))).replace("\n", " ")), line["step"])
+            first.setdefault(shorten(one_line(str(line.get("alarm")))), line["step"])
     return ", ".join(f"{name} (step {step:,})" for name, step in first.items())
 
 
@@ -212,9 +211,9 @@ def _back_lines(config: Config, folder: RunFolder, fall: int) -> list[str]:
     steps = [int(path.name.removeprefix("step-")) for path in list_checkpoints(folder.checkpoints)]
     before = max((step for step in steps if 0 < step < fall), default=None)
     if before is None:
-        again = ["trimtab", "train", str(folder.config), *lower]
+        again = ["train", str(folder.config), *lower]
         return _command_lines("train again with a lower learning rate", again)
-    back = ["trimtab", "train", "--from", f"{folder.path}@{before}", *lower]
+    back = ["train", "--from", f"{folder.path}@{before}", *lower]
     return _command_lines("go back to a step before the fall, with a lower learning rate", back)
 
 
@@ -227,7 +226,7 @@ def silencing_advice(silenced: float | None, objective: Mapping[str, Any], run: 
     larger = [f"{value:g}" for value in SWEEP if value > tau_p]
     if not larger:
         return said, ""
-    sweep = shlex.join(["trimtab", "replay", run, "--sweep", f"tau_p={','.join(larger)}"])
+    sweep = command("replay", run, "--sweep", f"tau_p={','.join(larger)}")
     return f"{said} What larger values of objective.tau_p (it was {tau_p:g}) would silence, this shows:", sweep
 
 
@@ -310,7 +309,7 @@ def _next_lines(
     behind = not saved or saved[-1] < last
     start = f"from step {saved[-1]}, the last that is saved" if saved else "from the beginning: nothing is saved"
     several = [] if processes == 1 else ["--gpus", str(processes)]
-    resume, steps = ["trimtab", "train", "--resume", str(path), *several], config.run.steps
+    resume, steps = ["train", "--resume", str(path), *several], config.run.steps
     if not finished:
         return _command_lines(f"continue {start}" if behind else "continue where it stopped", resume)
     name = str(config.objective["name"])
@@ -318,7 +317,7 @@ def _next_lines(
     alone = name.partition("+")[0].strip()
     other = alone if alone != name else "grpo" if name != "grpo" else "stapo"
     # The run's own recipe: that of the user may have been changed by --set.
-    compared = ["trimtab", "compare", name, other, "--seeds", str(COMPARED_SEEDS)]
+    compared = ["compare", name, other, "--seeds", str(COMPARED_SEEDS)]
     compared += ["--recipe", str(path / "config.toml")]
     cost = f"{2 * COMPARED_SEEDS} runs with run.steps = {steps}"
     train_longer = f"train for longer, {start}" if behind else "train for longer"
@@ -328,8 +327,8 @@ def _next_lines(
     ]
 
 
-def _command_lines(purpose: str, command: Sequence[str]) -> list[str]:
-    return [f"  {purpose}:", COMMAND_INDENT + shlex.join(command)]
+def _command_lines(purpose: str, words: Sequence[str]) -> list[str]:
+    return [f"  {purpose}:", COMMAND_INDENT + command(*words)]
 
 
 def _mean(records: Sequence[Mapping[str, Any]], key: str) -> float | None:

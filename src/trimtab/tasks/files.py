@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from trimtab.files import iter_json_lines
 from trimtab.tasks.parquet_rows import parquet_rows
 from trimtab.tasks.problems import FixedTask, Message, Problem, Split, TaskOption, optional_module, user
-from trimtab.text import nearest, printable, shorten, shown
+from trimtab.text import nearest, one_line, printable, shorten, shown
 
 # What a file's columns are called, by verl, where a recipe does not say otherwise; a file may lack the last four.
 COLUMNS = {
@@ -340,7 +340,7 @@ def _lookup(location: str, row: Row, column: str, inside: str = "") -> Any:
         return row[column]
     first, _, rest = column.partition(".")
     if first not in row:
-        found = f", only {', '.join(f'`{key}`' for key in row)}"
+        found = f", only {', '.join(f'`{shorten(one_line(str(key)))}`' for key in row)}"
         if not row:
             found = f": {f'`{inside[:-1]}`' if inside else 'the row'} is an empty object"
         raise ValueError(f"{location}: there is no `{inside}{first}`{found}; {NAME_COLUMNS}")

@@ -17,7 +17,7 @@ from trimtab.objectives import entropy_control
 from trimtab.parallel import World
 from trimtab.rewards import crashed_diagnosis, describe_error, keep_output
 from trimtab.stop_signals import StopRequest, deferred_stop
-from trimtab.text import printable
+from trimtab.text import command, printable
 from trimtab.train import checkpoints, run_state, warm_cache
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_around
 from trimtab.train.build import hub_note, read_inputs
@@ -156,7 +156,7 @@ class Run:
             raise checkpoints.CheckpointError(
                 f"{self.folder.path} has the metrics of {last} steps, but no checkpoint to go on from. Nothing was "
                 f"changed: put {self.folder.checkpoints} back, or train again in another folder: "
-                f"trimtab train {self.folder.config} --out FOLDER"
+                + command("train", self.folder.config, "--out", "FOLDER")
             )
 
     def discard_if_unused(self) -> None:
@@ -289,7 +289,7 @@ class Run:
         if saved is None:
             raise checkpoints.CheckpointError(
                 f"no checkpoint under {self.folder.checkpoints} can be used. Nothing was changed: put a good one back, "
-                f"or train again in another folder: trimtab train {self.folder.config} --out FOLDER"
+                "or train again in another folder: " + command("train", self.folder.config, "--out", "FOLDER")
             )
         self.trainer.together(run_state.restore_follower, saved.path.absolute())
         self.trainer.together(run_state.load_reference, self.folder.reference.absolute())
@@ -483,13 +483,14 @@ class Run:
     @property
     def _start_advice(self) -> str:
         lower = f"--set update.lr={self.config.update.lr / 2:g}"
-        return f"from a checkpoint with other settings: trimtab train --from {self.folder.path}[@STEP] {lower}"
+        start = command("train", "--from", self.folder.path)
+        return f"from a checkpoint with other settings: {start}[@STEP] {lower}"
 
     @property
     def resume_command(self) -> str:
         """The command that goes on with the run."""
-        several = f" --gpus {self.world.size}" if self.world.size > 1 else ""
-        return f"trimtab train --resume {self.folder.path}{several}"
+        several = ["--gpus", self.world.size] if self.world.size > 1 else []
+        return command("train", "--resume", self.folder.path, *several)
 
 
 def _keep_output(_: Trainer, path: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from trimtab.config import BEST, Config, load
 from trimtab.files import append_json_lines, locked, require_empty, sync, write_atomically, write_json_lines
 from trimtab.record import RECORDS_FOLDER
 from trimtab.step_lines import iter_step_lines, read_metrics
-from trimtab.text import PrintLine
+from trimtab.text import PrintLine, command
 from trimtab.train.build import INPUTS
 
 # Keys that may change when a run is resumed: how long it lasts, what stops it, what it saves, how its weights are
@@ -102,7 +101,7 @@ class RunFolder:
         if self.config.exists():
             raise ValueError(
                 f"{self.path} already holds a run: choose another --out, or go on with it: "
-                f"trimtab train --resume {self.path}"
+                + command("train", "--resume", self.path)
             )
         require_empty(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -202,12 +201,12 @@ def start_command(run: Path, config: Config) -> str:
     """Return the command that starts a run of another configuration from a run's newest checkpoint."""
     old, new = config_fingerprint(load(run / "config.toml")), config_fingerprint(config)
     keys = sorted(key for key in new if old.get(key) != new[key])
-    words = ["trimtab", "train", "--from", str(run)]
+    words = ["train", "--from", str(run)]
     for key in keys if len(keys) <= MOST_SETTINGS_SHOWN else []:
         words += ["--set", f"{key}={'none' if new[key] is None else json.dumps(new[key], ensure_ascii=False)}"]
     if len(keys) > MOST_SETTINGS_SHOWN:
-        words.insert(2, "RECIPE")
-    return shlex.join(words)
+        words.insert(1, "RECIPE")
+    return command(*words)
 
 
 def config_changes(before: Config, now: Config) -> list[str]:

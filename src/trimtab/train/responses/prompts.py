@@ -46,10 +46,13 @@ def encode_prompts(
         observed = 0 if tool_use is None else tool_use.max_observed_tokens
         if len(prompt.ids) + max_new_tokens + observed > policy.context:
             room = f"rollout.max_new_tokens={max_new_tokens}" + (f" and replies of {observed}" if observed else "")
+            left = policy.context - observed - len(prompt.ids)
+            lower = f"set rollout.max_new_tokens to {left} or less, or remove such problems"
+            # With long prompts or replies no number of new tokens would do.
+            replies = "lower rollout.max_turns or rollout.max_observation_tokens, or " if observed else ""
             raise ValueError(
-                f"{_named(problem)} has {len(prompt.ids)} tokens: with {room} that is "
-                f"more than the model's {policy.context} positions; set rollout.max_new_tokens to "
-                f"{max(policy.context - observed - len(prompt.ids), 0)} or less, or remove such problems"
+                f"{_named(problem)} has {len(prompt.ids)} tokens: with {room} that is more than the model's "
+                f"{policy.context} positions; {lower if left > 0 else replies + 'remove such problems'}"
             )
     return prompts
 

@@ -70,21 +70,6 @@ function extent(series, extra) {
   return low <= high ? [low, high] : null;
 }
 
-// The index of the last step that is not after `step`.
-function indexBefore(steps, step) {
-  let [low, high] = [0, steps.length - 1];
-  while (low < high) {
-    const middle = (low + high + 1) >> 1;
-    if (steps[middle] <= step) low = middle; else high = middle - 1;
-  }
-  return low;
-}
-
-function nearestIndex(steps, step) {
-  const at = indexBefore(steps, step);
-  return at + 1 < steps.length && steps[at + 1] - step < step - steps[at] ? at + 1 : at;
-}
-
 // The functions from steps and values to pixels; null if there is no finite value.
 function chartScales(spec, width) {
   const lines = [...spec.series, ...(spec.fan || []), ...(spec.thin || [])];

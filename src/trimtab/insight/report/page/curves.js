@@ -60,6 +60,21 @@ const formatDuration = (seconds) => (seconds >= 7200 ? `${formatNumber(seconds /
   : seconds >= 120 ? `${formatNumber(seconds / 60)} min` : `${formatNumber(seconds)} s`);
 const AXIS_FORMATS = { tokens: (n) => `${formatNumber(n)} tokens`, time: formatDuration };
 
+// The index of the last step that is not after `step`.
+function indexBefore(steps, step) {
+  let [low, high] = [0, steps.length - 1];
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (steps[middle] <= step) low = middle; else high = middle - 1;
+  }
+  return low;
+}
+
+function nearestIndex(steps, step) {
+  const at = indexBefore(steps, step);
+  return at + 1 < steps.length && steps[at + 1] - step < step - steps[at] ? at + 1 : at;
+}
+
 // The value at `x` of the line through points with rising `xs`; it goes on level at both ends.
 function lineValue(xs, ys, x) {
   const at = indexBefore(xs, x);

@@ -120,6 +120,17 @@ function spuriousRegion(region, plane, scale) {
   ];
 }
 
+function regionText(region) {
+  if (!region) return "";
+  const rare = formatNumber(region.tau_p);
+  if (region.tau_h === null) {
+    return ` No threshold of the entropy is known: there were no rewarded tokens with a probability below ${rare}, so none was ` +
+      "silenced, or the metric was not logged.";
+  }
+  return ` Rewarded tokens in the dashed corner are silenced: probability below ${rare} and entropy below the threshold (median ` +
+    `${formatNumber(region.tau_h)} nats, ${formatNumber(region.low)} to ${formatNumber(region.high)} over the run).`;
+}
+
 function probabilityEntropyMap(run) {
   const plane = run.token_statistics.probability_entropy;
   const counts = decodeAll(plane.counts);
@@ -127,13 +138,9 @@ function probabilityEntropyMap(run) {
   const slot = el("div", { class: "token-set-slot" });
   const region = run.spurious_region;
   const known = region && region.tau_h !== null;
-  const regionText = !region ? "" : !known ? ` No threshold of the entropy is known: there were no rewarded tokens with a ` +
-    `probability below ${formatNumber(region.tau_p)}, so none was silenced, or the metric was not logged.` : ` Rewarded tokens in the dashed corner are silenced: probability below ${formatNumber(region.tau_p)} ` +
-    `and entropy below the threshold (median ${formatNumber(region.tau_h)} nats, ${formatNumber(region.low)} to ` +
-    `${formatNumber(region.high)} over the run).`;
   const draw = (name) => replaceContent(slot, heatMap({
     title: "Probability and entropy", counts: tokenSets[name], tool: picker.node,
-    meaning: `Where the tokens lie: rare tokens on the left, confident predictions at the bottom.${regionText}`,
+    meaning: `Where the tokens lie: rare tokens on the left, confident predictions at the bottom.${regionText(region)}`,
     description: `${count(tokenSets[name].reduce((a, b) => a + b, 0))} tokens.`,
     overlay: (scale) => (known ? spuriousRegion(region, plane, scale) : []),
     x: probabilityAxis(plane.x), y: axis(plane.y, "entropy (nats)", "entropy", 4),
