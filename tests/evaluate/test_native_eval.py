@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import signal
 import subprocess
@@ -304,3 +305,17 @@ def test_a_precision_that_does_not_exist_is_refused(precision: str) -> None:
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no such folder"):
         evaluate(small(tmp_path, model=str(tmp_path / "nowhere")), RecordedProgress())
+
+
+def test_a_model_whose_logits_are_nan_is_not_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = runs.open_model
+
+    def broken(*args: Any, **options: Any) -> Policy:
+        policy = whole(*args, **options)
+        with torch.no_grad():
+            policy.backbone.norm.weight.fill_(math.nan)
+        return policy
+
+    monkeypatch.setattr(runs, "open_model", broken)
+    with pytest.raises(ValueError, match=r"the model's logits are NaN for .*use another checkpoint"):
+        evaluate(small(tmp_path, problems=1, samples=1), RecordedProgress())

@@ -172,6 +172,11 @@ class NativeGenerator:
         conversation: Conversation | None,
     ) -> Generation:
         logp = math.fsum(response.logp) / len(response.logp)
+        if math.isnan(logp):
+            raise ValueError(
+                f"the model's logits are NaN for {request.item.benchmark} {request.item.id}: its weights overflow; use "
+                "another checkpoint, or --precision fp32"
+            )
         return request.generation(
             sample,
             self.settings,

@@ -20,7 +20,7 @@ from trimtab.objectives.spans import Spans
 LOGP_FLOOR = -1e4
 
 # What rounding may put above 0: log-probabilities of a certain token by a sampler in bf16, entropies below it.
-ROUNDING = 0.05
+ROUNDING = 0.1
 
 LOGPS = ("old_logp", "current_logp", "sampler_logp", "ref_logp", "proxy_logp")
 TOKEN_FLOATS = (*LOGPS, "advantage", "entropy", "sum_p2", "sum_p2_logp")
