@@ -18,6 +18,7 @@ from trimtab import __version__
 from trimtab.files import write_atomically
 from trimtab.objectives import Comm, Objective, gather_rows, merge_metrics, segment_ids
 from trimtab.record import RECORDS_FOLDER, Manifest, Observation, Recorder, Vocabulary
+from trimtab.rewards import CORRECT_SCORE
 from trimtab.train import RunFolder, versions
 
 STATE_FILE = "trimtab.json"  # beside the engine's own files in a checkpoint
@@ -96,6 +97,11 @@ def observations(tokens: Sequence[int], sampled: Sequence[bool]) -> list[Observa
         else:
             found.append(Observation(before, ids))
     return found
+
+
+def verdict_of_score(score: float) -> str:
+    """Return the verdict that a reward stands for, as trimtab's own trainer judges rules that return numbers."""
+    return "correct" if score >= CORRECT_SCORE else "wrong"
 
 
 def save_state(folder: Path, objective: Objective, **numbers: int) -> None:

@@ -14,11 +14,11 @@ from trimtab.rewards.response_rules import RESPONSE_RULES
 from trimtab.rewards.rule_errors import RuleErrors, crashed_diagnosis, describe_error
 from trimtab.rewards.rules import RULES, check_rule, grade, grade_many, grade_submissions, load_rule, submit
 from trimtab.rewards.submission import FACTS, Submission
-from trimtab.rewards.verdicts import SCORE, VERDICT_KINDS, Verdict, VerdictKind, is_score, verdict_of
+from trimtab.rewards.verdicts import CORRECT_SCORE, SCORE, VERDICT_KINDS, Verdict, VerdictKind, is_score, verdict_of
 
 __all__ = [
-    "FACTS", "RESPONSE_RULES", "RULES", "SCORE", "VERDICT_KINDS", "RuleErrors", "Submission", "Verdict",
-    "VerdictKind", "WorkerLimits", "WorkerResult", "WorkerSession", "call_worker", "check_rule",
+    "CORRECT_SCORE", "FACTS", "RESPONSE_RULES", "RULES", "SCORE", "VERDICT_KINDS", "RuleErrors", "Submission",
+    "Verdict", "VerdictKind", "WorkerLimits", "WorkerResult", "WorkerSession", "call_worker", "check_rule",
     "crashed_diagnosis", "describe_error", "grade", "grade_lines", "grade_many", "grade_submissions", "is_score",
     "keep_output", "load_rule", "rule", "start_worker", "submit", "verdict_of",
 ]  # fmt: skip

@@ -38,7 +38,6 @@ from trimtab.record import (
     join_ranks,
     update_record,
 )
-from trimtab.rewards import verdict_of
 from trimtab.train import AlarmHandler, RunFolder, token_signals
 
 
@@ -195,7 +194,7 @@ class TrlGraded:
     def verdict(self) -> str:
         """Return the verdict by the first reward function, as trimtab's own trainer judges a number."""
         score = self.rewards.get(self.first)
-        return "ungraded" if score is None else verdict_of(score).kind
+        return "ungraded" if score is None else common.verdict_of_score(score)
 
 
 def graded_responses(batch: PaddedBatch, shape: RolloutShape) -> list[TrlGraded]:
