@@ -28,8 +28,8 @@ KEPT = {"metrics.jsonl", "config.toml", "error.txt"}
 def make_run(name: str, seed: int, folder: Path, steps: int | None, deadline: float) -> str:
     """Make one run, keep only its metrics and configuration, and return how it ended."""
     from trimtab.console.reporters import PlainReporter
+    from trimtab.train import Run, RunStoppedError
     from trimtab.train.loop import train
-    from trimtab.train.run import Run, RunStoppedError
     from trimtab.train.run_folder import RunFolder
 
     if (folder / "done").exists():

@@ -1,4 +1,4 @@
-"""STAPO inside TRL: a tiny model learns sums on a CPU in about a minute. Needs `pip install 'trimtab[trl]'`.
+"""STAPO inside TRL: a tiny model learns sums on a CPU in about a minute. Needs the extra `trl`.
 
 The three lines that differ from a script with TRL's own GRPOTrainer are marked.
 """

@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 import pytest
 
-from trimtab.collapse import HOLD_STEPS, Collapse, CollapseDetector, find_collapse
+from trimtab.collapse import HOLD_STEPS, Collapse, CollapseDetector, find_collapse, find_fall
 
 
 def records(
@@ -51,6 +51,15 @@ def test_one_low_evaluation_is_no_proof_however_long_ago() -> None:
     run = records([0.4, 0.1], every=20) + [{"step": step} for step in range(21, 39)]
     assert find_collapse(run) is None
     assert find_collapse([*run, {"step": 40, "eval/accuracy": 0.1}]) is not None
+
+
+def test_a_run_that_ends_low_has_fallen_though_it_has_not_collapsed() -> None:
+    assert find_fall(records([0.51, 0.0, 0.0, 0.0], every=3)) == Collapse(
+        3, "low", "accuracy is 0.00; its best was 0.51"
+    )
+    assert find_fall(records([0.4, 0.1, 0.3])) is None
+    lasting = records([0.0, 0.3, 0.6, 0.2, 0.1, 0.1])
+    assert find_fall(lasting) == find_collapse(lasting)
 
 
 def test_a_policy_stuck_with_wrong_answers_has_collapsed() -> None:

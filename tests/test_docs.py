@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,25 @@ def toml_blocks(name: str) -> list[str]:
     return re.findall(r"```toml\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
 
 
-def test_the_example_of_a_training_loop_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_a_training_loop_runs_and_accumulates_the_gradient_of_one_pass(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (code,) = blocks("docs/objectives.md")
-    exec(compile(code, "docs/objectives.md", "exec"), {})
+    # The weights as they are before the step of the optimizer, whose gradients are looked at.
+    names: dict[str, Any] = {}
+    exec(compile(code.replace("optimizer.step()\n", ""), "docs/objectives.md", "exec"), names)
     said = capsys.readouterr().out
     assert "stapo: Clip-higher PPO" in said
     assert "silenced: rare, confident and rewarded" in said
     assert "nan" not in said
+    model, parameters = names["model"], list(names["model"].parameters())
+    accumulated = [parameter.grad.clone() for parameter in parameters]
+    assert sum(float(gradient.abs().sum()) for gradient in accumulated) > 0.1
+    model.zero_grad()
+    new_logp, _ = names["score"](names["ids"], names["attention"])
+    names["objective"].loss(names["batch"].pack(new_logp), names["plan"]).loss.backward()
+    for before, parameter in zip(accumulated, parameters, strict=True):
+        torch.testing.assert_close(before, parameter.grad, rtol=1e-4, atol=1e-7)
 
 
 def test_the_example_of_a_new_method_is_all_it_takes() -> None:
@@ -72,6 +85,19 @@ def test_the_sandboxs_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     )  # any machine
     exec(compile(code, "docs/sandbox.md", "exec"), {})
     assert capsys.readouterr().out == "ok 45\n\n[-sqrt(2), sqrt(2)]\n\n"
+
+
+def test_the_example_of_a_run_from_python_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("docs/start.md")
+    short = '"run.steps": 2, "warm_start.steps": 2, "run.eval_every": 0, "rollout.prompts": 4'
+    assert '"run.steps": 20' in code
+    names: dict[str, Any] = {}
+    exec(compile(code.replace('"run.steps": 20', short), "docs/start.md", "exec"), names)
+    assert "\nfinished 2\n" in capsys.readouterr().out
+    assert names["run"].path == Path("runs/demo-dapo-1") and names["steps"] == [1, 2]
 
 
 def test_every_linked_file_is_there() -> None:
@@ -126,3 +152,50 @@ def test_the_recipe_of_six_lines_takes_the_tables_that_its_page_adds(tmp_path: P
     (tmp_path / "mine.toml").write_text("".join([*lines, task, warm_start]))
     config = load(tmp_path / "mine.toml")
     assert (config.model.path, config.warm_start.steps) == ("Qwen/Qwen3-1.7B-Base", 100)
+
+
+def test_every_page_installs_from_a_clone_until_an_index_has_trimtab() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/notebooks").glob("*.ipynb")]
+    assert [page.name for page in pages if re.search(r"pip install '?trimtab", page.read_text())] == []
+    first = re.search(r"```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert first and [line.split("  ")[0] for line in first[1].splitlines()] == [
+        "make demo",
+        "make test",
+        "pip install .",
+    ]
+
+
+def test_the_install_page_has_every_extra() -> None:
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    rows = [
+        line.split("|")[1] for line in (ROOT / "docs/install.md").read_text().splitlines() if line.startswith("| `")
+    ]
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == extras - {"dev", "site"}
+
+
+def test_first_settings_are_those_of_the_recipes() -> None:
+    page = (ROOT / "docs/first-settings.md").read_text()
+    rows = re.findall(r"^\| [\d.]+ .*? \| `([\w.-]+)` \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) >= 9
+    for name, values in rows:
+        config = load(name)
+        rollout, update = config.rollout, config.update
+        lr = f"{update.lr:.0e}".replace("e-0", "e-")
+        made = [
+            lr,
+            f"{rollout.prompts} x {rollout.samples}",
+            update.per_step,
+            rollout.max_new_tokens,
+            update.token_budget,
+        ]
+        assert values == " | ".join(map(str, made)), name
+
+
+def test_our_names_beside_those_of_other_trainers_are_keys_of_recipes() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/coming-from.md").read_text(), re.MULTILINE)
+    keys = [key for row in rows for key in re.findall(r"`([\w.]+)`", row)]
+    assert len(keys) > 25
+    table = load("smollm2", ["task.name=file", "task.path=x.jsonl"]).model_dump()
+    for key in keys:
+        section, _, name = key.partition(".")
+        assert name in table[section] or not name, key

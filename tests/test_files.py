@@ -123,14 +123,25 @@ def test_a_new_folder_replaces_the_old_one_when_it_is_complete(durable: bool, tm
     final.parent.mkdir()
     for text in ("old", "new"):
         with new_folder(final, durable=durable) as folder:
-            (folder / text).write_text(text)
-            assert not (final / text).exists()
-    assert [path.name for path in final.iterdir()] == ["new"]
+            (folder / "file").write_text(text)
+            assert not final.exists() or (final / "file").read_text() == "old"
+    assert (final / "file").read_text() == "new"
     with pytest.raises(IsADirectoryError), new_folder(final) as folder:
         folder.write_text("an error in the block")
     with new_folder(final) as folder:
         folder.rmdir()
-    assert list(final.parent.iterdir()) == [final] and [path.name for path in final.iterdir()] == ["new"]
+    assert list(final.parent.iterdir()) == [final] and [path.name for path in final.iterdir()] == ["file"]
+
+
+def test_a_folder_with_a_file_that_the_new_one_has_not_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    with (
+        pytest.raises(FileExistsError, match=r"notes\.txt is not one of the files"),
+        new_folder(tmp_path / "model") as new,
+    ):
+        (new / "config.json").write_text("{}")
+    assert [path.name for path in tmp_path.rglob("*")] == ["model", "notes.txt"]
 
 
 def test_two_processes_write_one_file_and_each_writes_it_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 import laboratory_pages as pages
-from laboratory_pages import Difference, Row
+from laboratory_pages import Row
+from trimtab.intervals import SeedDifference
 
 # A machine with a GPU may lack matplotlib.
 pictures = pytest.importorskip("laboratory_pictures", exc_type=ImportError)
@@ -53,7 +54,7 @@ def test_the_paired_interval_is_the_one_worked_out_by_hand() -> None:
     # Differences 0.1, 0.2, 0.3, 0.2, 0.2: mean 0.2, deviation sqrt(0.02 / 4) = 0.070711, over sqrt(5) 0.031623.
     # Student's t with 4 degrees of freedom has 2.776445 as its 97.5 % quantile, so the half-width is 0.087799.
     found = pages.paired(by_seed(0.4, 0.5, 0.6, 0.5, 0.5), by_seed(0.3, 0.3, 0.3, 0.3, 0.3))
-    assert found == pytest.approx(Difference(0.2, 0.112201, 0.287799, 5, 5, 0), abs=1e-6)
+    assert found == pytest.approx(SeedDifference(0.2, 0.112201, 0.287799, 5, 5, 0), abs=1e-6)
     assert found is not None and found.clear
     assert pages.points(found) == "+20.0 [+11.2, +28.8]"
 
@@ -61,7 +62,7 @@ def test_the_paired_interval_is_the_one_worked_out_by_hand() -> None:
 def test_seeds_without_a_partner_are_left_out_and_counted() -> None:
     # Differences 0.1 and -0.02: mean 0.04, deviation 0.12 / sqrt(2), half-width 12.7062 * 0.06 = 0.762372.
     found = pages.paired(by_seed(0.4, None, 0.28, 0.9), by_seed(0.3, 0.3, 0.3))
-    assert found == pytest.approx(Difference(0.04, -0.722372, 0.802372, 2, 1, 2), abs=1e-6)
+    assert found == pytest.approx(SeedDifference(0.04, -0.722372, 0.802372, 2, 1, 2), abs=1e-6)
     assert found is not None and not found.clear
 
 

@@ -12,10 +12,8 @@ from pathlib import Path
 from statistics import fmean, median, mode
 from typing import Any, NamedTuple
 
-import torch
-
 from trimtab.compare import markdown_table
-from trimtab.evaluate.intervals import mean_limits
+from trimtab.intervals import SeedDifference, seed_difference
 from trimtab.objectives import ATTACHMENTS
 from trimtab.text import NOTHING, number, percent
 
@@ -63,22 +61,6 @@ class Row(NamedTuple):
 
 
 Runs = dict[Row, dict[int, Run]]  # by seed
-
-
-class Difference(NamedTuple):
-    """Differences between runs of the same seed: their mean, its 95 % interval, and how many have the mean's sign."""
-
-    mean: float
-    low: float
-    high: float
-    pairs: int
-    agree: int
-    unpaired: int
-
-    @property
-    def clear(self) -> bool:
-        """Whether the interval leaves out 0."""
-        return self.low > 0 or self.high < 0
 
 
 def result(part: str) -> Mapping[str, Any] | None:
@@ -195,24 +177,13 @@ def shown(seeds: Mapping[int, Run], figure: str) -> str:
     return percent(value) if figure in SHARES else number(value, DIGITS.get(figure, 3))
 
 
-def paired(ours: Mapping[int, Run], theirs: Mapping[int, Run], figure: str = "greedy") -> Difference | None:
-    """Compare seed by seed: mean difference and its interval by Student's t; None without a pair.
-
-    A seed that only one of them has is left out and counted. One pair has no interval: it is unbounded.
-    """
-    values = {seed: [FIGURES[figure](each[seed]) if seed in each else None for each in (ours, theirs)]
-              for seed in sorted({*ours, *theirs})}  # fmt: skip
-    differences = [a - b for a, b in values.values() if a is not None and b is not None]
-    if not differences:
-        return None
-    center, low, high = fmean(differences), float("-inf"), float("inf")
-    if len(differences) > 1:
-        low, high = (float(end) for end in mean_limits(torch.tensor(differences, dtype=torch.float64)))
-    agree = sum(each * center > 0 for each in differences)
-    return Difference(center, low, high, len(differences), agree, len(values) - len(differences))
+def paired(ours: Mapping[int, Run], theirs: Mapping[int, Run], figure: str = "greedy") -> SeedDifference | None:
+    """Compare a figure of two rows seed by seed."""
+    of_ours, of_theirs = ({seed: FIGURES[figure](run) for seed, run in each.items()} for each in (ours, theirs))
+    return seed_difference(of_ours, of_theirs)
 
 
-def points(difference: Difference | None) -> str:
+def points(difference: SeedDifference | None) -> str:
     """Return a difference of two shares in percentage points, with its interval."""
     if difference is None:
         return NOTHING

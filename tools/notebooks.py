@@ -25,6 +25,7 @@ def execute(path: Path) -> dict[str, Any]:
 
     # `!trimtab` is the one of this environment.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm, of a package that trimtab does not need
     notebook = nbformat.from_dict(json.loads(path.read_text()))
     with tempfile.TemporaryDirectory() as folder:
         resources = {"metadata": {"path": folder}}

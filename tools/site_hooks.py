@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -15,19 +17,42 @@ sys.path.insert(0, str(ROOT / "tools"))  # mkdocs loads this file by its path
 
 import gallery  # noqa: E402
 import notebooks  # noqa: E402
+import trimtab  # noqa: E402
 
 OUTSIDE = re.compile(r"\]\((?:\.\./)+([\w./-]+)\)")  # a link from a page of docs/ to a file outside of it
 NOTEBOOK = re.compile(r"(\]\([\w./-]+)\.ipynb\)(?!\{)")  # but for the button that downloads it
+CHANGELOG = 'href="changelog.html"'  # in the footer
 PROGRAMS = {".py", ".sh", ".toml"}
 # The search leaves out common words, of which "own" is one: "own reward" is to find the guide, not the reference.
 BOOSTED = {"own-reward.md": 3, "several-gpus.md": 3}  # and scaling.md has "several GPUs" in its title
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".sh": "bash"}
 
 
+def on_config(config: Any) -> Any:
+    """Show the version on every page and, where GitHub builds the site, link to the repository."""
+    config.copyright = f"trimtab {trimtab.__version__} (<a {CHANGELOG}>changelog</a>), Apache-2.0"
+    if repository := os.environ.get("GITHUB_REPOSITORY"):
+        config.repo_url = f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{repository}"
+        config.repo_name = repository
+    return config
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Lead the footer's link to the changelog from pages in folders too: the site also opens from a disk."""
+    return output.replace(CHANGELOG, f'href="{get_relative_url("changelog.html", page.url)}"')
+
+
+def changelog() -> str:
+    """Return CHANGELOG.md as a page of the site."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    return re.sub(r"\]\((?!docs/|https?:)", "](../", text).replace("](docs/", "](")
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made while the site is built."""
     for path in sorted(DOCS.glob("notebooks/*.ipynb")):
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=notebooks.page(path)))
+    files.append(File.generated(config, "changelog.md", content=changelog()))
     for name, content in gallery.pages().items():
         files.append(File.generated(config, f"gallery/{name}.html", content=content))
     # Linked files get a page each, so that the site stands by itself.

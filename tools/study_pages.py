@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from trimtab.compare import markdown_table
-from trimtab.evaluate.intervals import t_quantile
+from trimtab.intervals import t_quantile
 from trimtab.stress import AxisTable, read_stress
 from trimtab.stress.figures import RunFigures
 from trimtab.stress.tables import HEADS

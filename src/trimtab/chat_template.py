@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+LARGEST_TEMPLATE = 1 << 18  # characters; the longest in use have some ten thousand
+
 
 def render(
     template: str,
@@ -57,6 +59,11 @@ def template_of(tokenizer: Any) -> str | None:
     if not isinstance(template, str):
         raise ValueError(
             f"the model's chat template is no text but {type(template).__name__}: see tokenizer_config.json"
+        )
+    if len(template) > LARGEST_TEMPLATE:
+        raise ValueError(
+            f"the model's chat template has {len(template):,} characters, and {LARGEST_TEMPLATE:,} are more than any "
+            "needs: see chat_template.jinja or tokenizer_config.json"
         )
     return template
 

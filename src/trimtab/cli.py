@@ -158,8 +158,18 @@ def methods(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    remove_warm_starts: Annotated[
+        bool, typer.Option("--remove-warm-starts", help="Empty the cache of warm starts; check nothing.")
+    ] = False,
+) -> None:
     """Check this machine: which features work, which need something else, and how to get it."""
+    if remove_warm_starts:
+        from trimtab.train import remove_warm_starts as remove
+
+        removed = remove()
+        typer.echo(f"removed {len(removed)} warm starts, {sum(each.size for each in removed) / 1e6:,.1f} MB")
+        return
     from rich.console import Console
 
     from trimtab.console import show_doctor
@@ -171,6 +181,36 @@ def doctor() -> None:
 def schema() -> None:
     """Print the JSON schema of recipes, for autocompletion in editors."""
     typer.echo((REFERENCE / "recipe.schema.json").read_text(encoding="utf-8"), nl=False)
+
+
+@app.command()
+def init(
+    data: Annotated[str, typer.Argument(help="A .jsonl or .parquet file, or a data set on the hub.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The recipe; one that exists is not replaced.")] = Path(
+        "mine.toml"
+    ),
+    model: Annotated[str, typer.Option(help="A folder or hub name of a causal LM.")] = "Qwen/Qwen3-1.7B-Base",
+    held_out: Annotated[
+        str | None, typer.Option("--held-out", metavar="DATA", help="Problems for evaluation, with the same columns.")
+    ] = None,
+    prompt: Annotated[str, typer.Option(metavar="COLUMN", help="The column of the prompt, if it is not found.")] = "",
+    answer: Annotated[str, typer.Option(metavar="COLUMN", help="The column of the answer, if it is not found.")] = "",
+) -> None:
+    """Write a recipe for a file of problems: columns and rule guessed from its rows, sizes from the GPU."""
+    from trimtab.console import InitRequest, init_recipe
+
+    init_recipe(InitRequest(data, out, model, held_out, prompt, answer), typer.echo)
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(help="The folder of the runs.")] = Path("runs"),
+) -> None:
+    """List the runs below a folder, the newest first: how far each came, and the settings that set it apart."""
+    from trimtab.console import run_lines
+
+    for line in run_lines(folder):
+        typer.echo(line)
 
 
 @app.command()
@@ -337,10 +377,12 @@ def alarms(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON objects, with the evidence.")] = False,
 ) -> None:
     """List the alarms of a run, with what to try. Works during a run and afterwards."""
-    from trimtab.insight.alarms import alarm_lines, replay_run
+    from trimtab.insight.alarms import alarm_lines, replay_run, unchecked_alarms
 
     for line in alarm_lines(replay_run(run, lambda text: print_error(f"warning: {text}")), as_json):
         typer.echo(line)
+    if not as_json and (unchecked := unchecked_alarms(run)):
+        print_error(f"not checked, because these metrics were not logged: {unchecked}")
 
 
 @app.command(name="eval")

@@ -7,7 +7,8 @@ A run has collapsed if one of these holds from some step to the last one, for at
 - `emptied`: the entropy is below a tenth of that at the start, and accuracy below three quarters of its best;
 - `nonfinite`: no update is finite.
 
-A run that falls and comes back has not collapsed. Without evaluations the accuracy is that of the training responses.
+A run that falls and comes back has not collapsed. One that ends `low`, below half of its best accuracy, has fallen; it
+may be too short to tell whether that lasts. Without evaluations the accuracy is that of the training responses.
 Where the task's rule gives numbers, their mean stands for the accuracy.
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -25,10 +26,12 @@ METRICS = (
 )  # fmt: skip
 HOLD_STEPS = 10  # accuracy on a few hundred problems falls and returns within a few steps
 RECENT = 5  # steps whose median is the value now: one odd step decides nothing
+LEFT = 2.0  # factor between the first value and those after it, from which only the first is the start
 LOST = 0.5  # of the best accuracy
 MIN_BEST = 0.1  # a best accuracy below this is no level to fall from
 EMPTIED, FALLING = 0.1, 0.75  # of the entropy at the start, of the best accuracy
 SIGNAL, NO_SIGNAL = 0.1, 0.02  # share of groups whose rewards differ: some, none
+LOW = "low"  # the kind of a fall that lasted too short a time to be a collapse
 MOSTLY_WRONG = 0.5  # accuracy: a policy that is right more often may have solved what it can
 
 DEFINITION = (
@@ -39,13 +42,38 @@ DEFINITION = (
 )
 
 
+def start_values(values: Sequence[float], count: int, may_rise: bool = True) -> list[float]:
+    """Return the values at the start of a run: the first `count`, or only the first if the next ones leave it at once.
+
+    The list is empty until there are enough. Without `may_rise` only a fall leaves the start: a reward that rises is
+    learning.
+    """
+    # The first step is sampled before any update. In a run that breaks in its first updates, it is all there is of the
+    # policy that it began with.
+    first, rest = values[:1], values[1 : 1 + RECENT]
+    if len(rest) == RECENT:
+        usual = median(rest)
+        fell = max(rest) < first[0] and first[0] > LEFT * usual
+        rose = min(rest) > first[0] and usual > LEFT * first[0]
+        if fell or (rose and may_rise):
+            return list(first)
+    return list(values[:count]) if len(values) >= count else []
+
+
 @dataclass(frozen=True)
 class Collapse:
-    """The step from which a run has collapsed, the criterion, and a sentence."""
+    """The step from which a run has collapsed (or is `low`), the criterion, and a sentence."""
 
     step: int
     kind: str
     message: str
+
+    @property
+    def words(self) -> str:
+        """What happened, when and by which figures."""
+        if self.kind == LOW:
+            return f"fell at step {self.step:,} to below {LOST:.0%} of its best, and ended there: {self.message}"
+        return f"collapsed at step {self.step:,}: {self.message}"
 
 
 @dataclass
@@ -65,7 +93,7 @@ class CollapseDetector:
     accuracy: float | None = None
     evaluated: bool = False
     had_signal: bool = False
-    entropy_start: list[float] = field(default_factory=list)
+    first: dict[str, list[float]] = field(default_factory=dict)
     recent: dict[str, deque[float]] = field(default_factory=dict)
     streaks: dict[str, _Streak] = field(default_factory=dict)
     found: Collapse | None = None
@@ -79,8 +107,9 @@ class CollapseDetector:
         for name in ("reward/accuracy", "policy/entropy", "groups/mixed_share"):
             if math.isfinite(record.get(name, math.nan)):
                 self.recent.setdefault(name, deque(maxlen=RECENT)).append(record[name])
-                if name == "policy/entropy" and len(self.entropy_start) < RECENT:
-                    self.entropy_start.append(record[name])
+                first = self.first.setdefault(name, [])
+                if len(first) <= RECENT:
+                    first.append(record[name])
         new_accuracy = self._update_accuracy(record)
         step, found = int(record["step"]), self._criteria(record)
         self.streaks = {kind: self.streaks.get(kind) or _Streak(step, "") for kind in found}
@@ -99,6 +128,8 @@ class CollapseDetector:
             self.accuracy = held_out
         elif not self.evaluated and len(self.recent.get("reward/accuracy", ())) == RECENT:
             self.accuracy = median(self.recent["reward/accuracy"])
+            began = start_values(self.first["reward/accuracy"], RECENT, may_rise=False)
+            self.best = max(self.best, median(began))
         else:
             return False
         self.best = max(self.best, self.accuracy)
@@ -113,9 +144,9 @@ class CollapseDetector:
             fallen = f"{self.word} is {self.accuracy:.2f}; its best was {self.best:.2f}"
             if self.accuracy < LOST * self.best:
                 found["lost"] = fallen
-            now, start = self._now("policy/entropy"), self.entropy_start
-            if now is not None and now < EMPTIED * median(start) and self.accuracy < FALLING * self.best:
-                found["emptied"] = f"entropy is {now:.3g}, at the start {median(start):.3g}; {fallen}"
+            now, began = self._now("policy/entropy"), start_values(self.first.get("policy/entropy", ()), RECENT)
+            if now is not None and now < EMPTIED * median(began) and self.accuracy < FALLING * self.best:
+                found["emptied"] = f"entropy is {now:.3g}, at the start {median(began):.3g}; {fallen}"
         mixed, right = self._now("groups/mixed_share"), self._now("reward/accuracy")
         self.had_signal = self.had_signal or (mixed is not None and mixed >= SIGNAL)
         if mixed is not None and right is not None and mixed < NO_SIGNAL and right < MOSTLY_WRONG and self.had_signal:
@@ -148,7 +179,18 @@ def merge_curves(curves: Mapping[str, Iterable[tuple[int, float]]]) -> list[dict
 
 def find_collapse(records: Iterable[Mapping[str, float]]) -> Collapse | None:
     """Return whether a run with these metrics, in the order of their steps, has collapsed by its end."""
-    detector, collapse = CollapseDetector(), None
+    return _follow(records).found
+
+
+def find_fall(records: Iterable[Mapping[str, float]]) -> Collapse | None:
+    """Return the collapse of a run, or that it ended below half of its best accuracy, however short that lasted."""
+    detector = _follow(records)
+    low = detector.streaks.get("lost")
+    return detector.found or (Collapse(low.step, LOW, low.message) if low else None)
+
+
+def _follow(records: Iterable[Mapping[str, float]]) -> CollapseDetector:
+    detector = CollapseDetector()
     for record in records:
-        collapse = detector.add(record)
-    return collapse
+        detector.add(record)
+    return detector

@@ -6,11 +6,13 @@ final name. A killed process leaves no more than that behind, and the next one t
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import json
 import mmap
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,6 +22,8 @@ from typing import Any
 from trimtab import failpoints
 
 WRITING = ".writing-"  # the prefix of unfinished files and folders
+MARKER = ".trimtab"  # in a folder of several runs: says that a command made the folder
+MOST_NAMES = 3  # of files, in an error
 
 
 @contextmanager
@@ -44,7 +48,7 @@ def write_atomically(path: Path, data: str | bytes | memoryview | Iterable[str])
         return
     # In the same folder, because a rename is atomic only within one file system. Of this process alone, because two may
     # write the same report at the same time.
-    _remove_unfinished(path.parent, path.name)
+    remove_unfinished(path.parent, path.name)
     temporary = path.with_name(f"{WRITING}{path.name}-{os.getpid()}")
     try:
         with errors_with_path(path), temporary.open("wb") as file:
@@ -58,16 +62,44 @@ def write_atomically(path: Path, data: str | bytes | memoryview | Iterable[str])
         temporary.unlink(missing_ok=True)
 
 
+def require_empty(folder: Path, besides: Iterable[str] = (), option: str = "--out") -> None:
+    """Raise if a folder, where it exists, has anything in it except these names and leftovers of killed processes.
+
+    A command calls this before it writes into a folder that it did not make: the names that it writes may be there.
+    """
+    if folder.is_dir():
+        found = sorted(path.name for path in folder.iterdir() if _writer(path) is None)
+        _refuse(folder, [name for name in found if name not in besides], option)
+
+
+def mark_folder(folder: Path, command: str, *, ours: bool = False) -> None:
+    """Mark a folder as made by a command; one that is neither marked, empty nor `ours` is an error."""
+    if not ours and not (folder / MARKER).exists():
+        require_empty(folder)
+    if not (folder / MARKER).exists():
+        write_atomically(folder / MARKER, f"made by trimtab {command}\n")
+
+
+def _refuse(folder: Path, names: list[str], option: str) -> None:
+    if names:
+        shown = ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if (more := len(names) - MOST_NAMES) > 0 else "")
+        raise ValueError(
+            f"{folder} holds files that trimtab did not write there ({shown}). Nothing was changed: choose another "
+            f"{option}, or move them away"
+        )
+
+
 @contextmanager
 def new_folder(final: Path, *, durable: bool = False, tidy: bool = True) -> Iterator[Path]:
     """Yield an empty folder to fill; when the block ends, it replaces `final`. After an error nothing is left of it.
 
-    A block that removes the folder leaves `final` as it is. With `durable` the files survive a power cut as well;
-    with `tidy` what killed processes left beside it is removed, for which all names there are read.
+    A block that removes the folder leaves `final` as it is, and so does one that has not all the names in `final`. With
+    `durable` the files survive a power cut as well; with `tidy` what killed processes left beside it is removed, for
+    which all names there are read.
     """
     # The parent is not made here: where somebody has removed a run's folder, no half of it may appear again.
     if tidy:
-        _remove_unfinished(final.parent)
+        remove_unfinished(final.parent)
     # Several processes may share the parent (the cache of warm starts), so each has its own temporary name.
     temporary = final.with_name(f"{WRITING}{final.name}-{os.getpid()}")
     temporary.mkdir()
@@ -80,6 +112,7 @@ def new_folder(final: Path, *, durable: bool = False, tidy: bool = True) -> Iter
             for path in (*temporary.iterdir(), temporary):
                 sync(path)
         if final.exists():
+            _refuse_others(final, temporary)
             remove_folder(final)  # rename replaces a file, but not a folder that has something in it
         failpoints.failpoint("folder.rename")
         temporary.rename(final)
@@ -87,6 +120,18 @@ def new_folder(final: Path, *, durable: bool = False, tidy: bool = True) -> Iter
             sync(final.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _refuse_others(final: Path, temporary: Path) -> None:
+    """Raise if a folder that is to be replaced has a file that the new one has not: somebody has put it there."""
+    if not final.is_dir():
+        return
+    others = sorted({path.name for path in final.iterdir()} - {path.name for path in temporary.iterdir()})
+    if others:
+        message = (
+            f"{others[0]} is not one of the files that would replace it (and {len(others) - 1} more): move it away"
+        )
+        raise FileExistsError(errno.EEXIST, message, str(final))
 
 
 def remove_folder(path: Path) -> None:
@@ -98,16 +143,22 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(gone)
 
 
-def _remove_unfinished(folder: Path, name: str = "") -> None:
+def remove_unfinished(folder: Path, name: str = "") -> None:
     """Remove what killed processes left half-written, of one name or of all; that of processes still alive stays."""
     for path in folder.glob(f"{WRITING}{glob.escape(name) or '*'}-*"):
-        process = path.name.rpartition("-")[2]
+        process = _writer(path)
         # A process number may be in use again by a stranger: then the file or folder stays until a later call.
-        if process.isdecimal() and (int(process) == os.getpid() or not _alive(int(process))):
+        if process is not None and (process == os.getpid() or not _alive(process)):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+
+
+def _writer(path: Path) -> int | None:
+    """Return the number of the process that has not finished writing this file or folder; None if it is another."""
+    found = re.fullmatch(rf"{re.escape(WRITING)}.+-(\d{{1,12}})", path.name, re.ASCII | re.DOTALL)
+    return int(found[1]) if found else None
 
 
 def sync(path: Path) -> None:
@@ -118,6 +169,15 @@ def sync(path: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_bounded(path: Path, largest: int) -> bytes:
+    """Read a file of at most `largest` bytes; a pipe, which would block, or an endless device raises ValueError."""
+    if not path.is_file() and path.exists():
+        raise ValueError("it is not a regular file")
+    if (size := path.stat().st_size) > largest:
+        raise ValueError(f"it has {size} bytes, and {largest} at most may be")
+    return path.read_bytes()
 
 
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -231,6 +291,19 @@ def _lock(folder: Path) -> int:
             os.close(descriptor)
             raise ValueError(f"{folder} is in use by another process: wait for it, or choose another --out") from None
         os.close(descriptor)
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether somebody has locked a folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        # Shared, so that two who ask do not see each other; it is released at once.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

@@ -99,7 +99,7 @@ def load_part(name: str) -> Callable[..., Any]:
         part = _registered[attribute]
     else:
         module = _import_module(name, module_name)
-        file = _shown_file(getattr(module, "__file__", None) or module_name)
+        file = shown_file(getattr(module, "__file__", None) or module_name)
         if not hasattr(module, attribute):
             own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
             hint = f": {nearest(attribute, own)}" if own else ""
@@ -134,7 +134,7 @@ def _import_or_say_where(name: str, module_name: str, folders: list[str]) -> Any
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # one that the user's module imports
-        places = ", ".join([*(_shown_file(folder) for folder in folders), "sys.path (PYTHONPATH adds to it)"])
+        places = ", ".join([*(shown_file(folder) for folder in folders), "sys.path (PYTHONPATH adds to it)"])
         raise OwnPartError(f"{name}: there is no module {module_name} in {places}") from None
 
 
@@ -165,10 +165,10 @@ def errors_located(name: str, part: object = None) -> Iterator[None]:
 
 def _located(name: str, error: BaseException, part: object = None) -> OwnPartError:
     if isinstance(error, SyntaxError) and error.filename:
-        place = f"{_shown_file(error.filename)}:{error.lineno}"
+        place = f"{shown_file(error.filename)}:{error.lineno}"
     else:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
-        place = f"{_shown_file(frames[-1].filename)}:{frames[-1].lineno}" if frames else location(part)
+        place = f"{shown_file(frames[-1].filename)}:{frames[-1].lineno}" if frames else location(part)
     reason = error.msg if isinstance(error, SyntaxError) else str(error)
     return OwnPartError(shorten(f"{name}: {place}: {type(error).__name__}: {reason}".replace(": : ", ": "), 1_000))
 
@@ -181,7 +181,7 @@ def location(part: object) -> str:
         line = found.__code__.co_firstlineno if inspect.isfunction(found) else inspect.getsourcelines(found)[1]  # type: ignore[arg-type]
     except (TypeError, OSError, ValueError):
         return ""
-    return f"{_shown_file(file or '')}:{line}"
+    return f"{shown_file(file or '')}:{line}"
 
 
 def _is_users(filename: str) -> bool:
@@ -192,7 +192,7 @@ def _is_users(filename: str) -> bool:
     return "site-packages" not in filename and not any(filename.startswith(folder + os.sep) for folder in ours)
 
 
-def _shown_file(file: str) -> str:
+def shown_file(file: str) -> str:
     """Return a path, relative where it lies below the current folder."""
     try:
         return os.path.relpath(file) if Path(file).is_relative_to(os.getcwd()) else file

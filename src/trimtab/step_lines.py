@@ -7,7 +7,6 @@ newline is not reported: a killed process leaves one, and so does a process that
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from trimtab.files import parse_json_line
 from trimtab.text import shown
 
 LAST_STEP = 2**31 - 1  # records and reports hold steps as 32-bit integers
+LARGEST_METRIC = 1e38  # what float32 holds, as on a page; a sum of a few values of 1e308 is infinite
 LONGEST_LINE = 1 << 20  # bytes; a line of metrics has a few thousand
 MAX_REPORTED = 3  # of the lines of a file
 
@@ -66,9 +66,9 @@ def last_step(path: Path) -> int:
 
 
 def is_finite_number(value: object) -> bool:
-    """Return whether a value of a JSON line is a number that a float can hold."""
+    """Return whether a value of a JSON line is a number with which one can go on to calculate."""
     # The comparison is false for NaN; `math.isfinite` raises for an integer that no float can hold.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_METRIC
 
 
 def _parse(line: bytes) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean
@@ -65,6 +66,16 @@ def printable(text: str) -> str:
     """Escape every character that could control a terminal; the text may contain what a model wrote."""
     # isprintable is False for escape sequences and for characters that reverse the direction of text.
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def command(*words: object) -> str:
+    """Return a command of trimtab as a shell takes it, whatever its words hold."""
+    return shlex.join(["trimtab", *map(str, words)])
+
+
+def one_line(text: str) -> str:
+    """Escape what could control a terminal and line breaks too, so that a name cannot forge a line."""
+    return printable(text).replace("\n", "\\n")
 
 
 def shown(value: object, longest: int = 80) -> str:

@@ -15,6 +15,7 @@ from trimtab.insight.replay import recorded_objective
 from trimtab.insight.report import write_report
 from trimtab.insight.report.token_table import (
     StepTokenTable,
+    TokenEffects,
     mini_batches,
     read_checked_step,
     token_effects,
@@ -62,6 +63,12 @@ def facts(opened: Tab) -> dict[str, list[str]]:
     return {
         rows.nth(n).locator("th").inner_text(): rows.nth(n).locator("td").all_inner_texts() for n in range(rows.count())
     }
+
+
+def reason(effects: TokenEffects, at: int) -> str:
+    """The words for a token's reasons; a clip is one that the plan does not know."""
+    code, clip = int(effects.reason[at]), ["clipped: the ratio is outside its range"] if effects.clipped[at] else []
+    return "; ".join([*([reason_words(code)] if code or not clip else []), *clip])
 
 
 def number(text: str) -> float:
@@ -189,7 +196,7 @@ def test_a_tokens_numbers_are_those_of_the_record(opened: Tab, tables: list[Step
         assert number(shown["predicted entropy change"][0]) == pytest.approx(
             table.entropy_change[at], rel=0.06, abs=1e-9
         )
-        assert shown["reason"] == [reason_words(int(table.effects.reason[at]))]
+        assert shown["reason"] == [reason(table.effects, at)]
         assert shown["clipped"][0].startswith("yes" if table.effects.clipped[at] else "no")
 
 
@@ -269,7 +276,7 @@ def test_another_objective_is_shown_beside_the_recorded_one(opened: Tab, tables:
     page.locator(".pane").nth(1).locator(".tok").nth(2).click()
     shown = facts(opened)
     assert len(shown["weight"]) == 2 and len(shown["probability"]) == 1
-    assert shown["reason"][1] == reason_words(int(effects.reason[at]))
+    assert shown["reason"][1] == reason(effects, at)
     assert shown["clip range of the ratio"][1] == f"1 − {effects.clip_low[at]:.3g} to 1 + {effects.clip_high[at]:.3g}"
 
 

@@ -8,20 +8,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from helpers.own_process import Terminal, exit_code, in_own_process, run_command, wait_until
 from trimtab.cli import app
 from trimtab.compare.processes import ProcessPool, Watch
-from trimtab.compare.report import as_json, as_markdown, make_rows, sparklines
+from trimtab.compare.report import as_json, as_markdown, as_table, differences, make_rows, sparklines
 from trimtab.compare.runs import CompareRun, Comparison, RunOutcome, plan_runs
 from trimtab.console.launch import STOPPED
-from trimtab.files import locked
+from trimtab.files import locked, mark_folder
 from trimtab.text import BARS
 from trimtab.train.run_folder import resolved_toml
 
@@ -64,14 +66,17 @@ def compare(*words: str) -> Any:
     return result
 
 
-# The real thing: processes that train. One folder is blocked by a file, so that its run fails.
+# The real thing: processes that train. In a folder that a comparison made, a file blocks one run, which fails.
 
 
 @pytest.fixture(scope="module")
 def compared(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     out = tmp_path_factory.mktemp("compared")
+    mark_folder(out, "compare")
     (out / "sspo+s2t-seed0").write_text("in the way")
-    return out, compare("stapo", "sspo + s2t", "--recipe", recipe, "--seeds", "1", "--out", str(out))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRIMTAB_WARM_START", str(out / ".warm_start"))
+        return out, compare("stapo", "sspo + s2t", "--recipe", recipe, "--seeds", "1", "--out", str(out))
 
 
 def test_a_failing_run_is_reported_and_does_not_stop_the_others(compared: tuple[Path, Any]) -> None:
@@ -97,10 +102,11 @@ def test_tables_and_files_have_the_numbers_and_the_command(compared: tuple[Path,
 
 
 def test_a_second_time_only_what_is_missing_is_run_and_shares_the_warm_start(
-    compared: tuple[Path, Any], recipe: str, tmp_path: Path
+    compared: tuple[Path, Any], recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "again"
     shutil.copytree(compared[0], out)
+    monkeypatch.setenv("TRIMTAB_WARM_START", str(out / ".warm_start"))
     (out / "sspo+s2t-seed0").unlink()
     before = (out / "stapo-seed0/metrics.jsonl").stat().st_mtime_ns
     result = compare("stapo", "sspo + s2t", "--recipe", recipe, "--seeds", "1", "--out", str(out))
@@ -111,7 +117,6 @@ def test_a_second_time_only_what_is_missing_is_run_and_shares_the_warm_start(
     assert "| sspo + s2t | 1/1 |" in result.output
     assert "warm start 2/2" in (out / "logs/stapo-seed0.log").read_text()
     assert "warm start 2/2" not in (out / "logs/sspo+s2t-seed0.log").read_text()
-    assert len(list((out / ".warm_start").iterdir())) == 1
     assert f"written: {out / 'report.html'}" in result.output
     page = (out / "report.html").read_text()
     assert "stapo-seed0" in page
@@ -425,6 +430,53 @@ def test_means_and_spreads_are_over_seeds(recipe: str, tmp_path: Path) -> None:
     assert (
         json.loads(as_json(asked, rows), parse_constant=pytest.fail)["objectives"]["grpo"]["spread"]["clipped"] is None
     )
+
+
+def test_objectives_are_compared_with_the_first_seed_by_seed(recipe: str, tmp_path: Path) -> None:
+    asked = comparison(recipe, tmp_path, "stapo", "grpo", seeds=3)
+    ours, theirs = [0.5, 0.6, 0.7], [0.4, 0.4, 0.4]
+    made = zip(plan_runs(asked), [*theirs, *ours], strict=True)
+    rows = make_rows([ended(run, [0.1, right], [1.0], "failed" if right == 0.7 else "finished") for run, right in made])
+    found = differences(rows)["grpo"]["accuracy_end"]
+    assert (found.mean, found.pairs, found.agree, found.unpaired) == (pytest.approx(0.15), 2, 2, 1)
+    assert found.high - found.mean == pytest.approx(12.706 * 0.05, rel=1e-3), "Student's t of two pairs"
+    markdown = as_markdown(asked, rows)
+    assert "Differences to stapo, paired by seed:" in markdown
+    assert "| grpo | held-out, points | +15.0 | -48.5 to +78.5 | 2 of 2, 1 unpaired |" in markdown
+    stored = json.loads(as_json(asked, rows))["objectives"]
+    assert stored["grpo"]["differences"]["accuracy_end"]["mean"] == pytest.approx(0.15)
+    assert stored["stapo"]["differences"] == {}
+    asked = comparison(recipe, tmp_path / "1", "stapo", "grpo", seeds=1)
+    one = make_rows([ended(run, [0.1, 0.5], [1.0]) for run in plan_runs(asked)])
+    assert "| +0.0 | - | 0 of 1 |" in as_markdown(asked, one)
+
+
+def test_the_tables_fit_a_terminal_of_80_columns(recipe: str, tmp_path: Path) -> None:
+    names = "stapo + stare(adaptive=true)", "sspo + trim(floor=0.25)"
+    runs = plan_runs(comparison(recipe, tmp_path, *names, seeds=3))
+    outcomes = [ended(run, [0.123, 0.5 + n / 100, 0.6], [1.23, 0.5 + n]) for n, run in enumerate(runs)]
+    for outcome in outcomes:
+        outcome.run.folder.append_metrics({"step": 3, "eval/score": -12.5, "tokens/silenced_share": 0.000123,
+            "reward/mean": -10.5, "update/clip_share": 0.123, "time/update": 12_345.6})  # fmt: skip
+        outcome.run.folder.append_metrics({"step": 0, "eval/score": -25.125})
+    file = StringIO()
+    Console(file=file, width=80, force_terminal=True, color_system=None).print(as_table(make_rows(outcomes), BARS))
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in file.getvalue() and "..." not in file.getvalue(), "nothing is cut off"
+    for figure in ("12.3±0%", "60.0±0%", "-25.125±0.000", "-12.500±0.000", "-10.500±0.000", "12345.6±0.0", "0.012±0%"):
+        assert any(figure in line for line in lines), figure
+
+
+def test_scores_are_compared_where_rules_give_them(recipe: str, tmp_path: Path) -> None:
+    asked = comparison(recipe, tmp_path, "stapo", "grpo", seeds=1)
+    outcomes = [ended(run, [0.1, 0.4], [1.0]) for run in plan_runs(asked)]
+    assert "score start" not in as_markdown(asked, make_rows(outcomes))
+    for outcome, score in zip(outcomes, (0.25, 0.75), strict=True):
+        outcome.run.folder.append_metrics({"step": 2, "eval/score": score})
+    markdown = as_markdown(asked, make_rows(outcomes))
+    for cells in ("| held-out end | score end | reward |", "| 0.250 |", "| score | +0.500 |"):
+        assert cells in markdown
 
 
 def test_curves_of_a_column_share_one_scale(recipe: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from recipe_docs import recipe_title, recipes_page
 from trimtab.config import Config, json_schema, load, packaged_recipes, parse
 from trimtab.config.task_section import ONE_SECTION
 from trimtab.objectives.methods.registry import METHODS
+from trimtab.own_parts import register
 from trimtab.train.run_folder import resolved_toml
 
 ROOT = Path(__file__).parent.parent.parent
@@ -127,6 +128,10 @@ def test_whole_numbers_are_numbers_and_reasoning_gym_has_many_tasks() -> None:
             {"rollout": {"dynamic_sampling": True, "samples": 1}},
             "rollout.dynamic_sampling needs rollout.samples of 2 or more, not 1",
         ),
+        (
+            {"rollout": {"samples": 1}, "objective": {"name": "dr_grpo"}},
+            "its advantage (group_centered) compares the responses to one prompt",
+        ),
         ({"objective": {"name": "stapo", "token_stats": "current"}}, "set update.token_stats alone"),
         ({"reward": {"wrong": 1.0}}, "reward.correct = 1.0 must be more than reward.wrong = 1.0"),
         ({"reward": {"overlong_buffer": 9}}, "reward.overlong_buffer = 9 must be at most rollout.max_new_tokens = 8"),
@@ -134,6 +139,15 @@ def test_whole_numbers_are_numbers_and_reasoning_gym_has_many_tasks() -> None:
 )
 def test_sections_that_contradict_each_other_are_an_error(table: dict[str, Any], text: str) -> None:
     assert text in error_of(table)
+
+
+def test_an_advantage_of_ones_own_may_need_no_group() -> None:
+    def reward_itself(reward: Any, group: Any) -> Any:
+        return reward
+
+    register(reward_itself)
+    config = parse({"rollout": {"samples": 1}, "objective": {"name": "grpo", "advantage": "python:reward_itself"}})
+    assert config.rollout.samples == 1
 
 
 def test_a_kl_penalty_with_a_reference_is_valid() -> None:

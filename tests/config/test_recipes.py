@@ -12,8 +12,8 @@ import trimtab
 from recipe_docs import recipe_title, recipes_page
 from trimtab.config import Config, load, packaged_recipes
 from trimtab.console.reporters import PlainReporter
+from trimtab.train import Run, StopReason
 from trimtab.train.loop import train
-from trimtab.train.run import Run, StopReason
 from trimtab.train.run_folder import RunFolder
 
 ROOT = Path(__file__).parent.parent.parent

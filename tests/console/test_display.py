@@ -67,6 +67,12 @@ def test_the_display_shows_the_main_metrics() -> None:
         assert words in text
 
 
+def test_the_display_says_what_the_last_step_spent_its_time_on() -> None:
+    assert "time      updates 75.0%, grading 25.0%" in shown(
+        display_after(5, **{"time/update": 1.5, "time/grading": 0.5, "time/rollout": 0.6})
+    )
+
+
 def test_a_sample_is_shown_until_it_can_be_read() -> None:
     display = display_after(20)
     display.set_sample([SampleText("3 7 5=16 ", "3*7-5", "16", "correct", 1.0)])
@@ -76,6 +82,48 @@ def test_a_sample_is_shown_until_it_can_be_read() -> None:
     display.set_sample([SampleText("a question\n" * 90, "\x1b[2Jso\n" + "it is " * 90 + "42", "42", "no_answer", 0.0)])
     (line,) = [line for line in shown(display).splitlines() if "sample" in line]
     assert "a question" in line and "\\x1b[2Jso it is" in line and line.rstrip("│ ").endswith("is 42  no answer")
+
+
+def test_a_tall_terminal_shows_more_of_a_long_sample() -> None:
+    display = display_after(20)
+    response = "\x1b[2J" + "".join(f"<{n}>" for n in range(60)) + "\u202e" + "x" * 10_000
+    display.set_sample([SampleText("a question", response, "42", "wrong", 0.25)])
+    lines = [line[2:-2] for line in shown(display, height=40).splitlines()]
+    first = next(n for n, line in enumerate(lines) if line.startswith("sample"))
+    assert "a question  \\x1b[2J<0><1>" in lines[first] and "\x1b[2J" not in "".join(lines)
+    assert not lines[first + 1][:10].strip() and "<30>" in lines[first + 1]
+    assert lines[first + 3].rstrip().endswith("xxx  wrong, reward 0.25")
+    assert sum("sample" in line or "xxx" in line for line in shown(display, height=31).splitlines()) == 1
+
+
+def test_length_and_truncation_are_shown() -> None:
+    lengths = {"response/length_mean": 181.25, "response/truncated_share": 0.031}
+    assert "length    181.2 tokens    truncated 3.1%  " in shown(display_after(5, **lengths))
+    lines: list[str] = []
+    PlainReporter(lines.append).step(5, 5, METRICS | lengths)
+    assert "  length 181.2  truncated 0.031  entropy 0.812  " in lines[0]
+
+
+def test_held_out_scores_are_shown_beside_the_accuracy() -> None:
+    display = display_after(20)
+    display.set_metrics(0, {"eval/score": 0.25})
+    display.set_metrics(20, METRICS | {"eval/score": 1.5})
+    assert "score     1.500           at step 20 (0.250 at step 0)  " in shown(display)
+    lines: list[str] = []
+    PlainReporter(lines.append).step(0, 5, {"eval/accuracy": 0.25, "eval/score": 1.5})
+    assert lines == ["step 0/5  held-out 0.25  held-out score 1.5"]
+
+
+def test_plain_lines_have_a_sample_now_and_then() -> None:
+    lines: list[str] = []
+    reporter = PlainReporter(lines.append, lines=12)
+    long = SampleText("3 7 5=16\n", "\x1b[2J\r3*7-5\n" + "so " * 10_000, "16", "no_answer", 0.0)
+    for step in range(1, 13):
+        reporter.step(step, 12, METRICS, [long])
+    samples = [line for line in lines if "sample" in line]
+    assert [lines.index(samples[0]), len(lines), len(samples)] == [1, 12 + 3, 3]
+    assert samples[0].startswith("  sample: 3 7 5=16  \\x1b[2J 3*7-5 so so") and samples[0].endswith("so  no answer")
+    assert len(samples[0]) < 320 and samples[0].isprintable()
 
 
 def test_a_rising_reward_is_a_rising_curve() -> None:

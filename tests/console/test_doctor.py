@@ -16,6 +16,7 @@ import trimtab
 from trimtab.cli import app
 from trimtab.console import doctor
 from trimtab.engines.engine_versions import TESTED_VERSIONS
+from trimtab.install_command import install_command
 from trimtab.rollout.vllm import TESTED_VERSIONS as VLLM_VERSIONS
 
 
@@ -57,23 +58,22 @@ def test_what_is_missing_comes_with_its_purpose_and_how_to_install_it(monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     findings = found()
     assert {findings[name].state for name in ("peft", "vllm", "trl", "triton", "browser", "device")} == {"no"}
-    assert (
-        findings["peft"].found == "LoRA (model.lora_rank)" and findings["peft"].advice == "pip install 'trimtab[lora]'"
-    )
+    assert findings["peft"].found == "LoRA (model.lora_rank)"
+    assert findings["peft"].advice == install_command(extra="lora")
     assert "rollout.engine" in findings["vllm"].found
-    assert findings["vllm"].advice == "pip install 'trimtab[vllm]'"
+    assert findings["vllm"].advice == install_command(extra="vllm")
     assert "no GPU" in findings["device"].found
     assert findings["attention"].state == findings["grading"].state == findings["tokenizers"].state == "yes"
 
 
 @pytest.mark.parametrize(
     ("path", "advice"),
-    [("/usr/bin/chromium", "pip install playwright"), (None, "Chromium from your system's packages")],
+    [("/usr/bin/chromium", "-m pip install playwright"), (None, "Chromium from your system's packages")],
 )
 def test_how_to_get_a_browser_needs_no_checkout(monkeypatch: pytest.MonkeyPatch, path: str | None, advice: str) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert doctor._browser().advice == advice
+    assert doctor._browser().advice.endswith(advice)
 
 
 def test_a_gpu_is_named_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,15 +82,16 @@ def test_a_gpu_is_named_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: gpu)
     finding = doctor._device()
-    assert finding.found.startswith("NVIDIA X, 80 GiB, compute capability 7.5 and 1 more, of which a run uses one;")
+    more = "and 1 more; a run uses one unless told otherwise (--gpus 2);"
+    assert finding.found.startswith(f"NVIDIA X, 80 GiB, compute capability 7.5 {more}")
     assert "bf16 is slow" in finding.advice
 
 
 def test_another_version_than_the_tested_one_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace())
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.31.0+cu130")
-    assert doctor._package("vllm", "sampling", "pip", "0.32.0").advice == "tested with 0.32.0"
-    assert not doctor._package("vllm", "sampling", "pip", "0.31.0").advice
+    assert doctor._package("vllm", "sampling", "vllm", "0.32.0").advice == "tested with 0.32.0"
+    assert not doctor._package("vllm", "sampling", "vllm", "0.31.0").advice
 
 
 def test_what_fails_is_broken_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

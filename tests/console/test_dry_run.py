@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from trimtab.config import PACKAGED, Config, find_recipe, load
 from trimtab.console.dry_run import describe_dry_run, minibatches
+from trimtab.policy import demo_model, demo_tokenizer
 from trimtab.train.rollouts import split_into_minibatches
 
 
@@ -97,3 +99,58 @@ def test_several_rewards_are_written_as_a_sum() -> None:
     terms = ["reward.terms.short.rule=length", "reward.terms.short.options={free=2,limit=4}"]
     text = describe_dry_run(load("addition", [*terms, "reward.terms.short.weight=-0.5"]))
     assert "the reward of a response: 1 x task + -0.5 x short (reward.weight, reward.terms)" in text
+
+
+# --- the prompts
+
+
+def mine(folder: Path, *prompts: str, **more: str) -> Config:
+    rows = [json.dumps({"prompt": prompt, "reward_model": {"ground_truth": "2"}}) for prompt in prompts]
+    (folder / "mine.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    settings = [f"{key.replace('__', '.')}={value}" for key, value in more.items()]
+    return recipe("task.name=file", f"task.path={folder / 'mine.jsonl'}", *settings)
+
+
+def test_lengths_of_prompts_are_a_histogram_and_long_ones_are_counted(tmp_path: Path) -> None:
+    config = mine(tmp_path, "1+1=", *["12+12="] * 3, "1+" * 20, rollout__max_prompt_tokens="20")
+    text = describe_dry_run(config)
+    assert "5 prompts: 4 to 6 tokens, 5.5 on average" in text
+    assert f"    6 to 6  {'*' * 40} 3\n" in text
+    assert "1 of 5 prompts have more than 20 tokens" in text
+    assert "a run stops at the first of them" in text
+    config = mine(tmp_path, "1+" * 20, rollout__max_prompt_tokens="20", task__long_prompts="drop")
+    assert "they are left out (task.long_prompts)" in describe_dry_run(config)
+
+
+def test_a_prompt_is_shown_as_the_model_reads_it(tmp_path: Path) -> None:
+    tokenizer = demo_tokenizer("demo-tools")
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>\n{{ m.content }}{% endfor %}="
+    demo_model(0, "demo-tools").save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    text = describe_dry_run(mine(tmp_path, "1+1", model__path=str(tmp_path / "model")))
+    assert "#   the first one as the model reads it:\n#     | <user>\n#     | 1+1=\n" in text
+
+
+def test_weights_of_files_and_repeated_problems_are_shown(tmp_path: Path) -> None:
+    config = mine(tmp_path, "1+1=", "1+2=", "1+1=")
+    (tmp_path / "more.jsonl").write_text((tmp_path / "mine.jsonl").read_text().replace("1+", "3+"))
+    paths = f'{{"{tmp_path}/mine.jsonl" = 2, "{tmp_path}/more.jsonl" = 1}}'
+    config = mine(tmp_path, "1+1=", "1+2=", "1+1=", task__path=paths)
+    text = describe_dry_run(config)
+    assert "4 prompts of an epoch are of a file with 3 problems (weight 2 in task.path)" in text
+    assert "2 training problems repeat the prompt of an earlier one" in text
+
+
+def test_a_tokenizer_that_is_not_here_is_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    text = describe_dry_run(mine(tmp_path, "1+1=", model__path="nobody/nothing"))
+    assert "the tokenizer of nobody/nothing is not on this machine yet" in text
+
+
+def test_the_longest_response_is_the_sum_of_its_parts_with_tools_too() -> None:
+    assert "  prompt + response are at most 32 + 8 = 40 tokens" in describe_dry_run(load("demo"))
+    tools = describe_dry_run(load("smollm2-tools"))
+    (line,) = (line for line in tools.splitlines() if " are at most " in line and "prompt +" in line)
+    assert "prompt + response + replies of tools are at most" in line and "rollout.max_observation_tokens)" in line
+    parts, _, total = line.partition("at most ")[2].partition(" tokens")[0].partition(" = ")
+    assert sum(int(part.replace(",", "")) for part in parts.split(" + ")) == int(total.replace(",", ""))

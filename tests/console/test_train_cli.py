@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from trimtab.cli import app
 from trimtab.compare import Comparison, plan_runs
 from trimtab.config import load
 from trimtab.console.launch import TrainRequest, claim_folder, recipe_name, slug
-from trimtab.console.summary_text import accuracy_change, fit_lines, summarize_metrics
+from trimtab.console.summary_text import accuracy_change, closing_summary, fit_lines, summarize_metrics
 from trimtab.policy import Policy
 from trimtab.rollout import NativeSampler
 from trimtab.train.metrics import StepResult
@@ -120,6 +121,65 @@ def test_a_summary_is_broken_between_words_and_its_commands_are_not_broken() -> 
     assert fit_lines(text, 80) == text
 
 
+def summary_of(folder: Path, records: list[dict[str, float]], *checkpoints: int) -> str:
+    """The summary of a run with these metrics, whose alarms rang."""
+    config = load("tiny.toml", [f"run.steps={len(records) - 1}", "update.lr=0.03"])
+    run = RunFolder(folder)
+    run.create(config)
+    for record in records:
+        run.append_metrics(record)
+    run.append(run.alarms, {"step": 11, "alarm": "entropy_explosion"})
+    run.append(run.alarms, {"step": 30, "alarm": "entropy_explosion"})
+    run.append(run.alarms, {"step": 12, "alarm": "\x1b[2Jforged\nline"})
+    (run.path / "model").mkdir()
+    for step in checkpoints:
+        (run.checkpoints / f"step-{step:08}").mkdir(parents=True)
+    return closing_summary(config, run, 60.0)
+
+
+def test_the_summary_of_a_run_that_broke_tells_so_and_advises_accordingly(here: Path) -> None:
+    reward = [0.54] + [0.05] * 20 + [0.2] * 19
+    records = [{"step": 0, "eval/accuracy": 0.46}]
+    records += [{"step": n, "reward/mean": value} for n, value in enumerate(reward, start=1)]
+    for step in (10, 20, 30, 40):
+        records[step] |= {"eval/accuracy": 0.0}
+    text = summary_of(here / "a", records)
+    assert "0.540 -> 0.200    the first step, and the mean over the last 10" in text
+    assert "The run collapsed at step 10: accuracy is 0.00; its best was 0.46." in text
+    assert "Alarms that rang: entropy_explosion (step 11), \\x1b[2Jforged\\nline (step 12)." in text
+    assert f"    trimtab alarms {here / 'a'}" in text
+    assert f"    trimtab train {here / 'a/config.toml'} --set update.lr=0.01" in text
+    assert "more steps" not in text and "for longer" not in text
+    kept = summary_of(here / "b", records, 0, 5, 9, 10, 40)
+    assert f"    trimtab train --from {here / 'b'}@9 --set update.lr=0.01" in kept
+
+
+@pytest.mark.parametrize(("silenced", "tau_p", "sweep"), [(0.0, 0.002, "0.01,0.05,0.2,0.5"), (9e-6, 0.2, "0.5")])
+def test_a_run_whose_silencing_touched_almost_nothing_says_so_and_names_a_sweep(
+    here: Path, silenced: float, tau_p: float, sweep: str
+) -> None:
+    run = RunFolder(here / "a run")
+    run.create(load("tiny.toml", [f"objective.tau_p={tau_p}"]))
+    run.append_metrics({"step": 1, "tokens/silenced_share": silenced, "s2t/candidate_share": 0.0})
+    text = closing_summary(load(run.config), run, 1.0)
+    assert "S2T silenced almost nothing" in text and f"(it was {tau_p:g})" in text
+    assert f"    trimtab replay '{here / 'a run'}' --sweep tau_p={sweep}" in text
+
+
+@pytest.mark.parametrize("metrics", [{"tokens/silenced_share": 1e-4, "s2t/candidate_share": 0.1}, {}])
+def test_a_run_that_silences_enough_or_has_no_such_rule_is_not_told_so(here: Path, metrics: dict[str, float]) -> None:
+    run = RunFolder(here / "a")
+    run.create(load("tiny.toml"))
+    run.append_metrics({"step": 1, "tokens/silenced_share": 0.0, **metrics})
+    assert "almost nothing" not in closing_summary(load(run.config), run, 1.0)
+
+
+def test_the_summary_of_a_short_run_that_ends_low_does_not_advise_to_go_on(here: Path) -> None:
+    text = summary_of(here / "a", [{"step": step, "eval/accuracy": 0.51 if step < 3 else 0.0} for step in range(10)])
+    assert "The run fell at step 3 to below 50% of its best, and ended there: accuracy is 0.00; its best" in text
+    assert "for longer" not in text
+
+
 def test_the_comparison_that_the_summary_recommends_keeps_the_settings_of_the_run(here: Path) -> None:
     output = train("tiny.toml", "--out", "a", "--set", "run.steps=1", "--set", "update.lr=0.02").output
     (command,) = (line.split() for line in output.splitlines() if "trimtab compare" in line)
@@ -139,6 +199,18 @@ def test_what_is_made_from_the_recipe_of_a_run_has_the_runs_name(here: Path) -> 
     recipe = "a/config.toml"
     assert [recipe_name(name) for name in (recipe, "tiny.toml", "demo")] == ["a", "tiny", "demo"]
     assert str(claim_folder(TrainRequest(load(recipe), recipe))) == "runs/a-stapo-1"
+
+
+@pytest.mark.parametrize("name", ["my run", "a;touch b", "$(x)"])
+def test_commands_in_messages_are_quoted_for_the_shell(here: Path, name: str) -> None:
+    again = train("tiny.toml", "--out", name, "--set", "run.steps=1", "--set", "run.report=false", "--quiet")
+    for line in (line.strip() for line in again.output.splitlines() if line.startswith("    trimtab ")):
+        assert name in line
+        assert any(word.startswith(name) for word in shlex.split(line)), line
+    for result in (train("tiny.toml", "--out", name), train("--resume", name, "--set", "update.lr=0.5")):
+        command = "trimtab train --" + result.stderr.strip().rpartition("trimtab train --")[2]
+        assert shlex.split(command)[3] == name
+    assert shlex.split(Run(load("tiny.toml"), RunFolder(here / name), None).resume_command)[3] == str(here / name)
 
 
 def test_a_key_that_shapes_the_run_cannot_change_on_resuming(here: Path) -> None:
@@ -335,8 +407,21 @@ def test_a_run_is_summarized_from_its_metrics() -> None:
     records[8] |= {"eval/accuracy": 0.6, "tokens/silenced_share": float("nan")}
     summary = summarize_metrics(records)
     assert (summary.accuracy_start, summary.accuracy_end) == (0.1, 0.6)
-    assert (summary.reward_start, summary.reward_end) == (1.5 / 8, 7.5 / 8)  # windows of two steps
+    assert (summary.reward_start, summary.reward_end) == (1 / 8, 7.5 / 8)  # the first step; the last two
     assert summary.seconds == 12.0
     assert summary.silenced is None
     assert summarize_metrics(records[:1]).accuracy_end is None
     assert summarize_metrics([]).steps == 0
+    assert (summary.score_start, summary.score_end) == (None, None)
+    graded = summarize_metrics([records[0] | {"eval/score": -0.5}, records[8] | {"eval/score": 1.5}])
+    assert (graded.score_start, graded.score_end) == (-0.5, 1.5)
+
+
+def test_the_closing_summary_has_scores_and_what_the_time_went_to(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create(load(None))
+    folder.append_metrics({"step": 0, "eval/accuracy": 0.1, "eval/score": -0.5, "time/warm_start": 1.0})
+    folder.append_metrics({"step": 1, "eval/accuracy": 0.2, "eval/score": 1.5, "time/update": 2.0, "time/grading": 1.0})
+    text = closing_summary(load(None), folder, 5.0)
+    assert "  held-out score     -0.500 -> 1.500 " in text
+    assert "  time               updates 50.0%, warm start 25.0%, grading 25.0%" in text

@@ -96,3 +96,79 @@ def test_the_format_of_a_template() -> None:
     assert format_of("{{ messages[0].content }}") == "hermes"
     with pytest.raises(ValueError, match="calls in XML"):
         format_of("<tool_call>\n<function=name>")
+
+
+# --- plain calls get the types of the signature
+
+PLACE = {
+    "type": "function",
+    "function": {
+        "name": "place",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "x": {"type": "integer"},
+                "label": {"type": "string"},
+                "fill": {"type": "boolean"},
+                "sizes": {"type": "array", "items": {"type": "number"}},
+            },
+            "required": ["x", "label"],
+        },
+    },
+}
+
+
+def plain_guess(kind: str, text: str) -> Any:
+    parameters = {"type": "object", "properties": {"n": {"type": kind}}, "required": ["n"]}
+    schema = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    (call,) = parse_calls(f"so f({text})", "plain", {"f": schema})
+    assert not call.problem
+    return call.arguments["n"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("integer", "50", 50),
+        ("integer", " -7 ", -7),
+        ("number", "1.5", 1.5),
+        ("boolean", "true", True),
+        ("boolean", "False", False),
+        ("array", "[1, 2]", [1, 2]),
+        ("object", '{"a": (1)}', '{"a": (1)}'),
+        ("string", "50", "50"),
+        ("string", "g(1, 2)", "g(1, 2)"),
+        ("integer", "seven", "seven"),
+        ("integer", "1.5", "1.5"),
+        ("integer", "true", "true"),
+        ("integer", "9" * 5000, "9" * 5000),
+        ("array", "[" * 5000, "[" * 5000),
+    ],
+)
+def test_a_plain_argument_has_the_type_of_its_parameter(kind: str, text: str, value: Any) -> None:
+    found = plain_guess(kind, text)
+    assert (type(found), found) == (type(value), value)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("3, here", {"x": 3, "label": "here"}),
+        ('3, "a, b"', {"x": 3, "label": "a, b"}),
+        ("label='a', x=3", {"x": 3, "label": "a"}),
+        ("3, here, True, [1, 2.5]", {"x": 3, "label": "here", "fill": True, "sizes": [1, 2.5]}),
+        ("3, here, sizes=[1]", {"x": 3, "label": "here", "sizes": [1]}),
+        ("3", {"x": 3}),
+        ("", {}),
+    ],
+)
+def test_several_plain_arguments_are_in_order_or_by_name(text: str, arguments: dict[str, Any]) -> None:
+    (call,) = parse_calls(f"place({text})", "plain", {"place": PLACE})
+    assert (call.problem, dict(call.arguments)) == ("", arguments)
+
+
+def test_a_plain_number_that_is_none_is_no_argument() -> None:
+    parameters = {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]}
+    schemas = {"f": {"type": "function", "function": {"name": "f", "parameters": parameters}}}
+    (call,) = parse_calls("f(NaN)", "plain", schemas)
+    assert "not infinite or NaN" in call.problem

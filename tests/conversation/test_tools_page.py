@@ -9,7 +9,7 @@ import pytest
 
 from helpers.conversation.tokenizers_of_models import CHATML, converse, hermes, small_tokenizer
 from trimtab.conversation import CALL_FORMATS, ENDED, OUTCOMES, ReplyTemplate, ToolSet
-from trimtab.tasks import Problem, user
+from trimtab.tasks import Problem, user, worked_solutions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text()
 
@@ -45,6 +45,28 @@ def test_the_environment_plays_and_pays() -> None:
     conversation, _ = converse(tools, template, said, problem=problem)
     assert [call.text for call in conversation.calls] == ["too high", "right"] and conversation.reward == 0.5
     tools.close()
+
+
+@pytest.mark.usefixtures("files")
+def test_the_environment_can_be_called_in_the_plain_format() -> None:
+    tools = ToolSet(environment="python:my_env:Guess")
+    problem = Problem(user("Find my number."), "7", "exact", "game")
+    template = ReplyTemplate(small_tokenizer(CHATML), tools, call_format="plain")
+    conversation, _ = converse(
+        tools, template, ["guess(9)", "guess(number)", "guess( 7 )", "It is 7."], problem=problem
+    )
+    assert [call.outcome for call in conversation.calls] == ["ok", "bad_arguments", "ok"]
+    assert [conversation.calls[n].text for n in (0, 2)] == ["too high", "right"]
+    assert conversation.reward == 0.5
+    tools.close()
+
+
+def test_the_worked_solution_of_the_page_is_one(tmp_path: Path) -> None:
+    (line,) = re.findall(r"<!-- file: worked.jsonl -->\n```json\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "worked.jsonl").write_text(line)
+    columns = {"prompt": "question", "solution": "worked"}
+    (problem,) = worked_solutions(str(tmp_path / "worked.jsonl"), "", columns)
+    assert [message["role"] for message in problem.solution or ()] == ["assistant", "tool", "assistant"]
 
 
 def test_the_tables_are_complete() -> None:

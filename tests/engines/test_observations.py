@@ -132,6 +132,7 @@ def trl_batch(made: Conversations, objective: tt.Objective) -> dict[str, Any]:
         "ref_per_token_logps": pad(rows(made, "ref_logp", -7.0), batch_first=True),
         padded.ENTROPY: pad(rows(made, "entropy", 99.0), batch_first=True),
         padded.REWARD: made.reward,
+        padded.REWARDS: made.reward[:, None],
         "advantages": objective.advantages(made.reward, torch.arange(8) // 4),
     }
     return batch | {padded.SEGMENT: padded.segments(batch, TOKENIZER)}
@@ -225,7 +226,7 @@ def test_a_conversation_that_ends_with_a_reply_is_not_finished() -> None:
     batch = trl_batch(made, objective)
     prompt = torch.ones(8, 2, dtype=torch.int64)
     batch |= {"prompt_ids": prompt, "prompt_mask": prompt, padded.RESPONSE_INDEX: torch.arange(8)}
-    shape = trl_recording.RolloutShape(1, 4, 2, frozenset({TOKENIZER.eos_token_id}))
+    shape = trl_recording.RolloutShape(1, 4, 2, frozenset({TOKENIZER.eos_token_id}), ["right"], [1.0])
     data = verl_batch(made, objective)
     planned = plan_step(objective, data, 8, 1, TOKENIZER, ["token"])
     fields = dict(data.items()) | {"rm_scores": nested(rows(made, "old_logp", 0.0)), "uid": ["a"] * 8}

@@ -77,6 +77,14 @@ def test_a_call_that_hangs_and_a_reward_that_fails_pay_nothing(
     assert [record.getMessage().split(" failed")[0] for record in caplog.records] == ["hang", "reward"]
 
 
+def test_an_error_that_quotes_the_model_cannot_control_the_terminal(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool_calls, "_failed", set())
+    tool_calls._log_once("guess", "Traceback\nKeyError: \x1b]0;title\x07\u202e")
+    assert caplog.records[0].getMessage().endswith("on:\nTraceback\nKeyError: \\x1b]0;title\\x07\\u202e")
+
+
 def test_what_is_wrong_with_the_data_or_the_tools_is_raised(options: ToolOptions) -> None:
     with pytest.raises(OwnPartError, match="no such problem"):
         opened(options, "none").opening()

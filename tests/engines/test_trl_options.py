@@ -24,6 +24,7 @@ from trimtab.engines.trl.padded import (
     ENTROPY,
     RESPONSE_INDEX,
     REWARD,
+    REWARDS,
     advantages,
     sampled_positions,
     segments,
@@ -273,6 +274,7 @@ def test_a_record_marks_where_tool_results_were_left_out(tmp_path: Path) -> None
         "prompt_ids": torch.ones(2, 1, dtype=torch.int64), "prompt_mask": torch.ones(2, 1), "completion_ids": ids,
         "completion_mask": mask, "tool_mask": tool, "old_per_token_logps": zeros - 1, ENTROPY: zeros + 1,
         "advantages": torch.tensor([1.0, -1.0]), REWARD: torch.tensor([1.0, 0.0]), RESPONSE_INDEX: torch.arange(2),
+        REWARDS: torch.tensor([[1.0], [0.0]]),
     }  # fmt: skip
     objective = tt.objective("grpo")
     tokens = token_batch([batch], objective)
@@ -280,7 +282,7 @@ def test_a_record_marks_where_tool_results_were_left_out(tmp_path: Path) -> None
     out = objective.loss(tokens.old_logp, plan)
     vocabulary = Vocabulary([str(n).encode() for n in range(8)], [False] * 8)
     recorder = start_recorder(tmp_path, 0, Manifest({"name": "grpo"}, objective.advantage), vocabulary, "cpu")
-    recording = TrlRecording(RolloutShape(1, 2, 1, frozenset({7})), objective, list, recorder)
+    recording = TrlRecording(RolloutShape(1, 2, 1, frozenset({7}), ["right"], [1.0]), objective, list, recorder)
     recording.begin_step(1, [batch])
     recording.begin_update(PlannedUpdate(0, tokens, plan, [batch]))
     recording.finish_update(1, [(out, tokens.old_logp)], {"update/loss": 0.0})

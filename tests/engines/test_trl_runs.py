@@ -136,6 +136,70 @@ def test_the_record_of_a_run_can_be_replayed_and_has_its_responses(short: Any, t
     assert right == step.responses["reward"].tolist()
 
 
+def close(completions: list[str], answer: list[str], **_: Any) -> list[float | None]:
+    """A number between 0 and 1, and none for a text that is no number."""
+    pairs = zip(completions, answer, strict=True)
+    return [1 / (1 + abs(int(c) - int(a))) if c.strip().isdecimal() else None for c, a in pairs]
+
+
+def brief(completions: list[str], **_: Any) -> list[float]:
+    return [1.0 / (1 + len(text)) for text in completions]
+
+
+def test_a_recorded_run_has_rewards_by_function_verdicts_and_what_the_optimizer_did(short: Any, tmp_path: Path) -> None:
+    from trimtab.record import open_run
+
+    folder = tmp_path / "record"
+    options = {"max_steps": 4, "gradient_accumulation_steps": 1, "steps_per_generation": 2, "learning_rate": 1e-3}
+    short(record_to=str(folder), trainer={"reward_funcs": [close, brief]}, **options).train()
+    first, second = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    step = open_run(folder).step(1)
+    rewards = [json.loads(text) for text in step.responses["rewards"]]
+    verdicts = list(step.responses["verdict"])
+    wanted = ["ungraded" if "close" not in r else "correct" if r["close"] >= 0.99 else "wrong" for r in rewards]
+    assert verdicts == wanted and "wrong" in wanted  # a positive reward is not a right answer
+    graded = [r["close"] for r in rewards if "close" in r]
+    assert first["rewards/close"] == first["reward/score"] == pytest.approx(sum(graded) / len(graded))
+    assert first["rewards/brief"] == pytest.approx(sum(r["brief"] for r in rewards) / len(rewards))
+    assert first["reward/accuracy"] == pytest.approx(wanted.count("correct") / len(graded))
+    assert first["response/length_mean"] == pytest.approx(sum(step.responses["tokens"]) / len(rewards))
+    assert first["response/truncated_share"] == pytest.approx(1 - sum(step.responses["finished"]) / len(rewards))
+    assert first["update/lr"] == 1e-3 and first["update/grad_norm"] > 0 and "update/loss" in first
+    assert {"groups/mixed_share", "tokens/spurious_share", "rewards/close_spread"} <= set(first) == set(second)
+
+
+def test_alarms_look_during_the_run_and_say_which_could_not(
+    short: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from trimtab.cli import app
+    from trimtab.insight.alarms import AlarmMonitor
+    from trimtab.insight.report import write_report
+    from trimtab.train import Alarm
+
+    ring = Alarm(2, "clip", "too much is clipped")
+    monkeypatch.setattr(AlarmMonitor, "__call__", lambda self, record: [ring] if record["step"] == 2 else [])
+    trainer = short(record_to=str(tmp_path / "record"), max_steps=2)
+    with pytest.warns(UserWarning, match="alarm: step 2: too much is clipped"):
+        trainer.train()
+    monkeypatch.undo()
+    assert json.loads((tmp_path / "record/alarms.jsonl").read_text())["alarm"] == "clip"
+    told = CliRunner().invoke(app, ["alarms", str(tmp_path / "record")]).output
+    assert "not checked" in told and "sampler_mismatch" in told
+    assert "length_drift" not in told and "clip (" not in told and "no_signal" not in told
+    page = write_report([tmp_path / "record"], None).read_text()
+    assert "config.toml is missing" not in page and "too much is clipped" in page
+
+
+def test_the_model_card_names_the_objective(short: Any) -> None:
+    trainer = short(objective="stapo", max_steps=1)
+    trainer.create_model_card(model_name="mine")
+    card = (Path(trainer.args.output_dir) / "README.md").read_text()
+    assert "trained with trimtab's stapo" in card and "papers/2602.15620" in card
+    assert "GRPO" not in card and "grpo" not in card
+
+
 def test_a_new_run_does_not_write_over_the_records_of_another(short: Any, tmp_path: Path) -> None:
     short(record_to=str(tmp_path / "record"), max_steps=1).train()
     with pytest.raises(ValueError, match="holds the records of another run"):

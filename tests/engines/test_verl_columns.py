@@ -166,9 +166,9 @@ def test_a_metric_without_a_value_in_one_update_is_the_mean_of_the_others() -> N
     advantages[: int(data["advantages"].offsets()[4])] = -1.0
     data["advantages"] = torch.nested.nested_tensor_from_jagged(advantages, data["advantages"].offsets())
     planned = plan_step(objective, data, 4, 1, TOKENIZER)
-    first, second = (float(plan.metrics["s2t/entropy_threshold"]) for plan in planned.plans)
-    assert np.isnan(first)
-    assert planned.metrics["trimtab/s2t/entropy_threshold"] == second
+    first, second = (plan.metrics for plan in planned.plans)
+    assert "s2t/entropy_threshold" not in first
+    assert planned.metrics["trimtab/s2t/entropy_threshold"] == float(second["s2t/entropy_threshold"])
 
 
 def test_a_step_is_recorded_with_its_plans(tmp_path: object) -> None:
@@ -177,7 +177,7 @@ def test_a_step_is_recorded_with_its_plans(tmp_path: object) -> None:
     planned = plan_step(objective, data, 4, 2, TOKENIZER, ["token", "entropy", "sampler_logp"])
     data["uid"] = np.array([f"prompt {n // 4}" for n in range(8)], dtype=object)
     data["rm_scores"] = nested(
-        [torch.full((len(row),), float(n % 2)) for n, row in enumerate(data["responses"].unbind())]
+        [torch.full((len(row),), (0.1, 1.0)[n % 2] / len(row)) for n, row in enumerate(data["responses"].unbind())]
     )
     data["reward_model"] = np.array([{"ground_truth": n} for n in range(8)], dtype=object)
     recorder = start_recording(VerlOptions({"name": "stapo"}, record=str(tmp_path)), objective, TOKENIZER, 0)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import urllib.parse
 from collections.abc import Iterable, Iterator
 from itertools import chain, cycle, repeat
 from pathlib import Path
@@ -193,6 +196,29 @@ def test_no_part_of_the_key_is_shown_or_stored(offset: int, tmp_path: Path, monk
     shown = "".join(log.lines) + (tmp_path / "out/generations.jsonl").read_text()
     assert KEY[:8] not in shown.replace(KEY[:3] + "-" + KEY[3:], "")
     assert "(the key) is (the key)" in shown
+
+
+def test_the_key_is_found_however_it_is_written() -> None:
+    key = 'sk-"se/cret"-42+'
+    forms = [key, json.dumps(key), json.dumps(json.dumps(key)), ascii(key), urllib.parse.quote(key, safe=""), key * 2]
+    forms += ["".join(f"\\u{ord(c):04X}" for c in key), "".join(f"%{ord(c):02x}" for c in key)]
+    forms += [base64.b64encode(f"{before}{key}".encode()).decode() for before in ("", "a", "Bearer ")]
+    forms += [base64.urlsafe_b64encode(f"user:{key}!".encode()).decode()]
+    for form in forms:
+        hidden = bounded_http.hide_key(f"<{form}>", key)
+        assert "(the key)" in hidden and len(hidden) < 40, form
+    for text in ("sk-", "e/cret", "\\u0073k", "\ud800", "any words"):
+        assert bounded_http.hide_key(text, key) == text
+
+
+def test_a_key_that_an_excerpt_cuts_off_is_not_shown() -> None:
+    for form in (KEY, "".join(f"\\u{ord(c):04x}" for c in KEY)):
+        for offset in range(len(form)):
+            with tempfile.SpooledTemporaryFile() as body:
+                body.write((form * (bounded_http.EXCERPT // len(form) + 2)).encode()[offset:])
+                shown = bounded_http.HttpReply(500, {}, body, KEY).excerpt(bounded_http.EXCERPT)
+            rest = shown.partition("(the key)")[2].replace("(the key)", "")
+            assert "(the key)".startswith(rest), form
 
 
 def test_a_short_key_is_no_secret_and_stays_in_responses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ import pytest
 from helpers.evaluate.small_evals import Handler, RecordedProgress, Reply, body, served, serving, small, status
 from trimtab.evaluate import native, report
 from trimtab.evaluate.folder import EvalFolder
-from trimtab.evaluate.run import EvalResult, evaluate
+from trimtab.evaluate.grading import read_verdicts
+from trimtab.evaluate.run import EvalResult, evaluate, grade_evaluation
 from trimtab.rollout import PromptTokens, Response, SamplingOptions, Turns
 
 SUM_TOOL = '''
@@ -105,6 +106,16 @@ def test_hostile_arguments_are_stored_and_read_again(arguments: str, tmp_path: P
     done, _, (kept,) = run(tmp_path, message(None, ("calculator", arguments)))
     assert kept.failed is None and len(kept.conversation["calls"]) == 1
     assert done.tools["gsm8k"].ok_share == 0.0
+
+
+def test_the_key_in_a_call_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-4242")
+    nested = json.dumps({"sk-secret-4242": "\\u0073k-secret-4242"})
+    calls = [("sk-secret-4242", "{}"), ("calculator", nested), ("calculator", "sk-secret-4242")]
+    run(tmp_path, message("I use sk-secret-4242", *calls))
+    stored = b"".join(path.read_bytes() for path in sorted((tmp_path / "out").rglob("*")) if path.is_file())
+    assert b"secret-4242" not in stored
+    assert stored.count(b"(the key)") > 4
 
 
 def test_a_conversation_ends_at_its_last_turn(tmp_path: Path) -> None:
@@ -225,6 +236,37 @@ def test_an_environment_judges_its_conversations(tmp_path: Path, monkeypatch: py
         assert server.requests[0]["messages"][-1]["content"].endswith("Find it.")
     assert done.metrics["gsm8k"].average is not None and done.metrics["gsm8k"].average.mean == 1.0
     assert [kept.conversation["reward"] for kept in EvalFolder(tmp_path / "out").read()] == [1.0] * 6
+
+
+def test_an_environment_that_fails_is_not_replaced_by_the_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "endless.py").write_text(GAME.replace("return 1.0", "return 1e31"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with serving(otherwise=message("It is 2.")) as server:
+        done = evaluate(served(tmp_path, server, environment="python:endless:Game", problems=2), RecordedProgress())
+    assert {verdict.kind for verdict in read_verdicts(done.folder)[0].values()} == {"crashed"}
+    assert "reward returned 1e+31: return a finite number of at most 1e+30" in done.folder.verdicts.read_text()
+    assert done.metrics["gsm8k"].average is None
+
+
+@pytest.mark.parametrize("key", ["ended", "messages", "calls", "reward", "error"])
+def test_a_stored_conversation_of_any_kind_is_graded_again_or_answered_in_words(key: str, tmp_path: Path) -> None:
+    done, _, _ = run(tmp_path, message(None, ("calculator", '{"expression": "1+1"}')))
+    row = json.loads(done.folder.generations.read_text())
+    absurd: list[Any] = [None, 1, 1e31, float("nan"), "x", [], {}, [1], [{}], [{"role": 1, "outcome": 1}], "missing"]
+    for value in absurd:
+        broken = {**row["conversation"], key: value}
+        if value == "missing":
+            del broken[key]
+        done.folder.generations.write_text(json.dumps({**row, "conversation": broken}) + "\n")
+        problem = ""
+        try:
+            grade_evaluation(done.folder, "number")
+        except ValueError as error:
+            problem = str(error)
+        assert problem or value in (None, 1, "x", []), "one that may be stored so"
+        assert not problem or f"generations.jsonl, row 1: not a generation (`conversation.{key}" in problem
+        assert len(problem) < 1_000
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,11 +18,11 @@ import torch
 from helpers.evaluate.small_evals import SUMS, RecordedProgress, small
 from helpers.thorough import slow_but
 from helpers.train.short_runs import trained
-from trimtab.config import RolloutConfig
+from trimtab.config import RolloutConfig, model_digest
 from trimtab.evaluate import native
 from trimtab.evaluate import run as runs
 from trimtab.evaluate.folder import EvalFolder
-from trimtab.evaluate.native import NativeGenerator, fingerprint, open_model
+from trimtab.evaluate.native import NativeGenerator, open_model
 from trimtab.evaluate.options import EvalOptions
 from trimtab.evaluate.run import EvalResult, evaluate, open_generator, prepare
 from trimtab.policy import Policy, Transcript, score
@@ -211,7 +212,7 @@ def test_a_run_of_trimtabs_is_evaluated_by_its_folder_or_a_checkpoint(tmp_path: 
     weights = [dict(policy.model.named_parameters()) for policy in (finished, at_first, at_last)]
     assert all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
     assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0]), "it has learned something"
-    assert len({fingerprint(str(path)) for path in (run.path, first, last)}) == 3
+    assert len({model_digest(str(path)) for path in (run.path, first, last)}) == 3
     done = evaluate(small(tmp_path, model=str(run.path), problems=2), RecordedProgress())
     assert done.new_samples == 6
 
@@ -233,6 +234,21 @@ def test_other_weights_in_the_same_place_are_noticed(tmp_path: Path) -> None:
     policy.model.save_pretrained(folder)
     with pytest.raises(ValueError, match=r"other settings.*\n  weights: "):
         evaluate(small(tmp_path, model=str(folder), problems=1), RecordedProgress())
+
+
+@pytest.mark.parametrize("layer", ["mlp.down_proj", "mlp.gate_proj"])
+def test_other_weights_in_the_middle_of_a_file_are_noticed(layer: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    policy = open_model("demo", "cpu", "fp32", True)
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    before, size = model_digest(str(folder)), (folder / "model.safetensors").stat().st_size
+    assert size > 4 * (1 << 16), "the change is far from both ends of the file"
+    with torch.no_grad():
+        policy.model.get_submodule(f"model.layers.0.{layer}").weight += 1
+    policy.model.save_pretrained(folder)
+    assert (folder / "model.safetensors").stat().st_size == size
+    assert model_digest(str(folder)) != before
 
 
 def test_vllm_samples_with_room_for_the_longest_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,3 +305,17 @@ def test_a_precision_that_does_not_exist_is_refused(precision: str) -> None:
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no such folder"):
         evaluate(small(tmp_path, model=str(tmp_path / "nowhere")), RecordedProgress())
+
+
+def test_a_model_whose_logits_are_nan_is_not_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = runs.open_model
+
+    def broken(*args: Any, **options: Any) -> Policy:
+        policy = whole(*args, **options)
+        with torch.no_grad():
+            policy.backbone.norm.weight.fill_(math.nan)
+        return policy
+
+    monkeypatch.setattr(runs, "open_model", broken)
+    with pytest.raises(ValueError, match=r"the model's logits are NaN for .*use another checkpoint"):
+        evaluate(small(tmp_path, problems=1, samples=1), RecordedProgress())

@@ -322,12 +322,20 @@ def test_a_run_without_a_metric_does_without_its_alarm(missing: str) -> None:
     assert monitor.broken == set()
 
 
-def test_strange_values_break_no_alarm() -> None:
-    for value in (0.0, -1.0, 1e308, -1e308, 1e-308):
-        monitor = AlarmMonitor()
-        for record in made_run(60):
-            monitor({name: number if name == "step" else value for name, number in record.items()})
-        assert monitor.broken == set()
+@pytest.mark.parametrize(
+    "values",
+    [
+        *((value,) for value in (0.0, -1.0, 1e308, -1e308, 1e-308, 10**400, 1e38)),
+        (1e308, 0.1), (1e38, -1e38), (1e38, 1e-300),
+    ],
+)  # fmt: skip
+def test_strange_values_break_no_alarm(values: tuple[float, ...]) -> None:
+    monitor = AlarmMonitor()
+    for number, record in enumerate(made_run(60)):
+        value = values[number * len(values) // 61]
+        monitor({name: known if name == "step" else value for name, known in record.items()})
+        monitor({name: known if name == "step" else values[number % len(values)] for name, known in record.items()})
+    assert monitor.broken == set()
 
 
 # --- bugs in a detector

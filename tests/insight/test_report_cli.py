@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -51,6 +52,18 @@ def test_or_wherever_it_is_wanted(run: Path, tmp_path: Path) -> None:
     where = tmp_path / "new" / "folder" / "page.html"
     assert trimtab("report", run, "--out", where).exit_code == 0
     assert where.exists() and not (run / "report.html").exists()
+
+
+@pytest.mark.parametrize("values", [(1e308,), (1e308, -1e308, 0.5), (1e38, -1e38), (5e-324, 0.5)])
+def test_metrics_of_any_size_end_in_a_report(run: Path, tmp_path: Path, values: tuple[float, ...]) -> None:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        {**lines[-1], **{key: values[step % len(values)] for key in lines[-1]}, "step": step} for step in range(1, 40)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    other = make_run(tmp_path / "other", Made(steps=2))
+    for command in (["alarms", run], ["report", run], ["report", run, other, "--out", tmp_path / "both.html"]):
+        assert trimtab(*command).exit_code == 0, command
 
 
 def test_the_compared_objectives_and_the_steps_can_be_chosen(run: Path) -> None:
@@ -161,10 +174,11 @@ def test_a_report_that_cannot_be_written_leaves_no_half_of_it(run: Path, monkeyp
         yield "half"
         raise OSError("disk full")
 
-    (run / "report.html").write_text("the one before")
+    before = "<title>the one before · trimtab report</title>"
+    (run / "report.html").write_text(before)
     monkeypatch.setattr(reporting.write, "page", pages)
     result = trimtab("report", run)
     assert result.exit_code == 2 and "disk full" in result.stderr
-    assert (run / "report.html").read_text() == "the one before"
+    assert (run / "report.html").read_text() == before
     assert sorted(path.name for path in run.glob("*report*")) == ["report.html"]
     assert not list(run.glob(".report*"))

@@ -80,11 +80,41 @@ def test_a_run_that_was_never_tested_says_so() -> None:
     assert "It was never tested on held-out problems." in summary_of({"reward/mean": [0.5]})
 
 
-def test_reward_and_entropy_are_means_over_the_first_and_last_steps() -> None:
+def test_reward_and_entropy_go_from_the_first_step_to_a_mean_over_the_last_ones() -> None:
     curves = {"reward/mean": [0.0, 1.0] * 4 + [2.0, 4.0] * 4, "policy/entropy": [1.0] * 8 + [0.01] * 8}
     text = summary_of(curves)
-    assert "The mean reward rose from 0.500 to 3.000." in text
+    assert "The mean reward rose from 0.000 to 3.000." in text
     assert "entropy fell from 1.000 to 0.010 nats per token. Near zero, the model hardly explores any more." in text
+
+
+def test_a_run_that_broke_in_its_first_steps_is_compared_with_its_start_and_gets_advice() -> None:
+    """It recovers a little, which a mean over its first steps would call a rise."""
+    broken = {"reward/mean": [0.54] + [0.05] * 20 + [0.2] * 20, "eval/accuracy": [0.5] + [0.0] * 40}
+    text = summary_of(broken, alarms=[AlarmRecord(4, "ratio"), AlarmRecord(9, "reward_drop"), AlarmRecord(30, "ratio")])
+    assert "The mean reward fell from 0.540 to 0.200." in text
+    assert "It collapsed at step 2: accuracy is 0.00; its best was 0.50." in text
+    assert "Go back to a checkpoint before step 2, or train again, with a lower update.lr." in text
+    assert "3 alarms were raised, the first at step 4: ratio. Then rang reward_drop (step 9)." in text
+    shown = {tile["name"]: tile["from"] for tile in tiles(files(broken))}
+    assert shown["reward"] == "from 0.540"
+
+
+def test_a_run_that_ends_low_is_not_said_to_have_held() -> None:
+    text = summary_of({"eval/accuracy": [0.5, 0.4, 0.0], "reward/accuracy": [0.5, 0.3, 0.1]})
+    assert "It fell at step 3 to below 50% of its best, and ended there: accuracy is 0.00; its best was 0.50." in text
+    assert "did not collapse" not in text
+
+
+def test_a_reward_that_varies_as_much_from_step_to_step_hardly_moved() -> None:
+    assert "hardly moved, from 0.500 to 0.542" in summary_of({"reward/mean": [0.5, 0.6, 0.48, 0.58, 0.49, 0.6] * 4})
+
+
+def test_held_out_scores_and_what_the_time_went_to_are_told() -> None:
+    curves = {"eval/score": [0.5, 1.5], "time/update": [3.0, 3.0], "time/grading": [1.0, 1.0]}
+    assert "The mean score on held-out problems went from 0.500 to 1.500." in summary_of(curves)
+    assert "Its time: updates 75.0%, grading 25.0%." in summary_of(curves)
+    (tile,) = tiles(files({"eval/score": [0.5, 1.5]}))
+    assert tile == {"name": "held-out score", "value": "1.500", "from": "from 0.500"}
 
 
 def test_shares_are_told_as_one_in_so_many() -> None:
@@ -93,6 +123,17 @@ def test_shares_are_told_as_one_in_so_many() -> None:
     )
     assert "one in 5,000 was silenced" in text
     assert "25.0% was clipped" in text and "none was boosted" in text
+
+
+def test_silencing_that_touched_almost_nothing_is_told_with_the_sweep_to_try() -> None:
+    curves = {"tokens/silenced_share": [0.0, 1e-6], "s2t/candidate_share": [0.0, 1e-6]}
+    run = replace(files(curves), config={"objective": {"name": "stapo", "tau_p": 0.05}})
+    text = " ".join(summary(run))
+    assert "S2T silenced almost nothing (0.000050% of the tokens)" in text
+    assert "`trimtab replay RUN --sweep tau_p=0.2,0.5`." in text
+    other = replace(run, curves={**run.curves, "s2t/candidate_share": run.curves["tokens/silenced_share"]})
+    del other.curves["s2t/candidate_share"]
+    assert "almost nothing" not in " ".join(summary(other))
 
 
 def test_alarms_and_updates_that_were_not_taken_are_told() -> None:

@@ -23,7 +23,7 @@ from trimtab.memory.estimate import (
     largest_micro_batch,
     sequences_at_once,
 )
-from trimtab.memory.estimate_text import DeviceMemory, describe_estimate, describe_fit
+from trimtab.memory.estimate_text import DeviceMemory, describe_estimate, describe_fit, fits
 from trimtab.memory.fake_model import fake_policy, fake_tensors
 from trimtab.memory.model_shape import NoEstimateError, model_shape
 
@@ -432,3 +432,9 @@ def test_several_processes_share_the_optimizer_state_and_with_shard_the_layers(s
         layers = [m for name, m in policy.backbone.named_modules() if isinstance(m, torch.nn.Linear)]
         linear = sum(p.numel() * 4 for layer in layers for p in layer.parameters())
     assert four.weights - split.weights == four.gradients - split.gradients == int(linear * 3 / 4)
+
+
+def test_a_run_fits_where_its_estimate_says_so(small: str) -> None:
+    config, needed = load(None, [*SMALL_RUN, small]), of(small, memory=80 << 30).peak
+    assert fits(config, DeviceMemory("X", 80 << 30, 2 * needed))
+    assert not fits(config, DeviceMemory("X", 80 << 30, needed))

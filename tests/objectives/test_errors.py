@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -198,3 +199,41 @@ def test_a_foreign_state_changes_nothing(state: dict[str, dict[str, float]], wor
     with pytest.raises(ValueError, match=words):
         objective.load_state_dict(state)
     assert objective.state_dict() == before
+
+
+# --- values of the wrong sign
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "words"),
+    [
+        ("old_logp", [-1.0, 5.0, -2.0], "logits, without log_softmax"),
+        ("old_logp", [1e4, 2.0, 3.0], "the sign turned round"),
+        ("old_logp", [0.2, 0.9, 0.5], "probabilities, of which to take the logarithm"),
+        ("ref_logp", [0.2, 0.9, 0.5], "probabilities, of which"),
+        ("sampler_logp", [3.0, 1.0, 2.0], "the sign turned round"),
+        ("entropy", [0.1, -0.5, 0.2], "an entropy is not below 0; is it sum p ln p"),
+        ("sum_p2", [0.1, -0.5, 0.2], "sum of p^2 over the vocabulary, which is not below 0"),
+        ("sum_p2_logp", [-0.1, 0.5, -0.2], "p^2 ln p over the vocabulary, which is not above 0"),
+    ],
+)
+def test_a_value_of_the_wrong_sign_names_the_field_and_the_likely_mistake(
+    field: str, values: list[float], words: str
+) -> None:
+    given = {"old_logp": -torch.ones(3), "advantage": torch.ones(3), "sequence": torch.tensor([0, 0, 1])}
+    with pytest.raises(ValueError, match=rf"TokenBatch field `{field}` is .* at response \d, token \d: ") as error:
+        tt.TokenBatch(**given | {field: torch.tensor(values)})
+    assert words in str(error.value)
+
+
+def test_rounding_above_zero_is_no_mistake() -> None:
+    tiny = torch.tensor([1e-4, 0.0, -1.0])
+    tt.TokenBatch(
+        old_logp=tiny, advantage=torch.ones(3), sequence=torch.zeros(3), sampler_logp=tiny, entropy=-tiny.abs() / 100
+    )
+
+
+def test_the_moments_of_logits_that_are_nan_are_nan() -> None:
+    found = tt.theory.moments(torch.tensor([[math.nan, 1.0], [1.0, -math.inf]]), torch.tensor([0, 0]))
+    assert [math.isnan(value) for value in found.entropy.tolist()] == [True, False]
+    assert found.entropy[1] == 0

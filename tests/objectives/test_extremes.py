@@ -20,6 +20,8 @@ def finite(objective: tt.Objective, tokens: tt.TokenBatch, new_logp: torch.Tenso
         (gradient,) = torch.autograd.grad(out.loss, new)
         assert torch.isfinite(out.loss)
         assert torch.isfinite(gradient).all()
+        unknown = [name for name, value in (plan.metrics | out.metrics).items() if bool(value.isnan())]
+        assert unknown == []  # a metric without a value is absent
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -89,8 +91,10 @@ def test_an_empty_minibatch_has_loss_zero(name: str) -> None:
     objective = tt.objective(name)
     objective.observe(tokens)
     new = torch.zeros(0, dtype=torch.float64, requires_grad=True)
-    out = objective.loss(new, objective.plan(tokens))
+    plan = objective.plan(tokens)
+    out = objective.loss(new, plan)
     assert out.loss.item() == 0
+    assert not any(bool(value.isnan()) for value in (plan.metrics | out.metrics).values())
     out.loss.backward()
 
 

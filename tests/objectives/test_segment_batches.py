@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 from helpers.objectives.made_tokenizers import byte_level_bpe
 from helpers.objectives.plain_segments import plain_ids
+from trimtab.objectives import TokenBatch
 from trimtab.objectives.segments import splitter
 from trimtab.objectives.segments.segment_ids import DELIMITERS, segment_ids
 from trimtab.objectives.segments.token_bytes import token_bytes
@@ -279,3 +281,34 @@ def test_threads_do_not_disturb_each_other() -> None:
     for thread in threads:
         thread.join()
     assert found == {n: [plain(texts[n], spellings[n], options)] * 10 for n in range(4)}
+
+
+def test_padded_tensors_give_the_ids_of_each_response_by_itself() -> None:
+    tokenizer = trained()
+    first, second = encode(tokenizer, "One, two. Three; "), encode(tokenizer, "four, five six. Seven")
+    tool = encode(tokenizer, " nine, ten, ")
+    width = len(first) + len(tool) + len(second) + 2
+    rows = [[7, *first, *tool, *second], [*second, 7]]
+    kept = [[False] + [True] * len(first) + [False] * len(tool) + [True] * len(second), [True] * len(second) + [False]]
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    mask = torch.tensor([row + [False] * (width - len(row)) for row in kept])
+    made = segment_ids(ids, tokenizer, mask=mask, min_tokens=2)
+    assert made.shape == ids.shape and made[~mask].eq(0).all()
+    gap = [n == len(first) for n in range(len(first) + len(second))]
+    whole = segment_ids(first + second, tokenizer, after_tool=gap, min_tokens=2)
+    assert made[0][mask[0]].tolist() == whole.tolist()
+    assert made[1][mask[1]].tolist() == segment_ids(second, tokenizer, min_tokens=2).tolist()
+    packed = TokenBatch.from_padded(mask, old_logp=torch.zeros(ids.shape), advantage=torch.zeros(2), segment=made)
+    assert packed.segment is not None and packed.segment.tolist() == made[mask].tolist()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"mask": torch.ones(2, 4)}, r"mask of shape \(2, 4\) the tokens need that shape, not \(2, 3\)"),
+        ({"mask": torch.ones(2, 3), "sequence": [0, 0]}, "give it alone"),
+    ],
+)
+def test_a_mask_that_does_not_belong_to_the_tokens_is_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        segment_ids(torch.zeros(2, 3, dtype=torch.long), trained(), **more)

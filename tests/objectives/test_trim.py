@@ -175,7 +175,7 @@ def test_a_plan_without_tokens_has_finite_metrics(name: str) -> None:
 
 
 def test_tokens_that_the_clip_has_cut_have_no_effect() -> None:
-    tokens = batch(0)
+    tokens = replace(batch(0), old_logp=batch(0).old_logp - 3.0)  # so that a drift of 3 leaves log-probs below 0
     current = tokens.old_logp + torch.where(torch.arange(tokens.tokens) % 2 == 0, 3.0, 0.0) * tokens.advantage.sign()
     drifted = replace(tokens, current_logp=current)
     cut = (current != tokens.old_logp) & (tokens.advantage != 0)

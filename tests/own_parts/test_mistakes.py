@@ -75,8 +75,9 @@ def problem_of(*command: str) -> str:
 
 @pytest.fixture
 def project(own_file: WriteFile, tmp_path: Path) -> Path:
-    own_file("rows.jsonl", ROWS)
-    return Path(shutil.copytree(EXAMPLE, tmp_path / "project"))
+    folder = Path(shutil.copytree(EXAMPLE, tmp_path / "project"))
+    (folder / "rows.jsonl").write_text(ROWS)
+    return folder
 
 
 def replace_once(path: Path, old: str, new: str) -> None:

@@ -10,12 +10,15 @@ import signal
 from pathlib import Path
 
 import pytest
+from torch import distributed
 
 from helpers.made_once import made_once, shared_folder
 from helpers.own_process import wait_until
 from helpers.parallel.forked_ranks import ENDLESS, SeveralProcesses
 from helpers.thorough import slow_but
 from helpers.train.short_runs import contents, differences
+from trimtab.console import processes
+from trimtab.parallel import Notices
 from trimtab.train import RunFolder
 
 LOST, STOPPED, INVALID = 4, 3, 2
@@ -112,15 +115,32 @@ def test_a_full_disk_on_rank_0_and_a_rule_that_fails_on_rank_1_do_not_end_the_ru
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_that_was_stopped_is_killed_and_named(rank: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ranks", "seconds"), [((0,), 10), ((1,), 10), ((0, 1), 15)])
+def test_a_process_that_was_stopped_is_killed_and_named(ranks: tuple[int, ...], seconds: int, tmp_path: Path) -> None:
     run = SeveralProcesses(tmp_path, changes=ENDLESS).start()
     run.wait_for_step(2)
-    run.signal(signal.SIGSTOP, rank)
+    for rank in ranks:
+        run.signal(signal.SIGSTOP, rank)
     assert run.code() == KILLED
     assert len(run.errors) == 1, run.errors
-    assert f"process {rank} of 2" in run.errors[0] and "was stopped (SIGSTOP) for 10 seconds" in run.errors[0]
+    assert any(f"process {rank} of 2" in run.errors[0] for rank in ranks)
+    assert f"was stopped (SIGSTOP) for {seconds} seconds" in run.errors[0]
     assert "Go on with: trimtab train --resume run --gpus 2" in run.errors[0]
+
+
+def test_processes_that_are_all_stopped_are_killed_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "STOPPED_SECONDS", 1.0)
+    errors = list[str]()
+    ranks = processes.Ranks(Notices(distributed.HashStore()), errors.append)
+    try:
+        ranks.start(2, ["sleep", "600"], {})
+        for process in ranks.processes:
+            process.send_signal(signal.SIGSTOP)
+        assert ranks.wait() == KILLED
+    finally:
+        ranks.kill()
+    (error,) = errors
+    assert "of 2 (pid " in error and "was stopped (SIGSTOP) for 1 seconds and was killed; the others" in error
 
 
 def test_a_process_that_never_arrives_is_killed_and_named(tmp_path: Path) -> None:

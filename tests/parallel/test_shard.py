@@ -24,7 +24,13 @@ ADAMW, ROUNDING = 1e-3, 5e-6
 REFERENCE = {"objective": '"grpo + kl"', "model.reference": '"start"', "warm_start.cache": "true"}
 LORA = {"model.lora_rank": "2", "model.gradient_checkpointing": "true"}
 # One prompt with one response, and a warm start with one solution: one process has nothing to do in any phase.
-SMALL = {"rollout.prompts": "1", "rollout.samples": "1", "warm_start.batch_size": "1", "update.per_step": "1"}
+SMALL = {
+    "rollout.prompts": "1",
+    "rollout.samples": "1",
+    "objective.advantage": "python:helpers.objectives.lone_advantage:reward_itself",
+    "warm_start.batch_size": "1",
+    "update.per_step": "1",
+}
 # One micro-batch per process and no clipping: the order of sums is then the same, whether weights are sharded or not.
 SAME_ORDER = {"model.precision": '"bf16"', "update.token_budget": "1000", "update.max_grad_norm": "1e9"}
 EXACT_SGD = {"update.max_grad_norm": "1e9", "update.lr": "0.05", "model.gradient_checkpointing": "true"}

@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from helpers.train.short_runs import short_run
 from trimtab.config import load
 from trimtab.memory import describe_estimate
 from trimtab.policy import demo_model, demo_tokenizer, load_policy
@@ -323,3 +324,39 @@ def test_every_call_that_loads_a_model_forbids_remote_code() -> None:
                 checked += 1
             assert "trust_remote_code=True" not in file.read_text()
     assert checked > 8
+
+
+# --- a model that is not here
+
+
+@pytest.mark.parametrize("path", ["a/b/c", "./mine", "~/nothing here", "models/../mine", "runs/mine@3", "my model"])
+def test_what_looks_like_a_path_is_never_looked_up(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: pytest.fail("the hub was asked"))
+    with pytest.raises(ValueError, match="there is no such folder"):
+        load_policy(path, device="cpu")
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, float]] = []
+
+    class Session:
+        def head(self, url: str, timeout: float) -> None:
+            asked.append((url, timeout))
+            raise ConnectionError("no route\x1b[0m to host")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.get_session", Session)
+    with pytest.raises(ValueError, match=r"the Hugging Face hub .*ConnectionError: no route\\x1b"):
+        load_policy("nobody/nothing", device="cpu")
+    assert len(asked) == 1
+    assert "nobody/nothing" in asked[0][0]
+    assert asked[0][1] <= 10
+
+
+def test_a_run_says_that_its_model_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    run, log = short_run(tmp_path / "run", {"model.path": "nobody/nothing", "warm_start.steps": "0"})
+    with pytest.raises(ValueError, match="nobody/nothing"):
+        run.prepare()
+    assert log.has("'nobody/nothing' is no folder here: it is looked up on the Hugging Face hub")
+    run.discard_if_unused()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
 from helpers.objectives.made_tokenizers import byte_level_bpe
+from helpers.train.short_runs import short_run
 from trimtab.policy import LongPromptError, Policy, demo_model, demo_tokenizer, prompts
 from trimtab.tasks import read_file
 from trimtab.train.responses import encode_prompts
@@ -126,3 +129,59 @@ def test_a_panic_of_a_tokenizer_is_an_error_in_words(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(type(policy.tokenizer), "__call__", encode)
     with pytest.raises(ValueError, match=r"tokenizer fails .*index out of bounds: \\x1b.*check its tokenizer.json"):
         policy.encode_batch([chat("1")])
+
+
+# --- a prompt survives encoding and decoding
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+
+
+def emptied_folder(folder: Path) -> Path:
+    """Return a model's folder with the tokenizer of a Qwen2 that has lost its vocabulary."""
+    demo_model(0).save_pretrained(folder)
+    names = ("<|endoftext|>", "<|im_end|>", "<|im_start|>")
+    described = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "chat_template": CHATML,
+        "added_tokens_decoder": {str(n): {"content": name, "special": True} for n, name in enumerate(names)},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+    return folder
+
+
+def test_a_run_does_not_start_with_a_tokenizer_that_loses_its_prompts(tmp_path: Path) -> None:
+    settings = {"model.path": json.dumps(str(emptied_folder(tmp_path / "model"))), "warm_start.steps": "0"}
+    run, _ = short_run(tmp_path / "run", settings)
+    with pytest.raises(ValueError, match=r"tokenizer loses the prompt '.*Is tokenizer\.json missing"):
+        run.prepare()
+    run.discard_if_unused()
+
+
+@pytest.mark.parametrize("text", TEXTS[1:])
+def test_a_prompt_that_survives_is_returned_as_the_model_reads_it(text: str) -> None:
+    assert text in with_template(PLAIN).check_survival([chat(text)])[0]
+
+
+def test_a_template_that_swallows_a_message_is_an_error() -> None:
+    with pytest.raises(ValueError, match="chat template leaves out the user message '1234567'"):
+        with_template("{{ messages[0].content }}").check_survival([chat("1234567")])
+    with pytest.raises(ValueError, match=r"chat template leaves out the system message 'Be brief\.'"):
+        with_template("{{ messages[-1].content }}").check_survival([chat("1234567")])
+
+
+def test_a_tokenizer_may_change_letters_but_not_lose_most_of_them() -> None:
+    lower = byte_level(None)
+    lower.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    policy = Policy(None, lower, torch.device("cpu"))
+    policy.check_survival([[{"role": "user", "content": "Ein ÜBERMAß ½ №5"}]])
+    digits = Policy(None, demo_tokenizer(), torch.device("cpu"))
+    digits.check_survival([[{"role": "user", "content": "12+34=x"}]])  # one letter is unknown
+    with pytest.raises(ValueError, match="tokenizer loses the prompt 'Was ist"):
+        digits.check_survival([[{"role": "user", "content": "Was ist die Summe von 12 und 3?"}]])
+
+
+def test_a_template_of_a_megabyte_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"chat template has 1,048,\d\d\d characters"):
+        with_template("{# " + "x" * (1 << 20) + " #}").encode(chat("1"))

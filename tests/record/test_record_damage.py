@@ -18,6 +18,7 @@ from helpers.record.made_records import made_run, made_step, readable, same
 from helpers.thorough import THOROUGH
 from trimtab.record import SCHEMA, RecordError, RecordWarning, open_run
 from trimtab.record.layout import LARGEST_JSON, RECORDS_FOLDER, json_with_digest, read_json, step_folder
+from trimtab.record.parquet import encode, open_table
 
 FLIPS = 400 if THOROUGH else 60
 STEP_FILES = ("tokens.parquet", "responses.parquet", "step.json")
@@ -96,7 +97,6 @@ def test_a_foreign_table_is_noticed(run: Path) -> None:
 
 def test_a_foreign_table_with_the_right_sum_is_noticed_by_its_columns_and_rows(run: Path) -> None:
     from trimtab.record.layout import digest, read_step, step_text
-    from trimtab.record.parquet import encode
 
     info, files = read_step(run / RECORDS_FOLDER, 2)
     sink = pa.BufferOutputStream()
@@ -110,6 +110,13 @@ def test_a_foreign_table_with_the_right_sum_is_noticed_by_its_columns_and_rows(r
         of_step_two(run, "step.json").write_text(text)
         with pytest.raises(RecordError, match=words):
             _ = open_run(run).step(2).tokens
+
+
+def test_a_table_of_more_rows_than_its_bytes_can_hold_is_not_read_into_memory() -> None:
+    rows = 1_200_000
+    small = encode("vocabulary", {"text": [b"a"] * rows, "special": [False] * rows})
+    with pytest.raises(RecordError, match=r"vocabulary has 1,200,000 rows in [\d,]+ bytes: no run has recorded that"):
+        open_table("vocabulary", bytes(small), "vocabulary")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from trimtab.record import writer as writer_module
 from trimtab.record.layout import RECORDS_FOLDER
 from trimtab.record.step_tables import encodable
 from trimtab.train import checkpoints, tokenizer_vocabulary
+from trimtab.train import run as run_module
 from trimtab.train.build import build_policy
 from trimtab.train.run_folder import RunFolder
 
@@ -238,10 +239,16 @@ def test_a_full_disk_costs_the_records_and_nothing_else(
     assert all(now[name] == then[name] for name in then if not name.startswith("tokens/"))
 
 
-def test_a_folder_that_cannot_be_written_costs_no_run(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / RECORDS_FOLDER).write_text("in the way")
+def test_a_folder_that_cannot_be_written_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = run_module.start_recording
+
+    def start_blocked(*args: Any, **options: Any) -> Any:
+        (tmp_path / "run" / RECORDS_FOLDER).write_text("in the way")
+        return start(*args, **options)
+
+    monkeypatch.setattr(run_module, "start_recording", start_blocked)
     run, log = trained(tmp_path / "run", QUICK)
+    monkeypatch.undo()
     assert run.progress.step == 3 and log.has("warning: nothing more is recorded")
     _, log = trained(tmp_path / "run", {**QUICK, "record.enabled": "false"}, resume=True)
     assert (tmp_path / "run" / RECORDS_FOLDER).read_text() == "in the way"

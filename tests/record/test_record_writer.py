@@ -73,10 +73,11 @@ def test_what_was_recorded_after_the_checkpoint_is_deleted_and_written_again(tmp
 def test_rewinding_deletes_what_a_kill_left_half_written(tmp_path: Path) -> None:
     made_run(tmp_path, 3)
     folder = tmp_path / RECORDS_FOLDER
-    (folder / ".writing-00000004").mkdir()
-    (folder / ".writing-00000004" / "tokens.parquet").write_bytes(b"PAR1")
-    (folder / ".writing-manifest.json").write_text("{")
-    (folder / ".writing-gone-step-00000001").mkdir()
+    dead = 999_999_999  # above the largest process number of Linux
+    (folder / f".writing-step-00000004-{dead}").mkdir()
+    (folder / f".writing-step-00000004-{dead}" / "tokens.parquet").write_bytes(b"PAR1")
+    (folder / f".writing-manifest.json-{dead}").write_text("{")
+    (folder / f".writing-gone-step-00000001-{dead}").mkdir()
     rewind(folder, 2)
     assert sorted(path.name for path in folder.iterdir()) == [
         "manifest.json",

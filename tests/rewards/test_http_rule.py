@@ -154,5 +154,30 @@ def test_the_key_is_sent_and_never_shown(service: Service, monkeypatch: pytest.M
     assert "sesame" not in verdicts[0].error and "(the key)" in verdicts[0].error
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        ["sesame-open", {"kind": "sesame-open"}, {"kind": "wrong", "extracted": "sesame-open"}, {"sesame-open": 1}, 1],
+        {"verdicts": "sesame-open"},
+        b'["\\u0073esame\\u002Dopen", "sesame%2dopen", "\\\\u0073esame-open", "QmVhcmVyIHNlc2FtZS1vcGVu", 1]',
+        b'{"verdicts": sesame-open}',
+        '["sesame-open", 1, 1, 1, 1]'.encode("utf-16"),
+    ],
+)
+def test_no_verdict_has_the_key(service: Service, monkeypatch: pytest.MonkeyPatch, reply: object) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sesame-open")
+    service.answer = lambda body: (200, reply)
+    told = repr(service.grade(key_variable="JUDGE_KEY", retries=0))
+    assert "esame" not in told and "c2FtZS" not in told
+    assert "crashed" in told and ("(the key)" in told or isinstance(reply, bytes))
+
+
+def test_a_key_that_no_header_can_hold_is_refused_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sesame-\u00e4")
+    with pytest.raises(ValueError, match="JUDGE_KEY contains a character that no HTTP header can hold") as error:
+        grade_submissions(ITEMS, "http://localhost/grade", {"key_variable": "JUDGE_KEY"})
+    assert "sesame" not in str(error.value)
+
+
 def test_a_url_is_a_rule_like_any_other(service: Service) -> None:
     assert grade("r", "a", service.url).kind == "correct"

@@ -18,6 +18,7 @@ from trimtab.rewards.mathematics.nodes import Node, ParseError, TooCostlyError, 
 from trimtab.rewards.mathematics.normal_form import NormalForm, NormalFormBuilder, NormalizeError, factorize
 from trimtab.rewards.mathematics.numeric import numerically_different
 from trimtab.rewards.mathematics.parser import parse_expression
+from trimtab.rewards.mathematics.points import Points
 from trimtab.rewards.mathematics.tokenizer import normalize_latex, tokenize
 from trimtab.rewards.mathematics.units import compatible_units, parse_unit
 from trimtab.rewards.verdicts import VERDICT_KINDS, Verdict
@@ -258,7 +259,8 @@ def test_a_polynomial_is_the_same_in_any_order_and_no_other(coefficients: list[i
     normal_form = normalized(text(coefficients, order))
     assert normal_form == normalized(text(coefficients, shuffled))
     assert normal_form != normalized(text(other, order))
-    assert numerically_different(node(text(coefficients, order)), node(text(other, order)))
+    pair = node(text(coefficients, order)), node(text(other, order))
+    assert numerically_different(Points(*pair, "a pair"), *pair)
 
 
 @given(st.text("0123456789+-*/^(){}[]|!.,=<>\\ xyiefracsqrtpm%$&_~'", max_size=60))

@@ -98,6 +98,22 @@ def test_a_call_that_ends_its_process_has_crashed() -> None:
     assert call("leaves").outcome == "crashed"
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])
+def test_a_call_whose_worker_is_killed_from_outside_has_crashed(number: int) -> None:
+    """As the kernel does when memory is short: the response is not to blame."""
+    verdict = grade(str(number), "42", f"python:{RULES}:is_killed")
+    assert verdict.kind == call("is_killed", str(number)).outcome == "crashed"
+    assert signal.Signals(number).name in verdict.error and "killed from outside" in verdict.error
+
+
+def test_a_call_that_breaks_its_own_process_is_too_costly() -> None:
+    assert call("is_killed", str(signal.SIGSEGV.value)).outcome == "too_costly"
+
+
+def test_a_rule_without_time_or_memory_has_failed() -> None:
+    assert kind_by("hoards", "x") == "crashed"
+
+
 def test_what_a_call_prints_is_not_taken_for_a_result() -> None:
     assert call("prints").value is False
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
+import pytest
+
+import site_hooks
+import trimtab
 from helpers.site.building import ROOT, Page, dead_links
 
 
@@ -28,3 +33,18 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
 def test_every_page_of_docs_is_on_the_site(site: Path) -> None:
     for path in (ROOT / "docs").rglob("*.md"):
         assert (site / path.relative_to(ROOT / "docs").with_suffix(".html")).exists(), path
+
+
+def test_every_page_names_the_version_and_leads_to_the_changelog(site: Path) -> None:
+    for page in (site / "index.html", site / "notebooks/first-run.html"):
+        assert f"trimtab {trimtab.__version__}" in page.read_text()
+        assert any("changelog.html" in link for link in Page(page).links)
+    assert "STAPO" in (site / "changelog.html").read_text()
+
+
+def test_the_repository_is_linked_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_REPOSITORY", "someone/trimtab")
+    config = site_hooks.on_config(SimpleNamespace())
+    assert (config.repo_url, config.repo_name) == ("https://github.com/someone/trimtab", "someone/trimtab")
+    monkeypatch.delenv("GITHUB_REPOSITORY")
+    assert not hasattr(site_hooks.on_config(SimpleNamespace()), "repo_url")

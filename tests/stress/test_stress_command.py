@@ -39,7 +39,7 @@ max_prompt_tokens = 16
 [reward]
 overlong_buffer = 4
 [run]
-steps = 3
+steps = 11
 eval_problems = 4
 threads = 1
 device = "cpu"
@@ -106,7 +106,7 @@ def test_every_objective_is_trained_under_every_stress(stressed: tuple[Path, lis
         weights = [path.name for path in (out / name).iterdir() if path.is_dir()]
         assert weights == []  # of hundreds of runs they would fill the disk
         lines = (out / name / "metrics.jsonl").read_text().splitlines()
-        assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]
+        assert [json.loads(line)["step"] for line in lines] == list(range(12))
         assert all("eval/accuracy" in json.loads(line) for line in lines)
         assert not (out / name / "report.html").exists()
     rates = [load(out / name / "config.toml").update.lr for name in names]
@@ -125,8 +125,8 @@ def test_the_files_have_every_runs_figures_and_the_command(
     assert (stored["recipe"], stored["objectives"]) == (recipe, ["grpo", "sspo + s2t"])
     assert [(axis["key"], axis["values"]) for axis in stored["axes"]] == [("update.lr", ["1e-4", "1e-2"])]
     for run in stored["runs"]:
-        assert (run["state"], run["seed"], run["steps"], run["axis"]) == ("finished", 0, 3, "update.lr")
-        assert [step for step, _ in run["curves"]["eval/accuracy"]] == [0, 1, 2, 3]
+        assert (run["state"], run["seed"], run["steps"], run["axis"]) == ("finished", 0, 11, "update.lr")
+        assert [step for step, _ in run["curves"]["eval/accuracy"]] == list(range(12))
         assert run["entropy_end"] > 0 and run["seconds"] > 0
     assert [run.folder for table in read_stress(out).tables for run in table.runs] == list(figures(out))
 
@@ -246,6 +246,36 @@ def test_a_run_that_has_collapsed_is_ended_early_counted_as_such_and_not_resumed
     assert (pretended.out / "stress.json").read_text() == stored
 
 
+def falls_late(run: CompareRun) -> list[str]:
+    metrics(run, lambda step: 0.5 if step < STEPS - 3 else 0.0, STEPS)
+    return ["true"]
+
+
+def ends_early(run: CompareRun) -> list[str]:
+    metrics(run, lambda step: 0.5, 8)
+    return ["sh", "-c", "echo 'trimtab: stopped after step 8: an alarm' >&2; exit 3"]
+
+
+def test_a_run_that_ends_below_half_of_its_best_does_not_survive(pretended: Pretended) -> None:
+    pretended.scripts = lambda objective, lr: falls_late if (objective, lr) == ("grpo", 1e-2) else learns
+    result = pretended.stress()
+    assert result.exit_code == 0, result.output
+    run = figures(pretended.out)["grpo-update.lr=1e-2-seed0"]
+    assert (run["survived"], run["collapse_step"]) == (False, None)
+    assert run["end"].startswith("fell at step 57 to below 50% of its best") and run["steps"] == STEPS
+    assert "dapo held longest, up to 1e-2; grpo up to 1e-4." in result.output
+    assert "1 of 1 ended below half of their best" in (pretended.out / "report.html").read_text()
+
+
+def test_a_run_that_ends_too_early_to_be_judged_has_no_verdict(pretended: Pretended) -> None:
+    pretended.scripts = lambda objective, lr: ends_early if (objective, lr) == ("grpo", 1e-2) else learns
+    result = pretended.stress()
+    run = figures(pretended.out)["grpo-update.lr=1e-2-seed0"]
+    assert (result.exit_code, run["survived"]) == (3, None)
+    assert run["end"] == "too short to be judged: 8 steps, and a collapse lasts 10 or more"
+    assert run["end"] in result.output
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"state": "unfinished", "why": "", "steps": 60}', '{"state": []}'])
 def test_a_damaged_note_of_a_runs_end_is_named(pretended: Pretended, text: str) -> None:
     assert pretended.stress().exit_code == 0
@@ -361,6 +391,11 @@ def test_a_search_goes_on_for_the_others_if_one_fails(pretended: Pretended) -> N
         (["grpo", "--axis", "update.lr"], "write section.key=value"),
         (["grpo", "--axis", "update.lr=1e-4", "--search"], "give two positive numbers"),
         (["grpo", "--axis", "rollout.temperature=1,1e9", "--search"], "rollout.temperature"),
+        (
+            ["grpo", "--axis", "update.lr=1e-4", "--set", "run.steps=10"],
+            "run.steps = 10 is too short for a stress test",
+        ),
+        (["grpo", "--axis", "run.steps=60,9"], "run.steps = 9 is too short for a stress test"),
         (["grpo", "--axis", "update.lr=1e-4", "--seeds", "0"], "at least 1"),
         (["grpo", "--axis", "update.lr=1e-4", "--seeds", "10001"], "runs at most"),
         (["grpo", "--axis", "update.lr=1e-4", "--recipe", "nowhere"], "unknown recipe"),

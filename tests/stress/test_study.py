@@ -35,13 +35,13 @@ def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module in (study, study_pages):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
     lrs = ("update.lr=1e-4,1e-3",)
-    small = study.Study("small", "demo", "addition", ("grpo", "stapo"), lrs, ("run.steps=4",), seeds=2)
+    small = study.Study("small", "demo", "addition", ("grpo", "stapo"), lrs, ("run.steps=11",), seeds=2)
     test = small.test(tmp_path / "runs")
     for _, run in test.runs(test.cells())[:-1]:  # the last one has not been run
         run.folder.create(run.config)
-        lines = [{"step": step, "eval/accuracy": 0.5, "policy/entropy": 1.0} for step in range(5)]
+        lines = [{"step": step, "eval/accuracy": 0.5, "policy/entropy": 1.0} for step in range(12)]
         run.folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (run.folder.path / "ended.json").write_text('{"state": "finished", "why": "", "steps": 4}')
+        (run.folder.path / "ended.json").write_text('{"state": "finished", "why": "", "steps": 11}')
     (tmp_path / "runs" / study.ABOUT).write_text(json.dumps(about("small", torch.device("cpu"))))
     study.save_result(small, "demo", tmp_path / "runs")
     return tmp_path / "stress-demo.json"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trimtab.tasks import build_task, gsm8k, read_file, worked_solutions
+from trimtab.tasks import build_task, gsm8k, read_file, read_rows, worked_solutions
 from trimtab.tasks.files import BOXED_SUFFIX
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
@@ -82,6 +83,7 @@ def test_blank_lines_and_a_byte_order_mark_are_no_rows(tmp_path: Path) -> None:
         ({"prompt": "1+1?"}, "there is no `reward_model`, only `prompt`"),
         ({**GOOD, "reward_model": "2"}, "`reward_model` is str '2'"),
         ({**GOOD, "reward_model": {}}, "no `reward_model.ground_truth`: `reward_model` is an empty object; name"),
+        ({"x\nforged: \x1b[2J": 1}, r"there is no `prompt`, only `x\nforged: \x1b[2J`"),
         ({}, "there is no `prompt`: the row is an empty object; name your columns"),
         ({**GOOD, "reward_model": {"ground_truth": ""}}, "`reward_model.ground_truth` is empty"),
         ({**GOOD, "reward_model": {"ground_truth": None}}, "`reward_model.ground_truth` is empty"),
@@ -241,7 +243,7 @@ def test_another_kind_of_file_is_an_error(tmp_path: Path) -> None:
 
 def test_a_hub_name_without_datasets_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"'someone/data-1.0' is not a file.*datasets: pip install 'trimtab\[hub\]'"):
+    with pytest.raises(ValueError, match=r"'someone/data-1.0' is not a file.*datasets: .*pip install .*\[hub\]'"):
         read_file("someone/data-1.0")
 
 
@@ -310,3 +312,49 @@ def test_a_number_of_four_thousand_digits_is_an_answer(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"question": "?", "answer": ' + "7" * 4_000 + "}\n")
     assert read_file(str(path), columns={"prompt": "question", "answer": "answer"})[0].answer == "7" * 4_000
+
+
+# --- hostile parquet
+
+
+def parquet_file(path: Path, **columns: Any) -> str:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table(columns), path)
+    return str(path)
+
+
+def repeated(values: list[Any], indices: list[int | None] | list[int]) -> Any:
+    arrow = pytest.importorskip("pyarrow")
+    return arrow.DictionaryArray.from_arrays(arrow.array(indices, arrow.int32()), arrow.array(values))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_small_file_of_gigabytes_of_text_is_refused_with_little_memory(tmp_path: Path, inside: bool) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    prompts = repeated(["x" * 1_000_000], [0] * 20_000)
+    if inside:
+        prompts = arrow.ListArray.from_arrays(range(20_001), arrow.StructArray.from_arrays([prompts], ["content"]))
+    source = parquet_file(tmp_path / "bomb.parquet", prompt=prompts)
+    assert Path(source).stat().st_size < 200_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=r"bomb\.parquet: its rows have more than 256 MB, and the file"):
+        read_file(source)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 << 10
+
+
+def test_a_repetitive_file_is_read_as_it_is(tmp_path: Path) -> None:
+    answers = repeated(["1", "2"], [0, 1, 0, None])
+    source = parquet_file(tmp_path / "mine.parquet", q=repeated(["ä?", "b?"], [0, 1, 1, 0]), a=answers)
+    rows = [row for _, row in read_rows(source)]
+    assert rows == [{"q": "ä?", "a": "1"}, {"q": "b?", "a": "2"}, {"q": "b?", "a": "1"}, {"q": "ä?", "a": None}]
+
+
+def test_text_in_parquet_that_is_not_utf8_is_named_by_row(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    texts = arrow.array([b"1+1?", b"1+\xff?", b"1+3?"]).view(arrow.string())
+    source = parquet_file(tmp_path / "mine.parquet", q=texts, a=["2", "3", "4"])
+    columns = {"prompt": "q", "answer": "a"}
+    with pytest.raises(ValueError, match=r"mine\.parquet, row 2: text that is not UTF-8 \(byte 3 of it\)"):
+        read_file(source, columns=columns)
+    with pytest.warns(UserWarning, match="1 of 3 rows are left out"):
+        assert len(read_file(source, columns=columns, skip_bad_rows=True)) == 2

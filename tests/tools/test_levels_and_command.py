@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -173,3 +174,41 @@ def test_root_drops_its_uid(sandbox: Sandbox) -> None:
         assert session.run("import os\nprint(os.getuid())").stdout == "1000\n"
         children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
         assert [os.stat(f"/proc/{pid}").st_uid for pid in children] == [65534]
+
+
+WITHOUT_CAPABILITIES = """
+import os, sys, time
+from trimtab.tools import Sandbox, SandboxError
+from trimtab.tools.linux import prctl
+
+prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: what is left behind becomes a child of this process
+try:
+    Sandbox(workers=1)
+except SandboxError as error:
+    print(error)
+with Sandbox(workers=1, level="limits") as sandbox:
+    print(sandbox.probe.line(), *sandbox.probe.missing(), sep="\\n")
+    print(sandbox.run("import os\\nprint(os.getuid(), 6 * 7)", timeout=60.0))
+end = time.monotonic() + 60.0
+try:
+    while time.monotonic() < end:
+        os.waitpid(-1, os.WNOHANG) == (0, 0) and time.sleep(0.01)
+    print("a process was left behind")
+except ChildProcessError:
+    pass
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root has capabilities")
+@pytest.mark.parametrize("lost", ["setuid", "setgid", "all"])
+def test_root_that_cannot_become_nobody_says_so_and_works_at_the_levels_that_hold(lost: str) -> None:
+    command = ["setpriv", f"--bounding-set=-{lost}", sys.executable, "-c", WITHOUT_CAPABILITIES]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    refusal, line, *rest = done.stdout.splitlines()
+    assert "not 'full'. Missing: namespaces: root cannot become nobody (Operation not permitted); run it as" in refusal
+    assert line.startswith("level filters (") and "no namespaces" in line and line.endswith(", rlimits, root")
+    assert [text.partition(";")[0] for text in rest[:-1]] == [
+        f"{layer}: root cannot become nobody (Operation not permitted)" for layer in ("namespaces", "uid")
+    ]
+    assert "stdout='0 42\\n'" in rest[-1] and "kind='ok'" in rest[-1]

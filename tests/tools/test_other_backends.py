@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -61,6 +62,18 @@ def test_bubblewrap_that_is_missing_is_said_with_how_to_get_it(monkeypatch: pyte
         Sandbox(backend="bubblewrap")
 
 
+@pytest.mark.parametrize("level", ["full", "limits"])
+def test_bubblewrap_that_fails_is_refused_and_no_program_is_blamed(
+    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = tmp_path / "bwrap"
+    command.write_text("#!/bin/sh\necho 'bwrap: Creating new namespace failed' >&2\nexit 1\n")
+    command.chmod(0o755)
+    monkeypatch.setattr("trimtab.tools.fork_backend.SEARCH_PATH", str(tmp_path))
+    with pytest.raises(SandboxError, match=r"work here \(bwrap: Creating new namespace failed\); backend 'fork'"):
+        Sandbox(backend="bubblewrap", level=level)
+
+
 class FusionServer(BaseHTTPRequestHandler):
     """Replies with what the program's text names."""
 
@@ -88,6 +101,7 @@ def fusion_reply(status: str, code: int | None, stdout: str = "", stderr: str = 
 
 @pytest.fixture
 def fusion() -> Iterator[str]:
+    FusionServer.requests.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), FusionServer)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -95,6 +109,50 @@ def fusion() -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+RUN: dict[str, Any] = {"status": "Finished", "execution_time": 0.25, "return_code": 0, "stdout": "", "stderr": ""}
+HUGE = b'{"run_result": {"status": "Finished", "return_code": %s}}'
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        *(({"run_result": {**RUN, "stdout": value}}, "stdout of its reply is ") for value in (5, True, [], {"a": 1})),
+        *(({"run_result": {**RUN, "stderr": value}}, "stderr of its reply is ") for value in (0, False, [["a"]])),
+        *(
+            ({"run_result": {**RUN, "execution_time": value}}, "execution_time of its reply is ")
+            for value in ("1", [], {}, True, 10**400, -(10**400), float("nan"), float("inf"))
+        ),
+        *(
+            ({"run_result": {**RUN, "return_code": value}}, "return_code of its reply is ")
+            for value in (None, "0", 0.0, [], {}, True, 10**400, -(10**400))
+        ),
+        ({"run_result": {}}, "return_code of its reply is None"),
+        ({}, "could not run the program: None"),
+        ({"run_result": [RUN]}, "could not run the program: None"),
+        ({"status": "SandboxError", "run_result": RUN, "message": "\x1b[2J\u202e"}, r"program: '\\x1b\[2J\\u202e'"),
+        ({"status": "SandboxError", "message": {"a": ["b"] * 10_000}}, r"\['b', 'b'.*\.\.\.$"),
+        (b"5", "the reply is a int, not an object"),
+        (b"null", "the reply is a NoneType, not an object"),
+        (b"{not json", "the reply is no JSON"),
+        (b"\xff\xfe\x00", "the reply is no JSON"),
+        (b"[" * 1_000_000, "the reply is no JSON"),
+        (HUGE % (b"9" * 10_000), "the reply is no JSON"),
+        (b" " * (17 << 20), "a response of more than 16,777,216 bytes"),
+    ],
+)
+def test_a_reply_of_any_other_kind_is_an_error_in_words(fusion: str, reply: object, words: str) -> None:
+    FusionServer.replies = {"program": reply}
+    with Sandbox(backend="http", url=fusion, workers=1) as remote, pytest.raises(SandboxError, match=words) as error:
+        remote.run("program", timeout=PATIENT)
+    assert len(str(error.value)) < 1_000 and str(error.value).isprintable()
+
+
+def test_a_url_with_a_password_is_refused_unseen() -> None:
+    with pytest.raises(SandboxError, match="contains a password") as error:
+        Sandbox(backend="http", url="http://user:sesame@localhost:8080")
+    assert "sesame" not in str(error.value)
 
 
 def test_a_server_in_sandboxfusions_protocol_runs_programs(fusion: str) -> None:

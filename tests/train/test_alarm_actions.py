@@ -14,10 +14,9 @@ from trimtab.config import load
 from trimtab.files import read_json_lines
 from trimtab.record import RecordWriter
 from trimtab.record.layout import RECORDS_FOLDER, recorded_steps
-from trimtab.train import checkpoints
+from trimtab.train import Run, RunStoppedError, StopReason, checkpoints
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, steps_around
 from trimtab.train.loop import train, train_step
-from trimtab.train.run import Run, RunStoppedError, StopReason
 from trimtab.train.run_folder import RunFolder
 
 Monitor = Callable[[Mapping[str, float]], list[Alarm]]

@@ -1,4 +1,4 @@
-"""A checkpoint is loaded as it was saved or not at all; on a full disk a run goes on without it.
+"""A checkpoint is loaded as it was saved or not at all; a full disk leaves the older ones.
 
 `TRIMTAB_THOROUGH=1` damages checkpoints in hundreds of further ways.
 """
@@ -11,7 +11,6 @@ import os
 import random
 import resource
 import shutil
-import signal
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -24,12 +23,9 @@ from torch import Tensor, nn
 import trimtab
 from helpers.thorough import THOROUGH, slow_but
 from helpers.train.short_runs import (
-    STOPPED,
     MessageLog,
-    RunProcess,
     contents,
     differences,
-    run_in_child,
     trained,
 )
 from trimtab.train import checkpoints
@@ -391,7 +387,7 @@ def test_invalid_progress_is_not_used(run: Path, name: str, value: Any) -> None:
 
 
 def test_the_warm_start_is_repeated_if_its_cache_is_damaged(run_folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(run_folder.parent / ".warm_start", tmp_path / ".warm_start")
+    trained(tmp_path / "before")
     (cached,) = (tmp_path / ".warm_start").glob("*/step-*")
     (cached / "state.json").write_text("{}")
     _, log = trained(tmp_path / "run")
@@ -431,49 +427,11 @@ def test_a_full_disk_at_any_system_call_leaves_the_older_checkpoints(
     assert saved is not None and saved.step == 4
 
 
-def _with_a_full_disk(process: RunProcess) -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # metrics fit, weights do not
-    run_in_child(process)
-
-
-def test_a_run_on_a_really_full_disk_goes_on_and_warns(tmp_path: Path) -> None:
-    process = RunProcess(tmp_path / "run")
-    assert process.run(target=_with_a_full_disk) == STOPPED, process.messages
-    assert [record["step"] for record in RunFolder(process.folder).records()] == list(range(7))
-    assert process.messages.count("warning: the checkpoint of step") == 2 + 4  # those of the warm start too
-    assert "the trained model could not be written" in process.messages and "trimtab train --resume" in process.messages
-    assert not [path for path in process.folder.rglob("*") if "writing" in path.name]
-    assert process.resumed().run() == 0, "with free space it can be resumed"
-
-
-def test_a_full_disk_in_the_middle_of_a_run_leaves_the_checkpoint_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained(tmp_path / "run", {"run.steps": "2"})
-    monkeypatch.setattr(checkpoints, "save_file", full)
-    _, log = trained(tmp_path / "run", resume=True)
-    assert log.has("warning", "step 4 could not be written") and log.has("step 6 could not be written")
-    assert [path.name for path in checkpoints.list_checkpoints(tmp_path / "run" / "checkpoints")][-1] == "step-00000002"
-
-
-def test_metrics_that_could_not_be_written_are_written_with_the_next_step(
-    tmp_path: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from trimtab.train import run_folder as module
-
-    whole, calls = module.append_json_lines, []
-
-    def sometimes_full(path: Path, record: dict[str, Any]) -> None:
-        calls.append(record)
-        if len(calls) in (3, 4):
-            full()
-        whole(path, record)
-
-    monkeypatch.setattr(module, "append_json_lines", sometimes_full)
-    _, log = trained(tmp_path / "run")
-    assert log.has("metrics of 1 step(s) are not written yet", "No space")
-    assert not differences(contents(tmp_path / "run"), contents(run_folder))
+def test_a_damaged_checkpoint_is_not_the_one_that_is_kept(folder: Path) -> None:
+    save(folder, 6, keep=3)
+    (folder / "step-00000006" / "state.json").write_text("{}")
+    assert checkpoints.make_room(folder) == folder / "step-00000002"
+    assert checkpoints.make_room(folder) is None, "that of step 4 is the newest good one"
 
 
 def test_half_a_line_of_metrics_is_removed_again(tmp_path: Path) -> None:

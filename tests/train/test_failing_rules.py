@@ -21,11 +21,11 @@ from trimtab.console.display import LiveReporter
 from trimtab.console.launch import TrainRequest, launch_run
 from trimtab.files import read_json_lines
 from trimtab.insight.alarms import AlarmMonitor, alarm_monitor
-from trimtab.rewards import Verdict
+from trimtab.rewards import Verdict, grade
 from trimtab.rewards.verdicts import VerdictKind
-from trimtab.train import rollouts
+from trimtab.train import RunStoppedError, StopReason, rollouts
 from trimtab.train.loop import train
-from trimtab.train.run import MAX_CRASHED_STEPS, RunStoppedError, StopReason
+from trimtab.train.run import MAX_CRASHED_STEPS
 
 TERM = {"reward.terms.own.rule": "python:own"}
 Rule = Callable[[int, int], float]
@@ -144,7 +144,9 @@ def test_a_failure_of_the_tasks_own_rule_shows_in_the_evaluation_before_the_firs
         train(run)
     assert run.progress.step == 0 and (run.folder.checkpoints / "step-00000000").is_dir()
     assert log.has("warning: step 0: the rule number failed on 4 responses", "sums.jsonl", "'two' is no number")
-    assert run.folder.records() == [{"step": 0, "eval/crashed_share": 1.0}]
+    (record,) = run.folder.records()
+    assert record.pop("time/evaluation") > 0
+    assert record == {"step": 0, "eval/crashed_share": 1.0}
 
 
 def test_held_out_problems_without_a_verdict_are_neither_right_nor_wrong(
@@ -153,7 +155,9 @@ def test_held_out_problems_without_a_verdict_are_neither_right_nor_wrong(
     kinds: list[VerdictKind] = ["correct", "crashed", "wrong", "crashed"]
     groups = [[SimpleNamespace(verdict=Verdict(kind))] for kind in kinds]
     monkeypatch.setattr(rollouts, "sample_and_grade", lambda *_: groups)
-    trainer: Any = SimpleNamespace(test_task=[SimpleNamespace(source="sums")] * 4, config=Config(), tool_use=None)
+    trainer: Any = SimpleNamespace(
+        test_task=[SimpleNamespace(source="sums")] * 4, config=Config(), tool_use=None, seconds={}
+    )
     found = rollouts.evaluate(trainer)
     assert (found["eval/accuracy"], found["eval/crashed_share"]) == (0.5, 0.5)
 
@@ -167,6 +171,28 @@ def test_the_alarm_rings_at_once_and_names_the_share() -> None:
         "rules failed on 2 % of the responses, which are not graded",
     )
     assert "rule_errors.jsonl" in alarm.suggestion
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_what_a_rule_prints_is_in_a_file_that_is_named_once(
+    tmp_path: Path, in_process: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name = "talkative_here" if in_process else "talkative"
+    run, log = short_run(tmp_path / "run", {"reward.terms.own.rule": f"python:helpers.rewards.python_rules:{name}"})
+    train(run)
+    printed = run.folder.rule_output.read_text().splitlines()
+    assert len(printed) >= 16 and {line.split()[0] for line in printed} == {"seen"}
+    assert [text for text in log.messages if str(run.folder.rule_output) in text] == [
+        f"note: a rule or tool of yours prints; it goes to {run.folder.rule_output}"
+    ]
+    assert "seen" not in "".join(capfd.readouterr())
+
+
+def test_without_a_run_a_rules_prints_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    for name in ("talkative", "talkative_here"):
+        grade("four", "x", f"python:helpers.rewards.python_rules:{name}")
+        out, errors = capfd.readouterr()
+        assert (out, errors) == ("", "seen 4\n")
 
 
 def test_the_live_display_leaves_a_traceback_above_itself_in_full() -> None:

@@ -81,5 +81,5 @@ def test_more_steps_on_resume_do_not_stretch_a_schedule_without_a_word(tmp_path:
     folder = RunFolder(tmp_path)
     folder.create(load(None, ["update.lr_schedule=linear", "run.steps=4"]))
     with pytest.raises(ValueError, match=r"update\.decay_steps: 4 -> 8"):
-        folder.reopen(load(None, ["update.lr_schedule=linear", "run.steps=8"]))
-    folder.reopen(load(None, ["update.lr_schedule=linear", "run.steps=8", "update.decay_steps=4"]))
+        folder.check_recipe(load(None, ["update.lr_schedule=linear", "run.steps=8"]))
+    folder.check_recipe(load(None, ["update.lr_schedule=linear", "run.steps=8", "update.decay_steps=4"]))

@@ -21,11 +21,10 @@ from trimtab.files import read_json_lines
 from trimtab.objectives import Objective
 from trimtab.policy import Policy
 from trimtab.rollout import Response
-from trimtab.train import checkpoints, loop, scoring
+from trimtab.train import Run, RunStoppedError, StopReason, checkpoints, loop, scoring
 from trimtab.train.checkpoints import trained_parameters
 from trimtab.train.loop import train
 from trimtab.train.responses import rewards
-from trimtab.train.run import Run, RunStoppedError, StopReason
 from trimtab.train.run_folder import RunFolder
 
 STEP, STEPS = 2, 3  # the value is injected in the second of three steps

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+import json
 import sys
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from helpers.train.short_runs import trained
 from trimtab.config import load
-from trimtab.train.process import gc_pause, keep_freed_memory, set_threads
+from trimtab.train.process import SMALL_MODEL, gc_pause, keep_freed_memory, set_threads
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +87,24 @@ def test_threads_are_the_recipes_or_one_beside_a_gpu(
     torch.set_num_threads(2)
     set_threads(load("addition", [f"run.device={device}", f"run.threads={setting}"]))
     assert torch.get_num_threads() == used
+
+
+@pytest.mark.parametrize(
+    ("weights", "setting", "used"), [(SMALL_MODEL - 1, 0, 1), (SMALL_MODEL, 0, 2), (None, 0, 2), (1, 2, 2)]
+)
+def test_a_small_model_has_one_thread_unless_the_recipe_says_otherwise(
+    weights: int | None, setting: int, used: int
+) -> None:
+    torch.set_num_threads(2)
+    set_threads(load("addition", ["run.device=cpu", f"run.threads={setting}"]), weights)
+    assert torch.get_num_threads() == used
+
+
+def test_a_run_of_a_tiny_model_stores_its_one_thread(tmp_path: Path) -> None:
+    torch.set_num_threads(2)
+    run, _ = trained(tmp_path / "run", {"run.threads": "0", "run.steps": "1", "warm_start.steps": "0"})
+    state = json.loads((run.folder.checkpoints / "step-00000001" / "state.json").read_text())
+    assert state["environment"]["threads"] == torch.get_num_threads() == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")

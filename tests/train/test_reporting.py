@@ -34,16 +34,60 @@ def test_a_logger_that_fails_does_not_stop_the_run(tmp_path: Path, monkeypatch: 
     wandb = types.ModuleType("wandb")
     wandb.init = lambda **options: Run()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    monkeypatch.setitem(sys.modules, "trackio", None)
     warnings: list[str] = []
-    loggers = Loggers(load(None, ["run.loggers=['wandb', 'trackio']"]), RunFolder(tmp_path), warnings.append)
+    loggers = Loggers(load(None, ["run.loggers=['wandb']"]), RunFolder(tmp_path), warnings.append)
     for step in (1, 2, 3):
         loggers.log(step, {"reward/mean": 0.5})
     loggers.close()
     assert logged == [1]
-    assert len(warnings) == 2
-    assert "trackio logger could not be opened" in warnings[0]
-    assert "wandb logger failed" in warnings[1]
+    assert len(warnings) == 1
+    assert "wandb logger failed" in warnings[0]
+
+
+def test_a_logger_that_is_not_installed_is_an_error_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = recorded_modules(monkeypatch, "wandb")
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    monkeypatch.setattr("trimtab.train.run.build_trainer", lambda *_: pytest.fail("the model was loaded"))
+    run, _ = short_run(tmp_path / "run", {"run.loggers": "['wandb', 'trackio']"})
+    with pytest.raises(ValueError, match=r"run.loggers: trackio cannot be opened: .*pip install 'trimtab\[trackio\]'"):
+        train(run)
+    assert [call for call, _ in found["wandb"].calls] == ["init", "finish"], "the other one is closed again"
+    assert not (tmp_path / "run").exists(), "the same command can be used again"
+
+
+def test_a_logger_without_an_account_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**options: Any) -> None:
+        raise RuntimeError("api_key not configured \x1b[2J")
+
+    wandb = types.ModuleType("wandb")
+    wandb.init = refuse  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    with pytest.raises(ValueError, match="api_key not configured") as error:
+        Loggers(load(None, ["run.loggers=['wandb']"]), RunFolder(tmp_path), print)
+    assert "run `wandb login`" in str(error.value) and 'run.wandb_mode = "offline"' in str(error.value)
+    assert "\x1b" not in str(error.value)
+
+
+def test_the_recipe_names_project_run_group_tags_and_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = recorded_modules(monkeypatch, "wandb", "trackio")
+    both = "run.loggers=['wandb', 'trackio']"
+    Loggers(load(None, [both]), RunFolder(tmp_path / "mine"), print)
+    names = ["run.logger_project=maths", "run.logger_name=first"]
+    only = ["run.wandb_group=sweep", "run.wandb_tags=['a', 'b']", "run.wandb_mode=offline"]
+    Loggers(load(None, [both, *names, *only]), RunFolder(tmp_path / "mine"), print)
+    plain, chosen = ({k: v for k, v in given[1].items() if k not in ("config", "dir")}
+                     for call, given in found["wandb"].calls if call == "init")  # fmt: skip
+    assert plain == {"project": "trimtab", "name": "mine"}, "the rest is left to wandb's environment variables"
+    assert chosen == {"project": "maths", "name": "first", "group": "sweep", "tags": ["a", "b"], "mode": "offline"}
+    again = [given[1] for call, given in found["trackio"].calls if call == "init"][-1]
+    assert (again["project"], again["name"]) == ("maths", "first")
+
+
+def test_settings_of_a_logger_that_was_not_asked_for_are_an_error() -> None:
+    with pytest.raises(ValueError, match=r"wandb_group is for W&B, but loggers = \[\]"):
+        load(None, ["run.wandb_group=sweep"])
 
 
 class Recorded:

@@ -13,10 +13,9 @@ import trimtab
 from helpers.thorough import slow_but
 from helpers.train.short_runs import STOPPED, RunProcess, contents, differences, short_run, trained
 from trimtab.objectives import TokenBatch, entropy_control
-from trimtab.train import checkpoints, loop
+from trimtab.train import RunStoppedError, StopReason, checkpoints, loop
 from trimtab.train.loop import train
 from trimtab.train.metrics import StepResult
-from trimtab.train.run import RunStoppedError, StopReason
 from trimtab.train.run_folder import RunFolder
 from trimtab.train.warm_start import cache_key
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,9 +19,11 @@ from trimtab.cli import app
 from trimtab.config import base_model, find_run_model, load
 from trimtab.console.launch import resolve_request
 from trimtab.policy import Policy, load_policy
+from trimtab.tasks import Problem
 from trimtab.train import RunFolder, build_policy, open_policy
 from trimtab.train.checkpoints import write_manifest
 from trimtab.train.loop import train
+from trimtab.train.responses.prompts import encode_prompts
 from trimtab.train.run import Run
 
 LORA = {"model.lora_rank": "2", "model.lora_targets": '["q_proj", "down_proj"]', "warm_start.steps": "0"}
@@ -338,3 +341,19 @@ def test_a_prompt_and_response_beyond_the_models_positions_are_refused_before_th
     positions = "with rollout.max_new_tokens=62 that is more than the model's 64 positions"
     with pytest.raises(ValueError, match=f"{positions}; set rollout.max_new_tokens to 60 or less"):
         run.prepare()
+
+
+@pytest.mark.parametrize(
+    ("observed", "advice"),
+    [
+        (0, "remove such problems"),
+        (60, "lower rollout.max_turns or rollout.max_observation_tokens, or remove such problems"),
+    ],
+)
+def test_where_no_number_of_new_tokens_would_fit_none_is_advised(observed: int, advice: str) -> None:
+    policy = SimpleNamespace(context=4, encode_batch=lambda prompts, *_: [[1] * 4 for _ in prompts])
+    tools = SimpleNamespace(max_observed_tokens=observed, prompts=list, schemas=list) if observed else None
+    problem = Problem(({"role": "user", "content": "1+1="},), "2", "exact", "made")
+    with pytest.raises(ValueError, match=f"more than the model's 4 positions; {advice}$") as caught:
+        encode_prompts(policy, [(0, problem)], 10, 5, tools)  # type: ignore[arg-type]
+    assert "or less" not in str(caught.value)

@@ -34,7 +34,7 @@ def build(policy: Policy) -> Iterator[Any]:
     built: list[Trainer] = []
 
     def make(scripts: Sequence[Sequence[str]], rule: str = "exact", **sections: dict[str, Any]) -> Trainer:
-        limits = {"prompts": 1, "samples": len(scripts), "max_new_tokens": 64, "max_turns": 2}
+        limits = {"prompts": 1, "samples": max(len(scripts), 2), "max_new_tokens": 64, "max_turns": 2}
         rollout = {**limits, "max_observation_tokens": 24, **sections.pop("rollout", {})}
         sections = {"tools": {"use": ["calculator"]}, **sections}
         config = parse({"objective": "grpo", "rollout": rollout, **sections})
@@ -129,6 +129,16 @@ def test_the_environment_pays_first(build: Any) -> None:
     assert [response.reward for response in responses(trainer)] == [0.5, 1.0, 0.0]
     metrics = step(trainer).metrics
     assert metrics["reward/score"] == 0.5
+
+
+def test_a_reward_too_large_to_learn_from_is_a_failure_like_nan(build: Any) -> None:
+    scripts = [["1e31"], ["nan"], ["-2e30"], ["1e30"], ["0"]]
+    trainer = build(scripts, task={"environment": f"{TOOLS}:Boundless"}, tools={})
+    graded = responses(trainer)
+    assert [response.verdict.kind for response in graded] == ["crashed"] * 3 + ["correct", "wrong"]
+    assert [response.excluded for response in graded] == [True] * 3 + [False] * 2
+    assert "reward returned 1e+31: return a finite number of at most 1e+30, or None" in graded[0].verdict.error
+    assert step(trainer).metrics["reward/crashed_share"] == 3 / 5
 
 
 def test_void_turns_are_counted_and_can_be_left_out(build: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 from trimtab.config import Config, load
 from trimtab.console.reporters import PlainReporter
 from trimtab.policy import Policy, load_policy
-from trimtab.tasks import Arithmetic, Problem, read_rows, worked_solution
+from trimtab.tasks import Arithmetic, Problem, read_rows, worked_solution, worked_solutions
 from trimtab.train.loop import train
 from trimtab.train.responses import ToolUse, build_tool_use, build_tools, encode_problems, worked_transcript
 from trimtab.train.rollouts import evaluate
@@ -45,6 +45,44 @@ def test_a_tools_reply_is_context(policy: Policy, tool_use: ToolUse) -> None:
     assert policy.decode(tokens[end:]) == answer
     assert policy.decode(list(transcript.sampled_tokens)) == f"calculator({question}){answer}"
     assert {tokens[start - 1], tokens[-1]} == {policy.tokenizer.eos_token_id}
+
+
+ENVIRONMENT = '''
+class Guess:
+    def reset(self, problem) -> str:
+        return f"{int(problem.answer)}+{problem.extra['plus']}"
+
+    def guess(self, number: int) -> str:
+        """Guess.
+
+        Args:
+            number: A number."""
+        return "right"
+'''
+
+
+def test_an_environment_opens_the_worked_solutions_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Policy
+) -> None:
+    (tmp_path / "opening_env.py").write_text(ENVIRONMENT)
+    worked = [{"role": "assistant", "content": "guess(4)"}, {"role": "tool", "name": "guess", "content": "right"}]
+    row = {"prompt": "?", "a": 4, "e": {"plus": 3}, "solution": [*worked, {"role": "assistant", "content": "4"}]}
+    (tmp_path / "worked.jsonl").write_text(json.dumps(row) + "\n")
+    monkeypatch.chdir(tmp_path)
+    columns = {"answer": "a", "extra": "e"}
+    config = load(None, ["task.environment=python:opening_env:Guess", "rollout.max_turns=2"])
+    use = build_tool_use(config, policy, build_tools(config))
+    assert use is not None
+    try:
+        (problem,) = worked_solutions("worked.jsonl", "", columns)
+        prompt = encode_problems(policy, [problem], use)[0]
+        assert policy.decode(prompt).endswith("4+3")
+        assert worked_transcript(policy, problem, prompt, use).observed
+        (problem,) = worked_solutions("worked.jsonl", "", {})
+        with pytest.raises(ValueError, match=r"worked\.jsonl, row 1 \(it has no answer; .*columns\.answer\)"):
+            encode_problems(policy, [problem], use)
+    finally:
+        use.close()
 
 
 def test_the_share_of_solutions_with_a_call_is_the_recipes() -> None:

@@ -127,6 +127,8 @@ class ProcessPool:
         if outcome.counts:
             summary = summarize_metrics(outcome.run.folder.records(self.print_line))
             accuracy = f"held-out {percent(summary.accuracy_start)} -> {percent(summary.accuracy_end)}"
+            if summary.score_start is not None and summary.score_end is not None:
+                accuracy += f", score {summary.score_start:.3f} -> {summary.score_end:.3f}"
             why = f" ({outcome.why})" if outcome.why else ""
             self.print_line(f"{number}: {outcome.state}, {note}, {accuracy}{why}")
         else:

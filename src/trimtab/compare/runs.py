@@ -1,6 +1,6 @@
 """What a comparison runs: every objective with every seed, each in a folder of its own.
 
-The folders lie side by side, so runs of one seed share their warm start, and a finished run is not run again.
+Runs of one seed share their warm start, and a finished run is not run again.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Literal
 
 from trimtab.config import Config, load
 from trimtab.console import slug
+from trimtab.files import require_empty
 from trimtab.step_lines import last_step
 from trimtab.text import shown
-from trimtab.train import RunFolder, config_changes
+from trimtab.train import InputReader, RunFolder, config_changes, input_changes, read_inputs
 
 MAX_RUNS = 10_000  # each is checked before the first one starts
 LONGEST_NAME = 200  # bytes of a run's name; file systems take 255, and the log has a suffix
@@ -118,9 +119,9 @@ def plan_runs(comparison: Comparison) -> list[CompareRun]:
     check_objectives(comparison.objectives, comparison.seeds, comparison.jobs)
     # All objectives before any folder is looked at: a name that does not exist is the nearer mistake.
     configs = [load(comparison.recipe, [f"objective.name={o}", *comparison.settings]) for o in comparison.objectives]
-    first = configs[0].run.seed
+    first, reader = configs[0].run.seed, InputReader()
     return [
-        plan_run(comparison.out, comparison.recipe, objective, seed, comparison.settings)
+        plan_run(comparison.out, comparison.recipe, objective, seed, comparison.settings, reader=reader)
         for objective in comparison.objectives
         for seed in range(first, first + comparison.seeds)
     ]
@@ -140,7 +141,13 @@ def check_objectives(objectives: Sequence[str], seeds: int, jobs: int) -> None:
 
 
 def plan_run(
-    out: Path, recipe: str, objective: str, seed: int, settings: Sequence[str], variant: str = ""
+    out: Path,
+    recipe: str,
+    objective: str,
+    seed: int,
+    settings: Sequence[str],
+    variant: str = "",
+    reader: InputReader | None = None,
 ) -> CompareRun:
     """Return a run with its configuration, after a check that its folder holds no other."""
     for setting in settings:
@@ -149,20 +156,23 @@ def plan_run(
     # The objective first: naming one replaces the whole table, to which settings such as objective.scope then add.
     every = (f"objective.name={objective}", *settings, f"run.seed={seed}")
     run = CompareRun(out, recipe, objective, seed, every, load(recipe, every), variant)
-    _check_folder(run)
+    _check_folder(run, reader or InputReader())
     return run
 
 
-def _check_folder(run: CompareRun) -> None:
-    """Refuse a folder with a run of another recipe: its numbers do not belong into the table."""
+def _check_folder(run: CompareRun, reader: InputReader) -> None:
+    """Refuse a folder with a run of another recipe or on other data: its numbers do not belong into the table."""
     if len(run.name.encode("utf-8", "replace")) > LONGEST_NAME:
         raise ValueError(f"{shown(run.name)} is too long for the name of a folder: at most {LONGEST_NAME} bytes")
     if run.state() == "new":
+        require_empty(run.folder.path)
         return
     changes = config_changes(load(run.folder.path / "config.toml"), run.config)
     # The number of steps may grow on resuming, but a longer run cannot be shortened.
     if run.last_step() > run.config.run.steps:
         changes.append(f"run.steps: {run.last_step()} are done already, {run.config.run.steps} are asked for")
+    if before := {} if changes else read_inputs(run.folder.path):
+        changes = input_changes(before, reader.inputs(run.config), run.config)
     if changes:
         lines = "".join(f"\n  {line}" for line in changes)
-        raise ValueError(f"{run.folder.path} holds a run of another recipe; choose another --out{lines}")
+        raise ValueError(f"{run.folder.path} holds a run of another recipe or other data; choose another --out{lines}")

@@ -38,6 +38,7 @@ def _number(limit: float) -> str:
     return f"{limit:,.10g}"
 
 
+_TYPE_NAME = re.compile(r"str|int|float|bool|(?:list|dict)\[.*\]")  # as pydantic writes the types of a union
 _EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "bool": lambda _: "true or false",
     "int": lambda _: "a whole number",
@@ -57,10 +58,35 @@ _EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 def describe_errors(errors: Sequence[Any], root: type[BaseModel], task: str) -> str:
     """Return one line for each of pydantic's errors in a recipe of this task, or for the first of very many."""
+    errors = _of_unions(errors)
     described = [shorten(describe_error(error, root, task), MAX_LINE) for error in errors[:MAX_LINES]]
     # A mistake in a file of the user's own is found by each of its parts that the recipe names, and is said once.
     lines = list({re.sub(r"^\S+ python:\S+ ", "", line): line for line in reversed(described)}.values())[::-1]
     return "\n".join([*lines, f"and {len(errors) - MAX_LINES} more"] if len(errors) > MAX_LINES else lines)
+
+
+def _of_unions(errors: Sequence[Any]) -> list[Any]:
+    """Return the errors with one for each option of `[task]` that may have several types, and has none of them.
+
+    Pydantic has one for each type, with the type's name in the location.
+    """
+    types: dict[Any, dict[str, list[Any]]] = {}
+    for error in errors:
+        if len(error["loc"]) > 2 and error["loc"][0] == "task" and _TYPE_NAME.fullmatch(str(error["loc"][2])):
+            types.setdefault(error["loc"][:2], {}).setdefault(error["loc"][2], []).append(error)
+    merged = [error for error in errors if len(types.get(error["loc"][:2], ())) < 2]
+    for location, found in types.items():
+        if len(found) < 2:  # not a type but a key of that name
+            continue
+        inside = [error for each in found.values() for error in each if len(error["loc"]) > 3]
+        if inside:  # the value has this type, and something in it is wrong
+            merged += [{**error, "loc": (*location, *error["loc"][3:])} for error in inside]
+        else:
+            expected = [_expected(each[0]) or each[0]["msg"] for each in found.values()]
+            merged.append(
+                {**next(iter(found.values()))[0], "loc": location, "type": "union", "msg": " or ".join(expected)}
+            )
+    return merged
 
 
 def describe_error(error: Any, root: type[BaseModel], task: str) -> str:
@@ -79,12 +105,18 @@ def describe_error(error: Any, root: type[BaseModel], task: str) -> str:
         return f"{key} is missing: {_section_at(location[:-1], root).model_fields[str(location[-1])].description}"
     if kind in ("missing", "too_long") and "betas" in location:  # the one list of fixed length
         key, kind = key.partition("[")[0], "tuple"
-    # Pydantic's kinds are `int_type`, `int_parsing`, `int_from_float`, ...: the first word tells the type.
-    expected = _EXPECTED.get(kind) or _EXPECTED.get(kind.partition("_")[0])
-    wanted = f"must be {expected(error.get('ctx', {}))}" if expected else error["msg"]
+    expected = error["msg"] if kind == "union" else _expected({**error, "type": kind})
+    wanted = f"must be {expected}" if expected else error["msg"]
     if kind == "list_type" and isinstance(value, str):
         wanted = f"must be a list, for example [{shown(value)}]"
     return f"{key} = {shown(value)}: {wanted}{_suggestion(error)}"
+
+
+def _expected(error: Any) -> str:
+    """Return what a value must be, in words; nothing if there are none for this kind of error."""
+    # Pydantic's kinds are `int_type`, `int_parsing`, `int_from_float`, ...: the first word tells the type.
+    expected = _EXPECTED.get(error["type"]) or _EXPECTED.get(error["type"].partition("_")[0])
+    return expected(error.get("ctx", {})) if expected else ""
 
 
 def _suggestion(error: Any) -> str:

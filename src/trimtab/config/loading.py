@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from trimtab.config.errors import describe_errors
+from trimtab.config.paths import locate_paths
 from trimtab.config.recipe import Config
 from trimtab.config.task_section import TaskConfig, task_section
+from trimtab.files import read_bounded
 from trimtab.own_parts import look_beside, own_names, was_loaded
 from trimtab.text import nearest, shorten, shown
 
@@ -26,10 +30,23 @@ LARGEST_INTEGER = 10**18 - 1
 LARGEST_FLOAT = 1e30  # beyond it, products overflow in float32
 
 
-def load(recipe: str | Path | None, settings: Sequence[str] = ()) -> Config:
-    """Load a recipe by name or path and apply `key=value` settings; the last setting of a key wins."""
-    path = None if recipe is None else find_recipe(recipe)
-    table = _with_settings({} if path is None else _read(path), settings)
+def load(recipe: str | Path | Mapping[str, Any] | None, settings: Sequence[str] | Mapping[str, Any] = ()) -> Config:
+    """Load a recipe by name or path, or from a table, and apply settings; the last setting of a key wins.
+
+    Settings are `"section.key=value"` texts, as on the command line, or a mapping of `"section.key"` to values. Paths
+    in a recipe are relative to its file, those of a table or a setting to the current folder.
+    """
+    path = None if recipe is None or isinstance(recipe, Mapping) else find_recipe(recipe)
+    given = copy.deepcopy(dict(recipe)) if isinstance(recipe, Mapping) else {}
+    table = given if path is None else _read(path)
+    task = _task_name(_with_settings(copy.deepcopy(table), settings))
+    # Runs of earlier versions have paths as they were given, relative to where they were started.
+    is_run = path is not None and path.name == "config.toml" and (path.parent / "checkpoints").is_dir()
+    if given:
+        locate_paths(table, Path.cwd(), task)
+    elif path is not None and path.parent != PACKAGED and not is_run:
+        locate_paths(table, path.resolve().parent, task)
+    table = _with_settings(table, settings, task)
     if own_names(table):
         _look_for_modules(table, path)
     return parse(table)
@@ -38,6 +55,12 @@ def load(recipe: str | Path | None, settings: Sequence[str] = ()) -> Config:
 def load_stored(path: Path, settings: Sequence[str] = ()) -> Config:
     """Load the configuration of a run, which may come from anyone: no code that it names is run."""
     return parse_stored(_with_settings(_read(path), settings))
+
+
+def own_code(path: Path) -> list[str]:
+    """Return the names of code that the problems of a stored configuration need: of its task, rules and tools."""
+    table = _read(path)
+    return own_names([table.get("task"), table.get("tools")])
 
 
 def parse_stored(table: Mapping[str, Any]) -> Config:
@@ -88,14 +111,29 @@ def _look_for_modules(table: dict[str, Any], path: Path | None) -> None:
             look_beside(str(folder))
 
 
-def _with_settings(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    parsed = [(setting, *_parse_setting(setting)) for setting in settings]
+def _with_settings(
+    table: dict[str, Any], settings: Sequence[str] | Mapping[str, Any], task: str | None = None
+) -> dict[str, Any]:
+    """Return the table with `key=value` settings; for a recipe of this task their paths become absolute."""
+    if isinstance(settings, Mapping):
+        named = [(f"{key}={value!r}", str(key), value) for key, value in settings.items()]
+        parsed = [(setting, _key_names(key, setting), value) for setting, key, value in named]
+    else:
+        parsed = [(setting, *_parse_setting(setting)) for setting in settings]
     # Names are applied first: a new one drops the options of the recipe's method or task, and must not drop those that
     # other settings give, whether they come before or after it.
     first = (["objective"], ["objective", "name"], ["task"], ["task", "name"])
     for setting, keys, value in sorted(parsed, key=lambda item: item[1] not in first):
-        _apply(table, setting, keys, value)
+        _apply(table, setting, keys, value if task is None else _from_here(keys, value, task))
     return table
+
+
+def _from_here(keys: list[str], value: Any, task: str) -> Any:
+    """Return the value of a setting with its paths, which are relative to the current folder, made absolute."""
+    nested = {keys[0]: {keys[-1]: value} if len(keys) == 2 else value}
+    with suppress(FileNotFoundError):  # the folder has been deleted: nothing can be relative to it
+        locate_paths(nested, Path.cwd(), task)
+    return nested[keys[0]][keys[1]] if len(keys) == 2 else nested[keys[0]] if len(keys) == 1 else value
 
 
 def parse(table: Mapping[str, Any]) -> Config:
@@ -128,12 +166,12 @@ def find_recipe(recipe: str | Path) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > LARGEST_RECIPE:
-        raise ValueError(
-            f"{path} is not a recipe: it has {path.stat().st_size} bytes, and {LARGEST_RECIPE} at most may be"
-        )
     try:
-        return parse_toml(path.read_text(encoding="utf-8"))
+        data = read_bounded(path, LARGEST_RECIPE)
+    except ValueError as error:
+        raise ValueError(f"{path} is not a recipe: {error}") from None
+    try:
+        return parse_toml(data.decode("utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
 
@@ -170,15 +208,21 @@ def _check_plain(value: Any, key: str, levels: int = DEEPEST_TABLE) -> None:
 
 def _parse_setting(setting: str) -> tuple[list[str], Any]:
     key, equals, text = setting.partition("=")
-    keys = [name.strip() for name in key.split(".")]
-    if not equals or not all(keys) or len(keys) > DEEPEST_TABLE:
-        raise ValueError(f"--set {shown(setting)}: write section.key=value, for example update.lr=1e-6")
+    keys = _key_names(key if equals else "", setting)
     try:
         parsed = parse_toml(f"value = {text}")
     except ValueError:
         parsed = {}
     # Whatever is not one TOML value is a string without quotes; a line break could smuggle in a second key.
     return keys, parsed["value"] if list(parsed) == ["value"] else text.strip()
+
+
+def _key_names(key: str, setting: str) -> list[str]:
+    """Return the names in the `section.key` of a setting."""
+    keys = [name.strip() for name in key.split(".")]
+    if not all(keys) or len(keys) > DEEPEST_TABLE:
+        raise ValueError(f"--set {shown(setting)}: write section.key=value, for example update.lr=1e-6")
+    return keys
 
 
 def _apply(table: dict[str, Any], setting: str, keys: list[str], value: Any) -> None:

@@ -23,7 +23,7 @@ from trimtab.config.task_section import TaskConfig, read_task, task_schema, task
 from trimtab.config.tools_section import ToolsConfig
 from trimtab.conversation import Limits
 from trimtab.objectives import ATTACHMENTS, COMMON_OPTIONS, METHODS, OPTIONS, Objective, objective
-from trimtab.own_parts import PREFIX
+from trimtab.own_parts import PREFIX, is_own
 from trimtab.rollout import SamplingOptions
 
 DEFAULT_OBJECTIVE = "stapo"
@@ -105,11 +105,8 @@ class Config(Section):
                 f"objective.name = {self.objective['name']!r} has a KL to a reference model: "
                 "set model.reference ('start' or a path)"
             )
-        if rollout.dynamic_sampling and rollout.samples < 2:
-            raise ValueError(
-                f"rollout.dynamic_sampling needs rollout.samples of 2 or more, not {rollout.samples}: "
-                "the rewards of one response cannot differ"
-            )
+        self._check_samples()
+        self._check_best()
         self._check_tools()
         self._check_old_stats()
         for key in ("gradient_checkpointing", "lora_dropout"):
@@ -125,6 +122,30 @@ class Config(Section):
                 f"reward.overlong_buffer = {reward.overlong_buffer} must be at most rollout.max_new_tokens = {limit}"
             )
         return self
+
+    def _check_best(self) -> None:
+        run = self.run
+        wanted = "run.keep_best" if run.keep_best else "run.early_stop" if run.early_stop else ""
+        if wanted and not run.eval_every:
+            raise ValueError(f"{wanted} is about held-out scores, but run.eval_every = 0: set it to 1 or more")
+        if wanted and not self.task.has_held_out_problems:
+            raise ValueError(f"{wanted} is about held-out scores, but there are no such problems: set task.eval_path")
+
+    def _check_samples(self) -> None:
+        rollout = self.rollout
+        if rollout.dynamic_sampling and rollout.samples < 2:
+            raise ValueError(
+                f"rollout.dynamic_sampling needs rollout.samples of 2 or more, not {rollout.samples}: "
+                "the rewards of one response cannot differ"
+            )
+        advantage = self.build_objective().advantage
+        if rollout.samples < 2 and not is_own(advantage):
+            raise ValueError(
+                f"rollout.samples = {rollout.samples} with objective.name = {self.objective['name']!r}: its advantage "
+                f"({advantage}) compares the responses to one prompt, so that of a single one is 0 and nothing is "
+                "learned; set rollout.samples to 2 or more, or objective.advantage to one of your own that needs no "
+                "group (python:MODULE:NAME)"
+            )
 
     def _check_tools(self) -> None:
         environment, turns = self.task.environment, self.rollout.max_turns
@@ -160,6 +181,14 @@ class Config(Section):
                 f"update.old_stats = 'sampled' does not work with {found[0]}: it needs the native sampler with the "
                 "trainer's precision, fp32, and temperature, without tools; use 'scored'"
             )
+
+    @property
+    def frozen_in_bf16(self) -> bool:
+        """Whether LoRA's frozen weights are kept in bf16: nothing may compute with them in fp32."""
+        model, rollout = self.model, self.rollout
+        halved = model.lora_rank > 0 and model.precision == "bf16"
+        # A sampler of the user's own may compute without autocast. Sharded layers have weights of one type.
+        return halved and rollout.precision != "fp32" and not is_own(rollout.engine) and not model.shard
 
     @property
     def has_tools(self) -> bool:

@@ -1,4 +1,4 @@
-"""Find the model of a run: `RUN`, `RUN@STEP` or a checkpoint's folder, wherever a recipe or a command names a model."""
+"""Find the model of a run, wherever a recipe or command names one: `RUN`, `RUN@STEP`, `RUN@best`, a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 from trimtab.config.loading import load_stored
 from trimtab.config.recipe import Config
 from trimtab.policy import DEMO_MODELS
+from trimtab.private_cache import content_digest, folder_digest, short_digest
 from trimtab.text import shown
 
-CHECKPOINT_FOLDERS = ("checkpoints", "alarms")  # of a run; alarms keep checkpoints of their own
+BEST = "best"  # the folder of the checkpoint with the best held-out score, and its name as RUN@best
+CHECKPOINT_FOLDERS = ("checkpoints", "alarms", BEST)  # of a run; alarms keep checkpoints of their own
 LONGEST_CHAIN = 20  # runs that start from runs; a folder that names itself must not be followed for ever
 
 
@@ -52,7 +54,7 @@ def find_run_model(path: str) -> RunModel | None:
 
 
 def find_checkpoint(path: str) -> RunModel:
-    """Return a checkpoint by its folder, as RUN@STEP, or as RUN: that run's newest."""
+    """Return a checkpoint by its folder, as RUN@STEP or RUN@best, or as RUN: that run's newest."""
     where = Path(os.path.expanduser(path))
     if _is_checkpoint(where):
         return RunModel(where.parent.parent, where)
@@ -62,11 +64,16 @@ def find_checkpoint(path: str) -> RunModel:
     run = Path(os.path.expanduser(name))
     if not _is_run(run):
         raise ValueError(f"{shown(path, 300)} is neither a run (a folder with config.toml) nor one of its checkpoints")
-    found = {int(each.name.removeprefix("step-")): each for each in _all_checkpoints(run)}
+    found = {int(each.name.removeprefix("step-")): each for each in run_checkpoints(run)}
     if not found:
         raise ValueError(f"the run {run} has neither a finished model nor a checkpoint yet")
     if not step:
         return RunModel(run, list_checkpoints(run / CHECKPOINT_FOLDERS[0])[-1])
+    if step == BEST:
+        best = list_checkpoints(run / BEST)
+        if not best:
+            raise ValueError(f"the run {run} has kept no best checkpoint: run.keep_best = true keeps one")
+        return RunModel(run, best[-1])
     if not re.fullmatch(r"\d{1,12}", step) or int(step) not in found:
         kept = ", ".join(map(str, sorted(found)))
         raise ValueError(
@@ -88,13 +95,31 @@ def base_model(path: str) -> str:
     raise ValueError(f"{shown(path, 300)}: more than {LONGEST_CHAIN} runs in a row start from each other")
 
 
+def model_digest(path: str) -> str:
+    """Return a hash of a model's contents; empty for a demo model, `smollm2` and a name on the hub.
+
+    That of a run's checkpoint includes the model that the run was trained from: with LoRA only adapters are saved.
+    """
+    found = find_run_model(path)
+    if found is None or found.checkpoint is None:
+        folder = Path(path).expanduser() if found is None else found.folder
+        named = path in (*DEMO_MODELS, "smollm2") or not folder.is_dir()
+        return "" if named else folder_digest(folder)
+    base_model(path)  # raises if the chain has no end
+    config = found.config()
+    seed = config.run.seed if config.model.path in DEMO_MODELS else 0  # a demo model's weights depend on it
+    weights = content_digest(found.checkpoint / "model.safetensors")
+    return short_digest([weights, seed, config.model.path, model_digest(config.model.path)])
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the folders that are named like checkpoints, the oldest first."""
     paths = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8,12}", path.name)]
     return sorted(paths, key=lambda path: int(path.name.removeprefix("step-")))
 
 
-def _all_checkpoints(run: Path) -> list[Path]:
+def run_checkpoints(run: Path) -> list[Path]:
+    """Return all checkpoints of a run, those that alarms asked for and the best one included."""
     # Those to resume from come last, and so win where an alarm kept the same step.
     return [path for folder in reversed(CHECKPOINT_FOLDERS) for path in list_checkpoints(run / folder)]
 

@@ -94,17 +94,20 @@ class WarmStartConfig(Section):
         description="a file of prompts and solutions; task.suffix is appended. none means the task's own solutions",
     )
     columns: dict[str, str] = Field(
-        default_factory=dict, description="column names in that file, as a table with the keys prompt, solution, system"
+        default_factory=dict,
+        description="column names in that file, as a table with the keys prompt, solution, system, and for an "
+        "environment answer and extra",
     )
     max_problems: int | None = Field(None, ge=1, description="use only the first N problems, repeatedly")
     cache: bool = Field(
-        True, description="save the resulting weights next to the run's folder and reuse them in later runs"
+        True,
+        description="keep the weights for later runs ([where](checkpoints.md#where-warm-starts-are-kept))",
     )
 
     @field_validator("columns")
     @classmethod
     def _check_columns(cls, value: dict[str, str]) -> dict[str, str]:
-        return check_columns(value, dict.fromkeys(("prompt", "solution", "system")))
+        return check_columns(value, dict.fromkeys(("prompt", "solution", "system", "answer", "extra")))
 
 
 class RolloutConfig(Section):
@@ -323,12 +326,26 @@ class RunConfig(Section):
         0,
         ge=0,
         le=MAX_THREADS,
-        description="CPU threads; 0 means torch's default, or 1 with a GPU. It changes the last bits of results",
+        description="CPU threads; 0 means 1 with a GPU or a model of less than 2 million weights, else torch's "
+        "default. It changes the last bits of results",
     )
     eval_every: int = Field(50, ge=0, description="steps between evaluations on held-out problems; 0 means none")
     eval_problems: int = Field(200, ge=1, le=10_000_000, description="number of held-out problems per evaluation")
     checkpoint_every: int = Field(50, ge=0, description="steps between checkpoints; 0 means only one at the end")
     keep_checkpoints: int = Field(2, ge=1, description="number of checkpoints to keep (the newest)")
+    on_failed_checkpoint: Literal["stop", "continue"] = Field(
+        "stop", description="when three checkpoints in a row could not be written: stop the run, or let it go on"
+    )
+    keep_best: bool = Field(
+        False,
+        description="also keep the checkpoint with the best held-out score so far, as RUN@best; the score is the mean "
+        "of a rule's numbers, else the accuracy",
+    )
+    early_stop: int = Field(
+        0,
+        ge=0,
+        description="stop after this many evaluations in a row without a better held-out score; 0 means never",
+    )
     patience: int = Field(
         50, ge=0, description="stop after this many steps in a row without a learning signal; 0 means never"
     )
@@ -336,6 +353,17 @@ class RunConfig(Section):
         default_factory=list,
         max_length=3,
         description="loggers that get the metrics, sample texts and alarms, in addition to the run's files",
+    )
+    logger_project: str = Field("trimtab", min_length=1, max_length=128, description="wandb, trackio: the project")
+    logger_name: str | None = Field(
+        None, min_length=1, max_length=128, description="wandb, trackio: the run's name; none means that of its folder"
+    )
+    wandb_group: str | None = Field(None, min_length=1, max_length=128, description="wandb: the group of the run")
+    wandb_tags: list[str] = Field(default_factory=list, max_length=100, description="wandb: tags of the run")
+    wandb_mode: Literal["online", "offline"] | None = Field(
+        None,
+        description="wandb: offline writes into the run's folder, for `wandb sync` later; none means what the "
+        "environment says (WANDB_MODE), else online",
     )
     log_samples: int = Field(
         10, ge=0, description="steps between logging the text of four responses to the loggers; 0 means never"
@@ -346,3 +374,10 @@ class RunConfig(Section):
         description="folders to search for the modules of `python:` names, after `sys.path` "
         "([own-parts.md](own-parts.md)); none means the recipe's folder and the current one",
     )
+
+    @model_validator(mode="after")
+    def _check_loggers(self) -> RunConfig:
+        given = [key for key in ("wandb_group", "wandb_tags", "wandb_mode") if getattr(self, key)]
+        if given and "wandb" not in self.loggers:
+            raise ValueError(f'{given[0]} is for W&B, but loggers = {self.loggers}: add "wandb", or leave it out')
+        return self

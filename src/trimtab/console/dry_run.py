@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from trimtab.config import TASK_TERM, Config
+from trimtab.console.prompts_text import describe_prompts
 from trimtab.memory import describe_estimate, longest_response, minibatches
+from trimtab.tasks import Task
 from trimtab.train import check_problems, resolved_toml
 
 
@@ -14,8 +16,11 @@ def describe_dry_run(config: Config, gpus: int | None = None) -> str:
 
     With a number of `gpus` the memory is that of each of them.
     """
+    problems = _problems(config)
     lines = config.build_objective().explain().splitlines()
-    lines += ["", "One step", *_step(config), "", "The run", *_run(config)]
+    lines += ["", "One step", *_step(config), "", "The run", *_run(config, problems)]
+    if problems is not None:
+        lines += ["", "Prompts", *describe_prompts(config, *problems)]
     lines += ["", "Memory", *_memory(config), *describe_estimate(config, gpus=gpus)]
     # Comments, so that the whole output is a recipe again: `--dry-run > mine.toml`.
     return resolved_toml(config) + "\n" + "\n".join(f"# {line}".rstrip() for line in lines)
@@ -50,16 +55,22 @@ def _step(config: Config) -> list[str]:
     return lines
 
 
-def _run(config: Config) -> list[str]:
-    steps, updates = config.run.steps, len(minibatches(config)) * config.update.passes
-    prompts, path = steps * config.rollout.prompts, config.task.arguments.get("path")
+def _problems(config: Config) -> tuple[Task, Task | None] | None:
+    """Return the problems of a run; None if they are on the hub."""
+    path = config.task.arguments.get("path")
     # Without a file, gsm8k would be downloaded from the hub just to be counted.
     known = config.task.name != "gsm8k" or (path is not None and Path(path).exists())
-    task = check_problems(config)[0] if known else None
-    if task is None:
+    return check_problems(config) if known else None
+
+
+def _run(config: Config, problems: tuple[Task, Task | None] | None) -> list[str]:
+    steps, updates = config.run.steps, len(minibatches(config)) * config.update.passes
+    prompts = steps * config.rollout.prompts
+    if problems is None:
         epochs = "prompts; how many epochs that is shows once the data set is loaded"
     else:
-        epochs = f"prompts of a task with {len(task):,} problems = {prompts / len(task):.2f} epochs"
+        size = len(problems[0])
+        epochs = f"prompts of a task with {size:,} problems = {prompts / size:.2f} epochs"
     # Dynamic sampling takes further prompts for groups without reward spread.
     at_least = "at least " if config.rollout.dynamic_sampling else ""
     return [
@@ -85,9 +96,14 @@ def _memory(config: Config) -> list[str]:
             f"{longest:,} tokens"
         )
     at_once = max(1, rollout.batch_size // rollout.samples) * rollout.samples  # whole groups
+    parts = {"prompt": ["max_prompt_tokens"], "response": ["max_new_tokens"]}
+    sizes = [rollout.max_prompt_tokens, rollout.max_new_tokens]
+    if rollout.max_observed_tokens:
+        parts["replies of tools"] = ["max_turns", "max_observation_tokens"]
+        sizes.append(rollout.max_observed_tokens)
+    keys = ", ".join(f"rollout.{key}" for names in parts.values() for key in names)
     lines = [
-        f"  prompt + response are at most {rollout.max_prompt_tokens:,} + {rollout.max_new_tokens:,} = {longest:,} "
-        "tokens (rollout.max_prompt_tokens, rollout.max_new_tokens)",
+        f"  {' + '.join(parts)} are at most {' + '.join(f'{size:,}' for size in sizes)} = {longest:,} tokens ({keys})",
         f"  update.token_budget = {update.token_budget:,}{packing}",
         f"  sampling: at most {at_once:,} responses at once (rollout.batch_size)",
         f"  logits of at most {update.head_chunk:,} tokens exist at one time (update.head_chunk)",

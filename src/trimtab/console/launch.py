@@ -22,7 +22,7 @@ from trimtab.memory import is_out_of_memory, oom_message
 from trimtab.parallel import LOST, LostProcessError, World, join_world
 from trimtab.policy import DEMO_MODELS
 from trimtab.stop_signals import STOP_SIGNALS, exit_code
-from trimtab.text import PrintLine
+from trimtab.text import PrintLine, command
 from trimtab.train import (
     Monitor,
     Reporter,
@@ -36,8 +36,8 @@ from trimtab.train import (
 )
 
 # Exit codes: 2 as for a wrong command line; 3 is a run that ended early with a checkpoint. A run that a signal ends at
-# once has the code that shells report for it, 130 for Ctrl-C.
-INVALID, STOPPED = 2, 3
+# once has the code that shells report for it, 130 for Ctrl-C. 5 is a run whose last checkpoint could not be written.
+INVALID, STOPPED, UNSAVED = 2, 3, 5
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,7 @@ def trains_the_same_weights(config: Config, before: Config) -> bool:
 
 def export_run(path: str, out: Path | None, precision: str) -> Path:
     """Write the model of a run or a checkpoint to a folder in the format of transformers; return the folder."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
+    hide_progress_bars()
     if precision not in ("fp32", "bf16"):
         raise ValueError(f"--precision {precision}: it must be fp32 or bf16")
     found = find_run_model(path)
@@ -139,25 +137,50 @@ def export_run(path: str, out: Path | None, precision: str) -> Path:
     return folder
 
 
+def hide_progress_bars() -> None:
+    """Turn off the progress bars of transformers, which would write over the live display."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """The folder of a run that has ended, its exit code, and the error that ended it, empty if there was none."""
+
+    folder: RunFolder
+    code: int
+    error: str
+
+
 def launch_run(
+    request: TrainRequest, *, quiet: bool, print_line: PrintLine, print_error: PrintLine, **options: Any
+) -> int:
+    """Train as `train_in_folder` does, or follow the run of rank 0, and return the exit code; errors are printed."""
+    hide_progress_bars()
+    world = join_world(request.config.run.device)
+    if not world.leads:
+        return _follow(request.config, world, print_error)
+    ended = train_in_folder(request, world, quiet=quiet, print_line=print_line, print_error=print_error, **options)
+    if ended.code == INVALID:
+        print_error(f"trimtab: {ended.error}")
+    return ended.code
+
+
+def train_in_folder(
     request: TrainRequest,
+    world: World,
     *,
     quiet: bool,
     print_line: PrintLine,
     print_error: PrintLine,
     monitor: Monitor | None = None,
     write_report: Callable[[Path], Path | None] = lambda run: None,
-) -> int:
-    """Train, print a summary, and return the exit code; errors a user can act on are printed without a traceback.
+) -> EndedRun:
+    """Train and print a summary; say why a run that can be resumed has stopped, and return other errors.
 
     `write_report` is called with the folder of a run that has metrics, before the summary, which names what it returns.
     """
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # it would write over the live display
-    world = join_world(request.config.run.device)
-    if not world.leads:
-        return _follow(request.config, world, print_error)
     folder = RunFolder(request.resume or request.out or claim_folder(request))
     reporter = make_reporter(request, folder, quiet, print_line)
     run = Run(request.config, folder, reporter, request.resume is not None, monitor, world)
@@ -166,16 +189,16 @@ def launch_run(
     began = time.monotonic()
     code, error = _train(run, reporter)
     seconds = time.monotonic() - began
-    if error:
+    if error and code != INVALID:
         print_error(f"trimtab: {error}")
     if folder.records() and code != INVALID:
         # Whoever sent SIGTERM or SIGHUP may not wait for the report, and a person who pressed Ctrl-C twice does not.
-        wanted = request.config.run.report and code in (0, STOPPED) and not run.stop_request.urgent
+        wanted = request.config.run.report and code in (0, STOPPED, UNSAVED) and not run.stop_request.urgent
         stopped, report = _write_report(write_report, folder, print_error) if wanted else (0, None)
         code = stopped or code
-        summary = closing_summary(request.config, folder, seconds, report, world.size)
+        summary = closing_summary(request.config, folder, seconds, report, world.size, has_model=not run.model_missing)
         print_line(fit_lines(summary, shutil.get_terminal_size().columns) if sys.stdout.isatty() else summary)
-    return code
+    return EndedRun(folder, code, error)
 
 
 def _follow(config: Config, world: World, print_error: PrintLine) -> int:
@@ -235,7 +258,7 @@ def _write_report(
     try:
         return 0, write_report(folder.path)
     except KeyboardInterrupt as error:
-        print_error(f"trimtab: stopped while writing the report; write it with: trimtab report {folder.path}")
+        print_error(f"trimtab: stopped while writing the report; write it with: {command('report', folder.path)}")
         return exit_code(error), None
 
 
@@ -267,7 +290,7 @@ def _stopped(run: Run, error: RunStoppedError | LostProcessError) -> tuple[int, 
     if isinstance(error, LostProcessError):
         return LOST, _lost_message(run, run.world.lost_reason(error))
     # Without a folder there is no checkpoint.
-    code = INVALID if error.reason is StopReason.FOLDER_GONE else STOPPED
+    code = INVALID if error.reason is StopReason.FOLDER_GONE else UNSAVED if run.unsaved else STOPPED
     return code, f"stopped after step {run.progress.step}: {error}"
 
 

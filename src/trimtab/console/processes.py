@@ -19,12 +19,13 @@ from types import FrameType
 
 import torch
 
-from trimtab.parallel import LOST, Notices
+from trimtab.parallel import LOST, Notices, StoppedProcesses
 from trimtab.stop_signals import STOP_AT_INPUT_END, STOP_SIGNALS
 from trimtab.text import PrintLine
 
 # Seconds that the others get to end by themselves after one has failed. Rank 0 needs a few to notice it and to say so.
 GRACE = 10.0
+STOPPED_SECONDS = 15.0  # later than processes kill one another: for when all of them are stopped
 AT_ONCE = 5.0  # seconds that rank 0 gets to end after a second Ctrl-C
 POLL_SECONDS = 0.05
 
@@ -91,7 +92,7 @@ class Ranks:
 
     def wait(self) -> int:
         """Wait until rank 0 or a process that fails has ended, and then for the others; return the exit code."""
-        limit = math.inf
+        limit, stopped = math.inf, StoppedProcesses(POLL_SECONDS, STOPPED_SECONDS)
         while self.processes[0].poll() is None and self._failed() is None:
             if self.signals.count(signal.SIGINT) > 1:
                 limit = min(limit, time.monotonic() + AT_ONCE)
@@ -99,6 +100,7 @@ class Ranks:
                 # It waits in an exchange for a process that computes, where Python handles no signal.
                 self.print_error(f"trimtab: stopped at once{self._advice()}")
                 return 128 + signal.SIGINT
+            self._kill_stopped(stopped)
             time.sleep(POLL_SECONDS)
         failed = self._failed()
         if failed is not None:
@@ -111,6 +113,13 @@ class Ranks:
         if first != LOST and (first is None or first < 0):  # rank 0 has not said it
             return self._report(failed)
         return self._code(failed)
+
+    def _kill_stopped(self, stopped: StoppedProcesses) -> None:
+        """Kill the processes that have been stopped for too long: nobody else does if all of them are."""
+        for rank, process in enumerate(self.processes):
+            if stopped.look(process.pid):
+                self.notices.post(f"failed/{rank}", f"{stopped.reason} and was killed")
+                process.send_signal(signal.SIGKILL)
 
     def kill(self) -> None:
         """Kill the processes that still run, with those that they have started."""

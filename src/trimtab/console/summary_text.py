@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,26 +10,38 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from trimtab.config import Config
+from trimtab.collapse import Collapse, find_fall
+from trimtab.config import Config, list_checkpoints, run_checkpoints
 from trimtab.objectives import entropy_control
+from trimtab.own_parts import is_own, shown_file
 from trimtab.policy import DEMO_MODELS
-from trimtab.text import clock, number, percent
-from trimtab.train import RunFolder
+from trimtab.step_lines import iter_step_lines
+from trimtab.tasks import source_paths
+from trimtab.text import clock, command, number, one_line, percent, shorten
+from trimtab.train import RunFolder, best_evaluation, time_words
 
-LONGEST_WINDOW = 10  # steps that the numbers of start and end are averaged over, at most
+LONGEST_WINDOW = 10  # steps that the numbers of the end are averaged over, at most
 END_WINDOW = f"the last quarter of the steps, at most {LONGEST_WINDOW}"  # `window_length` in words
 COMMAND_INDENT = "    "
+CANDIDATES = "s2t/candidate_share"  # logged by every objective with S2T
+ALMOST_NOTHING = 1e-5  # share of tokens; STAPO's paper silences about one in ten thousand
+SWEEP = (0.002, 0.01, 0.05, 0.2, 0.5)  # thresholds of the probability to try
+MOST_ALARMS = 30  # names that the summary lists
+LOWER_LR = 3  # divides the learning rate that is advised after a fall
 COMPARED_SEEDS = 3  # of each objective, in the comparison that the summary suggests
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run's numbers: start and end are means over `window` steps, shares are means over the whole run."""
+    """A run's numbers: start is the first step, end a mean over `window` steps, shares are means over the run."""
 
     steps: int
     window: int
     accuracy_start: float | None
     accuracy_end: float | None
+    score_start: float | None  # held-out, of a rule that returns numbers
+    score_end: float | None
+    seen: float | None  # share of the held-out problems that were trained on too
     problems: int | None  # held-out ones, where there are fewer than the recipe asks for
     reward_start: float | None
     reward_end: float | None
@@ -48,21 +59,26 @@ def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
     """Return the numbers of a run from its metrics; None where a run has no such number."""
     steps = [record for record in records if record["step"] > 0]
     window = window_length(len(steps))
-    # Step 0 is the evaluation before training: a run that has no other has no accuracy at its end.
-    accuracy = {record["step"]: record["eval/accuracy"] for record in records if "eval/accuracy" in record}
+    # Step 1 is sampled before the first update. A mean over the first steps would hide that a run broke in them.
+    first = steps[:1]
+    accuracy_start, accuracy_end = _held_out(records, "eval/accuracy")
+    score_start, score_end = _held_out(records, "eval/score")
     return RunSummary(
         steps=int(records[-1]["step"]) if records else 0,
         window=window,
-        accuracy_start=accuracy.get(0),
-        accuracy_end=accuracy[max(accuracy)] if accuracy and max(accuracy) > 0 else None,
+        accuracy_start=accuracy_start,
+        accuracy_end=accuracy_end,
+        score_start=score_start,
+        score_end=score_end,
+        seen=next((record["eval/seen_share"] for record in records if "eval/seen_share" in record), None),
         problems=next(
             (int(record["eval/problems"]) for record in records if record.get("eval/problems", 0) >= 1), None
         ),
-        reward_start=_mean(steps[:window], "reward/mean"),
+        reward_start=_mean(first, "reward/mean"),
         reward_end=_mean(steps[-window:], "reward/mean"),
-        called_start=_mean(steps[:window], "conversation/called_share"),
+        called_start=_mean(first, "conversation/called_share"),
         called_end=_mean(steps[-window:], "conversation/called_share"),
-        entropy_start=_mean(steps[:window], "policy/entropy"),
+        entropy_start=_mean(first, "policy/entropy"),
         entropy_end=_mean(steps[-window:], "policy/entropy"),
         silenced=_mean(steps, "tokens/silenced_share"),
         boosted=_mean(steps, "tokens/boosted_share"),
@@ -71,9 +87,15 @@ def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
     )
 
 
+def _held_out(records: Sequence[Mapping[str, Any]], name: str) -> tuple[float | None, float | None]:
+    """Return a metric of the evaluation before training, and of the last one after it."""
+    found = {record["step"]: record[name] for record in records if name in record}
+    return found.get(0), found[max(found)] if found and max(found) > 0 else None
+
+
 def window_length(steps: int) -> int:
-    """Return how many steps the numbers of a run's start and end are averaged over."""
-    # A quarter at most, so that start and end of a short run do not overlap.
+    """Return how many steps the numbers of a run's end are averaged over."""
+    # A quarter at most, so that the end of a short run does not reach its start.
     return max(1, min(LONGEST_WINDOW, steps // 4))
 
 
@@ -116,11 +138,18 @@ def _wilson(share: float, problems: int, z: float = 1.96) -> tuple[float, float]
 
 
 def closing_summary(
-    config: Config, folder: RunFolder, seconds: float, report: Path | None = None, processes: int = 1
+    config: Config,
+    folder: RunFolder,
+    seconds: float,
+    report: Path | None = None,
+    processes: int = 1,
+    *,
+    has_model: bool = True,
 ) -> str:
     """Return one screen on a run that has ended, for someone who sees trimtab for the first time.
 
     `report` is the file that was written now: one that lies in the folder may be older than the run's last steps.
+    Without `has_model`, so may the model.
     """
     records, objective = folder.records(), config.build_objective()
     result = summarize_metrics(records)
@@ -130,22 +159,75 @@ def closing_summary(
         f"Trained {describe_model(config)} on {describe_task(config)} with {objective.name}: "
         f"{result.steps} of {config.run.steps} steps, {clock(seconds)}.",
         "",
-        *_number_lines(result),
+        *_number_lines(result, _held_out_note(config, result)),
+        *([f"  {'time':<18} {spent}"] if (spent := time_words(records)) else []),
         *(["", *(f"  {sentence}" for sentence in held)] if held else []),
         "",
         f"  run folder  {folder.path}",
     ]
     model = folder.path / "model"
-    finished = result.steps >= config.run.steps and model.exists()
+    finished = result.steps >= config.run.steps and model.exists() and has_model
     lines += [f"  model       {model}"] if finished else []
     lines += [f"  report      {report}"] if report else []
+    lines += _best_lines(records, folder.path)
+    fall = find_fall(records)
+    rang = _alarms(folder)
+    trouble = [*_fall_lines(result, fall, config), *([f"Alarms that rang: {rang}."] if rang else [])]
+    lines += ["", *(f"  {sentence}" for sentence in trouble)] if trouble else []
+    silences = any(CANDIDATES in record for record in records)
+    said, sweep = silencing_advice(result.silenced, config.objective, str(folder.path)) if silences else ("", "")
+    lines += ["", f"  {said}", *([COMMAND_INDENT + sweep] if sweep else [])] if said else []
+    following = _command_lines("what the alarms advise", ["alarms", str(folder.path)]) if rang else []
+    following += _back_lines(config, folder, fall.step) if fall else []
+    following += _next_lines(config, folder, finished, processes, result.steps, longer=not fall)
+    return "\n".join([*lines, "", "Next:", *following])
+
+
+def _fall_lines(result: RunSummary, fall: Collapse | None, config: Config) -> list[str]:
+    """Say that a run collapsed, or that its held-out accuracy is lower than before it."""
+    if fall is not None:
+        return [f"The run {fall.words}."]
     first, last = result.accuracy_start, result.accuracy_end
-    if first is not None and last is not None and last < first:
-        change = accuracy_change(first, last, result.problems or config.run.eval_problems)
-        advice = f"Held-out accuracy fell: try more steps, or a lower update.lr (it was {config.update.lr:g})."
-        small = f"Held-out accuracy fell by no more than chance may ({change.words})."
-        lines += ["", f"  {advice if change.certain else small}"]
-    return "\n".join([*lines, "", "Next:", *_next_lines(config, folder.path, finished, processes)])
+    if first is None or last is None or last >= first:
+        return []
+    change = accuracy_change(first, last, result.problems or config.run.eval_problems)
+    if not change.certain:
+        return [f"Held-out accuracy fell by no more than chance may ({change.words})."]
+    return [f"Held-out accuracy fell ({change.words}): try a lower update.lr (it was {config.update.lr:g})."]
+
+
+def _alarms(folder: RunFolder) -> str:
+    """Name the alarms that rang, each with its first step."""
+    first: dict[str, int] = {}
+    for line in iter_step_lines(folder.alarms, lambda problem: None):
+        if len(first) < MOST_ALARMS:
+            first.setdefault(shorten(one_line(str(line.get("alarm")))), line["step"])
+    return ", ".join(f"{name} (step {step:,})" for name, step in first.items())
+
+
+def _back_lines(config: Config, folder: RunFolder, fall: int) -> list[str]:
+    """Return how to train again from before a fall, with a lower learning rate."""
+    lower = ["--set", f"update.lr={config.update.lr / LOWER_LR:.2g}"]
+    steps = [int(path.name.removeprefix("step-")) for path in list_checkpoints(folder.checkpoints)]
+    before = max((step for step in steps if 0 < step < fall), default=None)
+    if before is None:
+        again = ["train", str(folder.config), *lower]
+        return _command_lines("train again with a lower learning rate", again)
+    back = ["train", "--from", f"{folder.path}@{before}", *lower]
+    return _command_lines("go back to a step before the fall, with a lower learning rate", back)
+
+
+def silencing_advice(silenced: float | None, objective: Mapping[str, Any], run: str) -> tuple[str, str]:
+    """Say if S2T silenced almost nothing, and by which command to see what other thresholds would; else nothing."""
+    tau_p = objective.get("tau_p")
+    if silenced is None or silenced >= ALMOST_NOTHING or not isinstance(tau_p, int | float):
+        return "", ""
+    said = f"S2T silenced almost nothing ({percent(silenced)} of the tokens), so this was a run nearly without it."
+    larger = [f"{value:g}" for value in SWEEP if value > tau_p]
+    if not larger:
+        return said, ""
+    sweep = command("replay", run, "--sweep", f"tau_p={','.join(larger)}")
+    return f"{said} What larger values of objective.tau_p (it was {tau_p:g}) would silence, this shows:", sweep
 
 
 def fit_lines(text: str, width: int) -> str:
@@ -160,7 +242,7 @@ def describe_task(config: Config) -> str:
     if name == "countdown":
         return f"{given['numbers']}-number countdown"
     if name != "arithmetic":
-        return f"{name} ({given['path']})" if given.get("path") else name
+        return f"{name} ({', '.join(map(shown_file, paths))})" if (paths := source_paths(given.get("path"))) else name
     fewest = f"{given['min_terms']} to " if given["min_terms"] else ""
     long = f" of {fewest}{given['terms']} numbers" if given["family"] in {"chain", "words"} else ""
     return f"{given['digits']}-digit {given['family']}{long}"
@@ -171,13 +253,33 @@ def describe_model(config: Config) -> str:
     return "the demo model" if config.model.path in DEMO_MODELS else config.model.path
 
 
-def _number_lines(result: RunSummary) -> list[str]:
+def _held_out_note(config: Config, result: RunSummary) -> str:
+    """Return what held-out problems are; that they were not trained on only where that is known."""
+    if result.seen:
+        return f"on held-out problems; {percent(result.seen)} of them were trained on too"
+    # A program may return any problems, and the run behind a checkpoint may have had others.
+    known = not is_own(config.task.name) and config.model.start_from is None
+    return "on problems it was not trained on" if known else "on held-out problems"
+
+
+def _best_lines(records: Sequence[Mapping[str, Any]], path: Path) -> list[str]:
+    """Name the step with the best held-out score, and how to use its checkpoint if there is one."""
+    best = best_evaluation(records)
+    if best is None or best.later == 0:  # the last one is the best
+        return []
+    kept = any(saved.name == f"step-{best.step:08d}" for saved in run_checkpoints(path))
+    use = f"{path}@{best.step}, as a model or for train --from" if kept else "not kept; run.keep_best = true keeps it"
+    return [f"  best step   {best.step}, with a held-out score of {best.score:.3g}: {use}"]
+
+
+def _number_lines(result: RunSummary, held_out: str) -> list[str]:
     one = result.window == 1
-    ends = "the first and the last step" if one else f"means over the first and last {result.window} steps"
+    ends = "the first and the last step" if one else f"the first step, and the mean over the last {result.window}"
     accuracy = f"{percent(result.accuracy_start)} -> {percent(result.accuracy_end)}"
     entropy = f"{number(result.entropy_start)} -> {number(result.entropy_end)}"
     rows = [
-        ("held-out accuracy", accuracy, "on problems it was not trained on"),
+        ("held-out accuracy", accuracy, held_out),
+        ("held-out score", f"{number(result.score_start)} -> {number(result.score_end)}", "mean number of the rule"),
         ("reward", f"{number(result.reward_start)} -> {number(result.reward_end)}", ends),
         (
             "calls",
@@ -191,33 +293,42 @@ def _number_lines(result: RunSummary) -> list[str]:
     ]
     # A run whose objective silences nothing, or without evaluation, has no such line.
     optional = {"silenced": result.silenced, "boosted": result.boosted, "held-out accuracy": result.accuracy_start}
-    optional["calls"] = result.called_start
+    optional |= {"calls": result.called_start, "held-out score": result.score_start}
     shown = [row for row in rows if optional.get(row[0], 0.0) is not None]
     return [f"  {name:<18} {values:<16}  {note}" for name, values, note in shown]
 
 
-def _next_lines(config: Config, path: Path, finished: bool, processes: int) -> list[str]:
-    """Return what to do next, each with its command on a line of its own."""
+def _next_lines(
+    config: Config, folder: RunFolder, finished: bool, processes: int, last: int, longer: bool
+) -> list[str]:
+    """Return what to do next, each with its command on a line of its own.
+
+    `last` is the run's last step; `longer`: more steps may help.
+    """
+    path, saved = folder.path, [int(each.name.removeprefix("step-")) for each in list_checkpoints(folder.checkpoints)]
+    behind = not saved or saved[-1] < last
+    start = f"from step {saved[-1]}, the last that is saved" if saved else "from the beginning: nothing is saved"
     several = [] if processes == 1 else ["--gpus", str(processes)]
-    resume, steps = ["trimtab", "train", "--resume", str(path), *several], config.run.steps
+    resume, steps = ["train", "--resume", str(path), *several], config.run.steps
     if not finished:
-        return _command_lines("continue where it stopped", resume)
+        return _command_lines(f"continue {start}" if behind else "continue where it stopped", resume)
     name = str(config.objective["name"])
     # A method with attachments is compared with the method alone.
     alone = name.partition("+")[0].strip()
     other = alone if alone != name else "grpo" if name != "grpo" else "stapo"
     # The run's own recipe: that of the user may have been changed by --set.
-    compared = ["trimtab", "compare", name, other, "--seeds", str(COMPARED_SEEDS)]
+    compared = ["compare", name, other, "--seeds", str(COMPARED_SEEDS)]
     compared += ["--recipe", str(path / "config.toml")]
     cost = f"{2 * COMPARED_SEEDS} runs with run.steps = {steps}"
+    train_longer = f"train for longer, {start}" if behind else "train for longer"
     return [
         *_command_lines(f"compare with another objective ({cost})", compared),
-        *_command_lines("train for longer", [*resume, "--set", f"run.steps={2 * steps}"]),
+        *(_command_lines(train_longer, [*resume, "--set", f"run.steps={2 * steps}"]) if longer else []),
     ]
 
 
-def _command_lines(purpose: str, command: Sequence[str]) -> list[str]:
-    return [f"  {purpose}:", COMMAND_INDENT + shlex.join(command)]
+def _command_lines(purpose: str, words: Sequence[str]) -> list[str]:
+    return [f"  {purpose}:", COMMAND_INDENT + command(*words)]
 
 
 def _mean(records: Sequence[Mapping[str, Any]], key: str) -> float | None:

@@ -14,13 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from trimtab.conversation.schemas import value_of
 from trimtab.text import shown
 
 CallFormat = Literal["hermes", "llama", "fenced", "plain"]
 CALL_FORMATS: tuple[CallFormat, ...] = get_args(CallFormat)
 MAX_CALLS = 8  # of one message
+MAX_ARGUMENTS = 100  # of one call in the plain format
 MAX_DEPTH = 32  # of lists and objects in the arguments of a call
 
+_ARGUMENT_NAME = re.compile(r"\s*([A-Za-z_]\w*)\s*=(?!=)\s*")
 _HERMES = re.compile(r"<tool_call>(.*?)(</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _FENCE = re.compile(
     r"^[ \t]*```[ \t]*(?:python|py|python3)[ \t]*\n(.*?)(^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE
@@ -76,7 +79,14 @@ def instructions(schemas: Sequence[Mapping[str, Any]], call_format: CallFormat) 
         "fenced": "To run a program, write it in a fenced block:\n```python\nprint(1 + 1)\n```",
         "plain": "To call one, end the message with NAME(ARGUMENT).",
     }[call_format]
+    if call_format == "plain" and any(len(_required(schema)) > 1 for schema in schemas):
+        how += " Several arguments are written NAME(FIRST, SECOND) or NAME(KEY=VALUE, ...)."
     return f"You may call tools. Their signatures:\n{written}\n{how}\nA message without a call is your final answer."
+
+
+def _required(schema: Mapping[str, Any]) -> Sequence[str]:
+    required: Sequence[str] = schema["function"]["parameters"].get("required", [])
+    return required
 
 
 def _hermes(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> list[ParsedCall]:
@@ -124,8 +134,33 @@ def _plain(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> list[ParsedCa
     if not rest.endswith(")"):
         return [ParsedCall(tool, problem="the call has no closing parenthesis at the end of the message")]
     parameters = schemas[tool]["function"]["parameters"]
-    names_of = [*parameters.get("required", []), *parameters.get("properties", {})]
-    return [ParsedCall(tool, {names_of[0]: rest[:-1]} if names_of else {})]
+    properties, required = parameters.get("properties", {}), parameters.get("required", [])
+    first = [*required, *properties][:1]
+    # With one argument its text may be anything, commas and brackets too.
+    texts = _split_arguments(rest[:-1], list(properties)) if len(required) > 1 else dict.fromkeys(first, rest[:-1])
+    arguments = {name: value_of(properties.get(name, {}), written) for name, written in texts.items()}
+    return [read_json_call({"name": tool, "arguments": arguments})]
+
+
+def _split_arguments(text: str, names: Sequence[str]) -> dict[str, str]:
+    """Return the text of each of several arguments: by name where one is written (`a=1`), else in their order."""
+    texts: dict[str, str] = {}
+    decoder, position = json.JSONDecoder(), 0
+    while text[position:].strip() and len(texts) < MAX_ARGUMENTS:
+        written = _ARGUMENT_NAME.match(text, position)
+        start = written.end() if written else position + len(text[position:]) - len(text[position:].lstrip())
+        try:
+            _, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            end = start
+        comma = text.find(",", end)
+        end = len(text) if comma < 0 else comma
+        value = text[start:end].strip()
+        quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+        in_order = names[len(texts)] if len(texts) < len(names) else f"argument {len(texts) + 1}"
+        texts[written.group(1) if written else in_order] = value[1:-1] if quoted else value
+        position = end + 1
+    return texts
 
 
 def _json_call(body: str, key: str) -> ParsedCall:

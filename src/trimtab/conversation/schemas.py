@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -81,6 +82,18 @@ def argument_problem(schema: Mapping[str, Any], arguments: Mapping[str, Any]) ->
         if not _fits(properties[name], value):
             return f"the argument {name} is {shown(value)}, which is no {_type_name(properties[name])}. {takes}"
     return ""
+
+
+def value_of(schema: Mapping[str, Any], text: str) -> Any:
+    """Return what a text stands for by the type of a parameter; the text itself if it is no such value."""
+    if _fits(schema, text):
+        return text
+    value: Any
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = {"True": True, "False": False, "None": None}.get(text.strip(), text)
+    return value if _fits(schema, value) else text
 
 
 def _fits(schema: Mapping[str, Any], value: object) -> bool:

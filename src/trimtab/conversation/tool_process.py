@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from trimtab.conversation.types import Call, Conversation, Message
+from trimtab.rewards import SCORE, is_score
 from trimtab.tasks import Problem
+from trimtab.text import shown
 
 MAX_CHARS = 65_536  # of a tool's text; the beginning of a longer one is kept
 
@@ -55,8 +56,8 @@ class EnvironmentHost:
             return None
         if hasattr(value, "item"):  # a scalar of NumPy or torch
             value = value.item()
-        if not isinstance(value, bool | int | float) or not math.isfinite(value):
-            raise TypeError(f"reward returned {value!r:.80}: return a finite number, or None")
+        if not isinstance(value, bool) and not is_score(value):
+            raise TypeError(f"reward returned {shown(value)}: return {SCORE}, or None")
         return float(value)
 
 

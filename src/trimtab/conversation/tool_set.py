@@ -100,7 +100,8 @@ class ToolSet(ToolCatalog):
                 tools.close()
             if tools.failed is not None:
                 which = problem.location or shown(problem.prompt[-1]["content"])
-                raise OwnPartError(f"{self.environment}: reset failed for {which}: {tools.failed.error}")
+                advice = "" if problem.answer else " (it has no answer; for a warm start's file: columns.answer)"
+                raise OwnPartError(f"{self.environment}: reset failed for {which}{advice}: {tools.failed.error}")
             return text
 
         futures = [self.in_thread(partial(opening, problem)) for problem in problems]

@@ -18,7 +18,8 @@ from trimtab import __version__
 from trimtab.files import write_atomically
 from trimtab.objectives import Comm, Objective, gather_rows, merge_metrics, segment_ids
 from trimtab.record import RECORDS_FOLDER, Manifest, Observation, Recorder, Vocabulary
-from trimtab.train import versions
+from trimtab.rewards import CORRECT_SCORE
+from trimtab.train import RunFolder, versions
 
 STATE_FILE = "trimtab.json"  # beside the engine's own files in a checkpoint
 STATE_FORMAT = 1
@@ -39,6 +40,17 @@ def start_recorder(
     recorder = Recorder(folder / RECORDS_FOLDER, manifest, vocabulary, warn, find_segments=segment_ids, device=device)
     recorder.start(step)
     return recorder
+
+
+def require_unused(folder: Path, step: int, option: str) -> None:
+    """Raise if a run from the beginning would write over files in the folder of its records."""
+    # Starting anew deletes what is there; a resumed run continues its own records.
+    files = RunFolder(folder)
+    used = [path for path in (folder / RECORDS_FOLDER, *files.json_lines) if path.exists()]
+    if used and not step:
+        raise ValueError(
+            f"{option}={str(folder)!r} holds {used[0].name} of another run: choose another folder, or remove it"
+        )
 
 
 def objective_table(option: str | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -85,6 +97,11 @@ def observations(tokens: Sequence[int], sampled: Sequence[bool]) -> list[Observa
         else:
             found.append(Observation(before, ids))
     return found
+
+
+def verdict_of_score(score: float) -> str:
+    """Return the verdict that a reward stands for, as trimtab's own trainer judges rules that return numbers."""
+    return "correct" if score >= CORRECT_SCORE else "wrong"
 
 
 def save_state(folder: Path, objective: Objective, **numbers: int) -> None:

@@ -1,12 +1,14 @@
 """The engine versions that were tested, and what to tell the user of another one or of none.
 
-Imports neither torch nor the rest of trimtab: verl's plug-in needs it in every process.
+Imports neither torch nor much else: verl's plug-in needs it in every process.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import warnings
+
+from trimtab.install_command import install_command
 
 TESTED_VERSIONS = {"trl": "1.16.0", "verl": "0.9.1"}
 
@@ -17,12 +19,12 @@ def missing_engine(engine: str, error: ImportError) -> ImportError:
         found = importlib.metadata.version(engine)
     except importlib.metadata.PackageNotFoundError:
         return ImportError(
-            f"trimtab.engines.{engine} needs {engine}, which is not installed: pip install 'trimtab[{engine}]' "
+            f"trimtab.engines.{engine} needs {engine}, which is not installed: {install_command(extra=engine)} "
             f"(tested with {engine} {TESTED_VERSIONS[engine]})"
         )
     return ImportError(
         f"trimtab.engines.{engine} cannot use {engine} {found}: {error}. It was tested with {engine} "
-        f"{TESTED_VERSIONS[engine]}: pip install {engine}=={TESTED_VERSIONS[engine]}"
+        f"{TESTED_VERSIONS[engine]}: {install_command(f'{engine}=={TESTED_VERSIONS[engine]}')}"
     )
 
 
@@ -32,6 +34,6 @@ def check_version(engine: str) -> None:
     if found != tested:
         warnings.warn(
             f"trimtab.engines.{engine} was tested with {engine} {tested}; this is {found}. If it misbehaves: "
-            f"pip install {engine}=={tested}",
+            f"{install_command(f'{engine}=={tested}')}",
             stacklevel=2,
         )

@@ -14,6 +14,7 @@ from typing import Any
 from trimtab.conversation import Call, Conversation, Message, ToolSet
 from trimtab.own_parts import OwnPartError, look_beside
 from trimtab.tasks import Problem
+from trimtab.text import printable
 
 _log = logging.getLogger(__name__)
 _failed: set[str] = set()  # parts whose first error has been logged
@@ -106,7 +107,7 @@ def _log_once(part: str, error: str) -> None:
     """Log the first error of a tool, or of the reward, in this process: no other part of an engine tells the user."""
     if part not in _failed:
         _failed.add(part)
-        _log.error("%s failed, and the run goes on:\n%s", part, error)
+        _log.error("%s failed, and the run goes on:\n%s", part, printable(error))  # it may quote a call
 
 
 def shortened(text: str, limit: int) -> str:

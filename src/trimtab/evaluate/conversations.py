@@ -5,9 +5,40 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, ConfigDict
+from typing_extensions import TypedDict  # Pydantic takes the standard library's only from Python 3.12 on
 
 from trimtab.conversation import Conversation
+from trimtab.rewards import Verdict, verdict_of
+
+
+class _StoredMessage(TypedDict):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    role: str
+
+
+class _StoredCall(TypedDict):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    outcome: str
+
+
+def _check_reward(value: float | None) -> float | None:
+    if value is not None:
+        verdict_of(value)
+    return value
+
+
+class StoredConversation(TypedDict):
+    """A conversation as a JSON object: what is read of it again, and more that is only kept."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    ended: str | None
+    messages: list[_StoredMessage]
+    calls: list[_StoredCall]
+    reward: Annotated[float | None, AfterValidator(_check_reward)]
+    error: str
 
 
 @dataclass(frozen=True)
@@ -23,13 +54,22 @@ class ToolFigures:
     ended: dict[str, int]
 
 
-def conversation_row(conversation: Conversation) -> dict[str, Any]:
-    """Return a conversation as a JSON object."""
+def conversation_row(conversation: Conversation) -> Any:
+    """Return a conversation as a `StoredConversation`."""
     row = asdict(conversation)
     return {key: row[key] for key in ("ended", "messages", "calls", "void_turns", "reward", "error")}
 
 
-def without_texts(row: Mapping[str, Any]) -> dict[str, Any]:
+def environment_verdict(row: StoredConversation | None) -> Verdict | None:
+    """Return what the environment says of a stored conversation; None where it leaves that to the rule."""
+    if row is None:
+        return None
+    if row["reward"] is not None:
+        return verdict_of(row["reward"])
+    return Verdict("crashed", error=row["error"]) if row["ended"] == "environment" else None
+
+
+def without_texts(row: StoredConversation) -> dict[str, Any]:
     """Return what the figures need of a stored conversation, so that memory does not hold all that was said."""
     messages = [{"role": message["role"]} for message in row["messages"]]
     return {"ended": row["ended"], "messages": messages, "calls": [{"outcome": c["outcome"]} for c in row["calls"]]}

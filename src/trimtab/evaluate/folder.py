@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from trimtab import failpoints
-from trimtab.evaluate.settings import EvalSettings, differences, digest, settings_from
-from trimtab.files import append_json_lines, cut_torn_line, iter_json_lines, write_atomically, write_json_lines
-from trimtab.tasks import BenchmarkProblem, Problem
+from trimtab.evaluate.conversations import StoredConversation
+from trimtab.evaluate.settings import EvalSettings, differences, settings_from
+from trimtab.files import (
+    append_json_lines,
+    cut_torn_line,
+    iter_json_lines,
+    require_empty,
+    write_atomically,
+    write_json_lines,
+)
+from trimtab.private_cache import short_digest
+from trimtab.tasks import BENCHMARKS, BenchmarkProblem, Problem
 from trimtab.text import shown
 
+BASELINE = "against"  # the folder of the baseline in that of an evaluation
 T = TypeVar("T")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -48,7 +58,7 @@ class Generation:
     logp: Finite | None = None
     entropy: Finite | None = None
     failed: str | None = None
-    conversation: dict[str, Any] | None = None
+    conversation: StoredConversation | None = None
 
     @property
     def key(self) -> SampleKey:
@@ -94,18 +104,31 @@ class EvalFolder:
         """Return the file with one JSON line per graded sample."""
         return self.path / "verdicts.jsonl"
 
+    def check(self) -> None:
+        """Raise if the folder has something in it and is not an evaluation."""
+        if (self.path / "settings.json").exists():
+            try:
+                self.settings()
+            except ValueError as error:
+                raise ValueError(f"{error}. Nothing was changed: choose another --out") from None
+        else:
+            baseline = EvalFolder(self.path / BASELINE)
+            require_empty(self.path, [BASELINE] if (baseline.path / "settings.json").is_file() else [])
+
     def open(self, settings: EvalSettings, problems: Sequence[BenchmarkProblem]) -> None:
         """Start an evaluation, or resume one with the same settings; without any sample yet it starts afresh."""
+        self.check()
         begun = self.generations.exists() and self.generations.stat().st_size > 0
         differ = differences(self.settings(), settings) if begun else []
         if differ:
             lines = "".join(f"\n  {line}" for line in differ)
             raise ValueError(f"{self.path} was made with other settings; choose another --out. They differ in:{lines}")
         self.path.mkdir(parents=True, exist_ok=True)
+        # First, for by it the folder is known as an evaluation. Also when resumed: the settings that may differ are
+        # those of the last process.
+        write_atomically(self.path / "settings.json", json.dumps(settings.as_json(), indent=2) + "\n")
         if not begun:  # the problems of stored generations must not change under them
             write_json_lines(self.path / "problems.jsonl", map(problem_row, problems))
-        # Also when resumed: the settings that may differ are those of the last process.
-        write_atomically(self.path / "settings.json", json.dumps(settings.as_json(), indent=2) + "\n")
 
     def settings(self) -> EvalSettings:
         """Read the settings."""
@@ -123,7 +146,8 @@ class EvalFolder:
         problems = []
         for location, row in rows(self.path / "problems.jsonl"):
             stored = parse_row(_PROBLEM, row, location, "problem")
-            problem = Problem(tuple(stored.prompt), stored.answer, rule, stored.benchmark)
+            source = stored.source or stored.benchmark
+            problem = Problem(tuple(stored.prompt), stored.answer, rule, source, extra=stored.extra)
             problems.append(BenchmarkProblem(stored.benchmark, stored.id, stored.location, problem))
         return problems
 
@@ -167,6 +191,8 @@ class _ProblemRow:
     location: str
     prompt: list[dict[str, str]]
     answer: str
+    source: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 _GENERATION, _PROBLEM = TypeAdapter(Generation), TypeAdapter(_ProblemRow)
@@ -186,6 +212,8 @@ def parse_row(adapter: TypeAdapter[T], row: Any, location: str, what: str) -> T:
 
 def problem_row(item: BenchmarkProblem) -> dict[str, Any]:
     """Return a problem as a JSON object."""
+    # What a rule may ask for of a problem; the benchmarks have one rule, which asks for nothing.
+    asked = {} if item.benchmark in BENCHMARKS else {"source": item.problem.source, "extra": dict(item.problem.extra)}
     return {
         "benchmark": item.benchmark,
         "id": item.id,
@@ -193,14 +221,17 @@ def problem_row(item: BenchmarkProblem) -> dict[str, Any]:
         "prompt": [dict(message) for message in item.problem.prompt],
         "answer": item.problem.answer,
         "prompt_hash": prompt_hash(item),
+        **{key: value for key, value in asked.items() if value},
     }
 
 
 def prompt_hash(item: BenchmarkProblem) -> str:
     """Return a short hash of the prompt."""
-    return digest([dict(message) for message in item.problem.prompt])
+    return short_digest([dict(message) for message in item.problem.prompt])
 
 
 def rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (location, row) for every line of a JSON-lines file; nothing where the file does not exist."""
+    if not path.is_file() and path.exists():  # reading a pipe would block
+        raise ValueError(f"{path} is not a regular file")
     return iter_json_lines(path) if path.exists() else iter(())

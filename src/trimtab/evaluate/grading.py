@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
+from trimtab.evaluate.conversations import environment_verdict
 from trimtab.evaluate.folder import EvalFolder, Generation, SampleKey, parse_row, rows
 from trimtab.evaluate.metrics import GradedSample
 from trimtab.files import write_json_lines
-from trimtab.rewards import Verdict, VerdictKind, grade, grade_many, verdict_of
+from trimtab.rewards import Verdict, VerdictKind, grade, grade_many
 from trimtab.tasks import BOX_RULES, BenchmarkProblem
 from trimtab.text import shown
 
@@ -27,6 +28,7 @@ class _VerdictRow:
     kind: VerdictKind
     extracted: str | None
     rule: str
+    score: float | None = None
 
 
 _VERDICT = TypeAdapter(_VerdictRow)
@@ -57,7 +59,7 @@ def grade_folder(folder: EvalFolder, problems: Sequence[BenchmarkProblem], rule:
         if unknown:
             raise ValueError(f"{folder.generations}: there is no problem {shown(unknown[0])} in problems.jsonl")
         # An environment has judged its conversations already, except where it left that to the rule.
-        judged = {g.key: verdict_of(reward) for g in batch if (reward := _reward(g)) is not None}
+        judged = {g.key: verdict for g in batch if (verdict := environment_verdict(g.conversation)) is not None}
         rest = [generation for generation in batch if generation.key not in judged]
         pairs = [(generation.text, by_id[generation.benchmark, generation.problem]) for generation in rest]
         graded = {g.key: verdict for g, verdict in zip(rest, grade_many(pairs), strict=True)}
@@ -72,7 +74,7 @@ def read_verdicts(folder: EvalFolder) -> tuple[dict[SampleKey, Verdict], str | N
     for location, row in rows(folder.verdicts):
         stored = parse_row(_VERDICT, row, location, "verdict")
         key = stored.benchmark, stored.problem, stored.sample
-        verdicts[key], rule = Verdict(stored.kind, stored.extracted), stored.rule
+        verdicts[key], rule = Verdict(stored.kind, stored.extracted, score=stored.score), stored.rule
     return verdicts, rule
 
 
@@ -86,15 +88,12 @@ def graded_samples(
     # Sorted: a server's samples are stored in the order of their arrival, and sums of floats depend on the order.
     for generation in sorted(generations, key=lambda g: g.key):
         verdict = verdicts.get(generation.key)
-        kind, extracted = (verdict.kind, verdict.extracted) if verdict else (None, None)
+        kind, extracted, score = (verdict.kind, verdict.extracted, verdict.score) if verdict else (None, None, None)
         measured = generation.tokens, generation.finished, generation.entropy, generation.logp
-        sample = GradedSample(generation.problem, kind, extracted, *measured, (text_hashes or {}).get(generation.key))
+        text_hash = (text_hashes or {}).get(generation.key)
+        sample = GradedSample(generation.problem, kind, extracted, *measured, text_hash, score)
         samples.setdefault(generation.benchmark, []).append(sample)
     return samples
-
-
-def _reward(generation: Generation) -> float | None:
-    return generation.conversation["reward"] if generation.conversation else None
 
 
 def _batches(generations: Iterable[Generation]) -> Iterator[list[Generation]]:

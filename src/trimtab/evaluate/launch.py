@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 
 from trimtab.evaluate import report
-from trimtab.evaluate.folder import EvalFolder
+from trimtab.evaluate.folder import BASELINE, EvalFolder
+from trimtab.evaluate.held_out import with_benchmarks
 from trimtab.evaluate.options import EvalOptions
 from trimtab.evaluate.progress import EvalProgress, LiveProgress, PlainProgress
 from trimtab.evaluate.run import EvalResult, evaluate, grade_evaluation, trusted_rule
@@ -26,6 +27,8 @@ def evaluate_and_show(options: EvalOptions) -> int:
     """Evaluate, compare where `--against` is given, show and store the result; return the exit code."""
     console = make_console()
     progress = make_progress(console, options.quiet)
+    options = with_benchmarks(options)
+    options.folder.check()
     try:
         # The baseline first: where it cannot be compared with, nothing else is sampled.
         baseline = evaluate_baseline(options, options.against, progress) if options.against is not None else None
@@ -73,7 +76,7 @@ def evaluate_baseline(options: EvalOptions, against: str, progress: EvalProgress
             raise ValueError(f"the evaluation in {folder.path} is not finished: run its command again")
         return result
     model = replace(options, model=against, model_name=against if options.endpoint else None, resume=False)
-    result = evaluate(replace(model, out=options.out / "against" if options.out else None), progress)
+    result = evaluate(replace(model, out=options.out / BASELINE if options.out else None), progress)
     report.write(result)
     return result
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from trimtab.evaluate.intervals import Interval, difference_interval, mean_interval, share_interval
+from trimtab.intervals import Interval, difference_interval, mean_interval, score_interval, share_interval
 
 GRADER_FAILURES = ("too_costly", "crashed")  # kinds of verdict that say nothing about the response
 
@@ -30,6 +30,7 @@ class GradedSample:
     entropy: float | None = None
     logp: float | None = None
     text_hash: int | None = None
+    score: float | None = None
 
     @property
     def graded(self) -> bool:
@@ -41,6 +42,11 @@ class GradedSample:
         """Return whether the answer is correct."""
         return self.kind == "correct"
 
+    @property
+    def value(self) -> float:
+        """Return the number that the rule gave, else 1 for a correct answer and 0 for any other."""
+        return float(self.correct) if self.score is None else self.score
+
 
 @dataclass(frozen=True)
 class BenchmarkMetrics:
@@ -49,6 +55,7 @@ class BenchmarkMetrics:
     problems: int
     samples: int  # requested per problem
     average: Interval | None  # avg@k
+    score: Interval | None  # mean of the rule's numbers, if it gives any
     pass_at: dict[int, Interval]
     majority: Interval | None  # maj@k
     length: Interval | None  # tokens
@@ -79,6 +86,7 @@ def compute_metrics(samples: Iterable[GradedSample], requested: int) -> Benchmar
         problems=len(groups),
         samples=requested,
         average=share_interval([_share(group, lambda s: s.correct) for group in graded.values()]),
+        score=score_interval(_scores(graded)) if any(s.score is not None for s in samples) else None,
         pass_at=_pass_at(graded, requested),
         majority=share_interval([majority(group) for group in graded.values()]),
         length=mean_interval(_means(groups, lambda s: s.tokens)),
@@ -102,6 +110,15 @@ def paired_difference(samples: Iterable[GradedSample], baseline: Iterable[Graded
     ours, theirs = _accuracies(samples), _accuracies(baseline)
     both = sorted(ours.keys() & theirs.keys())
     return difference_interval([ours[name] for name in both], [theirs[name] for name in both])
+
+
+def score_difference(samples: Iterable[GradedSample], baseline: Iterable[GradedSample]) -> Interval | None:
+    """Return the difference in the mean score, as `paired_difference` does; None if neither rule gave numbers."""
+    pair = [[sample for sample in each if sample.graded] for each in (samples, baseline)]
+    if all(sample.score is None for each in pair for sample in each):
+        return None
+    ours, theirs = (dict(zip(groups, _scores(groups), strict=True)) for groups in map(by_problem, pair))
+    return score_interval([ours[name] - theirs[name] for name in sorted(ours.keys() & theirs.keys())])
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -156,6 +173,10 @@ def _pass_at(graded: dict[str, list[GradedSample]], requested: int) -> dict[int,
 def _accuracies(samples: Iterable[GradedSample]) -> dict[str, float]:
     graded = by_problem(sample for sample in samples if sample.graded)
     return {name: _share(group, lambda s: s.correct) for name, group in graded.items()}
+
+
+def _scores(graded: dict[str, list[GradedSample]]) -> list[float]:
+    return [math.fsum(sample.value for sample in group) / len(group) for group in graded.values()]
 
 
 def _share(samples: Sequence[GradedSample], true: Callable[[GradedSample], bool]) -> float:

@@ -7,20 +7,19 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
-from trimtab.config import RolloutConfig, find_run_model
+from trimtab.config import RolloutConfig
 from trimtab.conversation import Conversation
 from trimtab.evaluate.conversations import conversation_row
 from trimtab.evaluate.folder import Batches, Generation, GenerationRequest, SampleKey, problem_key
-from trimtab.evaluate.settings import EvalSettings, digest
+from trimtab.evaluate.settings import EvalSettings
 from trimtab.policy import LongPromptError, Policy, Transcript, score
 from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
 from trimtab.tasks import derive_seed
-from trimtab.train import ToolUse, build_sampler, encode_problems, open_policy
+from trimtab.train import ToolUse, build_sampler, check_prompts, encode_problems, open_policy
 
+PROMPTS_DECODED = 8  # to see that they survive the tokenizer
 SCORE_BUDGET, SCORE_CHUNK = 32_768, 4_096  # tokens in a forward pass; rows of logits at a time
-FINGERPRINT_BYTES = 1 << 16  # hashed at either end of a file: hashing all of a large model takes minutes
 
 
 @dataclass
@@ -81,6 +80,8 @@ class NativeGenerator:
     def check_lengths(self, requests: Sequence[GenerationRequest]) -> None:
         """Raise where prompt and response would exceed the model's context."""
         self._encode(requests)
+        some = requests[:: max(len(requests) // PROMPTS_DECODED, 1)][:PROMPTS_DECODED]
+        check_prompts(self.policy, [request.item.problem for request in some], self.tool_use)
         context = getattr(self.policy.causal_lm.config, "max_position_embeddings", None)
         longest = max(len(self._prompt(request)) for request in requests)
         replies = self.tool_use.max_observed_tokens if self.tool_use else 0
@@ -171,6 +172,11 @@ class NativeGenerator:
         conversation: Conversation | None,
     ) -> Generation:
         logp = math.fsum(response.logp) / len(response.logp)
+        if math.isnan(logp):
+            raise ValueError(
+                f"the model's logits are NaN for {request.item.benchmark} {request.item.id}: its weights overflow; use "
+                "another checkpoint, or --precision fp32"
+            )
         return request.generation(
             sample,
             self.settings,
@@ -192,23 +198,6 @@ def open_model(model: str, device: str, precision: str, chat: bool) -> Policy:
     if precision not in ("fp32", "bf16"):
         raise ValueError(f"--precision {precision}: it must be fp32 or bf16")
     return open_policy(model, device=device, precision=precision, chat=chat)
-
-
-def fingerprint(model: str) -> str:
-    """Return a hash of the model's files by names, sizes, first and last bytes; empty for a name on the hub."""
-    found = find_run_model(model)
-    folder = Path(model).expanduser() if found is None else found.folder
-    if not folder.is_dir():
-        return ""
-    files = sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
-    return digest([[file.name, file.stat().st_size, *_end_digests(file)] for file in files])
-
-
-def _end_digests(file: Path) -> list[str]:
-    with file.open("rb") as content:
-        first = content.read(FINGERPRINT_BYTES)
-        content.seek(max(0, file.stat().st_size - FINGERPRINT_BYTES))
-        return [digest(first.hex()), digest(content.read(FINGERPRINT_BYTES).hex())]
 
 
 def _keys(batch: Sequence[GenerationRequest]) -> set[SampleKey]:

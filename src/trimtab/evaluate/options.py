@@ -27,12 +27,13 @@ class EvalOptions:
         typer.Argument(help="A folder or hub name of a model, smollm2, a run of trimtab, or a checkpoint (RUN@STEP)."),
     ] = None
     benchmarks: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Any of aime24, aime25, amc23, math500, minerva, olympiadbench, gsm8k, and your own files "
-            "(.jsonl, .parquet), separated by commas."
+            help="Any of aime24, aime25, amc23, math500, minerva, olympiadbench, gsm8k, your own files "
+            "(.jsonl, .parquet), and held-out:RUN, separated by commas. Default: the held-out problems of a run; of "
+            "other models, and with --data, the first six."
         ),
-    ] = "aime24,aime25,amc23,math500,minerva,olympiadbench"
+    ] = None
     columns: Annotated[
         str | None, typer.Option(help="Column names of your own files: prompt=question,answer=result. Default: verl's.")
     ] = None
@@ -43,7 +44,9 @@ class EvalOptions:
     samples: Annotated[
         int | None, typer.Option(help="Samples per problem. Default: 32, and 4 for the large benchmarks.")
     ] = None
-    max_new_tokens: Annotated[int, typer.Option(help="Maximum response length.")] = MAX_NEW_TOKENS
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help=f"Maximum response length. Default: {MAX_NEW_TOKENS}, or the run's.")
+    ] = None
     temperature: Annotated[float | None, typer.Option(help="Overrides the preset.")] = None
     top_p: Annotated[float | None, typer.Option(help="Overrides the preset.")] = None
     suffix: Annotated[
@@ -51,7 +54,12 @@ class EvalOptions:
     ] = None
     problems: Annotated[int | None, typer.Option(help="Use only the first N problems of each benchmark.")] = None
     seed: Annotated[int, typer.Option(help="Seed of all sampling.")] = 0
-    rule: Annotated[str | None, typer.Option(help="The rule that grades the responses. Default: math.")] = None
+    rule: Annotated[
+        str | None, typer.Option(help="The rule that grades the responses. Default: the run's, else math.")
+    ] = None
+    own_code: Annotated[
+        bool, typer.Option("--own-code", help="Run the code that the problems of a run need (python: rules, tasks).")
+    ] = False
     out: Annotated[
         Path | None,
         typer.Option(help="The folder. Default: runs/eval-<model>-<preset>, with --benchmarks also their names."),
@@ -116,13 +124,15 @@ class EvalOptions:
         """
         from trimtab.evaluate.folder import EvalFolder
         from trimtab.evaluate.settings import parse_benchmarks
+        from trimtab.tasks import DEFAULT_BENCHMARKS, HELD_OUT
 
         if self.out:
             return EvalFolder(self.out)
         named = parse_benchmarks(self.benchmarks)
-        usual = named == parse_benchmarks(EvalOptions.benchmarks)
+        usual = named == DEFAULT_BENCHMARKS
         parts = [_for_folder(self.name)[-80:] or "model", self.preset]
-        parts += [] if usual else [_for_folder("+".join(Path(name).stem for name in named))[:80]]
+        names = [f"{'held-out-' * name.startswith(HELD_OUT)}{Path(name).stem}" for name in named]
+        parts += [] if usual else [_for_folder("+".join(names))[:80]]
         return EvalFolder(Path("runs") / "-".join(["eval", *parts]))
 
     @cached_property

@@ -16,12 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 import trimtab
-from trimtab.evaluate.intervals import LEVEL, Interval, average
-from trimtab.evaluate.metrics import BenchmarkMetrics, paired_difference
+from trimtab.evaluate.metrics import BenchmarkMetrics, paired_difference, score_difference
 from trimtab.evaluate.published import PUBLISHED
 from trimtab.evaluate.run import EvalResult
 from trimtab.evaluate.settings import EvalSettings, differences
 from trimtab.files import write_atomically
+from trimtab.intervals import LEVEL, Interval, average
 from trimtab.tasks import BENCHMARKS, find_benchmark
 from trimtab.text import NOTHING, printable
 
@@ -124,6 +124,10 @@ def as_json(result: EvalResult, baseline: EvalResult | None = None) -> dict[str,
         output["against"] = {
             "model": baseline.settings.model,
             "folder": str(baseline.folder.path),
+            "scores": {
+                name: _interval_json(score_difference(result.samples[name], baseline.samples[name]))
+                for name in compare_results(result, baseline)
+            },
             "differences": {name: _interval_json(each) for name, each in compare_results(result, baseline).items()},
         }
     return output
@@ -159,17 +163,20 @@ def percent(interval: Interval | None, signed: bool = False) -> str:
 
 def _score_table(result: EvalResult) -> ReportTable:
     rows = []
+    scored = any(metrics.score is not None for metrics in result.metrics.values())
     for name, metrics in result.metrics.items():
         # pass@k of the largest k only; result.json has the others.
         last = metrics.pass_at[max(metrics.pass_at)] if metrics.pass_at else None
         title = f"{find_benchmark(name).title} ({metrics.problems})"
         rows.append([title, str(metrics.samples), percent(metrics.average), percent(last), percent(metrics.majority)])
+        rows[-1] += [_cell(metrics.score, _score)] if scored else []
     total = _average(result)
     if total is not None:
-        rows.append(["mean of benchmarks", "", percent(total), NOTHING, NOTHING])
+        rows.append(["mean of benchmarks", "", percent(total), NOTHING, NOTHING, *([NOTHING] if scored else [])])
     settings = result.settings
     title = f"{settings.model}: temperature {settings.temperature:g}, top-p {settings.top_p:g}, percent"
-    return ReportTable(title, ("benchmark (problems)", "k", "avg@k", "pass@k", "maj@k"), rows)
+    columns = ("benchmark (problems)", "k", "avg@k", "pass@k", "maj@k", *(["score"] if scored else []))
+    return ReportTable(title, columns, rows)
 
 
 def _response_table(result: EvalResult) -> ReportTable:
@@ -207,6 +214,10 @@ def _comparison_table(result: EvalResult, baseline: EvalResult) -> ReportTable:
         ours, theirs = percent(result.metrics[name].average), percent(baseline.metrics[name].average)
         paired = [percent(difference, signed=True), str(difference.problems) if difference else "0"]
         rows.append([find_benchmark(name).title, ours, theirs, *paired, _significance(difference)])
+        if scored := score_difference(result.samples[name], baseline.samples[name]):
+            both = [_cell(each.metrics[name].score, _score) for each in (result, baseline)]
+            paired = [_cell(scored, lambda value: f"{value:+.3f}"), str(scored.problems)]
+            rows.append([f"{find_benchmark(name).title}, score", *both, *paired, _significance(scored)])
     columns = ("benchmark", "avg@k", "baseline", "difference", "paired problems", "")
     return ReportTable(f"Against {baseline.settings.model}, paired by problem, percentage points", columns, rows)
 
@@ -260,6 +271,10 @@ def _sampling_notes(title: str, metrics: BenchmarkMetrics, settings: EvalSetting
         f"{settings.temperature:g}: {who} as in greedy decoding (transformers serve does, whatever is asked). "
         "These are not figures of sampling: avg@k, pass@k and maj@k are those of one greedy answer."
     ]
+
+
+def _score(value: float) -> str:
+    return f"{value:.3f}"
 
 
 def _cell(interval: Interval | None, write: Callable[[float], str]) -> str:

@@ -10,23 +10,26 @@ from typing import Any, cast
 
 import torch
 
+from trimtab.config import model_digest
 from trimtab.conversation import CALL_FORMATS, CallFormat, ReplyTemplate, ToolSet
 from trimtab.evaluate import grading
 from trimtab.evaluate.conversations import ToolFigures, tool_figures, without_texts
 from trimtab.evaluate.endpoint import EndpointGenerator
 from trimtab.evaluate.folder import EvalFolder, GenerationRequest, SampleKey, problem_row
+from trimtab.evaluate.held_out import common_rule, load_held_out, with_benchmarks
 from trimtab.evaluate.metrics import BenchmarkMetrics, GradedSample, compute_metrics
-from trimtab.evaluate.native import NativeGenerator, fingerprint, open_model
-from trimtab.evaluate.options import EvalOptions
+from trimtab.evaluate.native import NativeGenerator, open_model
+from trimtab.evaluate.options import MAX_NEW_TOKENS, EvalOptions
 from trimtab.evaluate.progress import EvalProgress, MessageLog
-from trimtab.evaluate.settings import EvalSettings, ToolSettings, decoding, digest, parse_benchmarks, parse_columns
+from trimtab.evaluate.settings import EvalSettings, ToolSettings, decoding, parse_benchmarks, parse_columns
 from trimtab.files import locked
 from trimtab.memory import is_out_of_memory
 from trimtab.policy import Policy, pick_device
+from trimtab.private_cache import short_digest
 from trimtab.rewards import Verdict
 from trimtab.rollout import require_vllm
 from trimtab.stop_signals import check_interrupted
-from trimtab.tasks import BenchmarkProblem, find_benchmark, load_benchmark
+from trimtab.tasks import HELD_OUT, BenchmarkProblem, find_benchmark, load_benchmark
 from trimtab.text import nearest
 from trimtab.train import ToolUse
 
@@ -56,13 +59,16 @@ def prepare(options: EvalOptions) -> tuple[EvalSettings, list[GenerationRequest]
             raise ValueError(f"--{name.replace('_', '-')} {value}: it must be at least 1")
     temperature, top_p = decoding(options.preset, options.temperature, options.top_p)
     benchmarks = parse_benchmarks(options.benchmarks)
-    rule = "math" if options.rule is None else options.rule
-    grading.check_rule(rule)  # hours of sampling should not end with a misspelt rule
     columns = parse_columns(options.columns or "")
     problems = {
-        name: load_benchmark(name, options.data, options.prompt_suffix, rule, columns)[: options.problems]
+        name: load_held_out(name, options.problems, options.own_code)
+        if name.startswith(HELD_OUT)
+        else load_benchmark(name, options.data, options.prompt_suffix, options.rule or "math", columns)
         for name in benchmarks
     }
+    problems = {name: items[: options.problems] for name, items in problems.items()}
+    rule = options.rule or common_rule([item for items in problems.values() for item in items])
+    grading.check_rule(rule)  # hours of sampling should not end with a misspelt rule
     native = options.connection is None
     check_engine(options.engine, native)
     settings = EvalSettings(
@@ -72,12 +78,12 @@ def prepare(options: EvalOptions) -> tuple[EvalSettings, list[GenerationRequest]
         samples={name: options.samples or find_benchmark(name).samples for name in benchmarks},
         temperature=temperature,
         top_p=top_p,
-        max_new_tokens=options.max_new_tokens,
+        max_new_tokens=options.max_new_tokens or MAX_NEW_TOKENS,
         suffix=options.prompt_suffix,
         seed=options.seed,
         rule=rule,
         problems=options.problems,
-        weights=fingerprint(model) if native else "",
+        weights=model_digest(model) if native else "",
         data={name: _data_digest(items) for name, items in problems.items()},
         precision=options.precision if native else "",
         chat=options.chat,
@@ -126,6 +132,7 @@ def check_engine(engine: str, native: bool) -> None:
 
 def evaluate(options: EvalOptions, progress: EvalProgress) -> EvalResult:
     """Generate what is missing, grade it, and compute the metrics."""
+    options = with_benchmarks(options)
     settings, requests = prepare(options)
     folder = options.folder
     if options.resume:
@@ -277,8 +284,10 @@ def tool_use(policy: Policy, settings: EvalSettings, tools: ToolSet | None) -> T
 
 
 def _data_digest(problems: Sequence[BenchmarkProblem]) -> str:
-    # Without the locations: the same problems in another folder are the same data.
-    return digest([{k: v for k, v in problem_row(item).items() if k != "location"} for item in problems])
+    # Without the locations: the same problems in another folder are the same data. What only rules ask for shapes no
+    # response.
+    left_out = ("location", "source", "extra")
+    return short_digest([{k: v for k, v in problem_row(item).items() if k not in left_out} for item in problems])
 
 
 def _warn_of_other_machine(folder: EvalFolder, settings: EvalSettings, log: MessageLog) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from trimtab.conversation import CallFormat, Limits
-from trimtab.tasks import BENCHMARKS, check_columns, find_benchmark
+from trimtab.private_cache import short_digest
+from trimtab.tasks import BENCHMARKS, DEFAULT_BENCHMARKS, check_columns, find_benchmark
 from trimtab.text import nearest, shown
 
 
@@ -68,7 +68,7 @@ class EvalSettings:
     seed: int
     rule: str
     problems: int | None = None
-    weights: str = ""  # fingerprint of the model's files
+    weights: str = ""  # hash of the contents of the model's files
     data: dict[str, str] | None = None  # fingerprint of each benchmark's prompts and answers
     precision: str = "fp32"
     chat: bool = True
@@ -90,7 +90,7 @@ class EvalSettings:
 
     def digest(self) -> str:
         """Return a short hash of all that affects a response."""
-        return digest(self.fixed())
+        return short_digest(self.fixed())
 
     def describe(self) -> str:
         """Return the settings for people, one line each."""
@@ -113,11 +113,6 @@ class EvalSettings:
         return "\n".join(f"{name:<11}{text}" for name, text in lines.items())
 
 
-def digest(value: object) -> str:
-    """Return a short hash of a JSON value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
 def decoding(preset: str, temperature: float | None, top_p: float | None) -> tuple[float, float]:
     """Return temperature and top-p of a preset, or what was given instead."""
     if preset not in PRESETS:
@@ -132,8 +127,10 @@ def decoding(preset: str, temperature: float | None, top_p: float | None) -> tup
     return temperature, top_p
 
 
-def parse_benchmarks(text: str) -> tuple[str, ...]:
-    """Return the benchmarks named in a comma-separated list, in order and once each."""
+def parse_benchmarks(text: str | None) -> tuple[str, ...]:
+    """Return the benchmarks named in a comma-separated list, in order and once each; the default ones for None."""
+    if text is None:
+        return DEFAULT_BENCHMARKS
     names = [name.strip() for name in text.split(",") if name.strip()]
     known = [name.lower() if name.lower() in BENCHMARKS else name for name in names]
     for name in known:

@@ -75,19 +75,24 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    config: Config, device: Device, memory: int | None = None, processes: int | None = None
+    config: Config,
+    device: Device,
+    memory: int | None = None,
+    processes: int | None = None,
+    frozen_in_bf16: bool | None = None,
 ) -> MemoryEstimate:
     """Estimate what a run needs on a device; with its `memory` the KV cache is limited to its share of that.
 
-    With a number of `processes` it is what each of them needs.
+    With a number of `processes` it is what each of them needs. `frozen_in_bf16` is by default what the recipe says.
     """
+    halved = config.frozen_in_bf16 if frozen_in_bf16 is None else frozen_in_bf16
     if config.model.shard and processes:
         whole = config.model_copy(update={"model": config.model.model_copy(update={"shard": False})})
-        return split_layers(estimate_memory(whole, device, memory, processes), config, processes)
+        return split_layers(estimate_memory(whole, device, memory, processes, halved), config, processes)
     config = share_of(config, processes or 1)
-    model, shape = config.model, model_shape(base_model(config.model.path))
+    model = config.model
     with fake_tensors():
-        policy = fake_policy(shape, model.precision, model.lora_rank, model.gradient_checkpointing, model.lora_targets)
+        policy = _policy(config, halved)
         parameters = [p for p in policy.model.parameters() if p.requires_grad]
         weights, trained = _bytes(policy.model.parameters()), _bytes(parameters)
         micro_batch = largest_micro_batch(config, device)
@@ -131,11 +136,19 @@ def estimate_memory(
     )
 
 
+def _policy(config: Config, frozen_in_bf16: bool = False) -> Policy:
+    model = config.model
+    shape = model_shape(base_model(model.path))
+    return fake_policy(
+        shape, model.precision, model.lora_rank, model.gradient_checkpointing, model.lora_targets, frozen_in_bf16
+    )
+
+
 def split_layers(estimate: MemoryEstimate, config: Config, processes: int) -> MemoryEstimate:
     """Return the estimate of a process that has a part of the layers' linear maps (`model.shard`) instead of all."""
-    model, shape = config.model, model_shape(base_model(config.model.path))
+    model = config.model
     with fake_tensors():
-        policy = fake_policy(shape, model.precision, model.lora_rank, model.gradient_checkpointing, model.lora_targets)
+        policy = _policy(config)
         layers = next(child for child in policy.backbone.children() if isinstance(child, nn.ModuleList))
         sizes = [_bytes(linear_parameters(layer)) for layer in layers]
         trained = sum(sizes) if not model.lora_rank else 0

@@ -71,6 +71,11 @@ def describe_fit(estimate: MemoryEstimate, config: Config, available: DeviceMemo
     return f"{there}: it does not fit, {todo}"
 
 
+def fits(config: Config, available: DeviceMemory) -> bool:
+    """Return whether a run is estimated to fit into a GPU."""
+    return estimate_memory(config, "cuda", available.total).peak * SLACK <= available.free
+
+
 def visible_gpu(device: str) -> DeviceMemory | None:
     """Return the memory of the GPU that a run would use; None without one."""
     if not torch.cuda.is_available():

@@ -25,6 +25,7 @@ from trimtab.policy import (
     Precision,
     add_lora,
     enable_gradient_checkpointing,
+    freeze_in_bf16,
     fuse_layers,
     unfuse_layers,
 )
@@ -83,6 +84,7 @@ def fake_policy(
     lora_rank: int = 0,
     gradient_checkpointing: bool = False,
     lora_targets: Sequence[str] = (),
+    frozen_in_bf16: bool = False,
 ) -> Policy:
     """Build a policy from a model's configuration alone; call and use it inside `fake_tensors`."""
     from transformers import AttentionInterface, AutoModelForCausalLM
@@ -92,6 +94,8 @@ def fake_policy(
         model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32, trust_remote_code=False)
         if lora_rank:
             model = add_lora(model, lora_rank, alpha=1, seed=0, targets=lora_targets)
+        if frozen_in_bf16:
+            freeze_in_bf16(model)
     _to_fake(model)
     if gradient_checkpointing:
         enable_gradient_checkpointing(model)

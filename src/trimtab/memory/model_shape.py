@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from trimtab.bounded_http import HttpError, fetch
-from trimtab.policy import DEMO_MODELS, check_config, check_counts, demo_model, read_config
+from trimtab.policy import DEMO_MODELS, check_config, check_counts, demo_model, is_hub_model, read_config
 
 # Written out, since the packaged GGUF file has no config.json and reading it takes seconds.
 SMOLLM2: dict[str, Any] = {
@@ -38,7 +38,7 @@ def model_shape(path: str) -> Any:
     try:
         return read_config(path, local_files_only=True)
     except ValueError as error:
-        if path.startswith(("/", ".", "~")) or os.path.isdir(path):
+        if not is_hub_model(path) or os.path.isdir(path):
             raise NoEstimateError(str(error)) from None
     # `from_pretrained` would retry for minutes where there is no network; a dry run should not wait for that.
     if not constants.HF_HUB_OFFLINE:
@@ -50,3 +50,11 @@ def model_shape(path: str) -> Any:
             return shape
     why = "is neither cached nor can it be fetched; memory cannot be estimated without it"
     raise NoEstimateError(f"the config of {path} {why}")
+
+
+def known_positions(path: str) -> int | None:
+    """Return the most tokens that a model takes by its configuration; None if that is not known."""
+    with suppress(NoEstimateError):
+        positions = getattr(model_shape(path), "max_position_embeddings", None)
+        return positions if isinstance(positions, int) else None
+    return None

@@ -48,7 +48,7 @@ def moments(logits: Tensor, token: Tensor) -> Moments:
     """Return the moments from full logits (..., vocabulary) and the sampled tokens."""
     logp = logits.log_softmax(-1)
     p = logp.exp()
-    p_logp = torch.where(p > 0, p * logp, 0.0)  # 0 ln 0 is 0, not NaN
+    p_logp = torch.where(p == 0, 0.0, p * logp)  # 0 ln 0 is 0, not NaN; NaN stays NaN
     sampled = logp.gather(-1, token.unsqueeze(-1)).squeeze(-1)
     return Moments(sampled, -p_logp.sum(-1), (p * p).sum(-1), (p * p_logp).sum(-1))
 

@@ -19,6 +19,9 @@ from trimtab.objectives.spans import Spans
 # Log-probabilities are clamped here: low enough to mean p = 0, high enough that differences of two stay finite.
 LOGP_FLOOR = -1e4
 
+# What rounding may put above 0: log-probabilities of a certain token by a sampler in bf16, entropies below it.
+ROUNDING = 0.1
+
 LOGPS = ("old_logp", "current_logp", "sampler_logp", "ref_logp", "proxy_logp")
 TOKEN_FLOATS = (*LOGPS, "advantage", "entropy", "sum_p2", "sum_p2_logp")
 TOKEN_INTS = ("sequence", "token", "segment")
@@ -231,15 +234,36 @@ class TokenBatch:
         sums = [(getattr(self, name) * 0).sum().to(torch.float64) for name in names]
         first, last = self.sequence.new_zeros(1), self.sequence.new_full((1,), max(self.responses - 1, 0))
         unordered = (torch.diff(self.sequence, prepend=first, append=last) < 0).any()
-        flags = torch.stack([*sums, unordered.to(torch.float64)]).tolist()
-        for name, total in zip(names, flags[:-1], strict=True):
+        signed = [name for name in names if name in SIGNS] if self.tokens else []
+        furthest = [(getattr(self, name) * SIGNS[name]).max().to(torch.float64) for name in signed]
+        flags = torch.stack([*sums, *furthest, unordered.to(torch.float64)]).tolist()
+        for name, total in zip(names, flags, strict=False):
             if total != 0:
                 raise self._not_finite(name)
+        for name, value in zip(signed, flags[len(names) :], strict=False):
+            if value > ROUNDING:
+                raise self._wrong_sign(name, SIGNS[name] * value)
         if flags[-1]:
             where = (
                 f"TokenBatch field `sequence` must be non-decreasing response numbers from 0 to {self.responses - 1}"
             )
             raise ValueError(f"{where}: concatenate the tokens response by response")
+
+    def _wrong_sign(self, name: str, value: float) -> ValueError:
+        at = int((getattr(self, name) == value).nonzero()[0])
+        row = int(self.sequence[at])
+        where = f"TokenBatch field `{name}` is {value:g} at response {row}, token {at - self.offsets[row]}"
+        if name == "entropy":
+            return ValueError(f"{where}: an entropy is not below 0; is it sum p ln p, without the minus?")
+        if name not in LOGPS:
+            return ValueError(f"{where}: {FIELD_HELP[name]}")
+        given = getattr(self, name)
+        mistake = "the sign turned round (a loss, or -logp)"
+        if bool((given >= 0).all()) and value <= 1:
+            mistake = "probabilities, of which to take the logarithm"
+        elif bool((given < 0).any()):
+            mistake = "logits, without log_softmax"
+        return ValueError(f"{where}: a log-probability is not above 0; are these {mistake}?")
 
     def _not_finite(self, name: str) -> NotFiniteError:
         value = getattr(self, name)
@@ -259,10 +283,15 @@ def _pack(padded: Tensor, layout: Layout, name: str) -> Tensor:
     return padded.reshape(-1).index_select(0, layout.index)
 
 
+# Times which a value is not above 0, but for rounding.
+SIGNS = {**dict.fromkeys(LOGPS, 1), "entropy": -1, "sum_p2": -1, "sum_p2_logp": 1}
+
 # How to obtain an optional field.
 FIELD_HELP = {
+    "sum_p2": "it is the sum of p^2 over the vocabulary, which is not below 0",
+    "sum_p2_logp": "it is the sum of p^2 ln p over the vocabulary, which is not above 0",
     "entropy": "measure it in the pass that gives old_logp: -sum p ln p over the vocabulary",
-    "segment": "make it from token ids with trimtab.segment_ids(ids, tokenizer)",
+    "segment": "make it from token ids with trimtab.segment_ids(ids, tokenizer), from padded ones with its `mask`",
     "sampler_logp": "keep the log-probabilities that the sampler drew its tokens with",
     "ref_logp": "score the tokens with the reference model",
     "current_logp": "score the mini-batch with the current policy before planning, and give its entropy too",

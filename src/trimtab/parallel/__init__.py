@@ -14,11 +14,11 @@ from trimtab.parallel.sharded_layers import (
 )
 from trimtab.parallel.sharded_optimizer import ShardedOptimizer
 from trimtab.parallel.shares import balanced_shares
-from trimtab.parallel.watch import LOST, Notices, Watch
+from trimtab.parallel.watch import LOST, Notices, StoppedProcesses, Watch
 from trimtab.parallel.world import LostProcessError, World, join_world
 
 __all__ = [
-    "LOST", "LostProcessError", "Notices", "ShardedOptimizer", "Watch", "World", "balanced_shares", "forget_forwards",
-    "gather_to_leader", "gathered_layers", "is_split", "join_world", "linear_parameters", "local_part", "local_tensor",
-    "shard_layers", "unsharded_class", "whole_tensor",
+    "LOST", "LostProcessError", "Notices", "ShardedOptimizer", "StoppedProcesses", "Watch", "World", "balanced_shares",
+    "forget_forwards", "gather_to_leader", "gathered_layers", "is_split", "join_world", "linear_parameters",
+    "local_part", "local_tensor", "shard_layers", "unsharded_class", "whole_tensor",
 ]  # fmt: skip

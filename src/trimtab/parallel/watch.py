@@ -71,6 +71,20 @@ class Notices:
             return None
 
 
+class StoppedProcesses:
+    """Notices processes that stay stopped; `poll` is how many seconds pass between two looks at each."""
+
+    def __init__(self, poll: float, seconds: float = STOPPED_SECONDS) -> None:
+        self._enough, self._looks = seconds / poll, Counter[int]()
+        self.reason = f"was stopped (SIGSTOP) for {seconds:.0f} seconds"
+
+    def look(self, pid: int) -> bool:
+        """Look at a process; return whether it has been stopped for too long."""
+        # Counted and not timed: who looks may have been stopped too, and then both go on.
+        self._looks[pid] = self._looks[pid] + 1 if _state(pid) == "T" else 0
+        return self._looks[pid] >= self._enough
+
+
 class Watch:
     """A thread of one rank that watches the processes of all; `pids` are theirs in rank order."""
 
@@ -129,15 +143,13 @@ class Watch:
         return f"process {rank} of {len(self.pids)} (pid {self.pids[rank]})"
 
     def _run(self) -> None:
-        stopped: Counter[int] = Counter()  # looks in a row
+        stopped = StoppedProcesses(POLL_SECONDS)
         lost_since = None
         while not self._ended.wait(POLL_SECONDS):
             for rank in self._others:
-                state = _state(self.pids[rank])
-                stopped[rank] = stopped[rank] + 1 if state == "T" else 0
-                if stopped[rank] * POLL_SECONDS >= STOPPED_SECONDS:
-                    self._kill(rank, f"was stopped (SIGSTOP) for {STOPPED_SECONDS:.0f} seconds")
-                if not state or rank in self._killed:
+                if stopped.look(self.pids[rank]):
+                    self._kill(rank, stopped.reason)
+                if not _state(self.pids[rank]) or rank in self._killed:
                     lost_since = lost_since or time.monotonic()
             self._compare_exchanges()
             # The others give rank 0 the time to say it.

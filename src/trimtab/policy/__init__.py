@@ -2,10 +2,10 @@
 
 from trimtab.policy.demo_model import DEMO_MODELS, demo_model, demo_tokenizer
 from trimtab.policy.layers import Kernels, fuse_layers, unfuse_layers
-from trimtab.policy.loading import load_policy, pick_device
-from trimtab.policy.lora import add_lora, enable_gradient_checkpointing
+from trimtab.policy.loading import load_policy, pick_device, tokenizer_at_hand
+from trimtab.policy.lora import add_lora, enable_gradient_checkpointing, freeze_in_bf16
 from trimtab.policy.policy import Policy, Precision
-from trimtab.policy.pretrained import check_config, check_counts, read_config
+from trimtab.policy.pretrained import check_config, check_counts, is_hub_model, read_config
 from trimtab.policy.prompts import LongPromptError
 from trimtab.policy.score import Transcript, idle_pass, log_probs, score, split_by_token_budget, to_device, tool_tokens
 from trimtab.policy.shared_prompts import with_shared_prompts
@@ -24,8 +24,8 @@ from trimtab.policy.update import (
 __all__ = [
     "DEMO_MODELS", "Kernels", "LongPromptError", "Policy", "Precision", "Transcript", "UpdateOptions", "UpdateResult",
     "add_lora", "check_config", "check_counts", "clip_gradients", "demo_model", "demo_tokenizer",
-    "enable_gradient_checkpointing", "fuse_layers", "idle_pass", "least_passes", "load_policy", "log_probs",
-    "make_optimizer", "pick_device", "read_config", "response_shares", "score", "share_sizes", "split_by_token_budget",
-    "start_gradients", "to_device", "tool_tokens", "unfuse_layers", "update",
-    "with_shared_prompts",
+    "enable_gradient_checkpointing", "freeze_in_bf16", "fuse_layers", "idle_pass", "is_hub_model", "least_passes",
+    "load_policy", "log_probs", "make_optimizer", "pick_device", "read_config", "response_shares", "score",
+    "share_sizes", "split_by_token_budget", "start_gradients", "to_device", "tokenizer_at_hand", "tool_tokens",
+    "unfuse_layers", "update", "with_shared_prompts",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -13,11 +14,12 @@ import torch
 from trimtab.parallel import World, gathered_layers, shard_layers
 from trimtab.policy.demo_model import DEMO_MODELS, demo_model, demo_tokenizer
 from trimtab.policy.layers import fuse_layers, fusion_unsupported_reason, gpu_kernels, unfuse_layers
-from trimtab.policy.lora import add_lora, enable_gradient_checkpointing
+from trimtab.policy.lora import add_lora, enable_gradient_checkpointing, freeze_in_bf16
 from trimtab.policy.packed import packing_unsupported_reason, use_packed_attention
 from trimtab.policy.policy import Policy, Precision
-from trimtab.policy.pretrained import WEIGHTS, errors_in_words, read_pretrained
+from trimtab.policy.pretrained import WEIGHTS, errors_in_words, read_pretrained, read_tokenizer
 from trimtab.policy.prompts import start_rendering
+from trimtab.policy.smollm2 import smollm2_cache
 
 
 def load_policy(
@@ -31,6 +33,7 @@ def load_policy(
     lora_alpha: int = 32,
     lora_targets: Sequence[str] = (),
     lora_dropout: float = 0.0,
+    frozen_in_bf16: bool = False,
     chat: bool = True,
     seed: int = 0,
     prepare: Callable[[Any], Any] = lambda model: model,
@@ -38,6 +41,7 @@ def load_policy(
 ) -> Policy:
     """Load a policy by path: a folder or hub name, a demo or `smollm2`; `prepare` may replace the model as read.
 
+    `frozen_in_bf16` halves what LoRA's frozen weights take; every pass then needs `Policy.autocast` in bf16.
     `shard` names the processes among which the layers' weights are split; all of them must call this together.
     """
     where = pick_device(device)
@@ -48,6 +52,8 @@ def load_policy(
     model = prepare(model)
     if lora_rank:
         model = add_lora(model, lora_rank, lora_alpha, seed, lora_targets, lora_dropout, base=path)
+    if frozen_in_bf16:  # before the model is moved: a GPU never holds more
+        freeze_in_bf16(model)
     if where.type == "cuda" and where.index is not None:
         torch.cuda.set_device(where)  # Triton launches on the current device, whatever its arguments' device
     if shard is None:
@@ -66,6 +72,20 @@ def load_policy(
     # Flash attention needs half precision: in fp32 packed sequences would go through attention one by one, which is
     # slower than padding.
     return with_packing(policy) if where.type == "cuda" and precision == "bf16" else policy
+
+
+def tokenizer_at_hand(path: str) -> Any | None:
+    """Return the tokenizer of a model without loading the model; None if it is not on this machine yet."""
+    if path in DEMO_MODELS:
+        return demo_tokenizer(path)
+    if path == "smollm2" and not smollm2_cache().is_dir():
+        return None
+    if path == "smollm2" or os.path.isdir(os.path.expanduser(path)):
+        return read_tokenizer(path)
+    try:
+        return read_tokenizer(path, local_files_only=True)
+    except ValueError:
+        return None
 
 
 def with_packing(policy: Policy) -> Policy:
@@ -137,7 +157,8 @@ def pick_device(name: str) -> torch.device:
 def _check_weights(policy: Policy) -> None:
     """Raise if a weight is infinite or not a number."""
     # A sum is infinite or NaN if one of its terms is; it needs no memory, and 30 ms for SmolLM2 on a CPU.
-    sums = {name: weight.sum() for name, weight in policy.model.named_parameters() if weight.dtype == torch.float32}
+    checked = {name: w for name, w in policy.model.named_parameters() if w.dtype in (torch.float32, torch.bfloat16)}
+    sums = {name: weight.sum(dtype=torch.float32) for name, weight in checked.items()}
     finite = torch.stack([*sums.values()]).isfinite().tolist()
     if not all(finite):
         worst = [*sums][finite.index(False)]
@@ -162,8 +183,9 @@ def _check_logits(policy: Policy) -> None:
     ids = torch.tensor([[min(policy.eos_token_ids), policy.pad_token_id, 0]], device=policy.device)
     mask = torch.ones_like(ids)
     policy.model.eval()
-    # Sharded layers have weights of the precision in which they compute, so they need autocast.
-    with policy.autocast() if policy.sharded else nullcontext():
+    # Layers that are sharded, or frozen in bf16, have weights of the precision in which they compute.
+    mixed = len({weight.dtype for weight in policy.model.parameters()}) > 1
+    with policy.autocast() if policy.sharded or mixed else nullcontext():
         ours = policy.logits(policy.hidden_states(ids, mask), 1.0)
         theirs = policy.model(input_ids=ids, attention_mask=mask).logits.float()
     if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3):

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from trimtab.install_command import install_command
+
 
 def add_lora(
     model: Any, rank: int, alpha: int, seed: int, targets: Sequence[str] = (), dropout: float = 0.0, base: str = ""
@@ -19,7 +21,7 @@ def add_lora(
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise ValueError("model.lora_rank needs peft: pip install 'trimtab[lora]'") from None
+        raise ValueError(f"model.lora_rank needs peft: {install_command(extra='lora')}") from None
     _check_targets(model, targets)
     layers = list(targets) or "all-linear"
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=layers)
@@ -38,6 +40,20 @@ def _check_targets(model: Any, targets: Sequence[str]) -> None:
     for target in targets:
         if not any(name == target or name.endswith(f".{target}") for name in linear):
             raise ValueError(f"model.lora_targets: {target!r:.100} is no linear layer of the model: {', '.join(known)}")
+
+
+def freeze_in_bf16(model: Any) -> None:
+    """Keep the frozen weights of linear layers in bf16, in place.
+
+    Only for a model that computes under autocast, which casts these weights to bf16 at every use: results are equal to
+    the bit. It does not cast norms and embeddings, so those stay as they are, and with them a head that is tied.
+    """
+    embedding = model.get_input_embeddings().weight
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear) and layer.weight is not embedding:
+            for weight in layer.parameters(recurse=False):
+                if not weight.requires_grad:
+                    weight.data = weight.data.to(torch.bfloat16)
 
 
 def enable_gradient_checkpointing(model: Any) -> None:

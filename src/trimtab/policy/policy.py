@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trimtab.policy.batch_tokenize import decode_batch, encode_batch
 from trimtab.policy.lm_head import Head
-from trimtab.policy.prompts import check_lengths, render_prompts, tokenizer_errors
+from trimtab.policy.prompts import check_lengths, check_survival, render_prompts, tokenizer_errors
 
 Precision = Literal["fp32", "bf16"]
 MAX_CONTEXT = 1 << 20  # tokens; configs may claim any number
@@ -57,6 +57,11 @@ class Policy:
     def backbone(self) -> Any:
         """The causal LM without its head."""
         return getattr(self.causal_lm, self.causal_lm.base_model_prefix)
+
+    @property
+    def num_weights(self) -> int:
+        """The number of weights, trained or not."""
+        return sum(weight.numel() for weight in self.model.parameters())
 
     @property
     def lm_head(self) -> nn.Module:
@@ -133,6 +138,19 @@ class Policy:
         The chat template gets the JSON schemas of each prompt's `tools`.
         """
         texts = render_prompts(self.tokenizer if self.chat else None, prompts, tools)
+        return self._encode_texts(texts, limit)
+
+    def check_survival(
+        self, prompts: Sequence[Sequence[Mapping[str, str]]], tools: Sequence[Sequence[Mapping[str, Any]]] | None = None
+    ) -> list[str]:
+        """Raise ValueError for a prompt that its tokens do not say; return all as the model reads them."""
+        texts = render_prompts(self.tokenizer if self.chat else None, prompts, tools)
+        ids = self._encode_texts(texts, None)
+        with tokenizer_errors():
+            check_survival(self.tokenizer, prompts, texts, ids)
+            return [str(self.tokenizer.decode(each)) for each in ids]
+
+    def _encode_texts(self, texts: Sequence[str], limit: int | None) -> list[list[int]]:
         with tokenizer_errors():
             check_lengths(self.tokenizer, texts, self.context if limit is None else limit)
             return encode_batch(self.tokenizer, texts, not self.chat)

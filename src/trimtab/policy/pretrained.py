@@ -20,12 +20,14 @@ import torch
 
 from trimtab.parallel import LostProcessError
 from trimtab.policy.smollm2 import smollm2_folder
+from trimtab.policy.text_growth import check_growth
 from trimtab.text import printable
 
 CONFIG = ("config.json",)
 TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
 WEIGHTS = ("model.safetensors.index.json", "*.safetensors", "generation_config.json", "config.json")
 
+HUB_SECONDS = 5.0  # for a first answer of the hub
 MAX_JSON_BYTES = 256 << 20  # the largest tokenizer.json in use has 35 MB
 # Far above every model there is. Without limits transformers builds as many layers as config.json says.
 MAX_LAYERS, MAX_EXPERTS = 1000, 10_000
@@ -47,6 +49,8 @@ def read_config(path: str, **options: Any) -> Any:
 
     folder = local_folder(path)
     _escape_log_lines()
+    if not os.path.isdir(folder) and not options.get("local_files_only"):
+        _check_hub(path)
     with errors_in_words(path, CONFIG):
         check_files(folder)
         check_counts(PreTrainedConfig.get_config_dict(str(folder), **options)[0])
@@ -57,12 +61,11 @@ def read_config(path: str, **options: Any) -> Any:
 
 def read_pretrained(path: str, attention: str | None) -> tuple[Any, Any]:
     """Return a model with fp32 weights and its tokenizer, by folder or hub name."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
     config, folder = read_config(path), local_folder(path)
-    with errors_in_words(path, TOKENIZER):
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    tokenizer = read_tokenizer(path)
     options = {"attn_implementation": attention} if attention else {}
     with errors_in_words(path, WEIGHTS):
         _check_weight_files(folder, config.get_text_config())
@@ -81,13 +84,63 @@ def read_pretrained(path: str, attention: str | None) -> tuple[Any, Any]:
     return model, tokenizer
 
 
+def read_tokenizer(path: str, **options: Any) -> Any:
+    """Return the tokenizer of a model by folder or hub name."""
+    from transformers import AutoTokenizer
+
+    folder = local_folder(path)
+    with errors_in_words(path, TOKENIZER):
+        check_files(folder)
+        _check_tokenizer_json(path, folder, bool(options.get("local_files_only")))
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **options)
+
+
+def _check_tokenizer_json(path: str, folder: Path, local_only: bool) -> None:
+    """Raise ValueError for a tokenizer.json that makes endless texts; it is fetched if the model is on the hub."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    file = folder / "tokenizer.json"
+    if not os.path.isdir(folder):
+        try:
+            file = Path(hf_hub_download(path, "tokenizer.json", local_files_only=local_only))
+        except (EntryNotFoundError, LocalEntryNotFoundError):  # the tokenizer has other files, or is not here
+            return
+        if file.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError(f"{file.name} has {file.stat().st_size:,} bytes, which no such file needs")
+    if file.exists():
+        check_growth(json.loads(file.read_text(encoding="utf-8")))
+
+
 def local_folder(path: str) -> Path:
     """Return the folder of a model; that of a hub name does not exist."""
     folder = smollm2_folder() if path == "smollm2" else Path(os.path.expanduser(path))
     # A path must not be looked up on the hub as a name.
-    if path.startswith(("/", ".", "~")) and not os.path.isdir(folder):
+    if not is_hub_model(path) and not os.path.isdir(folder):
         raise ValueError(f"model.path={path!r}: there is no such folder")
     return folder
+
+
+def is_hub_model(path: str) -> bool:
+    """Return whether a name that is no folder may be that of a model on the hub: `name` or `owner/name`."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", path) is not None
+
+
+def _check_hub(path: str) -> None:
+    """Raise ValueError for a model that is not on this machine while the hub cannot be reached."""
+    # transformers would try again and again, for half a minute, before it says so.
+    from huggingface_hub import constants, get_session, hf_hub_url, try_to_load_from_cache
+
+    with errors_in_words(path, ()):
+        if constants.HF_HUB_OFFLINE or try_to_load_from_cache(path, "config.json") is not None:
+            return
+        try:
+            get_session().head(hf_hub_url(path, "config.json"), timeout=HUB_SECONDS)
+        except Exception as error:  # of httpx or requests, by the version of huggingface_hub
+            raise ValueError(
+                f"there is no such folder here, and the Hugging Face hub ({constants.ENDPOINT}) cannot be reached: "
+                f"{type(error).__name__}: {one_line(error, 200)}; give the path of a folder, or see to the network"
+            ) from None
 
 
 @contextmanager

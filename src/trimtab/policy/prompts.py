@@ -5,6 +5,7 @@ A chat template comes with a model, and prompts with a data set: neither is to b
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,8 @@ MAX_PROMPTS, MAX_CHARS = 256, 1 << 20  # of one call, unless a single prompt is 
 PIECE = 1 << 16  # characters that are tokenized at a time: up to 1 KB of memory for each
 # A cut in the middle of a word or token adds at most this many tokens.
 CUT_TOKENS = 256
+# Of a prompt that is compared with what its tokens say: letters of a piece, characters looked at, share to be found.
+KEPT_LETTERS, KEPT_CHARS, LEAST_KEPT = 4, 2000, 0.5
 
 Conversation = Sequence[Mapping[str, str]]
 Schemas = Sequence[Mapping[str, Any]]  # of tools, in JSON
@@ -65,6 +68,46 @@ def check_lengths(tokenizer: Any, texts: Sequence[str], limit: int) -> None:
             tokens += len(tokenizer.encode(text[start : start + PIECE], add_special_tokens=False)) - CUT_TOKENS
             if tokens > limit:
                 raise LongPromptError(number, len(text), limit)
+
+
+def check_survival(
+    tokenizer: Any, conversations: Sequence[Conversation], texts: Sequence[str], ids: Sequence[Sequence[int]]
+) -> None:
+    """Raise ValueError for a prompt that is not in its text by the chat template, or not in its tokens.
+
+    A tokenizer may change letters (lower case, other forms of them) and miss a few, but not half of them.
+    """
+    for messages, text, tokens in zip(conversations, texts, ids, strict=True):
+        decoded = tokenizer.decode(list(tokens), skip_special_tokens=True)
+        for message in messages:
+            content, role = message["content"], message.get("role")
+            # A template may drop the reasoning of earlier answers.
+            if role == "assistant" or _kept_share(content, decoded) >= LEAST_KEPT:
+                continue
+            if _kept_share(content, text) < LEAST_KEPT:
+                raise ValueError(
+                    f"the model's chat template leaves out the {role} message {content[:40]!r}; repair "
+                    "chat_template.jinja or tokenizer_config.json, or set model.chat=false"
+                )
+            raise ValueError(
+                f"the model's tokenizer loses the prompt {content[:40]!r}: encoded and decoded again, it is "
+                f"{decoded[:80]!r}. Is tokenizer.json missing or damaged, or of another model? Download or save the "
+                "model again, with its tokenizer"
+            )
+
+
+def _kept_share(content: str, whole: str) -> float:
+    """Return the share of a text's pieces of a few letters that occur in another text; 1 for one without any."""
+    letters, within = _letters(content[:KEPT_CHARS]), _letters(whole)
+    length = min(KEPT_LETTERS, len(letters))
+    pieces = {letters[start : start + length] for start in range(len(letters) - length + 1)} if length else set()
+    return sum(piece in within for piece in pieces) / len(pieces) if pieces else 1.0
+
+
+def _letters(text: str) -> str:
+    # Without spaces, accents and case, which some tokenizers do not keep; signs count if there is nothing else.
+    plain = "".join(unicodedata.normalize("NFKD", text).casefold().split())
+    return "".join(character for character in plain if character.isalnum()) or plain
 
 
 @contextmanager

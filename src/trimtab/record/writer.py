@@ -7,14 +7,14 @@ the recording with one warning. The size budget is kept by halving how many step
 from __future__ import annotations
 
 import queue
-import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trimtab.files import WRITING, new_folder, remove_folder, write_atomically
+from trimtab.files import new_folder, remove_folder, remove_unfinished, write_atomically
 from trimtab.record import layout
 from trimtab.record.layout import Manifest, RecordError, StepInfo
 from trimtab.record.parquet import encode
@@ -59,14 +59,15 @@ def rewind(folder: Path, step: int) -> None:
     """Delete the records after a step (after step 0 everything), and what a killed process left half-written."""
     if not folder.exists():
         return
-    if step <= 0:  # a run from the beginning: the stride and the vocabulary are not its own either
-        shutil.rmtree(folder)
-        return
-    for path in folder.glob(f"{WRITING}*"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    remove_unfinished(folder)
     for later in layout.recorded_steps(folder):
         if later > step:
             remove_folder(layout.step_folder(folder, later))
+    if step <= 0:  # a run from the beginning: the stride and the vocabulary are not its own either
+        for name in (layout.MANIFEST, layout.VOCABULARY):
+            (folder / name).unlink(missing_ok=True)
+        with suppress(OSError):  # it holds something else, which is not of the records
+            folder.rmdir()
 
 
 @dataclass

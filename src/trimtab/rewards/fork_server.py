@@ -36,12 +36,18 @@ MAX_WORKERS = 40
 # Only so many workers at normal priority run at once (see `BOOST_CPU_SECONDS`): most calls need no more.
 MAX_NEW_WORKERS = 4 * (os.cpu_count() or 1)
 MAX_LOAD_SECONDS = 600
+# What a process does to itself: by a bug of the libraries that the answer led into.
+OWN_SIGNALS = frozenset(
+    (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP)
+)
 
 
 def main(path: str) -> None:
     """Load the function, report it, and serve calls until the parent is gone."""
     results = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whatever the function prints must not reach the results
+    os.dup2(2, 1)  # what the function prints must not reach the results
+    # By whole lines: several workers write to one file, and each may be killed at any time.
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     first, unread = _first_line()
     # The end of input is not seen while a module loads. SIGALRM ends a server that hangs there after its parent died.
     signal.alarm(MAX_LOAD_SECONDS)
@@ -236,7 +242,7 @@ class ForkServer:
         try:
             result = json.loads(call.output)
         except ValueError:
-            result = {**_outcome_without_result(call.pid), "error": "the worker wrote no result"}
+            result = {"error": "the worker wrote no result", **_outcome_without_result(call.pid)}
         self.finish(call, result, alive=answered)
 
     def finish(self, call: RunningCall, result: dict[str, Any], alive: bool = False) -> None:
@@ -279,14 +285,22 @@ def _kill(pid: int) -> None:
 
 
 def _outcome_without_result(pid: int) -> dict[str, str]:
-    """Return the outcome of a worker that ended without a result: killed by a limit, or crashed."""
+    """Return the outcome of a worker that ended without a result: killed by a limit or an error of its own, or crashed.
+
+    A signal from outside says nothing about the call: the kernel kills whom it likes when memory is short.
+    """
     for _ in range(40):  # its pipe closes a moment before it can be waited for
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-            if killer in {signal.SIGXCPU, signal.SIGKILL} or os.WEXITSTATUS(status) == EXIT_OUT_OF_TIME:
+            if killer == signal.SIGXCPU or os.WEXITSTATUS(status) == EXIT_OUT_OF_TIME:
                 return {"outcome": "too_costly", "limit": "time"}
-            return {"outcome": "too_costly", "limit": "signal"} if killer else {"outcome": "crashed"}
+            if killer in OWN_SIGNALS:
+                return {"outcome": "too_costly", "limit": "signal"}
+            if killer:
+                name = signal.Signals(killer).name if killer in set(signal.Signals) else f"signal {killer}"
+                return {"outcome": "crashed", "error": f"the worker was killed from outside ({name}): is memory short?"}
+            return {"outcome": "crashed"}
         time.sleep(0.005)
     return {"outcome": "crashed"}
 

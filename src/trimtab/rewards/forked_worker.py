@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -25,7 +26,10 @@ def run_call(function: Function, message: dict[str, Any], pipe: int) -> None:
     """Set limits, call the function and write the result; runs in the forked worker."""
     _keep_descriptors(pipe)
     _set_limits(message["memory"], message["cpu_seconds"])
-    write_all(pipe, _result(function, message).encode())
+    result = _result(function, message).encode()
+    with contextlib.suppress(Exception):  # it would be lost: `_exit` writes nothing; the disk may be full
+        sys.stdout.flush()
+    write_all(pipe, result)
     os._exit(0)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from trimtab.bounded_http import (
     event_loop_thread,
     is_retryable,
     open_client,
+    read_key,
     retry_after,
     retry_pause,
 )
@@ -72,7 +72,7 @@ class HttpRule:
                 raise ValueError(f"{name} = {shown(value)} must be a whole number from {least} to 10,000")
         if type(self.seconds) not in (int, float) or not 0 < self.seconds < math.inf:
             raise ValueError(f"seconds = {shown(self.seconds)} must be a number of seconds")
-        if self.key_variable and not self._key():
+        if self.key_variable and not read_key(self.key_variable):
             raise ValueError(f"key_variable = {shown(self.key_variable)}: there is no such environment variable")
 
     def grade_here(self, items: Sequence[Submission]) -> list[Verdict]:
@@ -84,8 +84,7 @@ class HttpRule:
 
     async def _grade_batches(self, batches: Sequence[Sequence[Submission]]) -> list[list[Verdict]]:
         turns = asyncio.Semaphore(self.concurrency)
-        headers = {"Authorization": f"Bearer {self._key()}"} if self.key_variable else {}
-        async with open_client(self.concurrency, headers=headers) as client:
+        async with open_client(self.concurrency, read_key(self.key_variable)) as client:
 
             async def grade(batch: Sequence[Submission]) -> list[Verdict]:
                 async with turns:
@@ -101,7 +100,7 @@ class HttpRule:
                 values = await self._request(client, batch)
                 return [self._verdict(value, row, batch) for row, value in enumerate(values)]
             except ServiceError as error:
-                reason = self._shown(str(error))
+                reason = shorten(" ".join(printable(str(error)).split()), MESSAGE_LENGTH)
                 if error.wait is None:
                     break
                 if attempt < self.retries:
@@ -120,14 +119,13 @@ class HttpRule:
         except HttpError as error:
             raise ServiceError(str(error), wait=0.0) from None
         with reply.body:
-            body = reply.read()
             if reply.status != 200:
                 wait = retry_after(reply.headers.get("retry-after")) if is_retryable(reply.status) else None
-                raise ServiceError(f"status {reply.status}: {body[:2000].decode('utf-8', 'replace')}", wait)
-        try:
-            found = json.loads(body)
-        except (ValueError, RecursionError):
-            raise ServiceError(f"not JSON: {body[:200].decode('utf-8', 'replace')}", wait=0.0) from None
+                raise ServiceError(f"status {reply.status}: {reply.excerpt()}", wait)
+            try:
+                found = json.loads(reply.read().decode("utf-8-sig"))
+            except (ValueError, RecursionError):
+                raise ServiceError(f"not JSON: {reply.excerpt(200)}", wait=0.0) from None
         values = found.get("verdicts") if isinstance(found, dict) else found
         if not isinstance(values, list) or len(values) != len(batch):
             got = f"{len(values)} verdicts" if isinstance(values, list) else shown(found)
@@ -141,11 +139,3 @@ class HttpRule:
             return Verdict(
                 "crashed", error=f"{self.url} for row {row + 1} of {len(batch)}, {batch[row].named}: {error}"
             )
-
-    def _key(self) -> str:
-        return os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
-
-    def _shown(self, text: str) -> str:
-        """Return a server's message that can be shown: on one line, short, and without the key."""
-        text = text.replace(self._key(), "(the key)") if self._key() else text
-        return shorten(" ".join(printable(text).split()), MESSAGE_LENGTH)

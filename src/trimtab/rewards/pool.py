@@ -16,9 +16,11 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import IO, Any, Literal
 
 from trimtab.own_parts import module_folders
+from trimtab.rewards.rule_output import set_file, worker_output
 from trimtab.stop_signals import unheeded_in_children
 from trimtab.worker_process import package_path, write_all
 
@@ -90,10 +92,9 @@ class ForkServerClient:
         # `subprocess` and not `multiprocessing`: daemonic processes may use it, and it copies none of this process's
         # memory, threads and CUDA state.
         command, pipe = [sys.executable, "-P", "-m", "trimtab.rewards.fork_server", function], subprocess.PIPE
-        with unheeded_in_children():  # the step under way still needs its verdicts
-            self.process = subprocess.Popen(
-                command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment
-            )
+        with unheeded_in_children(), worker_output() as output:  # the step under way still needs its verdicts
+            errors = output if is_users(function) else subprocess.DEVNULL
+            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, env=environment)
         # Plain descriptors, because a forked child must be able to close them: a file object may be locked there.
         self.pipes = [_plain_descriptor(self.process.stdin), _plain_descriptor(self.process.stdout)]
         self.write(search_path(function))
@@ -165,12 +166,17 @@ class ForkServerClient:
         os.close(self.pipes[1])
 
 
+def is_users(function: str) -> bool:
+    """Return whether a worker's function is the user's, or is given a part of the user's."""
+    return not function.startswith("trimtab.") or "@" in function
+
+
 def search_path(function: str) -> list[str]:
     """Return the folders that the server adds to the end of its `sys.path`: this process's, without the current one.
 
     A function of the user's own may also lie beside the recipe or in the current folder, which are the last.
     """
-    own = [] if function.startswith("trimtab.") and "@" not in function else module_folders()
+    own = module_folders() if is_users(function) else []
     try:
         here = os.getcwd()
     except FileNotFoundError:  # it has been deleted, and relative entries lead nowhere
@@ -255,6 +261,15 @@ def close() -> None:
         for known in _clients.values():
             known.close()
         _clients.clear()
+
+
+def keep_output(path: Path | None) -> None:
+    """Append to a file what users' rules and tools print, here and in workers; None: to standard error again."""
+    if not set_file(path):
+        return
+    with _lock:  # a server keeps the file that it was started with
+        for function in [each for each in _clients if is_users(each)]:
+            _clients.pop(function).close()
 
 
 def _reset_after_fork() -> None:

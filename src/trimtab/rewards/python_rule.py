@@ -16,8 +16,9 @@ from typing import Any, TypeVar, overload
 
 from trimtab.own_parts import PREFIX, OwnPartError, load_part, location
 from trimtab.rewards.pool import WorkerCall, WorkerLimits, WorkerResult
+from trimtab.rewards.rule_output import redirected
 from trimtab.rewards.submission import FACTS, Submission
-from trimtab.rewards.verdicts import Verdict, VerdictKind, verdict_of
+from trimtab.rewards.verdicts import Verdict, verdict_of
 from trimtab.text import shown
 
 LIMITS = WorkerLimits(seconds=10.0, cpu_seconds=5.0, memory=1 << 30)
@@ -107,16 +108,17 @@ class PythonRule:
         seconds = result.seconds / len(items)
         if result.outcome == "done":
             return [replace(verdict, seconds=seconds) for verdict in self._read(result.value, items)]
-        kind: VerdictKind = "too_costly" if result.outcome == "too_costly" else "crashed"
         limits = f"more than {self.limits.seconds:g} s, {self.limits.cpu_seconds:g} s of the processor or its memory"
-        reason = result.error or (f"{limits}; @trimtab.rule(seconds=...) allows more" if kind == "too_costly" else "")
-        error = result.traceback or f"{self.name} for {items[0].named}: {reason}"
-        return [Verdict(kind, seconds=seconds, error=error)] * len(items)
+        costly = f"{limits}; @trimtab.rule(seconds=...) allows more" if result.outcome == "too_costly" else ""
+        error = result.traceback or f"{self.name} for {items[0].named}: {result.error or costly}"
+        # Also if it ran out of time: a slow rule says nothing about the response.
+        return [Verdict("crashed", seconds=seconds, error=error)] * len(items)
 
     def _call_here(self, items: Sequence[Submission]) -> list[Verdict]:
         arguments, keywords = self._arguments(items)
         try:
-            value = self.function(*arguments, **keywords)
+            with redirected():
+                value = self.function(*arguments, **keywords)
         except Exception as error:
             return [Verdict("crashed", error=own_traceback(error))] * len(items)
         return self._read(value, items)

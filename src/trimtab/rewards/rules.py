@@ -16,10 +16,10 @@ from typing import Any
 from trimtab import own_parts
 from trimtab.rewards import pool
 from trimtab.rewards.countdown_rule import grade_countdown
-from trimtab.rewards.extract import answer_box, answer_line, last_box, last_number, parse_number, tidy
+from trimtab.rewards.extract import answer_box, answer_boxes, answer_line, last_box, last_number, parse_number, tidy
 from trimtab.rewards.gym_rule import gym_score
 from trimtab.rewards.http_rule import HttpRule
-from trimtab.rewards.mathematics import grade_extracted, tokenize, unbox
+from trimtab.rewards.mathematics import asks_for_several, grade_extracted, tokenize, unbox
 from trimtab.rewards.pool import WorkerCall, WorkerResult
 from trimtab.rewards.python_rule import DeferredCall, PythonRule, load_python_rule
 from trimtab.rewards.response_rules import RESPONSE_RULES, FormatRule, LanguageRule, LengthRule, make_rule
@@ -177,7 +177,7 @@ def _grade_number(response: str, answer: str) -> Verdict:
 
 
 def _grade_boxed(response: str, answer: str) -> Verdict:
-    extracted = (last_box(response) or "").strip()
+    extracted = (answer_box(response) or "").strip()
     if not extracted:
         return Verdict("no_answer")
     if len(extracted) > MAX_ANSWER_CHARS:
@@ -197,14 +197,23 @@ def _grade_strict_box(response: str, answer: str) -> Verdict:
 
 
 def _grade_math(response: str, answer: str) -> Verdict | WorkerCall:
-    extracted = (answer_box(response) or "").strip()
+    extracted = _boxed_answer(response, answer)
     return grade_extracted(extracted, answer) if extracted else Verdict("no_answer")
+
+
+def _boxed_answer(response: str, answer: str) -> str:
+    """Return the content of the last box, or if the truth has several members, of all boxes that stand in one row."""
+    box = answer_box(response)
+    # The cheap questions first: most truths are one number, and most responses have one box.
+    if box is not None and not answer.isalnum() and response.count("\\boxed") > 1 and asks_for_several(answer):
+        box = answer_boxes(response)
+    return (box or "").strip()
 
 
 def _grade_dapo(response: str, answer: str) -> Verdict | WorkerCall:
     """Compare what follows the last `Answer:` as `math` does; of a box on that line, its content."""
     line = answer_line(response)
-    extracted = (answer_box(line) or "").strip() if line and "boxed" in line else line
+    extracted = _boxed_answer(line, answer) if line and "boxed" in line else line
     return grade_extracted(extracted, answer) if extracted else Verdict("no_answer")
 
 
@@ -235,7 +244,7 @@ def _letter(text: str) -> str | None:
 def _grade_gym(response: str, kind: str, extra: Mapping[str, Any]) -> Verdict:
     if "entry" not in extra:
         raise ValueError(f"the rule gym:{kind} needs the problem's `extra` with `entry`: use it for GymTask's problems")
-    extracted = (last_box(response) or "").strip()
+    extracted = (answer_box(response) or "").strip()
     if not extracted:
         return Verdict("no_answer")
     if len(extracted) > MAX_ANSWER_CHARS:

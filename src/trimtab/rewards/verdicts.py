@@ -43,7 +43,7 @@ class Verdict:
             raise ValueError(
                 f"the kind of a verdict is {shown(self.kind)}; it must be one of {', '.join(VERDICT_KINDS)}"
             )
-        if self.score is not None and not _is_score(self.score):
+        if self.score is not None and not is_score(self.score):
             raise ValueError(f"the score of a verdict is {shown(self.score)}; it must be {SCORE}, or None")
 
     @property
@@ -64,7 +64,7 @@ def verdict_of(value: object) -> Verdict:
         return value
     if isinstance(value, bool):
         return Verdict("correct" if value else "wrong")
-    if _is_score(value):
+    if is_score(value):
         score = float(value)  # type: ignore[arg-type]
         return Verdict("correct" if score >= CORRECT_SCORE else "wrong", score=score)
     if isinstance(value, str) and value in VERDICT_KINDS:
@@ -88,7 +88,8 @@ def _python_number(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
 
 
-def _is_score(value: object) -> bool:
+def is_score(value: object) -> bool:
+    """Return whether a value is a number that a reward can be."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     try:

@@ -14,7 +14,7 @@ from rich.text import Text
 from trimtab.collapse import HOLD_STEPS, find_collapse
 from trimtab.compare import CompareRun, ProcessPool, RunOutcome, progress_bars
 from trimtab.console import STOPPED
-from trimtab.files import locked, write_atomically
+from trimtab.files import locked, mark_folder, write_atomically
 from trimtab.stress.axis_table import AxisTable, axis_tables
 from trimtab.stress.figures import RunFigures, run_figures, survivors
 from trimtab.stress.grid import Cell, StressTest
@@ -67,11 +67,12 @@ def show_stress(test: StressTest, console: Console, write_report: WriteReport = 
     if test.search:
         for axis in test.axes:
             check_search(axis)
-    test.runs(planned_cells(test))  # each is checked before the first one starts
+    planned = test.checked_runs(planned_cells(test))  # before the first one starts
     cells = first_cells(test)
     figures: list[RunFigures] = []
     stopped = urgent = False
     with locked(test.out):
+        mark_folder(test.out, "stress", ours=any(run.state() != "new" for _, run in planned))
         while cells and not stopped:
             planned = test.runs(cells)
             outcomes = {run.name: outcome for _, run in planned if (outcome := ended_before(run))}
@@ -105,7 +106,7 @@ def mark_ended(outcome: RunOutcome) -> None:
     if outcome.counts:
         noted = {"state": outcome.state, "why": outcome.why, "steps": outcome.run.config.run.steps}
         write_atomically(folder.path / ENDED, json.dumps(noted) + "\n")
-        for weights in (folder.checkpoints, folder.alarm_checkpoints, folder.reference, folder.model):
+        for weights in (folder.checkpoints, folder.alarm_checkpoints, folder.best, folder.reference, folder.model):
             shutil.rmtree(weights, ignore_errors=True)
 
 

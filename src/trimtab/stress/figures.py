@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from trimtab.collapse import MIN_BEST, find_collapse
+from trimtab.collapse import HOLD_STEPS, LOW, MIN_BEST, find_fall
 from trimtab.compare import RunOutcome
 from trimtab.console import summarize_metrics
 from trimtab.step_lines import LAST_STEP, iter_step_lines
@@ -23,6 +23,7 @@ SURVIVING_SHARE = 2 / 3  # of the seeds, for a setting to count as survived
 LEARNED = 0.02  # accuracy above a start near 0
 CURVES = ("eval/accuracy", "reward/accuracy", "policy/entropy", "groups/mixed_share")
 TOUCHED = ("silenced", "boosted", "damped", "masked", "dropped", "penalized", "clipped")
+FELL = "fell"  # begins the end, in words, of a run that ended low
 RESAMPLES = 2_000
 
 Step = Annotated[int, Field(ge=0, le=LAST_STEP)]  # checked where figures are read from a file
@@ -50,9 +51,14 @@ class RunFigures:
     curves: dict[str, list[tuple[Step, float]]]
 
     @property
+    def ended_low(self) -> bool:
+        """Whether it ended below half of its best accuracy, too soon to tell whether that lasts."""
+        return self.survived is False and self.collapse_step is None and self.end.startswith(FELL)
+
+    @property
     def never_learned(self) -> bool:
-        """Whether it did not survive although it did not collapse."""
-        return self.survived is False and self.collapse_step is None
+        """Whether it did not survive although it neither collapsed nor fell."""
+        return self.survived is False and self.collapse_step is None and not self.ended_low
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures as plain data."""
@@ -100,14 +106,22 @@ def _judge(
     # A run whose weights are no longer finite ends in a step that is not logged.
     if any(line["step"] > last for line in iter_step_lines(outcome.run.folder.nonfinite, lambda problem: None)):
         return False, f"not finite at step {last + 1}", last + 1
-    if collapse := find_collapse(records):
-        return False, f"collapsed at step {collapse.step}: {collapse.message}", collapse.step
+    fall = find_fall(records)
+    if fall and fall.kind != LOW:
+        return False, fall.words, fall.step
     if came_back:
         return None, f"unfinished: it came back in step {last}, as it was being stopped", None
+    return *((False, fall.words) if fall else _judge_end(records, last)), None
+
+
+def _judge_end(records: Sequence[Mapping[str, float]], last: int) -> tuple[bool | None, str]:
+    """Return whether a run that did not fall survived, and how it ended."""
+    if last <= HOLD_STEPS:
+        return None, f"too short to be judged: {last} steps, and a collapse lasts {HOLD_STEPS} or more"
     accuracy = [record["eval/accuracy"] for record in records if "eval/accuracy" in record]
     if accuracy and accuracy[0] < MIN_BEST and max(accuracy[-2:]) < accuracy[0] + LEARNED:
-        return False, f"never learned: accuracy {accuracy[-1]:.2f} after {last} steps", None
-    return True, "survived", None
+        return False, f"never learned: accuracy {accuracy[-1]:.2f} after {last} steps"
+    return True, "survived"
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,12 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from trimtab.collapse import HOLD_STEPS
 from trimtab.compare import MAX_RUNS, CompareRun, check_objectives, plan_run
 from trimtab.config import load
 from trimtab.console import slug
 from trimtab.text import shown
+from trimtab.train import InputReader
 
 EVALUATIONS = 20  # of a run: fewer would show a collapse late
 NO_RECORDS = ("run.report=false", "record.enabled=false")  # hundreds of runs: records would fill the disk
@@ -68,13 +70,25 @@ class StressTest:
     def runs(self, cells: list[Cell]) -> list[tuple[Cell, CompareRun]]:
         """Return the runs of cells, seed by seed, so that a test that is stopped has compared all objectives."""
         first, steps = self._seed_and_steps()
+        reader = InputReader()
         settings = (*NO_RECORDS, f"run.eval_every={max(1, steps // EVALUATIONS)}", *self.settings)
         return [
-            (cell, plan_run(self.out, self.recipe, cell.objective, seed, (*settings, setting), setting))
+            (cell, plan_run(self.out, self.recipe, cell.objective, seed, (*settings, setting), setting, reader))
             for seed in range(first, first + self.seeds)
             for cell in cells
             for setting in [f"{cell.axis}={cell.value}"]
         ]
+
+    def checked_runs(self, cells: list[Cell]) -> list[tuple[Cell, CompareRun]]:
+        """Return the runs of cells; refuse runs that are too short to be judged."""
+        runs = self.runs(cells)
+        for _, run in runs:
+            if (steps := run.config.run.steps) <= HOLD_STEPS:
+                raise ValueError(
+                    f"run.steps = {steps} is too short for a stress test: a collapse lasts {HOLD_STEPS} steps or more, "
+                    f"so runs need more than {HOLD_STEPS} steps to be judged, and better {EVALUATIONS} and more"
+                )
+        return runs
 
     def check(self) -> None:
         """Refuse a test that cannot run, before the first run starts."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from trimtab.compare import MAX_RUNS
+from trimtab.files import read_bounded
 from trimtab.stress.axis_table import AxisTable
 from trimtab.stress.figures import RunFigures
 from trimtab.stress.grid import Axis
@@ -57,9 +58,7 @@ def read_stress(path: Path) -> StoredStressTest:
     """Read the stress test of a folder or a file; margins are those of its runs, whatever else the file says."""
     path = path / NAME if path.is_dir() else path
     try:
-        if path.stat().st_size > LARGEST:
-            raise ValueError(f"it is larger than {LARGEST:,} bytes")
-        stored = _StoredFile.model_validate(json.loads(path.read_bytes()))
+        stored = _StoredFile.model_validate(json.loads(read_bounded(path, LARGEST)))
         if len(stored.objectives) * sum(len(axis.values) for axis in stored.axes) > MOST_CELLS:
             raise ValueError(f"it has more than {MOST_CELLS:,} settings")
     except ValidationError as error:

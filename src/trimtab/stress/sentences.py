@@ -18,7 +18,7 @@ def headline(table: AxisTable) -> str:
     ranks = {name: -1 if (value := found[name].value) is None else values.index(value) for name in table.objectives}
     best = max(ranks.values())
     if best < 0:
-        return f"{pushed}: no objective survived any of it{_never_learned(judged)}."
+        return f"{pushed}: no objective survived any of it{_without_collapse(judged)}."
     longest = [name for name, rank in ranks.items() if rank == best]
     others = [
         f"{name} {f'up to {values[rank]}' if rank >= 0 else 'not at all'}"
@@ -57,15 +57,16 @@ def describe(table: AxisTable, objective: str) -> str:
     runs = table.cell(objective, broken)
     step = median_of(runs, lambda run: run.collapse_step)
     after = f", and collapses are at step {step:.0f} (median)" if step is not None else ""
-    return f"{text} At {broken}, {_seeds(table, objective, broken)}{after}{_never_learned(runs)}."
+    return f"{text} At {broken}, {_seeds(table, objective, broken)}{after}{_without_collapse(runs)}."
 
 
-def _never_learned(runs: Sequence[RunFigures]) -> str:
+def _without_collapse(runs: Sequence[RunFigures]) -> str:
     """Say how many runs broke without a collapse; nothing if none did."""
-    count = sum(run.never_learned for run in runs)
-    if not count:
-        return ""
-    return "; no run collapsed, but none learned" if count == len(runs) else f"; {count} of {len(runs)} never learned"
+    low, count = sum(run.ended_low for run in runs), sum(run.never_learned for run in runs)
+    if count and count == len(runs):
+        return "; no run collapsed, but none learned"
+    fell = f"; {low} of {len(runs)} ended below half of their best" if low else ""
+    return f"{fell}; {count} of {len(runs)} never learned" if count else fell
 
 
 def _seeds(table: AxisTable, objective: str, value: str) -> str:

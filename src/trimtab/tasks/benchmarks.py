@@ -16,6 +16,7 @@ from trimtab.tasks.files import NAME_COLUMNS, gsm8k, read_file, read_rows
 from trimtab.tasks.problems import FixedTask, Problem, user
 from trimtab.text import nearest, shown
 
+HELD_OUT = "held-out:"  # before the folder of a run: its held-out problems
 FILE_ENDINGS = (".jsonl", ".parquet")
 BOX_RULES = ("math", "boxed", "strict-box")  # rules that extract the answer from a box
 PROMPT_SUFFIX = "\nPlease reason step by step, and put your final answer within \\boxed{}"
@@ -68,6 +69,8 @@ def find_benchmark(name: str) -> Benchmark:
         return BENCHMARKS[name]
     if Path(name).suffix in FILE_ENDINGS:
         return Benchmark(name, Path(name).stem, 0, LARGE, hub="", question="", answer="")
+    if name.startswith(HELD_OUT):
+        return Benchmark(name, f"{Path(name.removeprefix(HELD_OUT)).name}, held-out", 0, LARGE, "", "", "")
     hint = f"{nearest(name, BENCHMARKS)} (a file of your own ends in {' or '.join(FILE_ENDINGS)})"
     raise ValueError(f"unknown benchmark {shown(name)}: {hint}")
 

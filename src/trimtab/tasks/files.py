@@ -12,11 +12,12 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from trimtab.files import iter_json_lines
+from trimtab.tasks.parquet_rows import parquet_rows
 from trimtab.tasks.problems import FixedTask, Message, Problem, Split, TaskOption, optional_module, user
-from trimtab.text import nearest, printable, shorten, shown
+from trimtab.text import nearest, one_line, printable, shorten, shown
 
 # What a file's columns are called, by verl, where a recipe does not say otherwise; a file may lack the last four.
 COLUMNS = {
@@ -29,6 +30,11 @@ COLUMNS = {
 }
 NAME_COLUMNS = "name your columns in the recipe, as task.columns = {prompt = 'question'}, or in warm_start.columns"
 SKIP_BAD_ROWS = TaskOption("leave out rows that cannot be used, with a warning that names them, instead of stopping")
+LongPrompts = Literal["error", "drop"]
+LONG_PROMPTS = TaskOption(
+    "what to do about prompts that are longer than rollout.max_prompt_tokens or leave no room for a response: error "
+    "stops, drop leaves them out before the first step and says how many"
+)
 MAX_REASONS, MAX_ROWS = 5, 10  # of an error about bad rows: different reasons, and numbers of rows for each
 BOXED_SUFFIX = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
@@ -37,20 +43,60 @@ Row = Mapping[str, Any]
 
 def file_task(
     split: Split,
-    path: Annotated[str | None, TaskOption("a jsonl or parquet file, or the name of a dataset on the hub")] = None,
-    eval_path: Annotated[str | None, TaskOption("the same for held-out problems; none means no evaluation")] = None,
+    path: Annotated[
+        str | list[str] | dict[str, float] | None,
+        TaskOption(
+            "a jsonl or parquet file, or the name of a dataset on the hub; several as a list, or as a table that gives "
+            "each a weight, its share of the prompts"
+        ),
+    ] = None,
+    eval_path: Annotated[
+        str | list[str] | None,
+        TaskOption("a file, or a list of them, of held-out problems; none means no evaluation"),
+    ] = None,
     rule: Annotated[str, TaskOption("the rule that grades responses ([rewards.md](rewards.md))")] = "boxed",
     suffix: Annotated[str, TaskOption("text appended to the last message of each prompt")] = "",
     columns: Annotated[
         dict[str, str], TaskOption(f"your column names, as a table with any of the keys {', '.join(COLUMNS)}")
     ] = {},  # noqa: B006  (never changed)
     skip_bad_rows: Annotated[bool, SKIP_BAD_ROWS] = False,
+    long_prompts: Annotated[LongPrompts, LONG_PROMPTS] = "error",  # a run heeds it, which has a tokenizer
 ) -> FixedTask:
-    """Problems from a file, by default with the columns of verl's schema."""
+    """Problems from a file or several, by default with the columns of verl's schema."""
     source = path if split == "train" else eval_path
     if source is None:
         raise ValueError("task.name='file' needs task.path: a jsonl or parquet file")
-    return read_file(source, rule=rule, suffix=suffix, columns=columns, skip_bad_rows=skip_bad_rows)
+    check_paths(source)
+    if isinstance(source, dict):
+        source = dict(sorted(source.items()))  # the order of a table means nothing
+    files = [
+        read_file(each, rule=rule, suffix=suffix, columns=columns, skip_bad_rows=skip_bad_rows)
+        for each in source_paths(source)
+    ]
+    if len(files) == 1:
+        return files[0]
+    weights = zip(map(len, files), source.values(), strict=True) if isinstance(source, dict) else ()
+    problems = tuple(problem for file in files for problem in file.problems)
+    return FixedTask(" + ".join(file.name for file in files), problems, tuple(weights))
+
+
+def source_paths(source: object) -> list[str]:
+    """Return the paths that a key for files holds: a path, a list of them, or a table of paths and weights."""
+    if isinstance(source, str):
+        return [source]
+    return [path for path in source if isinstance(path, str)] if isinstance(source, list | dict) else []
+
+
+def check_paths(source: object) -> None:
+    """Raise ValueError for a list or table of paths that names no file, or gives one a weight that is not above 0."""
+    paths = source_paths(source)
+    if not paths or not all(path.strip() for path in paths):
+        raise ValueError(f"{shown(source)} names no file: write a path, or several as a list or a table of weights")
+    if len({*paths}) < len(paths):
+        raise ValueError(f"{shown(source)} names a file twice: to use it more often, write a table of weights")
+    for path, weight in source.items() if isinstance(source, dict) else ():
+        if not 0 < weight < math.inf:
+            raise ValueError(f"the weight of {shown(path)} is {weight}: it must be above 0")
 
 
 def gsm8k_task(
@@ -61,6 +107,7 @@ def gsm8k_task(
     eval_path: Annotated[str | None, TaskOption("the same for held-out problems; none means no evaluation")] = None,
     suffix: Annotated[str, TaskOption("text appended to each question")] = BOXED_SUFFIX,
     skip_bad_rows: Annotated[bool, SKIP_BAD_ROWS] = False,
+    long_prompts: Annotated[LongPrompts, LONG_PROMPTS] = "error",  # a run heeds it, which has a tokenizer
 ) -> FixedTask:
     """The questions of GSM8K, with their worked solutions."""
     source = (path if split == "train" else eval_path) or "openai/gsm8k"
@@ -105,11 +152,18 @@ def worked_solutions(source: str, suffix: str, columns: Mapping[str, str]) -> tu
 
 
 def worked_solution(location: str, row: Row, suffix: str, columns: Mapping[str, str]) -> Problem:
-    """Read a row of a warm start's file: a prompt as in a task's file, and its solution."""
+    """Read a row of a warm start's file: a prompt as in a task's file, and its solution.
+
+    The answer and the extra column may be missing: only an environment's `reset` looks at them.
+    """
     prompt = _messages(location, row, columns, suffix)
-    column = columns.get("solution", "solution")
-    solution = _solution(location, row, column)
-    return Problem(prompt, answer="", rule="", source=location, solution=solution, location=location)
+    solution = _solution(location, row, columns.get("solution", "solution"))
+    verl = row.get("reward_model")
+    has_answer = "answer" in columns or (isinstance(verl, Mapping) and "ground_truth" in verl)
+    answer = _ground_truth(location, row, columns.get("answer", COLUMNS["answer"])) if has_answer else ""
+    extra = _optional(location, row, columns, "extra")
+    given = extra if isinstance(extra, Mapping) else {}
+    return Problem(prompt, answer, rule="", source=location, solution=solution, extra=given, location=location)
 
 
 def gsm8k(
@@ -181,7 +235,8 @@ def read_rows(
 ) -> Iterator[tuple[str, Row]]:
     """Yield (location, row) for every row of a jsonl or parquet file, or of a split and config of a hub dataset.
 
-    A line of a jsonl file that is no JSON object raises or, with `on_error`, is skipped.
+    A line of a jsonl file that is no JSON object, and a row of parquet whose text is not UTF-8, raises or, with
+    `on_error`, is skipped.
     """
     path = Path(source).expanduser()
     if path.is_file():
@@ -189,21 +244,17 @@ def read_rows(
             return iter_json_lines(path, on_error=on_error)
         if path.suffix != ".parquet":
             raise ValueError(f"task file {source!r} ends in {path.suffix!r}: write it as .jsonl or .parquet")
-        return _parquet(path)
-    # A misspelt path must not be looked up on the hub, where somebody else may own that name.
-    if path.suffix in (".jsonl", ".json", ".parquet") or not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source):
+        return parquet_rows(path, on_error)
+    if not is_hub_data(source):
         raise ValueError(f"task file {source!r} does not exist: give the path of a .jsonl or .parquet file")
     return _hub(source, split, config)
 
 
-def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
-    parquet = optional_module("pyarrow.parquet", f"reading {path}", "pyarrow")
-    try:
-        table = parquet.read_table(path)
-    except (ValueError, OSError) as error:  # pyarrow's own errors are subclasses of these
-        raise ValueError(f"{path}: not a readable parquet file ({error}); write it again") from None
-    for number, row in enumerate(table.to_pylist(), start=1):
-        yield f"{path}, row {number}", row
+def is_hub_data(source: str) -> bool:
+    """Return whether a name that is no file may be that of a data set on the hub."""
+    # A misspelt path must not be looked up there, where somebody else may own that name.
+    path_like = Path(source).suffix in (".jsonl", ".json", ".parquet")
+    return not path_like and re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source) is not None
 
 
 def _hub(source: str, split: str, config: str | None) -> Iterator[tuple[str, Row]]:
@@ -289,7 +340,7 @@ def _lookup(location: str, row: Row, column: str, inside: str = "") -> Any:
         return row[column]
     first, _, rest = column.partition(".")
     if first not in row:
-        found = f", only {', '.join(f'`{key}`' for key in row)}"
+        found = f", only {', '.join(f'`{shorten(one_line(str(key)))}`' for key in row)}"
         if not row:
             found = f": {f'`{inside[:-1]}`' if inside else 'the row'} is an empty object"
         raise ValueError(f"{location}: there is no `{inside}{first}`{found}; {NAME_COLUMNS}")

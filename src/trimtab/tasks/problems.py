@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import math
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any, Literal, Protocol
+
+from trimtab.install_command import install_command
 
 Message = Mapping[str, str]
 Split = Literal["train", "test"]
@@ -61,16 +65,40 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class FixedTask:
-    """A task whose problems are all in memory."""
+    """A task whose problems are all in memory.
+
+    `weights` has the number of problems and the weight of each of several files, in their order; without it every
+    problem occurs once per epoch.
+    """
 
     name: str
     problems: Sequence[Problem]
+    weights: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        counts = prompts_per_epoch(self.weights)
+        for (size, weight), count in zip(self.weights, counts, strict=True):
+            if not size or not count:
+                raise ValueError(
+                    f"{self.name}: the file of weight {weight:g} has {size:,} problems and gets {count:,} of the "
+                    f"{len(self):,} prompts of an epoch: each must be 1 or more"
+                )
 
     def __len__(self) -> int:
         return len(self.problems)
 
     def __getitem__(self, index: int) -> Problem:
         return self.problems[check_index(index, len(self))]
+
+    def without(self, dropped: Container[int]) -> FixedTask:
+        """Return the task without the problems of these indices."""
+        kept = [number for number in range(len(self)) if number not in dropped]
+        starts = accumulate((size for size, _ in self.weights), initial=0)
+        weights = [
+            (sum(start <= number < start + size for number in kept), weight)
+            for start, (size, weight) in zip(starts, self.weights, strict=False)
+        ]
+        return replace(self, problems=tuple(self.problems[number] for number in kept), weights=tuple(weights))
 
 
 def check_index(index: int, size: int) -> int:
@@ -108,6 +136,35 @@ def problem_index(size: int, seed: int, position: int) -> int:
     return _shuffled(size, seed, epoch)[offset]
 
 
+def stream_index(task: Task, seed: int, position: int) -> int:
+    """Return the index of a task's problem at a position of the training stream, by the weights of its files if any."""
+    weights = task.weights if isinstance(task, FixedTask) else ()
+    if not weights:
+        return problem_index(len(task), seed, position)
+    epoch, offset = divmod(position, len(task))
+    return _mixed(weights, seed, epoch)[offset]
+
+
+def prompts_per_epoch(weights: Sequence[tuple[int, float]]) -> list[int]:
+    """Return how many prompts of an epoch come from each of several files, given their sizes and weights."""
+    length, total = sum(size for size, _ in weights), math.fsum(weight for _, weight in weights)
+    bounds = accumulate((length * weight / total for _, weight in weights), initial=0.0)
+    return [round(high) - round(low) for low, high in pairwise(bounds)]
+
+
+@lru_cache(maxsize=4)
+def _mixed(weights: tuple[tuple[int, float], ...], seed: int, epoch: int) -> tuple[int, ...]:
+    """Return the problems of an epoch: of each file its share, which goes on where the last epoch left that file."""
+    chosen: list[int] = []
+    start = 0
+    for number, ((size, _), count) in enumerate(zip(weights, prompts_per_epoch(weights), strict=True)):
+        order = derive_seed("file", seed, number)
+        chosen += [start + problem_index(size, order, epoch * count + use) for use in range(count)]
+        start += size
+    random.Random(derive_seed("mix", seed, epoch)).shuffle(chosen)
+    return tuple(chosen)
+
+
 def user(text: str) -> tuple[Message, ...]:
     """Return a prompt of one user message."""
     return ({"role": "user", "content": text},)
@@ -121,5 +178,5 @@ def optional_module(name: str, purpose: str, package: str, extra: str = "") -> A
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
-        install = f"'trimtab[{extra}]'" if extra else package
-        raise ValueError(f"{purpose} needs the package {package}: pip install {install}") from None
+        install = install_command(package, extra=extra)
+        raise ValueError(f"{purpose} needs the package {package}: {install}") from None

@@ -44,9 +44,8 @@ class BubblewrapServer(Server):
             os.dup2(source, target)
         os.set_inheritable(3, True)
         close_from(4)
-        command = bubblewrap_command(self.walls.files, self.walls.limits)
-        options = {"limits": asdict(self.walls.limits), "search_path": self.walls.files.search_path}
-        os.execv(command[0], [*command, message.decode(), json.dumps(options)])
+        command = bubblewrap_command(self.walls.files, self.walls.limits, message.decode())
+        os.execv(command[0], command)
 
     def status_of(self, status: int) -> int:
         """Return a signal where bubblewrap tells of one by an exit code."""
@@ -54,8 +53,8 @@ class BubblewrapServer(Server):
         return code - 128 if code > 128 else status
 
 
-def bubblewrap_command(files: VisibleFiles, limits: Limits) -> list[str]:
-    """Return the command that starts this module inside; two arguments are still to be added."""
+def bubblewrap_command(files: VisibleFiles, limits: Limits, mode: str) -> list[str]:
+    """Return the command that starts this module inside, for a run, a session or a probe."""
     root = os.geteuid() == 0
     command = [find_bubblewrap(), "--die-with-parent", "--new-session", "--clearenv", "--chdir", SCRATCH]
     command += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
@@ -76,7 +75,8 @@ def bubblewrap_command(files: VisibleFiles, limits: Limits) -> list[str]:
     command += ["--symlink", SCRATCH, "/dev/shm", "--remount-ro", "/"]
     for name, value in {**os.environ, "PYTHONPATH": os.path.dirname(package)}.items():
         command += ["--setenv", name, value]
-    return [*command, sys.executable, "-P", "-m", "trimtab.tools.bubblewrap"]
+    options = json.dumps({"limits": asdict(limits), "search_path": files.search_path})
+    return [*command, sys.executable, "-P", "-m", "trimtab.tools.bubblewrap", mode, options]
 
 
 def show_files(files: VisibleFiles) -> list[str]:
@@ -119,27 +119,30 @@ def run_inside(mode: str, limits: Limits, search_path: list[str]) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "trimtab"]:
         del sys.modules[name]
     del os.environ["PYTHONPATH"]
-    runner.run(3, session=mode == "session")
+    if mode != "probe":
+        runner.run(3, session=mode == "session")
 
 
 def start_server(requests: socket.socket, options: dict[str, Any]) -> BubblewrapServer:
-    """Report what holds on this machine with bubblewrap's namespaces."""
+    """Report what holds on this machine with bubblewrap's namespaces; OSError where it cannot run anything."""
     files = find_visible_files(options["packages"])
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     walls, reasons = find_walls(Limits(**options["limits"]), files, proc, ["namespaces"])
-    tried = subprocess.run(
-        [*bubblewrap_command(files, walls.limits), "probe"], capture_output=True, text=True, check=False
-    )
-    reasons |= {"namespaces": tried.stderr.strip()[:500] if tried.returncode else "", "uid": ""}
+    command = bubblewrap_command(files, walls.limits, "probe")
+    tried = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
+    if tried.returncode:  # each run would end so, and look as if the program had failed
+        why = tried.stderr.strip().rpartition("\n")[2][:300]
+        raise OSError(f"bubblewrap does not work here ({why}); backend 'fork' says which levels do")
+    reasons |= {"namespaces": "", "uid": ""}
     requests.send(json.dumps({"reasons": reasons, "landlock": walls.landlock}).encode())
     return BubblewrapServer(requests, walls, MemoryWatch(proc))
 
 
 def main(arguments: list[str]) -> None:
-    """Serve, or run a program inside; `probe` ends at once."""
+    """Serve, or run a program inside."""
     if arguments[0] == "serve":
         serve(int(arguments[1]), lambda requests: start_server(requests, json.loads(arguments[2])))
-    elif arguments[0] != "probe":
+    else:
         options = json.loads(arguments[1])
         run_inside(arguments[0], Limits(**options["limits"]), options["search_path"])
 

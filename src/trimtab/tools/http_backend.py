@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
 from trimtab.bounded_http import HttpError, bounded_request, event_loop_thread, open_client
+from trimtab.text import shown
 from trimtab.tools.jail import Limits
 from trimtab.tools.results import Kind, Result, SandboxError, kind_of_exit
 
 GRACE_SECONDS = 10.0  # for the way there and back, and for a queue there
 MAX_REPLY = 16 << 20  # bytes
+LARGEST = 1 << 31  # of a number in a reply
 
 
 class HttpServer:
@@ -28,6 +31,8 @@ class HttpServer:
     def __init__(self, url: str, workers: int, limits: Limits) -> None:
         if not url.startswith(("http://", "https://")):
             raise SandboxError(f"url is {url!r}; backend 'http' needs the address of a server, as http://host:8080")
+        if "@" in url:
+            raise SandboxError("the url contains a password, which error messages would show: leave it out")
         self.url, self.limits, self.owner = url.rstrip("/"), limits, os.getpid()
         self.stack = ExitStack()
         self.loop = self.stack.enter_context(event_loop_thread())
@@ -93,23 +98,31 @@ class HttpRun:
 
 
 def read_reply(reply: dict[str, Any], max_bytes: int) -> Result:
-    """Return the result that a reply describes."""
+    """Return the result that a reply describes; SandboxError for one that describes none."""
     run = reply.get("run_result")
     if reply.get("status") == "SandboxError" or not isinstance(run, dict):
-        raise SandboxError(f"the server could not run the program: {str(reply.get('message'))[:500]}")
-    stdout, stderr = (str(run.get(name) or "").encode("utf-8", "replace") for name in ("stdout", "stderr"))
-    ms = 1e3 * float(run.get("execution_time") or 0.0)
+        raise SandboxError(f"the server could not run the program: {shown(reply.get('message'), 500)}")
+    stdout, stderr = (_field(run, name, str, "").encode("utf-8", "replace") for name in ("stdout", "stderr"))
+    ms = 1e3 * _field(run, "execution_time", int | float, 0.0)
     kind: Kind
     if run.get("status") == "TimeLimitExceeded":
         kind, words = "timeout", "killed: it took too long"
     else:
-        code = run.get("return_code")
-        kind, words = kind_of_exit(code if isinstance(code, int) and code >= 0 else 1)
-        if isinstance(code, int) and code < 0:
-            kind, words = "killed", f"killed by signal {-code}"
-        elif kind == "exception" and b"\nMemoryError" in stderr:
+        code: int = _field(run, "return_code", int)
+        kind, words = kind_of_exit(code) if code >= 0 else ("killed", f"killed by signal {-code}")
+        if kind == "exception" and b"\nMemoryError" in stderr:
             kind = "memory"
     if len(stdout) > max_bytes:
         kind, words = "output", f"it printed more than {max_bytes:,} bytes"
     text, error = (data[:max_bytes].decode("utf-8", "replace") for data in (stdout, stderr))
     return Result(text, error or words, kind, ms)
+
+
+def _field(run: Mapping[str, Any], name: str, kind: Any, missing: Any = None) -> Any:
+    """Return a field of a reply's `run_result`; SandboxError if it is of another kind, or no number can be so large."""
+    value = run.get(name)
+    value = missing if value is None else value
+    number = isinstance(value, int | float)
+    if not isinstance(value, kind) or isinstance(value, bool) or (number and not abs(value) < LARGEST):
+        raise SandboxError(f"the server could not run the program: {name} of its reply is {shown(value)}")
+    return value

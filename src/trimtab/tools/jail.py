@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 from trimtab.tools import landlock, linux
 from trimtab.tools.seccomp import apply_filter, build_filter
@@ -22,6 +23,7 @@ from trimtab.worker_process import limit_memory
 NOBODY = 65534  # whom root becomes
 INSIDE_ID = 1000  # user and group as seen inside
 SCRATCH = "/tmp"
+STAYS_ROOT = "root cannot become nobody"
 NICE = 10  # as the workers that grade: programs must not starve them, nor the trainer that waits
 # Open at once. A pair of sockets holds 213 kB that no limit of memory counts: 32 processes with 31 pairs, 210 MB.
 MAX_FILES = 64
@@ -40,13 +42,16 @@ class Limits:
 
 
 def drop_root() -> None:
-    """Become nobody where this process is root."""
+    """Become nobody where this process is root; raise PermissionError where root may not."""
     # As root RLIMIT_NPROC is not enforced, and root owns files.
     if os.geteuid() != 0:
         return
-    os.setgroups([])
-    os.setresgid(NOBODY, NOBODY, NOBODY)
-    os.setresuid(NOBODY, NOBODY, NOBODY)
+    try:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    except OSError as error:
+        raise PermissionError(f"{STAYS_ROOT} ({error.strerror})") from None
     linux.prctl(linux.PR_SET_DUMPABLE, 1)  # else /proc/self still belongs to root, and with it the ID maps
 
 
@@ -252,44 +257,47 @@ def find_walls(limits: Limits, files: VisibleFiles, proc: int, without: list[str
         "landlock": replace(bare, landlock=version or 1),
         "seccomp": replace(bare, seccomp=True),
     }.items():
-        reasons[name] = "switched off" if name in without else _failure_of(walls)
+        reasons[name] = "switched off" if name in without else _failure_of(partial(_try, walls))
     found = replace(
         bare,
         namespaces=not reasons["namespaces"],
         landlock=0 if reasons["landlock"] else version,
         seccomp=not reasons["seccomp"],
     )
-    kept_root = not found.namespaces and os.geteuid() == 0 and not _may_drop_root(files)
-    return found, reasons | {"uid": "nobody could not read the interpreter" if kept_root else ""}
+    drops_root = not found.namespaces and os.geteuid() == 0
+    return found, reasons | {"uid": _failure_of(partial(_read_as_nobody, files)) if drops_root else ""}
 
 
-def _failure_of(walls: Walls) -> str:
-    """Return why walls cannot be built around a run, empty if they can."""
+def _failure_of(attempt: Callable[[], None]) -> str:
+    """Attempt something in a process of its own; return why it fails, empty if it does not."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-            walls.build_server()
-            if os.fork() == 0:
-                walls.build_run(1 << 40)
-            else:
-                os.wait()
+            attempt()
         except BaseException as error:
-            os.write(write_end, f"{error}"[:500].encode())
+            os.write(write_end, (str(error) or type(error).__name__)[:500].encode("utf-8", "replace"))
         finally:
-            os._exit(0)
+            os._exit(0)  # in any case: this process must not go on as its parent does
     os.close(write_end)
     with open(read_end, "rb") as file:
         reason = file.read().decode("utf-8", "replace")
-    os.waitpid(pid, 0)
-    return reason
+    status = os.waitpid(pid, 0)[1]
+    return reason or (f"trying it ended with {status}" if status else "")
 
 
-def _may_drop_root(files: VisibleFiles) -> bool:
-    """Return whether nobody could still read the interpreter, which without namespaces keeps its place."""
-    pid = os.fork()
-    if pid == 0:
-        drop_root()
-        os._exit(0 if all(os.access(path, os.R_OK) for path in files.paths) else 1)
-    return os.waitpid(pid, 0)[1] == 0
+def _try(walls: Walls) -> None:
+    """Build walls around a server and a run."""
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    walls.build_server()
+    if os.fork() == 0:
+        walls.build_run(1 << 40)
+    elif status := os.wait()[1]:  # killed, for example by a seccomp filter of a container
+        raise OSError(f"a process that tried it ended with {status}")
+
+
+def _read_as_nobody(files: VisibleFiles) -> None:
+    """Become nobody, and raise an error if that could not read the interpreter: without namespaces it stays there."""
+    drop_root()
+    if not all(os.access(path, os.R_OK) for path in files.paths):
+        raise PermissionError("nobody could not read the interpreter")

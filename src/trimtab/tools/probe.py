@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trimtab.tools.jail import STAYS_ROOT
 from trimtab.tools.results import SandboxError
 
 # The layers that each level needs, the strongest first. All layers that hold are used, whatever the level asked for.
@@ -49,7 +50,7 @@ class Probe:
 
     def missing(self) -> list[str]:
         """Say for each layer that does not hold why, and how to get it."""
-        return [f"{name}: {why}; {_advice(name)}" for name, why in self.reasons.items() if why and name != "uid"]
+        return [f"{name}: {why}; {_advice(name, why)}" for name, why in self.reasons.items() if why]
 
     def require(self, level: str) -> None:
         """Raise an error if the machine offers less than a level."""
@@ -63,8 +64,10 @@ class Probe:
         )
 
 
-def _advice(layer: str) -> str:
+def _advice(layer: str, why: str) -> str:
     """Say how to get a layer."""
+    if layer == "uid" or STAYS_ROOT in why:
+        return "run it as another user, or as root with CAP_SETUID and CAP_SETGID and an interpreter that all can read"
     if layer == "landlock":
         return "it needs Linux 5.13 with landlock among the kernel's security modules (boot with lsm=landlock,...)"
     if layer == "seccomp":

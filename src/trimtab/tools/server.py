@@ -146,7 +146,14 @@ class Server:
             finally:
                 os._exit(1)
         theirs.close()
-        run = Run(pid, os.pidfd_open(pid), ours, self.networks.pop() if self.networks else -1)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:  # too many open files
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            ours.close()
+            raise
+        run = Run(pid, pidfd, ours, self.networks.pop() if self.networks else -1)
         self.selector.register(run.pidfd, selectors.EVENT_READ, lambda: self.reap(run))
         return run
 

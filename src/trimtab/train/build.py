@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +12,18 @@ from typing import Any, Literal
 import torch
 
 from trimtab import tasks
-from trimtab.config import LONGEST_CHAIN, Config, RolloutConfig, find_run_model
+from trimtab.config import LONGEST_CHAIN, Config, RolloutConfig, find_run_model, model_digest
 from trimtab.own_parts import is_own
 from trimtab.parallel import World
-from trimtab.policy import DEMO_MODELS, Policy, add_lora, demo_model, load_policy
+from trimtab.policy import DEMO_MODELS, Policy, add_lora, demo_model, is_hub_model, load_policy
 from trimtab.rewards import load_rule
 from trimtab.rollout import NativeSampler, PagedSampler, Sampler, VllmSampler, VllmSettings, build_own_sampler
 from trimtab.rollout.paged import unsupported_reason
 from trimtab.tasks import FixedTask, Task
 from trimtab.train.checkpoints import load_weights
+
+INPUTS = "inputs.json"  # in a run's folder: hashes of its data and models
+LARGEST = 1 << 16  # bytes of that file; ours has a few hundred
 
 
 def build_task(config: Config, split: Literal["train", "test"]) -> Task | None:
@@ -73,6 +78,7 @@ def build_policy(config: Config, path: str | None = None, world: World | None = 
         lora_alpha=model.lora_alpha,
         lora_targets=model.lora_targets,
         lora_dropout=model.lora_dropout,
+        frozen_in_bf16=config.frozen_in_bf16 and trained,
         chat=model.chat,
         seed=config.run.seed,
         shard=world if model.shard else None,
@@ -93,6 +99,7 @@ def open_policy(
     if found.checkpoint is None:
         return load_policy(str(found.folder.resolve()), chat=chat and config.model.chat, prepare=prepare, **options)
     base, checkpoint = config.model.path, found.checkpoint
+    check_base(found.run, config)
 
     def restore(model: Any) -> Any:
         # The demo's weights depend on the seed of the run that had them.
@@ -100,6 +107,17 @@ def open_policy(
         return prepare(restore_weights(model, config, checkpoint))
 
     return open_policy(base, chat=chat and config.model.chat, prepare=restore, chain=chain + 1, **options)
+
+
+def hub_note(config: Config) -> str:
+    """Return that the model is looked up on the hub; nothing for a folder, a run or a built-in model."""
+    path = config.model.path
+    here = path in (*DEMO_MODELS, "smollm2") or os.path.isdir(path) or find_run_model(path) is not None
+    return (
+        ""
+        if here or not is_hub_model(path)
+        else (f"model.path = {path!r} is no folder here: it is looked up on the Hugging Face hub")
+    )
 
 
 def restore_weights(model: Any, config: Config, checkpoint: Path) -> Any:
@@ -110,6 +128,30 @@ def restore_weights(model: Any, config: Config, checkpoint: Path) -> Any:
     load_weights(model, checkpoint)
     # Adapters have frozen the rest, which a run may go on to train.
     return model.merge_and_unload().requires_grad_(True) if lora.lora_rank else model
+
+
+def read_inputs(run: Path) -> dict[str, str]:
+    """Return what `write_inputs` wrote into a run's folder; nothing if it wrote nothing."""
+    path = run / INPUTS
+    if not path.is_file():
+        return {}
+    try:
+        with path.open("rb") as file:
+            table = json.loads(file.read(LARGEST))
+        return {str(name): str(digest) for name, digest in table.items()}
+    except (ValueError, AttributeError, RecursionError):
+        raise ValueError(f"{path} is damaged: remove it to go on without a check of data and models") from None
+
+
+def check_base(run: Path, config: Config) -> None:
+    """Raise if the model below the adapters of a LoRA run has changed since it was trained."""
+    before = read_inputs(run).get("model")
+    now = model_digest(config.model.path) if config.model.lora_rank and before else ""
+    if now and now != before:
+        raise ValueError(
+            f"the adapters of {run} belong to {config.model.path} as it was: its contents are others now. Put the "
+            "model back as it was"
+        )
 
 
 def build_reference(config: Config, world: World | None = None) -> Policy | None:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from trimtab.policy import Policy
 from trimtab.text import PrintLine, shown
 
 FORMAT = 1
+JSON_FILES = ("manifest.json", "state.json")
 TensorGroups = Mapping[str, Mapping[str, Tensor]]  # tensors by name, for each file of a checkpoint
 MAX_JSON_BYTES = 1 << 20  # ours have a few thousand; anything larger is not ours and could fill the memory
 
@@ -65,9 +66,36 @@ def save(folder: Path, step: int, tensors: TensorGroups, state: Mapping[str, Any
     # Checkpoints of later steps are not counted: they are damaged, or this step would not be saved again.
     older = [path for path in list_checkpoints(folder) if _step(path) < step]
     for old in older[: max(len(older) + 1 - keep, 0)]:
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
         failpoints.failpoint("checkpoint.pruned")
     return final
+
+
+def make_room(folder: Path) -> Path | None:
+    """Remove the oldest checkpoint if a newer one is intact, and return it; None if there is none to spare."""
+    paths = list_checkpoints(folder)
+    kept = next((path for path in reversed(paths) if _is_intact(path)), None)
+    for path in paths[: paths.index(kept)] if kept is not None else []:
+        _remove(path)
+        if not path.exists():
+            return path
+    return None
+
+
+def _is_intact(path: Path) -> bool:
+    """Return whether every file of a checkpoint is what was saved, without loading it."""
+    try:
+        _check(path)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return False
+    return True
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint, unless somebody has put other files into its folder."""
+    with suppress(OSError):
+        if all(file.name in JSON_FILES or file.suffix == ".safetensors" for file in path.iterdir()):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def load_newest(folder: Path, restore: Callable[[Checkpoint], None], warn: PrintLine) -> Checkpoint | None:
@@ -187,10 +215,13 @@ def _check_finite(tensors: Mapping[str, Tensor]) -> None:
         raise CheckpointError(f"{bad[0]:.100} is not finite (and {len(bad) - 1} more)")
 
 
-def training_tensors(policy: Policy, optimizer: AnyOptimizer, world: World) -> TensorGroups:
-    """Return on rank 0 the tensors of a checkpoint to go on training from; all processes must call it together."""
+def training_tensors(policy: Policy, optimizer: AnyOptimizer | None, world: World) -> TensorGroups:
+    """Return on rank 0 the tensors of a checkpoint to go on training from; all processes must call it together.
+
+    Without an optimizer these are the weights alone.
+    """
     weights = gather_to_leader(trained_parameters(policy.model), world)
-    return {"model": weights, "optimizer": optimizer_tensors(optimizer)}
+    return {"model": weights} if optimizer is None else {"model": weights, "optimizer": optimizer_tensors(optimizer)}
 
 
 def load_training_tensors(policy: Policy, optimizer: AnyOptimizer, saved: Checkpoint) -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-
-import torch
+from contextlib import closing
 
 from trimtab import failpoints
 from trimtab.config import Config
@@ -42,6 +38,7 @@ def follow_run(config: Config, world: World) -> None:
     set_threads(config)
     keep_freed_memory()
     trainer = build_trainer(config, world=world)
+    set_threads(config, trainer.policy.num_weights)
     with closing(trainer), gc_pause() as freeze_once:
         trainer.follow(freeze_once)
 
@@ -55,12 +52,13 @@ def scheduled_step(trainer: Trainer, progress: RunProgress) -> StepResult:
 
 def train_step(trainer: Trainer, progress: RunProgress) -> StepResult:
     """Collect the experience of one step, update the policy on its mini-batches, and advance `progress`."""
-    seconds: dict[str, float] = {}
-    with timed(seconds, "time/rollout", trainer.policy.device):
-        experience = score_rollouts(trainer, collect_rollouts(trainer, progress))
+    with trainer.timed("time/rollout"):
+        rollouts = collect_rollouts(trainer, progress)
+        with trainer.timed("time/scoring"):
+            experience = score_rollouts(trainer, rollouts)
     trainer.objective.observe(experience.batch)  # controllers see every batch, also one without tokens
     finished: list[FinishedUpdate] = []
-    with timed(seconds, "time/update", trainer.policy.device):
+    with trainer.timed("time/update"):
         minibatches = experience.minibatches(trainer.config.update.passes)
         results = [update_policy(trainer, minibatch, finished) for minibatch in minibatches]
     if experience.nonfinite is not None:
@@ -74,9 +72,7 @@ def train_step(trainer: Trainer, progress: RunProgress) -> StepResult:
     if trainer.recorder is not None:
         record_step(trainer.recorder, progress.step, experience, finished, trainer.objective)
     failpoints.failpoint("step.done")
-    metrics = step_metrics(experience, results, trainer.config.reward) | measured | seconds
-    if trainer.tool_use is not None:
-        metrics |= trainer.tool_use.take_times()
+    metrics = step_metrics(experience, results, trainer.config.reward) | measured | trainer.take_seconds()
     if trainer.config.update.warmup_steps or trainer.config.decay_steps is not None:
         metrics["update/lr"] = trainer.optimizer.param_groups[0]["lr"]
     nonfinite = nonfinite_records(progress.step, experience, results)
@@ -115,13 +111,3 @@ def is_due(every: int, step: int) -> bool:
 def _skipped(error: NotFiniteError) -> UpdateResult:
     """Return the result of an update that could not be planned."""
     return UpdateResult({}, taken=False, nonfinite=error.field, nonfinite_responses=error.responses)
-
-
-@contextmanager
-def timed(seconds: dict[str, float], name: str, device: torch.device) -> Iterator[None]:
-    """Store the seconds that the block takes under `name`."""
-    start = time.perf_counter()
-    yield
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # kernels run asynchronously: without this only their launch is timed
-    seconds[name] = time.perf_counter() - start

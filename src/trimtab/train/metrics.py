@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -17,6 +18,7 @@ from trimtab.objectives import METRICS as OBJECTIVE_METRICS
 from trimtab.objectives import TokenBatch, gradient_norm_squared, largest, quantile, share_count
 from trimtab.policy import UpdateResult
 from trimtab.rewards import VERDICT_KINDS
+from trimtab.text import percent
 from trimtab.train.reporting import SampleText
 from trimtab.train.responses import CONVERSATION_METRICS, GradedResponse, conversation_metrics
 from trimtab.train.rollouts import accuracy_by_source, has_reward_spread
@@ -36,6 +38,7 @@ METRICS: dict[str, str] = {
     "eval/crashed_share": "share of held-out problems on which the grader failed; logged only if it failed",
     "eval/problems": "number of held-out problems; logged only if there are fewer than run.eval_problems",
     "eval/score": "mean score on held-out problems, if the task's rule returns numbers",
+    "eval/seen_share": "share of the held-out problems whose prompts are also trained on; logged only if there are any",
     "groups/dropped": "groups that dynamic sampling dropped because all their rewards are equal",
     "groups/mixed_share": "share of groups whose rewards differ; in all other groups the advantages are zero",
     "policy/entropy": "mean entropy over the step's response tokens, before the first update (nats)",
@@ -56,8 +59,14 @@ METRICS: dict[str, str] = {
     "reward/too_costly_share": "share of sampled responses whose answer took too long to check",
     "sampler/mismatch_max": "maximum over tokens of |log-prob of the sampler - log-prob of the trainer|",
     "sampler/mismatch_mean": "mean over tokens of |log-prob of the sampler - log-prob of the trainer|",
+    "time/checkpoint": "seconds spent on writing checkpoints since the step before",
+    "time/evaluation": "seconds spent on held-out problems",
+    "time/grading": "seconds spent on grading, as part of time/rollout",
     "time/rollout": "seconds spent on sampling, grading and scoring",
+    "time/sampling": "seconds spent on sampling, without waiting for tools, as part of time/rollout",
+    "time/scoring": "seconds spent on scoring, as part of time/rollout",
     "time/update": "seconds spent on planning and updating",
+    "time/warm_start": "seconds spent on the warm start; logged once, at step 0 or 1",
     "time/tokens_per_second": "response tokens of the step divided by the seconds of the whole step",
     "tokens/count": "number of response tokens of the step",
     "tokens/spurious_share": "share of tokens with a positive advantage whose surprisal is 3 nats above the entropy",
@@ -73,6 +82,22 @@ METRICS: dict[str, str] = {
     **CONVERSATION_METRICS,
     **OBJECTIVE_METRICS,
 }
+
+
+# What a run spends its time on, in words. `time/rollout` is a sum of others.
+TIMES = {
+    "time/warm_start": "warm start",
+    "time/sampling": "sampling",
+    "time/tools": "waiting for tools",
+    "time/grading": "grading",
+    "time/scoring": "scoring",
+    "time/update": "updates",
+    "time/evaluation": "evaluation",
+    "time/checkpoint": "checkpoints",
+}
+STEP_TIMES = ("time/rollout", "time/update")
+SLOW_GRADING = 0.5  # share of the time of a step from which on there is advice
+SLOW_GRADING_SECONDS = 0.5  # of a step; less is not worth advice
 
 
 @dataclass(frozen=True)
@@ -235,9 +260,59 @@ def repetition_share(token: Tensor, sequence: Tensor) -> Tensor:
     return (code[1:] == code[:-1]).sum(dtype=torch.float32) / max(len(code), 1)
 
 
+@dataclass(frozen=True)
+class BestEvaluation:
+    """The evaluation with the best held-out score, and how many came after it; of equal ones the first."""
+
+    step: int
+    score: float
+    later: int = 0
+
+
+def best_evaluation(
+    records: Iterable[Mapping[str, float]], best: BestEvaluation | None = None
+) -> BestEvaluation | None:
+    """Return the best of some steps' evaluations and an earlier best: by the mean score, else by the accuracy."""
+    for record in records:
+        score = record.get("eval/score", record.get("eval/accuracy"))
+        if score is None or not math.isfinite(score):
+            continue
+        if best is None or score > best.score:
+            best = BestEvaluation(int(record["step"]), score)
+        else:
+            best = replace(best, later=best.later + 1)
+    return best
+
+
 def has_learning_signal(metrics: Mapping[str, float]) -> bool:
     """Return whether a step could teach anything: rewards differ within some group, and an update was taken."""
     return metrics.get("groups/mixed_share", 0.0) > 0 and "update/loss" in metrics
+
+
+def time_words(records: Sequence[Mapping[str, float]]) -> str:
+    """Say how the time of some steps divides: `updates 61.0%, sampling 30.2%, grading 8.8%`; "" without any."""
+    totals = {word: sum(record.get(name, 0.0) for record in records) for name, word in TIMES.items()}
+    spent = {word: seconds for word, seconds in totals.items() if seconds > 0}
+    ordered = sorted(spent, key=lambda word: -spent[word])
+    return ", ".join(f"{word} {percent(spent[word] / sum(spent.values()))}" for word in ordered)
+
+
+def has_slow_grading(metrics: Mapping[str, float]) -> bool:
+    """Return whether grading took most of a step."""
+    grading = metrics.get("time/grading", 0.0)
+    step = sum(metrics.get(name, 0.0) for name in STEP_TIMES)
+    return grading >= SLOW_GRADING_SECONDS and grading > SLOW_GRADING * step
+
+
+def slow_grading_advice(metrics: Mapping[str, float]) -> str:
+    """Say how much of a step grading took, and what makes it faster."""
+    step = sum(metrics[name] for name in STEP_TIMES)
+    return (
+        f"note: grading takes most of a step: {metrics['time/grading']:.1f} of {step:.1f} s. A Python rule is faster "
+        "with @trimtab.rule(batched=True) or, if any text is safe for it, in_process=True; an HTTP rule with more "
+        "concurrency; the built-in rules with more CPU cores, on which their workers run side by side; see "
+        "docs/rewards.md"
+    )
 
 
 def no_signal_diagnosis(steps: int, metrics: Mapping[str, float], nonfinite: Path) -> str:

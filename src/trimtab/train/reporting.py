@@ -91,9 +91,10 @@ class Logger(Protocol):
 
 
 class Loggers:
-    """The loggers of `run.loggers`. What fails is dropped with a warning: the run's own files have everything.
+    """The loggers of `run.loggers`; one that cannot be opened raises ValueError.
 
-    One that cannot log a sample or an alarm still gets metrics.
+    One that fails later is dropped with a warning: the run's own files have everything. One that cannot log a sample or
+    an alarm still gets metrics.
     """
 
     def __init__(self, config: Config, folder: RunFolder, warn: Callable[[str], None]) -> None:
@@ -102,8 +103,11 @@ class Loggers:
         self.active: dict[str, Logger] = {}
         self._without: set[tuple[str, str]] = set()  # logger, and what it failed to log
         for name in config.run.loggers:
-            with self._dropped_on_error(name, "could not be opened and is not used"):
+            try:
                 self.active[name] = _LOGGERS[name](config, folder)
+            except Exception as error:  # as below; hours of a run should not go unlogged because of a warning
+                self.close()
+                raise ValueError(f"run.loggers: {name} cannot be opened: {_advice(name, error)}") from error
 
     def log(self, step: int, metrics: Mapping[str, float], samples: Sequence[SampleText] = ()) -> None:
         """Send the metrics of a step to every logger, and its samples if they are due."""
@@ -143,6 +147,14 @@ class Loggers:
             self.warn(f"warning: the {name} logger {problem}: {error!r:.200}")
 
 
+def _advice(name: str, error: Exception) -> str:
+    """Say what is wrong with a logger, and what to do."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"it needs a package: pip install 'trimtab[{name}]', or leave {name} out of run.loggers"
+    remedy = 'run `wandb login`, set run.wandb_mode = "offline", or ' if name == "wandb" else ""
+    return f"{printable(str(error)).strip() or repr(error):.300}. To go on: {remedy}leave {name} out of run.loggers"
+
+
 COLUMNS = tuple(field.name for field in fields(SampleText))
 
 
@@ -159,7 +171,16 @@ class _Wandb:
         import wandb  # imported here: only runs that ask for a logger need its package
 
         self.wandb: Any = wandb
-        self.run = wandb.init(project="trimtab", name=folder.path.name, config=config.model_dump(), dir=folder.path)
+        run = config.run
+        chosen = {"group": run.wandb_group, "tags": run.wandb_tags, "mode": run.wandb_mode}
+        self.run = wandb.init(
+            project=run.logger_project,
+            name=run.logger_name or folder.path.name,
+            config=config.model_dump(),
+            dir=folder.path,
+            # What is not set is left to wandb's own environment variables.
+            **{key: value for key, value in chosen.items() if value},
+        )
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         self.run.log(dict(metrics), step=step)
@@ -179,7 +200,8 @@ class _Trackio:
         import trackio
 
         self.trackio: Any = trackio
-        trackio.init(project="trimtab", name=folder.path.name, config=config.model_dump())
+        name = config.run.logger_name or folder.path.name
+        trackio.init(project=config.run.logger_project, name=name, config=config.model_dump())
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         self.trackio.log(dict(metrics), step=step)

@@ -11,7 +11,7 @@ from statistics import fmean
 from trimtab.conversation import Conversation
 from trimtab.rewards import RuleErrors, Submission, Verdict, grade_submissions
 from trimtab.rollout import PromptTokens, Response, SamplingOptions
-from trimtab.tasks import Problem, problem_index
+from trimtab.tasks import Problem, stream_index
 from trimtab.text import printable, shorten
 from trimtab.train.reporting import SampleText
 from trimtab.train.responses import (
@@ -36,6 +36,7 @@ SAMPLES_LOGGED = 4  # responses of a step that loggers get
 
 def collect_rollouts(trainer: Trainer, progress: RunProgress) -> Rollouts:
     """Sample and grade the responses of the next step, and split them into mini-batches."""
+    trainer.seconds |= {"time/sampling": 0.0, "time/grading": 0.0}  # of a process without a problem of its own too
     groups, dropped, position = sample_groups(trainer, progress)
     groups, excluded = remove_excluded(groups)
     responses, sizes = split_into_minibatches(groups, trainer.config.update.per_step)
@@ -56,7 +57,7 @@ def sample_groups(trainer: Trainer, progress: RunProgress) -> tuple[list[Group],
         count = int(missing * rollout.dynamic_oversample) if rollout.dynamic_sampling else missing
         # A prompt's number in the stream seeds its samples, so results do not depend on the round it came in.
         numbers = range(position, position + count)
-        problems = [(n, trainer.task[problem_index(len(trainer.task), config.run.seed, n)]) for n in numbers]
+        problems = [(n, trainer.task[stream_index(trainer.task, config.run.seed, n)]) for n in numbers]
         sampled = sample_and_grade(trainer, problems, progress.step, options, True)
         useful = list(filter(has_reward_spread, sampled)) if rollout.dynamic_sampling else sampled
         dropped += len(sampled) - len(useful)
@@ -101,7 +102,8 @@ def sample_and_grade_alone(
 ) -> list[Group]:
     """Sample and grade in this process."""
     config = trainer.config
-    prompts, sampled, texts, held = sample(trainer, problems, step, options)
+    with trainer.timed("time/sampling"):
+        prompts, sampled, texts, held = sample(trainer, problems, step, options)
     pairs = [
         (problem, response) for (_, problem), responses in zip(problems, sampled, strict=True) for response in responses
     ]
@@ -111,10 +113,11 @@ def sample_and_grade_alone(
     ]
     # One call for all responses: the graders work on the list in parallel.
     rules, noise = [problem.rule for problem, _ in pairs], config.reward.noise if training else 0.0
-    verdicts = grade_conversations(items, rules, held) if held else grade_submissions(items, rules)
+    with trainer.timed("time/grading"):
+        verdicts = grade_conversations(items, rules, held) if held else grade_submissions(items, rules)
+        terms = grade_terms(items, config.reward) if training else [{} for _ in items]
     if noise:
         refuse_noisy_numbers(rules, verdicts)
-    terms = grade_terms(items, config.reward) if training else [{} for _ in items]
     _note_errors(trainer, pairs, items, verdicts, terms)
     conversations: list[Conversation | None] = [*held] or [None] * len(texts)
     graded = iter(zip(texts, verdicts, terms, conversations, strict=True))
@@ -224,7 +227,9 @@ def evaluate(trainer: Trainer) -> dict[str, float]:
         return {}
     problems = [(n, test[n]) for n in range(min(len(test), config.run.eval_problems))]
     # No training step is numbered -1, so evaluation shares no random numbers with one.
+    seconds = dict(trainer.seconds)  # an evaluation's sampling and grading are not the training's
     groups = sample_and_grade(trainer, problems, -1, config.sampling_options(samples=1, temperature=0.0))
+    trainer.seconds = seconds
     graded = [(problem.source, group[0].verdict) for (_, problem), group in zip(problems, groups, strict=True)]
     graded = [(source, verdict) for source, verdict in graded if verdict.kind != "crashed"]
     metrics = dict[str, float]()
@@ -235,11 +240,13 @@ def evaluate(trainer: Trainer) -> dict[str, float]:
         metrics["eval/score"] = fmean(verdict.value for _, verdict in graded)
     if len(graded) < len(problems):
         metrics["eval/crashed_share"] = 1 - len(graded) / len(problems)
+    if trainer.seen_share:
+        metrics["eval/seen_share"] = trainer.seen_share
     if len(problems) < config.run.eval_problems:
         metrics["eval/problems"] = len(problems)
     if trainer.tool_use is not None:
         metrics |= evaluation_metrics([group[0].conversation for group in groups if group[0].conversation is not None])
-        trainer.tool_use.take_times()  # those of a step are the training's
+        trainer.tool_use.take_times()
     return metrics
 
 

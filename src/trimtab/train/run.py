@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -14,45 +15,38 @@ from trimtab import failpoints
 from trimtab.config import Config, list_checkpoints
 from trimtab.objectives import entropy_control
 from trimtab.parallel import World
-from trimtab.rewards import crashed_diagnosis, describe_error
+from trimtab.rewards import crashed_diagnosis, describe_error, keep_output
 from trimtab.stop_signals import StopRequest, deferred_stop
-from trimtab.text import printable
-from trimtab.train import checkpoints, run_state
+from trimtab.text import command, printable
+from trimtab.train import checkpoints, run_state, warm_cache
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_around
-from trimtab.train.metrics import StepResult, has_learning_signal, no_signal_diagnosis
+from trimtab.train.build import hub_note, read_inputs
+from trimtab.train.inputs import input_changes, run_inputs, write_inputs
+from trimtab.train.metrics import (
+    BestEvaluation,
+    StepResult,
+    best_evaluation,
+    has_learning_signal,
+    has_slow_grading,
+    no_signal_diagnosis,
+    slow_grading_advice,
+)
 from trimtab.train.process import environment, keep_freed_memory, set_threads
 from trimtab.train.recording import start_recording
 from trimtab.train.reporting import Loggers, Reporter, SilentReporter, announce_stop
-from trimtab.train.responses import check_positions
+from trimtab.train.responses import check_positions, check_prompts, some_problems
 from trimtab.train.rollouts import evaluate
 from trimtab.train.run_folder import RunFolder
+from trimtab.train.saving import CheckpointSaver
+from trimtab.train.stop_reason import RunStoppedError, StopReason
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
-from trimtab.train.warm_start import check_problems, warm_start
+from trimtab.train.warm_start import check_problems, repeated_problems, warm_start
 
 MOSTLY_CRASHED = 0.5  # share of the responses of a step on which rules failed
 MAX_CRASHED_STEPS = 3  # such steps in a row
+SLOW_STEPS = 3  # steps in a row that grading takes most of: the first waits for the graders to start
+PROMPTS_DECODED = 8  # before the first step, to see that they survive the tokenizer
 KEEP_ALARM_CHECKPOINTS = 10  # an alarm that is raised again and again must not fill the disk
-
-
-class StopReason(StrEnum):
-    """Why a run ended."""
-
-    FINISHED = "finished"
-    INTERRUPTED = "interrupted"
-    NO_SIGNAL = "no learning signal"
-    NONFINITE = "not finite"
-    NOT_SAVED = "not saved"
-    FOLDER_GONE = "folder gone"
-    ALARM = "alarm"
-    RULES = "rules failed"
-
-
-class RunStoppedError(RuntimeError):
-    """A run ended before its last step; the message is a diagnosis."""
-
-    def __init__(self, reason: StopReason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass
@@ -68,17 +62,27 @@ class Run:
     progress: RunProgress = field(default_factory=RunProgress)
     stopped: StopReason = StopReason.FINISHED
     stop_request: StopRequest = field(default_factory=StopRequest)  # of a signal
+    _saver: CheckpointSaver = field(init=False, repr=False)
+    _unwritable: set[Path] = field(default_factory=set)  # files whose failure has been said
     # Records that found no space in metrics.jsonl; kept so that a full disk costs no step of the curve.
     _unwritten: list[dict[str, float]] = field(default_factory=list)
     _step_started: float = 0.0
     _failed_rules: set[str] = field(default_factory=set)  # whose errors have been shown
     _first_step: int = 0  # of this process
     _crashed_steps: int = 0  # in a row
+    _slow_steps: int = 0  # in a row
+    _output_named: bool = False  # whether the file with what rules print has been named
+    _best: BestEvaluation | None = None
     _fit: entropy_control.FitWindow = field(default_factory=entropy_control.FitWindow)
+    model_missing: bool = False  # whether the trained model could not be written
     # The rest is set by `prepare`.
     trainer: Trainer = field(init=False, repr=False)
     _loggers: Loggers = field(init=False, repr=False)
     _alarms: AlarmHandler = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        may_go_on = self.config.run.on_failed_checkpoint == "continue"
+        self._saver = CheckpointSaver(self.folder.checkpoints, self.reporter.message, may_go_on)
 
     def prepare(self) -> Trainer:
         """Build the trainer and bring it to the start of the first step: by a warm start, or from a checkpoint."""
@@ -87,28 +91,43 @@ class Run:
         keep_freed_memory()
         resumed = self.resume and bool(list_checkpoints(self.folder.checkpoints))
         if self.resume:
+            self.folder.check_recipe(self.config)
             if not resumed:
                 self._check_unused()
-            self.folder.reopen(self.config)
         else:
             self.folder.create(self.config)
-        trainer = self.trainer = build_trainer(
-            self.config, check_problems(self.config, warms_up=not resumed), self.world
-        )
-        check_positions(trainer.policy, trainer.task, self.config, trainer.tool_use)
         message = self.reporter.message
+        self._loggers = Loggers(self.config, self.folder, message)  # before the model, which may take minutes to load
+        keep_output(self.folder.rule_output)
+        problems = check_problems(self.config, warms_up=not resumed)
+        self._check_inputs(run_inputs(self.config, problems))
+        if note := hub_note(self.config):
+            message(note)
+        trainer = self.trainer = build_trainer(self.config, problems, self.world)
+        set_threads(self.config, trainer.policy.num_weights)
+        trainer.together(_keep_output, self.folder.rule_output)
+        repeats = repeated_problems(self.config, trainer.task, trainer.test_task)
+        trainer.seen_share = len(repeats.seen) / max(repeats.held_out, 1)
+        for task in filter(None, (trainer.task, trainer.test_task)):
+            check_prompts(trainer.policy, some_problems(task, PROMPTS_DECODED), trainer.tool_use)
+        check_positions(trainer.policy, trainer.task, self.config, trainer.tool_use)
+        for sentence in repeats.describe():
+            message(f"warning: {sentence}")
         for note in [] if trainer.tool_use is None else trainer.tool_use.template.notes:
             message(f"note: {note}")
-        self._loggers = Loggers(self.config, self.folder, message)
         if resumed:
             self._resume()
-        else:
+        if self.resume:
+            self.folder.rewrite_config(self.config)
+        if not resumed:
             self._start()
         self._alarms = AlarmHandler(self.monitor, self.config.alarms, self.folder, message)
         earlier = self.folder.records()
         self._alarms.replay(earlier)
         for record in earlier:
             self._fit.add(record)
+        # From the metrics, which a resumed run has up to its checkpoint: so it goes on as if it had not stopped.
+        self._best = best_evaluation(earlier)
         # Only now, for it deletes the records of steps after the checkpoint that was restored.
         kept, step = self._alarms.steps_to_keep(), self.progress.step
         trainer.recorder = start_recording(trainer, self.folder.path, step, warn=message, kept=kept)
@@ -116,21 +135,37 @@ class Run:
             self.world.watch.notices.post("resume", self.resume_command)
         return trainer
 
+    def _check_inputs(self, inputs: dict[str, str]) -> None:
+        """Refuse to go on with other data or another base model than before; note what is known for the first time."""
+        before = read_inputs(self.folder.path)
+        if changes := input_changes(before, inputs, self.config):
+            lines = "".join(f"\n  {line}" for line in changes)
+            raise ValueError(
+                f"{self.folder.path} was run with other inputs:{lines}\nPut them back as they were, or start a new run "
+                f"with them: trimtab train {self.folder.config} --out FOLDER"
+            )
+        if inputs.keys() - before.keys() or not self.folder.inputs.exists():
+            write_inputs(self.folder.path, {**inputs, **before})
+
     def _check_unused(self) -> None:
         """Refuse to start a run from the beginning whose checkpoints were removed: it would lose what it has."""
+        self.folder.require_own()
         last = int(max((record["step"] for record in self.folder.records()), default=0))
         # A full disk leaves an empty folder and no model: such a run has nothing but its metrics.
         if self.folder.model.exists() or (last >= 1 and not self.folder.checkpoints.exists()):
             raise checkpoints.CheckpointError(
                 f"{self.folder.path} has the metrics of {last} steps, but no checkpoint to go on from. Nothing was "
                 f"changed: put {self.folder.checkpoints} back, or train again in another folder: "
-                f"trimtab train {self.folder.config} --out FOLDER"
+                + command("train", self.folder.config, "--out", "FOLDER")
             )
 
     def discard_if_unused(self) -> None:
         """Close a run that failed before its first step, and remove its folder if it has no checkpoint."""
+        if hasattr(self, "_loggers"):
+            self._loggers.close()
         if hasattr(self, "trainer"):
             self.trainer.close()
+        keep_output(None)
         if not self.folder.checkpoints.exists():
             self.folder.discard()
 
@@ -149,12 +184,13 @@ class Run:
             self.trainer.close()
             self._loggers.close()
             self.reporter.close()
+            keep_output(None)
 
     def finish_step(self, result: StepResult) -> None:
         """Log a step, evaluate and save if they are due, and stop the run if there is a reason to."""
         step, run, metrics = self.progress.step, self.config.run, result.metrics
         if run.eval_every and (step % run.eval_every == 0 or step == run.steps):
-            metrics |= self.trainer.together(evaluate)
+            metrics |= self._evaluate()
         metrics["time/tokens_per_second"] = metrics["tokens/count"] / (time.perf_counter() - self._step_started)
         metrics |= self._fit.add({"step": step, **metrics})
         streak = self.progress.steps_without_signal
@@ -169,7 +205,11 @@ class Run:
         # The last step is saved by `_end`, after the loop.
         if run.checkpoint_every and step % run.checkpoint_every == 0 and step != run.steps:
             self.save()
+            if self._saver.must_stop:
+                raise self._stop(StopReason.NOT_SAVED, "no checkpoint can be written")
+        self._check_best({"step": step, **metrics})
         self._check_rules(metrics)
+        self._check_grading_time(metrics)
         self._check_learning_signal(metrics)
         if stopping and step != run.steps:
             self.save()
@@ -177,20 +217,30 @@ class Run:
             raise self._stop(StopReason.ALARM, message)
         failpoints.failpoint("step.finished")
 
-    def save(self, folder: Path | None = None) -> None:
-        """Write a checkpoint, by default one to resume from; on a full disk the run goes on without it."""
+    def save(self) -> bool:
+        """Write a checkpoint to resume from; on a full disk the run goes on without it. Return whether it is there."""
+        keep = self.config.run.keep_checkpoints
+        return self._saver.save(self.progress.step, lambda: self._save_to(self.folder.checkpoints, keep))
+
+    def _save_to(self, folder: Path, keep: int) -> None:
+        """Write a checkpoint into a folder."""
         self._check_folder()
         # Records and metrics go to the disk first: a checkpoint never claims a step whose files were lost.
         if self.trainer.recorder is not None:
             self.trainer.recorder.flush()
-        keep = self.config.run.keep_checkpoints if folder is None else KEEP_ALARM_CHECKPOINTS
+        self._write_metrics()
+        self.folder.sync()
         try:
-            self.folder.sync()
-            run_state.save_checkpoint(folder or self.folder.checkpoints, self.trainer, self.progress, keep)
-        except (checkpoints.CheckpointError, OSError) as error:
-            self.reporter.message(f"warning: {error}")
+            with self.trainer.timed("time/checkpoint"):  # logged with the next step
+                run_state.save_checkpoint(folder, self.trainer, self.progress, keep)
         except checkpoints.NonFiniteStateError as error:
             raise self._stop(StopReason.NONFINITE, str(error)) from None
+
+    def _evaluate(self) -> dict[str, float]:
+        """Return the metrics of an evaluation, and the seconds since the last step was logged."""
+        with self.trainer.timed("time/evaluation"):
+            metrics = self.trainer.together(evaluate)
+        return metrics and metrics | self.trainer.take_seconds()
 
     def _start(self) -> None:
         """Warm up the policy, evaluate it, and save a first checkpoint."""
@@ -200,19 +250,34 @@ class Run:
         self.folder.rewind(-1, self.reporter.message)
         if taken := self.trainer.together(run_state.load_start, self.progress):
             self.reporter.message(taken)
-        cache = self.folder.path.parent / ".warm_start"
+        cache = self._warm_cache()
         self.trainer.tell(warm_start, cache, SilentReporter())
-        warm_start(self.trainer, cache, self.reporter)
+        with self.trainer.timed("time/warm_start"):
+            warm_start(self.trainer, cache, self.reporter)
+        if not self.config.warm_start.steps:  # there was none
+            self.trainer.seconds.clear()
         failpoints.failpoint("warm_start.done")
         run_state.save_reference(self.trainer, self.folder)
-        metrics = self.trainer.together(evaluate) if self.config.run.eval_every else {}
+        metrics = self._evaluate() if self.config.run.eval_every else {}
         self._report_rule_errors()
         if metrics:  # empty without held-out problems
             self._log({"step": 0, **metrics})
             self.reporter.step(0, self.config.run.steps, metrics)
         self.save()
+        self._check_best({"step": 0, **metrics})
         if (share := metrics.get("eval/crashed_share", 0.0)) > MOSTLY_CRASHED:
             raise self._stop_for_rules(share)
+
+    def _warm_cache(self) -> Path | None:
+        """Return the folder of the cache of warm starts, if this run is to use it and nobody else can write to it."""
+        warm = self.config.warm_start
+        if not warm.steps or not warm.cache:
+            return None
+        try:
+            return warm_cache.open_cache()
+        except OSError as error:
+            self.reporter.message(f"warning: the warm start is neither kept nor taken from the cache: {error}")
+            return None
 
     def _resume(self) -> None:
         """Restore the newest intact checkpoint, and warn if the environment has changed since."""
@@ -224,12 +289,13 @@ class Run:
         if saved is None:
             raise checkpoints.CheckpointError(
                 f"no checkpoint under {self.folder.checkpoints} can be used. Nothing was changed: put a good one back, "
-                f"or train again in another folder: trimtab train {self.folder.config} --out FOLDER"
+                "or train again in another folder: " + command("train", self.folder.config, "--out", "FOLDER")
             )
         self.trainer.together(run_state.restore_follower, saved.path.absolute())
         self.trainer.together(run_state.load_reference, self.folder.reference.absolute())
         # Steps after the checkpoint are repeated with the same results, and must not be logged twice.
         self.folder.rewind(self.progress.step, self.reporter.message)
+        self._saver.saved = saved.step
         self.reporter.message(f"resumed from step {saved.step} ({saved.path})")
         before = saved.state["environment"]
         present = environment(self.trainer.policy.device, self.trainer.world.size)
@@ -240,8 +306,10 @@ class Run:
 
     def _end(self) -> None:
         """Save the run and, if it is finished, publish its model."""
-        self.save()
+        saved = self.save()
         if self.progress.step < self.config.run.steps:
+            if not saved:
+                raise self._stop(StopReason.NOT_SAVED, "a signal asked for it")
             self.stopped = StopReason.INTERRUPTED
             self.reporter.message(f"stopped after step {self.progress.step}; go on with: {self.resume_command}")
             return
@@ -250,21 +318,42 @@ class Run:
         partial = self.config.model.shard and not self.config.model.lora_rank
         state = self.trainer.together(run_state.gather_model) if partial else None
         try:
-            run_state.publish_model(self.trainer.policy, model, state)
+            self._saver.make_room_for(lambda: run_state.publish_model(self.trainer.policy, model, state))
         except (OSError, SafetensorError) as error:
+            self.model_missing = True
             message = f"the trained model could not be written to {model}: {error}. Free some space, then: "
             raise self._stop(StopReason.NOT_SAVED, message + self.resume_command) from None
+        if not saved:
+            raise self._stop(StopReason.NOT_SAVED, f"the trained model is in {model}")
 
     def _log(self, record: dict[str, float]) -> None:
         """Append the metrics of a step to metrics.jsonl; on a full disk they are written with a later step's."""
         self._check_folder()
         self._unwritten.append(record)
         try:
-            while self._unwritten:
-                self.folder.append_metrics(self._unwritten[0])
-                del self._unwritten[0]
+            self._write_metrics()
         except OSError as error:
-            self.reporter.message(f"warning: metrics of {len(self._unwritten)} step(s) are not written yet: {error}")
+            problem = f"metrics of {len(self._unwritten)} step(s) are not written yet: {error}"
+            self._warn_once(self.folder.metrics, problem)
+        else:
+            self._unwritable.discard(self.folder.metrics)
+
+    def _write_metrics(self) -> None:
+        while self._unwritten:
+            self.folder.append_metrics(self._unwritten[0])
+            del self._unwritten[0]
+
+    def _append(self, file: Path, record: dict[str, Any]) -> None:
+        """Append to a file of the run that it can do without; warn at the first failure."""
+        try:
+            self.folder.append(file, record)
+        except (OSError, ValueError) as error:
+            self._warn_once(file, f"{file} could not be written: {error}")
+
+    def _warn_once(self, path: Path, problem: str) -> None:
+        if path not in self._unwritable:
+            self._unwritable.add(path)
+            self.reporter.message(f"warning: {problem}")
 
     def _handle_nonfinite(self, result: StepResult) -> None:
         """Record skipped updates, and stop the run if its weights are not finite or the recipe says so."""
@@ -272,11 +361,8 @@ class Run:
         self.progress.updates_skipped += skipped
         if not skipped:
             return
-        try:
-            for record in result.nonfinite:
-                self.folder.append(self.folder.nonfinite, record)
-        except OSError as error:
-            self.reporter.message(f"warning: {self.folder.nonfinite} could not be written: {error}")
+        for record in result.nonfinite:
+            self._append(self.folder.nonfinite, record)
         found = "; ".join(f"{record['value']} ({record['count']} responses)" for record in result.nonfinite)
         self.reporter.message(f"warning: step {step}: {skipped} update(s) not finite, skipped: {found}")
         # Skipped updates leave the weights alone, so weights that are not finite were broken by an earlier update that
@@ -295,13 +381,14 @@ class Run:
         for error in [] if self.trainer.tool_use is None else self.trainer.tool_use.take_errors():
             self.reporter.message(f"warning: a tool failed; the model was told so:\n{printable(error)}")
         for record in self.trainer.rule_errors.take(self.progress.step):
-            try:
-                self.folder.append(self.folder.rule_errors, record)
-            except (OSError, ValueError) as error:
-                self.reporter.message(f"warning: {self.folder.rule_errors} could not be written: {error}")
+            self._append(self.folder.rule_errors, record)
             if record["rule"] not in self._failed_rules:
                 self._failed_rules.add(record["rule"])
                 self.reporter.message(describe_error(record, self.folder.rule_errors))
+        output = self.folder.rule_output
+        if not self._output_named and output.exists() and output.stat().st_size:
+            self._output_named = True
+            self.reporter.message(f"note: a rule or tool of yours prints; it goes to {output}")
 
     def _check_rules(self, metrics: dict[str, float]) -> None:
         """Stop the run if its rules fail on most responses: at once at its start and end, else after some steps."""
@@ -312,6 +399,41 @@ class Run:
         if self._crashed_steps and (at_an_end or self._crashed_steps >= MAX_CRASHED_STEPS):
             self.save()
             raise self._stop_for_rules(share)
+
+    def _check_best(self, record: dict[str, float]) -> None:
+        """Keep the checkpoint of a new best held-out score; stop after `run.early_stop` evaluations without one."""
+        before, best, run = self._best, best_evaluation([record], self._best), self.config.run
+        self._best = best
+        if best is None or best == before:  # the step has no evaluation
+            return
+        if best.step == record["step"]:
+            if run.keep_best:
+                self._save_best(best.step)
+        elif run.early_stop and best.later >= run.early_stop and record["step"] != run.steps:
+            self.save()
+            raise self._stop(
+                StopReason.NO_BETTER,
+                f"no better held-out score in {best.later} evaluations: the best is {best.score:.3g}, of step "
+                f"{best.step}. To continue regardless: {self.resume_command} --set run.early_stop=0",
+            )
+
+    def _save_best(self, step: int) -> None:
+        try:
+            self._save_to(self.folder.best, keep=1)
+        except (checkpoints.CheckpointError, OSError) as error:
+            self._warn_once(self.folder.best, str(error))
+            return
+        # Others may be of steps after the one that the run was resumed from, which count no more.
+        for path in list_checkpoints(self.folder.best):
+            if path.name != f"step-{step:08d}":
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _check_grading_time(self, metrics: dict[str, float]) -> None:
+        """Give advice once if grading takes most of the time."""
+        if self._slow_steps < SLOW_STEPS:
+            self._slow_steps = self._slow_steps + 1 if has_slow_grading(metrics) else 0
+            if self._slow_steps == SLOW_STEPS:
+                self.reporter.message(slow_grading_advice(metrics))
 
     def _stop_for_rules(self, share: float) -> RunStoppedError:
         diagnosis = crashed_diagnosis(share, self._crashed_steps, self.folder.rule_errors)
@@ -325,7 +447,10 @@ class Run:
         if by_action["save"] or by_action["stop"]:
             if self.trainer.recorder is not None:
                 self.trainer.recorder.keep(steps_around(self.progress.step))
-            self.save(self.folder.alarm_checkpoints)
+            try:
+                self._save_to(self.folder.alarm_checkpoints, KEEP_ALARM_CHECKPOINTS)
+            except (checkpoints.CheckpointError, OSError) as error:
+                self._warn_once(self.folder.alarm_checkpoints, str(error))
         return by_action["stop"]
 
     def _check_learning_signal(self, metrics: dict[str, float]) -> None:
@@ -345,15 +470,29 @@ class Run:
 
     def _stop(self, reason: StopReason, message: str) -> RunStoppedError:
         self.stopped = reason
+        if self.unsaved and reason not in (StopReason.FOLDER_GONE, StopReason.NONFINITE):
+            message += f". The last checkpoint is missing: {self._saver.error}. "
+            message += f"Free some space, then go on {self._saver.way_back}: {self.resume_command}"
         return RunStoppedError(reason, message)
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether the last checkpoint of the run could not be written."""
+        return self._saver.failed > 0
 
     @property
     def _start_advice(self) -> str:
         lower = f"--set update.lr={self.config.update.lr / 2:g}"
-        return f"from a checkpoint with other settings: trimtab train --from {self.folder.path}[@STEP] {lower}"
+        start = command("train", "--from", self.folder.path)
+        return f"from a checkpoint with other settings: {start}[@STEP] {lower}"
 
     @property
     def resume_command(self) -> str:
         """The command that goes on with the run."""
-        several = f" --gpus {self.world.size}" if self.world.size > 1 else ""
-        return f"trimtab train --resume {self.folder.path}{several}"
+        several = ["--gpus", self.world.size] if self.world.size > 1 else []
+        return command("train", "--resume", self.folder.path, *several)
+
+
+def _keep_output(_: Trainer, path: Path) -> None:
+    """Have a rank send what rules print to the run's file."""
+    keep_output(path)

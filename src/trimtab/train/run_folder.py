@@ -1,14 +1,15 @@
 """The folder of a run: `config.toml` (resolved), `metrics.jsonl`, `tokens/` (records), `checkpoints/`, `model/`.
 
 There are also `nonfinite.jsonl` if an update was not finite (which value, in which responses), `rule_errors.jsonl` if
-a rule failed, `alarms.jsonl` if an alarm was raised, and `alarms/` if one asked for a checkpoint.
+a rule failed, `rule_output.txt` for what users' rules print, `alarms.jsonl` if an alarm was raised, `alarms/` if one
+asked for a checkpoint, and `best/` with `run.keep_best`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +18,12 @@ from typing import Any
 import tomli_w
 
 from trimtab import failpoints
-from trimtab.config import Config, load
-from trimtab.files import append_json_lines, locked, sync, write_atomically, write_json_lines
+from trimtab.config import BEST, Config, load
+from trimtab.files import append_json_lines, locked, require_empty, sync, write_atomically, write_json_lines
+from trimtab.record import RECORDS_FOLDER
 from trimtab.step_lines import iter_step_lines, read_metrics
-from trimtab.text import PrintLine
+from trimtab.text import PrintLine, command
+from trimtab.train.build import INPUTS
 
 # Keys that may change when a run is resumed: how long it lasts, what stops it, what it saves, how its weights are
 # split, and (with a warning) the threads and the device it runs on. In the form of pydantic's `exclude`; True: all keys
@@ -30,7 +33,15 @@ CHANGEABLE_ON_RESUME: dict[str, Any] = {
         "steps",
         "checkpoint_every",
         "keep_checkpoints",
+        "on_failed_checkpoint",
+        "keep_best",
+        "early_stop",
         "loggers",
+        "logger_project",
+        "logger_name",
+        "wandb_group",
+        "wandb_tags",
+        "wandb_mode",
         "log_samples",
         "report",
         "patience",
@@ -44,6 +55,7 @@ CHANGEABLE_ON_RESUME: dict[str, Any] = {
     "record": True,
     "alarms": True,
 }
+LOGGER_FOLDERS = ("tensorboard", "wandb")  # which loggers make in the folder of a run
 MOST_SETTINGS_SHOWN = 5  # in a command: a recipe that differs in more is better named than spelt out
 
 
@@ -57,14 +69,18 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.toml"
+        self.inputs = path / INPUTS
         self.checkpoints = path / "checkpoints"
         self.alarm_checkpoints = path / "alarms"  # the checkpoints that alarms asked for
+        self.best = path / BEST  # the checkpoint with the best held-out score
         self.model = path / "model"  # of a finished run
         self.reference = path / "reference"  # the weights that the run started from, for a KL penalty
         self.metrics = path / "metrics.jsonl"  # a line per step
         self.nonfinite = path / "nonfinite.jsonl"  # a line per update that was skipped because it was not finite
         self.rule_errors = path / "rule_errors.jsonl"  # a line per step and kind of error of a grading rule
+        self.rule_output = path / "rule_output.txt"  # what users' rules and tools print
         self.alarms = path / "alarms.jsonl"  # a line per alarm
+        self.json_lines = (self.metrics, self.nonfinite, self.rule_errors, self.alarms)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -85,8 +101,9 @@ class RunFolder:
         if self.config.exists():
             raise ValueError(
                 f"{self.path} already holds a run: choose another --out, or go on with it: "
-                f"trimtab train --resume {self.path}"
+                + command("train", "--resume", self.path)
             )
+        require_empty(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.config, resolved_toml(config))
         self._created = True
@@ -95,16 +112,22 @@ class RunFolder:
         """Remove what `create` made of a run that failed before its first step: the same command can be used again."""
         if not self._created or not self._is_there():
             return
-        # File by file, not rmtree: --out may name a folder that holds somebody's files.
-        self.config.unlink(missing_ok=True)
-        self.metrics.unlink(missing_ok=True)
+        # By name: the folder was empty, but somebody may have put files there since.
+        for path in (self.config, self.inputs, self.rule_output, *self.json_lines):
+            path.unlink(missing_ok=True)
+        for folder in (self.reference, *(self.path / name for name in LOGGER_FOLDERS)):
+            shutil.rmtree(folder, ignore_errors=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
-    def reopen(self, config: Config) -> None:
-        """Resume a run; a recipe that would change its results is an error."""
+    def check_recipe(self, config: Config) -> None:
+        """Raise if there is no run to resume, or if the recipe would change its results."""
         if not self.config.exists():
             raise ValueError(f"{self.path} holds no run to resume")
+        # A resumed run removes later steps and older checkpoints: never those of the folder that a link leads to.
+        for folder in (self.path / RECORDS_FOLDER, self.checkpoints, self.alarm_checkpoints, self.best):
+            if folder.is_symlink():
+                raise ValueError(f"{folder} is a link, and a run removes files there: put the folder in its place")
         changes = config_changes(load(self.config), config)
         if changes:
             lines = "".join(f"\n  {line}" for line in changes)
@@ -112,7 +135,19 @@ class RunFolder:
                 f"{self.path} was run with another recipe; these keys differ:{lines}\n"
                 f"To go on from its weights with other settings, start a new run: {start_command(self.path, config)}"
             )
-        # Written again, for keys such as run.steps may have changed.
+
+    def require_own(self) -> None:
+        """Raise if a folder without a checkpoint is not that of a run: its files would be taken for those of one."""
+        if self.inputs.exists():
+            return
+        # A run that was killed at its start has left its recipe, and nothing else.
+        require_empty(self.path, [self.config.name])
+        if self.config.read_text(encoding="utf-8") != resolved_toml(load(self.config)):
+            again = f"trimtab train {self.config} --out FOLDER"
+            raise ValueError(f"{self.path} holds a recipe, but no run to resume. To train it: {again}")
+
+    def rewrite_config(self, config: Config) -> None:
+        """Store the configuration of a resumed run: keys such as run.steps may have changed."""
         write_atomically(self.config, resolved_toml(config))
 
     def append_metrics(self, record: dict[str, Any]) -> None:
@@ -127,13 +162,13 @@ class RunFolder:
 
     def sync(self) -> None:
         """Wait until the JSON lines are on the disk: a checkpoint that survives a power cut must have its metrics."""
-        for path in (self.metrics, self.nonfinite, self.rule_errors, self.alarms):
+        for path in self.json_lines:
             if path.exists():
                 sync(path)
 
     def rewind(self, step: int, warn: PrintLine) -> None:
         """Remove JSON lines of later steps, a last line that was cut off and, with a warning, lines without a step."""
-        for path in (self.metrics, self.nonfinite, self.rule_errors, self.alarms):
+        for path in self.json_lines:
             if path.exists():
                 kept = [record for record in iter_step_lines(path, warn) if record["step"] <= step]
                 # An empty file would differ from that of a run that never wrote one.
@@ -166,12 +201,12 @@ def start_command(run: Path, config: Config) -> str:
     """Return the command that starts a run of another configuration from a run's newest checkpoint."""
     old, new = config_fingerprint(load(run / "config.toml")), config_fingerprint(config)
     keys = sorted(key for key in new if old.get(key) != new[key])
-    words = ["trimtab", "train", "--from", str(run)]
+    words = ["train", "--from", str(run)]
     for key in keys if len(keys) <= MOST_SETTINGS_SHOWN else []:
         words += ["--set", f"{key}={'none' if new[key] is None else json.dumps(new[key], ensure_ascii=False)}"]
     if len(keys) > MOST_SETTINGS_SHOWN:
-        words.insert(2, "RECIPE")
-    return shlex.join(words)
+        words.insert(1, "RECIPE")
+    return command(*words)
 
 
 def config_changes(before: Config, now: Config) -> list[str]:

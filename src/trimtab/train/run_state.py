@@ -17,7 +17,7 @@ from trimtab.parallel import gather_to_leader, local_tensor
 from trimtab.policy import Policy, Precision
 from trimtab.text import shown
 from trimtab.train import checkpoints
-from trimtab.train.build import open_policy
+from trimtab.train.build import check_base, open_policy
 from trimtab.train.process import environment
 from trimtab.train.run_folder import RunFolder, config_fingerprint
 from trimtab.train.trainer import RunProgress, Trainer
@@ -101,6 +101,7 @@ def load_start(trainer: Trainer, progress: RunProgress) -> str:
     saved = checkpoints.read(found.folder)
     taken = "weights"
     with checkpoints.errors_as_mismatch(saved):
+        check_base(found.run, config)
         if config.model.path != config.model.start_from:  # else they are the model's already, merged
             checkpoints.load_parameters(trainer.policy.model, saved.tensors["model"])
         if config.model.start_optimizer:
@@ -129,13 +130,13 @@ def load_reference(trainer: Trainer, folder: Path) -> None:
         checkpoints.load_weights(trainer.reference.model, folder / "step-00000000")
 
 
-def publish_model(policy: Policy, folder: Path, state: dict[str, Tensor] | None = None) -> None:
+def publish_model(policy: Policy, folder: Path, state: dict[str, Tensor] | None = None, *, tidy: bool = True) -> None:
     """Write the trained model and its tokenizer in the format of transformers, completely or not at all.
 
-    `state` is the model's state dict if this process has only a part of it.
+    `state` is the model's state dict if this process has only a part of it; `tidy` as for `new_folder`.
     """
     # Not synced: unlike a checkpoint, it can be written again from the last checkpoint with --resume.
-    with new_folder(folder) as temporary:
+    with new_folder(folder, tidy=tidy) as temporary:
         # Without it peft looks up the base model's vocabulary on the hub; no adapter is on an embedding.
         options: dict[str, Any] = {"save_embedding_layers": False} if hasattr(policy.model, "peft_config") else {}
         policy.model.save_pretrained(temporary, state_dict=state, **options)
@@ -151,4 +152,4 @@ def export_model(path: str, folder: Path, precision: Precision = "fp32") -> None
     if precision == "bf16":
         policy.model.to(torch.bfloat16)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    publish_model(policy, folder)
+    publish_model(policy, folder, tidy=False)  # beside it are files of the user

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -19,7 +22,7 @@ from trimtab.rewards import RuleErrors
 from trimtab.rollout import NativeSampler, OwnSampler, Sampler
 from trimtab.tasks import Task, derive_seed
 from trimtab.train.build import build_policy, build_reference, build_sampler, build_tasks
-from trimtab.train.responses import ToolUse, build_tool_use, build_tools
+from trimtab.train.responses import ToolUse, build_tool_use, build_tools, drop_long_prompts
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -53,7 +56,9 @@ class Trainer:
     recorder: Recorder | None = None
     rule_errors: RuleErrors = field(default_factory=RuleErrors)
     tool_use: ToolUse | None = None
+    seen_share: float = 0.0  # of the held-out problems, that are also trained on
     world: World = field(default_factory=World)
+    seconds: dict[str, float] = field(default_factory=dict)  # by metric, since they were taken
     _calling: bool = False  # whether the ranks that follow are in a call
 
     def together(
@@ -94,6 +99,24 @@ class Trainer:
             self._calling = True
         if self.tool_use is not None:
             self.tool_use.close()
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the seconds that the block takes to those of a metric."""
+        start = time.perf_counter()
+        yield
+        if self.policy.device.type == "cuda":
+            # Kernels run asynchronously: without this only their launch is timed.
+            torch.cuda.synchronize(self.policy.device)
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def take_seconds(self) -> dict[str, float]:
+        """Return the seconds by metric since the last call, and start over."""
+        taken, self.seconds = self.seconds, {}
+        if self.tool_use is not None and "time/sampling" in taken:
+            taken |= self.tool_use.take_times()
+            taken["time/sampling"] -= taken["time/tools"]
+        return taken
 
     def set_learning_rate(self, step: int) -> None:
         """Set the learning rate of a step, counted from 0."""
@@ -145,6 +168,12 @@ def build_trainer(
             sampler.require_turns()
         if config.update.old_stats == "sampled":
             sampler = _with_moments(sampler, world)
+        with warnings.catch_warnings():
+            if not world.leads:  # rank 0 says it
+                warnings.simplefilter("ignore")
+            task = drop_long_prompts(policy, task, config, tool_use)
+            if test_task is not None:
+                test_task = drop_long_prompts(policy, test_task, config, tool_use)
     except BaseException:
         if tools is not None:
             tools.close()

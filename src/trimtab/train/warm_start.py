@@ -1,7 +1,8 @@
 """Warm start: a short supervised phase (SFT) on worked solutions before RL.
 
 Its weights are cached under a hash of everything they depend on, so runs that differ only in their objective share one
-warm start. The cache holds checkpoints, so a warm start that was killed or stopped is resumed.
+warm start. The cache holds checkpoints, so a warm start that was killed or stopped is resumed; one that has ended is
+kept without the optimizer's state.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from trimtab import failpoints
-from trimtab.config import Config, find_run_model
+from trimtab.config import Config, model_digest
 from trimtab.own_parts import is_own, load_part, location
 from trimtab.policy import (
     LongPromptError,
@@ -34,24 +34,25 @@ from trimtab.policy import (
     start_gradients,
 )
 from trimtab.stop_signals import SignalInterrupt, deferred_stop
-from trimtab.tasks import Problem, Task, derive_seed, worked_solutions
-from trimtab.train import checkpoints
+from trimtab.tasks import Problem, Repeats, Task, derive_seed, find_repeats, source_paths, worked_solutions
+from trimtab.train import checkpoints, warm_cache
 from trimtab.train.build import build_tasks, check_demo_characters
+from trimtab.train.inputs import path_digest
 from trimtab.train.reporting import Reporter, announce_stop
 from trimtab.train.responses import encode_problems, worked_transcript
 from trimtab.train.rollouts import evaluate
 from trimtab.train.trainer import Trainer
 
 
-def warm_start(trainer: Trainer, cache: Path, reporter: Reporter) -> None:
-    """Train the policy on worked solutions, or load the weights of the same warm start from the cache.
+def warm_start(trainer: Trainer, cache: Path | None, reporter: Reporter) -> None:
+    """Train the policy on worked solutions, or load the weights of the same warm start from the cache, if there is one.
 
     All processes of a run call it together; rank 0 alone reads and writes the cache's folder and heeds signals.
     """
     policy, config, warm, world = trainer.policy, trainer.config, trainer.config.warm_start, trainer.world
     if not warm.steps:
         return
-    folder = cache / cache_key(config, world.size)
+    folder = None if cache is None else cache / cache_key(config, world.size)
     # An optimizer of its own: RL starts with fresh AdamW moments, whether the weights come from the cache or not.
     optimizer = make_optimizer(policy, warm.lr, config.update.betas, 0.0, world)
     first = 0
@@ -59,17 +60,23 @@ def warm_start(trainer: Trainer, cache: Path, reporter: Reporter) -> None:
     def restore(saved: checkpoints.Checkpoint) -> None:
         nonlocal first
         with checkpoints.errors_as_mismatch(saved):
-            checkpoints.load_training_tensors(policy, optimizer, saved)
-            first = warm.steps if saved.state["target_reached"] else saved.step
+            # One that has ended needs no optimizer any more: RL has its own.
+            if "optimizer" in saved.tensors:
+                checkpoints.load_training_tensors(policy, optimizer, saved)
+                first = saved.step
+            else:
+                checkpoints.load_parameters(policy.model, saved.tensors["model"])
+                first = warm.steps
 
-    if warm.cache:
-        with suppress(OSError):  # where it cannot be made, saving warns
-            cache.mkdir(parents=True, exist_ok=True)
+    if folder is not None:
         found = checkpoints.load_newest(folder, restore, reporter.message) if world.leads else None
+        if found is not None:
+            reporter.message(f"warm start: goes on from step {found.step}, kept in {folder}")
+            warm_cache.note_use(folder)
         path = world.gather(found.path if found else None)[0]
         if path is not None and not world.leads:
             restore(checkpoints.read(path))
-    examples = _examples(trainer)
+    examples, warned = _examples(trainer), False
     with deferred_stop(announce_stop(reporter)) as stop:
         for step in range(first, warm.steps):
             trainer.seed_dropout("warm dropout", step)
@@ -82,17 +89,29 @@ def warm_start(trainer: Trainer, cache: Path, reporter: Reporter) -> None:
                 continue
             tested = due and warm.target_accuracy < 1
             reached = tested and evaluate(trainer).get("eval/accuracy", 0.0) >= warm.target_accuracy
-            if warm.cache:
-                tensors = checkpoints.training_tensors(policy, optimizer, world)
-                try:
-                    if world.leads:
-                        checkpoints.save(folder, step + 1, tensors, {"target_reached": reached}, keep=1)
-                except checkpoints.CheckpointError as error:
-                    reporter.message(f"warning: {error}")  # without the cache the run only takes longer
+            if folder is not None:
+                ended = reached or step + 1 == warm.steps
+                tensors = checkpoints.training_tensors(policy, None if ended else optimizer, world)
+                failed = _keep(folder, step + 1, tensors, reached) if world.leads else ""
+                if failed and not warned:  # without the cache the run only takes longer
+                    reporter.message(f"warning: {failed}")
+                if ended and world.leads and not failed:
+                    reporter.message(f"warm start: kept in {folder}, for runs that begin with the same one")
+                warned = warned or bool(failed)
             if stopping:
                 raise SignalInterrupt(max(world.gather(stop.number)))
             if reached:
                 break
+
+
+def _keep(folder: Path, step: int, tensors: checkpoints.TensorGroups, reached: bool) -> str:
+    """Save a warm start in the cache; return what went wrong, if anything."""
+    try:
+        checkpoints.save(folder, step, tensors, {"target_reached": reached}, keep=1)
+    except checkpoints.CheckpointError as error:
+        return str(error)
+    warm_cache.note_use(folder)
+    return ""
 
 
 def cache_key(config: Config, processes: int = 1) -> str:
@@ -110,30 +129,20 @@ def cache_key(config: Config, processes: int = 1) -> str:
         "update": config.update.model_dump(include={"token_budget", "head_chunk", "betas", "max_grad_norm"}),
         "evaluation": [config.run.eval_problems, config.rollout.max_new_tokens] if evaluated else [],
         "tools": [config.tools.model_dump(), config.rollout.max_turns, config.rollout.max_observation_tokens],
-        "files": [_stamp(path) for path in _files(config)],
+        "files": _digests(config),
     }
     if processes > 1:
         inputs["processes"] = processes
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _files(config: Config) -> list[str]:
-    """Return the files and folders that the weights after a warm start depend on."""
+def _digests(config: Config) -> list[str]:
+    """Return hashes of the files that the weights after a warm start depend on."""
     weights = [path for path in (config.model.path, config.model.start_from) if path is not None]
-    # Weights inside a run's folder by their own folder.
-    paths: list[Any] = [str(found.folder) if (found := find_run_model(path)) else path for path in weights]
-    paths += [config.task.arguments.get("path"), config.warm_start.path]
+    files: list[Any] = [*source_paths(config.task.arguments.get("path")), config.warm_start.path]
     if is_own(config.task.name):
-        paths.append(location(load_part(config.task.name)).rpartition(":")[0])
-    return [path for path in paths if isinstance(path, str) and path]
-
-
-def _stamp(path: str) -> list[tuple[str, int, int]]:
-    """Return sizes and times by which a change of a local file or folder is noticed; nothing for a hub name."""
-    # Names, sizes and times instead of contents: hashing a model of many gigabytes would take minutes.
-    where = Path(path).expanduser()
-    files = sorted(where.iterdir()) if where.is_dir() else [where]
-    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
+        files.append(location(load_part(config.task.name)).rpartition(":")[0])
+    return [*map(model_digest, weights), *(path_digest(path) for path in files if isinstance(path, str) and path)]
 
 
 def check_problems(config: Config, warms_up: bool = True) -> tuple[Task, Task | None]:
@@ -145,16 +154,29 @@ def check_problems(config: Config, warms_up: bool = True) -> tuple[Task, Task | 
     return problems
 
 
+def repeated_problems(config: Config, task: Task, test_task: Task | None) -> Repeats:
+    """Return which problems occur more than once in a run's training, and which held-out ones are trained on."""
+    worked = _worked_file(config) if config.warm_start.steps else ()
+    count = 0 if test_task is None else min(len(test_task), config.run.eval_problems)
+    held_out = [test_task[number] for number in range(count)] if test_task is not None else []
+    # The prompts of an environment may all be equal: what it asks is in the other columns.
+    return find_repeats(task, worked, held_out, whole=config.task.environment is not None)
+
+
 def worked_problems(config: Config, task: Task) -> Task | Sequence[Problem]:
     """Return the problems with worked solutions: those of the warm start's file, or the task's own."""
-    warm = config.warm_start
-    if warm.path is not None:
-        suffix = str(config.task.arguments.get("suffix", ""))
-        return worked_solutions(warm.path, suffix, warm.columns)
+    if config.warm_start.path is not None:
+        return _worked_file(config)
     if task[0].solution is None:
         advice = "set warm_start.path to a file with solutions, task.columns.solution, or warm_start.steps = 0"
         raise ValueError(f"task {task.name} has no worked solutions: {advice}")
     return task
+
+
+def _worked_file(config: Config) -> Sequence[Problem]:
+    """Return the problems of the warm start's file; none without one."""
+    path, suffix = config.warm_start.path, str(config.task.arguments.get("suffix", ""))
+    return () if path is None else worked_solutions(path, suffix, config.warm_start.columns)
 
 
 def _examples(trainer: Trainer) -> Callable[[Sequence[int]], list[Transcript]]:

@@ -19,13 +19,23 @@ from helpers.train.short_runs import PRELOAD
 HANG = 120.0  # seconds after which something is taken for hung
 
 
+WARM_STARTS = "TRIMTAB_WARM_START"  # where a test's runs keep them
+
+
 def in_own_process(target: Callable[..., object], *arguments: Any) -> BaseProcess:
     """Start a function in a process of its own; it is killed when this one ends."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
-    process = context.Process(target=target, args=arguments, daemon=True)
+    place = os.environ.get(WARM_STARTS, "")
+    process = context.Process(target=_with_warm_starts, args=(place, target, *arguments), daemon=True)
     process.start()
     return process
+
+
+def _with_warm_starts(place: str, target: Callable[..., object], *arguments: Any) -> None:
+    # The fork server has the environment of the test that started it.
+    os.environ[WARM_STARTS] = place
+    target(*arguments)
 
 
 class Terminal:

@@ -20,6 +20,7 @@ PaddedBatch = Mapping[str, Any]  # TRL's inputs: (responses, positions) tensors 
 
 # Keys that trimtab adds to TRL's batches. TRL shuffles all tensors of a batch alike, so they stay aligned.
 ENTROPY, SEGMENT, REWARD = "trimtab_entropy", "trimtab_segment", "trimtab_reward"
+REWARDS = "trimtab_rewards"  # (responses, reward functions); NaN where a function did not grade
 RESPONSE_INDEX = "trimtab_response_index"  # in the rollout batch of all processes
 PLAN = "trimtab_plan"  # the plan of a micro-batch
 

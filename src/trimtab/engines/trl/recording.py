@@ -6,20 +6,30 @@ makes the same plans. The folder is laid out like a run's: `tokens/` and `metric
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from trimtab.engines import common
-from trimtab.engines.trl.padded import ENTROPY, RESPONSE_INDEX, REWARD, PaddedBatch, sampled_mask, sampled_positions
+from trimtab.engines.trl.padded import (
+    RESPONSE_INDEX,
+    REWARD,
+    REWARDS,
+    PaddedBatch,
+    sampled_mask,
+    sampled_positions,
+    token_batch,
+)
 from trimtab.objectives import LossOutput, Objective, Plan, TokenBatch
 from trimtab.record import (
-    RECORDS_FOLDER,
     Manifest,
     RecordedResponse,
     Recorder,
@@ -28,17 +38,22 @@ from trimtab.record import (
     join_ranks,
     update_record,
 )
-from trimtab.train import RunFolder
+from trimtab.train import AlarmHandler, RunFolder, token_signals
 
 
 @dataclass(frozen=True)
 class RolloutShape:
-    """The shape of TRL's rollout batch: updates on it, samples per prompt, prompts, and the ids that end a response."""
+    """The shape of TRL's rollout batch: updates on it, samples per prompt, prompts, and the ids that end a response.
+
+    `rewards` has the names of the reward functions, and `weights` their weights.
+    """
 
     updates: int
     samples: int
     prompts: int
     end_tokens: frozenset[int]
+    rewards: Sequence[str]
+    weights: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -59,9 +74,11 @@ class TrlRecording:
     objective: Objective
     gather: Callable[[list[Any]], list[Any]]
     recorder: Recorder | None
+    alarms: AlarmHandler | None = None
     _wanted: bool = False
     _planned: PlannedUpdate | None = None
-    _entropy: tuple[float, int] = (0.0, 0)
+    _facts: dict[str, float] = field(default_factory=dict)  # of the rollout batch
+    _due: int = 0  # the step whose metrics wait for the optimizer step
     _updates: list[UpdateRecord] = field(default_factory=list)
     _responses: list[RecordedResponse] = field(default_factory=list)
     _metrics: list[Mapping[str, float]] = field(default_factory=list)
@@ -69,11 +86,16 @@ class TrlRecording:
     def begin_step(self, step: int, micro_batches: Sequence[PaddedBatch]) -> None:
         """Start a rollout batch. The main process decides for all whether its tokens are recorded."""
         wants = self.recorder is not None and self.recorder.wants(step)
-        values = torch.cat([batch[ENTROPY][sampled_mask(batch)] for batch in micro_batches])
-        ranks = self.gather([(wants, float(values.sum(dtype=torch.float64)), len(values))])
+        batch = token_batch(micro_batches, self.objective)
+        signals = {name: float(value) for name, value in token_signals(batch).items()}
+        graded = [response for each in micro_batches for response in graded_responses(each, self.shape)]
+        assert batch.entropy is not None
+        sums = (float(batch.entropy.sum(dtype=torch.float64)), batch.tokens, signals)
         # All processes must agree: those that take part in `gather` later wait for each other.
+        ranks = self.gather([(wants, sums, graded)])
         self._wanted = ranks[0][0]
-        self._entropy = sum(total for _, total, _ in ranks), sum(tokens for _, _, tokens in ranks)
+        responses = [response for _, _, each in ranks for response in each]
+        self._facts = rollout_metrics([each for _, each, _ in ranks], responses, self.shape)
         self._updates, self._responses, self._metrics = [], [], []
 
     def begin_update(self, update: PlannedUpdate) -> None:
@@ -110,7 +132,20 @@ class TrlRecording:
                 self._updates.append(join_ranks([update for update, _ in ranks], len(self._responses)))
                 self._responses += [response for _, rank in ranks for response in rank]
         if planned.number + 1 == self.shape.updates and self.recorder is not None:
-            self._write(step, self.recorder)
+            self._due = step
+            if self._wanted:
+                observed, state = self._facts.get("policy/entropy"), self.objective.state_dict()
+                self.recorder.record_step(
+                    step, self._responses, self._updates, observed_entropy=observed, controllers=state
+                )
+
+    def finish_optimizer_step(self, grad_norm: float | None, lr: float) -> None:
+        """Add what TRL knows after its optimizer step; the last one of a step writes the metrics of the step."""
+        if self._metrics and "update/lr" not in self._metrics[-1]:
+            norm = {} if grad_norm is None else {"update/grad_norm": grad_norm}
+            self._metrics[-1] = {**self._metrics[-1], **norm, "update/lr": lr}
+        if self._due and self.recorder is not None:
+            self._write(self._due, self.recorder)
 
     def flush(self) -> None:
         """Wait until everything is on disk."""
@@ -121,51 +156,115 @@ class TrlRecording:
     def close(self) -> None:
         """Write what is queued and end the recorder."""
         if self.recorder is not None:
+            if self._due:
+                self._write(self._due, self.recorder)
             self.recorder.close()
 
     def _write(self, step: int, recorder: Recorder) -> None:
-        entropy, tokens = self._entropy
-        observed = entropy / tokens if tokens else None
+        self._due = 0
         names = {name: None for metrics in self._metrics for name in metrics}
         found = {name: [metrics[name] for metrics in self._metrics if name in metrics] for name in names}
         means = {name: sum(values) / len(values) for name, values in found.items()}
-        facts = {"tokens/count": float(tokens)} | ({} if observed is None else {"policy/entropy": observed})
-        RunFolder(recorder.folder.parent).append_metrics({"step": step, **means, **facts})
-        if self._wanted:
-            state = self.objective.state_dict()
-            recorder.record_step(step, self._responses, self._updates, observed_entropy=observed, controllers=state)
+        record = {"step": step, **means, **self._facts}
+        RunFolder(recorder.folder.parent).append_metrics(record)
+        if self.alarms is not None:
+            self.alarms.handle(record)
 
 
 def start_recorder(to: Path, step: int, manifest: Manifest, vocabulary: Vocabulary, device: str) -> Recorder:
     """Open the files of a run that continues after `step`; for the main process alone."""
-    # Starting anew deletes what is there; a resumed run continues its own records.
-    if not step and (to / RECORDS_FOLDER).exists():
-        raise ValueError(f"record_to={str(to)!r} holds the records of another run: choose another folder, or remove it")
+    common.require_unused(to, step, "record_to")
     to.mkdir(parents=True, exist_ok=True)
     RunFolder(to).rewind(step, lambda problem: warnings.warn(problem, stacklevel=2))
     return common.start_recorder("trl", to, step, manifest, vocabulary, device)
+
+
+@dataclass(frozen=True)
+class TrlGraded:
+    """What metrics need of a response: its place in the rollout batch, its rewards by function, its tokens."""
+
+    index: int
+    reward: float
+    rewards: dict[str, float]  # without those of functions that did not grade it
+    tokens: int
+    finished: bool
+    first: str
+
+    @property
+    def verdict(self) -> str:
+        """Return the verdict by the first reward function, as trimtab's own trainer judges a number."""
+        score = self.rewards.get(self.first)
+        return "ungraded" if score is None else common.verdict_of_score(score)
+
+
+def graded_responses(batch: PaddedBatch, shape: RolloutShape) -> list[TrlGraded]:
+    """Return the responses of a micro-batch with their rewards."""
+    mask, lengths = sampled_mask(batch), batch["completion_mask"].sum(1)
+    last = (lengths - 1).clamp(min=0)[:, None]
+    # A response that ends with the reply of a tool was cut there, though its last sampled token ended a turn.
+    answered = mask.gather(1, last).squeeze(1) & (lengths > 0)
+    # Whole columns: a value by itself would make the host wait for the GPU.
+    index, reward, by_function = (batch[name].tolist() for name in (RESPONSE_INDEX, REWARD, REWARDS))
+    end, tokens = batch["completion_ids"].gather(1, last).squeeze(1).tolist(), mask.sum(1).tolist()
+    return [
+        TrlGraded(
+            index=index[row],
+            reward=0.0 if isnan(reward[row]) else reward[row],
+            rewards={name: v for name, v in zip(shape.rewards, by_function[row], strict=True) if not isnan(v)},
+            tokens=tokens[row],
+            finished=was_answered and end[row] in shape.end_tokens,
+            first=shape.rewards[0],
+        )
+        for row, was_answered in enumerate(answered.tolist())
+    ]
+
+
+def rollout_metrics(
+    ranks: Sequence[tuple[float, int, Mapping[str, float]]], graded: Sequence[TrlGraded], shape: RolloutShape
+) -> dict[str, float]:
+    """Return the metrics of a rollout batch, as trimtab's own trainer logs them."""
+    tokens = sum(count for _, count, _ in ranks)
+    metrics = {"tokens/count": float(tokens)}
+    if tokens:
+        metrics["policy/entropy"] = sum(entropy for entropy, _, _ in ranks) / tokens
+        for name in ("tokens/spurious_share", "response/repetition_share"):  # medians of ranks do not add up
+            metrics[name] = sum(count * signals.get(name, 0.0) for _, count, signals in ranks) / tokens
+    scores = [one.rewards[one.first] for one in graded if one.first in one.rewards]
+    if scores:
+        metrics["reward/score"] = fmean(scores)
+        metrics["reward/accuracy"] = fmean(one.verdict == "correct" for one in graded if one.first in one.rewards)
+    groups: dict[int, list[TrlGraded]] = {}
+    for one in graded:
+        groups.setdefault(one.index // shape.samples, []).append(one)
+    metrics["groups/mixed_share"] = fmean(len({one.reward for one in group}) > 1 for group in groups.values())
+    metrics["response/length_mean"] = fmean(one.tokens for one in graded)
+    metrics["response/truncated_share"] = fmean(not one.finished for one in graded)
+    for name, weight in zip(shape.rewards, shape.weights, strict=True) if len(shape.rewards) > 1 else ():
+        by_group = [[one.rewards[name] for one in group if name in one.rewards] for group in groups.values()]
+        if values := [value for group in by_group for value in group]:
+            metrics[f"rewards/{name}"] = fmean(values)
+            metrics[f"rewards/{name}_spread"] = fmean(pstdev(weight * v for v in group) for group in by_group if group)
+    return metrics
 
 
 def recorded_responses(step: int, batch: PaddedBatch, shape: RolloutShape) -> list[RecordedResponse]:
     """Return the responses of a micro-batch; their tokens are those that are trained on."""
     mask, prompt_mask = sampled_mask(batch), batch["prompt_mask"].bool()
     lengths = batch["completion_mask"].sum(1).tolist()
-    indices, rewards = batch[RESPONSE_INDEX].tolist(), batch[REWARD].nan_to_num().tolist()
     responses = []
-    for row, (index, reward) in enumerate(zip(indices, rewards, strict=True)):
+    for row, graded in enumerate(graded_responses(batch, shape)):
         ids, sampled = batch["completion_ids"][row][: lengths[row]], mask[row][: lengths[row]]
         tokens = ids[sampled].tolist()
-        # A response that ends with the reply of a tool was cut there, though its last sampled token ended a turn.
-        answered = bool(tokens) and bool(mask[row, lengths[row] - 1])
         responses.append(
             RecordedResponse(
                 prompt=batch["prompt_ids"][row][prompt_mask[row]].tolist(),
                 tokens=tokens,
-                group=(step - 1) * shape.prompts + index // shape.samples,
-                sample=index % shape.samples,
-                reward=reward,
-                verdict="correct" if reward > 0 else "wrong",  # TRL's reward functions return numbers alone
-                finished=answered and tokens[-1] in shape.end_tokens,
+                group=(step - 1) * shape.prompts + graded.index // shape.samples,
+                sample=graded.index % shape.samples,
+                reward=graded.reward,
+                verdict=graded.verdict,
+                finished=graded.finished,
+                rewards=json.dumps(graded.rewards) if len(shape.rewards) > 1 else "",
                 source="trl",
                 observations=common.observations(ids.tolist(), sampled.tolist()),
             )

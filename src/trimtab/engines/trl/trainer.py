@@ -6,6 +6,7 @@ processes and all micro-batches of an optimizer step, before its first forward p
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.config import build_objective
+from trimtab.config import AlarmsConfig, build_objective
+from trimtab.console import slug
 from trimtab.engines import common
 from trimtab.engines.engine_versions import check_version, missing_engine
 from trimtab.engines.trl import padded
@@ -21,9 +23,10 @@ from trimtab.engines.trl.options import TrimtabConfig, check_replaced, check_sam
 from trimtab.engines.trl.padded import PaddedBatch
 from trimtab.engines.trl.recording import PlannedUpdate, RolloutShape, TrlRecording, start_recorder
 from trimtab.engines.turns import ReplyText
-from trimtab.objectives import LossOutput, Plan, TokenBatch, kl_estimate
+from trimtab.insight.alarms import AlarmMonitor, DetectorInput
+from trimtab.objectives import METHODS, LossOutput, Plan, TokenBatch, kl_estimate
 from trimtab.record import Manifest, RecordSettings
-from trimtab.train import tokenizer_vocabulary
+from trimtab.train import AlarmHandler, RunFolder, tokenizer_vocabulary
 
 try:
     from accelerate.utils import gather_object
@@ -126,6 +129,7 @@ class TrimtabTrainer(GRPOTrainer):
             batch["advantages"] = ours[local]
         batch["old_per_token_logps"], batch[padded.ENTROPY] = self._old_logps(batch, scored)
         batch[padded.REWARD] = reward[local]
+        batch[padded.REWARDS] = self._rewards[local]
         batch[padded.RESPONSE_INDEX] = torch.arange(local.start, local.stop, device=reward.device)
         # A record whose responses have holes has segments that end there, whatever the objective.
         recorded_holes = self.args.record_to is not None and batch.get("tool_mask") is not None
@@ -225,6 +229,7 @@ class TrimtabTrainer(GRPOTrainer):
         """Collect the metrics of a micro-batch; after the last one of an update, log the update's metrics."""
         plan: Plan = inputs[padded.PLAN]
         sums = {"tokens": entropy.new_tensor(float(len(entropy))), "entropy": entropy.sum()}
+        sums["update/loss"] = out.loss.detach()
         if plan.ref_logp is not None:
             sums["kl"] = kl_estimate(new_logp, plan.ref_logp).sum()
         if not self.model.training:
@@ -241,7 +246,7 @@ class TrimtabTrainer(GRPOTrainer):
 
     def _log_metrics(self, mode: str, plan: Plan, micro_batches: Sequence[dict[str, Tensor]]) -> dict[str, float]:
         """Add the metrics of an update over all processes to TRL's log, and return them."""
-        names = (*common.LOSS_METRICS, *_TOKEN_SUMS)
+        names = (*common.LOSS_METRICS, "update/loss", *_TOKEN_SUMS)
         values = common.reduce_metrics(micro_batches, names, self._comm)
         tokens = max(values.pop("tokens"), 1.0)
         logged = {name: value / tokens if name in _TOKEN_SUMS else value for name, value in values.items()}
@@ -282,6 +287,8 @@ class TrimtabTrainer(GRPOTrainer):
             samples=self.num_generations,
             prompts=args.generation_batch_size // self.num_generations,
             end_tokens=frozenset(self.eos_token_ids),
+            rewards=tuple(self.reward_func_names),
+            weights=tuple(self.reward_weights.tolist()),
         )
         recorder = None
         if self.accelerator.is_main_process:
@@ -290,7 +297,32 @@ class TrimtabTrainer(GRPOTrainer):
             size = self.accelerator.unwrap_model(self.model).get_output_embeddings().weight.shape[0]
             vocabulary, device = tokenizer_vocabulary(self._tokenizer, size), self.accelerator.device.type
             recorder = start_recorder(Path(args.record_to), self._rollouts - 1, manifest, vocabulary, device)
-        return TrlRecording(shape, self.objective, gather_object if self._comm is not None else list, recorder)
+        gather = gather_object if self._comm is not None else list
+        return TrlRecording(shape, self.objective, gather, recorder, None if recorder is None else self._alarms())
+
+    def _alarms(self) -> AlarmHandler:
+        """Return what passes the metrics of a step to the alarms; it has seen those of a run that is resumed."""
+        folder = RunFolder(Path(self.args.record_to))
+        monitor = AlarmMonitor(DetectorInput(entropy_target=self.objective.entropy_target))
+        alarms = AlarmHandler(monitor, AlarmsConfig(), folder, lambda text: warnings.warn(text, stacklevel=2))
+        alarms.replay(folder.records())
+        return alarms
+
+    def _maybe_log_save_evaluate(self, tr_loss: Any, grad_norm: Any, *more: Any, **options: Any) -> None:
+        """Note gradient norm and learning rate of an optimizer step before TRL logs or saves."""
+        if self._recording is not None:
+            rate = options.get("learning_rate")
+            rate = self._get_learning_rate() if rate is None else rate
+            self._recording.finish_optimizer_step(None if grad_norm is None else float(grad_norm), float(rate))
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *more, **options)
+
+    def create_model_card(self, *arguments: Any, **options: Any) -> None:
+        """Write TRL's model card with the objective's name and paper instead of GRPO's."""
+        self._name = f"trimtab's {self.objective.name}"
+        method = METHODS.get(self.objective.name.partition("+")[0].strip())
+        self._paper = {"id": method.paper, "title": f"the paper of {method.name}"} if method and method.paper else {}
+        self._tag_names = ["trl", "trimtab", slug(self.objective.name)]
+        super().create_model_card(*arguments, **options)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save TRL's checkpoint with the state of the controllers in it."""

@@ -33,13 +33,12 @@ class PlannedStep:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the plans, each the mean over the updates where it is finite."""
-        # A threshold is NaN in an update that has no token to compute it from.
+        """Return the metrics of the plans, each the mean over the updates that have it."""
         found: dict[str, list[float]] = {}
         for plan in self.plans:
             for name, value in plan.metrics.items():
-                found.setdefault(name, []).extend([float(value)] if bool(torch.isfinite(value)) else [])
-        return {f"{METRIC_PREFIX}{name}": sum(values) / len(values) for name, values in found.items() if values}
+                found.setdefault(name, []).append(float(value))
+        return {f"{METRIC_PREFIX}{name}": sum(values) / len(values) for name, values in found.items()}
 
 
 def fields_read(names: Iterable[str]) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trimtab.engines.common import observations, start_recorder, tool_tokens
+from trimtab.engines.common import observations, require_unused, start_recorder, tool_tokens, verdict_of_score
 from trimtab.engines.verl.options import VerlOptions
 from trimtab.engines.verl.planning import PlannedStep
 from trimtab.objectives import Objective
@@ -24,6 +24,7 @@ def start_recording(options: VerlOptions, objective: Objective, tokenizer: Any, 
     """Open the recorder of a run that continues after `step`; None if `record` is not set."""
     if not options.record:
         return None
+    require_unused(Path(options.record), step, "trimtab.record")
     settings = RecordSettings(options.record_every, options.record_group_share, options.record_max_megabytes)
     manifest = Manifest(options.objective, objective.advantage, settings)
     vocabulary = tokenizer_vocabulary(tokenizer, len(tokenizer))
@@ -77,7 +78,7 @@ def recorded_responses(planned: PlannedStep, data: Mapping[str, Any], end_token:
                 group=group,
                 sample=samples[group],
                 reward=reward,
-                verdict="correct" if reward > 0 else "wrong",  # verl grades, and passes on the score alone
+                verdict=verdict_of_score(reward),  # verl grades, and passes on the score only
                 # One that ends with the reply of a tool was cut there, though its last sampled token ended a turn.
                 finished=tokens[-1:] == [end_token] and bool(masks[row][-1]),
                 answer="" if truth is None else str(truth),

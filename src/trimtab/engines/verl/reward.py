@@ -15,6 +15,7 @@ from typing import Any
 
 from trimtab.engines.turns import AGENT_LOOP, AGENT_LOOP_KEY, LAST_MESSAGE
 from trimtab.rewards import grade
+from trimtab.text import printable
 
 _log = logging.getLogger(__name__)
 _failed: set[str] = set()  # rules whose first error has been logged
@@ -35,7 +36,8 @@ def compute_score(
     is_correct = verdict.kind == "correct"
     if verdict.kind == "crashed" and rule not in _failed:  # once in each of verl's reward workers
         _failed.add(rule)
-        _log.error("the rule %s failed, which counts as a wrong answer here:\n%s", rule, verdict.error or ground_truth)
+        why = printable(verdict.error or str(ground_truth))  # it may quote the response
+        _log.error("the rule %s failed, which counts as a wrong answer here:\n%s", rule, why)
     paid = correct if is_correct else wrong
     score = paid if verdict.score is None or verdict.kind == "crashed" else verdict.score
     return {"score": score, "acc": float(is_correct), "pred": verdict.extracted or ""}

@@ -27,19 +27,13 @@ from trimtab.bounded_http import (
     event_loop_thread,
     is_retryable,
     open_client,
+    read_key,
     retry_after,
     retry_pause,
 )
 from trimtab.conversation import ToolSet
 from trimtab.evaluate.endpoint.completion import MAX_BYTES, BadCompletionError, Choice, parse_completion
-from trimtab.evaluate.endpoint.connection import (
-    EndpointConnection,
-    EndpointError,
-    api_key,
-    for_message,
-    hide_key,
-    key_header,
-)
+from trimtab.evaluate.endpoint.connection import KEY_VARIABLE, EndpointConnection, EndpointError, for_message
 from trimtab.evaluate.endpoint.conversation import EndpointConversation
 from trimtab.evaluate.folder import Batches, Generation, GenerationRequest, SampleKey, problem_key
 from trimtab.evaluate.progress import MessageLog
@@ -50,7 +44,6 @@ SAMPLES_PER_REQUEST = 8
 TOKENS_PER_REQUEST = SAMPLES_PER_REQUEST * 20_480  # with their log-probabilities they fit into `MAX_BYTES`
 OPTIONAL_FIELDS = ("logprobs", "seed", "n")  # a server may not know them; without `n` each sample is one request
 FATAL_STATUS = (401, 403, 404, 405)  # neither a retry nor another prompt will help
-SECRET_LENGTH = 8  # characters; a shorter key, as vLLM's EMPTY, is no secret and may well be in a response
 OPENING_SECONDS = 60.0  # for an environment's `reset`
 T = TypeVar("T")
 
@@ -145,7 +138,7 @@ class _Sampling:
 
         try:
             async with (
-                open_client(self.connection.concurrency, headers=key_header()) as self._client,
+                open_client(self.connection.concurrency, read_key(KEY_VARIABLE)) as self._client,
                 asyncio.TaskGroup() as group,  # the first error cancels the other workers
             ):
                 for _ in range(min(self.connection.concurrency, len(work))):
@@ -291,7 +284,7 @@ class _Sampling:
         if status < 300:
             return
         moved = f" (redirected to {reply.headers['location']})" if "location" in reply.headers else ""
-        message = for_message(f"status {status}{moved}: {_excerpt(reply)}").removesuffix(":")
+        message = for_message(f"status {status}{moved}: {reply.excerpt()}").removesuffix(":")
         if status in FATAL_STATUS or status < 400:
             check = "check --endpoint, --model-name and OPENAI_API_KEY; the same command resumes the evaluation"
             raise EndpointError(f"the server at {self.connection.url} returned {message}; {check}")
@@ -304,17 +297,11 @@ class _Sampling:
         try:
             completion = parse_completion(reply.read(), count, self.settings.max_new_tokens)
         except BadCompletionError as error:
-            raise RetryableError(for_message(f"not a chat completion ({error}): {_excerpt(reply)}")) from None
+            raise RetryableError(for_message(f"not a chat completion ({error}): {reply.excerpt()}")) from None
         if completion.left_out:
             self.left_out[for_message(completion.left_out)] += 1
-        return [
-            replace(
-                choice,
-                text=hide_key(choice.text, SECRET_LENGTH),
-                tokens=completion.tokens if choice.tokens is None else choice.tokens,
-            )
-            for choice in completion.choices
-        ]
+        choices = completion.choices
+        return [replace(choice, tokens=completion.tokens) if choice.tokens is None else choice for choice in choices]
 
     async def _store(self, batch: list[Generation]) -> None:
         """Hand a batch over and wait until it is stored."""
@@ -328,11 +315,6 @@ def _fields(choice: Choice) -> dict[str, Any]:
     return {key: value for key, value in asdict(choice).items() if key != "calls"}
 
 
-def _excerpt(reply: HttpReply) -> str:
-    # The key first: cut off in the middle, it would not be found.
-    return reply.read(1 << 16).replace(api_key().encode() or b"\0", b"(the key)")[:2000].decode("utf-8", "replace")
-
-
 def _names(key: str, reply: HttpReply) -> bool:
     """Return whether an error body names a request field."""
-    return re.search(rf"(?<![\w\\]){key}(?!\w)", _excerpt(reply)) is not None
+    return re.search(rf"(?<![\w\\]){key}(?!\w)", reply.excerpt()) is not None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from trimtab.collapse import CollapseDetector
+from trimtab.collapse import CollapseDetector, start_values
 from trimtab.insight.alarms.history import History, spread
 from trimtab.insight.alarms.thresholds import Thresholds
+from trimtab.step_lines import is_finite_number
+
+# Metrics of what the policy samples. Those of an update are small while the learning rate rises, which is no start to
+# hold to, and groups that differ become many at once in a run that begins to learn.
+SAMPLED = ("policy", "reward", "response")
 
 
 @dataclass(frozen=True)
@@ -49,20 +53,28 @@ class DetectorInput:
     def add(self, record: Mapping[str, float]) -> int:
         """Add a record of metrics and return its step."""
         # Logs of other trainers hold text and nulls, and a single NaN would make every median after it NaN.
-        numbers = {k: v for k, v in record.items() if isinstance(v, int | float) and math.isfinite(v)}
+        numbers = {k: v for k, v in record.items() if is_finite_number(v)}
         self.collapse.add(numbers)
         return self.history.add(numbers)
 
     def shift(self, metric: str) -> Shift | None:
         """Compare a metric now with the start of the run; None until there are enough values for both."""
-        first, recent = self.limits.start_steps, self.limits.recent_steps
+        began, recent = self.start(metric), self.limits.recent_steps
         steps, values = self.history.steps(metric), self.history.values(metric)
-        if len(values) < first + recent:
+        if not began or len(values) < len(began) + recent:
             return None
-        now, start, noise = median(values[-recent:]), median(values[:first]), spread(values[:first])
+        now, start, noise = median(values[-recent:]), median(began), spread(began)
         evidence = {"now": now, "steps": [steps[-recent], steps[-1]], "start": start}
-        evidence |= {"start_steps": [steps[0], steps[first - 1]], "start_spread": noise}
+        evidence |= {"start_steps": [steps[0], steps[len(began) - 1]], "start_spread": noise}
         return Shift(now, start, abs(now - start) > self.limits.min_spreads * noise, {metric: evidence})
+
+    def start(self, metric: str) -> list[float]:
+        """Return the values of a metric at the start of the run; an empty list until there are enough."""
+        values, count = self.history.values(metric), self.limits.start_steps
+        area = metric.partition("/")[0]
+        if area in SAMPLED:
+            return start_values(values, count, may_rise=area != "reward")
+        return values[:count] if len(values) >= count else []
 
     def now(self, metric: str) -> float | None:
         """Return the median of a metric over the recent steps; None until there are enough."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trimtab import step_lines
 from trimtab.config import load_stored
+from trimtab.insight.alarms.kinds import ALARM_KINDS
 from trimtab.insight.alarms.monitor import AlarmMonitor, alarm_monitor
 from trimtab.text import PrintLine
 from trimtab.train import Alarm
@@ -30,6 +31,16 @@ def replay_run(run: Path, warn: PrintLine = lambda problem: None) -> list[Alarm]
     config = run / "config.toml"
     monitor = alarm_monitor(load_stored(config) if config.exists() else None)
     return replay_metrics(read_metrics(run / "metrics.jsonl", warn), monitor)
+
+
+def unchecked_alarms(run: Path) -> str:
+    """Return which alarms could not look at another trainer's metrics, and what they lack; empty for our own runs."""
+    if (run / "config.toml").exists():
+        return ""
+    metrics = run / "metrics.jsonl" if run.is_dir() else run
+    there = {name for record in read_metrics(metrics) for name in record}
+    lacking = {name: kind.metrics[0] for name, kind in ALARM_KINDS.items() if not there & set(kind.metrics[:1])}
+    return ", ".join(f"{name} ({metric})" for name, metric in lacking.items())
 
 
 def alarm_lines(alarms: Sequence[Alarm], as_json: bool = False) -> list[str]:

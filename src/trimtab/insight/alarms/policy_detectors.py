@@ -10,6 +10,7 @@ from trimtab.insight.alarms.history import slope
 from trimtab.train import TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS
 
 ENTROPY = "policy/entropy"
+LARGEST_LOG = 700.0  # whose exponential a float holds: a log of another trainer may hold anything
 
 
 def entropy_collapse(run: DetectorInput) -> Finding | None:
@@ -29,6 +30,9 @@ def entropy_collapse(run: DetectorInput) -> Finding | None:
         return Finding(message, entropy.evidence)
     ahead = forecast(run)
     if ahead is None or ahead > limits.collapse_floor * entropy.start or not entropy.significant or run.has_learned():
+        return None
+    # An entropy that comes back from an explosion falls fast too.
+    if entropy.now > entropy.start:
         return None
     return Finding(
         f"entropy falls fast: {entropy.now:.3g} now, {share} of the start; going on like this it is {ahead:.2g} in "
@@ -67,7 +71,8 @@ def forecast(run: DetectorInput) -> float | None:
         return None
     # Of the logarithm, since entropy decays by about the same factor from step to step.
     logs = [math.log(value) for value in values]
-    return math.exp(fmean(logs[-run.limits.recent_steps :]) + slope(logs) * run.limits.forecast_steps)
+    ahead = fmean(logs[-run.limits.recent_steps :]) + slope(logs) * run.limits.forecast_steps
+    return math.exp(min(ahead, LARGEST_LOG))
 
 
 def spurious_growth(run: DetectorInput) -> Finding | None:

@@ -126,6 +126,10 @@ def _jumps(run: DetectorInput) -> Finding | None:
         median(window[: limits.recent_steps]) for window in windows
     ]
     rise = reward - reward_before
+    began = run.start(run.accuracy)
+    # A reward that comes back after a fall is not hacked.
+    if began and reward <= median(began):
+        return None
     if rise < limits.jump_rise or run.held_out_rise(limits.trend_steps) >= limits.hacking_follow * rise:
         return None
     longer = abs(length / max(length_before, 1e-9) - 1)
@@ -144,6 +148,8 @@ def reward_drop(run: DetectorInput) -> Finding | None:
     limits = run.limits
     # The best is a median over the longer window, so that a lucky streak is no yardstick.
     now, best = run.now(run.accuracy), run.history.best(run.accuracy, limits.start_steps)
+    began = run.start(run.accuracy)
+    best = max(best, median(began)) if began else best
     if now is not None and _is_drop(run, run.accuracy, now, best):
         message = f"{run.accuracy} is {now:.2f}; its best was {best:.2f}"
         return Finding(message, {run.accuracy: {"now": now, "best": best}})
@@ -170,4 +176,4 @@ def collapse(run: DetectorInput) -> Finding | None:
     found = run.collapse.found
     if found is None:
         return None
-    return Finding(f"collapsed at step {found.step}: {found.message}", {"criterion": found.kind, "step": found.step})
+    return Finding(found.words, {"criterion": found.kind, "step": found.step})

@@ -19,7 +19,9 @@ class Thresholds:
     """When alarms ring. Shares and accuracies are between 0 and 1, entropies and log-probabilities in nats."""
 
     start_steps: int = _threshold(
-        10, "first steps, whose median is the start of the run; fewer are noisy, more delay the alarms"
+        10,
+        "first steps, whose median is the start of the run (if the next do not leave the first at once); fewer "
+        "are noisy, more delay the alarms",
     )
     recent_steps: int = _threshold(5, 'last steps, whose median is "now"; so one or two odd steps cannot ring an alarm')
     trend_steps: int = _threshold(20, "steps over which a trend is measured; a slope over fewer steps is mostly noise")

@@ -35,6 +35,8 @@ def show_replay(
     run: Path, objectives: Sequence[str], sweeps: Sequence[str], steps: str | None, out: Path | None, console: Console
 ) -> None:
     """Run `trimtab replay`: show a progress bar, print two tables, and write a JSON file if asked for."""
+    if out is not None:
+        check_overwritten(out)
     first, last = parse_span(steps)
     sweep = parse_sweep(sweeps)
     count = sum((first is None or n >= first) and (last is None or n <= last) for n in open_run(run).steps)
@@ -55,6 +57,18 @@ def show_replay(
     print_replay(result, console)
     if out is not None:
         write_atomically(out, json.dumps(to_json(result), indent=1, allow_nan=False) + "\n")
+
+
+def check_overwritten(path: Path) -> None:
+    """Raise if there is a file in the place of the results that does not hold results of a replay."""
+    if not path.is_file():
+        return
+    try:
+        known = json.loads(path.read_bytes()).keys() >= {"exact", "summary", "agreement"}
+    except (ValueError, AttributeError, RecursionError):
+        known = False
+    if not known:
+        raise ValueError(f"{path} does not hold the results of a replay and is not overwritten: choose another --json")
 
 
 def parse_span(text: str | None) -> tuple[int | None, int | None]:

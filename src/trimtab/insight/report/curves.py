@@ -15,6 +15,7 @@ from trimtab.insight.replay import CriticalWeights
 from trimtab.insight.report.embed import NumpyArray, encode_array
 from trimtab.insight.report.run_files import MetricCurve, RunFiles
 from trimtab.objectives import Objective, entropy_control
+from trimtab.step_lines import LARGEST_METRIC
 
 POINTS = 2_000  # of one curve; more than a screen has columns
 FEWEST_POINTS = 300
@@ -67,7 +68,7 @@ def _cumulative(curves: Sequence[MetricCurve]) -> MetricCurve | None:
     spent = np.zeros(len(steps))
     for curve in curves:
         spent[np.searchsorted(steps, curve.steps)] += np.maximum(curve.values.astype(np.float64), 0.0)
-    return MetricCurve(steps, spent.cumsum())
+    return MetricCurve(steps, np.minimum(spent.cumsum(), LARGEST_METRIC))  # the page holds float32
 
 
 def groups_json(runs: Sequence[RunFiles], points: int) -> list[dict[str, Any]]:
@@ -102,7 +103,7 @@ def final_value(name: str, curves: Sequence[MetricCurve]) -> list[float]:
     for curve in curves:
         # An evaluation is a mean over many problems already; single training steps are noisy.
         window = 1 if name.startswith("eval/") else window_length(len(curve.values))
-        values.append(float((curve.values if whole else curve.values[-window:]).mean()))
+        values.append(float((curve.values if whole else curve.values[-window:]).mean(dtype="f8")))
     return [float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0]
 
 

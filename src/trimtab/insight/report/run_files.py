@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from trimtab.config import LARGEST_RECIPE, parse_toml
+from trimtab.files import read_bounded
 from trimtab.insight.report.embed import NumpyArray, truncated
 from trimtab.record import RecordError, Records, open_run
 from trimtab.step_lines import is_finite_number, iter_step_lines
@@ -91,7 +92,10 @@ def read_run(path: Path) -> RunFiles:
         named = "; it holds the runs " + ", ".join(inside) + ": name one or several of them" if inside else ""
         raise ValueError(f"{path} is no run: it has none of {', '.join(CONTENTS)}{named}")
     notes: list[str] = []
-    config, text = _read_config(path / "config.toml", notes)
+    config: dict[str, Any] = {}
+    text = ""
+    if (path / "config.toml").exists() or not _made_inside_an_engine(path):
+        config, text = _read_config(path / "config.toml", notes)
     curves = _read_metrics(path / "metrics.jsonl", notes)
     alarms = _read_alarms(path / "alarms.jsonl", notes)
     skipped = sum(1 for _ in _step_lines(path / "nonfinite.jsonl", notes))
@@ -106,15 +110,21 @@ def read_run(path: Path) -> RunFiles:
     return RunFiles(name, config, text, curves, alarms, skipped, records, [truncated(note, 500) for note in notes])
 
 
+def _made_inside_an_engine(path: Path) -> bool:
+    """Return whether TRL or verl made the records: they keep their settings themselves, and write no config.toml."""
+    try:
+        return bool({"trl", "verl"} & set(open_run(path).manifest.versions))
+    except RecordError:
+        return False
+
+
 def _holds_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in CONTENTS)
 
 
 def _read_config(path: Path, notes: list[str]) -> tuple[dict[str, Any], str]:
     try:
-        if path.stat().st_size > LARGEST_RECIPE:
-            raise ValueError("it is too large to be a configuration")
-        text = path.read_bytes().decode("utf-8", "replace")
+        text = read_bounded(path, LARGEST_RECIPE).decode("utf-8", "replace")
     except (OSError, ValueError) as error:
         notes.append(f"config.toml is missing or cannot be read: {_reason(error)}")
         return {}, ""

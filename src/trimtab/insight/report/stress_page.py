@@ -33,7 +33,11 @@ HEADS = (
     "entropy in band", "tokens touched", "seconds",
 )  # fmt: skip
 WORDS = (
-    ("survives", "The run reached its last step and neither collapsed nor failed to learn from a start near 0 %."),
+    (
+        "survives",
+        "The run reached its last step, not below half of its best accuracy, and neither collapsed nor failed to learn "
+        "from a start near 0 %.",
+    ),
     ("collapsed", DEFINITION),
     (
         "holds, margin",

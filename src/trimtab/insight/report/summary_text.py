@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trimtab.collapse import METRICS, find_collapse, merge_curves
+import numpy as np
+
+from trimtab.collapse import METRICS, find_fall, merge_curves
 from trimtab.config import Config, parse_stored
-from trimtab.console import accuracy_change, describe_model, describe_task, window_length
+from trimtab.console import accuracy_change, describe_model, describe_task, silencing_advice, window_length
 from trimtab.insight.report.embed import truncated
 from trimtab.insight.report.run_files import MetricCurve, RunFiles
 from trimtab.own_parts import is_own
 from trimtab.text import clock, number, percent
+from trimtab.train import time_words
 
 _UNCHANGED = 0.02  # a smaller relative change counts as none
+MOST_NAMED = 10  # alarms that the summary names
 
 
 def title_of(run: RunFiles) -> str:
@@ -39,7 +44,7 @@ def summary(run: RunFiles) -> list[str]:
     """Return the result of the run in sentences, for someone new to trimtab."""
     if not run.curves:
         return ["Nothing was measured in this run, so there is nothing to say about how it went."]
-    topics = (_length, _accuracy, _collapse, _reward, _tools, _entropy, _tokens, _problems)
+    topics = (_length, _accuracy, _score, _collapse, _reward, _tools, _entropy, _tokens, _problems)
     return [sentence for topic in topics for sentence in topic(run)]
 
 
@@ -48,6 +53,7 @@ def tiles(run: RunFiles) -> list[dict[str, str]]:
     # The last column is the window of `_start_and_end`; -1 takes the mean over the run.
     rows: list[tuple[str, str, Callable[[float], str], int]] = [
         ("held-out accuracy", "eval/accuracy", percent, 1),
+        ("held-out score", "eval/score", number, 1),
         ("reward", "reward/mean", number, 0),
         ("called a tool", "conversation/called_share", percent, 0),
         ("entropy, nats", "policy/entropy", number, 0),
@@ -59,7 +65,7 @@ def tiles(run: RunFiles) -> list[dict[str, str]]:
     shown = []
     for name, metric, write, window in rows:
         if metric in run.curves and window == -1:
-            mean = float(run.curves[metric].values.mean())
+            mean = float(run.curves[metric].values.mean(dtype="f8"))
             shown.append({"name": name, "value": write(mean), "from": "of all tokens"})
         elif metric in run.curves:
             first, last = _start_and_end(run.curves[metric], window)
@@ -71,12 +77,15 @@ def _length(run: RunFiles) -> Iterator[str]:
     config = config_of(run)
     wanted = f" of {config.run.steps:,}" if config else ""
     times = [run.curves[name].values for name in ("time/rollout", "time/update") if name in run.curves]
-    seconds = sum(float(values.sum()) for values in times)
+    seconds = sum(float(values.sum(dtype="f8")) for values in times)
     spent = f", {clock(seconds)} of sampling and updates" if seconds else ""
     tokens = run.curves.get("tokens/count")
     seen = f", {float(tokens.values.sum(dtype='f8')):,.0f} response tokens" if tokens else ""
     steps = max((int(curve.steps[-1]) for curve in run.curves.values()), default=0)
     yield f"The run took {steps:,}{wanted} steps{seen}{spent}."
+    totals = {name: float(curve.values.sum(dtype="f8")) for name, curve in run.curves.items()}
+    if divided := time_words([totals]):
+        yield f"Its time: {divided}."
 
 
 def _accuracy(run: RunFiles) -> Iterator[str]:
@@ -88,6 +97,13 @@ def _accuracy(run: RunFiles) -> Iterator[str]:
     else:
         first, last = _start_and_end(curve, 1)
         yield _accuracy_change(run, first, last)
+
+
+def _score(run: RunFiles) -> Iterator[str]:
+    curve = run.curves.get("eval/score")
+    if curve is not None and len(curve.values) > 1:
+        first, last = map(number, _start_and_end(curve, 1))
+        yield f"The mean score on held-out problems went from {first} to {last}."
 
 
 def _accuracy_change(run: RunFiles, first: float, last: float) -> str:
@@ -112,10 +128,13 @@ def held_out_problems(run: RunFiles) -> int | None:
 def _collapse(run: RunFiles) -> Iterator[str]:
     found = {name: run.curves[name] for name in METRICS if name in run.curves}
     pairs = {n: zip(c.steps.tolist(), c.values.tolist(), strict=True) for n, c in found.items()}
-    collapse = find_collapse(merge_curves(pairs))
-    if collapse is not None:
-        yield f"It collapsed at step {collapse.step:,}: {collapse.message}."
-    elif "eval/accuracy" in found or "reward/accuracy" in found:
+    fall = find_fall(merge_curves(pairs))
+    if fall is not None:
+        config = config_of(run)
+        was = f" (it was {config.update.lr:g})" if config else ""
+        yield f"It {fall.words}."
+        yield f"Go back to a checkpoint before step {fall.step:,}, or train again, with a lower update.lr{was}."
+    elif "eval/accuracy" in run.curves or "reward/accuracy" in run.curves:
         yield "It did not collapse."
 
 
@@ -123,7 +142,7 @@ def _reward(run: RunFiles) -> Iterator[str]:
     curve = run.curves.get("reward/mean")
     if curve is not None:
         first, last = _start_and_end(curve)
-        yield f"The mean reward {_moved(first, last)} from {number(first)} to {number(last)}."
+        yield f"The mean reward {_moved(first, last, _noise(curve))} from {number(first)} to {number(last)}."
 
 
 def _tools(run: RunFiles) -> Iterator[str]:
@@ -132,7 +151,9 @@ def _tools(run: RunFiles) -> Iterator[str]:
         return
     first, last = map(percent, _start_and_end(called))
     yield f"A successful call of a tool was in {first} of the conversations at the start and in {last} at the end."
-    totals = [float(run.curves[name].values.sum()) for name in ("tools/calls", "tools/ok") if name in run.curves]
+    totals = [
+        float(run.curves[name].values.sum(dtype="f8")) for name in ("tools/calls", "tools/ok") if name in run.curves
+    ]
     if len(totals) == 2 and totals[0] > 0:
         yield f"Of all calls, {percent(max(1 - totals[1] / totals[0], 0.0))} failed."
 
@@ -144,16 +165,24 @@ def _entropy(run: RunFiles) -> Iterator[str]:
     first, last = _start_and_end(curve)
     # Below 0.05 nats nearly every token has a probability above 0.99.
     low = " Near zero, the model hardly explores any more." if last < 0.05 else ""
-    yield f"The policy's entropy {_moved(first, last)} from {number(first)} to {number(last)} nats per token.{low}"
+    moved = _moved(first, last, _noise(curve))
+    yield f"The policy's entropy {moved} from {number(first)} to {number(last)} nats per token.{low}"
 
 
 def _tokens(run: RunFiles) -> Iterator[str]:
     metrics = {name: f"tokens/{name}_share" for name in ("silenced", "boosted", "damped", "masked", "dropped")}
     metrics["clipped"] = "update/clip_share"
-    shares = {name: float(run.curves[metric].values.mean()) for name, metric in metrics.items() if metric in run.curves}
+    shares = {
+        name: float(run.curves[metric].values.mean(dtype="f8"))
+        for name, metric in metrics.items()
+        if metric in run.curves
+    }
     clauses = [f"{_one_in(share) if share else 'none'} was {name}" for name, share in shares.items()]
     if clauses:
         yield f"Of the tokens, {', '.join(clauses)}."
+    if "s2t/candidate_share" in run.curves:
+        said, sweep = silencing_advice(shares.get("silenced"), run.objective, "RUN")
+        yield from ([f"{said} `{sweep}`." if sweep else said] if said else [])
 
 
 def _problems(run: RunFiles) -> Iterator[str]:
@@ -161,19 +190,30 @@ def _problems(run: RunFiles) -> Iterator[str]:
         first = run.alarms[0]
         count = "One alarm was" if len(run.alarms) == 1 else f"{len(run.alarms)} alarms were"
         yield f"{count} raised, the first at step {first.step}: {first.alarm}."
+        later = {alarm.alarm: alarm.step for alarm in reversed(run.alarms) if alarm.alarm != first.alarm}
+        if later:
+            named = [f"{name} (step {step})" for name, step in sorted(later.items(), key=lambda each: each[1])]
+            yield f"Then rang {', '.join(named[:MOST_NAMED])}{' and others' if len(named) > MOST_NAMED else ''}."
     if run.skipped_updates:
         times = "Once an update was" if run.skipped_updates == 1 else f"{run.skipped_updates} updates were"
         yield f"{times} not taken because something was not finite."
 
 
 def _start_and_end(curve: MetricCurve, window: int = 0) -> tuple[float, float]:
-    """Return the means over the first and the last `window` values; 0 stands for a quarter of the run at most."""
+    """Return the first value and the mean over the last `window`; 0 stands for a quarter of the run at most."""
+    # The first is of the model before any update. A mean over the first steps would hide that a run broke in them.
     count = window or window_length(len(curve.values))
-    return float(curve.values[:count].mean()), float(curve.values[-count:].mean())
+    return float(curve.values[0]), float(curve.values[-count:].mean(dtype="f8"))
 
 
-def _moved(first: float, last: float) -> str:
-    if abs(last - first) <= _UNCHANGED * max(abs(first), 1e-9):
+def _noise(curve: MetricCurve) -> float:
+    """Return by how much a single step may be off by chance: two standard deviations, of the changes between steps."""
+    values = curve.values.astype("f8")
+    return 2 * 1.4826 / math.sqrt(2) * float(np.median(np.abs(np.diff(values)))) if len(values) > 1 else 0.0
+
+
+def _moved(first: float, last: float, noise: float = 0.0) -> str:
+    if abs(last - first) <= max(_UNCHANGED * max(abs(first), 1e-9), noise):
         return "hardly moved,"
     return "rose" if last > first else "fell"
 

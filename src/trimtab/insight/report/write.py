@@ -9,6 +9,8 @@ from trimtab.files import write_atomically
 from trimtab.insight.report.page import page
 from trimtab.insight.report.page_data import COMPARED_OBJECTIVES, ReportRequest, page_data
 
+TITLE_END = "· trimtab report</title>".encode()  # by which a report is known
+LONGEST_HEAD = 1 << 16
 NAME = "report.html"
 STRESS_TEST = "stress.json"  # in the folder of a stress test
 
@@ -33,6 +35,7 @@ def write_report(
     path = Path(runs[0]) / NAME if out is None else Path(out)
     if path.is_dir():
         raise ValueError(f"--out {path} is a folder; name a file, for example {path / NAME}")
+    check_overwritten(path)
     folders = tuple(Path(run) for run in runs)
     tests = [folder for folder in folders if (folder / STRESS_TEST).is_file()]
     if tests:
@@ -47,6 +50,14 @@ def write_report(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, page(title, data, blocks))
     return path
+
+
+def check_overwritten(path: Path) -> None:
+    """Raise if there is a file in the place of a report that is not a report."""
+    if path.is_file():
+        with path.open("rb") as file:
+            if TITLE_END not in file.read(LONGEST_HEAD):
+                raise ValueError(f"{path} is not a report of trimtab and is not overwritten: choose another --out FILE")
 
 
 def try_report(runs: Sequence[Path], warn: Callable[[str], object], out: Path | None = None) -> Path | None:

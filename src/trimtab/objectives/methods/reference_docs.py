@@ -20,7 +20,7 @@ METRICS: dict[str, str] = {
     "correction/weight_mean": "mean of p_old / p_sampler over the tokens",
     "entropy_bonus/coef": "coefficient of the entropy bonus in this update; 0 while the entropy is above its target",
     "s2t/candidate_share": "share of tokens that are rare and rewarded: the candidates for silencing",
-    "s2t/entropy_threshold": "a candidate with an entropy below this is spurious; NaN if there are no candidates",
+    "s2t/entropy_threshold": "a candidate with an entropy below this is spurious; absent without candidates",
     "sspo/segment_entropy": "mean entropy of a subsentence, averaged over subsentences",
     "stare/gate_open": "1 if STARE reweights tokens in this update, 0 if the entropy has reached the target",
     "stare/weight": "the critical weight that stare(boost=critical) puts on tokens; logged while its gate is open",

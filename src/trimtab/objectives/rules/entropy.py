@@ -51,7 +51,8 @@ def widen_by_entropy(least: float, most: float, scale: ClipScale = "fixed") -> T
             factor /= spans.spread(spans.size.to(factor.dtype).sqrt())
         # In place for the second: nothing reads `factor` afterwards, and a million tokens are 4 MB.
         builder.clip_low, builder.clip_high = builder.clip_low * factor, factor.mul_(builder.clip_high)
-        builder.metrics["sspo/segment_entropy"] = centre
+        if builder.batch.tokens:
+            builder.metrics["sspo/segment_entropy"] = centre
 
     formula = f"clip range times clip(segment entropy / mean segment entropy, {least:g}, {most:g})"
     if scale == "sqrt_length":

@@ -40,7 +40,8 @@ def s2t(
         rare = (builder.positive & (builder.logp < log_tau)).nonzero().squeeze(1)
         entropy = builder.entropy[rare]
         # NaN where there are no tokens: both comparisons below are then false, and nothing is silenced.
-        threshold = selection.quantile(entropy if population == "candidates" else builder.entropy, quantile)
+        judged = entropy if population == "candidates" else builder.entropy
+        threshold = selection.quantile(judged, quantile)
         chosen = rare
         if mask == "uncertain":
             chosen = rare[entropy > threshold]
@@ -50,7 +51,8 @@ def s2t(
             rewarded = builder.positive.nonzero().squeeze(1)
             chosen = selection.random_pick(rewarded, len(chosen), seed, builder.batch.old_logp)
         builder.silence(chosen)
-        builder.metrics["s2t/entropy_threshold"] = threshold
+        if len(judged):
+            builder.metrics["s2t/entropy_threshold"] = threshold
         builder.metrics["s2t/candidate_share"] = threshold.new_full((), len(rare) / max(builder.batch.tokens, 1))
 
     tokens = "rare rewarded tokens" if population == "candidates" else "all tokens"

@@ -21,12 +21,16 @@ def segment_ids(
     tokenizer: Any,
     *,
     sequence: Sequence[int] | Tensor | None = None,
+    mask: Tensor | None = None,
     after_tool: Sequence[bool] | Tensor | None = None,
     delimiters: str = DELIMITERS,
     min_tokens: int = 1,
     keep_numbers: bool = True,
 ) -> Tensor:
     """Return the segment id of every token of one response or, with `sequence`, of each response in a packed batch.
+
+    With `mask`, as `TokenBatch.from_padded` takes it, `tokens` are padded (responses, positions), and so are the ids
+    returned. Where the mask leaves out tokens inside of a response, as those of a tool, a new segment starts.
 
     Ids count from 0 in every response. `tokenizer` is a `tokenizers.Tokenizer`, a fast tokenizer of transformers, or a
     mapping from token ids to bytes without the special tokens (`token_bytes`). Segments of fewer than `min_tokens`
@@ -39,6 +43,11 @@ def segment_ids(
     if not delimiters:
         raise ValueError("delimiters is empty: without any, give no segments and use a response ratio (gspo)")
     ids = torch.as_tensor(tokens)
+    options: dict[str, Any] = {"delimiters": delimiters, "min_tokens": min_tokens, "keep_numbers": keep_numbers}
+    if mask is not None:
+        if sequence is not None or after_tool is not None:
+            raise ValueError("mask says which response each token is of, and what is a tool's: give it alone")
+        return _of_padded(ids, tokenizer, mask.to(ids.device), options)
     if ids.ndim != 1:
         raise ValueError(f"segment_ids takes a flat list of token ids, got shape {tuple(ids.shape)}")
     if ids.is_floating_point() and len(ids):
@@ -47,13 +56,24 @@ def segment_ids(
     if owner is not None and owner.shape != ids.shape:
         raise ValueError(f"sequence has shape {tuple(owner.shape)}, the tokens {tuple(ids.shape)}: one value per token")
     if after_tool is not None and bool((after := torch.as_tensor(after_tool)).any()):
-        options = {"delimiters": delimiters, "min_tokens": min_tokens, "keep_numbers": keep_numbers}
         return _by_turn(ids, tokenizer, owner, after.to(ids.device), options)
     from trimtab.objectives.segments.splitter import segment_numbers  # numpy, which objectives otherwise do without
 
     owners = None if owner is None else owner.cpu().numpy()
     made = segment_numbers(ids.cpu().numpy(), owners, tokenizer, min_tokens, (delimiters, keep_numbers))
     return torch.from_numpy(made).to(ids.device)
+
+
+def _of_padded(ids: Tensor, tokenizer: Any, mask: Tensor, options: dict[str, Any]) -> Tensor:
+    """Split the rows of a padded batch; what the mask leaves out gets 0."""
+    if ids.ndim != 2 or mask.shape != ids.shape:
+        raise ValueError(f"with a mask of shape {tuple(mask.shape)} the tokens need that shape, not {tuple(ids.shape)}")
+    made = torch.zeros_like(ids)
+    rows, columns = mask.nonzero(as_tuple=True)
+    after_gap = torch.zeros_like(rows, dtype=torch.bool)
+    after_gap[1:] = (rows[1:] == rows[:-1]) & (columns[1:] > columns[:-1] + 1)
+    made[rows, columns] = segment_ids(ids[rows, columns], tokenizer, sequence=rows, after_tool=after_gap, **options)
+    return made
 
 
 def _by_turn(ids: Tensor, tokenizer: Any, owner: Tensor | None, after_tool: Tensor, options: dict[str, Any]) -> Tensor:

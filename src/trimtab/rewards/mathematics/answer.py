@@ -204,6 +204,7 @@ def _make_list(members: list[ParsedAnswer], text: str, joint: str) -> ParsedAnsw
     """
     names = {member.name for member in members if member.kind in ("equation", "inequality")}
     one_variable = len(names) == 1 and names != {""}
+    members = _name_points(members)
     kinds = {member.kind for member in members}
     if one_variable and kinds == {"inequality"}:
         return intersect(members, text) if joint == "and" else ParsedAnswer("union", text, tuple(members))
@@ -212,7 +213,28 @@ def _make_list(members: list[ParsedAnswer], text: str, joint: str) -> ParsedAnsw
     else:
         names = {""}
     flat = [part for member in members for part in (member.members if member.kind == "list" else (member,))]
-    return ParsedAnswer("list", text, tuple(flat), name=names.pop(), joint=joint)
+    return ParsedAnswer("list", text, tuple(_group_points(flat)), name=names.pop(), joint=joint)
+
+
+def _name_points(members: list[ParsedAnswer]) -> list[ParsedAnswer]:
+    """Take the names from `(x, y) = (5, 8)` if further points without them follow."""
+    first, *others = members
+    names = [member.name for member in first.members]
+    points = {(member.kind, member.brackets, len(member.members)) for member in others}
+    if first.kind != "list" or points != {("tuple", "()", len(names))} or names != sorted(set(names)) or "" in names:
+        return members
+    return [ParsedAnswer("tuple", first.text, tuple(each.members[1] for each in first.members), brackets="()"), *others]
+
+
+def _group_points(members: list[ParsedAnswer]) -> list[ParsedAnswer]:
+    """Make `p = 5, q = 2, p = 7, q = 2` two lists, one for each time that all of the variables are given."""
+    names = [member.name for member in members if member.kind == "equation"]
+    size = len(set(names))
+    chunks = [members[start : start + size] for start in range(0, len(members), size)] if size > 1 else []
+    whole = all({member.name for member in chunk} == set(names) for chunk in chunks) and "" not in names
+    if len(chunks) < 2 or len(names) < len(members) or len(names) % size or not whole:
+        return members
+    return [ParsedAnswer("list", ", ".join(member.text for member in chunk), tuple(chunk)) for chunk in chunks]
 
 
 def _parse_relation(tokens: Sequence[Token], relations: list[int], text: str, depth: int) -> ParsedAnswer:
@@ -231,7 +253,7 @@ def _parse_relation(tokens: Sequence[Token], relations: list[int], text: str, de
             return right if _variable_name(parts[0]) else ParsedAnswer("opaque", text)
         if assigned := _parse_assignments(sides, text):
             return assigned
-        name = _variable_name(parts[0])
+        name = _variable_name(parts[0]) or (_quantity_name(parts[0]) if _is_plain(right) else "")
         if not name and sides[0].node and not symbols(sides[0].node) and (name := _variable_name(parts[1])):
             sides = sides[::-1]  # 3 = x
         return ParsedAnswer("equation", text, sides, name=name)
@@ -307,6 +329,27 @@ def _variable_name(tokens: Sequence[Token]) -> str:
     )
     sized = node.kind == "function" and node.name == "abs" and tokens[1].text.isupper()  # |S|
     return "".join(token.text for token in tokens) if letters and (joined or applied or sized) else ""
+
+
+def _quantity_name(tokens: Sequence[Token]) -> str:
+    """Return a length (`|AB|`) or a ratio of names (`AB:CD`, `\\frac{AB}{CD}`) as a name, else an empty text."""
+    texts = [token.text for token in tokens]
+    if len(tokens) == 3 and texts[0] == texts[2] == "|" and tokens[1].kind == "word":
+        return "".join(texts) if texts[1].isupper() else ""
+    closed = [i for i, level in levels(tokens) if level == 0 and texts[i] == "}"]
+    if texts[:2] == ["frac", "{"] and len(closed) == 2 and closed[1] == len(tokens) - 1:
+        parts = [tokens[2 : closed[0]], tokens[closed[0] + 2 : -1]]
+    else:
+        parts = list(split(tokens, lambda token: token.text in (":", "/")))
+    names = [_variable_name(part) or _quantity_name(part) for part in parts] if len(parts) > 1 and all(parts) else []
+    return ":".join(names) if all(names) else ""
+
+
+def _is_plain(answer: ParsedAnswer) -> bool:
+    """Return whether an answer is a number or a ratio of numbers (`1:2:3`)."""
+    if answer.node is not None:
+        return not symbols(answer.node) - {"pi", "e"}
+    return re.fullmatch(r"[\d: ]+", answer.text, re.ASCII) is not None
 
 
 def _parse_bracketed(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswer | None:

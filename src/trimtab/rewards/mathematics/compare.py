@@ -13,13 +13,21 @@ from fractions import Fraction
 from trimtab.rewards.mathematics.answer import normalize_words
 from trimtab.rewards.mathematics.commands import has_foreign_commands
 from trimtab.rewards.mathematics.nodes import Node, ParsedAnswer, ParseError, literal_value, negate, symbols
-from trimtab.rewards.mathematics.normal_form import NormalForm, NormalFormBuilder, NormalizeError, rational
+from trimtab.rewards.mathematics.normal_form import (
+    MAX_FACTOR,
+    NormalForm,
+    NormalFormBuilder,
+    NormalizeError,
+    rational,
+)
 from trimtab.rewards.mathematics.numeric import float_value, numerically_different
+from trimtab.rewards.mathematics.points import CONSTANTS, Points
 from trimtab.rewards.mathematics.units import compatible_units, parse_unit
 from trimtab.rewards.verdicts import VerdictKind
 
 _LETTER_UNITS = frozenset("m g s h N J W V L".split())  # not K, k, M, G, T, B, which scale
 ROUNDED_DIGITS = 4  # a decimal truth with at least so many digits may be a rounded one
+DOUBLE_DIGITS = 15  # a decimal answer with at least so many digits may be a fraction
 
 Fallback = Callable[[ParsedAnswer, ParsedAnswer], bool]
 
@@ -37,24 +45,24 @@ def equivalent(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback)
     """Return whether two parsed answers are the same."""
     if "none" in (truth.kind, extracted.kind):
         return False
+    truth, extracted = _unwrap_equation(truth, extracted)
     if truth.text == extracted.text:
         return True
     if truth.kind == "text" or extracted.kind == "text":
         worded = truth.kind == "text" or (truth.text.isalpha() and (len(truth.text) > 1 or truth.text.isupper()))
         return worded and _words(truth) == _words(extracted) != ""
-    truth, extracted = _unwrap_equation(truth, extracted)
     if truth.kind == "inequality" or extracted.kind == "inequality":
         return _equal_ranges(truth, extracted, fallback)
     if truth.kind == extracted.kind:
         return _COMPARATORS[truth.kind](truth, extracted, fallback)
     if {truth.kind, extracted.kind} == {"list", "set"}:
-        return _labelled(truth) <= _labelled(extracted) and _equal_unordered(truth, extracted, fallback)
+        # Repeated members do not count if the truth is a set.
+        equal = _equal_sets if truth.kind == "set" else _equal_unordered
+        return _labelled(truth) <= _labelled(extracted) and equal(truth, extracted, fallback)
     if truth.kind == "list" and extracted.kind == "tuple" and extracted.brackets == "()" and not extracted.joint:
         return _equal_ordered(truth, extracted, fallback)
     if truth.kind == "tuple" and truth.brackets == "()" and extracted.kind == "list":  # x = 1, y = 2 for (1, 2)
-        names = _names(extracted)
-        in_order = len(names) == len(extracted.members) and names == sorted(set(names))
-        return in_order and _equal_ordered(truth, extracted, fallback)
+        return _named_in_order(extracted) and _equal_ordered(truth, extracted, fallback)
     if truth.kind == "chain":  # a truth that gives the same value in several ways
         return any(equivalent(member, extracted, fallback) for member in truth.members)
     return _equal_opaque(truth, extracted, fallback)
@@ -62,6 +70,8 @@ def equivalent(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback)
 
 def _unwrap_equation(truth: ParsedAnswer, extracted: ParsedAnswer) -> tuple[ParsedAnswer, ParsedAnswer]:
     """Take `x = 5` for `5` where x is a single variable that the other answer does not contain."""
+    if "equation" not in (truth.kind, extracted.kind):
+        return truth, extracted
     relations = ("equation", "chain", "list", "inequality")
     if truth.kind == "equation" and truth.name and extracted.kind not in relations:
         return truth.members[1], extracted
@@ -104,6 +114,11 @@ def _equal_lists(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallbac
             return False
         if not _labelled(extracted):
             return _equal_ordered(truth, extracted, fallback)
+    elif _labelled(extracted) and len({name.partition("_")[0] for name in _names(extracted)}) > 1:
+        return _named_in_order(extracted) and _equal_ordered(truth, extracted, fallback)
+    elif {member.kind for member in truth.members} == {"tuple"} and len(extracted.members) > len(truth.members):
+        distinct = len({member.text for member in truth.members}) == len(truth.members)
+        return distinct and _equal_sets(truth, extracted, fallback)  # a solution that is given twice
     return _equal_unordered(truth, extracted, fallback)
 
 
@@ -116,6 +131,12 @@ def _labelled(answer: ParsedAnswer) -> bool:
 def _names(answer: ParsedAnswer) -> list[str]:
     """Return the variables of the equations in a list."""
     return [member.name for member in answer.members if member.kind == "equation" and member.name]
+
+
+def _named_in_order(answer: ParsedAnswer) -> bool:
+    """Return whether a list gives different variables in the order of the alphabet."""
+    names = _names(answer)
+    return len(names) == len(answer.members) and names == sorted(set(names))
 
 
 def _equal_sets(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback) -> bool:
@@ -169,6 +190,15 @@ def _has_simple_atoms(form: NormalForm) -> bool:
     return all(not isinstance(atom, tuple) for monomial in form for atom, _ in monomial)
 
 
+def _is_polynomial(form: NormalForm) -> bool:
+    """Return whether all atoms are variables and roots of numbers that are surely prime."""
+    return all(
+        atom < MAX_FACTOR**2 if isinstance(atom, int) else isinstance(atom, str) and atom not in CONSTANTS
+        for monomial in form
+        for atom, _ in monomial
+    )
+
+
 def _equal_opaque(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback) -> bool:
     """Let the fallback decide where one of the two was not parsed, but never for a truth that is a plain number."""
     if truth.kind == "value" and truth.node is not None and not symbols(truth.node):
@@ -188,6 +218,8 @@ def _equal_values(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallba
         b = stripped[0]
     if not compatible_units(truth.unit, extracted.unit) or (extracted.percent and not truth.percent):
         return False
+    if truth.percent and extracted.unit is not None:
+        return False
     if extracted.unit == "deg" and truth.unit is None and literal_value(a) is None:
         return False  # the truth is an angle in radians
     if "oo" in symbols(a) | symbols(b):  # infinity obeys no algebra: only the plain symbol counts
@@ -200,10 +232,11 @@ def _equal_values(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallba
 def _equal_nodes(truth: ParsedAnswer, extracted: ParsedAnswer, a: Node, b: Node, fallback: Fallback) -> bool:
     x, y = literal_value(a), literal_value(b)
     if x is not None and y is not None:
-        return x == y or _rounds_to(a, b, y)
+        return x == y or _rounds_to(a, b, y) or _writes_out(a, x, b)
     if x is not None and _rounds_to(a, b, None):
         return True
-    if numerically_different(a, b):  # cheaper than exact algebra, and wrong answers end here
+    points = Points(a, b, f"{truth.text}\0{extracted.text}")
+    if numerically_different(points, a, b):  # cheaper than exact algebra, and wrong answers end here
         return False
     try:
         left, right = NormalFormBuilder().normalize(a), NormalFormBuilder().normalize(b)
@@ -211,8 +244,9 @@ def _equal_nodes(truth: ParsedAnswer, extracted: ParsedAnswer, a: Node, b: Node,
         return False  # a division by zero
     except NormalizeError:
         return fallback(truth, extracted)
-    both_rational = rational(left) is not None and rational(right) is not None
-    return left == right or (not both_rational and fallback(truth, extracted))
+    # Different polynomials are different functions, however many points they agree at.
+    decided = not points.restricted and _is_polynomial(left) and _is_polynomial(right)
+    return left == right or (not decided and fallback(truth, extracted))
 
 
 def _rounds_to(truth: Node, extracted: Node, value: Fraction | None) -> bool:
@@ -232,9 +266,24 @@ def _rounds_to(truth: Node, extracted: Node, value: Fraction | None) -> bool:
         if number is None or number.imag or not math.isfinite(number.real):
             return False
         value = Fraction(number.real)  # exact from here on; a float's error is far below half a digit
-    elif pow(10, value.denominator.bit_length(), value.denominator) == 0:  # a finite decimal: 2 and 5 divide it only
+    elif _is_finite_decimal(value):
         return False
     return abs(value - truth.value) <= Fraction(1, 2) / Fraction(10) ** truth.decimals
+
+
+def _writes_out(truth: Node, value: Fraction, extracted: Node) -> bool:
+    """Return whether an answer writes out a fraction with endless decimals to at least a double's 15 digits."""
+    if truth.kind == "number" or extracted.kind != "number" or extracted.decimals is None:
+        return False
+    digits, exact = (number * Fraction(10) ** extracted.decimals for number in (extracted.value, value))
+    if abs(digits) < 10 ** (DOUBLE_DIGITS - 1) or _is_finite_decimal(value):
+        return False
+    return digits in (round(exact), math.trunc(exact))
+
+
+def _is_finite_decimal(value: Fraction) -> bool:
+    """Return whether only 2 and 5 divide the denominator."""
+    return pow(10, value.denominator.bit_length(), value.denominator) == 0
 
 
 def unevaluated(node: Node) -> bool:

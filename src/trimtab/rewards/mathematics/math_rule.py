@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from trimtab.rewards.extract import last_box, tidy
+from trimtab.rewards.extract import answer_boxes, tidy
 from trimtab.rewards.mathematics.answer import parse_answer
 from trimtab.rewards.mathematics.compare import compare
 from trimtab.rewards.mathematics.cost import check_text_cost, estimate_bits
@@ -42,9 +42,15 @@ def grade_extracted(extracted: str, answer: str) -> Verdict | WorkerCall:
     return WorkerCall(SYMPY_CHECK, (extracted, truth), extracted) if kind is None else make_verdict(kind, extracted)
 
 
+def asks_for_several(answer: str) -> bool:
+    """Return whether the ground truth is a list or a set, whose members may stand in a box each."""
+    truth = _parse_truth(unbox(answer))
+    return truth.kind in ("list", "set") and len(truth.members) > 1
+
+
 def unbox(answer: str) -> str:
-    r"""Return the ground truth without its `\boxed{}`; some datasets box their answers."""
-    inside = last_box(answer) if "boxed" in answer else None
+    r"""Return the ground truth without its `\boxed{}`; some datasets box their answers, or each of several."""
+    inside = answer_boxes(answer) if "boxed" in answer else None
     return answer if inside is None else inside
 
 

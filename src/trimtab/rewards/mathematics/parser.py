@@ -75,10 +75,14 @@ class _Parser:
         if depth > MAX_DEPTH:
             raise TooCostlyError("nested too deep")
         terms = [self.parse_product(depth)]
-        while (sign := self.peek()) in ("+", "-", "pm", "mp"):
+        while (sign := self.peek()) in ("+", "-", "pm", "mp", "bmod"):
             self.position += 1
             term = self.parse_product(depth)
-            if sign in ("pm", "mp"):
+            if sign == "bmod":
+                if len(terms) > 1:
+                    raise ParseError("a + b mod c: of b or of a + b?")
+                terms = [_remainder(terms[0], term)]
+            elif sign in ("pm", "mp"):
                 terms = [Node("pm", (make_sum(terms), term))]
             else:
                 terms.append(negate(term) if sign == "-" else term)
@@ -385,6 +389,12 @@ def _numeral(text: str) -> Node:
     decimals = len(mantissa.partition(".")[2]) - int(exponent or 0)
     value = Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
     return number(value, decimals if "." in mantissa or exponent else None)
+
+
+def _remainder(node: Node, divisor: Node) -> Node:
+    """Return what is left of a division with a whole quotient."""
+    quotient = Node("function", (make_product([node, reciprocal(divisor)]),), "floor")
+    return Node("sum", (node, negate(make_product([divisor, quotient]))))
 
 
 def _too_deep() -> Node:

@@ -7,24 +7,21 @@ Expressions that we can parse are compared at points, with so many digits that o
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 from trimtab.rewards.mathematics.answer import parse_answer
 from trimtab.rewards.mathematics.compare import compare
 from trimtab.rewards.mathematics.cost import estimate_bits
-from trimtab.rewards.mathematics.nodes import Node, ParsedAnswer
+from trimtab.rewards.mathematics.nodes import Node, ParsedAnswer, symbols
 from trimtab.rewards.mathematics.normal_form import NormalizeError
-from trimtab.rewards.mathematics.numeric import evaluate
+from trimtab.rewards.mathematics.numeric import evaluate, whole_binomial
+from trimtab.rewards.mathematics.points import CONSTANTS, GENERIC, WHOLE, Points
 
 DIGITS = 50  # of the first pass; the second has more than the smallest number in the expressions needs
-POINTS = (
-    (0.7137, 1.3771, 0.5393),
-    (-0.8353, -1.1917, -0.4751),
-    (1.6139, -0.6733, 2.0357),
-    (-2341.71, -3813.37, -5091.17),
-    (2719.13, 1931.71, 4127.93),
-)
+FEWEST_POINTS = 6  # at which both expressions must have a value
+LARGEST_REACH = 2_000  # digits of the largest number beyond which expressions are compared
 
 
 def warm_up() -> None:
@@ -47,26 +44,84 @@ def grade_pair(extracted: str, truth: str) -> str:
 def equal(truth: ParsedAnswer, extracted: ParsedAnswer) -> bool:
     """Return whether two answers are equal: values numerically, everything else by math-verify."""
     if truth.node is not None and extracted.node is not None:
-        return equal_at_points(truth.node, extracted.node)
+        return equal_at_points(truth.node, extracted.node, f"{truth.text}\0{extracted.text}")
     return math_verify_equal(truth.text, extracted.text)
 
 
-def equal_at_points(a: Node, b: Node) -> bool:
+def equal_at_points(a: Node, b: Node, written: str) -> bool:
     """Return whether two expressions have the same value at every point, to many digits."""
     import mpmath
 
+    points = Points(a, b, written)
     for digits in (DIGITS, 4 * DIGITS + int(max(estimate_bits(a), estimate_bits(b)) / 2)):
         with mpmath.workdps(digits):
             backend = _mpmath_backend(mpmath)  # per precision: mpmath's constants are rounded when they are read
-            for point in POINTS:
-                try:
-                    x, y = evaluate(a, point, backend), evaluate(b, point, backend)
-                except (ArithmeticError, ValueError, NormalizeError):  # a pole, or a function that is not known
+            agreed = 0
+            for values, whole in _values(points, backend):
+                same = _agree(a, b, values, backend)
+                if same is False or (same is None and not whole and not points.restricted):
                     return False
-                size = max(abs(x), abs(y), 1)
-                if not mpmath.isfinite(size) or not abs(x - y) <= size * mpmath.mpf(10) ** (10 - digits):
-                    return False
+                agreed += same is True
+                if not points.drawn:  # without variables all points are one
+                    break
+            if agreed < (FEWEST_POINTS if points.drawn else 1):
+                return False
+    return _agree_beyond_their_numbers(points, a, b)
+
+
+def _values(points: Points, backend: Any) -> Iterator[tuple[Callable[[str], Any], bool]]:
+    """Yield the values of variables at every point, and whether all of them are whole."""
+    for number in range(1, GENERIC):
+        yield points.generic(number, backend), False
+    for number in range(WHOLE if points.stepped else 0):
+        yield points.whole(number, backend), True
+
+
+def _agree(a: Node, b: Node, values: Callable[[str], Any], backend: Any) -> bool | None:
+    """Return whether two expressions agree at a point; None if one has no value there."""
+    import mpmath
+
+    try:
+        x, y = evaluate(a, values, backend), evaluate(b, values, backend)
+    except (ArithmeticError, ValueError, NormalizeError):  # a pole, or a function that is not known
+        return None
+    if not mpmath.isfinite(x) or not mpmath.isfinite(y):
+        return None
+    return bool(abs(x - y) <= max(abs(x), abs(y), 1) * mpmath.mpf(10) ** (10 - mpmath.mp.dps))
+
+
+def _agree_beyond_their_numbers(points: Points, a: Node, b: Node) -> bool:
+    """Return whether two expressions agree where the variables are larger than all numbers in them.
+
+    `|x + 10^9| - 10^9` is x up to there.
+    """
+    import mpmath
+
+    backend = _mpmath_backend(mpmath)
+    reach = max(_largest_number(a, backend), _largest_number(b, backend))
+    if not 1000 < reach < mpmath.mpf(10) ** LARGEST_REACH:
+        return True
+    with mpmath.workdps(DIGITS + 2 * int(mpmath.log10(reach))):
+        backend = _mpmath_backend(mpmath)
+        for number in (1, 2, 4, 5):
+
+            def values(name: str, number: int = number) -> Any:
+                return 4 * reach * points.generic(number, backend)(name)
+
+            if _agree(a, b, values, backend) is False:
+                return False
     return True
+
+
+def _largest_number(node: Node, backend: Any) -> Any:
+    """Return the size of the largest part of an expression, or of one over it, that has no variables."""
+    if symbols(node) - CONSTANTS:
+        return max(_largest_number(child, backend) for child in node.children) if node.children else 0
+    try:
+        value = abs(evaluate(node, lambda name: backend.whole(1), backend))
+        return max(value, 1 / value) if value else 0
+    except (ArithmeticError, ValueError, NormalizeError):
+        return 0
 
 
 def math_verify_equal(truth: str, extracted: str) -> bool:
@@ -90,11 +145,31 @@ def math_verify_equal(truth: str, extracted: str) -> bool:
 
 def _mpmath_backend(mpmath: Any) -> SimpleNamespace:
     """Return mpmath's numbers and functions by the names that `evaluate` uses."""
+
+    def whole_part(rounded: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Round as `rounded` does; what only an error of rounding keeps from being whole counts as whole."""
+
+        def part(x: Any) -> Any:
+            x = mpmath.mpmathify(x)
+            error = mpmath.mpf(10) ** (10 - mpmath.mp.dps) * max(1, abs(x))
+            if abs(x.imag) > error:
+                raise ValueError("a complex number is not rounded")
+            nearest = mpmath.nint(x.real)
+            return nearest if abs(x.real - nearest) <= error else rounded(x.real)
+
+        return part
+
+    def binomial(n: Any, k: Any) -> Any:
+        small = mpmath.isint(n) and mpmath.isint(k) and max(abs(n), abs(k)) < 1000
+        return mpmath.mpf(whole_binomial(int(n), int(k))) if small else mpmath.binomial(n, k)
+
     return SimpleNamespace(
         cancels=0,
         number=lambda value: mpmath.mpf(value.numerator) / value.denominator,
+        whole=mpmath.mpf, irrational=lambda size, drawn: mpmath.mpf(size) + mpmath.sqrt(drawn) / 2**40,
         pi=+mpmath.pi, e=+mpmath.e, i=mpmath.mpc(0, 1), infinity=mpmath.inf, log=mpmath.log, exp=mpmath.exp,
-        factorial=mpmath.factorial, double_factorial=mpmath.fac2, floor=mpmath.floor, ceil=mpmath.ceil, abs=abs,
+        factorial=mpmath.factorial, double_factorial=mpmath.fac2, binom=binomial,
+        floor=whole_part(mpmath.floor), ceil=whole_part(mpmath.ceil), abs=abs,
         sin=mpmath.sin, cos=mpmath.cos, tan=mpmath.tan, arcsin=mpmath.asin, arccos=mpmath.acos, arctan=mpmath.atan,
         sinh=mpmath.sinh, cosh=mpmath.cosh, tanh=mpmath.tanh,
     )  # fmt: skip

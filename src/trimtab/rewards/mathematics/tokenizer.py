@@ -15,7 +15,8 @@ from trimtab.rewards.mathematics.unicode_latex import unicode_to_latex
 MAX_ANSWER_CHARS = 2_000  # a longer answer is compared as text only
 
 _ALIASES = {
-    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom", "leq": "le", "geq": "ge",
+    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "nicefrac": "frac", "sfrac": "frac", "xfrac": "frac",
+    "dbinom": "binom", "tbinom": "binom", "leq": "le", "geq": "ge",
     "leqslant": "le", "geqslant": "ge", "lt": "<", "gt": ">", "neq": "ne", "mbox": "text", "hbox": "text",
     "textbf": "text", "textit": "text", "textrm": "text", "textsf": "text", "texttt": "text", "textnormal": "text",
     "mathrm": "text", "mathbf": "text", "mathit": "text", "mathsf": "text", "operatorname": "text", "bm": "text",
@@ -25,6 +26,7 @@ _ALIASES = {
     "cdots": "ldots", "varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi", "to": "rightarrow",
     "colon": ":", "slash": "/", "div": "/", "bmatrix": "pmatrix",
     "dollar": "$", "percent": "%", "tg": "tan", "ctg": "cot", "cosec": "csc", "arctg": "arctan", "Bbb": "mathbb",
+    "bigcup": "cup", "mod": "bmod",
 }  # fmt: skip
 _IGNORED = frozenset(
     "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr bigm displaystyle textstyle scriptstyle "
@@ -49,6 +51,8 @@ _THOUSANDS = re.compile(r"(?<!\d,)[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)(?:\.\d+)?", 
 _NUMBER_START = re.compile(r"\s*[-+]?\s*\$?\.?\d", re.ASCII)
 _FORMULA = re.compile(r"[+=<>!]|(?<![\^\d])\d|\b[A-Za-z]\s?-", re.ASCII)
 
+_ASCII_RELATIONS = (("<=", r"\le "), (">=", r"\ge "), (" !=", r"\ne "))  # `n!=6` is a factorial
+_JOINED_QUAD = re.compile(r"\\(q?quad)(?=[a-zA-Z])")
 _ESCAPED = {"$": "\\$", "{": "\\{", "}": "\\}", "(": "", ")": "", "[": "", "]": ""}
 _OPENING, _CLOSING = frozenset(("(", "[", "\\{")), frozenset((")", "]", "\\}"))
 
@@ -72,6 +76,8 @@ def tokenize(source: str) -> list[Token]:
     source = _SPACED_THOUSANDS.sub(
         lambda match: re.sub(r"\D", "", match[0]), unicode_to_latex(source).replace("{:}", ":")
     )
+    if "=" in source or "quad" in source:
+        source = _spell_out(source)
     result: list[Token] = []
     spaced, position, depth = False, 0, 0
     while match := _TOKEN.match(source, position):
@@ -101,6 +107,13 @@ def tokenize(source: str) -> list[Token]:
         else:
             spaced = True  # an ignored command still separates its neighbours
     return result
+
+
+def _spell_out(source: str) -> str:
+    """Write `>=` and the like, and a `\\quad` that is joined to a letter, as LaTeX."""
+    for written, command in _ASCII_RELATIONS:
+        source = source.replace(written, command)
+    return _JOINED_QUAD.sub(r"\\\1 ", source) if "quad" in source else source
 
 
 def _command(name: str, source: str, position: int, spaced: bool) -> tuple[Token | None, int]:

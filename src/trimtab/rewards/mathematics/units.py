@@ -151,8 +151,8 @@ def strip_unit(tokens: list[Token]) -> tuple[list[Token], str | None, bool]:
     """Return the tokens without their unit, the unit, and whether a percent sign followed them."""
     texts = [token.text for token in tokens]
     sign = 1 if texts[0] in ("-", "+") else 0
-    if len(tokens) > sign + 1 and texts[sign] in _CURRENCIES:
-        return _strip_price([*tokens[:sign], *tokens[sign + 1 :]], _CURRENCIES[texts[sign]])
+    if len(tokens) > sign + 1 and tokens[sign].kind != "number" and (money := _currency(tokens[sign])):
+        return _strip_price([*tokens[:sign], *tokens[sign + 1 :]], money)
     if len(tokens) > 1 and texts[-1] in _CURRENCIES:
         return tokens[:-1], _CURRENCIES[texts[-1]], False
     if len(tokens) > 1 and (texts[-1] == "%" or texts[-1].strip().lower() in ("percent", "per cent")):
@@ -177,6 +177,14 @@ def strip_unit(tokens: list[Token]) -> tuple[list[Token], str | None, bool]:
         number += tokenize(rf"\times 10^{{{_SCALES[scaled[1].lower()]}}}")
     unit = parse_unit(words)
     return (number, unit, False) if unit or (scaled and not words.strip()) else (tokens, None, False)
+
+
+def _currency(token: Token) -> str | None:
+    """Return the currency that stands before a price: a sign, or its name or code (`USD 25`); else None."""
+    if token.kind not in ("text", "word"):
+        return _CURRENCIES.get(token.text)
+    known = _MEASURES.get(token.text.strip().rstrip("."))
+    return known if known and _DIMENSIONS[known] == "money" else None
 
 
 def _strip_price(tokens: list[Token], money: str) -> tuple[list[Token], str | None, bool]:

@@ -8,7 +8,16 @@ from trimtab.train.responses.conversation_metrics import (
 )
 from trimtab.train.responses.conversations import ToolUse, build_tool_use, build_tools, grade_conversations
 from trimtab.train.responses.graded import GradedResponse, Group, Rollouts
-from trimtab.train.responses.prompts import check_positions, encode_problems, encode_prompts
+from trimtab.train.responses.prompts import (
+    check_positions,
+    check_prompts,
+    drop_long_prompts,
+    encode_problems,
+    encode_prompts,
+    longest_prompt,
+    prompt_lengths,
+    some_problems,
+)
 from trimtab.train.responses.rewards import (
     Reward,
     choose_flips,
@@ -21,8 +30,9 @@ from trimtab.train.responses.rewards import (
 from trimtab.train.responses.worked import worked_transcript
 
 __all__ = [
-    "CONVERSATION_METRICS", "GradedResponse", "Group", "Reward", "Rollouts", "ToolUse", "build_tool_use", "build_tools",
-    "check_positions", "choose_flips", "combined_reward", "conversation_metrics", "conversation_text",
-    "encode_problems", "encode_prompts", "evaluation_metrics", "flipped_verdict", "grade_conversations", "grade_terms",
-    "refuse_noisy_numbers", "reward_of", "worked_transcript",
+    "CONVERSATION_METRICS", "GradedResponse", "Group", "Reward", "Rollouts", "ToolUse", "build_tool_use",
+    "build_tools", "check_positions", "check_prompts", "choose_flips", "combined_reward", "conversation_metrics",
+    "conversation_text", "drop_long_prompts", "encode_problems", "encode_prompts", "evaluation_metrics",
+    "flipped_verdict", "grade_conversations", "grade_terms", "longest_prompt", "prompt_lengths",
+    "refuse_noisy_numbers", "reward_of", "some_problems", "worked_transcript",
 ]  # fmt: skip

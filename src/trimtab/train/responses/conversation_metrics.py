@@ -17,6 +17,7 @@ CONVERSATION_METRICS: dict[str, str] = {
     "eval/called_share": "share of held-out problems with a successful call",
     "eval/turns_mean": "mean number of messages of the policy per held-out problem",
     "time/tool_call": "mean seconds per call",
+    "time/tools": "seconds in which the sampler only waited for tools",
     "time/tools_wait_share": "share of the sampling time in which the sampler only waited for tools",
     "tools/calls": "number of calls in the step",
     "tools/failed_share": "share of the calls whose outcome is not ok; logged only if there are calls",

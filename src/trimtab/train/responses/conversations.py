@@ -99,10 +99,10 @@ class ToolUse:
         return taken
 
     def take_times(self) -> dict[str, float]:
-        """Return the share of sampling in which all conversations waited for tools, and start over."""
-        share = self._waiting / self._sampling if self._sampling else 0.0
+        """Return the seconds and the share of sampling in which all conversations waited for tools, and start over."""
+        waited, share = self._waiting, self._waiting / self._sampling if self._sampling else 0.0
         self._sampling = self._waiting = 0.0
-        return {"time/tools_wait_share": share}
+        return {"time/tools": waited, "time/tools_wait_share": share}
 
     def close(self) -> None:
         """End the tools' processes."""

@@ -7,6 +7,8 @@ import sys
 import time
 from typing import Any
 
+import trimtab as tt
+
 
 def last_word(response: str, answer: str, extra: dict[str, Any]) -> bool:
     return response.split()[-1:] == [answer]
@@ -58,10 +60,26 @@ def leaves(response: str, answer: str, extra: dict[str, Any]) -> bool:
     os._exit(7)
 
 
+def is_killed(response: str, answer: str, extra: dict[str, Any]) -> bool:
+    os.kill(os.getpid(), int(response))
+    time.sleep(60)
+    return True
+
+
 def prints(response: str, answer: str, extra: dict[str, Any]) -> bool:
     sys.stdout.write('{"id": 1, "outcome": "done", "value": true}\n')
     sys.stderr.write("noise")
     return False
+
+
+def talkative(response: str, answer: str, extra: dict[str, Any]) -> float:
+    print("seen", len(response))  # noqa: T201
+    return float(len(response) % 2)
+
+
+@tt.rule(in_process=True)
+def talkative_here(response: str, answer: str, extra: dict[str, Any]) -> float:
+    return talkative(response, answer, extra)
 
 
 def remembers(response: str, answer: str, extra: dict[str, Any]) -> bool:

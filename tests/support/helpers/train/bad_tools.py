@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 
 def hang(text: str) -> str:
@@ -72,3 +73,11 @@ class Game:
     def reward(self, conversation: object) -> float:
         """Half for a guess, one for the right one."""
         return 1.0 if 42 in self.guesses else 0.5 if self.guesses else 0.0
+
+
+class Boundless(Game):
+    """An environment that pays whatever number the model writes."""
+
+    def reward(self, conversation: Any) -> float:
+        """Pay the number of the last message."""
+        return float(conversation.last_message)

@@ -18,9 +18,8 @@ from transformers.utils import logging
 
 from trimtab import failpoints
 from trimtab.config import Config, load
-from trimtab.train import loop
+from trimtab.train import Run, RunStoppedError, loop
 from trimtab.train.loop import train
-from trimtab.train.run import Run, RunStoppedError
 from trimtab.train.run_folder import RunFolder
 
 # Six steps of two updates over a task of ten problems, so that an epoch ends in the third step. Rewards differ by
@@ -158,6 +157,8 @@ class RunProcess:
 def run_in_child(process: RunProcess) -> None:
     """Train the run and exit with a code that says how it ended."""
     os.environ["TRIMTAB_FAILPOINT"] = process.failpoint
+    # The fork server has the environment of the test that started it.
+    os.environ["TRIMTAB_WARM_START"] = str(process.folder.parent / ".warm_start")
     logging.disable_progress_bar()
 
     def interrupt(step: int) -> None:

@@ -50,33 +50,24 @@ function decades(low, high) {
   return out.length > 1 ? out : [low, high];
 }
 
+// The lower (sign -1) or upper (sign 1) edge of a line's spread; it ends where values do: no share is below 0 or above 1.
+function spreadAt(line, n, sign) {
+  const [least, most] = line.bounds || [-Infinity, Infinity];
+  const edge = Math.min(Math.max(line.values[n] + sign * (line.spread ? line.spread[n] : 0), least), most);
+  return sign < 0 ? Math.min(edge, line.values[n]) : Math.max(edge, line.values[n]);
+}
+
 function extent(series, extra) {
   let [low, high] = [Infinity, -Infinity];
   for (const line of series) {
     for (let n = 0; n < line.values.length; n += 1) {
-      const spread = line.spread ? line.spread[n] : 0;
       if (!Number.isFinite(line.values[n])) continue;
-      low = Math.min(low, line.values[n] - spread);
-      high = Math.max(high, line.values[n] + spread);
+      low = Math.min(low, spreadAt(line, n, -1));
+      high = Math.max(high, spreadAt(line, n, 1));
     }
   }
   for (const value of extra) if (Number.isFinite(value)) [low, high] = [Math.min(low, value), Math.max(high, value)];
   return low <= high ? [low, high] : null;
-}
-
-// The index of the last step that is not after `step`.
-function indexBefore(steps, step) {
-  let [low, high] = [0, steps.length - 1];
-  while (low < high) {
-    const middle = (low + high + 1) >> 1;
-    if (steps[middle] <= step) low = middle; else high = middle - 1;
-  }
-  return low;
-}
-
-function nearestIndex(steps, step) {
-  const at = indexBefore(steps, step);
-  return at + 1 < steps.length && steps[at + 1] - step < step - steps[at] ? at + 1 : at;
 }
 
 // The functions from steps and values to pixels; null if there is no finite value.
@@ -136,9 +127,8 @@ function areaPath(lower, upper, scale) {
   return `${linePath(upper, scale)}${linePath(back, scale).replace("M", "L")}Z`;
 }
 
-// The lower (sign -1) or upper (sign 1) edge of a line's spread.
 function spreadEdge(line, sign) {
-  return { steps: line.steps, values: line.values.map((v, n) => v + sign * line.spread[n]) };
+  return { steps: line.steps, values: line.values.map((_, n) => spreadAt(line, n, sign)) };
 }
 
 function axes(spec, scale, width) {
@@ -218,7 +208,7 @@ function chartDescription(spec) {
   }).join("; ");
 }
 
-// spec: title, meaning, format, series [{name, steps, values, color, dash, dots, spread}], and optionally fan (lines of
+// spec: title, meaning, format, series [{name, steps, values, color, dash, dots, spread, bounds}], and optionally fan (lines of
 // quantiles), thin (lines behind the others), overlay(scale): more SVG, band {low, high, value}, alarms, log, zero,
 // include and span (values and steps that must be in view), aside, tool (a node above the title), openStep (what a click does),
 // axis (from `onAxis`: the steps of all lines are then values of that axis).
@@ -228,7 +218,7 @@ function lineChart(spec) {
   const picture = svg("svg", { class: "chart", role: "img", tabindex: "0", height: CHART_HEIGHT,
     "aria-label": `${spec.title}. ${chartDescription(spec)}. Arrow keys move through the steps.` });
   const heading = el("h3", {}, spec.title, el("span", { class: "at" }, ""));
-  const card = el("figure", { class: "card chart-card" }, spec.tool, heading, el("p", { class: "meaning" }, spec.meaning),
+  const card = el("figure", { class: "card chart-card" }, spec.tool, heading, el("p", { class: "meaning" }, withCode(spec.meaning)),
     picture, legend);
   let scale = null;
   let crosshair = null;

@@ -29,6 +29,9 @@ const CARDS = [
       "tools/killed": "killed", "tools/malformed": "malformed", "tools/unknown_tool": "unknown tool", "tools/bad_arguments": "bad arguments" } },
   { title: "Observed tokens", meaning: "Tokens per conversation that tools wrote, which are not trained on", zero: true,
     lines: { "conversation/observed_tokens_mean": "tokens" } },
+  { title: "Seconds of a step", meaning: "Seconds that each part of a step took; evaluations and checkpoints where there were any", zero: true,
+    lines: { "time/sampling": "sampling", "time/tools": "waiting for tools", "time/grading": "grading", "time/scoring": "scoring",
+      "time/update": "updates", "time/evaluation": "evaluation", "time/checkpoint": "checkpoint" } },
   { title: "Seconds of a call", meaning: "Mean seconds that a call of a tool took", zero: true, log: true, lines: { "time/tool_call": "seconds" } },
   { title: "Waiting for tools", meaning: "Share of the sampling time in which nothing was decoded, waiting for tools",
     share: true, zero: true, lines: { "time/tools_wait_share": "waiting" } },
@@ -56,6 +59,21 @@ const AXIS_NAMES = { step: "steps", tokens: "response tokens", time: "time" };
 const formatDuration = (seconds) => (seconds >= 7200 ? `${formatNumber(seconds / 3600)} h`
   : seconds >= 120 ? `${formatNumber(seconds / 60)} min` : `${formatNumber(seconds)} s`);
 const AXIS_FORMATS = { tokens: (n) => `${formatNumber(n)} tokens`, time: formatDuration };
+
+// The index of the last step that is not after `step`.
+function indexBefore(steps, step) {
+  let [low, high] = [0, steps.length - 1];
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (steps[middle] <= step) low = middle; else high = middle - 1;
+  }
+  return low;
+}
+
+function nearestIndex(steps, step) {
+  const at = indexBefore(steps, step);
+  return at + 1 < steps.length && steps[at + 1] - step < step - steps[at] ? at + 1 : at;
+}
 
 // The value at `x` of the line through points with rising `xs`; it goes on level at both ends.
 function lineValue(xs, ys, x) {
@@ -128,7 +146,7 @@ function groupSpec(title, meaning, name, groups, extra) {
     const n = groups.indexOf(group) % PALETTE.length;
     const line = readCurve(group, name);
     return { name: `${group.label} (${plural(group.runs.length, "run")})`, color: PALETTE[n], dash: DASHES[n],
-      ...line, spread: group.runs.length > 1 ? line.std : null };
+      ...line, spread: group.runs.length > 1 ? line.std : null, bounds: [extra.zero || extra.share ? 0 : -Infinity, extra.share ? 1 : Infinity] };
   });
   return { ...extra, title, meaning, series, format: isShare(name) ? percent : formatNumber };
 }
@@ -229,7 +247,7 @@ function alarmsSection(run, openStep) {
     el("h3", {}, alarm.alarm, el("span", { class: "at" }, `step ${count(alarm.step)}`)),
     alarm.message ? el("p", {}, alarm.message) : null,
     alarm.evidence ? el("p", { class: "meaning" }, "Evidence: ", alarm.evidence) : null,
-    alarm.suggestion ? el("p", {}, el("b", {}, "Try: "), alarm.suggestion) : null,
+    alarm.suggestion ? el("p", {}, el("b", {}, "Advice: "), withCode(alarm.suggestion)) : null,
     alarm.action ? el("p", { class: "meaning" }, "Action: ", alarm.action) : null,
     el("button", { type: "button", class: "quiet", on: { click: () => openStep(alarm.step) } }, "Show this step's tokens")));
   const more = cards.splice(FIRST_ALARMS);

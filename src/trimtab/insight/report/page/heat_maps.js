@@ -108,15 +108,27 @@ const TOKEN_SETS = [["all", "all tokens"], ["rewarded", "rewarded (advantage abo
   ["punished", "punished (advantage below 0)"], ["neutral", "without signal (advantage 0)"],
   ["silenced", "silenced, masked or dropped"]];
 
-// The region in which S2T (STAPO) silences rewarded tokens: below its thresholds of probability and entropy.
+// The region in which S2T (STAPO) silences rewarded tokens: below its thresholds of probability and entropy. Without
+// candidates there is no threshold of the entropy, and no region.
 function spuriousRegion(region, plane, scale) {
   const [left, right] = [plane.x[0], Math.min(Math.log10(region.tau_p), plane.x[1])];
-  const top = Math.min(Number.isFinite(region.tau_h) && region.tau_h !== null ? region.tau_h : plane.y[1], plane.y[1]);
+  const top = Math.min(region.tau_h, plane.y[1]);
   return [
     svg("rect", { x: scale.x(left), y: scale.y(top), width: Math.max(scale.x(right) - scale.x(left), 0),
       height: Math.max(scale.y(0) - scale.y(top), 0), class: "region" }),
     svg("text", { x: scale.x(left) + 6, y: Math.max(scale.y(top) - 6, BOX.top + 12), class: "region-label" }, "silenced if rewarded"),
   ];
+}
+
+function regionText(region) {
+  if (!region) return "";
+  const rare = formatNumber(region.tau_p);
+  if (region.tau_h === null) {
+    return ` No threshold of the entropy is known: there were no rewarded tokens with a probability below ${rare}, so none was ` +
+      "silenced, or the metric was not logged.";
+  }
+  return ` Rewarded tokens in the dashed corner are silenced: probability below ${rare} and entropy below the threshold (median ` +
+    `${formatNumber(region.tau_h)} nats, ${formatNumber(region.low)} to ${formatNumber(region.high)} over the run).`;
 }
 
 function probabilityEntropyMap(run) {
@@ -125,14 +137,12 @@ function probabilityEntropyMap(run) {
   const tokenSets = { all: sum(counts.rewarded, counts.punished, counts.neutral), ...counts };
   const slot = el("div", { class: "token-set-slot" });
   const region = run.spurious_region;
-  const regionText = region ? ` Rewarded tokens in the dashed corner are silenced: probability below ${formatNumber(region.tau_p)} ` +
-    `and entropy below the threshold (median ${formatNumber(region.tau_h)} nats, ${formatNumber(region.low)} to ` +
-    `${formatNumber(region.high)} over the run).` : "";
+  const known = region && region.tau_h !== null;
   const draw = (name) => replaceContent(slot, heatMap({
     title: "Probability and entropy", counts: tokenSets[name], tool: picker.node,
-    meaning: `Where the tokens lie: rare tokens on the left, confident predictions at the bottom.${regionText}`,
+    meaning: `Where the tokens lie: rare tokens on the left, confident predictions at the bottom.${regionText(region)}`,
     description: `${count(tokenSets[name].reduce((a, b) => a + b, 0))} tokens.`,
-    overlay: (scale) => (region ? spuriousRegion(region, plane, scale) : []),
+    overlay: (scale) => (known ? spuriousRegion(region, plane, scale) : []),
     x: probabilityAxis(plane.x), y: axis(plane.y, "entropy (nats)", "entropy", 4),
   }));
   const picker = select("Tokens", TOKEN_SETS, "all", (name) => {

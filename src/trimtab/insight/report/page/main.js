@@ -17,7 +17,7 @@ function summarySection(data, run, showRun) {
     el("ul", {}, run.notes.map((note) => el("li", {}, note)))) : null;
   return el("section", { id: "summary", "aria-labelledby": "summary-title" }, picker,
     el(data.groups.length ? "h2" : "h1", { id: "summary-title" }, run.name), el("p", { class: "lead" }, run.title),
-    el("div", { class: "tiles" }, tiles), el("p", { class: "summary-text" }, run.summary.join(" ")), notes);
+    el("div", { class: "tiles" }, tiles), el("p", { class: "summary-text" }, withCode(run.summary.join(" "))), notes);
 }
 
 function configSection(run) {

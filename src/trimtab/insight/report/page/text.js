@@ -28,6 +28,12 @@ function fill(node, props, children) {
 const el = (tag, props, ...children) => fill(document.createElement(tag), props, children);
 const svg = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
 
+// Text with `names` between backticks as elements; one backtick too many stays a character.
+function withCode(text) {
+  const parts = String(text).split("`");
+  return parts.length % 2 ? parts.map((part, n) => (n % 2 ? el("code", {}, part) : part)) : [text];
+}
+
 function formatNumber(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";

@@ -5,11 +5,13 @@ let reasonTable = [];
 const hasReason = (code, bit) => (bit === 0 ? code === 0 : (code & bit) !== 0);
 const reasonsOf = (code) => reasonTable.filter((reason) => reason.bit !== 0 && (code & reason.bit) !== 0);
 
-// `own` is the text of reasons that mean something else under the objective, by bit.
-function reasonText(code, own) {
-  const found = reasonsOf(code);
-  const reasons = found.length ? found : reasonTable.filter((reason) => reason.bit === 0);
-  return reasons.map((reason) => own[reason.bit] || reason.text).join("; ");
+// Why token n has the gradient it has. `reasonText` is the text of reasons that mean something else under the objective,
+// by bit. A clip is no reason of the plan: it follows from how far the policy has moved.
+function reasonOf({ reason: codes, clipped, reasonText }, n) {
+  const found = reasonsOf(codes[n]);
+  const reasons = found.length || clipped[n] ? found : reasonTable.filter((reason) => reason.bit === 0);
+  const texts = reasons.map((reason) => reasonText[reason.bit] || reason.text);
+  return [...texts, ...(clipped[n] ? ["clipped: the ratio is outside its range"] : [])].join("; ");
 }
 
 // The ways to colour: `value` of token n from the response `r` and the effects `e` of an objective; `kind` says how the
@@ -95,7 +97,7 @@ function tokenFacts(held, allEffects, n) {
     ["clipped", each((e) => (e.clipped[n] ? "yes: no gradient" : "no"))],
     ["gradient norm", each((e) => formatNumber(COLORS.gradient.value(held, e, n)))],
     ["predicted entropy change", each((e) => formatNumber(COLORS.change.value(held, e, n)))],
-    ["reason", each((e) => reasonText(e.reason[n], e.reasonText))],
+    ["reason", each((e) => reasonOf(e, n))],
   ];
 }
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import interval_coverage as coverage
-from trimtab.evaluate.intervals import (
+from trimtab.intervals import (
     Interval,
     average,
     difference_interval,
@@ -23,7 +23,7 @@ from trimtab.evaluate.intervals import (
     t_quantile,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 ROUNDS = coverage.ROUNDS  # a share near 95 % then has a standard error of two tenths of a point
 
 

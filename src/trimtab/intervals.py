@@ -1,4 +1,4 @@
-"""Confidence intervals over problems, valid for as few as 30 of them.
+"""Confidence intervals over problems, valid for as few as 30 of them, and of differences between runs, by seed.
 
 The estimand is the mean over the population of problems that a benchmark's were drawn from, so the problems are the
 observations; more samples per problem only make its own value less noisy. `benchmarks/interval_coverage.py` measures
@@ -8,9 +8,10 @@ how often each interval contains the true mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,38 @@ class Interval:
     problems: int
 
 
+class SeedDifference(NamedTuple):
+    """Differences between runs of the same seed: their mean, its 95 % interval, and how many have the mean's sign."""
+
+    mean: float
+    low: float
+    high: float
+    pairs: int
+    agree: int
+    unpaired: int
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.low > 0 or self.high < 0
+
+
+def seed_difference(ours: Mapping[int, float | None], theirs: Mapping[int, float | None]) -> SeedDifference | None:
+    """Compare a figure seed by seed: mean difference and its interval by Student's t; None without a pair.
+
+    A seed that only one of them has is left out and counted. One pair has no interval: it is unbounded.
+    """
+    values = [(ours.get(seed), theirs.get(seed)) for seed in sorted({*ours, *theirs})]
+    differences = [a - b for a, b in values if a is not None and b is not None]
+    if not differences:
+        return None
+    center, low, high = math.fsum(differences) / len(differences), -math.inf, math.inf
+    if len(differences) > 1:
+        low, high = (float(end) for end in mean_limits(torch.tensor(differences, dtype=torch.float64)))
+    agree = sum(each * center > 0 for each in differences)
+    return SeedDifference(center, low, high, len(differences), agree, len(values) - len(differences))
+
+
 def share_interval(values: Sequence[float]) -> Interval | None:
     """Return the interval for values in [0, 1], such as a problem's share of correct samples; None without values."""
     return _interval(values, share_limits)
@@ -37,6 +70,11 @@ def share_interval(values: Sequence[float]) -> Interval | None:
 def mean_interval(values: Sequence[float]) -> Interval | None:
     """Return Student's t interval for values of 0 or more without an upper bound, such as lengths and entropies."""
     return _interval(values, positive_mean_limits)
+
+
+def score_interval(values: Sequence[float]) -> Interval | None:
+    """Return Student's t interval for values without bounds, such as a rule's numbers and their differences."""
+    return _interval(values, mean_limits)
 
 
 def difference_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval | None:
