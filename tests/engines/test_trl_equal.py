@@ -159,7 +159,7 @@ def test_rules_read_the_current_policy_where_that_is_configured(trainer: Any, wa
 def test_a_token_that_vllm_could_not_score_is_not_corrected(trainer: Any, walked: Any) -> None:
     made, _ = walked
     trainer.objective = tt.objective("dapo + tis")
-    made.padded["sampler_logp"] = made.padded["old_logp"] + torch.log(torch.tensor(2.0))
+    made.padded["sampler_logp"] = (made.padded["old_logp"] + torch.log(torch.tensor(2.0))).clamp(max=0.0)
     made.padded["sampler_logp"][:, 0] = torch.nan
     inputs = trainer._prepare_inputs([{}] * made.rows)
     plan = inputs["trimtab_plan"]

@@ -9,7 +9,7 @@ import base64
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-MAX_GROWTH = 200.0  # bytes for a byte of text; the largest in use, sentence pieces with their own normal form, has 70
+MAX_GROWTH = 200.0  # bytes for a byte of text; Qwen's tokenizers have 11
 PARTS = ("normalizer", "pre_tokenizer", "decoder")
 # By what a step multiplies the length, and what it adds. NFKC makes 33 bytes of the three of an Arabic word, a space of
 # Metaspace has up to four bytes, and ByteLevel writes two for each byte that is not ASCII.

@@ -9,7 +9,7 @@ from typing import Any
 from trimtab.tasks.problems import optional_module
 
 LEAST_LIMIT = 256 << 20  # bytes that any file may decode to
-MOST_GROWTH = 100  # bytes for a byte of a larger file; repetitive data sets in use have 20
+MOST_GROWTH = 100  # bytes for a byte of a larger file
 ROW_BYTES = 100  # of a row in Python, at least
 BATCH = 1024  # rows
 TEXT_TYPES = ("STRING", "JSON", "ENUM", "NONE")

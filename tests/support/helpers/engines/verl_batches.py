@@ -61,7 +61,7 @@ def _random_batch(seed: int, responses: int, tools: bool) -> TensorDict:
             "loss_mask": mask.clone(),
             "old_log_probs": logp,
             "rollout_log_probs": logp + 0.2 * (uniform(size) - 0.5),
-            "ref_log_prob": logp + uniform(size) - 0.5,
+            "ref_log_prob": -(logp + uniform(size) - 0.5).abs(),
             "entropy": 2 * uniform(size),
             "advantages": advantage * mask,
         }
