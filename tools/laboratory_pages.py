@@ -38,6 +38,7 @@ SHOWN = {
 }
 CONTRASTS = (  # of the findings
     ("dapo + trim", "dapo"),
+    ("dapo + trim", "grpo"),
     ("stare", "dapo"),
     ("stare(boost=critical)", "stare"),
     ("dapo + trim", "stare"),
