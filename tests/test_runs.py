@@ -37,17 +37,19 @@ def without_times(records: list[dict[str, float]]) -> list[dict[str, float]]:
 
 
 def test_a_run_from_python_has_the_numbers_and_the_output_of_the_command(
-    finished: tt.SavedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: tt.SavedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = [f"--set={key}={value}" for key, value in SETTINGS.items()]
     command = ["train", "addition", *settings, "--set=run.steps=2", "--set=run.report=false", "--out"]
     done = CliRunner().invoke(app, [*command, str(tmp_path / "a/run")])
     assert done.exit_code == 0
     assert without_times(tt.load_run(tmp_path / "a/run").metrics) == without_times(finished.metrics)
+    monkeypatch.setenv("TRIMTAB_WARM_START", str(tmp_path / "c"))  # not taken from the other run
     tt.train("addition", SHORT, out=tmp_path / "b/run")
 
     shown = capsys.readouterr().out.replace(str(tmp_path / "b/run"), str(tmp_path / "a/run"))
-    times = re.compile(r"\d+:\d\d\.")
+    shown = shown.replace(str(tmp_path / "c"), str(tmp_path / ".warm_start"))
+    times = re.compile(r"\d+:\d\d\.|^  time .*\n", re.MULTILINE)
     assert times.sub("", shown) == times.sub("", done.stdout)
     assert "step 2/2  reward " in shown
 

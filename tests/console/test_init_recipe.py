@@ -54,7 +54,7 @@ def test_the_recipe_passes_a_dry_run() -> None:
     assert dry.exit_code == 0, dry.output
     assert "2 problems" in dry.output and "no estimate" in dry.output
     config = load("mine.toml")
-    assert config.task.arguments["eval_path"] == held_out
+    assert config.task.arguments["eval_path"] == str(Path(held_out).resolve())
     assert config.task.arguments["suffix"].endswith("\\boxed{}.")
     assert (config.rollout.prompts, config.update.per_step) == (2, 2)
 

@@ -21,6 +21,7 @@ from trimtab.console.summary_text import accuracy_change, closing_summary, fit_l
 from trimtab.policy import Policy
 from trimtab.rollout import NativeSampler
 from trimtab.train.metrics import StepResult
+from trimtab.train.reporting import SilentReporter
 from trimtab.train.run import Run
 from trimtab.train.run_folder import RunFolder
 
@@ -210,7 +211,8 @@ def test_commands_in_messages_are_quoted_for_the_shell(here: Path, name: str) ->
     for result in (train("tiny.toml", "--out", name), train("--resume", name, "--set", "update.lr=0.5")):
         command = "trimtab train --" + result.stderr.strip().rpartition("trimtab train --")[2]
         assert shlex.split(command)[3] == name
-    assert shlex.split(Run(load("tiny.toml"), RunFolder(here / name), None).resume_command)[3] == str(here / name)
+    run = Run(load("tiny.toml"), RunFolder(here / name), SilentReporter())
+    assert shlex.split(run.resume_command)[3] == str(here / name)
 
 
 def test_a_key_that_shapes_the_run_cannot_change_on_resuming(here: Path) -> None:

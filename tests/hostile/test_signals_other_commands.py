@@ -22,6 +22,7 @@ import pytest
 
 from helpers.hostile.disturbed_runs import check_end, disturb_grading, each, prepare, some
 from helpers.hostile.started_commands import Starter, pipe, unread_pipe
+from trimtab.insight.report.write import TITLE_END
 
 AT_ONCE = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}
 ENDS = {**AT_ONCE, "SIGKILL": -9}
@@ -50,7 +51,7 @@ WRITERS: dict[str, tuple[list[str], str, Callable[[str], bool]]] = {
     "report in place": (["report", "run"], "run/report.html", is_page),
     "replay": (["replay", "run", "--objective", "gspo", "--json", "made"], "made", lambda text: bool(json.loads(text))),
 }
-OLD = "what was there before"
+OLD = f"what was there before{TITLE_END.decode()}"  # of a report, or it is not overwritten
 
 
 OVER = [(what, name, before) for what in WRITERS for name in ENDS for before in (True, False)]

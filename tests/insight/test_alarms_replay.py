@@ -151,7 +151,7 @@ def test_the_command_gives_json_for_programs(tmp_path: Path) -> None:
 
 def test_the_command_says_so_when_nothing_rang(tmp_path: Path) -> None:
     written(tmp_path, made_run())
-    assert CliRunner().invoke(app, ["alarms", str(tmp_path)]).output == "no alarm rang\n"
+    assert CliRunner().invoke(app, ["alarms", str(tmp_path)]).stdout == "no alarm rang\n"
 
 
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:

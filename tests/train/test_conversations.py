@@ -66,7 +66,8 @@ def test_other_replies_leave_the_plan_as_it_is(policy: Policy, name: str, monkey
     def same_scores(policy: Policy, transcripts: Sequence[Transcript], *options: Any) -> Moments:
         noise = torch.Generator().manual_seed(0)
         count = sum(transcript.num_sampled for transcript in transcripts)
-        return Moments(-torch.rand(count, generator=noise), *torch.rand(3, count, generator=noise))
+        logp, entropy, sum_p2, below = torch.rand(4, count, generator=noise)
+        return Moments(-logp, entropy, sum_p2, -below)
 
     monkeypatch.setattr(scoring, "score", same_scores)
     trainer = scripted_trainer(policy, None, small_config(objective={"name": name}))  # type: ignore[arg-type]

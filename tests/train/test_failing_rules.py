@@ -146,7 +146,7 @@ def test_a_failure_of_the_tasks_own_rule_shows_in_the_evaluation_before_the_firs
     assert log.has("warning: step 0: the rule number failed on 4 responses", "sums.jsonl", "'two' is no number")
     (record,) = run.folder.records()
     assert record.pop("time/evaluation") > 0
-    assert record == {"step": 0, "eval/crashed_share": 1.0}
+    assert record == {"step": 0, "eval/crashed_share": 1.0, "eval/seen_share": 1.0}
 
 
 def test_held_out_problems_without_a_verdict_are_neither_right_nor_wrong(
@@ -156,7 +156,7 @@ def test_held_out_problems_without_a_verdict_are_neither_right_nor_wrong(
     groups = [[SimpleNamespace(verdict=Verdict(kind))] for kind in kinds]
     monkeypatch.setattr(rollouts, "sample_and_grade", lambda *_: groups)
     trainer: Any = SimpleNamespace(
-        test_task=[SimpleNamespace(source="sums")] * 4, config=Config(), tool_use=None, seconds={}
+        test_task=[SimpleNamespace(source="sums")] * 4, config=Config(), tool_use=None, seconds={}, seen_share=0.0
     )
     found = rollouts.evaluate(trainer)
     assert (found["eval/accuracy"], found["eval/crashed_share"]) == (0.5, 0.5)

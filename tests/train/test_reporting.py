@@ -51,7 +51,7 @@ def test_a_logger_that_is_not_installed_is_an_error_before_anything_is_loaded(
     monkeypatch.setitem(sys.modules, "trackio", None)
     monkeypatch.setattr("trimtab.train.run.build_trainer", lambda *_: pytest.fail("the model was loaded"))
     run, _ = short_run(tmp_path / "run", {"run.loggers": "['wandb', 'trackio']"})
-    with pytest.raises(ValueError, match=r"run.loggers: trackio cannot be opened: .*pip install 'trimtab\[trackio\]'"):
+    with pytest.raises(ValueError, match=r"run.loggers: trackio cannot be opened: .*pip install .*\[trackio\]'"):
         train(run)
     assert [call for call, _ in found["wandb"].calls] == ["init", "finish"], "the other one is closed again"
     assert not (tmp_path / "run").exists(), "the same command can be used again"

@@ -37,9 +37,10 @@ def load(recipe: str | Path | Mapping[str, Any] | None, settings: Sequence[str] 
     in a recipe are relative to its file, those of a table or a setting to the current folder.
     """
     path = None if recipe is None or isinstance(recipe, Mapping) else find_recipe(recipe)
-    given = copy.deepcopy(dict(recipe)) if isinstance(recipe, Mapping) else {}
-    table = given if path is None else _read(path)
-    task = _task_name(_with_settings(copy.deepcopy(table), settings))
+    given = dict(recipe) if isinstance(recipe, Mapping) else {}
+    _check_plain(given, "")  # a table that is too deep cannot be copied
+    table = copy.deepcopy(given) if path is None else _read(path)
+    task = _task_name(_with_settings(copy.deepcopy(given) if path is None else _read(path), settings))
     # Runs of earlier versions have paths as they were given, relative to where they were started.
     is_run = path is not None and path.name == "config.toml" and (path.parent / "checkpoints").is_dir()
     if given:

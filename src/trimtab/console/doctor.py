@@ -80,7 +80,8 @@ def show_doctor(console: Console) -> None:
     table = Table("", "", "found", "to get it", box=None, pad_edge=False)
     for finding in examine():
         state = Text(finding.state, style=STYLES[finding.state])
-        table.add_row(finding.name, state, Text(printable(finding.found)), Text(finding.advice))
+        found, advice = (Text(text, overflow="fold") for text in (printable(finding.found), finding.advice))
+        table.add_row(finding.name, state, found, advice)  # a path is never cut short
     console.print(table)
     console.print("What a run needs in memory: trimtab train RECIPE --dry-run", highlight=False)
 

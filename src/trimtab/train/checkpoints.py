@@ -123,7 +123,7 @@ def read(path: Path) -> Checkpoint:
         raise
     # Whatever a foreign or damaged file can cause, RecursionError by deeply nested JSON included.
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {error!r:.200}") from None
+        raise CheckpointError(f"checkpoint {path} cannot be read: {error!r:.1000}") from None
     return Checkpoint(_step(path), tensors, state, path)
 
 
@@ -135,7 +135,7 @@ def errors_as_mismatch(saved: Checkpoint) -> Iterator[None]:
     except CheckpointError as error:
         raise CheckpointError(f"checkpoint {saved.path} does not fit: {error}") from None
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        raise CheckpointError(f"checkpoint {saved.path} does not fit: {error!r:.200}") from None
+        raise CheckpointError(f"checkpoint {saved.path} does not fit: {error!r:.1000}") from None
 
 
 def trained_parameters(model: Any) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from textwrap import indent
 from typing import Any, Protocol
 
 from trimtab.config import Config
+from trimtab.install_command import install_command
 from trimtab.text import printable, shorten
 from trimtab.train.alarm_actions import Alarm
 from trimtab.train.run_folder import RunFolder
@@ -150,7 +151,7 @@ class Loggers:
 def _advice(name: str, error: Exception) -> str:
     """Say what is wrong with a logger, and what to do."""
     if isinstance(error, ModuleNotFoundError):
-        return f"it needs a package: pip install 'trimtab[{name}]', or leave {name} out of run.loggers"
+        return f"it needs a package: {install_command(extra=name)}, or leave {name} out of run.loggers"
     remedy = 'run `wandb login`, set run.wandb_mode = "offline", or ' if name == "wandb" else ""
     return f"{printable(str(error)).strip() or repr(error):.300}. To go on: {remedy}leave {name} out of run.loggers"
 
