@@ -116,6 +116,12 @@ EQUAL = [
         marks=pytest.mark.xfail(strict=True, reason="x is also tried below 0, where a logarithm is not real"),
     ),
     (r"\left\lfloor \frac{x}{6} \right\rfloor", r"\left\lfloor \frac{\lfloor x/2 \rfloor}{3} \right\rfloor"),
+    (r"\left\lceil \frac{-1+\sqrt{8n+1}}{2}\right\rceil", r"\left\lfloor \frac{1+\sqrt{8n-7}}{2} \right\rfloor"),
+    (r"\lfloor \sqrt{n}+\sqrt{n+1} \rfloor", r"\lfloor \sqrt{4n+2} \rfloor"),
+    (r"\left\lfloor \frac{n!}{e}+\frac12 \right\rfloor", r"\left\lfloor \frac{n!+1}{e} \right\rfloor"),
+    (r"\left\lfloor \frac{n+1}{k} \right\rfloor", r"\left\lceil \frac{n+2}{k} \right\rceil-1"),
+    (r"\left\lceil x-\frac12 \right\rceil", r"-\left\lfloor \frac12-x \right\rfloor"),
+    (r"(n^3-n) \bmod 6", r"0"),
 ]
 DIFFERENT = [
     (r"\lfloor n/2 \rfloor", r"\lceil n/2 \rceil"),
@@ -210,6 +216,26 @@ DIFFERENT = [
     (r"\left\lfloor x+y+\frac12 \right\rfloor", r"\left\lceil x+y-\frac12 \right\rceil"),
     (r"\left\lfloor \frac{x}{2n} \right\rfloor", r"\left\lceil \frac{x}{2n} \right\rceil-1"),
     (r"\lfloor \log_2 x \rfloor + 1", r"\lceil \log_2 x \rceil"),
+    (r"\lfloor \sqrt{2n} \rfloor", r"\lceil \sqrt{2n} \rceil-1"),
+    (r"\lfloor \log_{10} n \rfloor+1", r"\lceil \log_{10} n \rceil"),
+    (r"\left\lfloor \frac{n}{k} \right\rfloor", r"\left\lfloor \frac{n-1}{k} \right\rfloor"),
+    (r"\left\lfloor \frac{n}{2^k} \right\rfloor", r"\left\lceil \frac{n}{2^k} \right\rceil-1"),
+    (
+        r"\lfloor n/5 \rfloor + \lfloor n/25 \rfloor",
+        r"\lfloor n/5 \rfloor + \lfloor n/25 \rfloor + \lfloor n/125 \rfloor",
+    ),
+    (r"\lfloor n\sqrt{2} \rfloor", r"\left\lfloor \frac{99n}{70} \right\rfloor"),
+    (r"n^2 \bmod 24", r"n^4 \bmod 24"),
+    (r"n^{12} \bmod 13", r"1"),
+    (r"(-1)^{\binom{n}{2}}", r"(-1)^n"),
+    (r"|x-100|", r"100-x"),
+    (r"\left\lfloor \frac{1}{x}+\frac12 \right\rfloor", r"\left\lceil \frac{1}{x}-\frac12 \right\rceil"),
+    (r"\lfloor 2\sin x \rfloor", r"\lceil 2\sin x \rceil-1"),
+    pytest.param(
+        r"\lfloor n\sqrt{2} \rfloor",
+        r"\left\lfloor \frac{665857n}{470832} \right\rfloor",
+        marks=pytest.mark.xfail(strict=True, reason="the first n at which they differ is 470832"),
+    ),
 ]
 
 
