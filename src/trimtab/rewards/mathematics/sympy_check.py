@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from itertools import islice, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +18,12 @@ from trimtab.rewards.mathematics.cost import estimate_bits
 from trimtab.rewards.mathematics.nodes import Node, ParsedAnswer, symbols
 from trimtab.rewards.mathematics.normal_form import NormalizeError
 from trimtab.rewards.mathematics.numeric import evaluate, whole_binomial
-from trimtab.rewards.mathematics.points import CONSTANTS, GENERIC, WHOLE, Points
+from trimtab.rewards.mathematics.points import CONSTANTS, GENERIC, ROUNDED_BY, WHOLE, Points
 
 DIGITS = 50  # of the first pass; the second has more than the smallest number in the expressions needs
 FEWEST_POINTS = 6  # at which both expressions must have a value
+MOST_JUMPS = 64  # searches for a point at which a floor or a ceiling jumps
+SECANTS = 30  # steps of such a search
 LARGEST_REACH = 2_000  # digits of the largest number beyond which expressions are compared
 
 
@@ -57,7 +60,7 @@ def equal_at_points(a: Node, b: Node, written: str) -> bool:
         with mpmath.workdps(digits):
             backend = _mpmath_backend(mpmath)  # per precision: mpmath's constants are rounded when they are read
             agreed = 0
-            for values, whole in _values(points, backend):
+            for values, whole in _values(points, a, b, backend):
                 same = _agree(a, b, values, backend)
                 if same is False or (same is None and not whole and not points.restricted):
                     return False
@@ -69,12 +72,66 @@ def equal_at_points(a: Node, b: Node, written: str) -> bool:
     return _agree_beyond_their_numbers(points, a, b)
 
 
-def _values(points: Points, backend: Any) -> Iterator[tuple[Callable[[str], Any], bool]]:
-    """Yield the values of variables at every point, and whether all of them are whole."""
+def _values(points: Points, a: Node, b: Node, backend: Any) -> Iterator[tuple[Callable[[str], Any], bool]]:
+    """Yield the values of variables at every point, and whether expressions may have no value there."""
     for number in range(1, GENERIC):
         yield points.generic(number, backend), False
     for number in range(WHOLE if points.stepped else 0):
         yield points.whole(number, backend), True
+    for values in _at_jumps(points, a, b, backend):
+        yield values, True
+
+
+def _at_jumps(points: Points, a: Node, b: Node, backend: Any) -> Iterator[Callable[[str], Any]]:
+    """Yield points at which a real variable makes the argument of a floor or a ceiling whole.
+
+    Only there do `\\lfloor x + 1/2 \\rfloor` and `\\lceil x - 1/2 \\rceil` differ.
+    """
+    # The generic points 0 and 1 have different signs, and neighbouring whole numbers are even and odd.
+    searches = product((0, 1), (0, 1), [*_rounded(a), *_rounded(b)])
+    for number, step, argument in islice(searches, MOST_JUMPS):
+        start = points.generic(number, backend)
+        for name in sorted(symbols(argument) - CONSTANTS - points.domains.counting):
+            x = _where_whole(argument, name, start, step, backend)
+            if x is not None and (x > 0 or name not in points.domains.positive):
+                yield _with(name, x, start)
+
+
+def _with(name: str, x: Any, others: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return the values of variables, of which one has another value."""
+    return lambda other: x if other == name else others(other)
+
+
+def _rounded(node: Node) -> Iterator[Node]:
+    """Yield the arguments of the floors and ceilings in an expression."""
+    if node.kind == "function" and node.name in ROUNDED_BY:
+        yield node.children[0]
+    for child in node.children:
+        yield from _rounded(child)
+
+
+def _where_whole(argument: Node, name: str, start: Callable[[str], Any], step: int, backend: Any) -> Any:
+    """Return the value of a variable near its start that makes an argument whole; None if the secants find none."""
+    import mpmath
+
+    def beyond(x: Any, target: Any) -> Any:
+        value = mpmath.mpmathify(evaluate(argument, _with(name, x, start), backend))
+        if value.imag or not mpmath.isfinite(value):
+            raise ValueError("not a real number")
+        return value.real - target
+
+    try:
+        last, x = start(name), start(name) * 9 / 8
+        target = mpmath.nint(beyond(last, 0)) + step
+        before = beyond(last, target)
+        for _ in range(SECANTS):
+            now = beyond(x, target)
+            if abs(now) <= max(1, abs(target)) * mpmath.mpf(10) ** (5 - mpmath.mp.dps):
+                return x
+            x, last, before = x - now * (x - last) / (now - before), x, now
+    except (ArithmeticError, ValueError, NormalizeError):
+        pass
+    return None
 
 
 def _agree(a: Node, b: Node, values: Callable[[str], Any], backend: Any) -> bool | None:
