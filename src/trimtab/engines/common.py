@@ -48,9 +48,8 @@ def require_unused(folder: Path, step: int, option: str) -> None:
     files = RunFolder(folder)
     used = [path for path in (folder / RECORDS_FOLDER, *files.json_lines) if path.exists()]
     if used and not step:
-        raise ValueError(
-            f"{option}={str(folder)!r} holds {used[0].name} of another run: choose another folder, or remove it"
-        )
+        what = "the records" if used[0].name == RECORDS_FOLDER else used[0].name
+        raise ValueError(f"{option}={str(folder)!r} holds {what} of another run: choose another folder, or remove it")
 
 
 def objective_table(option: str | Mapping[str, Any] | None) -> dict[str, Any]:
