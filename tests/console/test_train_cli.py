@@ -107,6 +107,15 @@ def test_what_the_summary_recommends_works(here: Path) -> None:
     assert [record["step"] for record in RunFolder(here / "a").records()] == [0, 1, 2, 3, 4, 5]
 
 
+def test_a_run_cannot_be_resumed_to_fewer_steps_than_it_has(here: Path) -> None:
+    train("tiny.toml", "--out", "a")
+    before = {path: path.read_bytes() for path in sorted((here / "a").rglob("*")) if path.is_file()}
+    shorter = train("--resume", "a", "--set", "run.steps=2")
+    assert shorter.exit_code == 2
+    assert "run.steps = 2, but a is at step 3: set it to 3 to end the run there" in " ".join(shorter.stderr.split())
+    assert {path: path.read_bytes() for path in sorted((here / "a").rglob("*")) if path.is_file()} == before
+
+
 def test_a_summary_is_broken_between_words_and_its_commands_are_not_broken() -> None:
     command = "    trimtab compare stapo grpo --seeds 3 --recipe runs/demo/config.toml"
     text = f"Trained the demo model: 3 of 3 steps.\n\n  reward   0.1 -> 0.2   means over a-b\n  longer:\n{command}"

@@ -291,6 +291,7 @@ class Run:
                 f"no checkpoint under {self.folder.checkpoints} can be used. Nothing was changed: put a good one back, "
                 "or train again in another folder: " + command("train", self.folder.config, "--out", "FOLDER")
             )
+        self.folder.check_steps(saved.step, self.config)
         self.trainer.together(run_state.restore_follower, saved.path.absolute())
         self.trainer.together(run_state.load_reference, self.folder.reference.absolute())
         # Steps after the checkpoint are repeated with the same results, and must not be logged twice.

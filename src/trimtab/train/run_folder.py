@@ -136,6 +136,14 @@ class RunFolder:
                 f"To go on from its weights with other settings, start a new run: {start_command(self.path, config)}"
             )
 
+    def check_steps(self, saved: int, config: Config) -> None:
+        """Raise if a run is to end before the step that it is resumed from."""
+        if saved > config.run.steps:
+            raise ValueError(
+                f"run.steps = {config.run.steps}, but {self.path} is at step {saved}: set it to {saved} to end the "
+                "run there, or higher to go on"
+            )
+
     def require_own(self) -> None:
         """Raise if a folder without a checkpoint is not that of a run: its files would be taken for those of one."""
         if self.inputs.exists():
