@@ -16,8 +16,9 @@ from trimtab.rewards.mathematics.nodes import Node, literal_value, symbols
 
 GENERIC = 8  # points without a pattern
 FLOAT = 4  # of these that are tried in floating point
-WHOLE = 24  # points where every variable is a whole number
-LARGE = range(18, WHOLE)  # those of them where the variables are large powers
+WHOLE = 28  # points where every variable is a whole number
+LARGE = range(18, 24)  # those of them where the variables are large powers
+WIDE = range(24, WHOLE)  # and where they are any numbers up to a million: nobody can list them
 COUNTED_BY = frozenset(("factorial", "double_factorial", "binom"))
 ROUNDED_BY = frozenset(("floor", "ceil"))
 CONSTANTS = frozenset(("pi", "e", "i", "oo"))
@@ -28,6 +29,7 @@ _STEPS = (1, 5, 7, 11)
 _EXPONENTS = (1, 2, 3, 6)
 _LARGEST_LITERAL = 10**4
 _LARGEST_PERIOD = 10**12
+_WIDEST = 10**6
 
 
 @dataclass
@@ -124,8 +126,11 @@ class Points:
         return lambda name: backend.whole(self._whole(name, number))
 
     def _whole(self, name: str, number: int) -> int:
-        """Return a whole number: of a run with every remainder, a small one, or beside a power of the literals."""
+        """Return a whole number: of a run with every remainder, a small or wide one, or beside a power of literals."""
         drawn = self._draw(name)
+        if number in WIDE:
+            start = 4 * (number - WIDE.start)
+            return 1 + int.from_bytes(drawn[start : start + 4], "little") % _WIDEST
         if number in LARGE:
             exponent = 6 if number < 21 else _EXPONENTS[drawn[number] % 4]
             return int(self.period**exponent + number % 3 - 1)
