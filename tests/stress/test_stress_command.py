@@ -276,6 +276,26 @@ def test_a_run_that_ends_too_early_to_be_judged_has_no_verdict(pretended: Preten
     assert run["end"] in result.output
 
 
+def gets_better_numbers(run: CompareRun) -> list[str]:
+    metrics(run, lambda step: 0.0, STEPS)
+    for step in range(STEPS + 1):
+        run.folder.append_metrics({"step": step, "eval/score": 0.05 + step / 100})
+    (run.folder.path / "model").mkdir(exist_ok=True)
+    return ["true"]
+
+
+def test_a_run_whose_rule_gives_numbers_is_judged_by_them_and_shows_them(pretended: Pretended) -> None:
+    pretended.scripts = lambda objective, lr: gets_better_numbers if objective == "grpo" else learns
+    result = pretended.stress()
+    assert result.exit_code == 0, result.output
+    run = figures(pretended.out)["grpo-update.lr=1e-2-seed0"]
+    assert (run["survived"], run["accuracy_end"], run["score_end"]) == (True, 0.0, 0.65)
+    stored = (pretended.out / "stress.md").read_text()
+    assert "| grpo | 1/1 0%, score 0.650 | 1/1 0%, score 0.650 |" in stored
+    assert "| dapo | 1/1 46.0% | 1/1 46.0% |" in stored
+    assert "Held-out score" in (pretended.out / "report.html").read_text()
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"state": "unfinished", "why": "", "steps": 60}', '{"state": []}'])
 def test_a_damaged_note_of_a_runs_end_is_named(pretended: Pretended, text: str) -> None:
     assert pretended.stress().exit_code == 0

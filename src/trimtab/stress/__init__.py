@@ -1,6 +1,6 @@
 """How far each objective can be pushed before it breaks: the same run under rising stress."""
 
-from trimtab.stress.axis_table import AxisTable
+from trimtab.stress.axis_table import AxisTable, held_out_end
 from trimtab.stress.command import show_stress
 from trimtab.stress.figures import RunFigures, survivors
 from trimtab.stress.grid import StressTest, parse_axis
@@ -8,6 +8,6 @@ from trimtab.stress.read import StoredStressTest, read_stress
 from trimtab.stress.sentences import describe, headline
 
 __all__ = [
-    "AxisTable", "RunFigures", "StoredStressTest", "StressTest", "describe", "headline", "parse_axis",
-    "read_stress", "show_stress", "survivors",
+    "AxisTable", "RunFigures", "StoredStressTest", "StressTest", "describe", "headline", "held_out_end",
+    "parse_axis", "read_stress", "show_stress", "survivors",
 ]  # fmt: skip

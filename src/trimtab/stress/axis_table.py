@@ -78,7 +78,7 @@ class AxisTable:
             objective,
             f"{margin.value or ('none' if mine else NOTHING)}{interval}",
             multiple,
-            percent(_mean([run.accuracy_end for run in stable])),
+            held_out_end(stable),
             NOTHING if step is None else f"{step:.0f}",
             percent(_mean([run.in_band for run in stable])),
             ", ".join(f"{name} {percent(share)}" for name, share in _touched(stable).items()) or NOTHING,
@@ -106,7 +106,13 @@ def axis_tables(test: StressTest, runs: Sequence[RunFigures]) -> list[AxisTable]
 def _survivors(runs: Sequence[RunFigures]) -> str:
     if not runs:
         return NOTHING
-    return f"{sum(bool(run.survived) for run in runs)}/{len(runs)} {percent(_mean([r.accuracy_end for r in runs]))}"
+    return f"{sum(bool(run.survived) for run in runs)}/{len(runs)} {held_out_end(runs)}"
+
+
+def held_out_end(runs: Sequence[RunFigures]) -> str:
+    """Return the mean accuracy at the end, and the mean score where the rule gives numbers."""
+    accuracy, score = _mean([run.accuracy_end for run in runs]), _mean([run.score_end for run in runs])
+    return percent(accuracy) if score is None else f"{percent(accuracy)}, score {number(score)}"
 
 
 def _touched(runs: Sequence[RunFigures]) -> Mapping[str, float]:

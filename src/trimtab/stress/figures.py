@@ -21,7 +21,7 @@ from trimtab.stress.grid import Axis, Cell, as_number
 ENTROPY_BAND = (0.22, 0.42)  # nats: where STARE's paper holds the entropy, for its target of 0.3
 SURVIVING_SHARE = 2 / 3  # of the seeds, for a setting to count as survived
 LEARNED = 0.02  # accuracy above a start near 0
-CURVES = ("eval/accuracy", "reward/accuracy", "policy/entropy", "groups/mixed_share")
+CURVES = ("eval/accuracy", "eval/score", "reward/accuracy", "policy/entropy", "groups/mixed_share")
 TOUCHED = ("silenced", "boosted", "damped", "masked", "dropped", "penalized", "clipped")
 FELL = "fell"  # begins the end, in words, of a run that ended low
 RESAMPLES = 2_000
@@ -49,6 +49,7 @@ class RunFigures:
     touched: dict[str, float]
     seconds: float | None
     curves: dict[str, list[tuple[Step, float]]]
+    score_end: float | None = None  # held-out, of a rule that returns numbers
 
     @property
     def ended_low(self) -> bool:
@@ -93,6 +94,7 @@ def run_figures(cell: Cell, outcome: RunOutcome, came_back: bool = False) -> Run
         touched={name: fmean(values) for name, values in touched.items() if values},
         seconds=summary.seconds or None,
         curves={name: [(int(r["step"]), round(r[name], 6)) for r in records if name in r] for name in CURVES},
+        score_end=summary.score_end,
     )
 
 
@@ -118,9 +120,11 @@ def _judge_end(records: Sequence[Mapping[str, float]], last: int) -> tuple[bool 
     """Return whether a run that did not fall survived, and how it ended."""
     if last <= HOLD_STEPS:
         return None, f"too short to be judged: {last} steps, and a collapse lasts {HOLD_STEPS} or more"
-    accuracy = [record["eval/accuracy"] for record in records if "eval/accuracy" in record]
-    if accuracy and accuracy[0] < MIN_BEST and max(accuracy[-2:]) < accuracy[0] + LEARNED:
-        return False, f"never learned: accuracy {accuracy[-1]:.2f} after {last} steps"
+    # As for a collapse, the mean of a rule's numbers stands for the accuracy.
+    word = "score" if any("eval/score" in record for record in records) else "accuracy"
+    found = [record[f"eval/{word}"] for record in records if f"eval/{word}" in record]
+    if found and found[0] < MIN_BEST and max(found[-2:]) < found[0] + LEARNED:
+        return False, f"never learned: {word} {found[-1]:.2f} after {last} steps"
     return True, "survived"
 
 

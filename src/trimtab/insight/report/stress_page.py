@@ -19,13 +19,14 @@ from trimtab.config import Config
 from trimtab.insight.report.curves import curve_json, mean_and_std, points_per_curve
 from trimtab.insight.report.embed import truncated
 from trimtab.insight.report.run_files import MetricCurve
-from trimtab.stress import AxisTable, RunFigures, describe, headline, read_stress, survivors
-from trimtab.text import percent
+from trimtab.stress import AxisTable, RunFigures, describe, headline, held_out_end, read_stress, survivors
+from trimtab.text import number, percent
 
 LONGEST_NAME = 200  # characters of an objective, a key, a value
 MOST_VALUE = 1e30  # curves are float32 on the page
 CHARTS = (
     ("eval/accuracy", "Held-out accuracy", "Share of problems that were never trained on and are answered right"),
+    ("eval/score", "Held-out score", "Mean number of the task's rule on problems that were never trained on"),
     ("policy/entropy", "Entropy", "Token-mean entropy of the policy, in nats: near 0 it hardly explores any more"),
 )
 HEADS = (
@@ -92,11 +93,13 @@ def _cell_json(table: AxisTable, objective: str, value: str) -> dict[str, Any]:
     """Return one cell of the heat map: how many seeds survived, in a figure, a word and a colour class."""
     runs, planned = table.cell(objective, value), table.runs_at(objective, value)
     accuracy = [run.accuracy_end for run in runs if run.accuracy_end is not None]
+    score = [run.score_end for run in runs if run.score_end is not None]
     kind, word = _verdict(runs, survivors(runs).get(value, False), bool(planned))
     return {
         "survived": sum(bool(run.survived) for run in runs),
         "runs": len(runs),
         "accuracy": percent(fmean(accuracy)) if accuracy else "",
+        "score": number(fmean(score)) if score else "",
         "kind": kind,
         "word": word,
         "margin": table.margins[objective].value == value,
@@ -167,6 +170,6 @@ def _line_json(runs: Sequence[tuple[RunFigures, MetricCurve]], points: int) -> d
 
 def _run_json(run: RunFigures) -> list[str]:
     """Return the row of a run: how it ended, accuracy before and after, its folder."""
-    cell, start, end = run.cell, percent(run.accuracy_start), percent(run.accuracy_end)
+    cell, start, end = run.cell, percent(run.accuracy_start), held_out_end([run])
     row = [cell.objective, f"{cell.axis} = {cell.value}", str(run.seed), run.end, f"{start} → {end}", f"{run.steps:,}"]
     return [truncated(text, 500) for text in [*row, run.folder]]

@@ -172,8 +172,9 @@ function compareSection(data) {
 
 // The final values of every objective: mean and standard deviation over its seeds.
 function compareTable(data) {
-  const columns = [["held-out accuracy", "eval/accuracy"], ["reward", "reward/mean"], ["entropy", "policy/entropy"],
-    ["silenced", "tokens/silenced_share"], ["clipped", "update/clip_share"], ["successful call", "conversation/called_share"]]
+  const columns = [["held-out accuracy", "eval/accuracy"], ["held-out score", "eval/score"], ["reward", "reward/mean"],
+    ["entropy", "policy/entropy"], ["silenced", "tokens/silenced_share"], ["clipped", "update/clip_share"],
+    ["successful call", "conversation/called_share"]]
     .filter(([, name]) => data.groups.some((group) => name in group.final_values));
   const cell = (group, name) => {
     if (!(name in group.final_values)) return "–";
@@ -184,7 +185,7 @@ function compareTable(data) {
   const rows = data.groups.map((group) => el("tr", {}, el("th", { scope: "row" }, group.label),
     el("td", {}, count(group.runs.length)), columns.map(([, name]) => el("td", {}, cell(group, name)))));
   return el("div", { class: "scroll" }, el("table", { class: "numbers" },
-    el("caption", {}, `Accuracy at the last evaluation; reward, entropy and calls: mean over ${data.end_window}; shares of tokens over the whole run.`),
+    el("caption", {}, `Accuracy and score at the last evaluation; reward, entropy and calls: mean over ${data.end_window}; shares of tokens over the whole run.`),
     el("thead", {}, el("tr", {}, ["objective", "runs", ...columns.map(([title]) => title)].map((t) => el("th", { scope: "col" }, t)))),
     el("tbody", {}, rows)));
 }

@@ -10,6 +10,7 @@ function survivalMap(axis, objectives) {
     title: one.seeds.map(visible).join("\n") },
   one.runs ? el("b", {}, `${one.survived}/${one.runs}`) : null,
   one.accuracy ? el("span", {}, `${one.accuracy} right`) : null,
+  one.score ? el("span", {}, `score ${one.score}`) : null,
   el("span", { class: "word" }, `${VERDICT_MARKS[one.kind]} ${one.word}`.trim()),
   one.margin ? el("span", { class: "margin-mark" }, "margin") : null);
   const rows = objectives.map((name, n) => el("tr", {}, el("th", { scope: "row" }, name), axis.cells[n].map(cell)));
