@@ -171,6 +171,9 @@ def test_a_run_whose_silencing_touched_almost_nothing_says_so_and_names_a_sweep(
     run = RunFolder(here / "a run")
     run.create(load("tiny.toml", [f"objective.tau_p={tau_p}"]))
     run.append_metrics({"step": 1, "tokens/silenced_share": silenced, "s2t/candidate_share": 0.0})
+    told = closing_summary(load(run.config), run, 1.0)
+    assert "S2T silenced almost nothing" in told and "replay" not in told, "nothing was recorded"
+    (run.path / "tokens").mkdir()
     text = closing_summary(load(run.config), run, 1.0)
     assert "S2T silenced almost nothing" in text and f"(it was {tau_p:g})" in text
     assert f"    trimtab replay '{here / 'a run'}' --sweep tau_p={sweep}" in text
@@ -182,6 +185,13 @@ def test_a_run_that_silences_enough_or_has_no_such_rule_is_not_told_so(here: Pat
     run.create(load("tiny.toml"))
     run.append_metrics({"step": 1, "tokens/silenced_share": 0.0, **metrics})
     assert "almost nothing" not in closing_summary(load(run.config), run, 1.0)
+
+
+def test_a_last_evaluation_as_good_as_the_best_leaves_no_better_step_to_go_back_to(here: Path) -> None:
+    same = summary_of(here / "a", [{"step": step, "eval/accuracy": 0.5} for step in range(5)])
+    assert "best step" not in same
+    worse = summary_of(here / "b", [{"step": step, "eval/accuracy": 0.5 - step / 100} for step in range(5)])
+    assert "best step   0, with a held-out score of 0.5" in worse
 
 
 def test_the_summary_of_a_short_run_that_ends_low_does_not_advise_to_go_on(here: Path) -> None:

@@ -63,6 +63,16 @@ def test_the_command_names_the_run(run: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert "sums, held-out (5)" in done.output
+    assert "suffix" not in done.output, "the prompts are those of the run"
+    refused = CliRunner().invoke(app, [*words, "--suffix", "Think."])
+    assert refused.exit_code == 2 and "--suffix is not added to the held-out problems" in refused.output
+
+
+def test_a_run_that_is_not_there_is_said_to_be_looked_up_as_a_model(tmp_path: Path) -> None:
+    words = ["eval", "runs/mistyped", "--out", str(tmp_path / "out"), "--data", str(tmp_path), "--quiet"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "MODEL = 'runs/mistyped' is no folder here: it is looked up on the Hugging Face hub" in done.output
 
 
 def test_another_model_is_compared_on_the_same_problems(run: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from helpers.insight.report_runs import Made, make_run
 from trimtab.insight.report.run_files import AlarmRecord, MetricCurve, RunFiles, read_run
 from trimtab.insight.report.summary_text import facts, summary, tiles, title_of
+from trimtab.record import Records
 
 
 def files(curves: dict[str, list[float]], alarms: list[AlarmRecord] | None = None, skipped: int = 0) -> RunFiles:
@@ -128,7 +130,8 @@ def test_shares_are_told_as_one_in_so_many() -> None:
 def test_silencing_that_touched_almost_nothing_is_told_with_the_sweep_to_try() -> None:
     curves = {"tokens/silenced_share": [0.0, 1e-6], "s2t/candidate_share": [0.0, 1e-6]}
     run = replace(files(curves), config={"objective": {"name": "stapo", "tau_p": 0.05}})
-    text = " ".join(summary(run))
+    assert "replay" not in " ".join(summary(run)), "nothing was recorded"
+    text = " ".join(summary(replace(run, records=cast(Records, object()))))
     assert "S2T silenced almost nothing (0.000050% of the tokens)" in text
     assert "`trimtab replay RUN --sweep tau_p=0.2,0.5`." in text
     other = replace(run, curves={**run.curves, "s2t/candidate_share": run.curves["tokens/silenced_share"]})

@@ -85,7 +85,7 @@ def test_the_doctor_lists_warm_starts_and_removes_them(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "1000"}).stdout
     whole = "".join(line[20:90].strip() for line in shown.splitlines())
     assert "warm starts" in shown and str(entry.parent) in whole, "a long path goes on in the next line"
-    assert entry.name in shown and "2.0 MB" in shown
+    assert entry.name in shown and "1, 2.0 MB in all" in shown
     removed = CliRunner().invoke(app, ["doctor", "--remove-warm-starts"])
     assert removed.stdout == "removed 1 warm starts, 2.0 MB\n"
     assert [path.name for path in entry.parent.iterdir()] == ["notes.txt"]

@@ -185,11 +185,11 @@ def _warm_starts() -> Finding:
     if not found:
         return Finding("warm starts", "no", "none in the cache")
     size = sum(each.size for each in found) / 1e6
-    names = ", ".join(each.path.name for each in reversed(found))
+    names = ", ".join(f"{each.path.name} {each.size / 1e6:,.1f} MB" for each in reversed(found))
     return Finding(
         "warm starts",
         "yes",
-        f"{size:,.1f} MB in {found[0].path.parent}, the last used first: {shorten(names, 100)}",
+        f"{len(found)}, {size:,.1f} MB in all, in {found[0].path.parent}, the last used first: " + shorten(names, 1000),
         "to remove them: trimtab doctor --remove-warm-starts",
     )
 

@@ -175,7 +175,10 @@ def closing_summary(
     trouble = [*_fall_lines(result, fall, config), *([f"Alarms that rang: {rang}."] if rang else [])]
     lines += ["", *(f"  {sentence}" for sentence in trouble)] if trouble else []
     silences = any(CANDIDATES in record for record in records)
-    said, sweep = silencing_advice(result.silenced, config.objective, str(folder.path)) if silences else ("", "")
+    said, sweep = "", ""
+    if silences:
+        run = str(folder.path) if (folder.path / "tokens").is_dir() else ""
+        said, sweep = silencing_advice(result.silenced, config.objective, run)
     lines += ["", f"  {said}", *([COMMAND_INDENT + sweep] if sweep else [])] if said else []
     following = _command_lines("what the alarms advise", ["alarms", str(folder.path)]) if rang else []
     following += _back_lines(config, folder, fall.step) if fall else []
@@ -218,13 +221,16 @@ def _back_lines(config: Config, folder: RunFolder, fall: int) -> list[str]:
 
 
 def silencing_advice(silenced: float | None, objective: Mapping[str, Any], run: str) -> tuple[str, str]:
-    """Say if S2T silenced almost nothing, and by which command to see what other thresholds would; else nothing."""
+    """Say if S2T silenced almost nothing, and by which command to see what other thresholds would; else nothing.
+
+    Without the name of a run, its tokens were not recorded, and there is no such command.
+    """
     tau_p = objective.get("tau_p")
     if silenced is None or silenced >= ALMOST_NOTHING or not isinstance(tau_p, int | float):
         return "", ""
     said = f"S2T silenced almost nothing ({percent(silenced)} of the tokens), so this was a run nearly without it."
     larger = [f"{value:g}" for value in SWEEP if value > tau_p]
-    if not larger:
+    if not larger or not run:
         return said, ""
     sweep = command("replay", run, "--sweep", f"tau_p={','.join(larger)}")
     return f"{said} What larger values of objective.tau_p (it was {tau_p:g}) would silence, this shows:", sweep
@@ -265,7 +271,10 @@ def _held_out_note(config: Config, result: RunSummary) -> str:
 def _best_lines(records: Sequence[Mapping[str, Any]], path: Path) -> list[str]:
     """Name the step with the best held-out score, and how to use its checkpoint if there is one."""
     best = best_evaluation(records)
-    if best is None or best.later == 0:  # the last one is the best
+    if best is None or best.later == 0:
+        return []
+    scores = [record.get("eval/score", record.get("eval/accuracy")) for record in records]
+    if [score for score in scores if score is not None][-1] == best.score:  # the last one is as good
         return []
     kept = any(saved.name == f"step-{best.step:08d}" for saved in run_checkpoints(path))
     use = f"{path}@{best.step}, as a model or for train --from" if kept else "not kept; run.keep_best = true keeps it"

@@ -19,6 +19,7 @@ from trimtab.evaluate.run import EvalResult, evaluate, grade_evaluation, trusted
 from trimtab.evaluate.settings import parse_benchmarks
 from trimtab.files import locked
 from trimtab.stop_signals import exit_code
+from trimtab.train import hub_note
 
 NOTHING_EVALUATED = 2  # the exit code
 
@@ -27,6 +28,9 @@ def evaluate_and_show(options: EvalOptions) -> int:
     """Evaluate, compare where `--against` is given, show and store the result; return the exit code."""
     console = make_console()
     progress = make_progress(console, options.quiet)
+    # A mistyped run looks like a model of the hub, whose evaluation may end for other reasons.
+    if options.connection is None and (note := hub_note(options.name, "MODEL")):
+        progress.message(note)
     options = with_benchmarks(options)
     options.folder.check()
     try:

@@ -60,6 +60,9 @@ def prepare(options: EvalOptions) -> tuple[EvalSettings, list[GenerationRequest]
     temperature, top_p = decoding(options.preset, options.temperature, options.top_p)
     benchmarks = parse_benchmarks(options.benchmarks)
     columns = parse_columns(options.columns or "")
+    held_out = all(name.startswith(HELD_OUT) for name in benchmarks)
+    if held_out and options.suffix:
+        raise ValueError("--suffix is not added to the held-out problems of a run: their prompts are those of the run")
     problems = {
         name: load_held_out(name, options.problems, options.own_code)
         if name.startswith(HELD_OUT)
@@ -79,7 +82,7 @@ def prepare(options: EvalOptions) -> tuple[EvalSettings, list[GenerationRequest]
         temperature=temperature,
         top_p=top_p,
         max_new_tokens=options.max_new_tokens or MAX_NEW_TOKENS,
-        suffix=options.prompt_suffix,
+        suffix="" if held_out else options.prompt_suffix,
         seed=options.seed,
         rule=rule,
         problems=options.problems,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from trimtab.conversation import CallFormat, Limits
 from trimtab.private_cache import short_digest
-from trimtab.tasks import BENCHMARKS, DEFAULT_BENCHMARKS, check_columns, find_benchmark
+from trimtab.tasks import BENCHMARKS, DEFAULT_BENCHMARKS, HELD_OUT, check_columns, find_benchmark
 from trimtab.text import nearest, shown
 
 
@@ -98,6 +98,7 @@ class EvalSettings:
         # By the values, not by the option: --temperature may have moved a preset's decoding away from it.
         preset = next((n for n, p in PRESETS.items() if (p.temperature, p.top_p) == (self.temperature, self.top_p)), "")
         where = f"{self.endpoint} (OpenAI-compatible)" if self.sampler == "endpoint" else self.device
+        held_out = all(name.startswith(HELD_OUT) for name in self.benchmarks)  # their prompts are those of the run
         lines = {
             "model": f"{self.model}, {where}"
             + ("" if self.sampler == "endpoint" else f", {self.precision}")
@@ -105,7 +106,7 @@ class EvalSettings:
             "benchmarks": counts + (f", first {self.problems} problems" if self.problems else ""),
             "decoding": f"temperature {self.temperature:g}, top-p {self.top_p:g}" + (f" ({preset})" if preset else ""),
             "response": f"at most {self.max_new_tokens:,} tokens",
-            "suffix": repr(self.suffix) if self.suffix else "none",
+            **({} if held_out else {"suffix": repr(self.suffix) if self.suffix else "none"}),
             **({"tools": self.tools.describe()} if self.tools else {}),
             "seed": str(self.seed),
             "rule": self.rule,

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from trimtab.train.alarm_actions import Alarm, AlarmHandler, Monitor
-from trimtab.train.build import build_policy, build_sampler, build_task, open_policy, read_inputs
+from trimtab.train.build import build_policy, build_sampler, build_task, hub_note, open_policy, read_inputs
 from trimtab.train.inputs import InputReader, input_changes
 from trimtab.train.loop import follow_run, train
 from trimtab.train.metrics import (
@@ -43,9 +43,9 @@ from trimtab.train.warm_start import check_problems, repeated_problems
 __all__ = [
     "METRICS", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "Alarm", "AlarmHandler", "GradedResponse", "InputReader",
     "Monitor", "Reporter", "Run", "RunFolder", "RunStoppedError", "SampleText", "SavedRun", "StopReason", "ToolUse",
-    "best_evaluation", "build_policy", "build_sampler", "build_task", "build_tool_use", "build_tools",
-    "check_problems", "check_prompts", "config_changes", "describe_metric", "encode_problems", "export_model",
-    "follow_run", "input_changes", "list_warm_starts", "load_run", "longest_prompt", "observed_entropy", "open_policy",
+    "best_evaluation", "build_policy", "build_sampler", "build_task", "build_tool_use", "build_tools", "check_problems",
+    "check_prompts", "config_changes", "describe_metric", "encode_problems", "export_model", "follow_run", "hub_note",
+    "input_changes", "list_warm_starts", "load_run", "longest_prompt", "observed_entropy", "open_policy",
     "prompt_lengths", "read_inputs", "remove_warm_starts", "repeated_problems", "resolved_toml", "some_problems",
     "time_words", "token_signals", "tokenizer_vocabulary", "train", "versions",
 ]  # fmt: skip

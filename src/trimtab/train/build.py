@@ -109,14 +109,13 @@ def open_policy(
     return open_policy(base, chat=chat and config.model.chat, prepare=restore, chain=chain + 1, **options)
 
 
-def hub_note(config: Config) -> str:
-    """Return that the model is looked up on the hub; nothing for a folder, a run or a built-in model."""
-    path = config.model.path
+def hub_note(path: str, key: str = "model.path") -> str:
+    """Return that a model is looked up on the hub; nothing for a folder, a run or a built-in model."""
     here = path in (*DEMO_MODELS, "smollm2") or os.path.isdir(path) or find_run_model(path) is not None
     return (
         ""
         if here or not is_hub_model(path)
-        else (f"model.path = {path!r} is no folder here: it is looked up on the Hugging Face hub")
+        else (f"{key} = {path!r} is no folder here: it is looked up on the Hugging Face hub")
     )
 
 

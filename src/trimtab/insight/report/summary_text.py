@@ -181,7 +181,7 @@ def _tokens(run: RunFiles) -> Iterator[str]:
     if clauses:
         yield f"Of the tokens, {', '.join(clauses)}."
     if "s2t/candidate_share" in run.curves:
-        said, sweep = silencing_advice(shares.get("silenced"), run.objective, "RUN")
+        said, sweep = silencing_advice(shares.get("silenced"), run.objective, "RUN" if run.records is not None else "")
         yield from ([f"{said} `{sweep}`." if sweep else said] if said else [])
 
 
