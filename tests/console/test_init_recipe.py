@@ -73,6 +73,14 @@ def test_columns_are_found_by_their_names(row: dict[str, Any], columns: tuple[st
     assert (found["prompt"], found["answer"]) == columns
 
 
+@pytest.mark.parametrize(("problems", "sizes"), [(1, (1, 1)), (3, (2, 2)), (63, (62, 2)), (65, (64, 2))])
+def test_any_number_of_problems_gives_a_recipe_that_can_be_trained(problems: int, sizes: tuple[int, int]) -> None:
+    config = recipe_of(write(*({"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(problems))))
+    assert (config.rollout.prompts, config.update.per_step) == sizes
+    done = CliRunner().invoke(app, ["train", "mine.toml", "--dry-run"])
+    assert done.exit_code == 0, done.output
+
+
 def test_columns_that_are_not_found_are_asked_for() -> None:
     data = write({"frage": "1+1?", "antwort": {"wert": 2}})
     done = init(data)

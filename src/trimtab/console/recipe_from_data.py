@@ -137,8 +137,9 @@ def _fit_to_prompts(table: dict[str, Any], problems: Task, print_line: PrintLine
     """Take fewer prompts per step than there are problems, and room for the longest of them."""
     longest = max(sum(len(m["content"]) for m in problems[n].prompt) for n in range(len(problems)))
     print_line(f"problems   {len(problems):,}, the longest of {longest:,} characters")
-    table["rollout"]["prompts"] = min(64, len(problems))
-    table["update"]["per_step"] = min(2, len(problems))
+    updates = min(2, len(problems))
+    table["update"]["per_step"] = updates
+    table["rollout"]["prompts"] = min(64, len(problems) // updates * updates)  # as many in each update
     # Two characters per token is less than English or code has, and --dry-run cannot count tokens without a tokenizer.
     if longest // 2 > DEFAULT_PROMPT_TOKENS:
         table["rollout"]["max_prompt_tokens"] = 1 << (longest // 2 - 1).bit_length()
