@@ -54,6 +54,16 @@ def test_a_run_from_python_has_the_numbers_and_the_output_of_the_command(
     assert "step 2/2  reward " in shown
 
 
+def test_the_threads_of_the_caller_are_as_before(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        tt.train("addition", {**SHORT, "run.steps": 1, "run.threads": 1}, out=tmp_path / "run", quiet=True)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_run_can_be_read(finished: tt.SavedRun) -> None:
     run = tt.load_run(str(finished.path))
     assert (run.state, run.step, run.config.run.steps) == ("finished", 2, 2)

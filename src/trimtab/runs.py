@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trimtab.config import load
 from trimtab.console import INVALID, STOPPED, TrainRequest, hide_progress_bars, slug, train_in_folder
 from trimtab.insight.alarms import alarm_monitor
@@ -46,15 +48,19 @@ def train(
     hide_progress_bars()
     # A notebook shows the two streams out of order, so all lines of a run go to one of them.
     warn = _print_error if quiet else _print_line
-    ended = train_in_folder(
-        request,
-        World(),
-        quiet=quiet,
-        print_line=_print_warning if quiet else _print_line,
-        print_error=warn,
-        monitor=alarm_monitor(request.config, warn),
-        write_report=lambda run: try_report([run], warn),
-    )
+    threads = torch.get_num_threads()
+    try:
+        ended = train_in_folder(
+            request,
+            World(),
+            quiet=quiet,
+            print_line=_print_warning if quiet else _print_line,
+            print_error=warn,
+            monitor=alarm_monitor(request.config, warn),
+            write_report=lambda run: try_report([run], warn),
+        )
+    finally:
+        torch.set_num_threads(threads)  # a small model trains on one; what comes next may be large
     if ended.code == INVALID:
         raise ValueError(ended.error)
     if ended.code not in (0, STOPPED):
