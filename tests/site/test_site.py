@@ -42,6 +42,15 @@ def test_every_page_names_the_version_and_leads_to_the_changelog(site: Path) -> 
     assert "STAPO" in (site / "changelog.html").read_text()
 
 
+def test_what_a_newcomer_needs_stands_first() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    start, guides = (navigation.partition(f"- {tab}:\n")[2].partition("\n  - ")[0] for tab in ("Start", "Guides"))
+    assert [line.strip(" -") for line in start.splitlines()[:3]] == ["index.md", "install.md", "start.md"]
+    assert guides.splitlines()[0].strip() == "- Which method: choosing.md"
+    for page in ("troubleshooting.md", "coming-from.md", "first-settings.md", "logging.md"):
+        assert page in guides
+
+
 def test_the_repository_is_linked_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_REPOSITORY", "someone/trimtab")
     config = site_hooks.on_config(SimpleNamespace())

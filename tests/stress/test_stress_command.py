@@ -111,6 +111,8 @@ def test_every_objective_is_trained_under_every_stress(stressed: tuple[Path, lis
         assert not (out / name / "report.html").exists()
     rates = [load(out / name / "config.toml").update.lr for name in names]
     assert rates == [1e-4, 1e-4, 1e-2, 1e-2]
+    logs = [(out / "logs" / f"{name}.log").read_text() for name in names]
+    assert ["warm start 2/2" in log for log in logs] == [True, False, False, False], "all share the first one's"
 
 
 def test_the_files_have_every_runs_figures_and_the_command(
