@@ -36,6 +36,7 @@ def test_states_and_differences_of_runs_newest_first(tmp_path: Path) -> None:
     make(tmp_path / "running", 1)
     make(tmp_path / "collapsed", 5, steps=30, model=True)
     make(tmp_path / "finished", 6, "run.steps=8", steps=8, model=True)
+    make(tmp_path / "fell", 7, "run.steps=15", steps=15, model=True)
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged/config.toml").write_text("[")
     with locked(tmp_path / "running"):
@@ -50,12 +51,13 @@ def test_states_and_differences_of_runs_newest_first(tmp_path: Path) -> None:
         ["compare/grpo-seed1", "stopped at step 9 of 30"],
         ["collapsed", "collapsed at step 10 of 30"],
         ["finished", "finished 8 steps"],
+        ["fell", "finished 15 steps, and ended below half of its best"],
     ]
     below = {line.split()[0]: after.strip() for line, after in pairwise(lines) if after.startswith("    ")}
     assert below["failed"] == "update.lr=0.01"
     assert below["finished"] == "run.steps=8"
     assert below["compare/grpo-seed1"].startswith("objective.name=grpo")
-    assert set(below) == {"failed", "finished", "compare/grpo-seed1"}
+    assert set(below) == {"failed", "finished", "fell", "compare/grpo-seed1"}
 
 
 def test_of_two_runs_both_values_are_shown(tmp_path: Path) -> None:

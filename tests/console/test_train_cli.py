@@ -173,6 +173,9 @@ def test_a_run_whose_silencing_touched_almost_nothing_says_so_and_names_a_sweep(
     run.append_metrics({"step": 1, "tokens/silenced_share": silenced, "s2t/candidate_share": 0.0})
     told = closing_summary(load(run.config), run, 1.0)
     assert "S2T silenced almost nothing" in told and "replay" not in told, "nothing was recorded"
+    run.append_metrics({"step": 2, "tokens/silenced_share": silenced, "groups/mixed_share": 0.0})
+    assert "S2T silenced" not in closing_summary(load(run.config), run, 1.0), "there was nothing to learn from"
+    run.append_metrics({"step": 3, "tokens/silenced_share": silenced, "groups/mixed_share": 0.5})
     (run.path / "tokens").mkdir()
     text = closing_summary(load(run.config), run, 1.0)
     assert "S2T silenced almost nothing" in text and f"(it was {tau_p:g})" in text
@@ -185,6 +188,22 @@ def test_a_run_that_silences_enough_or_has_no_such_rule_is_not_told_so(here: Pat
     run.create(load("tiny.toml"))
     run.append_metrics({"step": 1, "tokens/silenced_share": 0.0, **metrics})
     assert "almost nothing" not in closing_summary(load(run.config), run, 1.0)
+
+
+def test_a_run_without_anything_to_learn_from_says_so_and_advises_no_more_of_it(here: Path) -> None:
+    idle = [{"step": step, "groups/mixed_share": 0.0} for step in range(1, 6)]
+    text = summary_of(here / "a", [{"step": 0}, *idle])
+    assert "Rewards never differed within a group, so there was nothing to learn from." in text
+    assert "for longer" not in text
+    text = summary_of(here / "b", [{"step": 0}, *idle[:-1], idle[-1] | {"groups/mixed_share": 0.1}])
+    assert "nothing to learn from" not in text and "for longer" in text
+
+
+def test_more_steps_are_not_advised_after_a_loss_that_is_no_chance(here: Path) -> None:
+    accuracy = [{"step": step, "eval/accuracy": 0.9 - step / 20, "eval/problems": 500} for step in range(6)]
+    text = summary_of(here / "a", accuracy)
+    assert "Held-out accuracy fell (-25.0 points" in text and "try a lower update.lr" in text
+    assert "for longer" not in text
 
 
 def test_a_last_evaluation_as_good_as_the_best_leaves_no_better_step_to_go_back_to(here: Path) -> None:

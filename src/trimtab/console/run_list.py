@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trimtab.collapse import find_fall
 from trimtab.text import printable, shorten, shown
 from trimtab.train import SavedRun, load_run
 
@@ -58,7 +59,8 @@ def _state(run: SavedRun) -> str:
     except (ValueError, OSError) as error:
         return shorten(printable(f"unreadable: {error}".replace("\n", " ")), 40)
     if state == "finished":
-        return f"finished {last} steps"
+        low = find_fall(run.metrics) is not None
+        return f"finished {last} steps{', and ended below half of its best' * low}"
     if state == "collapsed" and (collapse := run.collapse) is not None:
         return f"collapsed at step {collapse.step} of {last}"
     return f"{state} {'after' if state == 'failed' else 'at'} step {run.step} of {last}"

@@ -172,28 +172,50 @@ def closing_summary(
     lines += _best_lines(records, folder.path)
     fall = find_fall(records)
     rang = _alarms(folder)
-    trouble = [*_fall_lines(result, fall, config), *([f"Alarms that rang: {rang}."] if rang else [])]
+    change = None if fall else _held_out_change(result, config)
+    idle = nothing_to_learn(records)
+    trouble = [*_fall_lines(fall, change, config), idle, f"Alarms that rang: {rang}." if rang else ""]
+    trouble = [sentence for sentence in trouble if sentence]
     lines += ["", *(f"  {sentence}" for sentence in trouble)] if trouble else []
-    silences = any(CANDIDATES in record for record in records)
+    # Of responses that taught nothing, no other threshold would have silenced more.
+    silences = not idle and any(CANDIDATES in record for record in records)
     said, sweep = "", ""
     if silences:
         run = str(folder.path) if (folder.path / "tokens").is_dir() else ""
         said, sweep = silencing_advice(result.silenced, config.objective, run)
     lines += ["", f"  {said}", *([COMMAND_INDENT + sweep] if sweep else [])] if said else []
+    longer = not (fall or idle or (change is not None and change.high < 0))
     following = _command_lines("what the alarms advise", ["alarms", str(folder.path)]) if rang else []
     following += _back_lines(config, folder, fall.step) if fall else []
-    following += _next_lines(config, folder, finished, processes, result.steps, longer=not fall)
+    following += _next_lines(config, folder, finished, processes, result.steps, longer=longer)
     return "\n".join([*lines, "", "Next:", *following])
 
 
-def _fall_lines(result: RunSummary, fall: Collapse | None, config: Config) -> list[str]:
+def _held_out_change(result: RunSummary, config: Config) -> AccuracyChange | None:
+    """Return how the held-out accuracy changed; None without two evaluations."""
+    first, last = result.accuracy_start, result.accuracy_end
+    if first is None or last is None:
+        return None
+    return accuracy_change(first, last, result.problems or config.run.eval_problems)
+
+
+def nothing_to_learn(records: Sequence[Mapping[str, Any]]) -> str:
+    """Say that rewards never differed within a group, and what to do; nothing if they did."""
+    mixed = [record["groups/mixed_share"] for record in records if "groups/mixed_share" in record]
+    if not mixed or max(mixed) > 0:
+        return ""
+    return (
+        "Rewards never differed within a group, so there was nothing to learn from. If all answers are wrong: easier "
+        "problems, a warm start, more rollout.samples, or another rule; if all are right: harder problems."
+    )
+
+
+def _fall_lines(fall: Collapse | None, change: AccuracyChange | None, config: Config) -> list[str]:
     """Say that a run collapsed, or that its held-out accuracy is lower than before it."""
     if fall is not None:
         return [f"The run {fall.words}."]
-    first, last = result.accuracy_start, result.accuracy_end
-    if first is None or last is None or last >= first:
+    if change is None or change.difference >= 0:
         return []
-    change = accuracy_change(first, last, result.problems or config.run.eval_problems)
     if not change.certain:
         return [f"Held-out accuracy fell by no more than chance may ({change.words})."]
     return [f"Held-out accuracy fell ({change.words}): try a lower update.lr (it was {config.update.lr:g})."]
