@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from helpers.conversation.tokenizers_of_models import CHATML, converse, hermes, small_tokenizer
+from helpers.hostile.model_folders import base_model
+from trimtab.cli import app
 from trimtab.conversation import CALL_FORMATS, ENDED, OUTCOMES, ReplyTemplate, ToolSet
 from trimtab.tasks import Problem, user, worked_solutions
 
@@ -74,3 +78,42 @@ def test_the_tables_are_complete() -> None:
         assert f"| `{name}` | {sentence} |" in PAGE
     for call_format in CALL_FORMATS:
         assert f"| `{call_format}` |" in PAGE
+
+
+def train(recipe: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) -> list[dict[str, float]]:
+    """Train a tiny model for two steps with a recipe of the page, and return the metrics of the steps."""
+    monkeypatch.chdir(folder)
+    base_model(folder / "model")
+    more = '[objective]\nname = "grpo"\n[model]\npath = "model"\n'
+    (folder / "mine.toml").write_text(f"{recipe}\n{more}")
+    short = ["run.steps=2", "run.eval_every=0", "rollout.prompts=2", "rollout.samples=2", "rollout.max_new_tokens=12"]
+    short += ["rollout.max_prompt_tokens=4096", "rollout.max_observation_tokens=16", "run.device=cpu", *settings]
+    words = [word for setting in short for word in ("--set", setting)]
+    done = CliRunner().invoke(app, ["train", "mine.toml", "--out", "run", *words])
+    assert done.exit_code == 0, done.output
+    return [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.usefixtures("files")
+def test_the_recipe_of_the_page_trains_with_its_tool_and_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0]
+    rows = [{"prompt": "Find my number.", "reward_model": {"ground_truth": str(n)}} for n in (7, 42)]
+    (tmp_path / "game.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    steps = train(f'{recipe}name = "file"\npath = "game.jsonl"\n', tmp_path, monkeypatch)
+    assert [step["step"] for step in steps] == [1, 2]
+    assert all({"tools/calls", "conversation/called_share"} <= step.keys() for step in steps)
+
+
+@pytest.mark.usefixtures("files")
+def test_the_warm_start_of_the_page_trains_on_its_worked_solution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[1]
+    (line,) = re.findall(r"<!-- file: worked.jsonl -->\n```json\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "worked.jsonl").write_text(line)
+    (tmp_path / "sums.jsonl").write_text(json.dumps({"prompt": "12*34=", "reward_model": {"ground_truth": "408"}}))
+    task = '[task]\nname = "file"\npath = "sums.jsonl"\n'
+    steps = train(f"{recipe}{task}", tmp_path, monkeypatch, "warm_start.steps=2", "warm_start.batch_size=2")
+    assert steps[-1]["step"] == 2 and (tmp_path / "run/model").is_dir()
