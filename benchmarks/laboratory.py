@@ -67,6 +67,7 @@ class Part:
     variants: tuple[str, ...] = ("",)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     save_model: Callable[[Path], Path] | None = None  # where the recipe names no model
+    device: str = "cpu"
 
     def runs(self, folder: Path) -> Iterator[CompareRun]:
         """Yield the runs, the main objectives first and seed by seed, so that a part of them is paired too."""
@@ -76,7 +77,7 @@ class Part:
             for seed in seeds:
                 for variant in self.variants:
                     for objective in objectives:
-                        settings = (*STUDY, *path, *self.settings, *variant.split())
+                        settings = (*STUDY, f"run.device={self.device}", *path, *self.settings, *variant.split())
                         yield plan_run(folder, self.recipe, objective, seed, settings, variant)
 
 
@@ -102,6 +103,18 @@ PARTS = {
             "dapo(clip_high=0.5)", "dapo + entropy_bonus(coef=0.01)",
         ),
         seeds=(0, 1, 2),
+    ),
+    "smollm2": Part(  # on a GPU; problems of two to four numbers, so that there is more to learn after the first kind
+        "SmolLM2-135M from nothing, with dynamic sampling",
+        "smollm2-zero",
+        ("dapo", "dapo + trim", "stare(boost=critical)"),
+        (
+            "update.old_stats=scored", "update.shared_prompts=false", "rollout.dynamic_sampling=true",
+            "task.min_terms=2", "task.terms=4", "rollout.prompts=32", "update.token_budget=8192", "run.steps=80",
+            "run.eval_every=10", "update.measure_every=10",
+        ),
+        seeds=(0, 1, 2),
+        device="cuda",
     ),
     "baselines": Part(
         "DAPO with a lower learning rate, and with dynamic sampling",
@@ -162,6 +175,7 @@ def figures(run: CompareRun, outcome: RunOutcome) -> dict[str, Any]:
         **({"variant": run.variant} if run.variant else {}),
         "state": outcome.state,
         "steps": len(steps),
+        "torch": torch.__version__,
         "seconds": round(sum(record["time/rollout"] + record["time/update"] for record in steps), 1),
         "collapse": None if collapse is None else collapse.step,
         **sampled_accuracy(run),
@@ -210,7 +224,7 @@ def save(part: Part, out: Path, runs: Mapping[str, dict[str, Any]]) -> None:
     """Write the result, one line per run."""
     command = f"python benchmarks/laboratory.py {out.stem.removeprefix('laboratory-')} --folder RUNS"
     made = {"command": command, "recipe": part.recipe, "settings": part.settings}
-    head = json.dumps(about(part.what) | made, indent=1)
+    head = json.dumps(about(part.what, torch.device(part.device)) | made, indent=1)
     lines = [f"  {json.dumps(name)}: {json.dumps(run)}" for name, run in sorted(runs.items())]
     text = head.removesuffix("\n}") + ',\n "runs": {\n' + ",\n".join(lines) + "\n }\n}\n"
     write_atomically(out, text)
