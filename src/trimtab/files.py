@@ -72,11 +72,10 @@ def require_empty(folder: Path, besides: Iterable[str] = (), option: str = "--ou
         _refuse(folder, [name for name in found if name not in besides], option)
 
 
-def mark_folder(folder: Path, command: str, *, ours: bool = False) -> None:
-    """Mark a folder as made by a command; one that is neither marked, empty nor `ours` is an error."""
-    if not ours and not (folder / MARKER).exists():
-        require_empty(folder)
+def mark_folder(folder: Path, command: str, runs: Iterable[str] = ()) -> None:
+    """Mark a folder as made by a command; one that is not marked may hold these runs and nothing else."""
     if not (folder / MARKER).exists():
+        require_empty(folder, set(runs))
         write_atomically(folder / MARKER, f"made by trimtab {command}\n")
 
 
@@ -141,6 +140,16 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
     path.rename(gone)
     shutil.rmtree(gone)
+
+
+def remove_files(folder: Path, names: Iterable[str]) -> None:
+    """Remove a folder that holds nothing but these files; of one that holds others too, remove only these."""
+    known = set(names)
+    if {path.name for path in folder.iterdir()} <= known:
+        remove_folder(folder)
+        return
+    for name in known:
+        (folder / name).unlink(missing_ok=True)
 
 
 def remove_unfinished(folder: Path, name: str = "") -> None:

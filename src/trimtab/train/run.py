@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -427,7 +426,7 @@ class Run:
         # Others may be of steps after the one that the run was resumed from, which count no more.
         for path in list_checkpoints(self.folder.best):
             if path.name != f"step-{step:08d}":
-                shutil.rmtree(path, ignore_errors=True)
+                checkpoints.remove(path)
 
     def _check_grading_time(self, metrics: dict[str, float]) -> None:
         """Give advice once if grading takes most of the time."""
