@@ -55,6 +55,32 @@ def test_a_chain_that_makes_a_text_long_is_refused(kind: str) -> None:
         check_growth(HOSTILE[kind])
 
 
+def with_token(token: str, kind: str) -> dict[str, Any]:
+    vocabulary: Any = {"a": 0, token: 1} if kind == "BPE" else [["a", 0.0], [token, 0.0]]
+    added = [{"content": token}] if kind == "added" else []
+    return {"model": {"vocab": {} if kind == "added" else vocabulary}, "added_tokens": added}
+
+
+@pytest.mark.parametrize("kind", ["BPE", "Unigram", "added"])
+def test_a_token_of_thousands_of_characters_is_refused(kind: str) -> None:
+    check_growth(with_token(" " * 512, kind))
+    with pytest.raises(ValueError, match=r"a token of tokenizer\.json has 1,000,000 characters"):
+        check_growth(with_token("x" * 1_000_000, kind))
+
+
+@pytest.mark.parametrize("parts", [{"single": [{"Sequence": {"id": "A"}}] * 1000}, {"pair": [{}] * 1000}])
+def test_a_template_that_repeats_the_text_is_refused(parts: dict[str, Any]) -> None:
+    processor = {"type": "TemplateProcessing", "single": [], "pair": [], **parts}
+    for described_as in (processor, {"type": "Sequence", "processors": [processor]}):
+        with pytest.raises(ValueError, match=r"the post_processor of tokenizer\.json has more than 100 parts"):
+            check_growth({"post_processor": described_as})
+
+
+@pytest.mark.parametrize("description", [None, [], {"model": 1}, {"added_tokens": 2, "post_processor": []}])
+def test_what_describes_no_tokenizer_is_left_to_its_reader(description: Any) -> None:
+    check_growth(description)
+
+
 LLAMA = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
 USUAL = {
     "Llama": described(
