@@ -38,11 +38,16 @@ def errors_with_path(path: Path) -> Iterator[None]:
         raise
 
 
-def write_atomically(path: Path, data: str | bytes | memoryview | Iterable[str]) -> None:
-    """Write a file so that a reader finds all of the data or what was there before, even after a power cut."""
+def write_atomically(path: Path, data: str | bytes | memoryview | Iterable[str], *, named: bool = False) -> None:
+    """Write a file so that a reader finds all of the data or what was there before, even after a power cut.
+
+    A pipe or a device is written to only if the user has `named` it, as /dev/stdout: elsewhere it would block for ever.
+    """
     pieces = [data] if isinstance(data, str | bytes | memoryview) else data
     encoded = (piece.encode() if isinstance(piece, str) else piece for piece in pieces)
-    if path.exists() and not path.is_file():  # a pipe or a device, such as /dev/stdout, which a rename would replace
+    if path.exists() and not path.is_file():  # a rename would replace it
+        if not named:
+            raise FileExistsError(errno.EEXIST, "it is not a regular file: remove it", str(path))
         with errors_with_path(path), path.open("wb") as file:
             file.writelines(encoded)
         return
