@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -176,7 +177,8 @@ def trusted_rule(folder: EvalFolder, rule: str) -> str:
     """Return the rule that a folder names, or raise where it names a Python function."""
     # A folder may come from somebody else, and must not choose what code runs here.
     if rule.startswith("python:"):
-        raise ValueError(f"{folder.path} was graded by {rule[:100]!r}, code of its own: to run it, pass --rule {rule}")
+        option = shlex.join(["--rule", rule])
+        raise ValueError(f"{folder.path} was graded by {rule[:100]!r}, code of its own: to run it, pass {option}")
     return rule
 
 

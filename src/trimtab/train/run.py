@@ -141,7 +141,7 @@ class Run:
             lines = "".join(f"\n  {line}" for line in changes)
             raise ValueError(
                 f"{self.folder.path} was run with other inputs:{lines}\nPut them back as they were, or start a new run "
-                f"with them: trimtab train {self.folder.config} --out FOLDER"
+                "with them: " + command("train", self.folder.config, "--out", "FOLDER")
             )
         if inputs.keys() - before.keys() or not self.folder.inputs.exists():
             write_inputs(self.folder.path, {**inputs, **before})

@@ -174,7 +174,7 @@ class RunFolder:
         # A run that was killed at its start has left its recipe, and nothing else.
         require_empty(self.path, [self.config.name])
         if self.config.read_text(encoding="utf-8") != resolved_toml(load(self.config)):
-            again = f"trimtab train {self.config} --out FOLDER"
+            again = command("train", self.config, "--out", "FOLDER")
             raise ValueError(f"{self.path} holds a recipe, but no run to resume. To train it: {again}")
 
     def rewrite_config(self, config: Config) -> None:
