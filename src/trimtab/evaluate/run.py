@@ -31,7 +31,7 @@ from trimtab.rewards import Verdict
 from trimtab.rollout import require_vllm
 from trimtab.stop_signals import check_interrupted
 from trimtab.tasks import HELD_OUT, BenchmarkProblem, find_benchmark, load_benchmark
-from trimtab.text import nearest
+from trimtab.text import nearest, one_line
 from trimtab.train import ToolUse
 
 
@@ -188,7 +188,7 @@ def _grade(folder: EvalFolder, count: int, rule: str, log: MessageLog) -> tuple[
     log(f"grading {count:,} responses by the rule {rule}")
     problems = folder.problems()
     rejected = [item.location for item in grading.rejected_truths(problems, rule)]
-    for location in rejected[:5]:
+    for location in map(one_line, rejected[:5]):
         log(f"warning: {location}: the rule {rule} rejects the answer itself; no response to it can be correct")
     if len(rejected) > 5:
         log(f"warning: and {len(rejected) - 5} more such answers, listed in result.json")
