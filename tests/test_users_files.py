@@ -145,6 +145,21 @@ def test_what_a_stress_test_removes_is_a_runs_own(finished: Path, tmp_path: Path
     assert not any((run / name).exists() for name in ("best", "checkpoints", "model"))
 
 
+@pytest.mark.parametrize("place", ["metrics.jsonl", "tokens/step-00000001/notes", "model/weights", "data/rows.jsonl"])
+def test_a_folder_with_a_recipe_is_not_resumed_as_if_it_were_a_run(place: str, tmp_path: Path) -> None:
+    put(tmp_path / "mine" / "config.toml", "[run]\nsteps = 3\n")
+    put(tmp_path / "mine" / place)
+    before = everything(tmp_path)
+    code, output = trimtab("train", "--resume", tmp_path / "mine", "--quiet")
+    assert (code, everything(tmp_path)) == (2, before), output
+
+
+def test_a_recipe_alone_is_not_resumed(tmp_path: Path) -> None:
+    put(tmp_path / "my recipes" / "config.toml", "[run]\nsteps = 3\n")
+    code, output = trimtab("train", "--resume", tmp_path / "my recipes", "--quiet")
+    assert code == 2 and "config.toml' --out FOLDER" in " ".join(output.split()), output
+
+
 @pytest.mark.parametrize("place", ["compare.md", "compare.json", "report.html", "logs/grpo-seed0.log"])
 def test_a_comparison_with_a_run_of_the_users_own_replaces_nothing_beside_it(place: str, tmp_path: Path) -> None:
     settings = [f"--set={key}={value}" for key, value in ONE_STEP.items()]
