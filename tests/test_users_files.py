@@ -175,7 +175,7 @@ def test_a_comparison_with_a_run_of_the_users_own_replaces_nothing_beside_it(pla
     assert everything(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["tokens", "checkpoints", "alarms", "best"])
+@pytest.mark.parametrize("name", ["tokens", "checkpoints", "alarms", "best", "reference", "model"])
 def test_a_run_is_not_resumed_through_a_link_to_another_folder(name: str, finished: Path, tmp_path: Path) -> None:
     """It would remove the later steps and older checkpoints there."""
     run, other = tmp_path / "run", tmp_path / "other"
@@ -188,6 +188,21 @@ def test_a_run_is_not_resumed_through_a_link_to_another_folder(name: str, finish
     assert code == 2, output
     assert f"{name} is a link" in " ".join(output.replace("│", "").split())
     assert everything(other) == before
+
+
+@pytest.mark.parametrize("name", ["rule_output.txt", "metrics.jsonl", "alarms.jsonl", "rule_errors.jsonl"])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_run_is_not_resumed_through_a_link_to_a_file(name: str, there: bool, finished: Path, tmp_path: Path) -> None:
+    """What rules print may be the words of a model: they do not go into a file of the user's."""
+    run, other = tmp_path / "run", tmp_path / "profile"
+    shutil.copytree(finished, run)
+    if there:
+        put(other)
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(other)
+    code, output = resume(run, 3)
+    assert code == 2 and f"{name} is a link" in " ".join(output.split()), output
+    assert other.exists() is there and (not there or other.read_text() == "of the user")
 
 
 def test_a_file_beside_the_trained_model_is_not_replaced_with_it(finished: Path, tmp_path: Path) -> None:

@@ -148,9 +148,13 @@ class RunFolder:
         if not self.config.exists():
             raise ValueError(f"{self.path} holds no run to resume")
         # A resumed run removes later steps and older checkpoints: never those of the folder that a link leads to.
-        for folder in (self.path / RECORDS_FOLDER, self.checkpoints, self.alarm_checkpoints, self.best):
+        records = self.path / RECORDS_FOLDER
+        for folder in (records, self.checkpoints, self.alarm_checkpoints, self.best, self.reference, self.model):
             if folder.is_symlink():
                 raise ValueError(f"{folder} is a link, and a run removes files there: put the folder in its place")
+        for file in (self.rule_output, *self.json_lines):
+            if file.is_symlink():
+                raise ValueError(f"{file} is a link, and a run writes there: put the file in its place")
         changes = config_changes(load(self.config), config)
         if changes:
             lines = "".join(f"\n  {line}" for line in changes)
