@@ -128,8 +128,8 @@ def new_folder(final: Path, *, durable: bool = False, tidy: bool = True) -> Iter
 
 def _refuse_others(final: Path, temporary: Path) -> None:
     """Raise if a folder that is to be replaced has a file that the new one has not: somebody has put it there."""
-    if not final.is_dir():
-        return
+    if not final.is_dir():  # also a pipe, which would block
+        raise FileExistsError(errno.EEXIST, "it is not a folder: move it away", str(final))
     others = sorted({path.name for path in final.iterdir()} - {path.name for path in temporary.iterdir()})
     if others:
         message = (
