@@ -145,3 +145,16 @@ def test_a_model_with_such_a_tokenizer_is_not_loaded(tmp_path: Path) -> None:
     file.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"cannot be loaded: the normalizer of tokenizer\.json may make a text"):
         load_policy(str(tmp_path), device="cpu")
+
+
+def test_a_token_that_another_file_adds_is_measured_too(tmp_path: Path) -> None:
+    demo_model(0).save_pretrained(tmp_path)
+    demo_tokenizer().save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    added = {"content": "<" + "x" * 100_000 + ">", "special": True, "lstrip": False, "rstrip": False}
+    content = json.loads(file.read_text())
+    content["added_tokens_decoder"] = {"9": added | {"normalized": False, "single_word": False}}
+    content["extra_special_tokens"] = [added["content"]]
+    file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"a token of the tokenizer has 100,002 characters"):
+        load_policy(str(tmp_path), device="cpu")

@@ -6,7 +6,7 @@ A bound is computed from the description, before the tokenizer is built: that al
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 MAX_GROWTH = 200.0  # bytes for a byte of text; Qwen's tokenizers have 11
@@ -44,15 +44,20 @@ def check_growth(description: Any) -> None:
             )
 
 
+def check_lengths(tokens: Iterable[Any], file: str) -> None:
+    """Raise ValueError for a token of very many characters."""
+    longest = max((len(token) for token in tokens if isinstance(token, str)), default=0)
+    if longest > LONGEST_TOKEN:
+        raise ValueError(f"a token of {file} has {longest:,} characters, which no token needs")
+
+
 def _check_tokens(description: Mapping[str, Any]) -> None:
     """Raise ValueError for a token of very many characters, or a template that repeats the text again and again."""
     model = description.get("model")
     vocabulary = model.get("vocab") if isinstance(model, Mapping) else None  # a table, or pairs of token and score
     tokens = [pair[0] for pair in vocabulary if pair] if isinstance(vocabulary, list) else list(vocabulary or ())
     tokens += [each.get("content") for each in _list(description, "added_tokens")]
-    longest = max((len(token) for token in tokens if isinstance(token, str)), default=0)
-    if longest > LONGEST_TOKEN:
-        raise ValueError(f"a token of tokenizer.json has {longest:,} characters, which no token needs")
+    check_lengths(tokens, "tokenizer.json")
     for step in _steps(description.get("post_processor")):
         if max(len(_list(step, "single")), len(_list(step, "pair"))) > LONGEST_TEMPLATE:
             raise ValueError(f"the post_processor of tokenizer.json has more than {LONGEST_TEMPLATE} parts")
