@@ -23,7 +23,7 @@ from pathlib import Path
 
 IMPORTS = {
     "vllm": (
-        "vllm.entrypoints.llm", "vllm.entrypoints.openai.api_server", "vllm.model_executor.models.llama",
+        "vllm.entrypoints.llm", "vllm.entrypoints.*", "vllm.model_executor.models.llama",
         "vllm.model_executor.models.qwen3", "vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor",
         "vllm.v1.worker.gpu_worker",
     ),
@@ -43,13 +43,19 @@ UNUSED = (
     "*/_vllm_fa2_C*", "*/_flashmla*", "vllm/third_party/deep_gemm/*", "vllm/third_party/fmha_sm100/*", "*.hpp", "*.cuh",
     "vllm/vllm-rs", "ray/dashboard/client/*", "ray/jars/*", "*/tests/*", "*.pyi", "*__pycache__/*", "../../../*",
 )  # fmt: skip
-# Runs in the environment: the distributions of all modules that the imports load, and their files.
+# Runs in the environment: the distributions of all modules that the imports load, and their files. `NAME.*` stands for
+# all modules below a package: vLLM's server imports its routes when it is built, long after the start.
 FIND = """
-import importlib, json, sys, warnings
+import importlib, json, pkgutil, sys, warnings
 from importlib.metadata import distribution, packages_distributions
 warnings.simplefilter("ignore")
 failed = {}
+names = []
 for name in sys.argv[1:]:
+    package = importlib.import_module(name.removesuffix(".*"))
+    below = pkgutil.walk_packages(package.__path__, package.__name__ + ".", lambda _: None) if name.endswith("*") else ()
+    names += [package.__name__, *(module.name for module in below)]
+for name in names:
     try:
         importlib.import_module(name)
     except Exception as error:

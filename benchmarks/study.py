@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from result_file import about
-from trimtab.files import write_atomically
+from trimtab.files import mark_folder, write_atomically
 from trimtab.objectives import METHODS
 from trimtab.stress import StressTest, parse_axis
 from trimtab.stress.axis_table import axis_tables
@@ -143,6 +143,7 @@ def run(study: Study, folder: Path, jobs: int, minutes: float) -> int:
     """Run the test for so many minutes at most; return its exit code."""
     folder.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() and study.recipe != "addition" else "cpu")
+    mark_folder(folder, "stress", [path.name for path in folder.iterdir()])  # what an archive has restored
     write_atomically(folder / ABOUT, json.dumps(about(study.what, device)))
     command = [sys.executable, "-P", "-m", *study.test(folder, jobs).command()]
     with subprocess.Popen(command) as process:

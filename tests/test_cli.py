@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from trimtab.cli import app
@@ -77,3 +81,23 @@ def test_the_objectives_import_torch_alone() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['trimtab']"
+
+
+COMMAND = re.compile(rf"trimtab (?:{'|'.join(typer.main.get_command(app).commands)}) [^`\n]*$")
+
+
+def unquoted(source: str) -> list[str]:
+    """Return the beginnings of the commands in f-strings that go on with a value."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        for before, value in pairwise(node.values if isinstance(node, ast.JoinedStr) else []):
+            text = before.value if isinstance(before, ast.Constant) else ""
+            found += [text] if COMMAND.search(text) and isinstance(value, ast.FormattedValue) else []
+    return found
+
+
+def test_no_message_puts_a_name_into_a_command_without_quotes() -> None:
+    """A name may hold spaces, or come from a stranger; `trimtab.text.command` quotes it for the shell."""
+    assert unquoted('f"go on: trimtab train --resume {run}"') == ["go on: trimtab train --resume "]
+    files = sorted((ROOT / "src" / "trimtab").rglob("*.py"))
+    assert {str(file): texts for file in files if (texts := unquoted(file.read_text(encoding="utf-8")))} == {}

@@ -133,6 +133,13 @@ def test_a_new_folder_replaces_the_old_one_when_it_is_complete(durable: bool, tm
     assert list(final.parent.iterdir()) == [final] and [path.name for path in final.iterdir()] == ["file"]
 
 
+def test_a_file_in_the_place_of_a_folder_stays_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "model").write_text("mine")
+    with pytest.raises(FileExistsError, match="it is not a folder: move it away"), new_folder(tmp_path / "model"):
+        pass
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("model", "mine")]
+
+
 def test_a_folder_with_a_file_that_the_new_one_has_not_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "notes.txt").write_text("mine")

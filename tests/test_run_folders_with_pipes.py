@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from helpers.insight.report_runs import Made, make_run
+from helpers.train.short_runs import short_run
 from trimtab.cli import app
-from trimtab.files import read_bounded
+from trimtab.console.launch import STOPPED, UNSAVED
+from trimtab.files import MARKER, read_bounded
 from trimtab.stress import read_stress
+from trimtab.train.loop import train
 
 STRANGE: dict[str, Callable[[Path], object]] = {
     "pipe": os.mkfifo,
@@ -34,6 +38,52 @@ def test_every_command_that_reads_a_run_ends_in_words(tmp_path: Path, file: str,
         result = CliRunner().invoke(app, [*command, str(run)])
         assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
         assert result.exit_code in (0, 2)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of one step, on rows of a file, whose hashes it notes."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    changes = {"task.size": None, "task.digits": None, "task.name": "file", "task.path": str(folder / "rows.jsonl")}
+    columns = {"task.columns.prompt": "prompt", "task.columns.answer": "answer", "task.rule": "math"}
+    steps = {"run.steps": "1", "run.checkpoint_every": "1", "run.eval_every": "0", "warm_start.steps": "0"}
+    train(short_run(folder / "run", {**changes, **columns, **steps, "rollout.prompts": "1", "update.per_step": "1"})[0])
+    return folder / "run"
+
+
+TRAINED = [
+    "inputs.json", "metrics.jsonl", "alarms.jsonl", "rule_errors.jsonl", "rule_output.txt", "report.html",
+    "tokens/manifest.json", "tokens/vocabulary.parquet", "tokens/step-00000001/tokens.parquet", "tokens",
+    "checkpoints/step-00000001/model.safetensors", "checkpoints/step-00000001/state.json", "model/model.safetensors",
+    "checkpoints/step-00000001", "model",
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.parametrize("file", TRAINED)
+def test_a_trained_run_is_resumed_or_refused_in_words(finished: Path, tmp_path: Path, file: str, kind: str) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    if (run / file).is_dir():
+        shutil.rmtree(run / file)
+    (run / file).unlink(missing_ok=True)
+    STRANGE[kind](run / file)
+    result = CliRunner().invoke(app, ["train", "--quiet", "--resume", str(run), "--set", "run.steps=2"])
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    assert result.exit_code in (0, 2, STOPPED, UNSAVED)
+    assert result.exit_code == 0 or "trimtab: " in result.stderr
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_a_log_that_is_no_file_ends_a_comparison(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "out" / "logs").mkdir(parents=True)
+    (tmp_path / "out" / MARKER).touch()
+    STRANGE[kind](tmp_path / "out" / "logs" / "grpo-seed0.log")
+    words = ["compare", "grpo", "--recipe", "addition", "--seeds", "1", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2 and "grpo-seed0.log is not a regular file" in result.output
 
 
 @pytest.mark.parametrize("kind", STRANGE)

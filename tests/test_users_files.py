@@ -13,8 +13,10 @@ from typer.testing import CliRunner
 
 from helpers.train.short_runs import SETTINGS, trained
 from trimtab.cli import app
+from trimtab.compare import Comparison, plan_runs
 from trimtab.engines.common import require_unused
 from trimtab.policy.smollm2 import convert_gguf
+from trimtab.train.run_folder import RunFolder
 
 # Everything that a command may write below its --out, and some names that none writes.
 IN_A_RUN = (
@@ -116,7 +118,64 @@ def test_a_resumed_run_leaves_the_files_that_somebody_put_into_its_folder(finish
     assert "is not a report of trimtab" in output
 
 
-@pytest.mark.parametrize("name", ["tokens", "checkpoints", "alarms", "best"])
+def test_steps_that_are_repeated_leave_the_files_that_somebody_put_beside_them(finished: Path, tmp_path: Path) -> None:
+    """A resumed run removes the records of later steps."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    shutil.rmtree(run / "checkpoints" / "step-00000001")
+    shutil.rmtree(run / "model")
+    put(run / "tokens" / "step-00000001" / "notes.txt")
+    code, output = resume(run, 1)
+    assert code == 0 and "notes.txt is not one of the files that would replace it" in output, output
+    assert [path.name for path in (run / "tokens" / "step-00000001").iterdir()] == ["notes.txt"]
+
+
+def test_what_a_stress_test_removes_is_a_runs_own(finished: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    shutil.copytree(run / "checkpoints", run / "best")
+    mine = ("checkpoints/step-00000001/notes.txt", "checkpoints/mine.pt", "best/step-00000000/mine.safetensors")
+    for place in (*mine, "model/notes.txt"):
+        put(run / place)
+    RunFolder(run).remove_weights()
+    assert all((run / place).read_text() == "of the user" for place in (*mine, "model/notes.txt"))
+    for place in (*mine, "model/notes.txt"):
+        (run / place).unlink()
+    RunFolder(run).remove_weights()
+    assert not any((run / name).exists() for name in ("best", "checkpoints", "model"))
+
+
+@pytest.mark.parametrize("place", ["metrics.jsonl", "tokens/step-00000001/notes", "model/weights", "data/rows.jsonl"])
+def test_a_folder_with_a_recipe_is_not_resumed_as_if_it_were_a_run(place: str, tmp_path: Path) -> None:
+    put(tmp_path / "mine" / "config.toml", "[run]\nsteps = 3\n")
+    put(tmp_path / "mine" / place)
+    before = everything(tmp_path)
+    code, output = trimtab("train", "--resume", tmp_path / "mine", "--quiet")
+    assert (code, everything(tmp_path)) == (2, before), output
+
+
+def test_a_recipe_alone_is_not_resumed(tmp_path: Path) -> None:
+    put(tmp_path / "my recipes" / "config.toml", "[run]\nsteps = 3\n")
+    code, output = trimtab("train", "--resume", tmp_path / "my recipes", "--quiet")
+    assert code == 2 and "config.toml' --out FOLDER" in " ".join(output.split()), output
+
+
+@pytest.mark.parametrize("place", ["compare.md", "compare.json", "report.html", "logs/grpo-seed0.log"])
+def test_a_comparison_with_a_run_of_the_users_own_replaces_nothing_beside_it(place: str, tmp_path: Path) -> None:
+    settings = [f"--set={key}={value}" for key, value in ONE_STEP.items()]
+    words = ["compare", "grpo", "--seeds", "1", "--recipe", "addition", *settings]
+    (run,) = plan_runs(
+        Comparison(("grpo",), tmp_path / "out", "addition", 1, tuple(f"{k}={v}" for k, v in ONE_STEP.items()))
+    )
+    run.folder.create(run.config)
+    put(tmp_path / "out" / place)
+    before = everything(tmp_path)
+    code, output = trimtab(*words, "--out", tmp_path / "out")
+    assert code == 2 and "choose another --out" in output, output
+    assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["tokens", "checkpoints", "alarms", "best", "reference", "model"])
 def test_a_run_is_not_resumed_through_a_link_to_another_folder(name: str, finished: Path, tmp_path: Path) -> None:
     """It would remove the later steps and older checkpoints there."""
     run, other = tmp_path / "run", tmp_path / "other"
@@ -129,6 +188,21 @@ def test_a_run_is_not_resumed_through_a_link_to_another_folder(name: str, finish
     assert code == 2, output
     assert f"{name} is a link" in " ".join(output.replace("│", "").split())
     assert everything(other) == before
+
+
+@pytest.mark.parametrize("name", ["rule_output.txt", "metrics.jsonl", "alarms.jsonl", "rule_errors.jsonl"])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_run_is_not_resumed_through_a_link_to_a_file(name: str, there: bool, finished: Path, tmp_path: Path) -> None:
+    """What rules print may be the words of a model: they do not go into a file of the user's."""
+    run, other = tmp_path / "run", tmp_path / "profile"
+    shutil.copytree(finished, run)
+    if there:
+        put(other)
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(other)
+    code, output = resume(run, 3)
+    assert code == 2 and f"{name} is a link" in " ".join(output.split()), output
+    assert other.exists() is there and (not there or other.read_text() == "of the user")
 
 
 def test_a_file_beside_the_trained_model_is_not_replaced_with_it(finished: Path, tmp_path: Path) -> None:
@@ -189,8 +263,10 @@ def test_other_commands_write_nothing_where_they_are_called(
 @pytest.mark.parametrize("place", ["metrics.jsonl", "alarms.jsonl", "tokens/corpus.txt"])
 def test_the_records_of_an_engine_go_into_no_folder_that_is_in_use(place: str, tmp_path: Path) -> None:
     put(tmp_path / place)
-    with pytest.raises(ValueError, match="choose another folder"):
-        require_unused(tmp_path, 0, "record_to")
+    for step in (0, 1):
+        with pytest.raises(ValueError, match="choose another folder"):
+            require_unused(tmp_path, step, "record_to")
+    put(tmp_path / "tokens" / "manifest.json")
     require_unused(tmp_path, 1, "record_to")  # a resumed run continues its own
 
 

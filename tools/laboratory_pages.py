@@ -289,9 +289,11 @@ def section(part: str) -> str:
         return not_run(part)
     tables = filter(None, (accuracy_table(part), entropy_table(part), control_table(part)))
     settings = "".join(f", `{each}`" for each in found["settings"])
+    # A part may have been continued on another machine.
+    versions = sorted({run.get("torch", found["versions"]["torch"]) for run in found["runs"].values()})
     where = (
         f"The reference is `{_reference(part)}`. Recipe `{found['recipe']}`{settings}; {found['machine']}, torch "
-        f"{found['versions']['torch']}; {found['date']}."
+        f"{' and '.join(versions)}; {found['date']}."
     )
     return "\n\n".join([*tables, where])
 

@@ -38,11 +38,16 @@ def errors_with_path(path: Path) -> Iterator[None]:
         raise
 
 
-def write_atomically(path: Path, data: str | bytes | memoryview | Iterable[str]) -> None:
-    """Write a file so that a reader finds all of the data or what was there before, even after a power cut."""
+def write_atomically(path: Path, data: str | bytes | memoryview | Iterable[str], *, named: bool = False) -> None:
+    """Write a file so that a reader finds all of the data or what was there before, even after a power cut.
+
+    A pipe or a device is written to only if the user has `named` it, as /dev/stdout: elsewhere it would block for ever.
+    """
     pieces = [data] if isinstance(data, str | bytes | memoryview) else data
     encoded = (piece.encode() if isinstance(piece, str) else piece for piece in pieces)
-    if path.exists() and not path.is_file():  # a pipe or a device, such as /dev/stdout, which a rename would replace
+    if path.exists() and not path.is_file():  # a rename would replace it
+        if not named:
+            raise FileExistsError(errno.EEXIST, "it is not a regular file: remove it", str(path))
         with errors_with_path(path), path.open("wb") as file:
             file.writelines(encoded)
         return
@@ -72,11 +77,10 @@ def require_empty(folder: Path, besides: Iterable[str] = (), option: str = "--ou
         _refuse(folder, [name for name in found if name not in besides], option)
 
 
-def mark_folder(folder: Path, command: str, *, ours: bool = False) -> None:
-    """Mark a folder as made by a command; one that is neither marked, empty nor `ours` is an error."""
-    if not ours and not (folder / MARKER).exists():
-        require_empty(folder)
+def mark_folder(folder: Path, command: str, runs: Iterable[str] = ()) -> None:
+    """Mark a folder as made by a command; one that is not marked may hold these runs and nothing else."""
     if not (folder / MARKER).exists():
+        require_empty(folder, set(runs))
         write_atomically(folder / MARKER, f"made by trimtab {command}\n")
 
 
@@ -124,8 +128,8 @@ def new_folder(final: Path, *, durable: bool = False, tidy: bool = True) -> Iter
 
 def _refuse_others(final: Path, temporary: Path) -> None:
     """Raise if a folder that is to be replaced has a file that the new one has not: somebody has put it there."""
-    if not final.is_dir():
-        return
+    if not final.is_dir():  # also a pipe, which would block
+        raise FileExistsError(errno.EEXIST, "it is not a folder: move it away", str(final))
     others = sorted({path.name for path in final.iterdir()} - {path.name for path in temporary.iterdir()})
     if others:
         message = (
@@ -141,6 +145,16 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
     path.rename(gone)
     shutil.rmtree(gone)
+
+
+def remove_files(folder: Path, names: Iterable[str]) -> None:
+    """Remove a folder that holds nothing but these files; of one that holds others too, remove only these."""
+    known = set(names)
+    if {path.name for path in folder.iterdir()} <= known:
+        remove_folder(folder)
+        return
+    for name in known:
+        (folder / name).unlink(missing_ok=True)
 
 
 def remove_unfinished(folder: Path, name: str = "") -> None:

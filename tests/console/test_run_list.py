@@ -67,9 +67,9 @@ def test_of_two_runs_both_values_are_shown(tmp_path: Path) -> None:
 
 
 def test_names_that_nobody_should_print_are_escaped_and_cut(tmp_path: Path) -> None:
-    make(tmp_path / ("x\x1b[31m" + "y" * 120), 1)
+    make(tmp_path / ("x\x1b[31m\n" + "y" * 120), 1)
     (line,) = run_lines(tmp_path)
-    assert "\x1b" not in line and len(line) <= 80
+    assert "\x1b" not in line and "\n" not in line and len(line) <= 80
 
 
 def test_the_command_prints_the_list_or_says_that_there_are_none(

@@ -148,6 +148,9 @@ def test_grading_again_needs_no_model(tmp_path: Path) -> None:
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"rule": "python:timeit:timeit"}))
     foreign = runner.invoke(app, ["eval", "--regrade", str(tmp_path / "out")])
     assert (foreign.exit_code, "to run it, pass --rule python:timeit:timeit" in foreign.stderr) == (2, True)
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"rule": "python:x;reboot"}))
+    foreign = runner.invoke(app, ["eval", "--regrade", str(tmp_path / "out")])
+    assert "to run it, pass --rule 'python:x;reboot'" in foreign.stderr, "what is pasted into a shell runs nothing"
     missing = runner.invoke(app, ["eval", "--regrade", str(tmp_path / "nowhere")])
     assert missing.exit_code == 2
     assert "is not an evaluation" in missing.output

@@ -23,7 +23,7 @@ from trimtab.memory.estimate import (
     largest_micro_batch,
     sequences_at_once,
 )
-from trimtab.memory.estimate_text import DeviceMemory, describe_estimate, describe_fit, fits
+from trimtab.memory.estimate_text import DeviceMemory, _main_memory, describe_estimate, describe_fit, fits
 from trimtab.memory.fake_model import fake_policy, fake_tensors
 from trimtab.memory.model_shape import NoEstimateError, model_shape
 
@@ -407,6 +407,12 @@ def test_on_a_cpu_one_line_is_enough(small: str, monkeypatch: pytest.MonkeyPatch
     assert len(describe_estimate(config)) == 2
     monkeypatch.setattr("trimtab.memory.estimate_text._main_memory", lambda: 1000)
     assert "this machine has 1e-06 GB free: it does not fit" in describe_estimate(config)[1]
+
+
+def test_the_file_cache_counts_as_free_memory(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemFree: 3 kB\nMemAvailable:     20 kB\nCached: 17 kB\n")
+    assert _main_memory(tmp_path / "meminfo") == 20 * 1024
+    assert (_main_memory(tmp_path / "missing") or 1) > 0
 
 
 def test_the_estimate_is_a_comment_of_the_dry_run(small: str) -> None:

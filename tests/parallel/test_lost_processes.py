@@ -21,7 +21,7 @@ from trimtab.console import processes
 from trimtab.parallel import Notices
 from trimtab.train import RunFolder
 
-LOST, STOPPED, INVALID = 4, 3, 2
+LOST, STOPPED, INVALID, UNSAVED = 4, 3, 2, 5
 KILLED = 128 + signal.SIGKILL
 # Where ranks other than 0 pass; rank 0 passes those of the files as well.
 FOLLOWED = ("warm_start.step:2", "warm_start.step:4", "update.planned:1", "update.done:5", "step.done:3", "step.done:6")
@@ -106,7 +106,7 @@ def test_a_full_disk_on_rank_0_and_a_rule_that_fails_on_rank_1_do_not_end_the_ru
     (tmp_path / "mine.py").write_text(RULE)
     terms = {"reward.terms": '{mine={rule="python:mine:half",weight=0.1}}'}
     run = SeveralProcesses(tmp_path, changes=terms, disturbances={0: "full_disk 2"})
-    assert run.run() == 0, run.log.read_text()
+    assert run.run() == UNSAVED, run.log.read_text()
     assert "No space left on device" in run.log.read_text()
     assert run.steps() == [0, 1, 2, 3, 4, 5, 6] and run.newest == 0
     crashed = [record["reward/crashed_share"] for record in RunFolder(run.run_folder).records()[1:]]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trimtab.policy.demo_model import demo_model, demo_tokenizer
-from trimtab.policy.smollm2 import convert_gguf, find_gguf
+from trimtab.policy.smollm2 import convert_gguf, find_gguf, smollm2_folder
 
 
 def test_the_converted_folder_has_no_quantization_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +33,18 @@ def test_the_converted_folder_has_no_quantization_config(tmp_path: Path, monkeyp
     assert not getattr(again, "is_quantized", False)
     for mine, theirs in zip(again.parameters(), loaded.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_a_conversion_of_another_user_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIMTAB_CACHE", str(tmp_path))
+    folder = tmp_path / "smollm2-135m-instruct"
+    folder.mkdir()
+    (folder / "model.safetensors").touch()
+    assert smollm2_folder() == folder
+    owned = folder.stat()
+    monkeypatch.setattr(Path, "stat", lambda path, **_: SimpleNamespace(st_uid=os.geteuid() + 1, st_mode=owned.st_mode))
+    with pytest.raises(PermissionError, match="belongs to another user: choose another TRIMTAB_CACHE"):
+        smollm2_folder()
 
 
 def test_the_file_in_the_environment_variable_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

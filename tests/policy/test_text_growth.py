@@ -55,6 +55,32 @@ def test_a_chain_that_makes_a_text_long_is_refused(kind: str) -> None:
         check_growth(HOSTILE[kind])
 
 
+def with_token(token: str, kind: str) -> dict[str, Any]:
+    vocabulary: Any = {"a": 0, token: 1} if kind == "BPE" else [["a", 0.0], [token, 0.0]]
+    added = [{"content": token}] if kind == "added" else []
+    return {"model": {"vocab": {} if kind == "added" else vocabulary}, "added_tokens": added}
+
+
+@pytest.mark.parametrize("kind", ["BPE", "Unigram", "added"])
+def test_a_token_of_thousands_of_characters_is_refused(kind: str) -> None:
+    check_growth(with_token(" " * 512, kind))
+    with pytest.raises(ValueError, match=r"a token of tokenizer\.json has 1,000,000 characters"):
+        check_growth(with_token("x" * 1_000_000, kind))
+
+
+@pytest.mark.parametrize("parts", [{"single": [{"Sequence": {"id": "A"}}] * 1000}, {"pair": [{}] * 1000}])
+def test_a_template_that_repeats_the_text_is_refused(parts: dict[str, Any]) -> None:
+    processor = {"type": "TemplateProcessing", "single": [], "pair": [], **parts}
+    for described_as in (processor, {"type": "Sequence", "processors": [processor]}):
+        with pytest.raises(ValueError, match=r"the post_processor of tokenizer\.json has more than 100 parts"):
+            check_growth({"post_processor": described_as})
+
+
+@pytest.mark.parametrize("description", [None, [], {"model": 1}, {"added_tokens": 2, "post_processor": []}])
+def test_what_describes_no_tokenizer_is_left_to_its_reader(description: Any) -> None:
+    check_growth(description)
+
+
 LLAMA = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
 USUAL = {
     "Llama": described(
@@ -118,4 +144,17 @@ def test_a_model_with_such_a_tokenizer_is_not_loaded(tmp_path: Path) -> None:
     content["normalizer"] = HOSTILE["normalizer"]["normalizer"]
     file.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"cannot be loaded: the normalizer of tokenizer\.json may make a text"):
+        load_policy(str(tmp_path), device="cpu")
+
+
+def test_a_token_that_another_file_adds_is_measured_too(tmp_path: Path) -> None:
+    demo_model(0).save_pretrained(tmp_path)
+    demo_tokenizer().save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    added = {"content": "<" + "x" * 100_000 + ">", "special": True, "lstrip": False, "rstrip": False}
+    content = json.loads(file.read_text())
+    content["added_tokens_decoder"] = {"9": added | {"normalized": False, "single_word": False}}
+    content["extra_special_tokens"] = [added["content"]]
+    file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"a token of the tokenizer has 100,002 characters"):
         load_policy(str(tmp_path), device="cpu")

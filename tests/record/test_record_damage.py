@@ -16,9 +16,9 @@ import pytest
 
 from helpers.record.made_records import made_run, made_step, readable, same
 from helpers.thorough import THOROUGH
-from trimtab.record import SCHEMA, RecordError, RecordWarning, open_run
+from trimtab.record import SCHEMA, TABLES, RecordError, RecordWarning, open_run
 from trimtab.record.layout import LARGEST_JSON, RECORDS_FOLDER, json_with_digest, read_json, step_folder
-from trimtab.record.parquet import encode, open_table
+from trimtab.record.parquet import encode, open_table, read_columns
 
 FLIPS = 400 if THOROUGH else 60
 STEP_FILES = ("tokens.parquet", "responses.parquet", "step.json")
@@ -117,6 +117,20 @@ def test_a_table_of_more_rows_than_its_bytes_can_hold_is_not_read_into_memory() 
     small = encode("vocabulary", {"text": [b"a"] * rows, "special": [False] * rows})
     with pytest.raises(RecordError, match=r"vocabulary has 1,200,000 rows in [\d,]+ bytes: no run has recorded that"):
         open_table("vocabulary", bytes(small), "vocabulary")
+
+
+def test_a_text_that_stands_in_every_row_is_not_read_into_memory() -> None:
+    texts = encode("vocabulary", {"text": [b"a" * 1_000_000] * 300, "special": [False] * 300})
+    with pytest.raises(RecordError, match=r"vocabulary has 300,0\d\d,\d\d\d bytes of values in [\d,]+ bytes"):
+        open_table("vocabulary", bytes(texts), "vocabulary")
+    columns = {column.name: ["" if column.type == "string" else 0] * 300 for column in TABLES["responses"]}
+    columns |= {"finished": [True] * 300, "answer": ["a" * 1_000_000] * 300}
+    data = bytes(encode("responses", columns))
+    assert len(data) < 100_000
+    file = open_table("responses", data, "step")
+    assert read_columns(file, ["reward"], "step", len(data)).num_rows == 300
+    with pytest.raises(RecordError, match=r"step has 300,000,000 bytes of values in [\d,]+ bytes"):
+        read_columns(file, ["answer"], "step", len(data))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -342,11 +343,49 @@ def test_a_small_file_of_gigabytes_of_text_is_refused_with_little_memory(tmp_pat
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 << 10
 
 
+def zeros(length: int, rows: int) -> Any:
+    arrow = pytest.importorskip("pyarrow")
+    return repeated([b"0" * length], [0] * rows).cast(arrow.binary(length))
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (lambda arrow: arrow.array(["x" * 300_000_000]), {"compression": "zstd", "use_dictionary": False}),
+        (lambda arrow: zeros(1_000_000, 300), {"compression": "zstd"}),
+        (
+            lambda arrow: arrow.array(["x" * 1_000_000] * 300),
+            {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"},
+        ),
+    ],
+    ids=["one text", "fixed length", "shared beginnings"],
+)
+def test_no_encoding_makes_a_small_file_large_in_memory(make: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    code = "import resource, sys; from trimtab.tasks.files import read_file; "
+    code += "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+    parquet.write_table(arrow.table({"prompt": make(arrow)}), tmp_path / "bomb.parquet", **options)
+    code += f"try: read_file({str(tmp_path / 'bomb.parquet')!r})\nexcept ValueError as error: print(error)\n"
+    code += "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    error, megabytes = done.stdout.splitlines()
+    assert "bomb.parquet: its rows have more than 256 MB" in error
+    assert int(megabytes) < 400
+
+
 def test_a_repetitive_file_is_read_as_it_is(tmp_path: Path) -> None:
     answers = repeated(["1", "2"], [0, 1, 0, None])
     source = parquet_file(tmp_path / "mine.parquet", q=repeated(["ä?", "b?"], [0, 1, 1, 0]), a=answers)
     rows = [row for _, row in read_rows(source)]
     assert rows == [{"q": "ä?", "a": "1"}, {"q": "b?", "a": "2"}, {"q": "b?", "a": "1"}, {"q": "ä?", "a": None}]
+
+
+def test_texts_that_share_their_beginnings_are_read(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    texts = [f"What is {number} + 1?" for number in range(3000)]
+    options = {"use_dictionary": False, "column_encoding": {"prompt": "DELTA_BYTE_ARRAY"}}
+    parquet.write_table(arrow.table({"prompt": texts, "n": list(range(3000))}), tmp_path / "mine.parquet", **options)
+    assert [row["prompt"] for _, row in read_rows(str(tmp_path / "mine.parquet"))] == texts
 
 
 def test_text_in_parquet_that_is_not_utf8_is_named_by_row(tmp_path: Path) -> None:

@@ -69,6 +69,16 @@ def test_a_resumed_run_keeps_the_same(scored: dict[int, float], tmp_path: Path) 
     assert differences(contents(unbroken.folder.path), contents(broken.folder.path)) == []
 
 
+def test_a_better_checkpoint_leaves_files_that_somebody_put_beside_the_last(
+    scored: dict[int, float], tmp_path: Path
+) -> None:
+    run, log = short_run(tmp_path / "run", EVERY_STEP)
+    notes = tmp_path / "run" / "best" / "step-00000002" / "notes.txt"
+    log.at_step = lambda step: notes.write_text("of the user") if step == 3 else None
+    train(run)
+    assert kept(run) == ["step-00000002", "step-00000005"] and notes.read_text() == "of the user"
+
+
 def test_a_best_checkpoint_of_a_step_that_counts_no_more_goes(scored: dict[int, float], tmp_path: Path) -> None:
     run, log = short_run(tmp_path / "run", EVERY_STEP | {"run.checkpoint_every": "2", "run.eval_problems": "4"})
     log.at_step = lambda step: (_ for _ in ()).throw(KeyboardInterrupt) if step == 6 else None

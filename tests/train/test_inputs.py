@@ -53,6 +53,13 @@ def test_a_run_is_not_resumed_on_other_rows(rows: list[tuple[str, str]], data: P
     resumed(tmp_path / "run", on_data(data))
 
 
+def test_the_way_out_is_a_command_that_a_shell_takes(data: Path, tmp_path: Path) -> None:
+    trained(tmp_path / "my run", on_data(data))
+    write_rows(data, ROWS[:2])
+    with pytest.raises(ValueError, match=r"with them: trimtab train '.*my run/config\.toml' --out FOLDER"):
+        resumed(tmp_path / "my run", on_data(data))
+
+
 def test_the_same_rows_in_a_file_with_another_column_are_the_same_data(data: Path, tmp_path: Path) -> None:
     trained(tmp_path / "run", on_data(data))
     write_rows(data, ROWS, comment="of no use")

@@ -109,9 +109,11 @@ def test_a_run_resumed_for_more_steps_equals_the_run_that_had_them_from_the_star
     assert not differences(contents(run.folder.path), contents(whole))
 
 
-def test_a_run_resumed_for_fewer_steps_than_it_has_ends_at_once(copy: Path) -> None:
-    run, log = trained(copy, {"run.steps": "4"}, resume=True)
-    assert run.progress.step == 6 and log.has("resumed from step 6")
+def test_a_run_resumed_for_fewer_steps_than_it_has_is_left_as_it_is(copy: Path) -> None:
+    before = contents(copy)
+    with pytest.raises(ValueError, match=r"run\.steps = 4, but .* is at step 6: set it to 6 to end the run there"):
+        trained(copy, {"run.steps": "4"}, resume=True)
+    assert contents(copy) == before
 
 
 def test_a_kl_penalty_compares_with_the_same_start_after_a_resume(tmp_path: Path) -> None:

@@ -100,6 +100,7 @@ def test_accuracy_is_split_by_data_source_where_there_are_several() -> None:
     found = accuracy_by_source("eval/accuracy", ["math/hard", "b", "b", "b\x1b"], [True, True, False, False])
     assert found == {"eval/accuracy/b": 0.5, "eval/accuracy/b\\x1b": 0.0, "eval/accuracy/math_hard": 1.0}
     many = [str(n) for n in range(50)]
+    assert "x/a\\nb" in accuracy_by_source("x", ["a\nb", "b"], [True, True])
     assert len(accuracy_by_source("x", [*many, "7"], [True] * 51)) == MOST_SOURCES
     assert "x/7" in accuracy_by_source("x", [*many, "7"], [True] * 51), "the most frequent"
 

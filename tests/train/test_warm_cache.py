@@ -9,11 +9,12 @@ import pytest
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from helpers.train.short_runs import contents, differences, trained
+from helpers.train.short_runs import contents, differences, recipe, trained
 from trimtab.cli import app
 from trimtab.files import write_atomically
 from trimtab.train import warm_cache
 from trimtab.train.warm_cache import list_warm_starts, note_use
+from trimtab.train.warm_start import cache_key
 
 QUICK = {"run.steps": "1", "run.eval_every": "0", "record.enabled": "false"}
 
@@ -48,6 +49,22 @@ def test_a_warm_start_that_has_ended_is_kept_without_the_optimizer(tmp_path: Pat
     names = sorted(path.name for path in entry.path.glob("step-*/*"))
     assert names == ["manifest.json", "model.safetensors", "state.json"]
     assert load_file(next(entry.path.glob("step-*/model.safetensors")))
+
+
+def test_another_rule_under_the_same_name_is_another_warm_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "rule_of_a_warm_start.py"
+    file.write_text("def graded(response, answer, extra):\n    return True\n")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    task = {"task.size": None, "task.digits": None, "task.name": "file", "task.path": str(tmp_path / "rows.jsonl")}
+    columns = {"task.columns.prompt": "prompt", "task.columns.answer": "answer"}
+    config = recipe({**task, **columns, "task.rule": "python:rule_of_a_warm_start:graded"})
+    before = cache_key(config)
+    assert cache_key(config) == before
+    file.write_text("def graded(response, answer, extra):\n    return False\n")
+    assert cache_key(config) != before
 
 
 def test_weights_of_another_user_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,8 @@ class ProcessPool:
 
     def _start(self, run: CompareRun) -> None:
         run.log.parent.mkdir(parents=True, exist_ok=True)
+        if run.log.exists() and not run.log.is_file():  # opening a named pipe would block
+            raise ValueError(f"{run.log} is not a regular file: remove it")
         self.print_line(f"{run.name}: {'resumes' if run.state() == 'unfinished' else 'starts'}")
         # Each run is by itself, also where torchrun has started this process.
         own = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}

@@ -265,7 +265,7 @@ def show_comparison(
 
     # Two comparisons in one folder would write each other's logs and tables.
     with locked(comparison.out):
-        mark_folder(comparison.out, "compare", ours=any(run.state() != "new" for run in runs))
+        mark_folder(comparison.out, "compare", (run.name for run in runs))
         with progress_bars(runs, console) as watch:
             pool = ProcessPool(runs, comparison.jobs, print_line, watch)
             rows = make_rows(pool.run())

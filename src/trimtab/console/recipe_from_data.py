@@ -15,7 +15,7 @@ from trimtab.config import parse
 from trimtab.memory import DeviceMemory, NoEstimateError, fits, visible_gpu
 from trimtab.rewards import Submission, grade_submissions
 from trimtab.tasks import BOX_RULES, PROMPT_SUFFIX, Task, read_rows
-from trimtab.text import PrintLine, printable, shorten, shown
+from trimtab.text import PrintLine, command, one_line, printable, shorten, shown
 from trimtab.train import check_problems
 
 # What people call these columns, the likeliest first.
@@ -59,9 +59,9 @@ def init_recipe(request: InitRequest, print_line: PrintLine) -> None:
     _fit_to_prompts(table, problems, print_line)
     print_line(f"sizes      {_fit_to_gpu(table, visible_gpu('auto'))}")
     with request.out.open("x", encoding="utf-8") as file:
-        file.write(f"# Made by `trimtab init` from {printable(request.data)}. All keys: docs/recipes.md\n\n")
+        file.write(f"# Made by `trimtab init` from {one_line(request.data)}. All keys: docs/recipes.md\n\n")
         file.write(tomli_w.dumps(table))
-    print_line(f"\nwritten: {request.out}. Look at it, then:\n  trimtab train {request.out} --dry-run")
+    print_line(f"\nwritten: {request.out}. Look at it, then:\n  {command('train', request.out, '--dry-run')}")
     if request.held_out is None:
         print_line("Nothing is held out, so the run has no evaluation: keep some problems apart, and name their file "
                    "with --held-out")  # fmt: skip

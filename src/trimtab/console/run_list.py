@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.collapse import find_fall
-from trimtab.text import printable, shorten, shown
+from trimtab.text import one_line, printable, shorten, shown
 from trimtab.train import SavedRun, load_run
 
 WIDTH = 80
@@ -28,7 +28,7 @@ def run_lines(folder: Path) -> list[str]:
     lines = []
     for run, mine in zip(runs, _differences(settings), strict=True):
         state = _state(run)
-        name = printable(str(run.path.relative_to(folder)))
+        name = one_line(str(run.path.relative_to(folder)))
         room = WIDTH - len(state) - 2
         lines.append(f"{name if len(name) <= room else f'{name[: room - 3]}...':<{room}}  {state}")
         lines += textwrap.wrap(mine, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False)

@@ -17,7 +17,7 @@ from torch import Tensor
 from trimtab import __version__
 from trimtab.files import write_atomically
 from trimtab.objectives import Comm, Objective, gather_rows, merge_metrics, segment_ids
-from trimtab.record import RECORDS_FOLDER, Manifest, Observation, Recorder, Vocabulary
+from trimtab.record import MANIFEST, RECORDS_FOLDER, Manifest, Observation, Recorder, Vocabulary
 from trimtab.rewards import CORRECT_SCORE
 from trimtab.train import RunFolder, versions
 
@@ -43,11 +43,12 @@ def start_recorder(
 
 
 def require_unused(folder: Path, step: int, option: str) -> None:
-    """Raise if a run from the beginning would write over files in the folder of its records."""
-    # Starting anew deletes what is there; a resumed run continues its own records.
+    """Raise if a run would write over files in the folder of its records, and they are not its own."""
+    # Starting anew deletes what is there, and a resumed run what is after its step.
     files = RunFolder(folder)
     used = [path for path in (folder / RECORDS_FOLDER, *files.json_lines) if path.exists()]
-    if used and not step:
+    resumed = step > 0 and (folder / RECORDS_FOLDER / MANIFEST).is_file()
+    if used and not resumed:
         what = "the records" if used[0].name == RECORDS_FOLDER else used[0].name
         raise ValueError(f"{option}={str(folder)!r} holds {what} of another run: choose another folder, or remove it")
 

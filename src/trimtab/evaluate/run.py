@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -30,7 +31,7 @@ from trimtab.rewards import Verdict
 from trimtab.rollout import require_vllm
 from trimtab.stop_signals import check_interrupted
 from trimtab.tasks import HELD_OUT, BenchmarkProblem, find_benchmark, load_benchmark
-from trimtab.text import nearest
+from trimtab.text import nearest, one_line
 from trimtab.train import ToolUse
 
 
@@ -179,7 +180,8 @@ def trusted_rule(folder: EvalFolder, rule: str) -> str:
     """Return the rule that a folder names, or raise where it names a Python function."""
     # A folder may come from somebody else, and must not choose what code runs here.
     if rule.startswith("python:"):
-        raise ValueError(f"{folder.path} was graded by {rule[:100]!r}, code of its own: to run it, pass --rule {rule}")
+        option = shlex.join(["--rule", rule])
+        raise ValueError(f"{folder.path} was graded by {rule[:100]!r}, code of its own: to run it, pass {option}")
     return rule
 
 
@@ -189,7 +191,7 @@ def _grade(folder: EvalFolder, count: int, rule: str, log: MessageLog) -> tuple[
     log(f"grading {count:,} responses by the rule {rule}")
     problems = folder.problems()
     rejected = [item.location for item in grading.rejected_truths(problems, rule)]
-    for location in rejected[:5]:
+    for location in map(one_line, rejected[:5]):
         log(f"warning: {location}: the rule {rule} rejects the answer itself; no response to it can be correct")
     if len(rejected) > 5:
         log(f"warning: and {len(rejected) - 5} more such answers, listed in result.json")

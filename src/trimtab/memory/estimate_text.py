@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -118,8 +120,12 @@ def _on_cpu(config: Config, estimate: MemoryEstimate) -> list[str]:
     return [*lines, "  (what a GPU would need: --set run.device=cuda)"]
 
 
-def _main_memory() -> int | None:
-    """Return the free main memory; None where the system does not report it."""
+def _main_memory(table: Path = Path("/proc/meminfo")) -> int | None:
+    """Return the main memory that a program can still get; None if the system does not report it."""
+    # Linux gives up its file cache when a program needs memory, but SC_AVPHYS_PAGES does not count it as free.
+    with suppress(OSError):
+        if available := re.search(r"^MemAvailable: *(\d+) kB", table.read_text(), re.MULTILINE):
+            return 1024 * int(available[1])
     with suppress(ValueError, OSError, AttributeError):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None

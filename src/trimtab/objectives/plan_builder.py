@@ -105,7 +105,9 @@ class PlanBuilder:
         lengths = self.batch.lengths
         if self.uncounted is None:
             return lengths
-        return lengths - torch.bincount(self.batch.sequence[self.uncounted], minlength=len(lengths))
+        # Not bincount, which makes the host wait for a GPU.
+        uncounted = self.batch.sequence[self.uncounted]
+        return lengths.index_add(0, uncounted, lengths.new_ones(len(uncounted)), alpha=-1)
 
     def mark(self, tokens: Tensor, reason: Reason) -> None:
         """Add a reason to tokens, and their share to the metrics."""

@@ -20,7 +20,7 @@ import torch
 
 from trimtab.parallel import LostProcessError
 from trimtab.policy.smollm2 import smollm2_folder
-from trimtab.policy.text_growth import check_growth
+from trimtab.policy.text_growth import check_growth, check_lengths
 from trimtab.text import printable
 
 CONFIG = ("config.json",)
@@ -92,7 +92,9 @@ def read_tokenizer(path: str, **options: Any) -> Any:
     with errors_in_words(path, TOKENIZER):
         check_files(folder)
         _check_tokenizer_json(path, folder, bool(options.get("local_files_only")))
-        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **options)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **options)
+        check_lengths(tokenizer.get_vocab(), "the tokenizer")  # tokenizer_config.json may add some
+        return tokenizer
 
 
 def _check_tokenizer_json(path: str, folder: Path, local_only: bool) -> None:

@@ -22,6 +22,9 @@ def smollm2_folder() -> Path:
     folder = smollm2_cache()
     if not (folder / "model.safetensors").exists():
         convert_gguf(find_gguf(), folder)
+    # Weights decide what a run learns from: another user's are not taken, but those that an administrator put there.
+    elif folder.stat().st_uid not in (os.geteuid(), 0):
+        raise PermissionError(f"{folder} belongs to another user: choose another TRIMTAB_CACHE")
     return folder
 
 

@@ -6,10 +6,13 @@ A bound is computed from the description, before the tokenizer is built: that al
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 MAX_GROWTH = 200.0  # bytes for a byte of text; Qwen's tokenizers have 11
+LONGEST_TOKEN = 4096  # characters: a response has thousands of tokens
+LONGEST_TEMPLATE = 100  # parts, each of which may be the whole text
+SEQUENCES = ("normalizers", "pretokenizers", "processors", "decoders")
 PARTS = ("normalizer", "pre_tokenizer", "decoder")
 # By what a step multiplies the length, and what it adds. NFKC makes 33 bytes of the three of an Arabic word, a space of
 # Metaspace has up to four bytes, and ByteLevel writes two for each byte that is not ASCII.
@@ -29,14 +32,35 @@ IDEMPOTENT = (*NORMAL_FORMS, "Lowercase", "Metaspace")  # a second time they len
 
 def check_growth(description: Any) -> None:
     """Raise ValueError if a part of a tokenizer.json may make a text longer than any tokenizer needs."""
+    if not isinstance(description, Mapping):
+        return
+    _check_tokens(description)
     for name in PARTS:
-        part = description.get(name) if isinstance(description, Mapping) else None
-        growth = _growth(part)
+        growth = _growth(description.get(name))
         if not growth <= MAX_GROWTH:
             raise ValueError(
                 f"the {name} of tokenizer.json may make a text {growth:.3g} times as long, and {MAX_GROWTH:.0f} times "
                 "is more than any needs: it has too many or too long replacements"
             )
+
+
+def check_lengths(tokens: Iterable[Any], file: str) -> None:
+    """Raise ValueError for a token of very many characters."""
+    longest = max((len(token) for token in tokens if isinstance(token, str)), default=0)
+    if longest > LONGEST_TOKEN:
+        raise ValueError(f"a token of {file} has {longest:,} characters, which no token needs")
+
+
+def _check_tokens(description: Mapping[str, Any]) -> None:
+    """Raise ValueError for a token of very many characters, or a template that repeats the text again and again."""
+    model = description.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None  # a table, or pairs of token and score
+    tokens = [pair[0] for pair in vocabulary if pair] if isinstance(vocabulary, list) else list(vocabulary or ())
+    tokens += [each.get("content") for each in _list(description, "added_tokens")]
+    check_lengths(tokens, "tokenizer.json")
+    for step in _steps(description.get("post_processor")):
+        if max(len(_list(step, "single")), len(_list(step, "pair"))) > LONGEST_TEMPLATE:
+            raise ValueError(f"the post_processor of tokenizer.json has more than {LONGEST_TEMPLATE} parts")
 
 
 def _growth(part: Any) -> float:
@@ -87,7 +111,7 @@ def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
     left = [part]
     while left:
         step = left.pop()
-        inner = [each for key in ("normalizers", "pretokenizers", "decoders") for each in _list(step, key)]
+        inner = [each for key in SEQUENCES for each in _list(step, key)]
         if inner:
             left += reversed(inner)
         elif isinstance(step, Mapping):

@@ -8,6 +8,7 @@ from trimtab.record.conversation import (
 )
 from trimtab.record.inputs import RecordedResponse, UpdateRecord, join_ranks, update_record
 from trimtab.record.layout import (
+    MANIFEST,
     RECORDS_FOLDER,
     Manifest,
     RecordError,
@@ -24,8 +25,8 @@ from trimtab.record.vocabulary import Vocabulary
 from trimtab.record.writer import RecordWriter, StepData, rewind
 
 __all__ = [
-    "RECORDS_FOLDER", "SCHEMA", "TABLES", "Column", "Manifest", "Observation", "RecordError", "RecordSettings",
-    "RecordWarning", "RecordWriter", "RecordedCall", "RecordedObservation", "RecordedResponse",
+    "MANIFEST", "RECORDS_FOLDER", "SCHEMA", "TABLES", "Column", "Manifest", "Observation", "RecordError",
+    "RecordSettings", "RecordWarning", "RecordWriter", "RecordedCall", "RecordedObservation", "RecordedResponse",
     "RecordedStep", "RecordedUpdate", "Recorder", "Records", "StepData", "StepInfo", "UpdateInfo", "UpdateRecord",
     "Vocabulary", "arguments_text", "join_ranks", "open_run", "read_step", "rewind", "update_record",
 ]  # fmt: skip

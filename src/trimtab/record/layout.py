@@ -31,6 +31,7 @@ RECORDS_FOLDER = "tokens"  # in the folder of a run
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.parquet"
 STEP = "step.json"
+STEP_FILES = ("tokens.parquet", "responses.parquet", STEP)  # all of a step's folder
 BLOCK = 4096  # bytes that most file systems give at once
 
 

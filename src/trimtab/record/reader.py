@@ -174,6 +174,7 @@ class TableColumns(Mapping[str, Any]):
 
     file: pa.parquet.ParquetFile
     name: str
+    size: int  # bytes of the file
     _read: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, column: str) -> Any:
@@ -187,7 +188,7 @@ class TableColumns(Mapping[str, Any]):
         if missing:
             raise KeyError(f"{self.name} has no column {missing[0]!r}; it has {', '.join(self)}")
         wanted = [column for column in columns if column not in self._read]
-        table = read_columns(self.file, wanted, self.name)
+        table = read_columns(self.file, wanted, self.name, self.size)
         for column in wanted:
             values = table.column(column)
             if str(values.type) in {"string", "binary"}:
@@ -197,7 +198,7 @@ class TableColumns(Mapping[str, Any]):
 
     def table(self) -> pa.Table:
         """Read all columns as an Arrow table."""
-        return read_columns(self.file, list(self), self.name)
+        return read_columns(self.file, list(self), self.name, self.size)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.file.schema_arrow.names)
@@ -210,4 +211,4 @@ def _open_columns(path: Path, sha256: str | None) -> TableColumns:
     data = layout.read_bytes(path)
     # Before parsing: a parquet file with a flipped bit may still parse, to other numbers.
     layout.check_digest(path, layout.digest(data), sha256)
-    return TableColumns(open_table(path.stem, data, str(path)), str(path))
+    return TableColumns(open_table(path.stem, data, str(path)), str(path), len(data))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trimtab.files import new_folder, remove_folder, remove_unfinished, write_atomically
+from trimtab.files import new_folder, remove_files, remove_unfinished, write_atomically
 from trimtab.record import layout
 from trimtab.record.layout import Manifest, RecordError, StepInfo
 from trimtab.record.parquet import encode
@@ -56,13 +56,16 @@ def step_size(folder: Path) -> int:
 
 
 def rewind(folder: Path, step: int) -> None:
-    """Delete the records after a step (after step 0 everything), and what a killed process left half-written."""
+    """Delete the records after a step (after step 0 all), and what a killed process left half-written.
+
+    Other files, which somebody has put there, stay.
+    """
     if not folder.exists():
         return
     remove_unfinished(folder)
     for later in layout.recorded_steps(folder):
         if later > step:
-            remove_folder(layout.step_folder(folder, later))
+            remove_files(layout.step_folder(folder, later), layout.STEP_FILES)
     if step <= 0:  # a run from the beginning: the stride and the vocabulary are not its own either
         for name in (layout.MANIFEST, layout.VOCABULARY):
             (folder / name).unlink(missing_ok=True)
@@ -196,7 +199,7 @@ class RecordWriter:
     def _remove(self, step: int) -> None:
         folder = layout.step_folder(self.folder, step)
         if folder.exists():  # the step that room is made for is not written yet
-            remove_folder(folder)
+            remove_files(folder, layout.STEP_FILES)
 
     def _rest(self) -> int:
         """Return what the records take on the disk besides their steps."""

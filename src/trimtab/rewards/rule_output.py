@@ -16,6 +16,8 @@ _files: list[Path] = []  # the present run's, if there is one
 
 def set_file(path: Path | None) -> bool:
     """Append to this file what rules print from now on; return whether that is a change."""
+    if path is not None and path.exists() and not path.is_file():  # opening a named pipe would block
+        raise ValueError(f"{path} is not a regular file: remove it")
     changed = _files != ([] if path is None else [path])
     _files[:] = [] if path is None else [path]
     return changed

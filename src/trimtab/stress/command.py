@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +71,7 @@ def show_stress(test: StressTest, console: Console, write_report: WriteReport = 
     figures: list[RunFigures] = []
     stopped = urgent = False
     with locked(test.out):
-        mark_folder(test.out, "stress", ours=any(run.state() != "new" for _, run in planned))
+        mark_folder(test.out, "stress", (run.name for _, run in planned))
         while cells and not stopped:
             planned = test.runs(cells)
             outcomes = {run.name: outcome for _, run in planned if (outcome := ended_before(run))}
@@ -106,8 +105,7 @@ def mark_ended(outcome: RunOutcome) -> None:
     if outcome.counts:
         noted = {"state": outcome.state, "why": outcome.why, "steps": outcome.run.config.run.steps}
         write_atomically(folder.path / ENDED, json.dumps(noted) + "\n")
-        for weights in (folder.checkpoints, folder.alarm_checkpoints, folder.best, folder.reference, folder.model):
-            shutil.rmtree(weights, ignore_errors=True)
+        folder.remove_weights()
 
 
 def ended_before(run: CompareRun) -> RunOutcome | None:

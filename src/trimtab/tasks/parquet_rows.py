@@ -12,7 +12,7 @@ LEAST_LIMIT = 256 << 20  # bytes that any file may decode to
 MOST_GROWTH = 100  # bytes for a byte of a larger file
 ROW_BYTES = 100  # of a row in Python, at least
 BATCH = 1024  # rows
-TEXT_TYPES = ("STRING", "JSON", "ENUM", "NONE")
+SHARED_BEGINNINGS = "DELTA_BYTE_ARRAY"  # an encoding: a few bytes stand for a text that begins like the one before
 
 
 def parquet_rows(path: Path, on_error: Callable[[str], None] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -21,11 +21,11 @@ def parquet_rows(path: Path, on_error: Callable[[str], None] | None = None) -> I
     limit, decoded, number = max(LEAST_LIMIT, MOST_GROWTH * path.stat().st_size), 0, 0
     try:
         with parquet.ParquetFile(path) as file:
-            texts = _texts(file.schema)
+            texts = _texts(file)
         # Texts stay in the dictionaries that they are stored in until their size is known.
         with parquet.ParquetFile(path, read_dictionary=texts) as file:
-            _check_counts(path, file.metadata, limit)
-            for batch in file.iter_batches(BATCH):
+            _check_counts(path, file, limit)
+            for batch in file.iter_batches(_batch_size(file.metadata, limit)):
                 decoded += ROW_BYTES * batch.num_rows + sum(map(_decoded_bytes, batch.columns))
                 _check_size(path, decoded, limit)
                 for row in _rows(batch):
@@ -48,17 +48,33 @@ class BadTextError(ValueError):
     """A file that can be read, but not all that it holds."""
 
 
-def _texts(schema: Any) -> list[str]:
-    """Return the paths of the columns of texts, also inside of lists and objects."""
-    columns = [schema.column(number) for number in range(len(schema))]
-    return [c.path for c in columns if c.physical_type == "BYTE_ARRAY" and c.logical_type.type in TEXT_TYPES]
+def _texts(file: Any) -> list[str]:
+    """Return the paths of the columns of texts, also inside of lists and objects, that can stay in dictionaries."""
+    # pyarrow cannot keep those in dictionaries whose texts share their beginnings.
+    shared = {number for number, chunk in _chunks(file.metadata) if SHARED_BEGINNINGS in chunk.encodings}
+    columns = [file.schema.column(number) for number in range(len(file.schema)) if number not in shared]
+    return [c.path for c in columns if c.physical_type == "BYTE_ARRAY" and c.logical_type.type != "DECIMAL"]
 
 
-def _check_counts(path: Path, metadata: Any, limit: int) -> None:
-    """Raise if the file says itself that it has too many values: a list in one row may have any number."""
+def _chunks(metadata: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the number of a column and its values in a group of rows."""
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        values = sum(group.column(number).num_values for number in range(group.num_columns))
-        _check_size(path, 8 * values, limit)
+        for number in range(group.num_columns):
+            yield number, group.column(number)
+
+
+def _check_counts(path: Path, file: Any, limit: int) -> None:
+    """Raise if the file says itself that it has too much: a list in one row, or one text, may have any size."""
+    for number, chunk in _chunks(file.metadata):
+        _check_size(path, max(8, file.schema.column(number).length) * chunk.num_values, limit)
+        _check_size(path, chunk.total_uncompressed_size, limit)
+
+
+def _batch_size(metadata: Any, limit: int) -> int:
+    """Return how many rows to read at a time: a text may be as long as all that its column holds."""
+    chunks = [chunk for _, chunk in _chunks(metadata) if SHARED_BEGINNINGS in chunk.encodings]
+    longest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
+    return max(1, min(BATCH, limit // max(longest, 1)))
 
 
 def _check_size(path: Path, size: int, limit: int) -> None:

@@ -132,9 +132,11 @@ def restore_weights(model: Any, config: Config, checkpoint: Path) -> Any:
 def read_inputs(run: Path) -> dict[str, str]:
     """Return what `write_inputs` wrote into a run's folder; nothing if it wrote nothing."""
     path = run / INPUTS
-    if not path.is_file():
+    if not path.exists():
         return {}
     try:
+        if not path.is_file():  # opening a named pipe would block
+            raise ValueError("it is not a regular file")
         with path.open("rb") as file:
             table = json.loads(file.read(LARGEST))
         return {str(name): str(digest) for name, digest in table.items()}

@@ -28,7 +28,7 @@ from trimtab.policy import Policy
 from trimtab.text import PrintLine, shown
 
 FORMAT = 1
-JSON_FILES = ("manifest.json", "state.json")
+FILES = {"manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"}
 TensorGroups = Mapping[str, Mapping[str, Tensor]]  # tensors by name, for each file of a checkpoint
 MAX_JSON_BYTES = 1 << 20  # ours have a few thousand; anything larger is not ours and could fill the memory
 
@@ -66,7 +66,7 @@ def save(folder: Path, step: int, tensors: TensorGroups, state: Mapping[str, Any
     # Checkpoints of later steps are not counted: they are damaged, or this step would not be saved again.
     older = [path for path in list_checkpoints(folder) if _step(path) < step]
     for old in older[: max(len(older) + 1 - keep, 0)]:
-        _remove(old)
+        remove(old)
         failpoints.failpoint("checkpoint.pruned")
     return final
 
@@ -76,7 +76,7 @@ def make_room(folder: Path) -> Path | None:
     paths = list_checkpoints(folder)
     kept = next((path for path in reversed(paths) if _is_intact(path)), None)
     for path in paths[: paths.index(kept)] if kept is not None else []:
-        _remove(path)
+        remove(path)
         if not path.exists():
             return path
     return None
@@ -91,10 +91,10 @@ def _is_intact(path: Path) -> bool:
     return True
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Remove a checkpoint, unless somebody has put other files into its folder."""
     with suppress(OSError):
-        if all(file.name in JSON_FILES or file.suffix == ".safetensors" for file in path.iterdir()):
+        if {file.name for file in path.iterdir()} <= FILES:
             shutil.rmtree(path, ignore_errors=True)
 
 

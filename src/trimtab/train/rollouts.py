@@ -12,7 +12,7 @@ from trimtab.conversation import Conversation
 from trimtab.rewards import RuleErrors, Submission, Verdict, grade_submissions
 from trimtab.rollout import PromptTokens, Response, SamplingOptions
 from trimtab.tasks import Problem, stream_index
-from trimtab.text import printable, shorten
+from trimtab.text import one_line, shorten
 from trimtab.train.reporting import SampleText
 from trimtab.train.responses import (
     GradedResponse,
@@ -258,4 +258,4 @@ def accuracy_by_source(prefix: str, sources: Sequence[str], right: Sequence[bool
     shown = [source for source, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_SOURCES]]
     shares = {s: fmean(r for source, r in zip(sources, right, strict=True) if source == s) for s in shown}
     # A source is a text of the data's: it must not look like another metric, or be endless.
-    return {f"{prefix}/{shorten(printable(s).replace('/', '_'), 60)}": share for s, share in shares.items()}
+    return {f"{prefix}/{shorten(one_line(s).replace('/', '_'), 60)}": share for s, share in shares.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -142,7 +141,7 @@ class Run:
             lines = "".join(f"\n  {line}" for line in changes)
             raise ValueError(
                 f"{self.folder.path} was run with other inputs:{lines}\nPut them back as they were, or start a new run "
-                f"with them: trimtab train {self.folder.config} --out FOLDER"
+                "with them: " + command("train", self.folder.config, "--out", "FOLDER")
             )
         if inputs.keys() - before.keys() or not self.folder.inputs.exists():
             write_inputs(self.folder.path, {**inputs, **before})
@@ -427,7 +426,7 @@ class Run:
         # Others may be of steps after the one that the run was resumed from, which count no more.
         for path in list_checkpoints(self.folder.best):
             if path.name != f"step-{step:08d}":
-                shutil.rmtree(path, ignore_errors=True)
+                checkpoints.remove(path)
 
     def _check_grading_time(self, metrics: dict[str, float]) -> None:
         """Give advice once if grading takes most of the time."""

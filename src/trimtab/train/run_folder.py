@@ -11,18 +11,27 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from trimtab import failpoints
-from trimtab.config import BEST, Config, load
-from trimtab.files import append_json_lines, locked, require_empty, sync, write_atomically, write_json_lines
+from trimtab.config import BEST, Config, list_checkpoints, load
+from trimtab.files import (
+    append_json_lines,
+    locked,
+    remove_unfinished,
+    require_empty,
+    sync,
+    write_atomically,
+    write_json_lines,
+)
 from trimtab.record import RECORDS_FOLDER
 from trimtab.step_lines import iter_step_lines, read_metrics
 from trimtab.text import PrintLine, command
+from trimtab.train import checkpoints
 from trimtab.train.build import INPUTS
 
 # Keys that may change when a run is resumed: how long it lasts, what stops it, what it saves, how its weights are
@@ -56,6 +65,8 @@ CHANGEABLE_ON_RESUME: dict[str, Any] = {
     "alarms": True,
 }
 LOGGER_FOLDERS = ("tensorboard", "wandb")  # which loggers make in the folder of a run
+MODEL_SUFFIXES = (".json", ".safetensors", ".jinja", ".model")  # of the files of a trained model
+MODEL_TEXTS = ("README.md", "merges.txt", "vocab.txt")
 MOST_SETTINGS_SHOWN = 5  # in a command: a recipe that differs in more is better named than spelt out
 
 
@@ -120,14 +131,30 @@ class RunFolder:
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
+    def remove_weights(self) -> None:
+        """Remove the weights of a run that is not to go on; what somebody has put beside them stays."""
+        for folder in (self.checkpoints, self.alarm_checkpoints, self.best, self.reference):
+            remove_unfinished(folder)
+            for path in list_checkpoints(folder):
+                checkpoints.remove(path)
+            with suppress(OSError):  # it holds something else
+                folder.rmdir()
+        with suppress(OSError):
+            if all(file.name in MODEL_TEXTS or file.suffix in MODEL_SUFFIXES for file in self.model.iterdir()):
+                shutil.rmtree(self.model)
+
     def check_recipe(self, config: Config) -> None:
         """Raise if there is no run to resume, or if the recipe would change its results."""
         if not self.config.exists():
             raise ValueError(f"{self.path} holds no run to resume")
         # A resumed run removes later steps and older checkpoints: never those of the folder that a link leads to.
-        for folder in (self.path / RECORDS_FOLDER, self.checkpoints, self.alarm_checkpoints, self.best):
+        records = self.path / RECORDS_FOLDER
+        for folder in (records, self.checkpoints, self.alarm_checkpoints, self.best, self.reference, self.model):
             if folder.is_symlink():
                 raise ValueError(f"{folder} is a link, and a run removes files there: put the folder in its place")
+        for file in (self.rule_output, *self.json_lines):
+            if file.is_symlink():
+                raise ValueError(f"{file} is a link, and a run writes there: put the file in its place")
         changes = config_changes(load(self.config), config)
         if changes:
             lines = "".join(f"\n  {line}" for line in changes)
@@ -151,7 +178,7 @@ class RunFolder:
         # A run that was killed at its start has left its recipe, and nothing else.
         require_empty(self.path, [self.config.name])
         if self.config.read_text(encoding="utf-8") != resolved_toml(load(self.config)):
-            again = f"trimtab train {self.config} --out FOLDER"
+            again = command("train", self.config, "--out", "FOLDER")
             raise ValueError(f"{self.path} holds a recipe, but no run to resume. To train it: {again}")
 
     def rewrite_config(self, config: Config) -> None:

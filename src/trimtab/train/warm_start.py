@@ -140,8 +140,10 @@ def _digests(config: Config) -> list[str]:
     """Return hashes of the files that the weights after a warm start depend on."""
     weights = [path for path in (config.model.path, config.model.start_from) if path is not None]
     files: list[Any] = [*source_paths(config.task.arguments.get("path")), config.warm_start.path]
-    if is_own(config.task.name):
-        files.append(location(load_part(config.task.name)).rpartition(":")[0])
+    task = config.task
+    for name in (task.name, task.arguments.get("rule"), task.environment, *config.tools.use):
+        if isinstance(name, str) and is_own(name):
+            files.append(location(load_part(name)).rpartition(":")[0])
     return [*map(model_digest, weights), *(path_digest(path) for path in files if isinstance(path, str) and path)]
 
 

@@ -56,7 +56,7 @@ def show_replay(
             _print_text(f"warning: {warning.message}", console)
     print_replay(result, console)
     if out is not None:
-        write_atomically(out, json.dumps(to_json(result), indent=1, allow_nan=False) + "\n")
+        write_atomically(out, json.dumps(to_json(result), indent=1, allow_nan=False) + "\n", named=True)
 
 
 def check_overwritten(path: Path) -> None:

@@ -48,7 +48,7 @@ def write_report(
         title, data, blocks = page_data(ReportRequest(folders, tuple(compared), tuple(steps)), progress)
     # Atomically: a reader that has the old report open never sees half of the new one.
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, page(title, data, blocks))
+    write_atomically(path, page(title, data, blocks), named=out is not None)
     return path
 
 
