@@ -50,14 +50,14 @@ import importlib, json, pkgutil, sys, warnings
 from importlib.metadata import distribution, packages_distributions
 warnings.simplefilter("ignore")
 failed = {}
-names = []
-for name in sys.argv[1:]:
-    package = importlib.import_module(name.removesuffix(".*"))
-    below = pkgutil.walk_packages(package.__path__, package.__name__ + ".", lambda _: None) if name.endswith("*") else ()
-    names += [package.__name__, *(module.name for module in below)]
-for name in names:
+names = sys.argv[1:]
+while names:
+    below = names[0].endswith(".*")
+    name = names.pop(0).removesuffix(".*")
     try:
-        importlib.import_module(name)
+        module = importlib.import_module(name)
+        if below:
+            names += [each.name for each in pkgutil.walk_packages(module.__path__, name + ".", failed.get)]
     except Exception as error:
         failed[name] = repr(error)
 owners = packages_distributions()

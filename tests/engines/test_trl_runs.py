@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import math
 from pathlib import Path
@@ -20,6 +21,7 @@ import trl
 from helpers.engines import trl_runs
 from helpers.engines.trl_worker import known_rollout
 from trimtab.engines.trl import TrimtabTrainer
+from trimtab.train import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +206,25 @@ def test_a_new_run_does_not_write_over_the_records_of_another(short: Any, tmp_pa
     short(record_to=str(tmp_path / "record"), max_steps=1).train()
     with pytest.raises(ValueError, match="holds the records of another run"):
         short(record_to=str(tmp_path / "record"), max_steps=1).train()
+
+
+def test_metrics_that_a_full_disk_refused_are_written_with_the_next_step(
+    short: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = RunFolder.append_metrics
+    refused = iter([True])
+
+    def on_a_full_disk(folder: RunFolder, record: dict[str, Any]) -> None:
+        if next(refused, False):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(folder, record)
+
+    monkeypatch.setattr(RunFolder, "append_metrics", on_a_full_disk)
+    trainer = short(record_to=str(tmp_path / "record"), max_steps=2)
+    with pytest.warns(UserWarning, match="metrics of 1 step.* not written yet: .*No space left"):
+        trainer.train()
+    steps = [json.loads(line)["step"] for line in (tmp_path / "record/metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2]
 
 
 def test_an_evaluation_plans_for_itself_and_leaves_the_gate_alone(short: Any) -> None:

@@ -33,7 +33,7 @@ from trimtab.train.responses import (
     some_problems,
 )
 from trimtab.train.run import Run
-from trimtab.train.run_folder import RunFolder, config_changes, resolved_toml
+from trimtab.train.run_folder import MetricsLog, RunFolder, config_changes, resolved_toml
 from trimtab.train.run_state import export_model
 from trimtab.train.saved_run import SavedRun, load_run
 from trimtab.train.stop_reason import RunStoppedError, StopReason
@@ -42,12 +42,12 @@ from trimtab.train.warm_start import check_problems, repeated_problems
 
 __all__ = [
     "METRICS", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "Alarm", "AlarmHandler", "GradedResponse", "InputReader",
-    "Monitor", "Reporter", "Run", "RunFolder", "RunStoppedError", "SampleText", "SavedRun", "StopReason", "ToolUse",
-    "best_evaluation", "build_policy", "build_sampler", "build_task", "build_tool_use", "build_tools", "check_problems",
-    "check_prompts", "config_changes", "describe_metric", "encode_problems", "export_model", "follow_run", "hub_note",
-    "input_changes", "list_warm_starts", "load_run", "longest_prompt", "observed_entropy", "open_policy",
-    "prompt_lengths", "read_inputs", "remove_warm_starts", "repeated_problems", "resolved_toml", "some_problems",
-    "time_words", "token_signals", "tokenizer_vocabulary", "train", "versions",
+    "MetricsLog", "Monitor", "Reporter", "Run", "RunFolder", "RunStoppedError", "SampleText", "SavedRun", "StopReason",
+    "ToolUse", "best_evaluation", "build_policy", "build_sampler", "build_task", "build_tool_use", "build_tools",
+    "check_problems", "check_prompts", "config_changes", "describe_metric", "encode_problems", "export_model",
+    "follow_run", "hub_note", "input_changes", "list_warm_starts", "load_run", "longest_prompt", "observed_entropy",
+    "open_policy", "prompt_lengths", "read_inputs", "remove_warm_starts", "repeated_problems", "resolved_toml",
+    "some_problems", "time_words", "token_signals", "tokenizer_vocabulary", "train", "versions",
 ]  # fmt: skip
 
 

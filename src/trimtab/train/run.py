@@ -35,7 +35,7 @@ from trimtab.train.recording import start_recording
 from trimtab.train.reporting import Loggers, Reporter, SilentReporter, announce_stop
 from trimtab.train.responses import check_positions, check_prompts, some_problems
 from trimtab.train.rollouts import evaluate
-from trimtab.train.run_folder import RunFolder
+from trimtab.train.run_folder import MetricsLog, RunFolder
 from trimtab.train.saving import CheckpointSaver
 from trimtab.train.stop_reason import RunStoppedError, StopReason
 from trimtab.train.trainer import RunProgress, Trainer, build_trainer
@@ -62,9 +62,8 @@ class Run:
     stopped: StopReason = StopReason.FINISHED
     stop_request: StopRequest = field(default_factory=StopRequest)  # of a signal
     _saver: CheckpointSaver = field(init=False, repr=False)
+    _metrics_log: MetricsLog = field(init=False, repr=False)
     _unwritable: set[Path] = field(default_factory=set)  # files whose failure has been said
-    # Records that found no space in metrics.jsonl; kept so that a full disk costs no step of the curve.
-    _unwritten: list[dict[str, float]] = field(default_factory=list)
     _step_started: float = 0.0
     _failed_rules: set[str] = field(default_factory=set)  # whose errors have been shown
     _first_step: int = 0  # of this process
@@ -80,6 +79,7 @@ class Run:
     _alarms: AlarmHandler = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._metrics_log = MetricsLog(self.folder)
         may_go_on = self.config.run.on_failed_checkpoint == "continue"
         self._saver = CheckpointSaver(self.folder.checkpoints, self.reporter.message, may_go_on)
 
@@ -227,7 +227,7 @@ class Run:
         # Records and metrics go to the disk first: a checkpoint never claims a step whose files were lost.
         if self.trainer.recorder is not None:
             self.trainer.recorder.flush()
-        self._write_metrics()
+        self._metrics_log.flush()
         self.folder.sync()
         try:
             with self.trainer.timed("time/checkpoint"):  # logged with the next step
@@ -329,19 +329,11 @@ class Run:
     def _log(self, record: dict[str, float]) -> None:
         """Append the metrics of a step to metrics.jsonl; on a full disk they are written with a later step's."""
         self._check_folder()
-        self._unwritten.append(record)
-        try:
-            self._write_metrics()
-        except OSError as error:
-            problem = f"metrics of {len(self._unwritten)} step(s) are not written yet: {error}"
+        problem = self._metrics_log.append(record)
+        if problem:
             self._warn_once(self.folder.metrics, problem)
         else:
             self._unwritable.discard(self.folder.metrics)
-
-    def _write_metrics(self) -> None:
-        while self._unwritten:
-            self.folder.append_metrics(self._unwritten[0])
-            del self._unwritten[0]
 
     def _append(self, file: Path, record: dict[str, Any]) -> None:
         """Append to a file of the run that it can do without; warn at the first failure."""

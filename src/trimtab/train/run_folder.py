@@ -12,6 +12,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +250,26 @@ def config_changes(before: Config, now: Config) -> list[str]:
     old, new = config_fingerprint(before), config_fingerprint(now)
     keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
     return [f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in keys]
+
+
+@dataclass
+class MetricsLog:
+    """Append metrics to a run's file; what a full disk refuses is written with a later step's."""
+
+    folder: RunFolder
+    unwritten: list[dict[str, Any]] = field(default_factory=list)
+
+    def append(self, record: dict[str, Any]) -> str:
+        """Append a record; return what is wrong if it cannot be written now."""
+        self.unwritten.append(record)
+        try:
+            self.flush()
+        except OSError as error:
+            return f"metrics of {len(self.unwritten)} step(s) are not written yet: {error}"
+        return ""
+
+    def flush(self) -> None:
+        """Write what is not written yet."""
+        while self.unwritten:
+            self.folder.append_metrics(self.unwritten[0])
+            del self.unwritten[0]

@@ -38,7 +38,7 @@ from trimtab.record import (
     join_ranks,
     update_record,
 )
-from trimtab.train import AlarmHandler, RunFolder, token_signals
+from trimtab.train import AlarmHandler, MetricsLog, RunFolder, token_signals
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,8 @@ class TrlRecording:
     gather: Callable[[list[Any]], list[Any]]
     recorder: Recorder | None
     alarms: AlarmHandler | None = None
+    metrics_log: MetricsLog | None = field(init=False)
+    _full: bool = False  # whether the disk was at the last step
     _wanted: bool = False
     _planned: PlannedUpdate | None = None
     _facts: dict[str, float] = field(default_factory=dict)  # of the rollout batch
@@ -82,6 +84,10 @@ class TrlRecording:
     _updates: list[UpdateRecord] = field(default_factory=list)
     _responses: list[RecordedResponse] = field(default_factory=list)
     _metrics: list[Mapping[str, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        folder = self.recorder and RunFolder(self.recorder.folder.parent)
+        self.metrics_log = MetricsLog(folder) if folder else None
 
     def begin_step(self, step: int, micro_batches: Sequence[PaddedBatch]) -> None:
         """Start a rollout batch. The main process decides for all whether its tokens are recorded."""
@@ -166,7 +172,11 @@ class TrlRecording:
         found = {name: [metrics[name] for metrics in self._metrics if name in metrics] for name in names}
         means = {name: sum(values) / len(values) for name, values in found.items()}
         record = {"step": step, **means, **self._facts}
-        RunFolder(recorder.folder.parent).append_metrics(record)
+        assert self.metrics_log is not None
+        problem = self.metrics_log.append(record)
+        if problem and not self._full:
+            warnings.warn(f"{self.metrics_log.folder.metrics}: {problem}", stacklevel=2)
+        self._full = bool(problem)
         if self.alarms is not None:
             self.alarms.handle(record)
 
