@@ -74,6 +74,19 @@ def test_the_worked_example_silences_the_banana() -> None:
     assert "+0.0000" in row
 
 
+def test_a_warning_is_a_line_without_the_place_in_the_code(tmp_path: Path) -> None:
+    rows = ['{"prompt": "1+1=", "answer": "2"}', '{"prompt": "1+2="}', '{"prompt": "1+3=", "answer": "4"}']
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    settings = [
+        *("task.name=file", f"task.path={tmp_path}/rows.jsonl", 'task.columns={answer="answer"}', "task.rule=exact"),
+        *("task.skip_bad_rows=true", "warm_start.steps=0", "run.eval_every=0"),
+    ]
+    command = [sys.executable, "-m", "trimtab", "train", "--dry-run", *(f"--set={setting}" for setting in settings)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr.startswith("warning: 1 of 3 rows are left out (task.skip_bad_rows = true):\n")
+    assert "UserWarning" not in done.stderr and ".py" not in done.stderr
+
+
 def test_the_objectives_import_torch_alone() -> None:
     code = (
         "import sys, torch; before = set(sys.modules); import trimtab.objectives; "

@@ -414,12 +414,18 @@ def readme() -> str:
 
 
 def fact(part: str, row: str, figure: str) -> str:
-    """One figure of one row, as it stands in a sentence: `expression / dapo + trim / greedy`."""
+    """One figure of one row, as it stands in a sentence: `expression / dapo + trim / greedy`.
+
+    `difference` is that of the accuracy to the reference, `difference, seeds 8 to 12` that of some seeds alone.
+    """
     found = runs(part)
     place = named(found, row)
     if place is None:
         return "(not run yet)"
-    if figure == "difference":
-        other = against(place, found, part)
-        return f"{points(paired(found[place], found[other]) if other else None)} points"
-    return shown(found[place], figure)
+    figure, _, some = figure.partition(", seeds ")
+    if figure != "difference":
+        return shown(found[place], figure)
+    other = against(place, found, part)
+    first, last = map(int, some.split(" to ")) if some else (0, max(found[place]))
+    ours = {seed: run for seed, run in found[place].items() if first <= seed <= last}
+    return f"{points(paired(ours, found[other]) if other else None)} points"

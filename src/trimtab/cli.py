@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -115,6 +116,21 @@ def main(
     # For the processes that libraries start (torch's compile workers, vLLM's engine): no module is taken from the
     # current folder, which may hold files of somebody else's.
     os.environ["PYTHONSAFEPATH"] = "1"
+    warnings.formatwarning = _format_warning
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return a warning of trimtab's own as a line for the user, and any other as Python does."""
+    if Path(filename).is_relative_to(Path(__file__).parent):
+        from trimtab.text import printable
+
+        return f"warning: {printable(str(message))}\n"
+    return _format_as_python(message, category, filename, lineno, line)
+
+
+_format_as_python = warnings.formatwarning
 
 
 def print_error(text: str) -> None:
