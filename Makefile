@@ -74,9 +74,9 @@ OLDEST := .venv-oldest
 NEWEST := .venv-newest
 TORCH := $(shell grep '^torch==' constraints.txt)
 RANGE_TESTS := tests/test_cli.py tests/test_startup.py tests/config tests/console/test_train_cli.py tests/console/test_display.py \
-	tests/policy/test_pretrained.py tests/policy/test_prompts.py tests/policy/test_update.py tests/rollout/test_native.py \
-	tests/conversation/test_tokens_in_tokens_out.py tests/record/test_record_reader.py tests/record/test_record_writer.py \
-	tests/evaluate/test_endpoint.py tests/rewards/test_math_rule.py tests/train/test_resume.py
+	tests/model/test_pretrained.py tests/model/test_prompts.py tests/model/test_update.py tests/sampling/test_native.py \
+	tests/agents/test_tokens_in_tokens_out.py tests/record/test_record_reader.py tests/record/test_record_writer.py \
+	tests/evaluate/test_endpoint.py tests/grading/test_math_rule.py tests/train/test_resume.py
 
 test-oldest: $(OLDEST)/.ready
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 $(RANGE_TESTS)

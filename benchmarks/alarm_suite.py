@@ -16,13 +16,13 @@ from statistics import fmean
 from typing import Any
 from unittest.mock import patch
 
-from trimtab.config import Config, load
+from trimtab.data import PromptTokens, Response, SamplingOptions
+from trimtab.grading import Verdict
 from trimtab.objectives.rules import stare
-from trimtab.rewards import Verdict
-from trimtab.rollout import PromptTokens, Response, SamplingOptions
-from trimtab.train import rollouts, trainer
-from trimtab.train.build import build_sampler
-from trimtab.train.responses import GradedResponse
+from trimtab.trainer.config import Config, load
+from trimtab.trainer.train import rollouts, trainer
+from trimtab.trainer.train.build import build_sampler
+from trimtab.trainer.train.responses import GradedResponse
 
 Settings = dict[str, Any]
 

@@ -28,9 +28,9 @@ KEPT = {"metrics.jsonl", "config.toml", "error.txt"}
 def make_run(name: str, seed: int, folder: Path, steps: int | None, deadline: float) -> str:
     """Make one run, keep only its metrics and configuration, and return how it ended."""
     from trimtab.console.reporters import PlainReporter
-    from trimtab.train import Run, RunStoppedError
-    from trimtab.train.loop import train
-    from trimtab.train.run_folder import RunFolder
+    from trimtab.trainer.train import Run, RunStoppedError
+    from trimtab.trainer.train.loop import train
+    from trimtab.trainer.train.run_folder import RunFolder
 
     if (folder / "done").exists():
         return "was there already"
@@ -71,7 +71,7 @@ def warm_keys(scenarios: list[Scenario], seeds: list[int]) -> dict[str, tuple[st
     """Return one run for every warm start that the suite needs, by key, so that no two processes make the same one."""
     import torch
 
-    from trimtab.train.warm_start import cache_key
+    from trimtab.trainer.train.warm_start import cache_key
 
     torch.set_num_threads(1)
     return {cache_key(s.config(seed)): (s.name, seed) for seed in seeds for s in scenarios}

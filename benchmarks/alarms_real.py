@@ -20,10 +20,10 @@ from typing import Any
 
 from study import unpack
 from trimtab.collapse import HOLD_STEPS, find_collapse, merge_curves
-from trimtab.config import load
 from trimtab.insight.alarms import ALARM_KINDS, alarm_monitor, replay_metrics
 from trimtab.step_lines import iter_step_lines
-from trimtab.train import RunFolder
+from trimtab.trainer.config import load
+from trimtab.trainer.train import RunFolder
 
 RESULTS = Path(__file__).parent / "results"
 FITTED = 0  # the seed that changes were fitted on

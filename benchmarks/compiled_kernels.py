@@ -25,10 +25,10 @@ from triton.compiler import ASTSource
 
 import trimtab as tt
 from made_batch import LENGTH, RESPONSES, made_batch, made_transcripts
-from trimtab.policy import Policy, load_policy
-from trimtab.policy.forward_backward import forward_backward
-from trimtab.policy.kernels import rms_norm, rope, softmax, swiglu
-from trimtab.rollout.paged.kernels import attention
+from trimtab.trainer.model import Policy, load_policy
+from trimtab.trainer.model.forward_backward import forward_backward
+from trimtab.trainer.model.kernels import rms_norm, rope, softmax, swiglu
+from trimtab.trainer.sampling.paged.kernels import attention
 
 HOPPER = 90
 LOAD, STORE, ASYNC_COPY = "ld.global.v4.b32", "st.global.v4.b32", "cp.async.cg"

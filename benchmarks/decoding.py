@@ -18,10 +18,11 @@ from kernel_times import kernel_times
 from result_file import about, save
 from sampler import PEAK, PROMPT, copy_speed, min_bytes_read, qwen3, random_model, random_prompts
 from stopwatch import seconds_of
-from trimtab.rollout import PagedSampler, SamplingOptions
-from trimtab.rollout.paged.decode_state import Scalar
-from trimtab.rollout.paged.decoder import Decoder
-from trimtab.rollout.paged.kv_cache import PAGE_SIZE
+from trimtab.data import SamplingOptions
+from trimtab.trainer.sampling import PagedSampler
+from trimtab.trainer.sampling.paged.decode_state import Scalar
+from trimtab.trainer.sampling.paged.decoder import Decoder
+from trimtab.trainer.sampling.paged.kv_cache import PAGE_SIZE
 
 STEPS = 16
 BATCHES = [(1, 3500), (8, 2500), (32, 1500), (64, 4000), (64, 1100), (128, 750), (192, 500), (256, 400), (384, 200)]
@@ -87,7 +88,7 @@ def measure(name: str, device: torch.device, small: bool, programs: list[int]) -
         if graph is not None:
             row["kernels_ms"] = kernel_times(graph.replay, KINDS)
             for number in programs:
-                with patch("trimtab.rollout.paged.kernels.attention.TARGET_PROGRAMS", number):
+                with patch("trimtab.trainer.sampling.paged.kernels.attention.TARGET_PROGRAMS", number):
                     row[f"ms at {number} programs"] = round(1000 * step_seconds(sampler, rows, length, device)[0], 3)
         print(name, row, flush=True)
         result.append(row)

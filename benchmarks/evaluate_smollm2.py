@@ -13,12 +13,12 @@ from typing import Any
 
 import typer
 
-from trimtab.evaluate.options import EvalOptions
-from trimtab.evaluate.progress import PlainProgress
-from trimtab.evaluate.report import as_json, write
-from trimtab.evaluate.run import evaluate
-from trimtab.tasks.benchmarks import BENCHMARKS, find_file
-from trimtab.tasks.files import read_rows
+from trimtab.data.benchmarks import BENCHMARKS, find_file
+from trimtab.data.files import read_rows
+from trimtab.experiments.evaluate.options import EvalOptions
+from trimtab.experiments.evaluate.progress import PlainProgress
+from trimtab.experiments.evaluate.report import as_json, write
+from trimtab.experiments.evaluate.run import evaluate
 
 NAMES = ("gsm8k", "math500")
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from result_file import about, save
-from trimtab.policy.lm_head import Head, head_gradients, head_scores
+from trimtab.trainer.model.lm_head import Head, head_gradients, head_scores
 
 VOCABULARY = 151_936
 SHAPES = ((8192, 2048), (8192, 4096), (32768, 2048))

@@ -35,7 +35,7 @@ ROUNDS = 10  # the least of so many starts: other work on the machine only adds 
 # What shows that an extra is enough: a short run that needs it, or the import of what users import.
 USES: Mapping[str, Sequence[str]] = {
     CORE: ["-m", "trimtab", "train", *QUIET],
-    "gym": ["-c", "from trimtab.tasks import build_task; build_task('gym:basic_arithmetic', {}, 'train', 1)[0]"],
+    "gym": ["-c", "from trimtab.data import build_task; build_task('gym:basic_arithmetic', {}, 'train', 1)[0]"],
     "hub": ["-c", "import datasets"],
     "lora": ["-m", "trimtab", "train", *SHORT, "--set", "model.lora_rank=4"],
     "tensorboard": ["-m", "trimtab", "train", *SHORT, "--set", "run.loggers=['tensorboard']"],

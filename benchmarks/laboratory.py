@@ -25,13 +25,13 @@ import torch
 import spurious
 from result_file import about
 from trimtab.collapse import find_collapse
-from trimtab.compare import CompareRun, ProcessPool, RunOutcome
-from trimtab.compare.runs import plan_run
-from trimtab.config import load
+from trimtab.experiments.compare import CompareRun, ProcessPool, RunOutcome
+from trimtab.experiments.compare.runs import plan_run
 from trimtab.files import write_atomically
 from trimtab.objectives.entropy_control import prediction_fit, prediction_pairs
-from trimtab.train.rollouts import sample_and_grade
-from trimtab.train.trainer import build_trainer
+from trimtab.trainer.config import load
+from trimtab.trainer.train.rollouts import sample_and_grade
+from trimtab.trainer.train.trainer import build_trainer
 
 RESULTS = Path(__file__).parent / "results"
 POINTS = 100  # of a curve: means over consecutive steps

@@ -23,16 +23,16 @@ from unittest.mock import patch
 import torch
 
 import mfu
-import trimtab.policy.loading
+import trimtab.trainer.model.loading
 from memory import PROMPT, QWEN, TINY, Setting, config_of, estimate, metering, random_weights, save_shape
 from result_file import about, save
 from sampler import PEAK, active_rows, copy_speed
 from step import PHASES, watching
 from stopwatch import Stopwatch, forget, settle, shares
-from trimtab.rollout import Response
-from trimtab.train.build import build_sampler
-from trimtab.train.loop import train_step
-from trimtab.train.trainer import RunProgress, Trainer, build_trainer
+from trimtab.data import Response
+from trimtab.trainer.train.build import build_sampler
+from trimtab.trainer.train.loop import train_step
+from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer
 from turns import failure
 
 RESPONSES, LONGEST, MEAN = 64, 15_360, 5120
@@ -52,7 +52,7 @@ def measure(setting: Setting, device: str, mean: float | None) -> dict[str, Any]
     lengths, watch = list[int](), Stopwatch(torch.device(device))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         save_shape(setting, folder)
-        stack.enter_context(patch.object(trimtab.policy.loading, "read_pretrained", random_weights(device)))
+        stack.enter_context(patch.object(trimtab.trainer.model.loading, "read_pretrained", random_weights(device)))
         trainer, progress = build_trainer(config_of(setting, folder, device)), RunProgress()
         end_after(trainer, min(SHORT, setting.new / 2))
         train_step(trainer, progress)

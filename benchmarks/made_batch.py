@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import trimtab as tt
-from trimtab.policy import Transcript
+from trimtab.trainer.model import Transcript
 
 RESPONSES, LENGTH = 16, 8
 

@@ -26,16 +26,16 @@ from unittest.mock import patch
 
 import torch
 
-import trimtab.policy.loading
+import trimtab.trainer.model.loading
 from result_file import about, save
-from trimtab.config import Config, parse
-from trimtab.memory.estimate import estimate_memory
-from trimtab.memory.model_shape import SMOLLM2
-from trimtab.memory.tracker import MemoryTracker
-from trimtab.policy.demo_model import demo_tokenizer
-from trimtab.train import loop, scoring
-from trimtab.train.loop import train_step
-from trimtab.train.trainer import RunProgress, build_trainer
+from trimtab.trainer.config import Config, parse
+from trimtab.trainer.memory.estimate import estimate_memory
+from trimtab.trainer.memory.model_shape import SMOLLM2
+from trimtab.trainer.memory.tracker import MemoryTracker
+from trimtab.trainer.model.demo_model import demo_tokenizer
+from trimtab.trainer.train import loop, scoring
+from trimtab.trainer.train.loop import train_step
+from trimtab.trainer.train.trainer import RunProgress, build_trainer
 
 PHASES = ("sampling", "scoring", "update", "optimizer_step")
 AT_ONCE = 3  # processes on one GPU; each counts its own bytes
@@ -146,7 +146,7 @@ def measure(setting: Setting, device: str) -> dict[str, Any]:
     """Train for two steps; return the peaks of the second."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         save_shape(setting, folder)
-        stack.enter_context(patch.object(trimtab.policy.loading, "read_pretrained", random_weights(device)))
+        stack.enter_context(patch.object(trimtab.trainer.model.loading, "read_pretrained", random_weights(device)))
         trainer = build_trainer(config_of(setting, folder, device))
         meter, progress = stack.enter_context(metering(trainer)), RunProgress()
         start = time.perf_counter()
@@ -190,7 +190,7 @@ def metering(trainer: Any) -> Iterator[Meter]:
             (trainer.sampler, "sample", "sampling"),
             (scoring, "score_responses", "scoring"),
             (loop, "update", "update"),
-            (import_module("trimtab.policy.update"), "_step", "optimizer_step"),
+            (import_module("trimtab.trainer.model.update"), "_step", "optimizer_step"),
         ]
         for owner, name, phase in places:
             stack.enter_context(patch.object(owner, name, meter.around(getattr(owner, name), phase)))

@@ -28,17 +28,16 @@ import torch
 from kernel_times import clock_and_power, kernel_times
 from result_file import about, save
 from stopwatch import forget, seconds_of
-from trimtab.config import Config, load
-from trimtab.policy import Policy, Precision, load_policy, loading, make_optimizer, pick_device, score
-from trimtab.policy.demo_model import demo_tokenizer
-from trimtab.rewards import Verdict
-from trimtab.rollout import Response
-from trimtab.tasks import Problem
-from trimtab.train.build import build_sampler
-from trimtab.train.loop import update_policy
-from trimtab.train.responses import GradedResponse, Rollouts
-from trimtab.train.scoring import Experience, score_responses
-from trimtab.train.trainer import Trainer
+from trimtab.data import Problem, Response
+from trimtab.grading import Verdict
+from trimtab.trainer.config import Config, load
+from trimtab.trainer.model import Policy, Precision, load_policy, loading, make_optimizer, pick_device, score
+from trimtab.trainer.model.demo_model import demo_tokenizer
+from trimtab.trainer.train.build import build_sampler
+from trimtab.trainer.train.loop import update_policy
+from trimtab.trainer.train.responses import GradedResponse, Rollouts
+from trimtab.trainer.train.scoring import Experience, score_responses
+from trimtab.trainer.train.trainer import Trainer
 
 PEAK = 989e12  # bf16 without sparsity, H200 data sheet
 PEAK_CLOCK = 1830  # MHz, at which the data sheet's peak is reached

@@ -23,14 +23,14 @@ import torch
 
 from result_file import about, save
 from stopwatch import seconds_of, settle, spread
-from trimtab.config import Config, build_objective, load
-from trimtab.policy import pick_device
+from trimtab.data import PromptTokens, Response, Sampler, SamplingOptions, Turns
 from trimtab.record import Recorder
-from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions, Turns
-from trimtab.train.loop import train_step
-from trimtab.train.process import gc_pause, set_threads
-from trimtab.train.recording import start_recording
-from trimtab.train.trainer import RunProgress, Trainer, build_trainer
+from trimtab.trainer.config import Config, build_objective, load
+from trimtab.trainer.model import pick_device
+from trimtab.trainer.train.loop import train_step
+from trimtab.trainer.train.process import gc_pause, set_threads
+from trimtab.trainer.train.recording import start_recording
+from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer
 
 BASE, AGAIN = "grpo", "grpo again"
 RECIPES = {"stapo": "stapo-qwen3-1.7b", "stare": "stare-short-7b", "sspo": "sspo-qwen2.5-math-1.5b"}

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from result_file import CPU, about, save
-from trimtab.config import load
 from trimtab.insight.replay import replay
 from trimtab.record import Manifest, RecordSettings, RecordWriter, StepData, StepInfo, UpdateInfo, Vocabulary, open_run
 from trimtab.record.layout import size_of, step_folder
-from trimtab.train.loop import train_step
-from trimtab.train.run import Run
-from trimtab.train.run_folder import RunFolder
+from trimtab.trainer.config import load
+from trimtab.trainer.train.loop import train_step
+from trimtab.trainer.train.run import Run
+from trimtab.trainer.train.run_folder import RunFolder
 
 OBJECTIVES = ("grpo", "stapo", "stare", "sspo")
 BLOCK, BLOCKS = 20, 10  # steps with recording, then as many without, and so on

@@ -26,10 +26,10 @@ from statistics import median
 from typing import Any
 
 from result_file import CPU, about, save
-from trimtab.rewards import grade, grade_many
-from trimtab.rewards.extract import last_box
-from trimtab.tasks import Problem, read_file
-from trimtab.tasks.problems import user
+from trimtab.data import Problem, read_file
+from trimtab.data.problems import user
+from trimtab.grading import grade, grade_many
+from trimtab.grading.extract import last_box
 
 BENCHMARKS = ("aime24", "aime25", "amc23", "math500", "minerva", "olympiadbench")
 ROUNDS = 5

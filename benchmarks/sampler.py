@@ -22,10 +22,11 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Pr
 
 from result_file import about, added_to, save
 from stopwatch import forget, seconds_of
-from trimtab.memory.model_shape import SMOLLM2
-from trimtab.policy import Policy, Transcript, load_policy, score
-from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, Response, Sampler, SamplingOptions
-from trimtab.train.build import build_sampler
+from trimtab.data import PromptTokens, Response, Sampler, SamplingOptions
+from trimtab.trainer.memory.model_shape import SMOLLM2
+from trimtab.trainer.model import Policy, Transcript, load_policy, score
+from trimtab.trainer.sampling import NativeSampler, PagedSampler
+from trimtab.trainer.train.build import build_sampler
 
 PROMPT, NEW, SEQUENCES = 64, 128, 512
 PEAK = 989e12  # dense bf16 operations per second of an H200, by its datasheet

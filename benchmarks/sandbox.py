@@ -20,10 +20,10 @@ from statistics import median, quantiles
 from typing import Any
 
 from result_file import about, save
-from trimtab.tools import Sandbox
-from trimtab.tools.bubblewrap import find_bubblewrap, show_files
-from trimtab.tools.fork_backend import ForkServer
-from trimtab.tools.visible_files import find_visible_files
+from trimtab.workers import Sandbox
+from trimtab.workers.bubblewrap import find_bubblewrap, show_files
+from trimtab.workers.fork_backend import ForkServer
+from trimtab.workers.visible_files import find_visible_files
 
 ROUNDS = 20
 TINY = "print(1 + 1)"

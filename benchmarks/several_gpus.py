@@ -23,16 +23,16 @@ from unittest.mock import patch
 
 import torch
 
-import trimtab.policy.loading
+import trimtab.trainer.model.loading
 from memory import LLAMA, Setting, config_of, random_weights, save_shape
 from result_file import about, added_to, save
 from stopwatch import seconds_of
-from trimtab.config import Config, load
-from trimtab.memory.estimate import estimate_memory
-from trimtab.parallel import World, join_world, whole_tensor
-from trimtab.train.loop import train_step
-from trimtab.train.rollouts import collect_rollouts
-from trimtab.train.trainer import RunProgress, Trainer, build_trainer
+from trimtab.trainer.config import Config, load
+from trimtab.trainer.memory.estimate import estimate_memory
+from trimtab.trainer.parallel import World, join_world, whole_tensor
+from trimtab.trainer.train.loop import train_step
+from trimtab.trainer.train.rollouts import collect_rollouts
+from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer
 
 DEVICE = "cuda:0"  # of all ranks: they share it
 COMPARED = ("reward/mean", "policy/entropy", "update/loss", "update/grad_norm", "tokens/count", "sampler/mismatch_mean")
@@ -91,7 +91,7 @@ def measure_memory(shard: bool, out: Path) -> None:
         save_shape(setting, folder)
         config = config_of(setting, folder, DEVICE)
         world = join_world(DEVICE)
-        with patch.object(trimtab.policy.loading, "read_pretrained", random_weights(DEVICE)):
+        with patch.object(trimtab.trainer.model.loading, "read_pretrained", random_weights(DEVICE)):
             trainer, progress = build_trainer(config, world=world), RunProgress()
         train_step(trainer, progress)
         torch.cuda.reset_peak_memory_stats()

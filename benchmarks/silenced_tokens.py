@@ -16,9 +16,9 @@ import torch
 
 from result_file import about
 from trimtab import Reason
-from trimtab.config import load
 from trimtab.files import write_atomically
 from trimtab.record import open_run
+from trimtab.trainer.config import load
 
 EXAMPLES = 24
 MOST = 20  # of the tokens silenced most often

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from result_file import about, save
-from trimtab.config import load
 from trimtab.console.summary_text import describe_task
+from trimtab.trainer.config import load
 
 CURVES = (
     "eval/accuracy",

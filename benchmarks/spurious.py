@@ -19,9 +19,9 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
+from trimtab.data import FixedTask, Problem, Split, TaskOption, user
+from trimtab.data.problems import derive_seed, split_of
 from trimtab.record import open_run
-from trimtab.tasks import FixedTask, Problem, Split, TaskOption, user
-from trimtab.tasks.problems import derive_seed, split_of
 
 PAD, END = "<pad>", "<end>"
 NUMBERS = [str(number) for number in range(100)]

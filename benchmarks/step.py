@@ -29,19 +29,18 @@ import torch
 from made_models import save_made_model
 from result_file import about, save
 from stopwatch import REST, Stopwatch, forget, per_step, settle, shares, times_faster
-from trimtab.config import Config, load
+from trimtab.data import Problem, PromptTokens, Response, Sampler, SamplingOptions, Turns, problem_index
+from trimtab.grading import grade_many
 from trimtab.objectives import Objective
-from trimtab.policy import pick_device
-from trimtab.policy.demo_model import demo_model, demo_tokenizer
-from trimtab.policy.smollm2 import smollm2_folder
-from trimtab.rewards import grade_many
-from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions, Turns
-from trimtab.tasks import Problem, problem_index
-from trimtab.train import loop, rollouts, scoring
-from trimtab.train.build import build_sampler, build_task
-from trimtab.train.loop import train_step
-from trimtab.train.process import gc_pause, set_threads
-from trimtab.train.trainer import RunProgress, Trainer, build_trainer
+from trimtab.trainer.config import Config, load
+from trimtab.trainer.model import pick_device
+from trimtab.trainer.model.demo_model import demo_model, demo_tokenizer
+from trimtab.trainer.model.smollm2 import smollm2_folder
+from trimtab.trainer.train import loop, rollouts, scoring
+from trimtab.trainer.train.build import build_sampler, build_task
+from trimtab.trainer.train.loop import train_step
+from trimtab.trainer.train.process import gc_pause, set_threads
+from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer
 from trl_vllm import VLLM_PEERS, bf16_copy, vllm_options
 
 PHASES = ("sample", "grade", "score", "plan", "forward and backward", "optimizer", "metrics", REST)

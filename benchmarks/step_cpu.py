@@ -30,14 +30,14 @@ import torch
 from result_file import about, save
 from step import PHASES, Steps, peer_model, peer_options, problems_of, watching
 from stopwatch import Stopwatch, shares, spread
-from trimtab.config import Config, load
-from trimtab.rewards import grade_many
-from trimtab.rollout import Response
-from trimtab.train import process
-from trimtab.train.loop import scheduled_step
-from trimtab.train.recording import start_recording
-from trimtab.train.responses.rewards import reward_of
-from trimtab.train.trainer import RunProgress, Trainer, build_trainer
+from trimtab.data import Response
+from trimtab.grading import grade_many
+from trimtab.trainer.config import Config, load
+from trimtab.trainer.train import process
+from trimtab.trainer.train.loop import scheduled_step
+from trimtab.trainer.train.recording import start_recording
+from trimtab.trainer.train.responses.rewards import reward_of
+from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer
 
 SETTINGS = [
     "objective.name=grpo", "update.per_step=1", "update.warmup_steps=0", "update.lr=1e-7", "task.digits=4",

@@ -20,13 +20,13 @@ from pathlib import Path
 import torch
 
 from result_file import about
+from trimtab.experiments.stress import StressTest, parse_axis
+from trimtab.experiments.stress.axis_table import axis_tables
+from trimtab.experiments.stress.command import ended_before
+from trimtab.experiments.stress.figures import run_figures
+from trimtab.experiments.stress.tables import as_json
 from trimtab.files import mark_folder, write_atomically
 from trimtab.objectives import METHODS
-from trimtab.stress import StressTest, parse_axis
-from trimtab.stress.axis_table import axis_tables
-from trimtab.stress.command import ended_before
-from trimtab.stress.figures import run_figures
-from trimtab.stress.tables import as_json
 
 RESULTS = Path(__file__).parent / "results"
 ABOUT = "about.json"  # in a test's folder: the machine that made its runs, and the versions

@@ -15,10 +15,10 @@ from statistics import median
 from typing import Any
 
 from result_file import about, save
-from trimtab.config import load
-from trimtab.conversation import ToolSet
-from trimtab.train.loop import train_step
-from trimtab.train.trainer import RunProgress, build_trainer
+from trimtab.agents import ToolSet
+from trimtab.trainer.config import load
+from trimtab.trainer.train.loop import train_step
+from trimtab.trainer.train.trainer import RunProgress, build_trainer
 
 
 class SlowTools:

@@ -17,9 +17,9 @@ from typing import Any
 
 from result_file import about, save
 from step import Measurements, Steps, grader, peer_model, peer_options, problems_of
-from trimtab.config import Config, load
-from trimtab.policy import pick_device
-from trimtab.train.trainer import learning_rate_scale
+from trimtab.trainer.config import Config, load
+from trimtab.trainer.model import pick_device
+from trimtab.trainer.train.trainer import learning_rate_scale
 from trl_vllm import bf16_copy, set_kv_cache, vllm_options
 
 OURS = ("loss_type", "beta")  # options of TRL's own loss: the objective has them

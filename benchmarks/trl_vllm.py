@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trimtab.config import RolloutConfig
+from trimtab.trainer.config import RolloutConfig
 
 VLLM_PEERS = {"trl-vllm": False, "trl-vllm-sleep": True}  # whether vLLM sleeps between rollouts
 

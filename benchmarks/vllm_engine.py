@@ -23,13 +23,13 @@ import torch
 from result_file import about, added_to, save
 from sampler import agreement
 from stopwatch import forget, seconds_of, settle
-from trimtab.config import Config, RolloutConfig, load
-from trimtab.policy import Policy, load_policy
-from trimtab.rollout.vllm import VllmSampler, import_vllm
-from trimtab.train.build import build_sampler
-from trimtab.train.loop import scheduled_step
-from trimtab.train.process import set_threads
-from trimtab.train.trainer import RunProgress, build_trainer
+from trimtab.trainer.config import Config, RolloutConfig, load
+from trimtab.trainer.model import Policy, load_policy
+from trimtab.trainer.sampling.vllm import VllmSampler, import_vllm
+from trimtab.trainer.train.build import build_sampler
+from trimtab.trainer.train.loop import scheduled_step
+from trimtab.trainer.train.process import set_threads
+from trimtab.trainer.train.trainer import RunProgress, build_trainer
 from turns import in_turns
 
 FULL = ["rollout.max_new_tokens=256", "record.enabled=false", "rollout.vllm_gpu_memory_utilization=0.2"]

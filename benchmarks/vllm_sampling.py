@@ -35,8 +35,9 @@ from sampler import (
     random_prompts,
 )
 from stopwatch import forget, seconds_of
-from trimtab.rollout import PagedSampler, PromptTokens, Response, SamplingOptions
-from trimtab.rollout.weights import checkpoint_weights
+from trimtab.data import PromptTokens, Response, SamplingOptions
+from trimtab.trainer.sampling import PagedSampler
+from trimtab.trainer.sampling.weights import checkpoint_weights
 from turns import failure, in_turns
 
 WAYS = ("with log-probs", "without log-probs", "with log-probs and seeds")

@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import trimtab as tt
-from trimtab.rewards import grade_many
-from trimtab.tasks import Problem
+from trimtab.data import Problem
+from trimtab.grading import grade_many
 
 # --- The task: prompts, answers, and the rule that grades a response -------------------------------------------------
 

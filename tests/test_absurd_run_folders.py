@@ -24,7 +24,7 @@ from helpers.thorough import THOROUGH
 from helpers.train.short_runs import short_run
 from trimtab.cli import app
 from trimtab.record.layout import json_with_digest
-from trimtab.train.loop import train
+from trimtab.trainer.train.loop import train
 
 HANG = 600.0  # seconds after which a command is taken for hung
 READS = [absurd_runs.change_record_json, absurd_runs.change_record_table, absurd_runs.change_line]

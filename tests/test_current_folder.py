@@ -93,7 +93,7 @@ def test_grading_runs_no_file_of_the_current_folder(trap: Path, trimtab: str) ->
 def test_grading_from_a_notebook_in_the_folder_starts_a_worker_without_it(trap: Path) -> None:
     # There `""` is on `sys.path`, and `PYTHONPATH` may have an empty entry: set here after the notebook's own imports.
     code = (
-        "import os, sys; from trimtab.rewards import grade; sys.path.insert(0, ''); "
+        "import os, sys; from trimtab.grading import grade; sys.path.insert(0, ''); "
         "os.environ['PYTHONPATH'] = os.environ.get('PYTHONPATH', '') + os.pathsep; "
         f"print(grade({ANSWER['response']!r}, {ANSWER['answer']!r}).kind)"
     )

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from trimtab.config import load, parse_toml
 from trimtab.objectives import METHODS
 from trimtab.objectives.methods import catalog
+from trimtab.trainer.config import load, parse_toml
 
 ROOT = Path(__file__).parent.parent
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import trimtab as tt
 from trimtab.cli import app
-from trimtab.config import load, parse_stored, parse_toml
+from trimtab.trainer.config import load, parse_stored, parse_toml
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

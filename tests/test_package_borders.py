@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 from transformers.utils import import_utils
@@ -15,16 +16,24 @@ ROOT = Path(__file__).parent.parent
 SOURCE = Path(trimtab.__file__).parent
 
 
+ROOMS_OF_PACKAGES = ("trainer", "experiments")  # each package in them has an `__init__` of its own to enter by
+
+
+def package_of(parts: Sequence[str]) -> tuple[str, ...]:
+    """The package that a module or a file belongs to, from its names below trimtab."""
+    return tuple(parts[:2] if parts[0] in ROOMS_OF_PACKAGES else parts[:1])
+
+
 def inside_imports(path: Path) -> list[str]:
     """Imports of modules (not packages) that belong to another package of trimtab."""
-    own = path.relative_to(SOURCE).parts[0]
+    own = package_of(path.relative_to(SOURCE).parts)
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         for name in names:
             parts = name.split(".")
-            deep = parts[0] == "trimtab" and len(parts) > 2 and parts[1] != own
+            deep = parts[0] == "trimtab" and len(parts) > 2 and package_of(parts[1:]) != own
             if deep and not SOURCE.joinpath(*parts[1:]).is_dir():
                 found.append(f"{path.relative_to(SOURCE)}:{node.lineno}: {name}")
     return found

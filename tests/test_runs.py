@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 import trimtab as tt
 from helpers.train.short_runs import SETTINGS
 from trimtab.cli import app
-from trimtab.config import parse_toml
 from trimtab.files import locked, write_json_lines
-from trimtab.train.run import Run
+from trimtab.trainer.config import parse_toml
+from trimtab.trainer.train.run import Run
 
 NUMBERS = {key: parse_toml(f"x = {text}")["x"] for key, text in SETTINGS.items() if text[0].isdecimal()}
 SHORT: dict[str, Any] = NUMBERS | {
@@ -197,8 +197,8 @@ def test_train_is_there_before_and_after_its_package_is_imported() -> None:
 import sys, trimtab as tt
 assert "torch" not in sys.modules and set(tt.__all__) <= set(dir(tt))
 assert callable(tt.train)
-from trimtab.train import RunFolder
-import trimtab.train.loop
+from trimtab.trainer.train import RunFolder
+import trimtab.trainer.train.loop
 assert callable(tt.train) and tt.train.loop.train
 """
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ, timeout=300)

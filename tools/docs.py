@@ -24,11 +24,11 @@ import tool_pages
 from command_docs import commands_page
 from recipe_docs import recipes_page
 from trimtab.collapse import DEFINITION
-from trimtab.config import json_schema
 from trimtab.insight.alarms import ALARM_KINDS, threshold_reasons
 from trimtab.objectives.methods.reference_docs import command_reference, methods_reference
 from trimtab.record import TABLES
-from trimtab.train import METRICS
+from trimtab.trainer.config import json_schema
+from trimtab.trainer.train import METRICS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"

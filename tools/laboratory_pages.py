@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, median, mode
 from typing import Any, NamedTuple
 
-from trimtab.compare import markdown_table
+from trimtab.experiments.compare import markdown_table
 from trimtab.intervals import SeedDifference, seed_difference
 from trimtab.objectives import ATTACHMENTS
 from trimtab.text import NOTHING, number, percent

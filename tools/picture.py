@@ -14,11 +14,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from trimtab.config import load
 from trimtab.console.display import RunDisplay
 from trimtab.console.summary_text import describe_model, describe_task
 from trimtab.record import open_run
-from trimtab.train import SampleText
+from trimtab.trainer.config import load
+from trimtab.trainer.train import SampleText
 
 
 def picture(run: Path) -> str:

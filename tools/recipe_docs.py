@@ -11,10 +11,10 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from trimtab.config.loading import load, packaged_recipes
-from trimtab.config.recipe import Config
-from trimtab.config.task_section import TaskConfig, task_section
-from trimtab.tasks import TASKS
+from trimtab.data import TASKS
+from trimtab.trainer.config.loading import load, packaged_recipes
+from trimtab.trainer.config.recipe import Config
+from trimtab.trainer.config.task_section import TaskConfig, task_section
 
 _INTRO = """\
 # Recipes

@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from trimtab.compare import markdown_table
+from trimtab.experiments.compare import markdown_table
+from trimtab.experiments.stress import AxisTable, read_stress
+from trimtab.experiments.stress.figures import RunFigures
+from trimtab.experiments.stress.tables import HEADS
 from trimtab.intervals import t_quantile
-from trimtab.stress import AxisTable, read_stress
-from trimtab.stress.figures import RunFigures
-from trimtab.stress.tables import HEADS
 from trimtab.text import percent
 
 RESULTS = Path(__file__).parent.parent / "benchmarks/results"

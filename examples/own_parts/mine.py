@@ -7,11 +7,10 @@ from typing import Annotated
 from torch import Tensor
 
 import trimtab as tt
+from trimtab.data import Problem, PromptTokens, Response, SamplingOptions, Split, user
 from trimtab.objectives import PlanBuilder, TokenRule
-from trimtab.policy import Policy
-from trimtab.rollout import PromptTokens, Response, SamplingOptions
-from trimtab.tasks import Problem, Split, user
-from trimtab.train import build_sampler
+from trimtab.trainer.model import Policy
+from trimtab.trainer.train import build_sampler
 
 
 def gentle(softness: Annotated[float, "share of DAPO's clip range"] = 0.5) -> tt.Objective:

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trimtab.grading import rule
     from trimtab.objectives import (
         Comm,
         LossOutput,
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     )
     from trimtab.objectives.methods.compose import objective
     from trimtab.own_parts import register
-    from trimtab.rewards import rule
     from trimtab.runs import SavedRun, load_run, train
 
 __version__ = "0.1.0"
@@ -33,10 +33,11 @@ __all__ = [
 ]  # fmt: skip
 
 HOMES = {
-    "SavedRun": "trimtab.train",
-    "load_run": "trimtab.train",
+    "SavedRun": "trimtab.trainer.train",
+    "load_run": "trimtab.trainer.train",
     "register": "trimtab.own_parts",
-    "rule": "trimtab.rewards",
+    "rule": "trimtab.grading",
+    "train": "trimtab.runs",
 }
 
 
@@ -44,8 +45,6 @@ def __getattr__(name: str) -> Any:
     """The objectives on first use: a grader's worker imports trimtab and must not pay for torch."""
     if name not in __all__:
         raise AttributeError(f"module 'trimtab' has no attribute {name!r}")
-    if name == "train":  # the package, which can be called: nothing but it can have this name
-        return importlib.import_module("trimtab.train")
     return getattr(importlib.import_module(HOMES.get(name, "trimtab.objectives")), name)
 
 

@@ -1,7 +1,7 @@
 """Render chat templates, in a worker process.
 
 A template is a program in Jinja that comes with a model. transformers' sandbox keeps it from files and modules, but not
-from running or growing without end, so it runs where time and memory are limited (`trimtab.rewards.call_worker`).
+from running or growing without end, so it runs where time and memory are limited (`trimtab.grading.call_worker`).
 """
 
 from __future__ import annotations

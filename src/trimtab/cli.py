@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from trimtab import __version__
-from trimtab.evaluate import EvalOptions
+from trimtab.experiments.evaluate import EvalOptions
 from trimtab.standard_streams import BROKEN_PIPE, make_optional, open_standard_streams, output_is_broken
 from trimtab.stop_signals import exit_code, interrupt_on_stop_signals, interrupted_by, stop_at_input_end
 
@@ -181,7 +181,7 @@ def doctor(
 ) -> None:
     """Check this machine: which features work, which need something else, and how to get it."""
     if remove_warm_starts:
-        from trimtab.train import remove_warm_starts as remove
+        from trimtab.trainer.train import remove_warm_starts as remove
 
         removed = remove()
         typer.echo(f"removed {len(removed)} warm starts, {sum(each.size for each in removed) / 1e6:,.1f} MB")
@@ -304,7 +304,7 @@ def grade(
     ] = "math",
 ) -> None:
     """Grade JSON lines of {"response": ..., "answer": ...} from stdin; print one verdict per line, in order."""
-    from trimtab.rewards import grade_lines
+    from trimtab.grading import grade_lines
 
     bad = grade_lines(sys.stdin.buffer, sys.stdout, rule, lambda text: print_error(f"trimtab: {text}"))
     raise typer.Exit(2 if bad else 0)
@@ -320,7 +320,7 @@ def sandbox(
     url: Annotated[str, typer.Option(help="A server with SandboxFusion's protocol.")] = "",
 ) -> None:
     """Run a Python program from stdin in the sandbox. Exit code 1: an exception; 3: it was killed."""
-    from trimtab.tools import probe_lines, run_input
+    from trimtab.workers import probe_lines, run_input
 
     if probe:
         for line in probe_lines():
@@ -342,8 +342,8 @@ def compare(
     """Train a recipe with several objectives and seeds; print one table, write one report. Finished runs are kept."""
     from rich.console import Console
 
-    from trimtab.compare import Comparison, plan_runs, show_comparison
     from trimtab.console import recipe_name
+    from trimtab.experiments.compare import Comparison, plan_runs, show_comparison
     from trimtab.insight.report import try_report
 
     where = out or Path("runs") / f"compare-{recipe_name(recipe)}"
@@ -376,8 +376,8 @@ def stress(
     from rich.console import Console
 
     from trimtab.console import recipe_name
+    from trimtab.experiments.stress import StressTest, parse_axis, show_stress
     from trimtab.insight.report import try_report
-    from trimtab.stress import StressTest, parse_axis, show_stress
 
     where = out or Path("runs") / f"stress-{recipe_name(recipe)}"
     make_optional(sys.stdout)  # the tables are in files too
@@ -405,7 +405,7 @@ def alarms(
 @options_from(EvalOptions)
 def evaluate(options: EvalOptions) -> None:
     """Evaluate a model on math benchmarks, with intervals. The same command continues a stopped evaluation."""
-    from trimtab.evaluate import run_eval
+    from trimtab.experiments.evaluate import run_eval
 
     make_optional(sys.stdout)  # so are samples and results
     raise typer.Exit(run_eval(options))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import spurious
-from trimtab.policy import load_policy
-from trimtab.rewards import grade_many
+from trimtab.grading import grade_many
+from trimtab.trainer.model import load_policy
 
 
 def test_worked_solutions_are_right_and_only_their_last_number_counts() -> None:

@@ -15,11 +15,12 @@ import overhead
 import step
 import stopwatch
 from stopwatch import REST, Stopwatch
-from trimtab.config import load
-from trimtab.rollout import NativeSampler, PromptTokens, SamplingOptions
-from trimtab.train import rollouts
-from trimtab.train.loop import train_step
-from trimtab.train.trainer import RunProgress, Trainer, build_trainer
+from trimtab.data import PromptTokens, SamplingOptions
+from trimtab.trainer.config import load
+from trimtab.trainer.sampling import NativeSampler
+from trimtab.trainer.train import rollouts
+from trimtab.trainer.train.loop import train_step
+from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer
 
 CPU = torch.device("cpu")
 SHAPE = mfu.Shape(

@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 
 from helpers.own_process import Terminal, exit_code, in_own_process, run_command, wait_until
 from trimtab.cli import app
-from trimtab.compare.processes import ProcessPool, Watch
-from trimtab.compare.report import as_json, as_markdown, as_table, differences, make_rows, sparklines
-from trimtab.compare.runs import CompareRun, Comparison, RunOutcome, plan_runs
 from trimtab.console.launch import STOPPED
+from trimtab.experiments.compare.processes import ProcessPool, Watch
+from trimtab.experiments.compare.report import as_json, as_markdown, as_table, differences, make_rows, sparklines
+from trimtab.experiments.compare.runs import CompareRun, Comparison, RunOutcome, plan_runs
 from trimtab.files import locked, mark_folder
 from trimtab.text import BARS
-from trimtab.train.run_folder import resolved_toml
+from trimtab.trainer.train.run_folder import resolved_toml
 
 RECIPE = """
 [task]
@@ -373,7 +373,7 @@ def test_a_run_that_starts_while_ctrl_c_is_pressed_is_not_lost(
     processes = pool(recipe, tmp_path, monkeypatch, LONG, jobs=2)
     with monkeypatch.context() as patched:
         popen = SimpleNamespace(PIPE=subprocess.PIPE, Popen=start)
-        patched.setattr("trimtab.compare.processes.subprocess", popen)
+        patched.setattr("trimtab.experiments.compare.processes.subprocess", popen)
         outcomes = processes.run()
     assert [process.poll() is not None for process in started] == [True]  # and no other was started
     assert [outcome.why for outcome in outcomes] == ["interrupted"] + ["not run: interrupted"] * 3

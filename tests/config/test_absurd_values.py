@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from trimtab.cli import app
-from trimtab.config import Config, load, parse
 from trimtab.text import shown
+from trimtab.trainer.config import Config, load, parse
 
 KEYS = [(s, key) for s, field in Config.model_fields.items() for key in getattr(field.annotation, "model_fields", ())]
 NESTED: dict[str, Any] = {}

@@ -11,11 +11,11 @@ import pytest
 from pydantic import BaseModel
 
 from recipe_docs import recipe_title, recipes_page
-from trimtab.config import Config, json_schema, load, packaged_recipes, parse
-from trimtab.config.task_section import ONE_SECTION
 from trimtab.objectives.methods.registry import METHODS
 from trimtab.own_parts import register
-from trimtab.train.run_folder import resolved_toml
+from trimtab.trainer.config import Config, json_schema, load, packaged_recipes, parse
+from trimtab.trainer.config.task_section import ONE_SECTION
+from trimtab.trainer.train.run_folder import resolved_toml
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from helpers.train.short_runs import MessageLog
-from trimtab.config import Config, load
-from trimtab.train.loop import train
-from trimtab.train.run import Run
-from trimtab.train.run_folder import RunFolder
+from trimtab.trainer.config import Config, load
+from trimtab.trainer.train.loop import train
+from trimtab.trainer.train.run import Run
+from trimtab.trainer.train.run_folder import RunFolder
 
 RECIPE = """
 task = { name = "file", path = "train.jsonl", eval_path = ["data/test.jsonl"] }

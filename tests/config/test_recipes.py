@@ -10,11 +10,11 @@ import pytest
 
 import trimtab
 from recipe_docs import recipe_title, recipes_page
-from trimtab.config import Config, load, packaged_recipes
 from trimtab.console.reporters import PlainReporter
-from trimtab.train import Run, StopReason
-from trimtab.train.loop import train
-from trimtab.train.run_folder import RunFolder
+from trimtab.trainer.config import Config, load, packaged_recipes
+from trimtab.trainer.train import Run, StopReason
+from trimtab.trainer.train.loop import train
+from trimtab.trainer.train.run_folder import RunFolder
 
 ROOT = Path(__file__).parent.parent.parent
 RECIPES = packaged_recipes()

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.config import Config, load, load_stored, parse_stored
-from trimtab.memory.estimate import estimate_memory
-from trimtab.train import resolved_toml
+from trimtab.trainer.config import Config, load, load_stored, parse_stored
+from trimtab.trainer.memory.estimate import estimate_memory
+from trimtab.trainer.train import resolved_toml
 
 TOOLS = "python:helpers.train.bad_tools"
 TURNS = "rollout.max_turns=3"
-BAD = "python:helpers.conversation.misbehaving_tools"
+BAD = "python:helpers.agents.misbehaving_tools"
 CALCULATOR = "tools.use=['calculator']"
 
 

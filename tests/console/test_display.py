@@ -14,7 +14,7 @@ from rich.console import Console
 from trimtab.console.display import POINTS, LiveReporter, RunDisplay
 from trimtab.console.reporters import PlainReporter
 from trimtab.text import BARS, clock, number, percent, printable, sparkline
-from trimtab.train import SampleText
+from trimtab.trainer.train import SampleText
 
 METRICS = {
     "reward/mean": 0.515,

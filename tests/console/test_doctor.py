@@ -17,7 +17,7 @@ from trimtab.cli import app
 from trimtab.console import doctor
 from trimtab.engines.engine_versions import TESTED_VERSIONS
 from trimtab.install_command import install_command
-from trimtab.rollout.vllm import TESTED_VERSIONS as VLLM_VERSIONS
+from trimtab.trainer.sampling.vllm import TESTED_VERSIONS as VLLM_VERSIONS
 
 
 def found() -> dict[str, doctor.Finding]:

@@ -12,9 +12,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from trimtab.cli import app
-from trimtab.config import Config, load
 from trimtab.console import recipe_from_data as module
-from trimtab.memory import DeviceMemory
+from trimtab.trainer.config import Config, load
+from trimtab.trainer.memory import DeviceMemory
 
 
 @pytest.fixture(autouse=True)

@@ -17,10 +17,10 @@ import pytest
 from helpers.train.short_runs import SETTINGS, contents
 from trimtab.console import launch
 from trimtab.console.launch import INVALID, launch_run, resolve_request
-from trimtab.train import checkpoints, run_state
-from trimtab.train import run as run_module
-from trimtab.train.run import Run
-from trimtab.train.run_folder import RunFolder
+from trimtab.trainer.train import checkpoints, run_state
+from trimtab.trainer.train import run as run_module
+from trimtab.trainer.train.run import Run
+from trimtab.trainer.train.run_folder import RunFolder
 
 SHORT = {**SETTINGS, "run.steps": "2", "run.checkpoint_every": "1", "run.report": "false"}
 

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from trimtab.cli import app
-from trimtab.config import load
 from trimtab.console import run_lines
 from trimtab.files import locked, write_json_lines
-from trimtab.train import resolved_toml
+from trimtab.trainer.config import load
+from trimtab.trainer.train import resolved_toml
 
 
 def make(path: Path, age: int, *settings: str, steps: int = 5, saved: bool = True, model: bool = False) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from helpers.own_process import Terminal, exit_code, start_command, wait_until
 from helpers.train.short_runs import SETTINGS
-from trimtab.config import list_checkpoints
-from trimtab.train import RunFolder
+from trimtab.trainer.config import list_checkpoints
+from trimtab.trainer.train import RunFolder
 
 STOPPED = 3
 ENDLESS = {"run.steps": "100000", "run.checkpoint_every": "0", "run.eval_every": "0", "run.patience": "0"}

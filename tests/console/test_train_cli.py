@@ -14,16 +14,16 @@ import torch
 from typer.testing import CliRunner, Result
 
 from trimtab.cli import app
-from trimtab.compare import Comparison, plan_runs
-from trimtab.config import load
 from trimtab.console.launch import TrainRequest, claim_folder, recipe_name, slug
 from trimtab.console.summary_text import accuracy_change, closing_summary, fit_lines, summarize_metrics
-from trimtab.policy import Policy
-from trimtab.rollout import NativeSampler
-from trimtab.train.metrics import StepResult
-from trimtab.train.reporting import SilentReporter
-from trimtab.train.run import Run
-from trimtab.train.run_folder import RunFolder
+from trimtab.experiments.compare import Comparison, plan_runs
+from trimtab.trainer.config import load
+from trimtab.trainer.model import Policy
+from trimtab.trainer.sampling import NativeSampler
+from trimtab.trainer.train.metrics import StepResult
+from trimtab.trainer.train.reporting import SilentReporter
+from trimtab.trainer.train.run import Run
+from trimtab.trainer.train.run_folder import RunFolder
 
 # Rewards fall with length, so that a model that knows nothing has something to learn from.
 RECIPE = """
@@ -345,7 +345,7 @@ def test_running_out_of_memory_names_the_setting_to_lower(
 
 
 def test_scoring_without_memory_names_the_token_budget(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["trimtab.policy.score"], "moments", no_memory)
+    monkeypatch.setattr(sys.modules["trimtab.trainer.model.score"], "moments", no_memory)
     result = train("tiny.toml", "--set", "run.eval_every=0")
     assert "while scoring responses: lower update.token_budget (now 16384), then update.head_chunk" in result.stderr
 
@@ -367,7 +367,7 @@ def test_a_programming_error_is_not_hidden(here: Path, monkeypatch: pytest.Monke
     assert isinstance(result.exception, RuntimeError)
 
 
-@pytest.mark.parametrize("moment", ["trimtab.train.run.warm_start", "trimtab.train.loop.update"])
+@pytest.mark.parametrize("moment", ["trimtab.trainer.train.run.warm_start", "trimtab.trainer.train.loop.update"])
 def test_an_interruption_prints_how_to_resume_and_that_works(
     here: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -388,7 +388,7 @@ def test_an_interruption_prints_how_to_resume_and_that_works(
 
 
 def test_a_dry_run_makes_and_loads_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trimtab.train.build.load_policy", no_memory)
+    monkeypatch.setattr("trimtab.trainer.train.build.load_policy", no_memory)
     result = train("tiny.toml", "--dry-run", "--set", "objective=gspo")
     assert result.exit_code == 0
     assert "4 prompts x 4 samples = 16 responses" in result.output

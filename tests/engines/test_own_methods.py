@@ -36,9 +36,9 @@ NAME = "python:mine_of_engines:gentle + s2t"
 
 def test_in_trl(mine: None, tmp_path: Path) -> None:
     pytest.importorskip("trl")
-    from trimtab.config import build_objective
     from trimtab.engines.common import objective_table
     from trimtab.engines.trl import TrimtabConfig
+    from trimtab.trainer.config import build_objective
 
     table = {"name": NAME, "softness": 0.25, "advantage": "python:mine_of_engines:ranks"}
     args = TrimtabConfig(output_dir=str(tmp_path / "out"), objective=table, use_cpu=True, bf16=False)
@@ -59,10 +59,10 @@ def test_in_verl(mine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     import helpers.engines.verl_quiet  # noqa: F401
     from helpers.engines.verl_configs import changed
-    from trimtab.config import build_objective
     from trimtab.engines.verl.loss import PlannedLoss
     from trimtab.engines.verl.options import check_config, read_options
     from trimtab.own_parts import module_folders
+    from trimtab.trainer.config import build_objective
 
     words = ["algorithm.adv_estimator=grpo", f'+trimtab.objective="{NAME}"', "+trimtab.softness=0.25"]
     config = changed(words)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from trimtab.rewards import Verdict, grade
-from trimtab.tasks import Problem
-from trimtab.tools import Sandbox, SandboxError
+from trimtab.data import Problem
+from trimtab.grading import Verdict, grade
+from trimtab.workers import Sandbox, SandboxError
 
 ray: Any = pytest.importorskip("ray", reason="Ray comes with verl")
 
@@ -50,7 +50,7 @@ def test_an_actor_grades_several_batches(cluster: None) -> None:
 
     class Grader:
         def grade(self, pairs: Any) -> Any:
-            from trimtab.rewards import grade_many
+            from trimtab.grading import grade_many
 
             return grade_many(pairs)
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
+from trimtab.data import Problem
 from trimtab.engines import tool_calls
 from trimtab.engines.tool_calls import ConversationTools, ToolOptions, shortened
 from trimtab.own_parts import OwnPartError, look_beside
-from trimtab.tasks import Problem
 
 MODULE = """
 import time

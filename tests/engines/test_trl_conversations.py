@@ -18,10 +18,10 @@ from helpers.engines.own_environment import ENVIRONMENT, IN_TRL
 from helpers.engines.trl_tools import END, Noted, chat_model, chat_tokenizer, conversation_parts, conversation_trainer
 from trimtab.engines.trl import last_message, tool_environment
 from trimtab.own_parts import look_beside
-from trimtab.policy import Policy, Transcript
-from trimtab.policy.score import score
-from trimtab.policy.update import UpdateOptions, make_optimizer, update
 from trimtab.record import open_run
+from trimtab.trainer.model import Policy, Transcript
+from trimtab.trainer.model.score import score
+from trimtab.trainer.model.update import UpdateOptions, make_optimizer, update
 
 OBJECTIVE = "stapo(tau_p=0.2)"
 

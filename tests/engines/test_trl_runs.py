@@ -21,7 +21,7 @@ import trl
 from helpers.engines import trl_runs
 from helpers.engines.trl_worker import known_rollout
 from trimtab.engines.trl import TrimtabTrainer
-from trimtab.train import RunFolder
+from trimtab.trainer.train import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ def test_alarms_look_during_the_run_and_say_which_could_not(
     from trimtab.cli import app
     from trimtab.insight.alarms import AlarmMonitor
     from trimtab.insight.report import write_report
-    from trimtab.train import Alarm
+    from trimtab.trainer.train import Alarm
 
     ring = Alarm(2, "clip", "too much is clipped")
     monkeypatch.setattr(AlarmMonitor, "__call__", lambda self, record: [ring] if record["step"] == 2 else [])

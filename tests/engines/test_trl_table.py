@@ -17,9 +17,9 @@ import trl
 
 from helpers.engines import trl_runs
 from helpers.engines.trl_worker import known_rollout
-from trimtab.config import build_objective
 from trimtab.engines.trl.options import REPLACED
 from trimtab.objectives import TokenBatch
+from trimtab.trainer.config import build_objective
 
 # TRL's options, and the objective that says the same.
 SAME = {

@@ -22,8 +22,8 @@ from helpers.engines import trl_runs
 from helpers.engines.trl_worker import known_rollout, run, save_start
 from trimtab.engines.common import STATE_FILE
 from trimtab.objectives import segment_ids
-from trimtab.policy import Policy, Transcript, UpdateOptions, update
-from trimtab.policy.demo_model import demo_tokenizer
+from trimtab.trainer.model import Policy, Transcript, UpdateOptions, update
+from trimtab.trainer.model.demo_model import demo_tokenizer
 
 SUPPORT = Path(__file__).parents[1] / "support"
 OBJECTIVES = (
@@ -186,8 +186,8 @@ def _drawn(trainer: Any) -> list[int]:
 
 
 def native_update(name: str, model: Any, rows: Any, trainer: Any) -> None:
-    """One update by `trimtab.policy.update` on what TRL trained on."""
-    from trimtab.policy.score import score
+    """One update by `trimtab.trainer.model.update` on what TRL trained on."""
+    from trimtab.trainer.model.score import score
 
     class First:
         num_generations = trainer.num_generations

@@ -14,7 +14,6 @@ from verl.utils import tensordict_utils as tu
 
 from helpers.engines.verl_batches import TOKENIZER, core_batch, nested, random_batch
 from helpers.engines.verl_runs import CHARACTERS, SPECIAL
-from trimtab.config import build_objective
 from trimtab.engines.common import segments_by_turn, tool_tokens
 from trimtab.engines.verl.columns import sampled_tokens
 from trimtab.engines.verl.options import VerlOptions
@@ -22,6 +21,7 @@ from trimtab.engines.verl.planning import fields_read, minibatch_rows, plan_step
 from trimtab.engines.verl.recording import record_step, start_recording
 from trimtab.objectives import Reason
 from trimtab.record import open_run
+from trimtab.trainer.config import build_objective
 
 
 def ids(text: str) -> list[int]:

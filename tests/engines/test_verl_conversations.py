@@ -22,13 +22,13 @@ from helpers.engines.verl_batches import TOKENIZER
 from helpers.engines.verl_calls import FORMAT, EqualsParser, write_tools
 from helpers.engines.verl_configs import changed
 from helpers.engines.verl_runs import run, write_inputs
-from trimtab.config import build_objective
 from trimtab.engines.turns import AGENT_LOOP, AGENT_LOOP_KEY, ReplyText, last_sampled
 from trimtab.engines.verl.agent_loop import TrimtabToolAgentLoop
 from trimtab.engines.verl.options import VerlOptions, check_config, read_options, reward_warning
 from trimtab.engines.verl.reward import compute_score
 from trimtab.own_parts import look_beside
 from trimtab.record import open_run
+from trimtab.trainer.config import build_objective
 
 OURS = "reward.custom_reward_function.path=pkg://trimtab.engines.verl.reward"
 LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"

@@ -15,10 +15,10 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine.utils import prepare_micro_batches
 
 from helpers.engines.verl_batches import as_minibatch, core_batch, new_log_probs, random_batch, with_plan
-from trimtab.config import build_objective
 from trimtab.engines.verl.loss import PlannedLoss
 from trimtab.engines.verl.planning import minibatch_rows
 from trimtab.objectives import METHODS, Objective
+from trimtab.trainer.config import build_objective
 
 METHODS_HERE = [*METHODS, "grpo + kl", "stapo + tis", "dapo + icepop", "dapo + mis", "sspo + s2t", "gspo + stare"]
 # The entropies of these batches are at most 2, and one rollout is observed before they are planned.

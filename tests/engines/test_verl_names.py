@@ -17,9 +17,9 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from helpers.engines.verl_batches import as_minibatch, new_log_probs, random_batch, with_plan
-from trimtab.config import build_objective
 from trimtab.engines.verl.loss import PlannedLoss
 from trimtab.objectives import TokenBatch
+from trimtab.trainer.config import build_objective
 
 DOC = Path(__file__).parents[2] / "docs" / "verl.md"
 SEED = 50  # no row of this batch is padding

@@ -11,11 +11,11 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from helpers.engines.verl_configs import changed, composed
-from trimtab.config import build_objective
 from trimtab.engines.verl.options import LOSSES, REPLACED, check_config, read_options
 from trimtab.engines.verl.plugin import command_problem
 from trimtab.engines.verl.trainer import TrimtabRayTrainer, _rename_loss_metrics
 from trimtab.objectives import METHODS
+from trimtab.trainer.config import build_objective
 
 GRPO = "algorithm.adv_estimator=grpo"
 ACTOR = "actor_rollout_ref.actor"

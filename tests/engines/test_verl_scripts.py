@@ -17,10 +17,10 @@ from verl.utils.import_utils import load_module
 
 import verl_gpu
 from helpers.engines.verl_configs import composed
-from trimtab.config import build_objective
 from trimtab.engines.verl.options import check_config, read_options
 from trimtab.engines.verl.planning import minibatch_rows
 from trimtab.engines.verl.plugin import command_problem
+from trimtab.trainer.config import build_objective
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "verl"
 RECIPES = {
@@ -133,7 +133,7 @@ def test_a_rule_with_numbers_gives_verl_the_number_and_a_failing_one_is_logged_o
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     score = load_module("pkg://trimtab.engines.verl.reward").compute_score
-    rule = "python:helpers.rewards.graded_rules:returns"
+    rule = "python:helpers.grading.graded_rules:returns"
     assert score("math", "0.3", "42", rule=rule, wrong=-1.0) == {"score": 0.3, "acc": 0.0, "pred": ""}
     assert [score("math", "nan", "42", rule=rule, wrong=-1.0)["score"] for _ in range(2)] == [-1.0, -1.0]
     (record,) = [each for each in caplog.records if "failed" in each.message]

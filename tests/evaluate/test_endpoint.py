@@ -31,9 +31,9 @@ from helpers.evaluate.small_evals import (
 )
 from trimtab import bounded_http
 from trimtab.bounded_http import NoConnectionError
-from trimtab.evaluate.endpoint import EndpointConnection, EndpointError, generator
-from trimtab.evaluate.folder import EvalFolder
-from trimtab.evaluate.run import EvalResult, evaluate
+from trimtab.experiments.evaluate.endpoint import EndpointConnection, EndpointError, generator
+from trimtab.experiments.evaluate.folder import EvalFolder
+from trimtab.experiments.evaluate.run import EvalResult, evaluate
 
 KEY = "sk-secret-4242"
 

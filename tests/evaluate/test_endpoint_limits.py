@@ -23,9 +23,9 @@ import pytest
 from helpers.evaluate.raw_server import GOOD, GOOD_BODY, Bytes, RawServer, raw_serving
 from helpers.evaluate.small_evals import RecordedProgress, Reply, completion, serving, small, status, write_sums
 from trimtab import bounded_http
-from trimtab.evaluate.endpoint import EndpointConnection, EndpointError
-from trimtab.evaluate.folder import EvalFolder
-from trimtab.evaluate.run import EvalResult, evaluate
+from trimtab.experiments.evaluate.endpoint import EndpointConnection, EndpointError
+from trimtab.experiments.evaluate.folder import EvalFolder
+from trimtab.experiments.evaluate.run import EvalResult, evaluate
 
 TIMEOUT = 0.5
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -344,8 +344,8 @@ MEMORY_PROBE = """
 import re, sys
 from pathlib import Path
 from helpers.evaluate.small_evals import small
-from trimtab.evaluate.progress import PlainProgress
-from trimtab.evaluate.run import evaluate
+from trimtab.experiments.evaluate.progress import PlainProgress
+from trimtab.experiments.evaluate.run import evaluate
 
 changes = dict(max_new_tokens=20_480, samples=int(sys.argv[3]), concurrency=16, retries=0, timeout=300.0, model=None)
 options = small(Path(sys.argv[1]), endpoint=sys.argv[2], model_name="tiny", **changes)

@@ -17,15 +17,15 @@ from typer.testing import CliRunner
 
 from helpers.evaluate.small_evals import RecordedProgress, answer, serving, small, status, write_sums
 from trimtab.cli import app
-from trimtab.evaluate import report
-from trimtab.evaluate.folder import EvalFolder, Generation
-from trimtab.evaluate.launch import make_progress
-from trimtab.evaluate.metrics import GradedSample, compute_metrics
-from trimtab.evaluate.progress import LiveProgress, PlainProgress, SampleCounter
-from trimtab.evaluate.published import PUBLISHED
-from trimtab.evaluate.run import EvalResult, prepare
+from trimtab.data.benchmarks import BENCHMARKS, DEFAULT_BENCHMARKS
+from trimtab.experiments.evaluate import report
+from trimtab.experiments.evaluate.folder import EvalFolder, Generation
+from trimtab.experiments.evaluate.launch import make_progress
+from trimtab.experiments.evaluate.metrics import GradedSample, compute_metrics
+from trimtab.experiments.evaluate.progress import LiveProgress, PlainProgress, SampleCounter
+from trimtab.experiments.evaluate.published import PUBLISHED
+from trimtab.experiments.evaluate.run import EvalResult, prepare
 from trimtab.stop_signals import SignalInterrupt
-from trimtab.tasks.benchmarks import BENCHMARKS, DEFAULT_BENCHMARKS
 
 ROOT = Path(__file__).parents[2]
 runner = CliRunner()
@@ -393,7 +393,7 @@ def test_plain_progress_writes_a_line_now_and_then() -> None:
 
 
 def test_warnings_name_another_number_of_threads(tmp_path: Path) -> None:
-    from trimtab.evaluate.run import evaluate
+    from trimtab.experiments.evaluate.run import evaluate
 
     wanted = small(tmp_path, problems=1)
     evaluate(wanted, RecordedProgress())

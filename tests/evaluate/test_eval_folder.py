@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from helpers.evaluate.small_evals import RecordedProgress, small
-from trimtab.evaluate import grading
-from trimtab.evaluate.folder import EvalFolder, Generation
-from trimtab.evaluate.grading import check_rule, read_verdicts, rejected_truths
-from trimtab.evaluate.options import EvalOptions
-from trimtab.evaluate.run import evaluate, grade_evaluation, prepare
-from trimtab.evaluate.settings import (
+from trimtab.data.benchmarks import BenchmarkProblem
+from trimtab.data.problems import Problem, user
+from trimtab.experiments.evaluate import grading
+from trimtab.experiments.evaluate.folder import EvalFolder, Generation
+from trimtab.experiments.evaluate.grading import check_rule, read_verdicts, rejected_truths
+from trimtab.experiments.evaluate.options import EvalOptions
+from trimtab.experiments.evaluate.run import evaluate, grade_evaluation, prepare
+from trimtab.experiments.evaluate.settings import (
     PRESETS,
     EvalSettings,
     decoding,
@@ -25,8 +27,6 @@ from trimtab.evaluate.settings import (
     settings_from,
 )
 from trimtab.files import locked
-from trimtab.tasks.benchmarks import BenchmarkProblem
-from trimtab.tasks.problems import Problem, user
 
 
 def problem(number: int, answer: str = "2") -> BenchmarkProblem:
@@ -361,7 +361,7 @@ def test_out_of_memory_is_an_error_with_advice(tmp_path: Path, monkeypatch: pyte
     def full(*args: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("trimtab.rollout.NativeSampler.sample", full)
+    monkeypatch.setattr("trimtab.trainer.sampling.NativeSampler.sample", full)
     with pytest.raises(ValueError, match="out of memory: use a --batch smaller than 6"):
         evaluate(small(tmp_path), RecordedProgress())
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from helpers.evaluate.small_evals import Handler, RecordedProgress, Reply, body, served, serving, small, status
-from trimtab.evaluate import native, report
-from trimtab.evaluate.folder import EvalFolder
-from trimtab.evaluate.grading import read_verdicts
-from trimtab.evaluate.run import EvalResult, evaluate, grade_evaluation
-from trimtab.rollout import PromptTokens, Response, SamplingOptions, Turns
+from trimtab.data import PromptTokens, Response, SamplingOptions, Turns
+from trimtab.experiments.evaluate import native, report
+from trimtab.experiments.evaluate.folder import EvalFolder
+from trimtab.experiments.evaluate.grading import read_verdicts
+from trimtab.experiments.evaluate.run import EvalResult, evaluate, grade_evaluation
 
 SUM_TOOL = '''
 def add(first: int, second: int) -> str:

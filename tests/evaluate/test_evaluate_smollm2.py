@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from helpers.evaluate.small_evals import small, write_sums
-from trimtab.tasks.benchmarks import load_benchmark
+from trimtab.data.benchmarks import load_benchmark
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/evaluate_smollm2.py"
 DATA = Path(__file__).parents[2].parent / "shared" / "data"

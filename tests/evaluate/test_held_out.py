@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from helpers.evaluate.small_evals import RecordedProgress
 from helpers.train.short_runs import trained
 from trimtab.cli import app
-from trimtab.evaluate.folder import EvalFolder
-from trimtab.evaluate.held_out import with_benchmarks
-from trimtab.evaluate.metrics import GradedSample, compute_metrics, score_difference
-from trimtab.evaluate.options import EvalOptions
-from trimtab.evaluate.run import EvalResult, evaluate, grade_evaluation, prepare
-from trimtab.tasks import DEFAULT_BENCHMARKS
+from trimtab.data import DEFAULT_BENCHMARKS
+from trimtab.experiments.evaluate.folder import EvalFolder
+from trimtab.experiments.evaluate.held_out import with_benchmarks
+from trimtab.experiments.evaluate.metrics import GradedSample, compute_metrics, score_difference
+from trimtab.experiments.evaluate.options import EvalOptions
+from trimtab.experiments.evaluate.run import EvalResult, evaluate, grade_evaluation, prepare
 
 # Numbers of 0, 1/3, 2/3 or 1, whatever the model says; what the rule asks for of a row must have come through.
 RULE = """

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.evaluate.metrics import GradedSample, compute_metrics, majority, paired_difference, pass_at_k, vote_key
+from trimtab.experiments.evaluate.metrics import (
+    GradedSample,
+    compute_metrics,
+    majority,
+    paired_difference,
+    pass_at_k,
+    vote_key,
+)
 
 
 def samples(problem: str, *kinds: str, **fields: object) -> list[GradedSample]:

@@ -18,17 +18,17 @@ import torch
 from helpers.evaluate.small_evals import SUMS, RecordedProgress, small
 from helpers.thorough import slow_but
 from helpers.train.short_runs import trained
-from trimtab.config import RolloutConfig, model_digest
-from trimtab.evaluate import native
-from trimtab.evaluate import run as runs
-from trimtab.evaluate.folder import EvalFolder
-from trimtab.evaluate.native import NativeGenerator, open_model
-from trimtab.evaluate.options import EvalOptions
-from trimtab.evaluate.run import EvalResult, evaluate, open_generator, prepare
-from trimtab.policy import Policy, Transcript, score
-from trimtab.rollout import Sampler
-from trimtab.train import build_sampler
-from trimtab.train.run_folder import RunFolder
+from trimtab.data import Sampler
+from trimtab.experiments.evaluate import native
+from trimtab.experiments.evaluate import run as runs
+from trimtab.experiments.evaluate.folder import EvalFolder
+from trimtab.experiments.evaluate.native import NativeGenerator, open_model
+from trimtab.experiments.evaluate.options import EvalOptions
+from trimtab.experiments.evaluate.run import EvalResult, evaluate, open_generator, prepare
+from trimtab.trainer.config import RolloutConfig, model_digest
+from trimtab.trainer.model import Policy, Transcript, score
+from trimtab.trainer.train import build_sampler
+from trimtab.trainer.train.run_folder import RunFolder
 
 
 def lines(folder: EvalFolder) -> list[str]:

@@ -11,7 +11,6 @@ import pytest
 
 from helpers.insight.made_metrics import HEALTHY, after, alarms_of, first_rings, made_run
 from trimtab.collapse import HOLD_STEPS, find_collapse
-from trimtab.config import AlarmsConfig, load
 from trimtab.insight.alarms import (
     ALARM_KINDS,
     AlarmKind,
@@ -25,7 +24,8 @@ from trimtab.insight.alarms import (
 from trimtab.insight.alarms import history as history_module
 from trimtab.insight.alarms.history import History, slope, spread
 from trimtab.insight.alarms.policy_detectors import even_share, forecast
-from trimtab.train.metrics import METRICS
+from trimtab.trainer.config import AlarmsConfig, load
+from trimtab.trainer.train.metrics import METRICS
 
 ADVISED = ("update", "objective", "rollout", "reward", "task", "tools")  # sections of a recipe
 TROUBLE = 40  # the step after which a run goes wrong

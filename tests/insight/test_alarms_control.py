@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from helpers.insight.made_metrics import Curve, after, alarms_of, first_rings, made_run
-from trimtab.config import load
 from trimtab.insight.alarms import alarm_monitor
-from trimtab.train.alarm_actions import Alarm
+from trimtab.trainer.config import load
+from trimtab.trainer.train.alarm_actions import Alarm
 
 LOST = 60  # the step after which the entropy is below its band
 HELD: dict[str, Curve] = {

@@ -29,7 +29,7 @@ from trimtab.insight.alarms import (
 )
 from trimtab.insight.alarms.detector_input import Finding
 from trimtab.insight.alarms.offline import alarm_lines
-from trimtab.train.loop import train
+from trimtab.trainer.train.loop import train
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

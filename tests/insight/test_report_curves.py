@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.insight.report_runs import Made, data_of, decode_array, make_run
-from trimtab.compare.report import LEGEND
 from trimtab.console.summary_text import summarize_metrics
+from trimtab.experiments.compare.report import LEGEND
 from trimtab.insight.report import write_report
 from trimtab.insight.report.curves import (
     FEWEST_POINTS,

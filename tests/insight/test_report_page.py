@@ -16,7 +16,7 @@ from helpers.insight.report_runs import Made, data_of, make_run
 from trimtab.insight.report import page as paging
 from trimtab.insight.report import write_report
 from trimtab.insight.report.page import SCRIPTS, asset, joined_script
-from trimtab.train import METRICS
+from trimtab.trainer.train import METRICS
 
 ASSETS = Path(paging.__file__).with_suffix("")
 

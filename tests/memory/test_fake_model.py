@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from trimtab.memory.fake_model import (
+from trimtab.data import PromptTokens, SamplingOptions
+from trimtab.trainer.memory.fake_model import (
     MicroBatchShape,
     PassMemory,
     fake_policy,
@@ -19,9 +20,9 @@ from trimtab.memory.fake_model import (
     scoring_memory,
     update_memory,
 )
-from trimtab.policy import Policy, Transcript, score
-from trimtab.policy.score import log_probs
-from trimtab.rollout import NativeSampler, PromptTokens, SamplingOptions
+from trimtab.trainer.model import Policy, Transcript, score
+from trimtab.trainer.model.score import log_probs
+from trimtab.trainer.sampling import NativeSampler
 
 ROWS, LONGEST, CHUNK, VOCABULARY = 8, 96, 256, 1024
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from trimtab.config import load
-from trimtab.memory.oom_advice import DURING, Phase, is_out_of_memory, oom_message, remedy, too_large
+from trimtab.trainer.config import load
+from trimtab.trainer.memory.oom_advice import DURING, Phase, is_out_of_memory, oom_message, remedy, too_large
 
 
 def _place() -> None:
@@ -31,11 +31,18 @@ def raised_in(*places: tuple[str, str]) -> BaseException:
     return error.value
 
 
+TRAIN, SAMPLING, MODEL = "trimtab.trainer.train", "trimtab.trainer.sampling", "trimtab.trainer.model"
 PLACES: dict[Phase, list[tuple[str, str]]] = {
-    "sampling": [("trimtab.train.rollouts", "sample_groups"), ("trimtab.rollout.paged.sampler", "sample")],
-    "scoring": [("trimtab.train.scoring", "score_responses"), ("trimtab.policy.score", "score")],
-    "update": [("trimtab.policy.update", "update"), ("trimtab.policy.forward_backward", "forward_backward")],
-    "optimizer_step": [("trimtab.policy.update", "update"), ("trimtab.policy.update", "_step")],
+    "sampling": [
+        (f"{TRAIN}.rollouts", "sample_groups"),
+        (f"{SAMPLING}.paged.sampler", "sample"),
+    ],
+    "scoring": [(f"{TRAIN}.scoring", "score_responses"), (f"{MODEL}.score", "score")],
+    "update": [
+        (f"{MODEL}.update", "update"),
+        (f"{MODEL}.forward_backward", "forward_backward"),
+    ],
+    "optimizer_step": [(f"{MODEL}.update", "update"), (f"{MODEL}.update", "_step")],
 }
 
 
@@ -49,7 +56,7 @@ def test_the_phase_is_known_from_where_it_happened(phase: Phase) -> None:
 
 def test_outside_of_all_phases_the_model_is_too_large() -> None:
     config = load(None, ["model.path=huge", "run.device=cuda"])
-    text = oom_message(raised_in(("trimtab.train.build", "build_policy")), config)
+    text = oom_message(raised_in(("trimtab.trainer.train.build", "build_policy")), config)
     assert text == f"out of memory before the first step: {too_large(config)}"
     assert "huge is too large for cuda; take a smaller model.path, or set model.lora_rank=16" in text
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trimtab.memory.fake_model import fake_tensors
-from trimtab.memory.tracker import BLOCK, MemoryTracker
+from trimtab.trainer.memory.fake_model import fake_tensors
+from trimtab.trainer.memory.tracker import BLOCK, MemoryTracker
 
 MEGA = 1 << 20
 

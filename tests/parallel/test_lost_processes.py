@@ -18,8 +18,8 @@ from helpers.parallel.forked_ranks import ENDLESS, SeveralProcesses
 from helpers.thorough import slow_but
 from helpers.train.short_runs import contents, differences
 from trimtab.console import processes
-from trimtab.parallel import Notices
-from trimtab.train import RunFolder
+from trimtab.trainer.parallel import Notices
+from trimtab.trainer.train import RunFolder
 
 LOST, STOPPED, INVALID, UNSAVED = 4, 3, 2, 5
 KILLED = 128 + signal.SIGKILL

@@ -19,10 +19,10 @@ from helpers.own_process import Terminal
 from helpers.parallel.forked_ranks import ENDLESS, SeveralProcesses
 from helpers.train.short_runs import SETTINGS
 from trimtab.cli import app
-from trimtab.config import list_checkpoints
-from trimtab.parallel.world import join_world
 from trimtab.record import open_run
-from trimtab.train import checkpoints
+from trimtab.trainer.config import list_checkpoints
+from trimtab.trainer.parallel.world import join_world
+from trimtab.trainer.train import checkpoints
 
 ROOT = Path(__file__).parents[2]
 STOPPED = 3

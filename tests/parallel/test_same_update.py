@@ -19,8 +19,8 @@ from helpers.thorough import THOROUGH, slow_but
 from helpers.train.scripted_turns import ScriptedTurns
 from helpers.train.short_runs import recipe
 from trimtab.objectives import METHODS, Plan
-from trimtab.parallel import ShardedOptimizer
-from trimtab.train.trainer import Trainer
+from trimtab.trainer.parallel import ShardedOptimizer
+from trimtab.trainer.train.trainer import Trainer
 
 STEPS = 20 if THOROUGH else 3
 METHOD_STEPS = 20 if THOROUGH else 2
@@ -249,7 +249,7 @@ def test_the_comparison_with_sgd_finds_a_factor_that_adamw_hides(monkeypatch: py
 def test_an_update_that_is_not_finite_on_one_rank_is_refused_on_all(
     value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, bad = sys.modules["trimtab.policy.update"], []
+    module, bad = sys.modules["trimtab.trainer.model.update"], []
     original = module.forward_backward
 
     def broken(policy: Any, objective: Any, micro: Any, *rest: Any) -> Any:

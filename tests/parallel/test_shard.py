@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from helpers.made_once import made_once, shared_folder
 from helpers.parallel.sharding import SHARDED, Job, run_on_two, sample_and_fuse
-from trimtab.parallel import World, shard_layers
-from trimtab.train.trainer import build_trainer
+from trimtab.trainer.parallel import World, shard_layers
+from trimtab.trainer.train.trainer import build_trainer
 
 # How far weights are apart after three steps, relative to how far they have moved. AdamW divides a gradient by its own
 # size, and with it the rounding of a gradient near zero; it has the same figure with whole layers on two processes.

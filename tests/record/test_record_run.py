@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from helpers.train.short_runs import RunProcess, contents, recipe, trained
-from trimtab.policy import Policy
 from trimtab.record import Records, open_run
 from trimtab.record import writer as writer_module
 from trimtab.record.layout import RECORDS_FOLDER
 from trimtab.record.step_tables import encodable
-from trimtab.train import checkpoints, tokenizer_vocabulary
-from trimtab.train import run as run_module
-from trimtab.train.build import build_policy
-from trimtab.train.run_folder import RunFolder
+from trimtab.trainer.model import Policy
+from trimtab.trainer.train import checkpoints, tokenizer_vocabulary
+from trimtab.trainer.train import run as run_module
+from trimtab.trainer.train.build import build_policy
+from trimtab.trainer.train.run_folder import RunFolder
 
 QUICK = {"run.steps": "3", "run.eval_every": "0", "warm_start.steps": "0", "update.token_budget": "40"}
 

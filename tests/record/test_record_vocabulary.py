@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from helpers.objectives.made_tokenizers import byte_level_bpe
 from trimtab.objectives import segment_ids
 from trimtab.objectives.segments.token_bytes import token_bytes
-from trimtab.policy.demo_model import demo_tokenizer
 from trimtab.record import Vocabulary
-from trimtab.train.recording import tokenizer_vocabulary
+from trimtab.trainer.model.demo_model import demo_tokenizer
+from trimtab.trainer.train.recording import tokenizer_vocabulary
 
 TEXTS = [
     "First, add 3.5 and 1,000. Then stop; is it right?",

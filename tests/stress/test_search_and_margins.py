@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trimtab.stress.figures import RunFigures, margins, stable_value
-from trimtab.stress.grid import Axis, Cell, parse_axis
-from trimtab.stress.search import check_search, next_value
+from trimtab.experiments.stress.figures import RunFigures, margins, stable_value
+from trimtab.experiments.stress.grid import Axis, Cell, parse_axis
+from trimtab.experiments.stress.search import check_search, next_value
 
 LR = Axis("update.lr", ("1", "2", "4", "8"))
 

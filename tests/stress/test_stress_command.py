@@ -18,12 +18,12 @@ from typer.testing import CliRunner, Result
 
 from helpers.insight.report_runs import data_of
 from trimtab.cli import app
-from trimtab.compare import CompareRun
-from trimtab.config import load
+from trimtab.experiments.compare import CompareRun
+from trimtab.experiments.stress import StressTest, parse_axis, read_stress, show_stress
+from trimtab.experiments.stress.tables import as_table
 from trimtab.files import locked
-from trimtab.stress import StressTest, parse_axis, read_stress, show_stress
-from trimtab.stress.tables import as_table
-from trimtab.train.run_folder import resolved_toml
+from trimtab.trainer.config import load
+from trimtab.trainer.train.run_folder import resolved_toml
 
 RECIPE = """
 [task]
@@ -85,7 +85,7 @@ class InThisProcess:
 
 def run_in_this_process(patch: pytest.MonkeyPatch) -> None:
     popen = SimpleNamespace(PIPE=subprocess.PIPE, Popen=InThisProcess)
-    patch.setattr("trimtab.compare.processes.subprocess", popen)
+    patch.setattr("trimtab.experiments.compare.processes.subprocess", popen)
 
 
 @pytest.fixture(scope="module")
@@ -355,7 +355,7 @@ def interrupting(runs: list[CompareRun], console: Console) -> Iterator[Any]:
 def test_a_stopped_test_resumes_what_it_had_begun(pretended: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
     pretended.scripts = lambda objective, lr: goes_on
     with monkeypatch.context() as patch:
-        patch.setattr("trimtab.stress.command.progress_bars", interrupting)
+        patch.setattr("trimtab.experiments.stress.command.progress_bars", interrupting)
         result = pretended.stress()
     assert result.exit_code == 3 and "the same command resumes the stress test" in result.output
     ends = [run["end"] for run in figures(pretended.out).values()]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from helpers.stress.made_stress import made_stress
-from trimtab.stress import AxisTable, describe, headline, read_stress
-from trimtab.stress.grid import parse_axis
-from trimtab.stress.search import possible_values
+from trimtab.experiments.stress import AxisTable, describe, headline, read_stress
+from trimtab.experiments.stress.grid import parse_axis
+from trimtab.experiments.stress.search import possible_values
 
 
 def table(folder: Path, objectives: tuple[str, ...], **survivors: tuple[str, ...]) -> AxisTable:

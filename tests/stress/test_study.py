@@ -12,8 +12,8 @@ import torch
 import study
 import study_pages
 from result_file import about
+from trimtab.experiments.stress import parse_axis, read_stress
 from trimtab.objectives import objective
-from trimtab.stress import parse_axis, read_stress
 
 
 def test_an_archive_has_the_runs_that_have_ended_without_their_weights(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ import pytest
 
 from helpers.record.made_records import VOCABULARY, budget, made_step, manifest
 from helpers.train.short_runs import recipe, short_run
-from trimtab.config import load
 from trimtab.files import read_json_lines
 from trimtab.record import RecordWriter
 from trimtab.record.layout import RECORDS_FOLDER, recorded_steps
-from trimtab.train import Run, RunStoppedError, StopReason, checkpoints
-from trimtab.train.alarm_actions import Alarm, AlarmHandler, steps_around
-from trimtab.train.loop import train, train_step
-from trimtab.train.run_folder import RunFolder
+from trimtab.trainer.config import load
+from trimtab.trainer.train import Run, RunStoppedError, StopReason, checkpoints
+from trimtab.trainer.train.alarm_actions import Alarm, AlarmHandler, steps_around
+from trimtab.trainer.train.loop import train, train_step
+from trimtab.trainer.train.run_folder import RunFolder
 
 Monitor = Callable[[Mapping[str, float]], list[Alarm]]
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from helpers.train.short_runs import MessageLog, contents, differences, recipe, short_run, trained
-from trimtab.config import find_run_model, load
 from trimtab.console.summary_text import closing_summary
-from trimtab.train import Run, RunStoppedError, StopReason
-from trimtab.train import run as run_module
-from trimtab.train.loop import train
-from trimtab.train.metrics import BestEvaluation, best_evaluation
+from trimtab.trainer.config import find_run_model, load
+from trimtab.trainer.train import Run, RunStoppedError, StopReason
+from trimtab.trainer.train import run as run_module
+from trimtab.trainer.train.loop import train
+from trimtab.trainer.train.metrics import BestEvaluation, best_evaluation
 
 SCORES = {0: 0.1, 1: 0.2, 2: 0.5, 3: 0.5, 4: 0.4, 5: 0.6, 6: 0.3}
 EVERY_STEP = {"run.eval_every": "1", "run.keep_best": "true", "run.keep_checkpoints": "1"}

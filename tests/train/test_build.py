@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trimtab.config import load
-from trimtab.rollout import NativeSampler
-from trimtab.train.build import build_reference, build_task
-from trimtab.train.trainer import build_trainer
+from trimtab.trainer.config import load
+from trimtab.trainer.sampling import NativeSampler
+from trimtab.trainer.train.build import build_reference, build_task
+from trimtab.trainer.train.trainer import build_trainer
 
 
 def test_a_trainer_has_the_parts_of_its_recipe() -> None:

@@ -28,9 +28,9 @@ from helpers.train.short_runs import (
     differences,
     trained,
 )
-from trimtab.train import checkpoints
-from trimtab.train.checkpoints import Checkpoint, CheckpointError
-from trimtab.train.run_folder import RunFolder
+from trimtab.trainer.train import checkpoints
+from trimtab.trainer.train.checkpoints import Checkpoint, CheckpointError
+from trimtab.trainer.train.run_folder import RunFolder
 
 STATE = {"progress": {"step": 0}, "note": "plain numbers and words"}
 FILES = ("manifest.json", "state.json", "model.safetensors", "optimizer.safetensors")

@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.rollout.turns import RandomTurns
+from helpers.sampling.turns import RandomTurns
 from helpers.train.scripted import scripted_trainer, small_config
 from helpers.train.short_runs import trained
+from trimtab.data import Problem, Response, user
+from trimtab.grading import Verdict
 from trimtab.insight.replay import replay
 from trimtab.objectives import Moments, segment_ids
-from trimtab.policy import Policy, Transcript, load_policy, score, tool_tokens
 from trimtab.record import open_run
-from trimtab.rewards import Verdict
-from trimtab.rollout import NativeSampler, Response
-from trimtab.tasks import Problem, user
-from trimtab.train import scoring
-from trimtab.train.responses import GradedResponse
-from trimtab.train.scoring import score_responses
+from trimtab.trainer.model import Policy, Transcript, load_policy, score, tool_tokens
+from trimtab.trainer.sampling import NativeSampler
+from trimtab.trainer.train import scoring
+from trimtab.trainer.train.responses import GradedResponse
+from trimtab.trainer.train.scoring import score_responses
 
 
 @pytest.fixture(scope="module")

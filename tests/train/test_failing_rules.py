@@ -16,16 +16,16 @@ from rich.console import Console
 import trimtab as tt
 from helpers.train.short_runs import contents, differences, recipe, short_run, trained
 from trimtab import own_parts
-from trimtab.config import Config
 from trimtab.console.display import LiveReporter
 from trimtab.console.launch import TrainRequest, launch_run
 from trimtab.files import read_json_lines
+from trimtab.grading import Verdict, grade
+from trimtab.grading.verdicts import VerdictKind
 from trimtab.insight.alarms import AlarmMonitor, alarm_monitor
-from trimtab.rewards import Verdict, grade
-from trimtab.rewards.verdicts import VerdictKind
-from trimtab.train import RunStoppedError, StopReason, rollouts
-from trimtab.train.loop import train
-from trimtab.train.run import MAX_CRASHED_STEPS
+from trimtab.trainer.config import Config
+from trimtab.trainer.train import RunStoppedError, StopReason, rollouts
+from trimtab.trainer.train.loop import train
+from trimtab.trainer.train.run import MAX_CRASHED_STEPS
 
 TERM = {"reward.terms.own.rule": "python:own"}
 Rule = Callable[[int, int], float]
@@ -178,7 +178,7 @@ def test_what_a_rule_prints_is_in_a_file_that_is_named_once(
     tmp_path: Path, in_process: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     name = "talkative_here" if in_process else "talkative"
-    run, log = short_run(tmp_path / "run", {"reward.terms.own.rule": f"python:helpers.rewards.python_rules:{name}"})
+    run, log = short_run(tmp_path / "run", {"reward.terms.own.rule": f"python:helpers.grading.python_rules:{name}"})
     train(run)
     printed = run.folder.rule_output.read_text().splitlines()
     assert len(printed) >= 16 and {line.split()[0] for line in printed} == {"seen"}
@@ -190,7 +190,7 @@ def test_what_a_rule_prints_is_in_a_file_that_is_named_once(
 
 def test_without_a_run_a_rules_prints_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     for name in ("talkative", "talkative_here"):
-        grade("four", "x", f"python:helpers.rewards.python_rules:{name}")
+        grade("four", "x", f"python:helpers.grading.python_rules:{name}")
         out, errors = capfd.readouterr()
         assert (out, errors) == ("", "seen 4\n")
 

@@ -24,8 +24,8 @@ from helpers.train.short_runs import (
 )
 from trimtab.console.launch import STOPPED as LAUNCH_STOPPED
 from trimtab.console.launch import UNSAVED, launch_run, resolve_request
-from trimtab.train import Run, RunStoppedError, checkpoints, run_state, train
-from trimtab.train.run_folder import RunFolder
+from trimtab.trainer.train import Run, RunStoppedError, checkpoints, run_state, train
+from trimtab.trainer.train.run_folder import RunFolder
 
 
 def full(*args: Any, **options: Any) -> None:
@@ -138,7 +138,7 @@ def test_a_signal_on_a_full_disk_does_not_say_that_the_run_goes_on_where_it_stop
 
 def test_a_run_that_stops_by_itself_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SmallDisk(tmp_path / "run", 1, monkeypatch)
-    monkeypatch.setattr("trimtab.train.run.has_learning_signal", lambda metrics: False)
+    monkeypatch.setattr("trimtab.trainer.train.run.has_learning_signal", lambda metrics: False)
     code, printed = launched(tmp_path / "run", {"run.patience": "1"})
     assert code == UNSAVED and "go on from step 0" in printed and "continue where it stopped" not in printed
 
@@ -185,7 +185,7 @@ def test_a_full_disk_in_the_middle_of_a_run_leaves_the_checkpoint_before_it(
 def test_metrics_that_could_not_be_written_are_written_with_the_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trimtab.train import run_folder as module
+    from trimtab.trainer.train import run_folder as module
 
     trained(tmp_path / "whole")
     whole, calls = module.append_json_lines, []

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from helpers.train.short_runs import contents, short_run, trained
 from trimtab.cli import app
-from trimtab.compare import ProcessPool
-from trimtab.policy import load_policy
-from trimtab.train import Run, RunFolder, open_policy, read_inputs, resolved_toml, train
-from trimtab.train.inputs import input_changes, run_inputs
+from trimtab.experiments.compare import ProcessPool
+from trimtab.trainer.model import load_policy
+from trimtab.trainer.train import Run, RunFolder, open_policy, read_inputs, resolved_toml, train
+from trimtab.trainer.train.inputs import input_changes, run_inputs
 
 ROWS = [("1+1=", "2"), ("2+3=", "5"), ("4+4=", "8"), ("7-2=", "5")]
 STEPS = {"run.steps": "2", "run.checkpoint_every": "1", "run.eval_every": "0", "record.enabled": "false"}

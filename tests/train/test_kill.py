@@ -16,8 +16,8 @@ import pytest
 
 from helpers.thorough import THOROUGH, slow_but
 from helpers.train.short_runs import RunProcess, contents, differences
-from trimtab.train import checkpoints
-from trimtab.train.run_folder import RunFolder
+from trimtab.trainer.train import checkpoints
+from trimtab.trainer.train.run_folder import RunFolder
 
 # All failpoints of a run, in the order in which it first passes them.
 FAILPOINTS = (

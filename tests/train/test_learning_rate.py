@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from helpers.train.short_runs import contents, differences, recipe, trained
-from trimtab.config import load
-from trimtab.train.run_folder import RunFolder
-from trimtab.train.trainer import build_trainer, learning_rate_scale
+from trimtab.trainer.config import load
+from trimtab.trainer.train.run_folder import RunFolder
+from trimtab.trainer.train.trainer import build_trainer, learning_rate_scale
 
 
 def scales(*settings: str, steps: int = 8) -> list[float]:

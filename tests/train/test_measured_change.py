@@ -10,11 +10,11 @@ import torch
 
 from helpers.train.short_runs import contents, recipe, trained
 from trimtab.files import read_json_lines
-from trimtab.policy import score
-from trimtab.train import loop
-from trimtab.train.loop import train_step
-from trimtab.train.scoring import Experience
-from trimtab.train.trainer import RunProgress, Trainer, build_trainer
+from trimtab.trainer.model import score
+from trimtab.trainer.train import loop
+from trimtab.trainer.train.loop import train_step
+from trimtab.trainer.train.scoring import Experience
+from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer
 
 METRIC = "update/entropy_change"
 TRIM = {"objective": '"dapo + trim(floor=9)"', "run.steps": "4", "run.eval_every": "0", "run.checkpoint_every": "1"}

@@ -10,9 +10,9 @@ import pytest
 
 from helpers.train.short_runs import MessageLog, recipe
 from trimtab.insight.alarms import alarm_monitor, history
-from trimtab.train.loop import train
-from trimtab.train.run import Run
-from trimtab.train.run_folder import RunFolder
+from trimtab.trainer.train.loop import train
+from trimtab.trainer.train.run import Run
+from trimtab.trainer.train.run_folder import RunFolder
 
 
 def test_a_step_keeps_no_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,15 +17,15 @@ from torch import Tensor
 
 from helpers.thorough import slow_but
 from helpers.train.short_runs import MessageLog, contents, differences, short_run, trained
+from trimtab.data import Response
 from trimtab.files import read_json_lines
 from trimtab.objectives import Objective
-from trimtab.policy import Policy
-from trimtab.rollout import Response
-from trimtab.train import Run, RunStoppedError, StopReason, checkpoints, loop, scoring
-from trimtab.train.checkpoints import trained_parameters
-from trimtab.train.loop import train
-from trimtab.train.responses import rewards
-from trimtab.train.run_folder import RunFolder
+from trimtab.trainer.model import Policy
+from trimtab.trainer.train import Run, RunStoppedError, StopReason, checkpoints, loop, scoring
+from trimtab.trainer.train.checkpoints import trained_parameters
+from trimtab.trainer.train.loop import train
+from trimtab.trainer.train.responses import rewards
+from trimtab.trainer.train.run_folder import RunFolder
 
 STEP, STEPS = 2, 3  # the value is injected in the second of three steps
 CHANGES = {"run.steps": str(STEPS), "run.checkpoint_every": "1", "run.keep_checkpoints": "9", "run.eval_every": "0"}
@@ -59,7 +59,7 @@ Place = Callable[[pytest.MonkeyPatch, Injection], None]
 
 
 def in_the_new_log_probs(patch: pytest.MonkeyPatch, inject: Injection) -> None:
-    module = importlib.import_module("trimtab.policy.forward_backward")
+    module = importlib.import_module("trimtab.trainer.model.forward_backward")
     whole = module.log_probs
     patch.setattr(module, "log_probs", lambda *args: inject(whole(*args)))
 

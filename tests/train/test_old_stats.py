@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from helpers.train.short_runs import recipe
-from trimtab.rollout import PagedSampler
-from trimtab.train.loop import train_step
-from trimtab.train.rollouts import collect_rollouts, evaluate
-from trimtab.train.scoring import score_rollouts
-from trimtab.train.trainer import RunProgress, Trainer, build_trainer
+from trimtab.trainer.sampling import PagedSampler
+from trimtab.trainer.train.loop import train_step
+from trimtab.trainer.train.rollouts import collect_rollouts, evaluate
+from trimtab.trainer.train.scoring import score_rollouts
+from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer
 
 SAMPLED = {"update.old_stats": "sampled"}
 
@@ -49,7 +49,7 @@ def test_steps_are_those_of_a_scored_run_up_to_rounding_and_take_no_scoring_pass
         def fail(*_: Any, **__: Any) -> None:
             raise AssertionError("a forward pass over the responses")
 
-        monkeypatch.setattr("trimtab.train.scoring.score", fail)
+        monkeypatch.setattr("trimtab.trainer.train.scoring.score", fail)
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*weights, strict=True))
 
 
@@ -79,6 +79,6 @@ def test_where_the_figures_would_be_others_the_recipe_is_refused(settings: dict[
 
 def test_a_sampler_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     paged = object.__new__(PagedSampler)
-    monkeypatch.setattr("trimtab.train.trainer.build_sampler", lambda *_: paged)
+    monkeypatch.setattr("trimtab.trainer.train.trainer.build_sampler", lambda *_: paged)
     with pytest.raises(ValueError, match="not on a GPU; use 'scored'"):
         trainer_of(SAMPLED)

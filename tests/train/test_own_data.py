@@ -10,10 +10,10 @@ import pytest
 
 from helpers.train.short_runs import contents, differences, recipe, short_run, trained
 from trimtab.console.summary_text import closing_summary
+from trimtab.data import FixedTask, Problem, build_task, problem_index, stream_index, user
 from trimtab.own_parts import register
-from trimtab.tasks import FixedTask, Problem, build_task, problem_index, stream_index, user
-from trimtab.train.loop import train
-from trimtab.train.run import Run
+from trimtab.trainer.train.loop import train
+from trimtab.trainer.train.run import Run
 
 
 def write(path: Path, *prompts: str) -> str:

@@ -14,17 +14,17 @@ import torch
 
 from helpers.train.scripted import MixedGroups, scripted_trainer, small_config
 from helpers.train.short_runs import contents, differences, short_run, trained
-from trimtab.config import load, parse
 from trimtab.files import read_json_lines
 from trimtab.insight.replay import replay
 from trimtab.objectives import Objective, TokenBatch
-from trimtab.policy import Policy, load_policy
 from trimtab.record import open_run
-from trimtab.train import checkpoints, loop
-from trimtab.train.loop import train
-from trimtab.train.rollouts import collect_rollouts
-from trimtab.train.scoring import score_rollouts
-from trimtab.train.trainer import RunProgress
+from trimtab.trainer.config import load, parse
+from trimtab.trainer.model import Policy, load_policy
+from trimtab.trainer.train import checkpoints, loop
+from trimtab.trainer.train.loop import train
+from trimtab.trainer.train.rollouts import collect_rollouts
+from trimtab.trainer.train.scoring import score_rollouts
+from trimtab.trainer.train.trainer import RunProgress
 
 SHORT = {"run.steps": "3", "run.checkpoint_every": "1", "run.keep_checkpoints": "9", "run.eval_every": "0"}
 PASSES = {**SHORT, "update.passes": "3"}

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from helpers.train.short_runs import short_run
-from trimtab.config import load
-from trimtab.rewards import VERDICT_KINDS
-from trimtab.train.alarm_actions import Alarm
-from trimtab.train.loop import train
-from trimtab.train.reporting import Loggers, SampleText
-from trimtab.train.run_folder import RunFolder
+from trimtab.grading import VERDICT_KINDS
+from trimtab.trainer.config import load
+from trimtab.trainer.train.alarm_actions import Alarm
+from trimtab.trainer.train.loop import train
+from trimtab.trainer.train.reporting import Loggers, SampleText
+from trimtab.trainer.train.run_folder import RunFolder
 
 
 def test_a_logger_that_fails_does_not_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ def test_a_logger_that_is_not_installed_is_an_error_before_anything_is_loaded(
 ) -> None:
     found = recorded_modules(monkeypatch, "wandb")
     monkeypatch.setitem(sys.modules, "trackio", None)
-    monkeypatch.setattr("trimtab.train.run.build_trainer", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("trimtab.trainer.train.run.build_trainer", lambda *_: pytest.fail("the model was loaded"))
     run, _ = short_run(tmp_path / "run", {"run.loggers": "['wandb', 'trackio']"})
     with pytest.raises(ValueError, match=r"run.loggers: trackio cannot be opened: .*pip install .*\[trackio\]'"):
         train(run)

@@ -13,11 +13,11 @@ import trimtab
 from helpers.thorough import slow_but
 from helpers.train.short_runs import STOPPED, RunProcess, contents, differences, short_run, trained
 from trimtab.objectives import TokenBatch, entropy_control
-from trimtab.train import RunStoppedError, StopReason, checkpoints, loop
-from trimtab.train.loop import train
-from trimtab.train.metrics import StepResult
-from trimtab.train.run_folder import RunFolder
-from trimtab.train.warm_start import cache_key
+from trimtab.trainer.train import RunStoppedError, StopReason, checkpoints, loop
+from trimtab.trainer.train.loop import train
+from trimtab.trainer.train.metrics import StepResult
+from trimtab.trainer.train.run_folder import RunFolder
+from trimtab.trainer.train.warm_start import cache_key
 
 TENSORS = "checkpoints/step-00000006/model.safetensors", "checkpoints/step-00000006/optimizer.safetensors"
 

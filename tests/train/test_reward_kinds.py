@@ -10,22 +10,21 @@ from typing import Any
 import pytest
 
 from helpers.train.scripted import FixedTexts, scripted_trainer
-from trimtab.config import Config, RewardConfig, load, parse
-from trimtab.policy import Policy, load_policy
-from trimtab.rewards import VERDICT_KINDS, Verdict, VerdictKind
-from trimtab.rollout import Response
-from trimtab.tasks import FixedTask, Problem
-from trimtab.tasks.problems import user
-from trimtab.train.metrics import METRICS, step_metrics
-from trimtab.train.responses import GradedResponse, reward_of
-from trimtab.train.rollouts import (
+from trimtab.data import FixedTask, Problem, Response
+from trimtab.data.problems import user
+from trimtab.grading import VERDICT_KINDS, Verdict, VerdictKind
+from trimtab.trainer.config import Config, RewardConfig, load, parse
+from trimtab.trainer.model import Policy, load_policy
+from trimtab.trainer.train.metrics import METRICS, step_metrics
+from trimtab.trainer.train.responses import GradedResponse, reward_of
+from trimtab.trainer.train.rollouts import (
     collect_rollouts,
     has_reward_spread,
     remove_excluded,
     sample_groups,
 )
-from trimtab.train.scoring import Experience, score_rollouts
-from trimtab.train.trainer import RunProgress
+from trimtab.trainer.train.scoring import Experience, score_rollouts
+from trimtab.trainer.train.trainer import RunProgress
 
 RESPONSE = Response([2, 3], [-1.0, -1.0], True)
 

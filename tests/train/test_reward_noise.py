@@ -11,17 +11,16 @@ import pytest
 
 from helpers.train.scripted import FixedTexts, MixedGroups, scripted_trainer
 from helpers.train.short_runs import contents, differences, recipe, trained
-from trimtab.config import Config, load, parse
-from trimtab.policy import Policy, load_policy
+from trimtab.data import FixedTask, Problem, SamplingOptions
+from trimtab.data.problems import user
 from trimtab.record import open_run
-from trimtab.rollout import SamplingOptions
-from trimtab.tasks import FixedTask, Problem
-from trimtab.tasks.problems import user
-from trimtab.train.metrics import METRICS, step_metrics
-from trimtab.train.responses import GradedResponse, choose_flips
-from trimtab.train.rollouts import collect_rollouts, evaluate, sample_groups
-from trimtab.train.scoring import score_rollouts
-from trimtab.train.trainer import RunProgress, build_trainer
+from trimtab.trainer.config import Config, load, parse
+from trimtab.trainer.model import Policy, load_policy
+from trimtab.trainer.train.metrics import METRICS, step_metrics
+from trimtab.trainer.train.responses import GradedResponse, choose_flips
+from trimtab.trainer.train.rollouts import collect_rollouts, evaluate, sample_groups
+from trimtab.trainer.train.scoring import score_rollouts
+from trimtab.trainer.train.trainer import RunProgress, build_trainer
 
 OPTIONS = SamplingOptions(samples=8, max_new_tokens=4)
 

@@ -9,13 +9,12 @@ import pytest
 
 from helpers.train.scripted import MixedGroups, scripted_trainer, small_config
 from helpers.train.short_runs import trained
-from trimtab.config import RewardConfig
-from trimtab.policy import Policy, load_policy
-from trimtab.rewards import Verdict
-from trimtab.rollout import Response
-from trimtab.tasks import Arithmetic
-from trimtab.train.responses import encode_prompts, reward_of
-from trimtab.train.rollouts import (
+from trimtab.data import Arithmetic, Response
+from trimtab.grading import Verdict
+from trimtab.trainer.config import RewardConfig
+from trimtab.trainer.model import Policy, load_policy
+from trimtab.trainer.train.responses import encode_prompts, reward_of
+from trimtab.trainer.train.rollouts import (
     MOST_SOURCES,
     accuracy_by_source,
     collect_rollouts,
@@ -23,7 +22,7 @@ from trimtab.train.rollouts import (
     sample_groups,
     split_into_minibatches,
 )
-from trimtab.train.trainer import RunProgress
+from trimtab.trainer.train.trainer import RunProgress
 
 
 @pytest.fixture(scope="module")

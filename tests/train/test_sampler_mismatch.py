@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from helpers.train.short_runs import recipe
-from trimtab.policy import score
-from trimtab.train.rollouts import collect_rollouts, evaluate
-from trimtab.train.scoring import Experience, score_rollouts
-from trimtab.train.trainer import RunProgress, Trainer, build_trainer
+from trimtab.trainer.model import score
+from trimtab.trainer.train.rollouts import collect_rollouts, evaluate
+from trimtab.trainer.train.scoring import Experience, score_rollouts
+from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer
 
 
 def collected(**changes: str) -> tuple[Trainer, Experience]:

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from helpers.train.scripted import MixedGroups, scripted_trainer, small_config
+from trimtab.data import PromptTokens, Response, SamplingOptions
 from trimtab.objectives import segment_ids
-from trimtab.policy import Policy, load_policy
-from trimtab.rollout import PromptTokens, Response, SamplingOptions
-from trimtab.train.rollouts import collect_rollouts
-from trimtab.train.scoring import Experience, score_rollouts
-from trimtab.train.trainer import RunProgress, Trainer
+from trimtab.trainer.model import Policy, load_policy
+from trimtab.trainer.train.rollouts import collect_rollouts
+from trimtab.trainer.train.scoring import Experience, score_rollouts
+from trimtab.trainer.train.trainer import RunProgress, Trainer
 
 
 @pytest.fixture(scope="module")

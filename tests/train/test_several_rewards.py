@@ -11,19 +11,19 @@ import pytest
 
 from helpers.train.scripted import FixedTexts, scripted_trainer
 from helpers.train.short_runs import trained
-from trimtab.config import Config, parse
 from trimtab.console.reporters import PlainReporter
-from trimtab.policy import Policy, load_policy
+from trimtab.data import FixedTask, Problem
+from trimtab.data.problems import user
+from trimtab.grading import Submission, grade_submissions
 from trimtab.record import open_run
-from trimtab.rewards import Submission, grade_submissions
-from trimtab.tasks import FixedTask, Problem
-from trimtab.tasks.problems import user
-from trimtab.train.metrics import describe_metric, no_signal_diagnosis, step_metrics
-from trimtab.train.rollouts import collect_rollouts, evaluate, has_reward_spread
-from trimtab.train.scoring import Experience, score_rollouts
-from trimtab.train.trainer import RunProgress
+from trimtab.trainer.config import Config, parse
+from trimtab.trainer.model import Policy, load_policy
+from trimtab.trainer.train.metrics import describe_metric, no_signal_diagnosis, step_metrics
+from trimtab.trainer.train.rollouts import collect_rollouts, evaluate, has_reward_spread
+from trimtab.trainer.train.scoring import Experience, score_rollouts
+from trimtab.trainer.train.trainer import RunProgress
 
-RULES = "python:helpers.rewards.graded_rules"
+RULES = "python:helpers.grading.graded_rules"
 HERE = f"{RULES}:returns"
 
 

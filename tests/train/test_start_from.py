@@ -16,15 +16,15 @@ from typer.testing import CliRunner
 
 from helpers.train.short_runs import MessageLog, contents, differences, short_run, trained
 from trimtab.cli import app
-from trimtab.config import base_model, find_run_model, load
 from trimtab.console.launch import resolve_request
-from trimtab.policy import Policy, load_policy
-from trimtab.tasks import Problem
-from trimtab.train import RunFolder, build_policy, open_policy
-from trimtab.train.checkpoints import write_manifest
-from trimtab.train.loop import train
-from trimtab.train.responses.prompts import encode_prompts
-from trimtab.train.run import Run
+from trimtab.data import Problem
+from trimtab.trainer.config import base_model, find_run_model, load
+from trimtab.trainer.model import Policy, load_policy
+from trimtab.trainer.train import RunFolder, build_policy, open_policy
+from trimtab.trainer.train.checkpoints import write_manifest
+from trimtab.trainer.train.loop import train
+from trimtab.trainer.train.responses.prompts import encode_prompts
+from trimtab.trainer.train.run import Run
 
 LORA = {"model.lora_rank": "2", "model.lora_targets": '["q_proj", "down_proj"]', "warm_start.steps": "0"}
 KEPT = {"run.keep_checkpoints": "9"}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from helpers.train.short_runs import trained
-from trimtab.train import metrics, time_words
-from trimtab.train.metrics import has_slow_grading, slow_grading_advice
+from trimtab.trainer.train import metrics, time_words
+from trimtab.trainer.train.metrics import has_slow_grading, slow_grading_advice
 
 PARTS = ("time/sampling", "time/grading", "time/scoring")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from helpers.train.short_runs import trained
 from trimtab.objectives import TokenBatch
 from trimtab.objectives.theory import moments
-from trimtab.train.metrics import (
+from trimtab.trainer.train.metrics import (
     METRICS,
     NGRAM,
     TOP_GRADIENT_TOKENS,
@@ -22,7 +22,7 @@ from trimtab.train.metrics import (
     token_signals,
     top_gradient_share,
 )
-from trimtab.train.run_folder import RunFolder
+from trimtab.trainer.train.run_folder import RunFolder
 
 
 def batch(logp: list[float], advantage: list[float], entropy: float = 0.5, sum_p2: float = 0.5) -> TokenBatch:

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from helpers.train.scripted_turns import trainer_with_tools
-from trimtab.config import parse
-from trimtab.policy import Policy, load_policy
-from trimtab.tasks import FixedTask, Problem
-from trimtab.tasks.problems import user
-from trimtab.train.loop import train_step
-from trimtab.train.metrics import METRICS, StepResult
-from trimtab.train.recording import recorded_response
-from trimtab.train.responses import GradedResponse
-from trimtab.train.rollouts import collect_rollouts, evaluate
-from trimtab.train.trainer import RunProgress, Trainer
+from trimtab.data import FixedTask, Problem
+from trimtab.data.problems import user
+from trimtab.trainer.config import parse
+from trimtab.trainer.model import Policy, load_policy
+from trimtab.trainer.train.loop import train_step
+from trimtab.trainer.train.metrics import METRICS, StepResult
+from trimtab.trainer.train.recording import recorded_response
+from trimtab.trainer.train.responses import GradedResponse
+from trimtab.trainer.train.rollouts import collect_rollouts, evaluate
+from trimtab.trainer.train.trainer import RunProgress, Trainer
 
 TOOLS = "python:helpers.train.bad_tools"
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from helpers.train.short_runs import contents, differences, recipe, trained
 from trimtab.cli import app
 from trimtab.files import write_atomically
-from trimtab.train import warm_cache
-from trimtab.train.warm_cache import list_warm_starts, note_use
-from trimtab.train.warm_start import cache_key
+from trimtab.trainer.train import warm_cache
+from trimtab.trainer.train.warm_cache import list_warm_starts, note_use
+from trimtab.trainer.train.warm_start import cache_key
 
 QUICK = {"run.steps": "1", "run.eval_every": "0", "record.enabled": "false"}
 

@@ -11,9 +11,9 @@ import pytest
 from torch import Tensor
 
 from helpers.train.short_runs import recipe
-from trimtab.train.checkpoints import trained_parameters
-from trimtab.train.trainer import build_trainer
-from trimtab.train.warm_start import warm_start
+from trimtab.trainer.train.checkpoints import trained_parameters
+from trimtab.trainer.train.trainer import build_trainer
+from trimtab.trainer.train.warm_start import warm_start
 
 STEPS = {"warm_start.steps": "6", "warm_start.eval_every": "2", "warm_start.target_accuracy": "0.5"}
 
@@ -45,7 +45,7 @@ def run_warm_start(
     trainer, reporter = build_trainer(recipe(STEPS | (changes or {}))), StepCounter()
     results = iter(evaluations)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trimtab.train.warm_start.evaluate", lambda trainer: next(results))
+        patch.setattr("trimtab.trainer.train.warm_start.evaluate", lambda trainer: next(results))
         (folder / "cache").mkdir(parents=True, exist_ok=True)
         warm_start(trainer, folder / "cache", reporter)
     assert next(results, None) is None, "it evaluated less often than it should"
@@ -110,7 +110,7 @@ def test_a_signal_stops_it_after_the_step_and_nothing_is_lost(tmp_path: Path, nu
     (tmp_path / "stopped" / "cache").mkdir(parents=True)
     trainer, reporter = build_trainer(recipe(STEPS)), Stopper()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trimtab.train.warm_start.evaluate", lambda trainer: {"eval/accuracy": 0.1})
+        patch.setattr("trimtab.trainer.train.warm_start.evaluate", lambda trainer: {"eval/accuracy": 0.1})
         with pytest.raises(KeyboardInterrupt):
             warm_start(trainer, tmp_path / "stopped" / "cache", reporter)
     signal.signal(number, before)

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.config import Config, load
 from trimtab.console.reporters import PlainReporter
-from trimtab.policy import Policy, load_policy
-from trimtab.tasks import Arithmetic, Problem, read_rows, worked_solution, worked_solutions
-from trimtab.train.loop import train
-from trimtab.train.responses import ToolUse, build_tool_use, build_tools, encode_problems, worked_transcript
-from trimtab.train.rollouts import evaluate
-from trimtab.train.run import Run
-from trimtab.train.run_folder import RunFolder
+from trimtab.data import Arithmetic, Problem, read_rows, worked_solution, worked_solutions
+from trimtab.trainer.config import Config, load
+from trimtab.trainer.model import Policy, load_policy
+from trimtab.trainer.train.loop import train
+from trimtab.trainer.train.responses import ToolUse, build_tool_use, build_tools, encode_problems, worked_transcript
+from trimtab.trainer.train.rollouts import evaluate
+from trimtab.trainer.train.run import Run
+from trimtab.trainer.train.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")

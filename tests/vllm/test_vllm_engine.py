@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from helpers.vllm import vllm_models as small
-from trimtab.policy import Policy
-from trimtab.rollout import PromptTokens, SamplingOptions
-from trimtab.rollout import vllm as module
-from trimtab.rollout.sequence import new_sequences
-from trimtab.rollout.vllm import VllmSampler
-from trimtab.train.build import build_sampler
+from trimtab.data import PromptTokens, SamplingOptions
+from trimtab.trainer.model import Policy
+from trimtab.trainer.sampling import vllm as module
+from trimtab.trainer.sampling.sequence import new_sequences
+from trimtab.trainer.sampling.vllm import VllmSampler
+from trimtab.trainer.train.build import build_sampler
 
 pytest.importorskip("vllm", reason="make test-vllm has an environment with it", exc_type=ImportError)
 

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from helpers.vllm import vllm_models as small
-from trimtab.config import RolloutConfig
-from trimtab.policy import Policy, load_policy
-from trimtab.rollout.vllm import VllmSampler
-from trimtab.train.build import build_sampler
+from trimtab.trainer.config import RolloutConfig
+from trimtab.trainer.model import Policy, load_policy
+from trimtab.trainer.sampling.vllm import VllmSampler
+from trimtab.trainer.train.build import build_sampler
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,7 +38,7 @@ LIMIT = 300  # seconds of a process
 # `python -m trimtab`, which has vLLM imported when its standard input is closed.
 TRIMTAB = """
 import runpy, sys
-from trimtab.rollout.vllm import import_vllm
+from trimtab.trainer.sampling.vllm import import_vllm
 import_vllm()
 sys.stdin.read()
 runpy.run_module("trimtab", run_name="__main__", alter_sys=True)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from helpers.vllm import vllm_models as small
-from trimtab.policy import Policy
-from trimtab.rollout import PromptTokens, Response, Sampler
-from trimtab.rollout.sampling import filter_top_k_top_p
-from trimtab.train.build import build_sampler
+from trimtab.data import PromptTokens, Response, Sampler
+from trimtab.trainer.model import Policy
+from trimtab.trainer.sampling.sampling import filter_top_k_top_p
+from trimtab.trainer.train.build import build_sampler
 
 pytest.importorskip("vllm", reason="make test-vllm has an environment with it", exc_type=ImportError)
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.rollout.turns import RandomTurns
-from trimtab.rollout import PromptTokens, Response, SamplingOptions, VllmSampler, VllmSettings, rng_keys
-from trimtab.rollout import vllm as module
+from helpers.sampling.turns import RandomTurns
+from trimtab.data import PromptTokens, Response, SamplingOptions
+from trimtab.trainer.sampling import VllmSampler, VllmSettings, rng_keys
+from trimtab.trainer.sampling import vllm as module
 
 ENDS = frozenset({2, 3})
 PROMPTS = [PromptTokens([7, 8, 9], 0), PromptTokens([11], 5)]

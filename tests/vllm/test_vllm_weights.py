@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from helpers.vllm import vllm_models as small
-from trimtab.policy import Policy
-from trimtab.rollout.vllm import VllmSampler
-from trimtab.train.build import build_sampler
+from trimtab.trainer.model import Policy
+from trimtab.trainer.sampling.vllm import VllmSampler
+from trimtab.trainer.train.build import build_sampler
 
 pytest.importorskip("vllm", reason="make test-vllm has an environment with it", exc_type=ImportError)
 

@@ -15,11 +15,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trimtab.config import RolloutConfig, load
-from trimtab.policy import Policy, load_policy
-from trimtab.rollout import vllm as module
-from trimtab.rollout.weights import checkpoint_weights
-from trimtab.train.build import build_sampler
+from trimtab.trainer.config import RolloutConfig, load
+from trimtab.trainer.model import Policy, load_policy
+from trimtab.trainer.sampling import vllm as module
+from trimtab.trainer.sampling.weights import checkpoint_weights
+from trimtab.trainer.train.build import build_sampler
 
 VLLM = RolloutConfig(engine="vllm")
 
@@ -51,8 +51,8 @@ def fake_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str,
 
 def test_vllm_is_imported_only_when_it_is_chosen() -> None:
     code = (
-        "import sys; from trimtab.train.build import build_policy, build_sampler;"
-        "from trimtab.config import load; config = load('addition');"
+        "import sys; from trimtab.trainer.train.build import build_policy, build_sampler;"
+        "from trimtab.trainer.config import load; config = load('addition');"
         "build_sampler(build_policy(config), config.rollout);"
         "sys.exit(any(name.split('.')[0] == 'vllm' for name in sys.modules))"
     )

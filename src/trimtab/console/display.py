@@ -32,7 +32,7 @@ from trimtab.console.reporters import (
     tool_figures,
 )
 from trimtab.text import bars_for, clock, number, percent, printable, sparkline
-from trimtab.train import SampleText, time_words
+from trimtab.trainer.train import SampleText, time_words
 
 FRAME_HEIGHT, FRAME_WIDTH = 12, 50  # a smaller terminal gets no frame
 MAX_WIDTH = 110  # lines that are longer are hard to read

@@ -20,11 +20,11 @@ from rich.text import Text
 
 from trimtab import __version__
 from trimtab.attention import causal_attention
+from trimtab.grading import grade
 from trimtab.install_command import install_command
-from trimtab.rewards import grade
 from trimtab.text import printable, shorten
-from trimtab.tools import probe_lines
-from trimtab.train import list_warm_starts
+from trimtab.trainer.train import list_warm_starts
+from trimtab.workers import probe_lines
 
 State = Literal["yes", "no", "broken"]
 STYLES: dict[State, str] = {"yes": "green", "no": "dim", "broken": "bold red"}
@@ -131,7 +131,7 @@ def _attention() -> Finding:
 
 
 def _tokenizers() -> Finding:
-    from trimtab.policy import demo_tokenizer
+    from trimtab.trainer.model import demo_tokenizer
 
     assert demo_tokenizer().decode(demo_tokenizer().encode("1+1=")) == "1+1="
     parallel = os.environ.get("TOKENIZERS_PARALLELISM", "").lower() not in ("false", "0", "off")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trimtab.config import TASK_TERM, Config
 from trimtab.console.prompts_text import describe_prompts
-from trimtab.memory import describe_estimate, longest_response, minibatches
-from trimtab.tasks import Task
-from trimtab.train import check_problems, resolved_toml
+from trimtab.data import Task
+from trimtab.trainer.config import TASK_TERM, Config
+from trimtab.trainer.memory import describe_estimate, longest_response, minibatches
+from trimtab.trainer.train import check_problems, resolved_toml
 
 
 def describe_dry_run(config: Config, gpus: int | None = None) -> str:

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trimtab.config import Config, RunModel, find_checkpoint, find_recipe, find_run_model, load
 from trimtab.console.display import LiveReporter
 from trimtab.console.reporters import PlainReporter
 from trimtab.console.summary_text import closing_summary, describe_model, describe_task, fit_lines
-from trimtab.memory import is_out_of_memory, oom_message
-from trimtab.parallel import LOST, LostProcessError, World, join_world
-from trimtab.policy import DEMO_MODELS
 from trimtab.stop_signals import STOP_SIGNALS, exit_code
 from trimtab.text import PrintLine, command
-from trimtab.train import (
+from trimtab.trainer.config import Config, RunModel, find_checkpoint, find_recipe, find_run_model, load
+from trimtab.trainer.memory import is_out_of_memory, oom_message
+from trimtab.trainer.model import DEMO_MODELS
+from trimtab.trainer.parallel import LOST, LostProcessError, World, join_world
+from trimtab.trainer.train import (
     Monitor,
     Reporter,
     Run,

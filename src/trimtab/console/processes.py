@@ -19,9 +19,9 @@ from types import FrameType
 
 import torch
 
-from trimtab.parallel import LOST, Notices, StoppedProcesses
 from trimtab.stop_signals import STOP_AT_INPUT_END, STOP_SIGNALS
 from trimtab.text import PrintLine
+from trimtab.trainer.parallel import LOST, Notices, StoppedProcesses
 
 # Seconds that the others get to end by themselves after one has failed. Rank 0 needs a few to notice it and to say so.
 GRACE = 10.0

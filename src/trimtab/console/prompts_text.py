@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import torch
 
-from trimtab.config import Config, base_model
-from trimtab.memory import known_positions
-from trimtab.policy import Policy, tokenizer_at_hand
-from trimtab.tasks import FixedTask, Task, prompts_per_epoch
+from trimtab.data import FixedTask, Task, prompts_per_epoch
 from trimtab.text import cut_middle, printable
-from trimtab.train import (
+from trimtab.trainer.config import Config, base_model
+from trimtab.trainer.memory import known_positions
+from trimtab.trainer.model import Policy, tokenizer_at_hand
+from trimtab.trainer.train import (
     build_tool_use,
     build_tools,
     check_prompts,

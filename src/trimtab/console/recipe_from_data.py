@@ -11,12 +11,12 @@ from typing import Any
 
 import tomli_w
 
-from trimtab.config import parse
-from trimtab.memory import DeviceMemory, NoEstimateError, fits, visible_gpu
-from trimtab.rewards import Submission, grade_submissions
-from trimtab.tasks import BOX_RULES, PROMPT_SUFFIX, Task, read_rows
+from trimtab.data import BOX_RULES, PROMPT_SUFFIX, Task, read_rows
+from trimtab.grading import Submission, grade_submissions
 from trimtab.text import PrintLine, command, one_line, printable, shorten, shown
-from trimtab.train import check_problems
+from trimtab.trainer.config import parse
+from trimtab.trainer.memory import DeviceMemory, NoEstimateError, fits, visible_gpu
+from trimtab.trainer.train import check_problems
 
 # What people call these columns, the likeliest first.
 PROMPT_NAMES = ("prompt", "question", "problem", "query", "instruction", "input", "text")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trimtab.text import PrintLine, cut_middle, number, percent, printable
-from trimtab.train import SampleText
+from trimtab.trainer.train import SampleText
 
 COLUMNS = {
     "reward/mean": "reward",

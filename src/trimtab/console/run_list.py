@@ -11,7 +11,7 @@ from typing import Any
 
 from trimtab.collapse import find_fall
 from trimtab.text import one_line, printable, shorten, shown
-from trimtab.train import SavedRun, load_run
+from trimtab.trainer.train import SavedRun, load_run
 
 WIDTH = 80
 DEEPEST = 3  # folders: those of comparisons and stress tests hold their runs

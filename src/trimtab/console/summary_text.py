@@ -11,14 +11,14 @@ from statistics import fmean
 from typing import Any
 
 from trimtab.collapse import Collapse, find_fall
-from trimtab.config import Config, list_checkpoints, run_checkpoints
+from trimtab.data import source_paths
 from trimtab.objectives import entropy_control
 from trimtab.own_parts import is_own, shown_file
-from trimtab.policy import DEMO_MODELS
 from trimtab.step_lines import iter_step_lines
-from trimtab.tasks import source_paths
 from trimtab.text import clock, command, number, one_line, percent, shorten
-from trimtab.train import RunFolder, best_evaluation, time_words
+from trimtab.trainer.config import Config, list_checkpoints, run_checkpoints
+from trimtab.trainer.model import DEMO_MODELS
+from trimtab.trainer.train import RunFolder, best_evaluation, time_words
 
 LONGEST_WINDOW = 10  # steps that the numbers of the end are averaged over, at most
 END_WINDOW = f"the last quarter of the steps, at most {LONGEST_WINDOW}"  # `window_length` in words

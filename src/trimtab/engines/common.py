@@ -16,10 +16,10 @@ from torch import Tensor
 
 from trimtab import __version__
 from trimtab.files import write_atomically
+from trimtab.grading import CORRECT_SCORE
 from trimtab.objectives import Comm, Objective, gather_rows, merge_metrics, segment_ids
 from trimtab.record import MANIFEST, RECORDS_FOLDER, Manifest, Observation, Recorder, Vocabulary
-from trimtab.rewards import CORRECT_SCORE
-from trimtab.train import RunFolder, versions
+from trimtab.trainer.train import RunFolder, versions
 
 STATE_FILE = "trimtab.json"  # beside the engine's own files in a checkpoint
 STATE_FORMAT = 1

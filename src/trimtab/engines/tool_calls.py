@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from trimtab.conversation import Call, Conversation, Message, ToolSet
+from trimtab.agents import Call, Conversation, Message, ToolSet
+from trimtab.data import Problem
 from trimtab.own_parts import OwnPartError, look_beside
-from trimtab.tasks import Problem
 from trimtab.text import printable
 
 _log = logging.getLogger(__name__)

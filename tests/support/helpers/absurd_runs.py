@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from trimtab.record.layout import digest, json_with_digest
-from trimtab.train.checkpoints import write_manifest
+from trimtab.trainer.train.checkpoints import write_manifest
 
 GONE = object()
 VALUES: list[Any] = [

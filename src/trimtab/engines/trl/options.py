@@ -10,10 +10,10 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-from trimtab.config import build_objective
 from trimtab.engines.common import objective_table
 from trimtab.engines.engine_versions import missing_engine
 from trimtab.objectives import Objective
+from trimtab.trainer.config import build_objective
 
 try:
     from trl import GRPOConfig

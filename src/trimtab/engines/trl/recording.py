@@ -38,7 +38,7 @@ from trimtab.record import (
     join_ranks,
     update_record,
 )
-from trimtab.train import AlarmHandler, MetricsLog, RunFolder, token_signals
+from trimtab.trainer.train import AlarmHandler, MetricsLog, RunFolder, token_signals
 
 
 @dataclass(frozen=True)

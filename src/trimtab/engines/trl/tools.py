@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, get_type_hints
 
-from trimtab.conversation import BUILT_IN
+from trimtab.agents import BUILT_IN
+from trimtab.data import Problem
 from trimtab.engines.tool_calls import ConversationTools, ToolOptions
 from trimtab.own_parts import load_part, module_folders
-from trimtab.tasks import Problem
 
 
 class ToolEnvironment:

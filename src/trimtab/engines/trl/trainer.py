@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.config import AlarmsConfig, build_objective
 from trimtab.console import slug
 from trimtab.engines import common
 from trimtab.engines.engine_versions import check_version, missing_engine
@@ -26,7 +25,8 @@ from trimtab.engines.turns import ReplyText
 from trimtab.insight.alarms import AlarmMonitor, DetectorInput
 from trimtab.objectives import METHODS, LossOutput, Plan, TokenBatch, kl_estimate
 from trimtab.record import Manifest, RecordSettings
-from trimtab.train import AlarmHandler, RunFolder, tokenizer_vocabulary
+from trimtab.trainer.config import AlarmsConfig, build_objective
+from trimtab.trainer.train import AlarmHandler, RunFolder, tokenizer_vocabulary
 
 try:
     from accelerate.utils import gather_object

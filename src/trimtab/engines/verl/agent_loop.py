@@ -18,10 +18,10 @@ from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
+from trimtab.data import Problem
 from trimtab.engines.tool_calls import ConversationTools
 from trimtab.engines.turns import AGENT_LOOP, LAST_MESSAGE, ReplyText, last_sampled
 from trimtab.engines.verl.options import tool_options
-from trimtab.tasks import Problem
 
 
 @register(AGENT_LOOP)

@@ -16,11 +16,11 @@ from torch import Tensor
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.padding import response_from_nested
 
-from trimtab.config import build_objective
 from trimtab.engines.verl.columns import MINIBATCH_TOKENS, SENT_COLUMNS, UPDATE, micro_batch_plan, sampled_tokens
 from trimtab.engines.verl.planning import METRIC_PREFIX
 from trimtab.objectives import Objective
 from trimtab.own_parts import look_beside
+from trimtab.trainer.config import build_objective
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab.config import build_objective
 from trimtab.engines.tool_calls import ToolOptions
 from trimtab.engines.turns import AGENT_LOOP, AGENT_LOOP_KEY, LAST_MESSAGE
 from trimtab.objectives import Objective
 from trimtab.own_parts import is_own, module_folders
 from trimtab.text import nearest
+from trimtab.trainer.config import build_objective
 
 # Keys for tools: the name in `ToolOptions` of each.
 TOOL_KEYS = {

@@ -15,7 +15,7 @@ from trimtab.engines.verl.options import VerlOptions
 from trimtab.engines.verl.planning import PlannedStep
 from trimtab.objectives import Objective
 from trimtab.record import Manifest, RecordedResponse, Recorder, RecordSettings, update_record
-from trimtab.train import observed_entropy, tokenizer_vocabulary
+from trimtab.trainer.train import observed_entropy, tokenizer_vocabulary
 
 FIELDS = ("uid", "prompts", "rm_scores", "reward_model", "data_source")  # of verl's data, per response
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trimtab.engines.turns import AGENT_LOOP, AGENT_LOOP_KEY, LAST_MESSAGE
-from trimtab.rewards import grade
+from trimtab.grading import grade
 from trimtab.text import printable
 
 _log = logging.getLogger(__name__)

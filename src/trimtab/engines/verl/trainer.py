@@ -18,7 +18,6 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import validate_config
 from verl.utils.debug import marked_timer
 
-from trimtab.config import build_objective
 from trimtab.engines.common import load_state, save_state, startup_message
 from trimtab.engines.verl import agent_loop, recording  # noqa: F401  (registers the agent loop in every process)
 from trimtab.engines.verl.columns import SENT_COLUMNS
@@ -26,6 +25,7 @@ from trimtab.engines.verl.loss import PlannedLoss
 from trimtab.engines.verl.options import TOOL_FOLDERS, check_config, read_options, reward_warning, tool_options
 from trimtab.engines.verl.planning import METRIC_PREFIX, fields_read, plan_step
 from trimtab.own_parts import module_folders
+from trimtab.trainer.config import build_objective
 
 
 @register_trainer("trimtab")

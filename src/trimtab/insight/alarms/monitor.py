@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from trimtab.config import Config
 from trimtab.insight.alarms.detector_input import DetectorInput
 from trimtab.insight.alarms.kinds import ALARM_KINDS, AlarmKind
-from trimtab.train import Alarm
+from trimtab.trainer.config import Config
+from trimtab.trainer.train import Alarm
 
 
 @dataclass

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trimtab import step_lines
-from trimtab.config import load_stored
 from trimtab.insight.alarms.kinds import ALARM_KINDS
 from trimtab.insight.alarms.monitor import AlarmMonitor, alarm_monitor
 from trimtab.text import PrintLine
-from trimtab.train import Alarm
+from trimtab.trainer.config import load_stored
+from trimtab.trainer.train import Alarm
 
 
 def replay_metrics(records: Iterable[Mapping[str, float]], monitor: AlarmMonitor | None = None) -> list[Alarm]:

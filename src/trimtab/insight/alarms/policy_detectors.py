@@ -7,7 +7,7 @@ from statistics import fmean
 
 from trimtab.insight.alarms.detector_input import DetectorInput, Finding, percent
 from trimtab.insight.alarms.history import slope
-from trimtab.train import TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS
+from trimtab.trainer.train import TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS
 
 ENTROPY = "policy/entropy"
 LARGEST_LOG = 700.0  # whose exponential a float holds: a log of another trainer may hold anything

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trimtab.config import build_objective
 from trimtab.objectives import Objective, Plan, TokenBatch, segment_ids
 from trimtab.own_parts import own_names, was_loaded
 from trimtab.record import RecordedStep, RecordedUpdate, RecordError
+from trimtab.trainer.config import build_objective
 
 # Read for every replay if recorded; optional fields are read for the objectives that need them.
 COLUMNS = ("old_logp", "current_logp", "proxy_logp", "entropy", "sum_p2", "sum_p2_logp", "advantage")

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from trimtab.config import LARGEST_RECIPE, parse_toml
 from trimtab.files import read_bounded
 from trimtab.insight.report.embed import NumpyArray, truncated
 from trimtab.record import RecordError, Records, open_run
 from trimtab.step_lines import is_finite_number, iter_step_lines
+from trimtab.trainer.config import LARGEST_RECIPE, parse_toml
 
 MOST_METRICS = 400  # names; a run of trimtab has some thirty
 MOST_ALARMS = 1_000

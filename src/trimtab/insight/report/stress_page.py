@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from trimtab.collapse import DEFINITION
-from trimtab.config import Config
+from trimtab.experiments.stress import AxisTable, RunFigures, describe, headline, held_out_end, read_stress, survivors
 from trimtab.insight.report.curves import curve_json, mean_and_std, points_per_curve
 from trimtab.insight.report.embed import truncated
 from trimtab.insight.report.run_files import MetricCurve
-from trimtab.stress import AxisTable, RunFigures, describe, headline, held_out_end, read_stress, survivors
 from trimtab.text import number, percent
+from trimtab.trainer.config import Config
 
 LONGEST_NAME = 200  # characters of an objective, a key, a value
 MOST_VALUE = 1e30  # curves are float32 on the page

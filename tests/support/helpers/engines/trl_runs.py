@@ -16,9 +16,9 @@ import torch
 from datasets import Dataset
 
 from trimtab.engines.trl import TrimtabConfig, TrimtabTrainer
-from trimtab.policy import Policy, Transcript
-from trimtab.policy.demo_model import demo_model, demo_tokenizer
-from trimtab.policy.score import log_probs
+from trimtab.trainer.model import Policy, Transcript
+from trimtab.trainer.model.demo_model import demo_model, demo_tokenizer
+from trimtab.trainer.model.score import log_probs
 
 LARGEST = 10  # numbers below this are added
 

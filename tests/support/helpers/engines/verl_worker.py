@@ -52,7 +52,7 @@ def launch(folder: Path, ranks: int, environment: dict[str, str]) -> None:
 def batch_of(model: Any) -> Any:
     """A batch that this model could have sampled a little earlier: its log-probabilities, moved, and its entropy."""
     from helpers.engines.verl_batches import random_batch
-    from trimtab.policy.score import score
+    from trimtab.trainer.model.score import score
 
     data = random_batch(SEED, ROWS)
     moments = score(native_policy(model), transcripts(data), temperature=1.0, token_budget=4096, head_chunk=512)
@@ -67,7 +67,7 @@ def batch_of(model: Any) -> Any:
 
 
 def transcripts(data: Any) -> list[Any]:
-    from trimtab.policy.score import Transcript
+    from trimtab.trainer.model.score import Transcript
 
     found = []
     rows = zip(data["prompts"].unbind(), data["responses"].unbind(), data["response_mask"].unbind(), strict=True)
@@ -79,7 +79,7 @@ def transcripts(data: Any) -> list[Any]:
 
 def native_policy(model: Any) -> Any:
     from helpers.engines.verl_batches import TOKENIZER
-    from trimtab.policy import Policy
+    from trimtab.trainer.model import Policy
 
     return Policy(model, TOKENIZER, torch.device("cpu"))
 
@@ -88,8 +88,8 @@ def native_update(table: dict[str, Any]) -> dict[str, Tensor]:
     """Gradients and weights after one update by trimtab's own trainer."""
     from helpers.engines.verl_batches import core_batch
     from helpers.engines.verl_runs import tiny_model
-    from trimtab.config import build_objective
-    from trimtab.policy.update import UpdateOptions, make_optimizer, update
+    from trimtab.trainer.config import build_objective
+    from trimtab.trainer.model.update import UpdateOptions, make_optimizer, update
 
     model, objective = tiny_model(), build_objective(table)
     data = batch_of(tiny_model())
@@ -180,8 +180,8 @@ def updates(folder: Path, ranks: int) -> Iterator[tuple[str, dict[str, Tensor]]]
 
     from helpers.engines.verl_batches import with_plan
     from helpers.engines.verl_runs import tiny_model
-    from trimtab.config import build_objective
     from trimtab.engines.verl.loss import PlannedLoss
+    from trimtab.trainer.config import build_objective
 
     worker = build_worker(folder)
     data = batch_of(tiny_model())

@@ -15,9 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from trimtab.evaluate.folder import Generation
-from trimtab.evaluate.options import EvalOptions
-from trimtab.evaluate.progress import PlainProgress
+from trimtab.experiments.evaluate.folder import Generation
+from trimtab.experiments.evaluate.options import EvalOptions
+from trimtab.experiments.evaluate.progress import PlainProgress
 
 SUMS = [("1+1=", "2"), ("2+3=", "5"), ("10+7=", "17"), ("4+4=", "8"), ("120+3=", "123"), ("9+0=", "9")]
 

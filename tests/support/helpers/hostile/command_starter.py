@@ -25,11 +25,11 @@ PRELOAD = [
     "transformers.models.auto.modeling_auto",
     "transformers.models.qwen3.modeling_qwen3",
     "trimtab.cli",
-    "trimtab.compare",
+    "trimtab.experiments.compare",
     "trimtab.console",
-    "trimtab.evaluate",
+    "trimtab.experiments.evaluate",
     "trimtab.insight",
-    "trimtab.train",
+    "trimtab.trainer.train",
 ]
 PR_SET_CHILD_SUBREAPER = 36
 CLOSED = "closed"  # instead of a path: the descriptor is not open

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from trimtab.insight.alarms import AlarmMonitor, DetectorInput, Thresholds, replay_metrics
-from trimtab.train.alarm_actions import Alarm
+from trimtab.trainer.train.alarm_actions import Alarm
 
 Curve = float | Callable[[int], float] | None
 

@@ -20,9 +20,9 @@ import torch
 
 from helpers.own_process import exit_code, in_own_process, run_command, wait_until
 from helpers.train.short_runs import SETTINGS
-from trimtab.config import list_checkpoints
 from trimtab.console import processes
-from trimtab.train import RunFolder, loop
+from trimtab.trainer.config import list_checkpoints
+from trimtab.trainer.train import RunFolder, loop
 
 ENDLESS = {"run.steps": "100000", "run.checkpoint_every": "2", "run.eval_every": "0", "run.patience": "0"}
 
@@ -122,7 +122,7 @@ def _bug() -> None:
 
 
 def _full_disk() -> None:
-    checkpoints = importlib.import_module("trimtab.train.checkpoints")
+    checkpoints = importlib.import_module("trimtab.trainer.train.checkpoints")
 
     def full(*arguments: Any, **options: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

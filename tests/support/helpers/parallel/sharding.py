@@ -13,18 +13,19 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.optim import SGD
 
+from helpers.model.layer_kernel_cases import packed
 from helpers.own_process import HANG, in_own_process
-from helpers.policy.layer_kernel_cases import packed
 from helpers.train.short_runs import SETTINGS
-from trimtab.config import Config, load
-from trimtab.parallel import World, is_split, join_world, local_tensor, whole_tensor
-from trimtab.policy import Kernels, Policy, fuse_layers, load_policy
-from trimtab.policy.packed import packed_hidden_states, use_packed_attention
-from trimtab.rollout import NativeSampler, PagedSampler, PromptTokens, SamplingOptions
-from trimtab.train.loop import follow_run, train
-from trimtab.train.reporting import SilentReporter
-from trimtab.train.run import Run
-from trimtab.train.run_folder import RunFolder
+from trimtab.data import PromptTokens, SamplingOptions
+from trimtab.trainer.config import Config, load
+from trimtab.trainer.model import Kernels, Policy, fuse_layers, load_policy
+from trimtab.trainer.model.packed import packed_hidden_states, use_packed_attention
+from trimtab.trainer.parallel import World, is_split, join_world, local_tensor, whole_tensor
+from trimtab.trainer.sampling import NativeSampler, PagedSampler
+from trimtab.trainer.train.loop import follow_run, train
+from trimtab.trainer.train.reporting import SilentReporter
+from trimtab.trainer.train.run import Run
+from trimtab.trainer.train.run_folder import RunFolder
 
 # Three steps of two updates; uneven shares, and several micro-batches on each process, not as many on both.
 SHORT = {
@@ -43,7 +44,7 @@ SHORT = {
     "run.keep_checkpoints": "9",
     "record.enabled": "false",
 }
-update_module = import_module("trimtab.policy.update")  # the package has a function of the same name
+update_module = import_module("trimtab.trainer.model.update")  # the package has a function of the same name
 SHARDED = {"model.shard": "true"}
 PROCESSES = 2
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.config import Config
 from trimtab.objectives import Plan, TokenBatch
-from trimtab.parallel import LostProcessError, ShardedOptimizer, World
-from trimtab.train import loop
-from trimtab.train.scoring import Experience
-from trimtab.train.trainer import RunProgress, Trainer, build_trainer
+from trimtab.trainer.config import Config
+from trimtab.trainer.parallel import LostProcessError, ShardedOptimizer, World
+from trimtab.trainer.train import loop
+from trimtab.trainer.train.scoring import Experience
+from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer
 
 HANG = 120.0  # seconds after which a rank that waits is taken for hung
 

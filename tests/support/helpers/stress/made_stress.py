@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trimtab.stress.axis_table import axis_tables
-from trimtab.stress.figures import RunFigures
-from trimtab.stress.grid import Axis, Cell, StressTest
-from trimtab.stress.tables import as_json
+from trimtab.experiments.stress.axis_table import axis_tables
+from trimtab.experiments.stress.figures import RunFigures
+from trimtab.experiments.stress.grid import Axis, Cell, StressTest
+from trimtab.experiments.stress.tables import as_json
 
 STEPS = 40
 FELL = 12  # the step at which a run that breaks falls

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trimtab.config import Config, parse
-from trimtab.policy import Policy, make_optimizer
-from trimtab.rollout import PromptTokens, Response, Sampler, SamplingOptions
-from trimtab.tasks import Arithmetic, Task
-from trimtab.train.trainer import Trainer
+from trimtab.data import Arithmetic, PromptTokens, Response, Sampler, SamplingOptions, Task
+from trimtab.trainer.config import Config, parse
+from trimtab.trainer.model import Policy, make_optimizer
+from trimtab.trainer.train.trainer import Trainer
 
 
 def small_config(**sections: dict[str, Any]) -> Config:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from helpers.train.scripted import scripted_trainer
-from trimtab.config import Config
-from trimtab.policy import Policy
-from trimtab.rollout import PromptTokens, Response, SamplingOptions, Turns
-from trimtab.tasks import FixedTask
-from trimtab.train.responses import build_tool_use, build_tools
-from trimtab.train.trainer import Trainer
+from trimtab.data import FixedTask, PromptTokens, Response, SamplingOptions, Turns
+from trimtab.trainer.config import Config
+from trimtab.trainer.model import Policy
+from trimtab.trainer.train.responses import build_tool_use, build_tools
+from trimtab.trainer.train.trainer import Trainer
 
 
 @dataclass

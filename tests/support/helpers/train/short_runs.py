@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 from transformers.utils import logging
 
 from trimtab import failpoints
-from trimtab.config import Config, load
-from trimtab.train import Run, RunStoppedError, loop
-from trimtab.train.loop import train
-from trimtab.train.run_folder import RunFolder
+from trimtab.trainer.config import Config, load
+from trimtab.trainer.train import Run, RunStoppedError, loop
+from trimtab.trainer.train.loop import train
+from trimtab.trainer.train.run_folder import RunFolder
 
 # Six steps of two updates over a task of ten problems, so that an epoch ends in the third step. Rewards differ by
 # length, so that every step has a learning signal; the objective has a controller with state; the warm start saves a
@@ -56,7 +56,7 @@ PRELOAD = [
     "transformers.tokenization_utils_tokenizers",
     "transformers.models.auto.modeling_auto",
     "transformers.models.qwen3.modeling_qwen3",
-    "trimtab.train.loop",
+    "trimtab.trainer.train.loop",
 ]
 
 

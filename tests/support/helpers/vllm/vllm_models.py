@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from trimtab.config import RolloutConfig
-from trimtab.policy import Policy, Transcript, load_policy, score
-from trimtab.policy.demo_model import demo_model, demo_tokenizer
-from trimtab.rollout import PromptTokens, Response, SamplingOptions
+from trimtab.data import PromptTokens, Response, SamplingOptions
+from trimtab.trainer.config import RolloutConfig
+from trimtab.trainer.model import Policy, Transcript, load_policy, score
+from trimtab.trainer.model.demo_model import demo_model, demo_tokenizer
 
 LITTLE_MEMORY = {"kv_cache_memory_bytes": 64 << 20}
 PROMPTS = ["1+1=", "12+34=", "7-3=", "99*9=", "0+0="]

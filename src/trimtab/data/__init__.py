@@ -1,0 +1,53 @@
+"""Tasks: sequences of problems, generated (arithmetic, countdown), from reasoning-gym, GSM8K, jsonl or parquet."""
+
+from trimtab.data.arithmetic import Arithmetic
+from trimtab.data.benchmarks import (
+    BENCHMARKS,
+    BOX_RULES,
+    DEFAULT_BENCHMARKS,
+    HELD_OUT,
+    PROMPT_SUFFIX,
+    BenchmarkProblem,
+    find_benchmark,
+    load_benchmark,
+)
+from trimtab.data.countdown import Countdown
+from trimtab.data.files import (
+    check_columns,
+    check_paths,
+    gsm8k,
+    is_hub_data,
+    read_file,
+    read_rows,
+    source_paths,
+    worked_solution,
+    worked_solutions,
+)
+from trimtab.data.gym import GymTask, gym_dataset
+from trimtab.data.problems import (
+    FixedTask,
+    Message,
+    Problem,
+    Split,
+    Task,
+    TaskOption,
+    derive_seed,
+    optional_module,
+    problem_index,
+    prompts_per_epoch,
+    stream_index,
+    user,
+)
+from trimtab.data.registry import TASKS, TaskArgument, build_task, has_held_out_problems, task_arguments
+from trimtab.data.repeats import Repeats, find_repeats
+from trimtab.data.sampler import PromptTokens, Reply, Response, Sampler, SamplingOptions, Turns, check_prompts
+
+__all__ = [
+    "BENCHMARKS", "BOX_RULES", "DEFAULT_BENCHMARKS", "HELD_OUT", "PROMPT_SUFFIX", "TASKS", "Arithmetic",
+    "BenchmarkProblem", "Countdown", "FixedTask", "GymTask", "Message", "Problem", "PromptTokens", "Repeats", "Reply",
+    "Response", "Sampler", "SamplingOptions", "Split", "Task", "TaskArgument", "TaskOption", "Turns", "build_task",
+    "check_columns", "check_paths", "check_prompts", "derive_seed", "find_benchmark", "find_repeats", "gsm8k",
+    "gym_dataset", "has_held_out_problems", "is_hub_data", "load_benchmark", "optional_module", "problem_index",
+    "prompts_per_epoch", "read_file", "read_rows", "source_paths", "stream_index", "task_arguments", "user",
+    "worked_solution", "worked_solutions",
+]  # fmt: skip

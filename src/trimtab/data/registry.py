@@ -1,0 +1,156 @@
+"""The tasks that a recipe can name, and how one is built: a function whose keyword arguments are its options.
+
+Two arguments are filled in by trimtab where a task has them: `split`, which problems are asked for, and in the test
+split `size`, how many an evaluation takes. A task of the user's own is `python:MODULE:NAME`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
+
+from trimtab.data.arithmetic import arithmetic_task
+from trimtab.data.countdown import countdown_task
+from trimtab.data.files import file_task, gsm8k_task
+from trimtab.data.gym import gym_task
+from trimtab.data.problems import Problem, Split, Task, TaskOption, check_index
+from trimtab.own_parts import OwnPartError, errors_located, is_own, load_part, location
+from trimtab.text import nearest, shown
+
+TaskBuilder = Callable[..., Task | None]
+
+TASKS: Mapping[str, TaskBuilder] = {
+    "arithmetic": arithmetic_task,
+    "countdown": countdown_task,
+    "gsm8k": gsm8k_task,
+    "file": file_task,
+    "gym:KIND": gym_task,
+}
+
+
+@dataclass(frozen=True)
+class TaskArgument:
+    """An option of a task: its type, its default, its meaning and range."""
+
+    type: Any
+    default: Any
+    option: TaskOption
+
+
+def find_task(name: str) -> TaskBuilder:
+    """Return the function that builds the task of a name."""
+    if is_own(name):
+        return load_part(name)
+    if name.startswith("gym:") and len(name) > len("gym:"):
+        return partial(TASKS["gym:KIND"], name.removeprefix("gym:"))
+    if name not in TASKS or name == "gym:KIND":
+        raise ValueError(f"unknown task {shown(name)}: {nearest(name, TASKS)} (one of your own: python:MODULE:NAME)")
+    return TASKS[name]
+
+
+def task_arguments(name: str) -> dict[str, TaskArgument]:
+    """Return the options of a task, in the order of its function's arguments."""
+    build = find_task(name)
+    with errors_located(name, build):
+        signature = inspect.signature(build)
+        hints = typing.get_type_hints(_function(build), include_extras=True)
+    arguments = {}
+    for key, parameter in signature.parameters.items():
+        if key == "split":
+            continue
+        where = f"{name}: {location(build)}: its argument {key!r}"
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise OwnPartError(f"{where} is no option: name every option, with a default")
+        if parameter.default is parameter.empty:
+            raise OwnPartError(f"{where} needs a default: arguments are options, and a recipe may leave them out")
+        if key in ("name", "environment"):
+            raise OwnPartError(f"{where} is task.{key} already: call it otherwise")
+        kind = hints.get(key, Any if parameter.default is None else type(parameter.default))
+        arguments[key] = TaskArgument(*_type_and_option(kind, parameter.default))
+    return arguments
+
+
+def has_held_out_problems(name: str, arguments: Mapping[str, Any]) -> bool:
+    """Return whether a task has problems for evaluation: none has without `split`, nor a file without `eval_path`."""
+    return "split" in inspect.signature(find_task(name)).parameters and arguments.get("eval_path", "") is not None
+
+
+def build_task(name: str, arguments: Mapping[str, Any], split: Split, test_size: int) -> Task | None:
+    """Build a task by name; None where there are no held-out problems."""
+    build, given = find_task(name), dict(arguments)
+    parameters = inspect.signature(build).parameters
+    if split == "test" and not has_held_out_problems(name, given):
+        return None
+    if "split" in parameters:
+        given["split"] = split
+    if "size" in parameters and split == "test":
+        given["size"] = test_size
+    if not is_own(name):
+        return build(**given)
+    with errors_located(name, build):
+        task = build(**given)
+        problems = OwnTask(name, build, task)
+        problems[0]  # a mistake is to be found now, not at the first step
+    return problems
+
+
+@dataclass(frozen=True)
+class OwnTask:
+    """A task of the user's own, whose problems are checked when they are read."""
+
+    name: str
+    build: TaskBuilder
+    problems: Any  # a Task, or a list of problems
+
+    def __len__(self) -> int:
+        return len(self.problems)
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.problems, "__len__") or not hasattr(self.problems, "__getitem__"):
+            self._refuse(f"it returned {shown(self.problems)}, and not a list of problems")
+        if len(self) < 1:
+            self._refuse("it has no problems")
+
+    def __getitem__(self, index: int) -> Problem:
+        check_index(index, len(self))
+        with errors_located(self.name, self.build):
+            problem = self.problems[index]
+        if not isinstance(problem, Problem):
+            self._refuse(f"problem {index} is {shown(problem)}, and not a trimtab.data.Problem")
+        messages = problem.prompt
+        if not isinstance(messages, tuple | list) or not messages or not all(map(_is_message, messages)):
+            advice = "a tuple of {'role': ..., 'content': ...}; user('text') makes one of a text"
+            self._refuse(f"the prompt of problem {index} is {shown(messages)}: chat messages are {advice}")
+        for key in ("answer", "rule", "source"):
+            if not isinstance(getattr(problem, key), str):
+                self._refuse(f"`{key}` of problem {index} is {shown(getattr(problem, key))}, and not text")
+        return problem
+
+    def _refuse(self, problem: str) -> typing.NoReturn:
+        raise OwnPartError(f"{self.name}: {location(self.build)}: {problem}")
+
+
+def _is_message(message: object) -> bool:
+    if not isinstance(message, Mapping):
+        return False
+    role, content = message.get("role"), message.get("content")
+    return isinstance(role, str) and isinstance(content, str) and bool(role and content)
+
+
+def _function(build: Any) -> Any:
+    """Return what holds the annotations of a builder's arguments: a class has them in `__init__`."""
+    build = build.func if isinstance(build, partial) else build
+    return build.__init__ if inspect.isclass(build) else build
+
+
+def _type_and_option(annotation: Any, default: Any) -> tuple[Any, Any, TaskOption]:
+    if typing.get_origin(annotation) is not Annotated:
+        return annotation, default, TaskOption("")
+    kind, *notes = typing.get_args(annotation)
+    option = next((note for note in notes if isinstance(note, TaskOption)), None)
+    text = next((note for note in notes if isinstance(note, str)), "")
+    return kind, default, option or TaskOption(text)

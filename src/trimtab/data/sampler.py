@@ -1,0 +1,141 @@
+"""The interface of every sampler: prompts and sampling options in, responses out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How to sample: `samples` responses per prompt, at most `batch_size` sequences at one time.
+
+    `temperature` 0 is greedy and `top_k` 0 keeps the whole vocabulary. A response depends on (seed, step, prompt
+    number, sample number) alone, not on what else is in the batch.
+    """
+
+    samples: int
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    batch_size: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "max_new_tokens", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: it must be 1 or more")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature={self.temperature}: it must be 0 (greedy) or a positive number")
+        if not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise ValueError(f"top_p={self.top_p}, top_k={self.top_k}: set 0 < top_p <= 1 and top_k >= 0")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed}: it must fit into a signed 64-bit integer")
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """A prompt as token ids, and the number that seeds the random numbers of its samples."""
+
+    ids: Sequence[int]
+    number: int
+
+
+def check_prompts(prompts: Sequence[PromptTokens], vocab_size: int) -> None:
+    """Raise ValueError for an empty prompt or a token id outside of the vocabulary."""
+    for number, prompt in enumerate(prompts):
+        if not prompt.ids:
+            raise ValueError(f"prompt {number} has no tokens: give at least one, such as the BOS token")
+        # On a GPU an index outside of the embedding is a device-side assert, which ends the process.
+        for token in (min(prompt.ids), max(prompt.ids)):
+            if not 0 <= token < vocab_size:
+                raise ValueError(
+                    f"prompt {number} holds token {token}, but the model's vocabulary is 0 to {vocab_size - 1}: "
+                    "use the model's own tokenizer, or resize the embedding for tokens that were added"
+                )
+
+
+@dataclass(frozen=True)
+class Response:
+    """A sampled response: its tokens, their log-probabilities under the sampler, and its index within its group.
+
+    `finished` is True where it ended with an end token, False where it was cut at `max_new_tokens`. The response of a
+    conversation has all of its messages and the replies between them; `observed` are the [start, end) ranges of
+    `tokens` that the policy did not sample, and `logp` has the sampled tokens alone. `moments`, (4, tokens), are those
+    of every token's distribution before top-k and top-p, in the order of `objectives.Moments`, where a sampler was
+    asked for them.
+    """
+
+    tokens: list[int]
+    logp: list[float]
+    finished: bool
+    sample: int = 0
+    observed: tuple[tuple[int, int], ...] = ()
+    moments: np.ndarray | None = field(default=None, compare=False)
+
+    @property
+    def sampled_tokens(self) -> list[int]:
+        """The tokens that the policy sampled, in order."""
+        return [token for message in self.messages for token in message] if self.observed else self.tokens
+
+    @property
+    def num_sampled(self) -> int:
+        """How many tokens the policy sampled."""
+        return len(self.tokens) - sum(end - start for start, end in self.observed)
+
+    @property
+    def messages(self) -> list[list[int]]:
+        """The tokens that were sampled between two replies, message by message."""
+        starts, ends = [0, *(end for _, end in self.observed)], [*(start for start, _ in self.observed), None]
+        return [self.tokens[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The reply to a message: the tokens up to and including the opening of the next one; None ends the conversation.
+
+    `prompt` is the index of the prompt in the call of `sample`, `sample` the index of the response in its group.
+    """
+
+    prompt: int
+    sample: int
+    tokens: list[int] | None
+
+
+class Turns(Protocol):
+    """The other side of the conversations of one call of `sample`: takes messages and returns replies.
+
+    `max_observed_tokens` is the most tokens that all replies of one conversation may have together.
+    """
+
+    @property
+    def max_observed_tokens(self) -> int: ...  # noqa: D102
+
+    def submit(self, prompt: int, sample: int, tokens: Sequence[int]) -> None:
+        """Take the newest message of a conversation, which ended with an end token; return at once."""
+        ...
+
+    def replies(self, block: bool) -> list[Reply]:
+        """Return the replies that have come, in any order; with `block` wait until there is at least one."""
+        ...
+
+
+class Sampler(Protocol):
+    """Samples responses from a policy."""
+
+    def sample(
+        self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None = None
+    ) -> list[list[Response]]:
+        """Return `options.samples` responses for each prompt, in order.
+
+        With `turns` a response is a conversation: a message that ends with an end token is submitted, and sampling goes
+        on after the reply until there is none, or until `options.max_new_tokens` tokens have been sampled in all. A
+        message that this budget cuts is not submitted.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Experiments with whole runs and models: comparisons, stress tests, evaluation on benchmarks."""

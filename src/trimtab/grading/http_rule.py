@@ -1,0 +1,141 @@
+"""A rule over HTTP, for judges and services: the rule's name is the URL that responses are posted to.
+
+The request is `{"responses": [{"response", "answer", "prompt", "source", "extra", "tokens", "finished"}, ...]}`, the
+reply `{"verdicts": [...]}` with one entry for each: true or false, a number, a kind of verdict, or an object with
+`kind` and `score`. The service's failures are the grader's, never the response's: verdicts are then `crashed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trimtab.bounded_http import (
+    HttpError,
+    bounded_request,
+    event_loop_thread,
+    is_retryable,
+    open_client,
+    read_key,
+    retry_after,
+    retry_pause,
+)
+from trimtab.grading.submission import FACTS, Submission
+from trimtab.grading.verdicts import Verdict, verdict_of
+from trimtab.text import printable, shorten, shown
+
+MAX_REPLY_BYTES = 1 << 22
+MESSAGE_LENGTH = 300  # characters of a server's message that are kept
+
+
+class ServiceError(Exception):
+    """A request that got no verdicts; `wait` is the server's Retry-After, None where a retry cannot help."""
+
+    def __init__(self, message: str, wait: float | None = None) -> None:
+        super().__init__(message)
+        self.wait = wait
+
+
+@dataclass(frozen=True)
+class HttpRule:
+    """A service that grades: `seconds` for a whole exchange, `batch` responses per request, `concurrency` requests.
+
+    `key_variable` names an environment variable; its value is sent as a bearer token, and neither stored nor shown.
+    """
+
+    url: str
+    seconds: float = 60.0
+    retries: int = 4
+    batch: int = 32
+    concurrency: int = 8
+    key_variable: str = ""
+
+    def __post_init__(self) -> None:
+        import httpx
+
+        try:
+            parts = httpx.URL(self.url)
+            known = parts.scheme in ("http", "https") and parts.host and (parts.port or 0) < 1 << 16
+        except httpx.InvalidURL:
+            parts, known = httpx.URL(""), False
+        if parts.userinfo or (not known and "@" in self.url):
+            raise ValueError("the URL contains a password: put a key into an environment variable (key_variable)")
+        if not known or parts.fragment:
+            raise ValueError(f"{shown(self.url)} is not a URL of a server, as http://localhost:8000/grade")
+        for name, least in (("retries", 0), ("batch", 1), ("concurrency", 1)):
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= 10_000:
+                raise ValueError(f"{name} = {shown(value)} must be a whole number from {least} to 10,000")
+        if type(self.seconds) not in (int, float) or not 0 < self.seconds < math.inf:
+            raise ValueError(f"seconds = {shown(self.seconds)} must be a number of seconds")
+        if self.key_variable and not read_key(self.key_variable):
+            raise ValueError(f"key_variable = {shown(self.key_variable)}: there is no such environment variable")
+
+    def grade_here(self, items: Sequence[Submission]) -> list[Verdict]:
+        """Post the responses and return their verdicts; one that never got one has crashed."""
+        batches = [items[start : start + self.batch] for start in range(0, len(items), self.batch)]
+        with event_loop_thread() as loop:
+            graded = asyncio.run_coroutine_threadsafe(self._grade_batches(batches), loop).result()
+        return [verdict for verdicts in graded for verdict in verdicts]
+
+    async def _grade_batches(self, batches: Sequence[Sequence[Submission]]) -> list[list[Verdict]]:
+        turns = asyncio.Semaphore(self.concurrency)
+        async with open_client(self.concurrency, read_key(self.key_variable)) as client:
+
+            async def grade(batch: Sequence[Submission]) -> list[Verdict]:
+                async with turns:
+                    return await self._grade(client, batch)
+
+            return await asyncio.gather(*map(grade, batches))
+
+    async def _grade(self, client: Any, batch: Sequence[Submission]) -> list[Verdict]:
+        """Grade a batch, with retries and growing pauses between them."""
+        reason = ""
+        for attempt in range(self.retries + 1):
+            try:
+                values = await self._request(client, batch)
+                return [self._verdict(value, row, batch) for row, value in enumerate(values)]
+            except ServiceError as error:
+                reason = shorten(" ".join(printable(str(error)).split()), MESSAGE_LENGTH)
+                if error.wait is None:
+                    break
+                if attempt < self.retries:
+                    await asyncio.sleep(max(error.wait, retry_pause(attempt)))
+        return [Verdict("crashed", error=f"{self.url} gave no verdicts: {reason}")] * len(batch)
+
+    async def _request(self, client: Any, batch: Sequence[Submission]) -> list[Any]:
+        names = ("response", "answer", "extra", *FACTS)
+        rows = [{name: getattr(item, name) for name in names} for item in batch]
+        content = json.dumps({"responses": rows}, default=str).encode()
+        limits: Any = {"seconds": self.seconds, "max_bytes": MAX_REPLY_BYTES}
+        try:
+            reply = await bounded_request(
+                client, "POST", self.url, content=content, headers={"Content-Type": "application/json"}, **limits
+            )
+        except HttpError as error:
+            raise ServiceError(str(error), wait=0.0) from None
+        with reply.body:
+            if reply.status != 200:
+                wait = retry_after(reply.headers.get("retry-after")) if is_retryable(reply.status) else None
+                raise ServiceError(f"status {reply.status}: {reply.excerpt()}", wait)
+            try:
+                found = json.loads(reply.read().decode("utf-8-sig"))
+            except (ValueError, RecursionError):
+                raise ServiceError(f"not JSON: {reply.excerpt(200)}", wait=0.0) from None
+        values = found.get("verdicts") if isinstance(found, dict) else found
+        if not isinstance(values, list) or len(values) != len(batch):
+            got = f"{len(values)} verdicts" if isinstance(values, list) else shown(found)
+            raise ServiceError(f"it returned {got} for {len(batch)} responses; a list of one each is needed")
+        return values
+
+    def _verdict(self, value: object, row: int, batch: Sequence[Submission]) -> Verdict:
+        try:
+            return verdict_of(value)
+        except ValueError as error:
+            return Verdict(
+                "crashed", error=f"{self.url} for row {row + 1} of {len(batch)}, {batch[row].named}: {error}"
+            )

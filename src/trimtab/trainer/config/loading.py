@@ -1,0 +1,257 @@
+"""Load recipes: find the TOML file, apply `--set` settings, and check the result."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from trimtab.files import read_bounded
+from trimtab.own_parts import look_beside, own_names, was_loaded
+from trimtab.text import nearest, shorten, shown
+from trimtab.trainer.config.errors import describe_errors
+from trimtab.trainer.config.paths import locate_paths
+from trimtab.trainer.config.recipe import Config
+from trimtab.trainer.config.task_section import TaskConfig, task_section
+
+PACKAGED = Path(__file__).parent.parent / "recipes"
+LARGEST_RECIPE = 1 << 16  # bytes; ours have some thousand
+MOST_DOTS = 1_000  # on a line: tomllib takes half a minute for a key of 30,000 dots
+DEEPEST_TABLE = 20  # tables and lists inside each other
+LARGEST_INTEGER = 10**18 - 1
+LARGEST_FLOAT = 1e30  # beyond it, products overflow in float32
+
+
+def load(recipe: str | Path | Mapping[str, Any] | None, settings: Sequence[str] | Mapping[str, Any] = ()) -> Config:
+    """Load a recipe by name or path, or from a table, and apply settings; the last setting of a key wins.
+
+    Settings are `"section.key=value"` texts, as on the command line, or a mapping of `"section.key"` to values. Paths
+    in a recipe are relative to its file, those of a table or a setting to the current folder.
+    """
+    path = None if recipe is None or isinstance(recipe, Mapping) else find_recipe(recipe)
+    given = dict(recipe) if isinstance(recipe, Mapping) else {}
+    _check_plain(given, "")  # a table that is too deep cannot be copied
+    table = copy.deepcopy(given) if path is None else _read(path)
+    task = _task_name(_with_settings(copy.deepcopy(given) if path is None else _read(path), settings))
+    # Runs of earlier versions have paths as they were given, relative to where they were started.
+    is_run = path is not None and path.name == "config.toml" and (path.parent / "checkpoints").is_dir()
+    if given:
+        locate_paths(table, Path.cwd(), task)
+    elif path is not None and path.parent != PACKAGED and not is_run:
+        locate_paths(table, path.resolve().parent, task)
+    table = _with_settings(table, settings, task)
+    if own_names(table):
+        _look_for_modules(table, path)
+    return parse(table)
+
+
+def load_stored(path: Path, settings: Sequence[str] = ()) -> Config:
+    """Load the configuration of a run, which may come from anyone: no code that it names is run."""
+    return parse_stored(_with_settings(_read(path), settings))
+
+
+def own_code(path: Path) -> list[str]:
+    """Return the names of code that the problems of a stored configuration need: of its task, rules and tools."""
+    table = _read(path)
+    return own_names([table.get("task"), table.get("tools")])
+
+
+def parse_stored(table: Mapping[str, Any]) -> Config:
+    """Check the table of a run, which may come from anyone, without what names code that was not loaded yet."""
+
+    def is_foreign(value: object) -> bool:
+        return any(not was_loaded(name) for name in own_names(value))
+
+    kept = {}
+    for section, value in table.items():
+        if not is_foreign(value):
+            kept[section] = value
+        elif isinstance(value, dict):
+            foreign = [key for key, each in value.items() if is_foreign(each)]
+            dropped = {*foreign, *(f"{key}_options" for key in foreign)}
+            if section in ("objective", "task") and foreign != ["environment"]:  # there, other keys are its options
+                continue
+            kept[section] = {key: each for key, each in value.items() if key not in dropped}
+    return parse(_without_idle_turns(kept))
+
+
+def _without_idle_turns(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the table without keys that need tools, where its tools were dropped."""
+    called = _section(table, "tools").get("use") or _section(table, "task").get("environment")
+    if called:
+        return table
+    idle = {"rollout": "max_turns", "reward": "void_turns"}
+    without = {
+        section: {key: each for key, each in _section(table, section).items() if key != name}
+        for section, name in idle.items()
+        if isinstance(table.get(section), dict)
+    }
+    return table | without
+
+
+def _section(table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    section = table.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _look_for_modules(table: dict[str, Any], path: Path | None) -> None:
+    """Look for modules of the user's own beside the recipe, and note where, for the run may be resumed elsewhere."""
+    beside = [] if path is None or path.parent == PACKAGED else [str(path.resolve().parent)]
+    run = table.setdefault("run", {})
+    if isinstance(run, dict):  # anything else is an error of the recipe, and reported as one
+        folders = run.setdefault("python_path", list(dict.fromkeys([*beside, os.getcwd()])))
+        for folder in reversed(folders if isinstance(folders, list) else []):
+            look_beside(str(folder))
+
+
+def _with_settings(
+    table: dict[str, Any], settings: Sequence[str] | Mapping[str, Any], task: str | None = None
+) -> dict[str, Any]:
+    """Return the table with `key=value` settings; for a recipe of this task their paths become absolute."""
+    if isinstance(settings, Mapping):
+        named = [(f"{key}={value!r}", str(key), value) for key, value in settings.items()]
+        parsed = [(setting, _key_names(key, setting), value) for setting, key, value in named]
+    else:
+        parsed = [(setting, *_parse_setting(setting)) for setting in settings]
+    # Names are applied first: a new one drops the options of the recipe's method or task, and must not drop those that
+    # other settings give, whether they come before or after it.
+    first = (["objective"], ["objective", "name"], ["task"], ["task", "name"])
+    for setting, keys, value in sorted(parsed, key=lambda item: item[1] not in first):
+        _apply(table, setting, keys, value if task is None else _from_here(keys, value, task))
+    return table
+
+
+def _from_here(keys: list[str], value: Any, task: str) -> Any:
+    """Return the value of a setting with its paths, which are relative to the current folder, made absolute."""
+    nested = {keys[0]: {keys[-1]: value} if len(keys) == 2 else value}
+    with suppress(FileNotFoundError):  # the folder has been deleted: nothing can be relative to it
+        locate_paths(nested, Path.cwd(), task)
+    return nested[keys[0]][keys[1]] if len(keys) == 2 else nested[keys[0]] if len(keys) == 1 else value
+
+
+def parse(table: Mapping[str, Any]) -> Config:
+    """Check a table and return its configuration; the error has one line per problem."""
+    _check_plain(table, "")
+    try:
+        return Config.model_validate(table)
+    except ValidationError as error:
+        raise ValueError(describe_errors(error.errors(), Config, _task_name(table))) from None
+
+
+def packaged_recipes() -> dict[str, Path]:
+    """Return the recipes that come with trimtab, by name."""
+    return dict(sorted((file.stem, file) for file in PACKAGED.glob("*.toml")))
+
+
+def find_recipe(recipe: str | Path) -> Path:
+    """Return the file of a recipe, given its path or the name of one that comes with trimtab."""
+    path = Path(recipe)
+    # The suffix decides, so that a folder named `demo` in the working directory does not hide the recipe.
+    if path.suffix == ".toml":
+        if not path.is_file():
+            raise ValueError(f"recipe {shown(str(recipe), 300)}: there is no such file")
+        return path
+    known = packaged_recipes()
+    if str(recipe) not in known:
+        hint = nearest(str(recipe), known)
+        raise ValueError(f"unknown recipe {shown(str(recipe))}: {hint} (a file of your own ends in .toml)")
+    return known[str(recipe)]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = read_bounded(path, LARGEST_RECIPE)
+    except ValueError as error:
+        raise ValueError(f"{path} is not a recipe: {error}") from None
+    try:
+        return parse_toml(data.decode("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML; whatever is wrong with it raises ValueError."""
+    if len(text) > LARGEST_RECIPE:
+        raise ValueError(f"it has {len(text)} characters, and {LARGEST_RECIPE} at most may be")
+    if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
+        raise ValueError(f"a line has more than {MOST_DOTS} dots")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(f"lists or tables are nested more than {DEEPEST_TABLE} deep") from None
+
+
+def _check_plain(value: Any, key: str, levels: int = DEEPEST_TABLE) -> None:
+    """Refuse what TOML can hold but torch, parquet or a later TOML file cannot, at any depth of a table."""
+    problem = ""
+    if not levels:
+        problem = f"lists or tables are nested more than {DEEPEST_TABLE} deep"
+    elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        problem = f"{shown(value)} must be a whole number of at most 18 digits"
+    elif isinstance(value, float) and math.isfinite(value) and abs(value) > LARGEST_FLOAT:
+        problem = f"{value} must be a number between {-LARGEST_FLOAT:g} and {LARGEST_FLOAT:g}"
+    elif isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
+        problem = f"{shown(value)} must be UTF-8"  # the bytes of a command line may be anything
+    if problem:
+        raise ValueError(f"{shorten(key)}: {problem}")
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, each in pairs:
+        _check_plain(each, f"{key}.{name}" if key else str(name), levels - 1)
+
+
+def _parse_setting(setting: str) -> tuple[list[str], Any]:
+    key, equals, text = setting.partition("=")
+    keys = _key_names(key if equals else "", setting)
+    try:
+        parsed = parse_toml(f"value = {text}")
+    except ValueError:
+        parsed = {}
+    # Whatever is not one TOML value is a string without quotes; a line break could smuggle in a second key.
+    return keys, parsed["value"] if list(parsed) == ["value"] else text.strip()
+
+
+def _key_names(key: str, setting: str) -> list[str]:
+    """Return the names in the `section.key` of a setting."""
+    keys = [name.strip() for name in key.split(".")]
+    if not all(keys) or len(keys) > DEEPEST_TABLE:
+        raise ValueError(f"--set {shown(setting)}: write section.key=value, for example update.lr=1e-6")
+    return keys
+
+
+def _apply(table: dict[str, Any], setting: str, keys: list[str], value: Any) -> None:
+    if keys == ["objective", "name"] and _method(table.get("objective")) != _method(value):
+        keys = ["objective"]  # replace the whole table: another method does not have these options
+    if keys == ["task", "name"] and _task_name(table) != value:
+        keys, value = ["task"], {"name": value}
+    for name in keys[:-1]:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise ValueError(f"--set {shown(setting)}: {shown(name)} is a value, not a section: it has no keys")
+    if keys == ["objective"] and not isinstance(value, dict):
+        value = {"name": value}
+    table[keys[-1]] = value
+
+
+def _task_name(table: Mapping[str, Any]) -> str:
+    """Return the task that a recipe names; the default where it names none that there is."""
+    task = table.get("task")
+    name = task.get("name") if isinstance(task, Mapping) else None
+    default: str = TaskConfig.model_fields["name"].default
+    try:
+        return name if isinstance(name, str) and task_section(name) else default
+    except ValueError:
+        return default
+
+
+def _method(objective: Any) -> str:
+    """Return the method of an objective's name or table, without its attachments."""
+    name = objective.get("name", "") if isinstance(objective, Mapping) else objective
+    return re.split(r"[+(]", str(name))[0].strip()

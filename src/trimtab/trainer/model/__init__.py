@@ -1,0 +1,39 @@
+"""The model: loading it, scoring tokens, the optimizer step."""
+
+from trimtab.trainer.model.demo_model import DEMO_MODELS, demo_model, demo_tokenizer
+from trimtab.trainer.model.layers import Kernels, fuse_layers, unfuse_layers
+from trimtab.trainer.model.loading import load_policy, pick_device, tokenizer_at_hand
+from trimtab.trainer.model.lora import add_lora, enable_gradient_checkpointing, freeze_in_bf16
+from trimtab.trainer.model.policy import Policy, Precision
+from trimtab.trainer.model.pretrained import check_config, check_counts, is_hub_model, read_config
+from trimtab.trainer.model.prompts import LongPromptError
+from trimtab.trainer.model.score import (
+    Transcript,
+    idle_pass,
+    log_probs,
+    score,
+    split_by_token_budget,
+    to_device,
+    tool_tokens,
+)
+from trimtab.trainer.model.shared_prompts import with_shared_prompts
+from trimtab.trainer.model.update import (
+    UpdateOptions,
+    UpdateResult,
+    clip_gradients,
+    least_passes,
+    make_optimizer,
+    response_shares,
+    share_sizes,
+    start_gradients,
+    update,
+)
+
+__all__ = [
+    "DEMO_MODELS", "Kernels", "LongPromptError", "Policy", "Precision", "Transcript", "UpdateOptions", "UpdateResult",
+    "add_lora", "check_config", "check_counts", "clip_gradients", "demo_model", "demo_tokenizer",
+    "enable_gradient_checkpointing", "freeze_in_bf16", "fuse_layers", "idle_pass", "is_hub_model", "least_passes",
+    "load_policy", "log_probs", "make_optimizer", "pick_device", "read_config", "response_shares", "score",
+    "share_sizes", "split_by_token_budget", "start_gradients", "to_device", "tokenizer_at_hand", "tool_tokens",
+    "unfuse_layers", "update", "with_shared_prompts",
+]  # fmt: skip

@@ -1,0 +1,305 @@
+"""Read a model by folder or hub name: its config, tokenizer and weights, all of them as data.
+
+Code that comes with a model never runs: `trust_remote_code` is False in every call, so that transformers does not ask
+either, and weights are safetensors, never pickles. Whatever is wrong with a model ends in a ValueError that names it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trimtab.text import printable
+from trimtab.trainer.model.smollm2 import smollm2_folder
+from trimtab.trainer.model.text_growth import check_growth, check_lengths
+from trimtab.trainer.parallel import LostProcessError
+
+CONFIG = ("config.json",)
+TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
+WEIGHTS = ("model.safetensors.index.json", "*.safetensors", "generation_config.json", "config.json")
+
+HUB_SECONDS = 5.0  # for a first answer of the hub
+MAX_JSON_BYTES = 256 << 20  # the largest tokenizer.json in use has 35 MB
+# Far above every model there is. Without limits transformers builds as many layers as config.json says.
+MAX_LAYERS, MAX_EXPERTS = 1000, 10_000
+COUNTS = re.compile(r"(?:n|num)_(?:\w+_)?(?:(?P<layers>layers?|blocks)|experts(?:_\w+)?)")
+MAX_SIZES = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 24,
+    "num_hidden_layers": MAX_LAYERS,
+    "num_attention_heads": 1 << 16,
+    "num_key_value_heads": 1 << 16,
+    "head_dim": 1 << 16,
+}
+
+
+def read_config(path: str, **options: Any) -> Any:
+    """Return the config of a model by folder or hub name, with sizes that a model can have."""
+    from transformers import AutoConfig, PreTrainedConfig
+
+    folder = local_folder(path)
+    _escape_log_lines()
+    if not os.path.isdir(folder) and not options.get("local_files_only"):
+        _check_hub(path)
+    with errors_in_words(path, CONFIG):
+        check_files(folder)
+        check_counts(PreTrainedConfig.get_config_dict(str(folder), **options)[0])
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, **options)
+        check_config(config)
+    return config
+
+
+def read_pretrained(path: str, attention: str | None) -> tuple[Any, Any]:
+    """Return a model with fp32 weights and its tokenizer, by folder or hub name."""
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    config, folder = read_config(path), local_folder(path)
+    tokenizer = read_tokenizer(path)
+    options = {"attn_implementation": attention} if attention else {}
+    with errors_in_words(path, WEIGHTS):
+        _check_weight_files(folder, config.get_text_config())
+        model, loaded = auto.from_pretrained(
+            str(folder),
+            config=config,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            use_safetensors=True,
+            # What does not match is named below; transformers itself would only point to a table in its log.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **options,
+        )
+        _check_loaded(path, type(model).__name__, loaded)
+    return model, tokenizer
+
+
+def read_tokenizer(path: str, **options: Any) -> Any:
+    """Return the tokenizer of a model by folder or hub name."""
+    from transformers import AutoTokenizer
+
+    folder = local_folder(path)
+    with errors_in_words(path, TOKENIZER):
+        check_files(folder)
+        _check_tokenizer_json(path, folder, bool(options.get("local_files_only")))
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **options)
+        check_lengths(tokenizer.get_vocab(), "the tokenizer")  # tokenizer_config.json may add some
+        return tokenizer
+
+
+def _check_tokenizer_json(path: str, folder: Path, local_only: bool) -> None:
+    """Raise ValueError for a tokenizer.json that makes endless texts; it is fetched if the model is on the hub."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    file = folder / "tokenizer.json"
+    if not os.path.isdir(folder):
+        try:
+            file = Path(hf_hub_download(path, "tokenizer.json", local_files_only=local_only))
+        except (EntryNotFoundError, LocalEntryNotFoundError):  # the tokenizer has other files, or is not here
+            return
+        if file.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError(f"{file.name} has {file.stat().st_size:,} bytes, which no such file needs")
+    if file.exists():
+        check_growth(json.loads(file.read_text(encoding="utf-8")))
+
+
+def local_folder(path: str) -> Path:
+    """Return the folder of a model; that of a hub name does not exist."""
+    folder = smollm2_folder() if path == "smollm2" else Path(os.path.expanduser(path))
+    # A path must not be looked up on the hub as a name.
+    if not is_hub_model(path) and not os.path.isdir(folder):
+        raise ValueError(f"model.path={path!r}: there is no such folder")
+    return folder
+
+
+def is_hub_model(path: str) -> bool:
+    """Return whether a name that is no folder may be that of a model on the hub: `name` or `owner/name`."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", path) is not None
+
+
+def _check_hub(path: str) -> None:
+    """Raise ValueError for a model that is not on this machine while the hub cannot be reached."""
+    # transformers would try again and again, for half a minute, before it says so.
+    from huggingface_hub import constants, get_session, hf_hub_url, try_to_load_from_cache
+
+    with errors_in_words(path, ()):
+        if constants.HF_HUB_OFFLINE or try_to_load_from_cache(path, "config.json") is not None:
+            return
+        try:
+            get_session().head(hf_hub_url(path, "config.json"), timeout=HUB_SECONDS)
+        except Exception as error:  # of httpx or requests, by the version of huggingface_hub
+            raise ValueError(
+                f"there is no such folder here, and the Hugging Face hub ({constants.ENDPOINT}) cannot be reached: "
+                f"{type(error).__name__}: {one_line(error, 200)}; give the path of a folder, or see to the network"
+            ) from None
+
+
+@contextmanager
+def errors_in_words(path: str, files: Sequence[str]) -> Iterator[None]:
+    """Turn whatever the block raises into a ValueError about one of the model's files."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, LostProcessError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in the Rust code of tokenizers is no Exception
+        words = one_line(error)
+        folder = Path(os.path.expanduser(path))
+        if "trust_remote_code" in words:
+            reason = (
+                "it needs Python code of its own (`auto_map` in config.json or tokenizer_config.json), and trimtab "
+                "runs no code that comes with a model; use a model of a family that transformers has built in"
+            )
+        elif (faulty := _faulty_file(folder, files)) is not None:
+            reason = f"{faulty}; download or save the model again"
+        else:
+            kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+            named = f"{', '.join(files)}: " if os.path.isdir(folder) and kind else ""
+            reason = f"{named}{kind}{words}"
+        raise ValueError(f"model.path={path!r} cannot be loaded: {reason}") from None
+
+
+def one_line(error: BaseException, length: int = 600) -> str:
+    """Return an error's message on one line, shortened, with control characters escaped."""
+    text = " ".join(printable(str(error)).split())
+    return text if len(text) <= length else f"{text[: length - 4]} ..."
+
+
+def check_files(folder: Path) -> None:
+    """Raise ValueError for files in a model's folder that must not be opened; do nothing without a folder."""
+    for file in sorted(folder.iterdir()) if os.path.isdir(folder) else []:
+        # A named pipe would be waited for.
+        if not file.is_file() and file.suffix in {".json", ".safetensors", ".jinja", ".model", ".txt"}:
+            raise ValueError(f"{file.name} is no regular file")
+        if file.suffix == ".json" and file.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError(f"{file.name} has {file.stat().st_size:,} bytes, which no such file needs")
+
+
+def check_counts(values: Any) -> None:
+    """Raise ValueError for more layers or experts than a model has, anywhere in the contents of a config.json."""
+    # Before transformers makes a config of them: that has a list with an entry for every layer.
+    for name, value in values.items() if isinstance(values, dict) else ():
+        counted = COUNTS.fullmatch(name)
+        most = MAX_LAYERS if counted and counted["layers"] else MAX_EXPERTS
+        if counted and isinstance(value, int | float) and not value <= most:
+            raise ValueError(f"config.json has {name}={value}: it must be at most {most:,}")
+        check_counts(value)
+
+
+def check_config(config: Any) -> None:
+    """Raise ValueError for sizes that no model has, and for attention kernels named by a model."""
+    text = config.get_text_config()
+    for name, largest in MAX_SIZES.items():
+        value = getattr(text, name, None)
+        # Some families have a list, with a value for every layer.
+        if isinstance(value, int | float) and not 1 <= value <= largest:
+            raise ValueError(f"config.json has {name}={value}: it must be from 1 to {largest:,}")
+    kernels = {getattr(text, f"_{kind}_implementation", None) for kind in ("attn", "experts")}
+    for kernel in kernels:
+        # transformers would download and run it where the `kernels` package is installed.
+        if "/" in str(kernel):
+            raise ValueError(f"config.json asks for the kernel {kernel!r} from the hub, which is code: remove it")
+
+
+def _check_weight_files(folder: Path, config: Any) -> None:
+    """Raise ValueError for pickled weights, for an adapter, and for weights far too small for the config."""
+    from transformers.utils.import_utils import is_peft_available
+    from transformers.utils.peft_utils import find_adapter_config_file
+
+    if (folder / "adapter_config.json").exists() or (
+        not folder.is_dir() and is_peft_available() and find_adapter_config_file(str(folder)) is not None
+    ):
+        raise ValueError(
+            "it holds an adapter (adapter_config.json), and only whole models are loaded; name the run it is of, or "
+            "merge it into its model (`trimtab export RUN`, or peft's merge_and_unload)"
+        )
+    if not folder.is_dir():
+        return
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if not any(folder.glob("*.safetensors")):
+        raise ValueError(
+            "it has no .safetensors file, and pickled weights (.bin, .pt) are not read; load the model in a place you "
+            "trust and save it with save_pretrained"
+        )
+    # Tensors that the files lack would be allocated and initialised. Every family has at least these parameters, and
+    # quantized ones may be as small as a quarter of a byte.
+    vocabulary, hidden, layers, width = (
+        size if isinstance(size := getattr(config, name, 0), int) else 0
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size")
+    )
+    parameters = vocabulary * hidden + layers * hidden * width
+    if parameters > 16 * weights:
+        raise ValueError(
+            f"config.json describes a model of {parameters:,} parameters or more, the weights have {weights:,} bytes"
+        )
+    # transformers ignores a damaged one, and with it the tokens that end a response.
+    if (faulty := _faulty_file(folder, ["generation_config.json"])) is not None:
+        raise ValueError(faulty)
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        for shard in sorted(shards, key=str):
+            if not (isinstance(shard, str) and shard == Path(shard).name and shard.endswith(".safetensors")):
+                raise ValueError(f"{index.name} names {str(shard)[:80]!r}: it must be a .safetensors file beside it")
+
+
+def _check_loaded(path: str, kind: str, loaded: dict[str, Any]) -> None:
+    """Raise ValueError for missing or misshapen tensors; warn about those that the model has no place for."""
+    missing, mismatched = sorted(loaded["missing_keys"]), sorted(loaded["mismatched_keys"])
+    if mismatched:
+        name, found, expected = mismatched[0]
+        raise ValueError(
+            f"the weights do not fit config.json: {name} is {list(found)} in the file, {list(expected)} by config.json "
+            f"({len(mismatched)} such tensors)"
+        )
+    if missing:
+        raise ValueError(f"the weights lack {len(missing)} tensors of {kind}, such as {missing[0]}")
+    if unexpected := sorted(loaded["unexpected_keys"]):
+        shown = printable(unexpected[0][:200])
+        warnings.warn(
+            f"model.path={path!r}: {kind} does not use {len(unexpected)} tensors of the weights, such as {shown}",
+            stacklevel=4,
+        )
+
+
+def _faulty_file(folder: Path, patterns: Sequence[str]) -> str | None:
+    """Return which of the files in a folder cannot be read at all, and why; None if all of them can."""
+    from safetensors import safe_open
+
+    found = [file for pattern in patterns for file in sorted(folder.glob(pattern))] if os.path.isdir(folder) else []
+    for file in found:
+        if not file.is_file():
+            return f"{file.name} is no regular file"
+        try:
+            if file.suffix == ".safetensors":
+                with safe_open(file, framework="pt"):
+                    continue
+            if not isinstance(content := json.loads(file.read_text(encoding="utf-8")), dict):
+                return f"{file.name} holds a {type(content).__name__} where there must be an object"
+        except Exception as error:  # safetensors has errors of its own type
+            return f"{file.name} is damaged ({one_line(error, 200) or type(error).__name__})"
+    return None
+
+
+def _escape_log_lines() -> None:
+    """Escape control characters in what transformers logs: names of tensors and keys come from the model's files."""
+    for handler in logging.getLogger("transformers").handlers:
+        if _escape not in handler.filters:
+            handler.addFilter(_escape)
+
+
+def _escape(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    # Colours of transformers' own would be escaped too.
+    record.msg, record.args = printable(re.sub(r"\x1b\[[\d;]*m", "", message)), ()
+    return "LOAD REPORT" not in message  # a table of what `_check_loaded` says in a sentence

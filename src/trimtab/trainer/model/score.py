@@ -1,0 +1,249 @@
+"""Scoring: log-probability, entropy and two moments of every sampled token, in fp32.
+
+The head runs on their positions only and in chunks, so the logits of a batch never exist at once; with gradients
+each chunk's logits are recomputed in the backward pass. On a GPU scoring uses the fused head.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from trimtab.objectives import Moments, moments
+from trimtab.trainer.model.lm_head import Head, head_scores
+from trimtab.trainer.model.packed import PackedBatch, packed_hidden_states
+from trimtab.trainer.model.policy import Policy
+from trimtab.trainer.model.shared_prompts import shared_hidden_states
+from trimtab.trainer.parallel import forget_forwards
+
+_TORCH_DTYPES = {"int64": torch.int64, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A prompt and its response, as token ids.
+
+    `observed` are [start, end) ranges of the response that the policy did not sample: they are context, as the prompt
+    is, and only sampled tokens are scored and trained on.
+    """
+
+    prompt: Sequence[int]
+    response: Sequence[int]
+    observed: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.prompt):
+            raise ValueError("a transcript without a prompt: nothing predicts its response's first token")
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.response)
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """Prompt and response in one array."""
+        # Cached: going through lists of ints is slow, and every pass of a step needs them.
+        return np.array([*self.prompt, *self.response], dtype=np.int64)
+
+    @cached_property
+    def sampled(self) -> np.ndarray:
+        """A mask over the response: which of its tokens the policy sampled."""
+        mask = np.ones(len(self.response), dtype=bool)
+        for start, end in self.observed:
+            mask[start:end] = False
+        return mask
+
+    @cached_property
+    def sampled_tokens(self) -> np.ndarray:
+        """The tokens that the policy sampled, in order."""
+        tokens = self.ids[len(self.prompt) :]
+        return tokens[self.sampled] if self.observed else tokens
+
+    @property
+    def num_sampled(self) -> int:
+        """How many tokens the policy sampled."""
+        return len(self.response) - sum(end - start for start, end in self.observed)
+
+
+def micro_batch_sizes(lengths: Sequence[int], token_budget: int, packed: bool = False) -> list[int]:
+    """Return the sizes of consecutive micro-batches within the token budget, counting padding unless packed.
+
+    Every micro-batch has one sequence at least, even if that exceeds the budget. Packed micro-batches are as few as the
+    budget allows, and as even as eighths of the budget make them.
+    """
+    if not packed:
+        return _padded_sizes(lengths, token_budget)
+    ends = list(accumulate(lengths, initial=0))
+    # Few, since a small micro-batch takes the host as long as a large one; even, since the allocator reuses blocks of
+    # the same size.
+    fewest = len(packed_sizes(ends, token_budget))
+    choices = (packed_sizes(ends, token_budget * eighths // 8) for eighths in range(1, 9))
+    return next(sizes for sizes in choices if len(sizes) == fewest)
+
+
+def _padded_sizes(lengths: Sequence[int], token_budget: int) -> list[int]:
+    sizes, rows, longest = [], 0, 0
+    for length in lengths:
+        longest = max(longest, length)
+        if rows and (rows + 1) * longest > token_budget:
+            sizes.append(rows)
+            rows, longest = 0, length
+        rows += 1
+    return [*sizes, rows] if rows else sizes
+
+
+def packed_sizes(ends: Sequence[int], token_budget: int) -> list[int]:
+    """Return the sizes of greedily filled micro-batches; `ends` are the cumulative lengths from 0 on."""
+    sizes, first = [], 0
+    while first < len(ends) - 1:
+        last = max(bisect_right(ends, ends[first] + token_budget) - 1, first + 1)
+        sizes.append(last - first)
+        first = last
+    return sizes
+
+
+def split_by_token_budget(
+    transcripts: Sequence[Transcript], token_budget: int, packed: bool = False
+) -> Iterable[Sequence[Transcript]]:
+    """Yield the micro-batches of `micro_batch_sizes`."""
+    first = 0
+    for size in micro_batch_sizes([len(t) for t in transcripts], token_budget, packed):
+        yield transcripts[first : first + size]
+        first += size
+
+
+def tool_tokens(transcripts: Sequence[Transcript]) -> np.ndarray:
+    """Return how many observed tokens come right before each sampled token of these transcripts."""
+    counts = []
+    for transcript in transcripts:
+        count = np.zeros(transcript.num_sampled, dtype=np.int32)
+        before = 0  # observed tokens so far
+        for start, end in transcript.observed:
+            if start - before < len(count):  # no token is sampled after the last of a response
+                count[start - before] += end - start
+            before += end - start
+        counts.append(count)
+    return np.concatenate(counts)
+
+
+def response_hidden_states(policy: Policy, transcripts: Sequence[Transcript]) -> tuple[Tensor, Tensor]:
+    """Return the hidden states that predict each sampled token, and those tokens, both concatenated."""
+    if policy.shared_prompts:
+        return shared_hidden_states(policy, transcripts)
+    ids = np.concatenate([t.ids for t in transcripts])
+    lengths = np.array([len(t) for t in transcripts])
+    response_lengths = np.array([len(t.response) for t in transcripts])
+    cu_seqlens = np.concatenate([[0], lengths.cumsum()])
+    # Indices of the response tokens in `ids`; the hidden state one position before predicts each.
+    targets = np.repeat(cu_seqlens[1:] - response_lengths.cumsum(), response_lengths)
+    targets += np.arange(response_lengths.sum())
+    owner = np.repeat(np.arange(len(lengths)), response_lengths)
+    if any(t.observed for t in transcripts):
+        sampled = np.concatenate([t.sampled for t in transcripts])
+        targets, owner = targets[sampled], owner[sampled]
+    if policy.packed:
+        positions = np.arange(len(ids)) - np.repeat(cu_seqlens[:-1], lengths)
+        flat, position_ids, bounds, before, tokens = to_device(
+            policy.device, ids, positions, cu_seqlens, targets - 1, ids[targets]
+        )
+        batch = PackedBatch(flat, position_ids, bounds.to(torch.int32), int(lengths.max()))
+        hidden = packed_hidden_states(policy.backbone, batch)
+    else:
+        real = np.arange(lengths.max()) < lengths[:, None]
+        table = np.full(real.shape, policy.pad_token_id)
+        table[real] = ids
+        # How far padding of the rows before shifts each response token.
+        shift = (np.arange(len(lengths)) * real.shape[1] - cu_seqlens[:-1])[owner]
+        rows, mask, before, tokens = to_device(
+            policy.device, table, real.astype(np.int64), targets - 1 + shift, ids[targets]
+        )
+        hidden = policy.hidden_states(rows, mask).flatten(0, 1)
+    return hidden.index_select(0, before), tokens
+
+
+def to_device(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
+    """Return arrays of one dtype as tensors; to a GPU in one asynchronous copy from pinned memory."""
+    if device.type != "cuda":
+        return [torch.from_numpy(array).to(device) for array in arrays]
+    host = torch.empty(sum(array.size for array in arrays), dtype=_TORCH_DTYPES[arrays[0].dtype.name], pin_memory=True)
+    np.concatenate([array.ravel() for array in arrays], out=host.numpy())
+    copied = host.to(device, non_blocking=True).split([array.size for array in arrays])
+    return [flat.view(array.shape) for flat, array in zip(copied, arrays, strict=True)]
+
+
+def log_probs(policy: Policy, transcripts: Sequence[Transcript], temperature: float, head_chunk: int) -> Tensor:
+    """Return differentiable log-probabilities of the sampled tokens of one micro-batch."""
+
+    def log_probs_of(hidden: Tensor, tokens: Tensor) -> Tensor:
+        logits = policy.logits(hidden, temperature)
+        return logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(-1)
+
+    with policy.autocast():
+        hidden, tokens = response_hidden_states(policy, transcripts)
+        chunks = zip(hidden.split(head_chunk), tokens.split(head_chunk), strict=True)
+        return torch.cat([checkpoint(log_probs_of, h, t, use_reentrant=False) for h, t in chunks])
+
+
+@torch.no_grad()
+def score(
+    policy: Policy,
+    transcripts: Sequence[Transcript],
+    temperature: float,
+    token_budget: int,
+    head_chunk: int,
+    fused: bool | None = None,
+    passes: int = 0,
+) -> Moments:
+    """Return log-probability, entropy and moments of every sampled token; `fused=None` fuses the head on a GPU.
+
+    `passes` is the least number of forward passes: as many as any process runs, if they share a sharded policy.
+    """
+    was_training = policy.model.training
+    policy.model.eval()
+    head = policy.fused_head(temperature, fused)
+    with policy.autocast():
+        scored = [
+            _score_micro_batch(policy, micro, temperature, head_chunk, head)
+            for micro in split_by_token_budget(transcripts, token_budget, policy.packed)
+        ]
+        for _ in range(passes - len(scored)):
+            idle_pass(policy)
+    policy.model.train(was_training)
+    if policy.sharded:
+        forget_forwards(policy.model)
+    if not scored:
+        return Moments(*torch.zeros(len(Moments._fields), 0, device=policy.device))
+    return Moments(*(torch.cat(values) for values in zip(*scored, strict=True)))
+
+
+def idle_pass(policy: Policy) -> None:
+    """Take part in a pass of other processes that share the layers' weights, without anything to compute.
+
+    Where gradients are enabled there is a backward pass too, which adds zero to every gradient.
+    """
+    some_token = policy.pad_token_id
+    with policy.autocast():
+        hidden, _ = response_hidden_states(policy, [Transcript([some_token], [some_token])])
+    if hidden.requires_grad:
+        hidden.backward(torch.zeros_like(hidden))
+
+
+def _score_micro_batch(
+    policy: Policy, transcripts: Sequence[Transcript], temperature: float, head_chunk: int, head: Head | None
+) -> Moments:
+    hidden, tokens = response_hidden_states(policy, transcripts)
+    if head is not None:
+        hidden = hidden.to(head.weight.dtype)  # frees the fp32 hidden states
+        return head_scores(hidden, head, tokens, head_chunk)
+    chunks = [
+        moments(policy.logits(h, temperature), t)
+        for h, t in zip(hidden.split(head_chunk), tokens.split(head_chunk), strict=True)
+    ]
+    return Moments(*(torch.cat(values) for values in zip(*chunks, strict=True)))

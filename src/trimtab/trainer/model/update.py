@@ -1,0 +1,207 @@
+"""The optimizer step: forward and backward by micro-batches of a token budget, then one step.
+
+A step with a non-finite loss, gradient or log-probability is skipped: neither the weights nor the optimizer's state
+change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from math import isfinite
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from trimtab.objectives import Objective, Plan, merge_metrics
+from trimtab.trainer.model.forward_backward import forward_backward
+from trimtab.trainer.model.policy import Policy
+from trimtab.trainer.model.score import Transcript, idle_pass, micro_batch_sizes
+from trimtab.trainer.parallel import ShardedOptimizer, World, balanced_shares
+
+ALONE = World()
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What an update did: its metrics, and if it was not taken, what was not finite and in which responses.
+
+    `micro_batch_sizes` is how many responses each forward pass held.
+    """
+
+    metrics: dict[str, float]
+    taken: bool = True
+    nonfinite: str = ""
+    nonfinite_responses: list[int] = field(default_factory=list)
+    new_logp: Tensor | None = None
+    clipped: Tensor | None = None
+    micro_batch_sizes: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    """Size of micro-batches and of the head's chunks, temperature and gradient clipping.
+
+    `fused_head`: the head forms its gradients in the forward pass; None: on a GPU only.
+    """
+
+    token_budget: int
+    head_chunk: int
+    temperature: float
+    max_grad_norm: float
+    fused_head: bool | None = None
+
+
+def make_optimizer(
+    policy: Policy, lr: float, betas: tuple[float, float], weight_decay: float, world: World = ALONE
+) -> AdamW | ShardedOptimizer:
+    """Return AdamW over the trained parameters, fused on a GPU; several processes share its state."""
+    trained = [p for p in policy.model.parameters() if p.requires_grad]
+    fused = policy.device.type == "cuda"
+
+    def adamw(parameters: list[nn.Parameter]) -> AdamW:
+        return AdamW(parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=fused)
+
+    return ShardedOptimizer(trained, world, adamw) if world.parallel else adamw(trained)
+
+
+def start_gradients(optimizer: Optimizer | ShardedOptimizer) -> None:
+    """Start an update without gradients."""
+    if isinstance(optimizer, ShardedOptimizer):
+        optimizer.start()
+    else:
+        optimizer.zero_grad(set_to_none=True)
+
+
+def clip_gradients(policy: Policy, optimizer: Optimizer | ShardedOptimizer, max_norm: float) -> Tensor:
+    """Sum the gradients over all processes, clip the sum by its norm, and return that norm before clipping."""
+    if isinstance(optimizer, ShardedOptimizer):
+        return optimizer.reduce(max_norm)
+    return torch.nn.utils.clip_grad_norm_(policy.model.parameters(), max_norm)
+
+
+def update(
+    policy: Policy,
+    optimizer: Optimizer | ShardedOptimizer,
+    objective: Objective,
+    plan: Plan,
+    transcripts: Sequence[Transcript],
+    options: UpdateOptions,
+    world: World = ALONE,
+) -> UpdateResult:
+    """Take one optimizer step on one mini-batch; each of several processes computes the gradients of its share.
+
+    Plan and transcripts are those of all processes, and so is the result.
+    """
+    policy.model.train()
+    start_gradients(optimizer)
+    shares = response_shares(policy, transcripts, world)
+    sizes = share_sizes(policy, transcripts, shares, options.token_budget)
+    losses, metrics, new_logps, clipped = [], [], [], []
+    head = policy.fused_head(options.temperature, options.fused_head)
+    with policy.keep_autocast_cache():
+        for first, last in pairwise(accumulate(sizes[world.rank], initial=shares[world.rank].start)):
+            micro = (plan.replan or plan.select)(first, last)
+            out, new_logp = forward_backward(
+                policy, objective, micro, transcripts[first:last], options.temperature, options.head_chunk, head
+            )
+            losses.append(out.loss.detach())
+            metrics.append(out.metrics)
+            new_logps.append(new_logp)
+            clipped += [] if out.clipped is None else [out.clipped]
+        for _ in range(least_passes(policy, sizes) - len(losses)):
+            idle_pass(policy)
+    none = plan.old_logp.new_zeros(0)  # for a process without a share
+    own = {"update/loss": torch.stack(losses).sum() if losses else none.sum(), **merge_metrics(metrics)}
+    new_logp = torch.cat(new_logps or [none])
+    result = _step(policy, optimizer, plan, own, new_logp, options.max_grad_norm, shares, world)
+    tokens = [plan.offsets[share.stop] - plan.offsets[share.start] for share in shares]
+    has_clip = any(world.gather(bool(clipped)))
+    return replace(
+        result,
+        new_logp=world.gather_columns(new_logp, tokens),
+        clipped=world.gather_columns(torch.cat(clipped or [none.bool()]), tokens) if has_clip else None,
+        micro_batch_sizes=[size for share in sizes for size in share],
+    )
+
+
+def response_shares(policy: Policy, transcripts: Sequence[Transcript], world: World) -> list[slice]:
+    """Return which responses each process scores or trains on: consecutive ones, so that all take about as long."""
+    if world.size == 1:
+        return [slice(0, len(transcripts))]
+    # A token costs a pass through the weights, and attention to all tokens before it.
+    costs = [len(t) * (1 + len(t) / policy.attention_crossover) for t in transcripts]
+    return balanced_shares(costs, world.size)
+
+
+def share_sizes(
+    policy: Policy, transcripts: Sequence[Transcript], shares: Sequence[slice], token_budget: int
+) -> list[list[int]]:
+    """Return the sizes of the micro-batches of every process's share."""
+    return [micro_batch_sizes([len(t) for t in transcripts[share]], token_budget, policy.packed) for share in shares]
+
+
+def least_passes(policy: Policy, sizes: Sequence[Sequence[int]]) -> int:
+    """Return how many passes a process must run at least; `sizes` are those of `share_sizes`."""
+    # In every pass the processes gather sharded layers together.
+    return max(map(len, sizes)) if policy.sharded else 0
+
+
+def _step(
+    policy: Policy,
+    optimizer: Optimizer | ShardedOptimizer,
+    plan: Plan,
+    own: dict[str, Tensor],
+    new_logp: Tensor,
+    max_grad_norm: float,
+    shares: Sequence[slice],
+    world: World,
+) -> UpdateResult:
+    """Clip gradients and step if everything is finite; else leave the weights alone and name what is not.
+
+    `own` are metrics of this process's share, `new_logp` its log-probabilities.
+    """
+    grad_norm = clip_gradients(policy, optimizer, max_grad_norm)
+    numbers = {"update/grad_norm": grad_norm, **plan.metrics, **own}
+    # All that the host must know in one copy: each copy by itself would wait for the GPU.
+    fetched = (*numbers.values(), torch.isfinite(new_logp).all())
+    *values, logp_finite = torch.stack([value.to(torch.float64) for value in fetched]).tolist()
+    found = dict(zip(numbers, values, strict=True))
+    everywhere = world.gather(({name: found[name] for name in own}, bool(logp_finite)))
+    result = {"update/loss": 0.0, **found, **_merge([metrics for metrics, _ in everywhere])}
+    finite = {
+        "log-probability": all(good for _, good in everywhere),
+        "loss": isfinite(result["update/loss"]),
+        "gradient": isfinite(result["update/grad_norm"]),
+    }
+    nonfinite = [name for name, good in finite.items() if not good]
+    if nonfinite:
+        optimizer.zero_grad(set_to_none=True)
+        share = shares[world.rank]
+        rows = [share.start + row for row in _nonfinite_responses(plan.select(share.start, share.stop), new_logp)]
+        return UpdateResult(
+            result, False, " and ".join(nonfinite), [row for part in world.gather(rows) for row in part]
+        )
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)  # frees the gradients' memory for sampling
+    return UpdateResult(result)
+
+
+def _merge(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Merge the metrics of all processes' shares, as `merge_metrics` does those of micro-batches."""
+    merged = {}
+    for name in {name: None for metrics in shares for name in metrics}:
+        first, *rest = (metrics[name] for metrics in shares if name in metrics)
+        extreme = {"_max": max, "_min": min}.get(name[-4:])
+        merged[name] = extreme((first, *rest)) if extreme else sum(rest, first)
+    return merged
+
+
+def _nonfinite_responses(plan: Plan, new_logp: Tensor) -> list[int]:
+    """Return the responses with a token whose log-probability, or whose numbers in the plan, are not finite."""
+    bad = ~torch.isfinite(new_logp + plan.advantage + plan.weight + plan.scale)
+    ends = torch.tensor(plan.offsets[1:], device=bad.device)
+    rows: list[int] = torch.searchsorted(ends, bad.nonzero().squeeze(1), right=True).unique().tolist()
+    return rows

@@ -1,0 +1,24 @@
+"""Several processes that train one policy: who they are, what they exchange, and an optimizer that they share."""
+
+from trimtab.trainer.parallel.sharded_layers import (
+    forget_forwards,
+    gather_to_leader,
+    gathered_layers,
+    is_split,
+    linear_parameters,
+    local_part,
+    local_tensor,
+    shard_layers,
+    unsharded_class,
+    whole_tensor,
+)
+from trimtab.trainer.parallel.sharded_optimizer import ShardedOptimizer
+from trimtab.trainer.parallel.shares import balanced_shares
+from trimtab.trainer.parallel.watch import LOST, Notices, StoppedProcesses, Watch
+from trimtab.trainer.parallel.world import LostProcessError, World, join_world
+
+__all__ = [
+    "LOST", "LostProcessError", "Notices", "ShardedOptimizer", "StoppedProcesses", "Watch", "World", "balanced_shares",
+    "forget_forwards", "gather_to_leader", "gathered_layers", "is_split", "join_world", "linear_parameters",
+    "local_part", "local_tensor", "shard_layers", "unsharded_class", "whole_tensor",
+]  # fmt: skip

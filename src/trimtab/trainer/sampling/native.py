@@ -1,0 +1,165 @@
+"""The native sampler: samples from any transformers causal LM with its own forward, on CPU and GPU.
+
+A prompt is prefilled once, and its KV cache is repeated for its samples. Every sample has random numbers of its own, so
+what else is in the batch changes a sample through rounding alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.data import PromptTokens, Response, SamplingOptions, Turns, check_prompts
+from trimtab.objectives import moments
+from trimtab.trainer.parallel import gathered_layers
+from trimtab.trainer.sampling.native_turns import NativeConversations
+from trimtab.trainer.sampling.rng import rng_keys
+from trimtab.trainer.sampling.sampling import sample_tokens
+
+# Drop finished rows only when fewer than this share is unfinished: dropping copies the whole KV cache.
+COMPACT_BELOW = 0.75
+
+
+@dataclass
+class NativeSampler:
+    """Samples from `model`, whose weights may change between calls. `autocast` enters the precision context.
+
+    `with_moments`: sampled responses have their moments, unless they are greedy.
+    """
+
+    model: Any
+    eos_token_ids: frozenset[int]
+    pad_token_id: int
+    autocast: Callable[[], AbstractContextManager[Any]]
+    with_moments: bool = False
+
+    @torch.no_grad()
+    def sample(
+        self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None = None
+    ) -> list[list[Response]]:
+        """Return `options.samples` responses for each prompt, in order."""
+        vocab_size = self.model.get_input_embeddings().num_embeddings
+        check_prompts(prompts, vocab_size)
+        was_training = self.model.training
+        self.model.eval()
+        with gathered_layers(self.model):
+            groups = self._sample(prompts, step, options, turns, vocab_size)
+        self.model.train(was_training)
+        return groups
+
+    def _sample(
+        self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None, vocab_size: int
+    ) -> list[list[Response]]:
+        if turns is not None and prompts:
+            with self.autocast():
+                sides = self.model, self.eos_token_ids, self.pad_token_id, options, turns, vocab_size
+                sequences = NativeConversations(*sides).run(prompts, step)
+            return [[sequence.response(self.eos_token_ids) for sequence in group] for group in sequences]
+        prompts_per_batch = max(1, options.batch_size // options.samples)
+        groups: list[list[Response]] = []
+        for first in range(0, len(prompts), prompts_per_batch):
+            groups += self._sample_batch(prompts[first : first + prompts_per_batch], step, options)
+        return groups
+
+    def _sample_batch(
+        self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions
+    ) -> list[list[Response]]:
+        device = next(self.model.parameters()).device
+        batch = _DecodeBatch.from_prompts(prompts, step, options, self.pad_token_id, device)
+        eos_token_ids = torch.tensor(sorted(self.eos_token_ids), device=device)
+        with_moments = self.with_moments and options.temperature > 0
+        with self.autocast():
+            logits = self._forward(batch, batch.prompt_ids, (batch.mask.cumsum(1) - 1).clamp(min=0))
+            logits = batch.repeat(options.samples, logits)
+            for position in range(options.max_new_tokens):
+                token, logp = sample_tokens(logits, batch.keys, position, options)
+                found = moments(logits.float() / options.temperature, token) if with_moments else ()
+                batch.append(torch.isin(token, eos_token_ids), token, logp, *found)
+                if position + 1 == options.max_new_tokens or batch.finished.all():
+                    break
+                token = batch.compact(token)
+                batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(token), 1)], dim=1)
+                logits = self._forward(batch, token[:, None], batch.mask.sum(1, keepdim=True) - 1)
+        return batch.responses(len(prompts), options.samples)
+
+    def _forward(self, batch: _DecodeBatch, ids: Tensor, position: Tensor) -> Tensor:
+        """Run tokens of every row, add their keys and values to the cache, and return the next-token logits."""
+        inputs = {"input_ids": ids, "attention_mask": batch.mask, "position_ids": position}
+        out = self.model(**inputs, past_key_values=batch.cache, use_cache=True, logits_to_keep=1)
+        batch.cache = out.past_key_values
+        return out.logits[:, -1]  # type: ignore[no-any-return]
+
+
+@dataclass
+class _DecodeBatch:
+    """The unfinished rows of a batch, and the tokens sampled so far for all of its responses."""
+
+    prompt_ids: Tensor  # (prompts, longest prompt), padded on the left
+    mask: Tensor  # attention mask, one column per token in the cache
+    keys: Tensor
+    response: Tensor  # the index of each row's response
+    finished: Tensor
+    cache: Any = None
+    sampled: list[tuple[Tensor, ...]] = field(default_factory=list)
+
+    @classmethod
+    def from_prompts(
+        cls, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, pad: int, device: torch.device
+    ) -> _DecodeBatch:
+        width = max(len(prompt.ids) for prompt in prompts)
+        ids = [[pad] * (width - len(prompt.ids)) + list(prompt.ids) for prompt in prompts]
+        mask = [[0] * (width - len(prompt.ids)) + [1] * len(prompt.ids) for prompt in prompts]
+        keys = rng_keys(options.seed, step, [prompt.number for prompt in prompts], options.samples).to(device)
+        response = torch.arange(len(keys), device=device)
+        finished = torch.zeros(len(keys), dtype=torch.bool, device=device)
+        return cls(torch.tensor(ids, device=device), torch.tensor(mask, device=device), keys, response, finished)
+
+    def repeat(self, samples: int, logits: Tensor) -> Tensor:
+        """Repeat cache and mask of the prompts for their samples; return the logits repeated as well."""
+        self.cache.batch_repeat_interleave(samples)
+        self.mask = self.mask.repeat_interleave(samples, 0)
+        return logits.repeat_interleave(samples, 0)
+
+    def append(self, is_end: Tensor, *columns: Tensor) -> None:
+        """Keep tokens, log-probabilities and moments of unfinished rows, and mark rows that sampled an end token."""
+        self.sampled.append((~self.finished, self.response, *columns))
+        self.finished = self.finished | is_end
+
+    def compact(self, token: Tensor) -> Tensor:
+        """Drop finished rows once they are many; return the tokens of the rows that remain."""
+        unfinished = ~self.finished
+        if int(unfinished.sum()) >= COMPACT_BELOW * len(unfinished):
+            return token
+        keep = unfinished.nonzero().squeeze(1)
+        self.cache.batch_select_indices(keep)
+        self.mask, self.keys = self.mask[keep], self.keys[keep]
+        self.response, self.finished = self.response[keep], self.finished[keep]
+        return token[keep]
+
+    def responses(self, prompts: int, samples: int) -> list[list[Response]]:
+        """Return the responses by prompt and sample."""
+        # Moved to the host here, not token by token: the copy would make every decoding step wait for the device.
+        kept, *columns = (torch.cat(column) for column in zip(*self.sampled, strict=True))
+        row, token, logp, *moments = (column[kept] for column in columns)
+        order = row.argsort(stable=True)  # by response, and within it by position
+        tokens, logps = token[order].tolist(), logp[order].tolist()
+        found = torch.stack(moments)[:, order].cpu().numpy() if moments else None
+        ends = row.bincount(minlength=prompts * samples).cumsum(0).tolist()
+        unfinished = set(self.response[~self.finished].tolist())
+        responses = [
+            Response(
+                tokens[start:end],
+                logps[start:end],
+                number not in unfinished,
+                sample=number % samples,
+                moments=None if found is None else found[:, start:end],
+            )
+            for number, (start, end) in enumerate(pairwise([0, *ends]))
+        ]
+        return [responses[first : first + samples] for first in range(0, len(responses), samples)]

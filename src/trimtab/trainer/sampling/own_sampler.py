@@ -1,0 +1,114 @@
+"""Samplers of the user's own: `rollout.engine = "python:MODULE:NAME"`, checked before use and at every call.
+
+The function or class is called with the policy and with `rollout.engine_options` by keyword. What it returns has a
+method `sample` as in `Sampler`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from trimtab.data import PromptTokens, Response, SamplingOptions, Turns
+from trimtab.own_parts import OwnPartError, errors_located, load_part, location
+from trimtab.text import nearest, shown
+
+
+def check_own_sampler(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return the function that builds a sampler, or raise where it does not take these options."""
+    build = load_part(name)
+    with errors_located(name, build):
+        signature = inspect.signature(build)
+    where = f"{name}: {location(build)}"
+    known = list(signature.parameters)[1:]
+    if not signature.parameters:
+        raise OwnPartError(f"{where}: a sampler's first argument is the policy, and it has none")
+    keywords = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+    unknown = [] if keywords else [key for key in options if key not in known]
+    if unknown:
+        hint = nearest(unknown[0], known) if known else "it has none"
+        raise OwnPartError(f"{where}: unknown option of rollout.engine_options {unknown[0]!r}: {hint}")
+    try:
+        signature.bind(None, **options)
+    except TypeError as error:
+        raise OwnPartError(f"{where}: {error}: set it in rollout.engine_options, or give it a default") from None
+    if inspect.isclass(build) and not callable(getattr(build, "sample", None)):
+        raise OwnPartError(f"{where}: it has no method sample(prompts, step, options)")
+    return build
+
+
+def build_own_sampler(name: str, policy: object, options: Mapping[str, Any], vocabulary: int) -> OwnSampler:
+    """Build a sampler of the user's own for a policy with so many tokens in its vocabulary."""
+    build = check_own_sampler(name, options)
+    with errors_located(name, build):
+        sampler = build(policy, **options)
+    if not callable(getattr(sampler, "sample", None)):
+        raise OwnPartError(f"{name}: {location(build)}: it returned {shown(sampler)}, which has no method sample")
+    return OwnSampler(name, sampler, vocabulary)
+
+
+@dataclass
+class OwnSampler:
+    """A sampler of the user's own; its responses are checked, because a wrong one would train on nonsense."""
+
+    name: str
+    sampler: Any
+    vocabulary: int
+
+    def sample(
+        self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None = None
+    ) -> list[list[Response]]:
+        """Return `options.samples` responses for each prompt, in order."""
+        conversing = {} if turns is None else {"turns": turns}
+        if conversing:
+            self.require_turns()
+        with errors_located(self.name, type(self.sampler)):
+            groups = self.sampler.sample(prompts, step, options, **conversing)
+        if not isinstance(groups, list) or len(groups) != len(prompts):
+            self._refuse(f"it returned {_count(groups)} for {len(prompts)} prompts: one list of responses for each")
+        for number, group in enumerate(groups):
+            if not isinstance(group, list) or len(group) != options.samples:
+                self._refuse(f"it returned {_count(group)} for prompt {number}: options.samples are {options.samples}")
+            for sample, response in enumerate(group):
+                self._check(response, f"response {sample} to prompt {number}", options)
+        return [[replace(response, sample=sample) for sample, response in enumerate(group)] for group in groups]
+
+    def require_turns(self) -> None:
+        """Raise if the sampler holds no conversations."""
+        if not takes_turns(self.sampler.sample):
+            self._refuse(
+                "its method sample takes no `turns`, without which there are no conversations and no tools: write "
+                "sample(prompts, step, options, turns=None) as in trimtab.data.Sampler, or leave the tools out"
+            )
+
+    def _check(self, response: object, which: str, options: SamplingOptions) -> None:
+        if not isinstance(response, Response):
+            self._refuse(f"{which} is {shown(response)}, and not a trimtab.data.Response")
+        bounds = [0, *(bound for span in response.observed for bound in span), len(response.tokens)]
+        if any(len(span) != 2 for span in response.observed) or bounds != sorted(bounds):
+            self._refuse(f"{which} has observed={shown(response.observed)}: ranges (start, end) of its tokens in order")
+        count = response.num_sampled
+        if not 1 <= count <= options.max_new_tokens:
+            self._refuse(
+                f"{which} has {count} sampled tokens: from 1 to options.max_new_tokens, {options.max_new_tokens}"
+            )
+        if not all(isinstance(token, int) and 0 <= token < self.vocabulary for token in response.tokens):
+            self._refuse(f"{which} has a token that is no whole number from 0 to {self.vocabulary - 1}")
+        if len(response.logp) != count or not all(math.isfinite(logp) and logp <= 1e-3 for logp in response.logp):
+            self._refuse(f"{which} needs a log-probability (finite, at most 0) for each of its {count} sampled tokens")
+
+    def _refuse(self, problem: str) -> NoReturn:
+        raise OwnPartError(f"{self.name}: {location(type(self.sampler))}: {problem}")
+
+
+def takes_turns(sample: Callable[..., Any]) -> bool:
+    """Return whether a method `sample` has a parameter `turns`."""
+    parameters = inspect.signature(sample).parameters
+    return "turns" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def _count(value: object) -> str:
+    return f"a list of {len(value)}" if isinstance(value, list) else shown(value)

@@ -1,0 +1,96 @@
+"""Device memory of the paged sampler: the packed prompts of a prefill, and all that lasts from step to step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.trainer.sampling.paged.decode_state import DecodeState
+
+
+@dataclass(frozen=True)
+class PrefillBatch:
+    """The tokens of several prefixes, end to end without padding."""
+
+    ids: Tensor  # (tokens,) int64
+    position: Tensor  # (tokens,) int64, within the prefix
+    page: Tensor  # (tokens,) int64; -1 for padding after the last prefix, whose keys and values are not written
+    cu_seqlens: Tensor  # (prefixes + 1,) int32
+    max_seqlen: int
+
+    @classmethod
+    def padding(cls, tokens: int, prefixes: int, max_seqlen: int, device: torch.device) -> PrefillBatch:
+        """Return a batch of so many tokens of padding, and empty prefixes."""
+        ids, position = torch.zeros(2, tokens, dtype=torch.int64, device=device)
+        cu_seqlens = torch.zeros(prefixes + 1, dtype=torch.int32, device=device)
+        return cls(ids, position, torch.full_like(ids, -1), cu_seqlens, max_seqlen)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All but `max_seqlen`."""
+        return self.ids, self.position, self.page, self.cu_seqlens
+
+
+@dataclass(frozen=True)
+class CachedKeys:
+    """Where the KV cache has the tokens of continued prefixes, end to end: those before the batch's, then the batch's.
+
+    The batch's own tokens are written into the cache before it is read.
+    """
+
+    page: Tensor  # (keys,) int64
+    offset: Tensor  # (keys,) int64, within the page
+    cu_seqlens: Tensor  # (prefixes + 1,) int32
+    max_seqlen: int
+
+    @classmethod
+    def empty(cls, keys: int, prefixes: int, max_seqlen: int, device: torch.device) -> CachedKeys:
+        """Return uninitialised tensors for so many tokens and prefixes."""
+        page, offset = torch.empty(2, keys, dtype=torch.int64, device=device)
+        return cls(page, offset, torch.empty(prefixes + 1, dtype=torch.int32, device=device), max_seqlen)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All but `max_seqlen`."""
+        return self.page, self.offset, self.cu_seqlens
+
+    def gather(self, cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values from one layer's (2, pages, kv heads, PAGE_SIZE, head_dim), (keys, kv heads, ...)."""
+        return cache[0][self.page, :, self.offset], cache[1][self.page, :, self.offset]
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What a decoding step computes, one row per sequence; in the compute type but for the residual stream."""
+
+    residual: Tensor  # (rows, hidden size) fp32
+    normed: Tensor
+    qkv: Tensor
+    attention: Tensor
+    delta: Tensor  # the output of attention or MLP, to be added to the residual stream
+    gate_up: Tensor
+    mlp: Tensor
+    logits: Tensor
+
+    def first(self, rows: int) -> Activations:
+        """Return views of the first rows."""
+        return Activations(*(getattr(self, name)[:rows] for name in Activations.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
+class DeviceBuffers:
+    """KV cache, RoPE table, decode state and activations; `ops` is the module `torch_ops` or `kernels`."""
+
+    kv_cache: Tensor  # (layers, 2, pages, kv heads, PAGE_SIZE, head_dim)
+    cos_sin: tuple[Tensor, Tensor]  # (positions, head_dim) fp32 each; the two halves of a head are equal
+    state: DecodeState
+    activations: Activations
+    ops: Any
+
+    @property
+    def num_pages(self) -> int:
+        """How many pages the KV cache has."""
+        return self.kv_cache.shape[2]

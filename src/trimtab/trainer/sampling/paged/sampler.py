@@ -1,0 +1,220 @@
+"""The paged sampler: continuous batching over a paged KV cache, each decoding step one CUDA graph.
+
+Host and device sync once every `STEPS_PER_SYNC` steps (multi-step scheduling). In between the device runs alone: it
+samples, checks for end tokens, and skips finished rows in attention and sampling. The host appends the tokens of one
+interval to their sequences while the device runs the next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trimtab.data import PromptTokens, Response, SamplingOptions, Turns, check_prompts
+from trimtab.trainer.sampling.paged import torch_ops
+from trimtab.trainer.sampling.paged.buffers import DeviceBuffers
+from trimtab.trainer.sampling.paged.cuda_graphs import capture_graph, graph_size
+from trimtab.trainer.sampling.paged.decode_state import DecodeState, Scalar
+from trimtab.trainer.sampling.paged.decoder import Decoder
+from trimtab.trainer.sampling.paged.kv_cache import PageAllocator, num_cache_pages, page_bytes, pages_per_sequence
+from trimtab.trainer.sampling.paged.other_side import OtherSide
+from trimtab.trainer.sampling.paged.prefill import Prefill, copy_to_device
+from trimtab.trainer.sampling.paged.scheduler import Scheduler, SequenceGroup
+from trimtab.trainer.sampling.sequence import new_sequences
+
+STEPS_PER_SYNC = 16
+MAX_PREFILL_TOKENS = 32_768  # prompt tokens in one prefill
+FIRST_PREFILL_TOKENS = 4096  # fewer in the first, so that the device has work while the host packs the next
+
+
+@dataclass
+class PagedSampler:
+    """Samples from `model`, whose weights may change between calls, with a forward of its own.
+
+    - Continuous batching: finished sequences leave the batch, waiting ones take their slots.
+    - Paged KV cache with prefix sharing: a prompt is prefilled once for all of its samples.
+    - Preemption by recompute where pages run out.
+    - Conversations give up their slot while they wait for a reply, and keep their pages while there is room.
+    - Decoding steps and small prefills are CUDA graphs.
+
+    `dtype` is that of the linear maps, `kv_cache_memory` the share of the device's memory that the KV cache may take;
+    `max_pages` limits its pages directly. On a CPU it runs in plain torch and samples the native sampler's tokens.
+    """
+
+    model: Any
+    eos_token_ids: frozenset[int]
+    dtype: torch.dtype
+    kv_cache_memory: float = 0.3
+    max_pages: int | None = None
+    steps_per_sync: int = STEPS_PER_SYNC
+    _decoder: Decoder | None = None
+    _buffers: DeviceBuffers | None = None
+    _prefill: Prefill | None = None
+    _graphs: dict[tuple[int, bool], Any] = field(default_factory=dict)
+    _embedding_address: int = 0
+
+    @torch.no_grad()
+    def sample(
+        self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None = None
+    ) -> list[list[Response]]:
+        """Return `options.samples` responses for each prompt, in order."""
+        if self._decoder is None:
+            self._decoder = Decoder(self.model, self.dtype)
+        else:
+            self._decoder.refresh()
+        if not prompts:  # not before: several processes gather the weights of sharded layers together
+            return []
+        check_prompts(prompts, len(self._decoder.embedding))
+        observed = turns.max_observed_tokens if turns is not None else 0
+        buffers = self._ensure_buffers(self._decoder, prompts, options, observed)
+        greedy = options.temperature == 0  # from all tokens, with their log-probs at temperature 1
+        params = [1.0, 1.0, 0.0] if greedy else [options.temperature, options.top_p, options.top_k]
+        copy_to_device(np.array(params, dtype=np.float32), buffers.state.sampling_params)
+        sequences = new_sequences(prompts, step, options)
+        scheduler = Scheduler(
+            [SequenceGroup(prompt.ids, deque(group)) for prompt, group in zip(prompts, sequences, strict=True)],
+            PageAllocator(buffers.num_pages),
+            slots=min(options.batch_size, buffers.state.rows),
+            pages_per_slot=buffers.state.page_table.shape[1],
+            max_new_tokens=options.max_new_tokens,
+            steps_per_sync=self.steps_per_sync,
+            conversing=turns is not None,
+        )
+        vocab_size = len(self._decoder.embedding)
+        other_side = None if turns is None else OtherSide(turns, scheduler, self.eos_token_ids, vocab_size)
+        self._generate(scheduler, buffers, greedy, other_side)
+        return [[sequence.response(self.eos_token_ids) for sequence in group] for group in sequences]
+
+    def _generate(
+        self, scheduler: Scheduler, buffers: DeviceBuffers, greedy: bool, other_side: OtherSide | None
+    ) -> None:
+        """Decode until all sequences have finished."""
+        while scheduler.queue or scheduler.running or scheduler.parked:
+            if other_side is not None:
+                other_side.take_replies()
+                if not (scheduler.queue or scheduler.running):
+                    continue
+            self._admit(scheduler, buffers)
+            scheduler.allocate_pages()
+            count, steps = _upload(scheduler, buffers.state), scheduler.steps_until_sync()
+            rows = min(graph_size(count), buffers.state.rows)
+            for _ in range(steps):
+                self._decode_step(rows, greedy, buffers)
+            outputs = _download(count, steps, buffers.state)
+            scheduler.append_outputs()  # those of the last interval: the device is busy with this one
+            if other_side is not None:
+                other_side.submit_messages()
+            if buffers.kv_cache.is_cuda:
+                torch.cuda.current_stream(buffers.kv_cache.device).synchronize()
+            finished = scheduler.record_outputs(*(output.numpy() for output in outputs))
+            if other_side is not None:
+                finished = other_side.park(finished)
+            scheduler.release(finished)
+            for slot in scheduler.slots_to_preempt():
+                scheduler.preempt(slot)
+        scheduler.append_outputs()
+
+    def _admit(self, scheduler: Scheduler, buffers: DeviceBuffers) -> None:
+        """Admit what there is room for: prefill prompts and copy their partly filled pages."""
+        assert self._prefill is not None
+        max_tokens = FIRST_PREFILL_TOKENS
+        while (admission := scheduler.admit(max_tokens)).admitted:
+            max_tokens = MAX_PREFILL_TOKENS
+            # Apart: those that continue what is in the cache attend to it, and run without a CUDA graph.
+            for continued in (False, True):
+                if groups := [group for group in admission.prefill if bool(group.num_cached) == continued]:
+                    cached = [group.num_cached for group in groups] if continued else None
+                    self._prefill.run([g.prefix[:-1] for g in groups], [g.pages or [] for g in groups], cached)
+            if admission.copy_to:
+                pages = torch.empty(2, len(admission.copy_to), dtype=torch.int64, device=buffers.kv_cache.device)
+                copy_to_device(np.array([admission.copy_from, admission.copy_to]), pages)
+                buffers.ops.copy_pages(buffers.kv_cache, *pages)
+        if not scheduler.running:
+            raise RuntimeError(
+                f"the KV cache's {buffers.num_pages} pages are too few for one response: raise rollout.kv_cache_memory"
+            )
+
+    def _decode_step(self, rows: int, greedy: bool, buffers: DeviceBuffers) -> None:
+        assert self._decoder is not None
+        if buffers.kv_cache.device.type != "cuda":
+            self._decoder.decode_step(rows, greedy, buffers)
+            return
+        if (rows, greedy) not in self._graphs:
+            self._graphs[rows, greedy] = self._capture(self._decoder, rows, greedy, buffers)
+        self._graphs[rows, greedy].replay()
+
+    def _capture(self, decoder: Decoder, rows: int, greedy: bool, buffers: DeviceBuffers) -> Any:
+        # No row is active during the warm-up run, which then changes nothing.
+        active = buffers.state.scalars[Scalar.ACTIVE].clone()
+        buffers.state.scalars[Scalar.ACTIVE] = 0
+        graph = capture_graph(lambda: decoder.decode_step(rows, greedy, buffers))
+        buffers.state.scalars[Scalar.ACTIVE] = active
+        return graph
+
+    def _ensure_buffers(
+        self, decoder: Decoder, prompts: Sequence[PromptTokens], options: SamplingOptions, observed: int
+    ) -> DeviceBuffers:
+        """Return the buffers of the last call, or larger ones where this call needs them."""
+        rows = graph_size(min(options.batch_size, len(prompts) * options.samples))
+        longest = max(len(prompt.ids) for prompt in prompts) + options.max_new_tokens + observed
+        shape = rows, pages_per_sequence(longest), options.max_new_tokens
+        address = decoder.embedding.data_ptr()  # graphs hold it too, and loading weights may move it
+        if self._buffers is not None:
+            current = self._buffers.state.shape
+            rows, pages_each, max_new_tokens = map(max, shape, current)  # never smaller than before
+            if (rows, pages_each, max_new_tokens) == current and address == self._embedding_address:
+                return self._buffers
+            shape = rows, pages_each, max_new_tokens
+        # The old ones go first: there is not room for both.
+        self._buffers = self._prefill = None
+        self._graphs.clear()
+        state = DecodeState.allocate(*shape, sorted(self.eos_token_ids), decoder.device)
+        num_pages = num_cache_pages(*shape[:2], self.max_pages or self._page_budget(decoder))
+        buffers = decoder.allocate(num_pages, state, _ops_for(decoder.device))
+        self._prefill, self._embedding_address = Prefill(decoder, buffers), address
+        self._buffers = buffers  # last: after an interruption before this line, the next call allocates anew
+        return buffers
+
+    def _page_budget(self, decoder: Decoder) -> int:
+        """Return how many pages fit into the KV cache's share of the device's memory."""
+        if decoder.device.type != "cuda":
+            return 2**31
+        memory: int = torch.cuda.get_device_properties(decoder.device).total_memory
+        itemsize = decoder.dtype.itemsize
+        page = page_bytes(len(decoder.layers), decoder.num_kv_heads, decoder.head_dim, itemsize)
+        return int(self.kv_cache_memory * memory) // page
+
+
+def _ops_for(device: torch.device) -> Any:
+    """Return the module with a step's operations: Triton kernels on a GPU, plain torch elsewhere."""
+    if device.type != "cuda":
+        return torch_ops
+    from trimtab.trainer.sampling.paged import kernels
+
+    return kernels
+
+
+def _upload(scheduler: Scheduler, state: DecodeState) -> int:
+    """Copy the batch to the device, with the rows beyond it inactive; return how many sequences it has."""
+    scalars, page_table = scheduler.batch()
+    count: int = scalars.shape[1]
+    padded = np.zeros(state.scalars.shape, dtype=np.int64)
+    padded[:, :count] = scalars
+    copy_to_device(padded, state.scalars)
+    copy_to_device(page_table, state.page_table[:count])
+    return count
+
+
+def _download(count: int, steps: int, state: DecodeState) -> list[Tensor]:
+    """Start copying the first rows' scalars and last `steps` tokens and log-probabilities to the host."""
+    scalars = state.scalars[:, :count]
+    last = (scalars[Scalar.NUM_GENERATED, :, None] + torch.arange(-steps, 0, device=scalars.device)).clamp(min=0)
+    slots = scalars[Scalar.SLOT, :, None]
+    outputs = (scalars, state.tokens[slots, last], state.logps[slots, last])
+    return [output.to("cpu", non_blocking=True, copy=True) for output in outputs]  # into pinned memory

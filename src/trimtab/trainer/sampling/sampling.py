@@ -1,0 +1,43 @@
+"""Sample next tokens from logits: temperature, top-k, top-p, then inverse transform sampling."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trimtab.data import SamplingOptions
+from trimtab.trainer.sampling.rng import uniform
+
+
+def sample_tokens(
+    logits: Tensor, keys: Tensor, position: int | Tensor, options: SamplingOptions
+) -> tuple[Tensor, Tensor]:
+    """Sample one token per row; return the tokens and their log-probabilities under the filtered distribution.
+
+    `logits` is (rows, vocabulary), `keys` the rows' random keys, `position` the index of the token in its response.
+    """
+    if options.temperature == 0:
+        logp = logits.float().log_softmax(-1)
+        best = logp.max(-1)
+        return best.indices, best.values
+    logp = filter_top_k_top_p(logits.float() / options.temperature, options).log_softmax(-1)
+    # In fp64: over a large vocabulary an fp32 cumulative sum would be off by more than rare tokens' probabilities.
+    cdf = logp.exp().to(torch.float64).cumsum(-1)
+    # Scaled by the last entry, which rounding may leave below 1: otherwise the search could run past the end.
+    target = uniform(keys, position)[:, None] * cdf[:, -1:]
+    token = torch.searchsorted(cdf, target, right=True).clamp(max=logits.shape[-1] - 1)
+    return token.squeeze(1), logp.gather(1, token).squeeze(1)
+
+
+def filter_top_k_top_p(logits: Tensor, options: SamplingOptions) -> Tensor:
+    """Set logits outside of top-k, then of top-p, to -inf; tokens with equal logits are kept or dropped together."""
+    if options.top_k and options.top_k < logits.shape[-1]:
+        kth = logits.topk(options.top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < kth, -torch.inf)
+    if options.top_p < 1:
+        ordered = logits.sort(dim=-1, descending=True).values
+        p = ordered.softmax(-1)
+        # `cumsum - p` is the mass before a token: the token that crosses top_p is kept.
+        kept = (p.cumsum(-1) - p < options.top_p).sum(-1, keepdim=True).clamp(min=1)
+        logits = logits.masked_fill(logits < ordered.gather(1, kept - 1), -torch.inf)
+    return logits

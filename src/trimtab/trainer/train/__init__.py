@@ -1,0 +1,46 @@
+"""A training run: the loop, rollouts, scoring, recording, checkpoints, warm start."""
+
+from trimtab.trainer.train.alarm_actions import Alarm, AlarmHandler, Monitor
+from trimtab.trainer.train.build import build_policy, build_sampler, build_task, hub_note, open_policy, read_inputs
+from trimtab.trainer.train.inputs import InputReader, input_changes
+from trimtab.trainer.train.loop import follow_run, train
+from trimtab.trainer.train.metrics import (
+    METRICS,
+    TOP_GRADIENT_SHARE,
+    TOP_GRADIENT_TOKENS,
+    best_evaluation,
+    describe_metric,
+    time_words,
+    token_signals,
+)
+from trimtab.trainer.train.process import versions
+from trimtab.trainer.train.recording import observed_entropy, tokenizer_vocabulary
+from trimtab.trainer.train.reporting import Reporter, SampleText
+from trimtab.trainer.train.responses import (
+    GradedResponse,
+    ToolUse,
+    build_tool_use,
+    build_tools,
+    check_prompts,
+    encode_problems,
+    longest_prompt,
+    prompt_lengths,
+    some_problems,
+)
+from trimtab.trainer.train.run import Run
+from trimtab.trainer.train.run_folder import MetricsLog, RunFolder, config_changes, resolved_toml
+from trimtab.trainer.train.run_state import export_model
+from trimtab.trainer.train.saved_run import SavedRun, load_run
+from trimtab.trainer.train.stop_reason import RunStoppedError, StopReason
+from trimtab.trainer.train.warm_cache import list_warm_starts, remove_warm_starts
+from trimtab.trainer.train.warm_start import check_problems, repeated_problems
+
+__all__ = [
+    "METRICS", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "Alarm", "AlarmHandler", "GradedResponse", "InputReader",
+    "MetricsLog", "Monitor", "Reporter", "Run", "RunFolder", "RunStoppedError", "SampleText", "SavedRun", "StopReason",
+    "ToolUse", "best_evaluation", "build_policy", "build_sampler", "build_task", "build_tool_use", "build_tools",
+    "check_problems", "check_prompts", "config_changes", "describe_metric", "encode_problems", "export_model",
+    "follow_run", "hub_note", "input_changes", "list_warm_starts", "load_run", "longest_prompt", "observed_entropy",
+    "open_policy", "prompt_lengths", "read_inputs", "remove_warm_starts", "repeated_problems", "resolved_toml",
+    "some_problems", "time_words", "token_signals", "tokenizer_vocabulary", "train", "versions",
+]  # fmt: skip

@@ -1,0 +1,187 @@
+"""Build task, policy, reference model and sampler from a recipe."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from trimtab import data
+from trimtab.data import FixedTask, Sampler, Task
+from trimtab.grading import load_rule
+from trimtab.own_parts import is_own
+from trimtab.trainer.config import LONGEST_CHAIN, Config, RolloutConfig, find_run_model, model_digest
+from trimtab.trainer.model import DEMO_MODELS, Policy, add_lora, demo_model, is_hub_model, load_policy
+from trimtab.trainer.parallel import World
+from trimtab.trainer.sampling import NativeSampler, PagedSampler, VllmSampler, VllmSettings, build_own_sampler
+from trimtab.trainer.sampling.paged import unsupported_reason
+from trimtab.trainer.train.checkpoints import load_weights
+
+INPUTS = "inputs.json"  # in a run's folder: hashes of its data and models
+LARGEST = 1 << 16  # bytes of that file; ours has a few hundred
+
+
+def build_task(config: Config, split: Literal["train", "test"]) -> Task | None:
+    """Build the task with the training or the held-out problems; None if a file task has no held-out ones."""
+    return data.build_task(config.task.name, config.task.arguments, split, config.run.eval_problems)
+
+
+def build_tasks(config: Config) -> tuple[Task, Task | None]:
+    """Build the training and the held-out problems, and check the rules that grade them."""
+    task, test_task = build_task(config, "train"), build_task(config, "test")
+    assert task is not None  # only held-out problems may be missing
+    for each in (task, test_task):
+        if each is not None:
+            check_rules(each)
+    return task, test_task
+
+
+def check_rules(task: Task) -> None:
+    """Raise for a rule that does not exist or cannot be loaded: of every problem in memory, else of the first."""
+    problems = task.problems if isinstance(task, FixedTask) else [task[0]]
+    for rule in dict.fromkeys(problem.rule for problem in problems):
+        load_rule(rule)
+
+
+def check_demo_characters(config: Config, task: Task) -> None:
+    """Raise if a demo model, the default, meets prompts with characters that it does not know."""
+    known = DEMO_MODELS.get(config.model.path)
+    # A few problems: what is wrong is the model, not a row.
+    for number in range(min(len(task), 20) if known else 0):
+        problem = task[number]
+        for character in "".join(message["content"] for message in problem.prompt):
+            if character not in (known or ""):
+                raise ValueError(
+                    f"{problem.location or problem.source}: the prompt has {character!r}, which model.path = "
+                    f"{config.model.path!r} does not know: this is a toy model for {known!r} alone. Set model.path to "
+                    "a model of yours: a folder, or a name on the Hugging Face hub"
+                )
+
+
+def build_policy(config: Config, path: str | None = None, world: World | None = None) -> Policy:
+    """Load the policy or, given a path, a reference model in the same precision; `world` shares sharded weights."""
+    model = config.model
+    trained = path is None
+    return open_policy(
+        model.path if path is None else path,
+        device=config.run.device,
+        precision=model.precision,
+        attention=model.attention,
+        # A reference model is only evaluated: it needs neither checkpointed activations nor adapters.
+        gradient_checkpointing=model.gradient_checkpointing and trained,
+        lora_rank=model.lora_rank if trained else 0,
+        lora_alpha=model.lora_alpha,
+        lora_targets=model.lora_targets,
+        lora_dropout=model.lora_dropout,
+        frozen_in_bf16=config.frozen_in_bf16 and trained,
+        chat=model.chat,
+        seed=config.run.seed,
+        shard=world if model.shard else None,
+    )
+
+
+def open_policy(
+    path: str, *, chat: bool = True, prepare: Callable[[Any], Any] = lambda model: model, chain: int = 0, **options: Any
+) -> Policy:
+    """Load a policy as `load_policy` does, or the model of a run: its finished one, or a checkpoint's, merged."""
+    found = find_run_model(path)
+    if found is None:
+        return load_policy(path, chat=chat, prepare=prepare, **options)
+    if chain > LONGEST_CHAIN:
+        raise ValueError(f"model.path={path!r}: more than {LONGEST_CHAIN} runs in a row start from each other")
+    config = found.config()
+    options["attention"] = options.get("attention") or config.model.attention
+    if found.checkpoint is None:
+        return load_policy(str(found.folder.resolve()), chat=chat and config.model.chat, prepare=prepare, **options)
+    base, checkpoint = config.model.path, found.checkpoint
+    check_base(found.run, config)
+
+    def restore(model: Any) -> Any:
+        # The demo's weights depend on the seed of the run that had them.
+        model = demo_model(config.run.seed, base) if base in DEMO_MODELS else model
+        return prepare(restore_weights(model, config, checkpoint))
+
+    return open_policy(base, chat=chat and config.model.chat, prepare=restore, chain=chain + 1, **options)
+
+
+def hub_note(path: str, key: str = "model.path") -> str:
+    """Return that a model is looked up on the hub; nothing for a folder, a run or a built-in model."""
+    here = path in (*DEMO_MODELS, "smollm2") or os.path.isdir(path) or find_run_model(path) is not None
+    return (
+        ""
+        if here or not is_hub_model(path)
+        else (f"{key} = {path!r} is no folder here: it is looked up on the Hugging Face hub")
+    )
+
+
+def restore_weights(model: Any, config: Config, checkpoint: Path) -> Any:
+    """Return a model with the weights of a checkpoint of a run with this configuration; adapters are merged."""
+    lora = config.model
+    if lora.lora_rank:
+        model = add_lora(model, lora.lora_rank, lora.lora_alpha, config.run.seed, lora.lora_targets)
+    load_weights(model, checkpoint)
+    # Adapters have frozen the rest, which a run may go on to train.
+    return model.merge_and_unload().requires_grad_(True) if lora.lora_rank else model
+
+
+def read_inputs(run: Path) -> dict[str, str]:
+    """Return what `write_inputs` wrote into a run's folder; nothing if it wrote nothing."""
+    path = run / INPUTS
+    if not path.exists():
+        return {}
+    try:
+        if not path.is_file():  # opening a named pipe would block
+            raise ValueError("it is not a regular file")
+        with path.open("rb") as file:
+            table = json.loads(file.read(LARGEST))
+        return {str(name): str(digest) for name, digest in table.items()}
+    except (ValueError, AttributeError, RecursionError):
+        raise ValueError(f"{path} is damaged: remove it to go on without a check of data and models") from None
+
+
+def check_base(run: Path, config: Config) -> None:
+    """Raise if the model below the adapters of a LoRA run has changed since it was trained."""
+    before = read_inputs(run).get("model")
+    now = model_digest(config.model.path) if config.model.lora_rank and before else ""
+    if now and now != before:
+        raise ValueError(
+            f"the adapters of {run} belong to {config.model.path} as it was: its contents are others now. Put the "
+            "model back as it was"
+        )
+
+
+def build_reference(config: Config, world: World | None = None) -> Policy | None:
+    """Load the reference model of a KL penalty; that of `start` gets its weights after the warm start."""
+    reference = config.model.reference
+    # `start` loads the policy's own model again: its weights are overwritten after the warm start or on resume.
+    return None if reference is None else build_policy(config, None if reference == "start" else reference, world)
+
+
+def build_sampler(policy: Policy, rollout: RolloutConfig | None = None) -> Sampler:
+    """Build the sampler of a policy; without a configuration the native one."""
+    rollout = rollout or RolloutConfig()
+    if rollout.precision is not None:
+        policy = replace(policy, precision=rollout.precision)
+    dtype = torch.bfloat16 if policy.precision == "bf16" else torch.float32
+    if is_own(rollout.engine):
+        vocabulary = policy.causal_lm.get_input_embeddings().num_embeddings
+        return build_own_sampler(rollout.engine, policy, rollout.engine_options, vocabulary)
+    if rollout.engine == "vllm":
+        # vLLM reserves memory for this context, and refuses one longer than the model's position embeddings.
+        wanted = rollout.max_prompt_tokens + rollout.max_new_tokens + rollout.max_observed_tokens
+        settings = VllmSettings(
+            dtype=dtype,
+            max_model_len=min(wanted, getattr(policy.causal_lm.config, "max_position_embeddings", None) or wanted),
+            max_num_seqs=rollout.batch_size,
+            gpu_memory_utilization=rollout.vllm_gpu_memory_utilization,
+            options=rollout.vllm_options,
+        )
+        return VllmSampler(policy.model, policy.eos_token_ids, policy.autocast, settings)
+    if policy.device.type == "cuda" and unsupported_reason(policy.model) is None:
+        return PagedSampler(policy.model, policy.eos_token_ids, dtype, rollout.kv_cache_memory)
+    return NativeSampler(policy.model, policy.eos_token_ids, policy.pad_token_id, policy.autocast)

@@ -1,0 +1,331 @@
+"""The metrics of a step, each named `area/name`, and the table of their meanings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.grading import VERDICT_KINDS
+from trimtab.objectives import METRICS as OBJECTIVE_METRICS
+from trimtab.objectives import TokenBatch, gradient_norm_squared, largest, quantile, share_count
+from trimtab.text import percent
+from trimtab.trainer.config import TASK_TERM, RewardConfig
+from trimtab.trainer.model import UpdateResult
+from trimtab.trainer.train.reporting import SampleText
+from trimtab.trainer.train.responses import CONVERSATION_METRICS, GradedResponse, conversation_metrics
+from trimtab.trainer.train.rollouts import accuracy_by_source, has_reward_spread
+from trimtab.trainer.train.scoring import Experience
+
+MAX_NAMED = 20  # responses named in the record of a non-finite update
+# A token is spurious if its surprisal is this many nats above the entropy, the surprisal's expectation: it is 20 times
+# less probable than what this distribution usually gives. Unlike a threshold on p, that fits any vocabulary.
+SPURIOUS_NATS = 3.0
+TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS = 0.001, 10  # the top tokens by gradient norm: this share, at least so many
+NGRAM = 4  # tokens per n-gram of the repetition metric
+_ODD = 0x5851F42D4C957F2D  # the multiplier of Knuth's 64-bit LCG: hashes n-grams well modulo 2^64
+
+METRICS: dict[str, str] = {
+    "eval/accuracy": "share of graded held-out problems answered correctly with greedy decoding; if the data has "
+    "several sources, also `eval/accuracy/SOURCE` for each",
+    "eval/crashed_share": "share of held-out problems on which the grader failed; logged only if it failed",
+    "eval/problems": "number of held-out problems; logged only if there are fewer than run.eval_problems",
+    "eval/score": "mean score on held-out problems, if the task's rule returns numbers",
+    "eval/seen_share": "share of the held-out problems whose prompts are also trained on; logged only if there are any",
+    "groups/dropped": "groups that dynamic sampling dropped because all their rewards are equal",
+    "groups/mixed_share": "share of groups whose rewards differ; in all other groups the advantages are zero",
+    "policy/entropy": "mean entropy over the step's response tokens, before the first update (nats)",
+    "policy/entropy_median": "median entropy over the tokens",
+    "policy/entropy_p90": "90th percentile of the entropy over the tokens",
+    "response/length_mean": "mean number of tokens per response",
+    "response/repetition_share": "share of 4-grams that already occurred in the same response",
+    "response/truncated_share": "share of responses truncated at rollout.max_new_tokens",
+    "reward/accuracy": "share of the responses trained on that the grader found correct; if the data has several "
+    "sources, also `reward/accuracy/SOURCE` for each",
+    "reward/ambiguous_share": "share of sampled responses that give several answers although one is asked for",
+    "reward/crashed_share": "share of sampled responses on which a rule failed",
+    "reward/excluded": "number of responses excluded from training, including a single response left in its group",
+    "reward/flipped_share": "share of the responses trained on whose verdict was flipped by `reward.noise`",
+    "reward/mean": "mean reward of the responses trained on",
+    "reward/no_answer_share": "share of sampled responses without an answer",
+    "reward/score": "mean score of the responses trained on, if the task's rule returns numbers",
+    "reward/too_costly_share": "share of sampled responses whose answer took too long to check",
+    "sampler/mismatch_max": "maximum over tokens of |log-prob of the sampler - log-prob of the trainer|",
+    "sampler/mismatch_mean": "mean over tokens of |log-prob of the sampler - log-prob of the trainer|",
+    "time/checkpoint": "seconds spent on writing checkpoints since the step before",
+    "time/evaluation": "seconds spent on held-out problems",
+    "time/grading": "seconds spent on grading, as part of time/rollout",
+    "time/rollout": "seconds spent on sampling, grading and scoring",
+    "time/sampling": "seconds spent on sampling, without waiting for tools, as part of time/rollout",
+    "time/scoring": "seconds spent on scoring, as part of time/rollout",
+    "time/update": "seconds spent on planning and updating",
+    "time/warm_start": "seconds spent on the warm start; logged once, at step 0 or 1",
+    "time/tokens_per_second": "response tokens of the step divided by the seconds of the whole step",
+    "tokens/count": "number of response tokens of the step",
+    "tokens/spurious_share": "share of tokens with a positive advantage whose surprisal is 3 nats above the entropy",
+    "tokens/top_gradient_share": "share of all gradient norms held by the top 0.1 % of tokens (at least 10 tokens)",
+    "trim/gain": "slope of update/entropy_change against the running mean of trim/predicted_change",
+    "trim/r2": "squared correlation of the two, over the last 100 measurements; logged from 20 on",
+    "update/entropy_change": "change of the mean entropy of the step's own tokens by its updates; logged every "
+    "update.measure_every steps",
+    "update/grad_norm": "gradient norm before clipping",
+    "update/loss": "loss of the objective",
+    "update/lr": "learning rate of the step; logged only with a warm-up or a schedule",
+    "update/skipped": "number of updates that were skipped because of a NaN or infinity",
+    **CONVERSATION_METRICS,
+    **OBJECTIVE_METRICS,
+}
+
+
+# What a run spends its time on, in words. `time/rollout` is a sum of others.
+TIMES = {
+    "time/warm_start": "warm start",
+    "time/sampling": "sampling",
+    "time/tools": "waiting for tools",
+    "time/grading": "grading",
+    "time/scoring": "scoring",
+    "time/update": "updates",
+    "time/evaluation": "evaluation",
+    "time/checkpoint": "checkpoints",
+}
+STEP_TIMES = ("time/rollout", "time/update")
+SLOW_GRADING = 0.5  # share of the time of a step from which on there is advice
+SLOW_GRADING_SECONDS = 0.5  # of a step; less is not worth advice
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The metrics of a step, a record for each of its updates that was not finite, and some of its responses."""
+
+    metrics: dict[str, float]
+    nonfinite: list[dict[str, Any]] = field(default_factory=list)
+    samples: Sequence[SampleText] = ()
+
+
+def step_metrics(
+    experience: Experience, results: Sequence[UpdateResult], config: RewardConfig | None = None
+) -> dict[str, float]:
+    """Return the metrics of a step; those of its updates are averaged (`_max`, `_min`: the extreme)."""
+    rollouts, batch = experience.rollouts, experience.batch
+    metrics: dict[str, float] = {"groups/dropped": rollouts.dropped_groups, "tokens/count": batch.tokens}
+    metrics |= _token_metrics(batch) | _response_metrics(rollouts.responses, config or RewardConfig())
+    metrics |= _verdict_shares([*rollouts.responses, *rollouts.excluded])
+    metrics |= _conversation_metrics([*rollouts.responses, *rollouts.excluded])
+    metrics["reward/excluded"] = len(rollouts.excluded)
+    if rollouts.noisy and rollouts.responses:
+        metrics["reward/flipped_share"] = fmean(response.flipped for response in rollouts.responses)
+    metrics["update/skipped"] = sum(not result.taken for result in results)
+    taken = [result.metrics for result in results if result.taken]
+    # A dict instead of a set keeps the order of the names, so that logs of equal runs are equal.
+    for name in {name: None for update in taken for name in update}:
+        values = [update[name] for update in taken if name in update]
+        combine = max if name.endswith("_max") else min if name.endswith("_min") else fmean
+        metrics[name] = combine(values)
+    return metrics
+
+
+def _token_metrics(batch: TokenBatch) -> dict[str, float]:
+    if not batch.tokens:
+        return {}
+    assert batch.entropy is not None and batch.sampler_logp is not None
+    mismatch = (batch.sampler_logp - batch.old_logp).abs()
+    values = {"policy/entropy": batch.entropy.mean(), "sampler/mismatch_mean": mismatch.mean()}
+    values |= {"sampler/mismatch_max": mismatch.max(), **token_signals(batch)}
+    # One copy for all of them: each copy from a GPU waits for it.
+    return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
+
+
+def _response_metrics(responses: Sequence[GradedResponse], config: RewardConfig) -> dict[str, float]:
+    if not responses:
+        return {}
+    groups: dict[int, list[GradedResponse]] = {}
+    for response in responses:
+        groups.setdefault(response.group, []).append(response)
+    right = [r.verdict.kind == "correct" for r in responses]
+    return {
+        **accuracy_by_source("reward/accuracy", [r.problem.source for r in responses], right),
+        "reward/mean": fmean(r.reward for r in responses),
+        "reward/accuracy": fmean(right),
+        "response/length_mean": fmean(r.response.num_sampled for r in responses),
+        "response/truncated_share": fmean(not r.response.finished for r in responses),
+        "groups/mixed_share": fmean(map(has_reward_spread, groups.values())),
+        **_graded_metrics(responses),
+        **term_metrics(list(groups.values()), config),
+    }
+
+
+def _conversation_metrics(responses: Sequence[GradedResponse]) -> dict[str, float]:
+    held = [response for response in responses if response.conversation is not None]
+    conversations = [response.conversation for response in held if response.conversation is not None]
+    return conversation_metrics(conversations, [response.has_void_turn for response in held])
+
+
+def _graded_metrics(responses: Sequence[GradedResponse]) -> dict[str, float]:
+    graded = any(r.verdict.score is not None for r in responses)
+    return {"reward/score": fmean(r.verdict.value for r in responses)} if graded else {}
+
+
+def term_metrics(groups: Sequence[Sequence[GradedResponse]], config: RewardConfig) -> dict[str, float]:
+    """Return for each of several rewards its mean before its weight, and how much it differs within groups."""
+    metrics: dict[str, float] = {}
+    for name in [TASK_TERM, *config.terms] if config.terms else []:
+        weight = config.weight if name == TASK_TERM else config.terms[name].weight
+        metrics[f"rewards/{name}"] = fmean(r.terms[name] for group in groups for r in group)
+        metrics[f"rewards/{name}_spread"] = fmean(pstdev(weight * r.terms[name] for r in group) for group in groups)
+    return metrics
+
+
+def describe_metric(name: str) -> str:
+    """Return what a metric means; those of several rewards carry the names that the recipe gives them."""
+    if not name.startswith("rewards/"):
+        return METRICS.get(name, "")
+    if name.endswith("_spread"):
+        return "standard deviation of weight times reward within a group, mean over groups: its share of the signal"
+    return "mean of this reward over the responses trained on, before its weight is applied"
+
+
+def _verdict_shares(responses: Sequence[GradedResponse]) -> dict[str, float]:
+    """Return the share of each kind of verdict that is neither correct nor wrong."""
+    # A response on which the rule of a term failed is no better than one on which the task's did.
+    kinds = ["crashed" if response.failed else response.verdict.kind for response in responses]
+    others = [kind for kind in VERDICT_KINDS if kind not in ("correct", "wrong")]
+    return {f"reward/{kind}_share": kinds.count(kind) / len(kinds) for kind in others} if kinds else {}
+
+
+def nonfinite_records(step: int, experience: Experience, results: Sequence[UpdateResult]) -> list[dict[str, Any]]:
+    """Return a record for every skipped update: which value was not finite, and in which responses."""
+    records = []
+    sizes = experience.rollouts.minibatch_sizes if experience.nonfinite is None else [0]
+    starts = list(accumulate(sizes, initial=0))[:-1]  # of the mini-batches, the same in every pass
+    for update, result in enumerate(results):
+        if not result.taken:
+            first = starts[update % len(starts)]
+            found = [experience.rollouts.responses[first + row] for row in result.nonfinite_responses]
+            named = [{"prompt": r.group, "sample": r.response.sample, "text": r.text[:200]} for r in found[:MAX_NAMED]]
+            value, count = result.nonfinite, len(found)
+            records.append({"step": step, "update": update, "value": value, "count": count, "responses": named})
+    return records
+
+
+def token_signals(batch: TokenBatch) -> dict[str, Tensor]:
+    """Return the warning signs of a scored step as 0-d tensors, by metric name; without tokens there are none."""
+    if not batch.tokens:
+        return {}
+    assert batch.entropy is not None
+    signals = {
+        "policy/entropy_median": quantile(batch.entropy, 0.5),
+        "policy/entropy_p90": quantile(batch.entropy, 0.9),
+        "tokens/spurious_share": spurious(batch).float().mean(),
+    }
+    # Without any advantage all norms are 0, and the share is undefined.
+    if batch.sum_p2 is not None and bool((batch.advantage != 0).any()):
+        signals["tokens/top_gradient_share"] = top_gradient_share(batch)
+    if batch.token is not None:
+        signals["response/repetition_share"] = repetition_share(batch.token, batch.sequence)
+    return signals
+
+
+def spurious(batch: TokenBatch) -> Tensor:
+    """Return a mask of the rare, confident and rewarded tokens: surprising by `SPURIOUS_NATS`, advantage > 0."""
+    assert batch.entropy is not None
+    return (batch.advantage > 0) & (-batch.old_logp - batch.entropy > SPURIOUS_NATS)
+
+
+def top_gradient_share(batch: TokenBatch) -> Tensor:
+    """Return the share of all gradient norms that the largest ones hold; exact for unclipped on-policy tokens."""
+    assert batch.sum_p2 is not None
+    norm = gradient_norm_squared(batch.old_logp, batch.sum_p2, batch.advantage).sqrt()
+    count = min(batch.tokens, max(TOP_GRADIENT_TOKENS, share_count(batch.tokens, TOP_GRADIENT_SHARE)))
+    return norm[largest(norm, count)].sum() / norm.sum().clamp(min=torch.finfo(norm.dtype).tiny)
+
+
+def repetition_share(token: Tensor, sequence: Tensor) -> Tensor:
+    """Return the share of n-grams that occurred earlier in the same response; 0 if all responses are shorter."""
+    count = len(token) - NGRAM + 1
+    if count < 1:
+        return torch.zeros((), device=token.device)
+    # Hash every n-gram together with its response, and count equal neighbours after sorting.
+    code = sequence[:count].to(torch.int64) * _ODD
+    for offset in range(NGRAM):
+        code = (code + token[offset : offset + count]) * _ODD
+    # Drop n-grams that reach over the end of a response.
+    code = code[sequence[:count] == sequence[NGRAM - 1 :]].sort().values
+    return (code[1:] == code[:-1]).sum(dtype=torch.float32) / max(len(code), 1)
+
+
+@dataclass(frozen=True)
+class BestEvaluation:
+    """The evaluation with the best held-out score, and how many came after it; of equal ones the first."""
+
+    step: int
+    score: float
+    later: int = 0
+
+
+def best_evaluation(
+    records: Iterable[Mapping[str, float]], best: BestEvaluation | None = None
+) -> BestEvaluation | None:
+    """Return the best of some steps' evaluations and an earlier best: by the mean score, else by the accuracy."""
+    for record in records:
+        score = record.get("eval/score", record.get("eval/accuracy"))
+        if score is None or not math.isfinite(score):
+            continue
+        if best is None or score > best.score:
+            best = BestEvaluation(int(record["step"]), score)
+        else:
+            best = replace(best, later=best.later + 1)
+    return best
+
+
+def has_learning_signal(metrics: Mapping[str, float]) -> bool:
+    """Return whether a step could teach anything: rewards differ within some group, and an update was taken."""
+    return metrics.get("groups/mixed_share", 0.0) > 0 and "update/loss" in metrics
+
+
+def time_words(records: Sequence[Mapping[str, float]]) -> str:
+    """Say how the time of some steps divides: `updates 61.0%, sampling 30.2%, grading 8.8%`; "" without any."""
+    totals = {word: sum(record.get(name, 0.0) for record in records) for name, word in TIMES.items()}
+    spent = {word: seconds for word, seconds in totals.items() if seconds > 0}
+    ordered = sorted(spent, key=lambda word: -spent[word])
+    return ", ".join(f"{word} {percent(spent[word] / sum(spent.values()))}" for word in ordered)
+
+
+def has_slow_grading(metrics: Mapping[str, float]) -> bool:
+    """Return whether grading took most of a step."""
+    grading = metrics.get("time/grading", 0.0)
+    step = sum(metrics.get(name, 0.0) for name in STEP_TIMES)
+    return grading >= SLOW_GRADING_SECONDS and grading > SLOW_GRADING * step
+
+
+def slow_grading_advice(metrics: Mapping[str, float]) -> str:
+    """Say how much of a step grading took, and what makes it faster."""
+    step = sum(metrics[name] for name in STEP_TIMES)
+    return (
+        f"note: grading takes most of a step: {metrics['time/grading']:.1f} of {step:.1f} s. A Python rule is faster "
+        "with @trimtab.rule(batched=True) or, if any text is safe for it, in_process=True; an HTTP rule with more "
+        "concurrency; the built-in rules with more CPU cores, on which their workers run side by side; see "
+        "docs/rewards.md"
+    )
+
+
+def no_signal_diagnosis(steps: int, metrics: Mapping[str, float], nonfinite: Path) -> str:
+    """Explain why the last `steps` steps taught nothing, from the metrics of the last one."""
+    accuracy, truncated = metrics.get("reward/accuracy", 0.0), metrics.get("response/truncated_share", 0.0)
+    # From the most certain cause to the least: an update that was skipped explains everything else.
+    if metrics["update/skipped"]:
+        advice = f"no update was finite, see {nonfinite}: lower update.lr"
+    elif "reward/score" in metrics or any(name.startswith("rewards/") for name in metrics):
+        advice = f"all responses of a group get the same reward (mean {metrics['reward/mean']:.3g}): check the rules"
+    elif accuracy < 0.5:
+        advice = "no response is right: check the task's rule and prompt, use a warm start or an easier task"
+    else:
+        advice = "every response is right: use a harder task, or stop here"
+    figures = f"accuracy {accuracy:.2f}, truncated {truncated:.2f}"
+    return f"{steps} steps in a row without learning signal ({figures}): {advice}"

@@ -1,0 +1,155 @@
+"""The tools of a run: built once, asked by the conversations of every call of the sampler, closed with the trainer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trimtab import failpoints
+from trimtab.agents import Conversation, Conversations, Limits, ReplyTemplate, ToolSet
+from trimtab.data import Problem, PromptTokens, Reply, Response, Sampler, SamplingOptions
+from trimtab.grading import Submission, Verdict, grade_submissions, verdict_of
+from trimtab.trainer.config import Config
+from trimtab.trainer.model import Policy
+
+MAX_ERRORS = 5  # of tools of the user's own that a run shows
+
+
+def build_tools(config: Config) -> ToolSet | None:
+    """Build the tools of a recipe; None where it has none."""
+    if not config.has_tools:
+        return None
+    tools = config.tools
+    return ToolSet(
+        tools.use,
+        environment=config.task.environment,
+        workers=tools.workers,
+        memory_mb=tools.memory_mb,
+        sandbox_level=tools.sandbox_level,
+    )
+
+
+def build_tool_use(config: Config, policy: Policy, tools: ToolSet | None) -> ToolUse | None:
+    """Return how a policy uses these tools; None without tools."""
+    if tools is None:
+        return None
+    template = ReplyTemplate(policy.tokenizer, tools, chat=policy.chat, call_format=config.tools.format)
+    return ToolUse(tools, template, config.conversation_limits)
+
+
+@dataclass
+class ToolUse:
+    """The tools of a run, how replies are written for its model, and what one conversation may take.
+
+    `errors` are those of the user's own code, until the run has shown them.
+    """
+
+    tools: ToolSet
+    template: ReplyTemplate
+    limits: Limits
+    errors: list[str] = field(default_factory=list)
+    _seen: set[str] = field(default_factory=set)
+    _sampling: float = 0.0  # seconds since the times were taken
+    _waiting: float = 0.0
+
+    @property
+    def max_observed_tokens(self) -> int:
+        """The most tokens that the replies of one conversation have together; none follows the last message."""
+        return (self.limits.max_turns - 1) * (self.limits.max_observation_tokens + self.template.markup_tokens)
+
+    def prompts(self, problems: Sequence[Problem]) -> list[list[Mapping[str, str]]]:
+        """Return the messages of prompts, with what the environment says of each problem."""
+        return self.template.prompts(problems)
+
+    def schemas(self, problems: Sequence[Problem]) -> list[list[dict[str, Any]]]:
+        """Return the schemas that the chat template writes into each prompt."""
+        return [self.template.prompt_tools(problem) for problem in problems]
+
+    def sample(
+        self,
+        sampler: Sampler,
+        problems: Sequence[Problem],
+        prompts: Sequence[PromptTokens],
+        step: int,
+        options: SamplingOptions,
+    ) -> tuple[list[list[Response]], list[Conversation]]:
+        """Sample conversations; return their responses by prompt, and the conversations one after the other."""
+        inner = Conversations(problems, options.samples, self.tools, self.template, self.limits)
+        turns, start = TimedTurns(inner), time.perf_counter()
+        groups = sampler.sample(prompts, step, options, turns)
+        self._sampling += time.perf_counter() - start
+        self._waiting += turns.waiting
+        held = [conversation for group in inner.finish(groups) for conversation in group]
+        for conversation in held:
+            self._note_error(conversation.error)
+        return groups, held
+
+    def _note_error(self, error: str) -> None:
+        kind = error.strip().rpartition("\n")[2].partition(":")[0]
+        if kind and kind not in self._seen and len(self._seen) < MAX_ERRORS:
+            self._seen.add(kind)
+            self.errors.append(error)
+
+    def take_errors(self) -> list[str]:
+        """Return the errors that were not shown yet, of each kind the first of the run."""
+        taken, self.errors = self.errors, []
+        return taken
+
+    def take_times(self) -> dict[str, float]:
+        """Return the seconds and the share of sampling in which all conversations waited for tools, and start over."""
+        waited, share = self._waiting, self._waiting / self._sampling if self._sampling else 0.0
+        self._sampling = self._waiting = 0.0
+        return {"time/tools": waited, "time/tools_wait_share": share}
+
+    def close(self) -> None:
+        """End the tools' processes."""
+        self.tools.close()
+
+
+@dataclass
+class TimedTurns:
+    """Conversations that measure how long the sampler waits for a reply."""
+
+    conversations: Conversations
+    waiting: float = 0.0  # seconds
+    replied: bool = False
+
+    @property
+    def max_observed_tokens(self) -> int:
+        """The most tokens that all replies of one conversation may have together."""
+        return self.conversations.max_observed_tokens
+
+    def submit(self, prompt: int, sample: int, tokens: Sequence[int]) -> None:
+        """Take the newest message of a conversation; return at once."""
+        self.conversations.submit(prompt, sample, tokens)
+
+    def replies(self, block: bool) -> list[Reply]:
+        """Return the replies that have come; with `block` wait until there is at least one."""
+        start = time.perf_counter()
+        replies = self.conversations.replies(block)
+        self.waiting += time.perf_counter() - start if block else 0.0
+        if replies and not self.replied:
+            self.replied = True  # once, because how many replies come together depends on the clock
+            failpoints.failpoint("conversations.replied")
+        return replies
+
+
+def grade_conversations(
+    items: Sequence[Submission], rules: Sequence[str], held: Sequence[Conversation]
+) -> list[Verdict]:
+    """Return the environment's verdict on each conversation; where it has none, that of the task's rule."""
+    verdicts = [environment_verdict(conversation) for conversation in held]
+    rest = [row for row, verdict in enumerate(verdicts) if verdict is None]
+    graded = iter(grade_submissions([items[row] for row in rest], [rules[row] for row in rest]))
+    return [next(graded) if verdict is None else verdict for verdict in verdicts]
+
+
+def environment_verdict(conversation: Conversation) -> Verdict | None:
+    """Return what the environment says of a conversation; None where it leaves that to the task's rule."""
+    if conversation.reward is not None:
+        return verdict_of(conversation.reward)
+    # Its reset or reward failed, which says nothing about the response.
+    failed = conversation.ended == "environment"
+    return Verdict("crashed", error=conversation.error or "the environment has ended") if failed else None

@@ -1,0 +1,158 @@
+"""Score rollouts with the policy: the token batch of a step, with old log-probs, entropies, moments and advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, pairwise
+
+import numpy as np
+import torch
+
+from trimtab.objectives import Moments, NotFiniteError, Objective, TokenBatch, segment_ids
+from trimtab.trainer.model import (
+    Policy,
+    Transcript,
+    least_passes,
+    response_shares,
+    score,
+    share_sizes,
+    to_device,
+    tool_tokens,
+)
+from trimtab.trainer.train.responses import GradedResponse, Rollouts
+from trimtab.trainer.train.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """The responses of one update: its number in the step, the index of its first response, tokens and transcripts.
+
+    The numbers of a second pass over the step's mini-batches go on where those of the first end.
+    """
+
+    number: int
+    first: int
+    batch: TokenBatch
+    transcripts: list[Transcript]
+    last_pass: bool = True
+
+
+@dataclass(frozen=True)
+class Experience:
+    """The scored rollouts of a step. With a score that is not finite (`nonfinite`) there are no tokens to train on."""
+
+    rollouts: Rollouts
+    batch: TokenBatch
+    nonfinite: NotFiniteError | None = None
+
+    def minibatches(self, passes: int = 1) -> Iterator[Minibatch]:
+        """Yield the mini-batches of the step's updates, all of them once per pass."""
+        sizes = self.rollouts.minibatch_sizes if self.nonfinite is None else []
+        bounds = list(pairwise(accumulate(sizes, initial=0)))
+        for number, (first, last) in enumerate(bounds * passes):
+            last_pass = number >= len(bounds) * (passes - 1)
+            transcripts = [response.transcript for response in self.rollouts.responses[first:last]]
+            # Lazily, so that the tensors of one mini-batch exist at a time.
+            yield Minibatch(number, first, self.batch.select(first, last), transcripts, last_pass)
+
+
+def score_rollouts(trainer: Trainer, rollouts: Rollouts) -> Experience:
+    """Score the rollouts of a step; a value that is not finite makes the step an empty one."""
+    try:
+        return Experience(rollouts, score_responses(trainer, rollouts.responses))
+    except NotFiniteError as error:
+        return Experience(rollouts, empty_batch(trainer.policy, trainer.objective), error)
+
+
+def score_responses(trainer: Trainer, responses: Sequence[GradedResponse]) -> TokenBatch:
+    """Return the token batch of graded responses, with every field that the objective needs."""
+    policy, objective = trainer.policy, trainer.objective
+    if not responses:
+        return empty_batch(policy, objective)
+    transcripts = [response.transcript for response in responses]
+    sampled = trainer.config.update.old_stats == "sampled"
+    scores = _sampled_moments(policy, responses) if sampled else _score(trainer, policy, transcripts)
+    # A GPU is still computing the scores: whatever the host prepares before `TokenBatch` checks them costs no time.
+    ids = np.concatenate([transcript.sampled_tokens for transcript in transcripts])
+    owner = np.repeat(np.arange(len(responses)), [transcript.num_sampled for transcript in transcripts])
+    integers = [ids, owner, np.array([response.group for response in responses])]
+    if "segment" in objective.needs:
+        token, sequence = torch.from_numpy(ids), torch.from_numpy(owner)
+        after_tool = torch.from_numpy(tool_tokens(transcripts)) > 0
+        segments = segment_ids(token, policy.tokenizer, sequence=sequence, after_tool=after_tool)
+        integers.append(segments.numpy())
+    logps = np.fromiter(chain.from_iterable(response.response.logp for response in responses), np.float32)
+    rewards = np.array([response.reward for response in responses], np.float32)
+    advantages = objective.advantages(torch.from_numpy(rewards), torch.from_numpy(integers[2])).numpy()
+    # One copy to the GPU per dtype instead of one per column.
+    token, sequence, group, *segment = to_device(policy.device, *integers)
+    sampler_logp, reward, advantage = to_device(policy.device, logps, rewards, advantages)
+    reference = trainer.reference
+    return TokenBatch(
+        old_logp=scores.logp,
+        current_logp=scores.logp if "current_logp" in objective.needs else None,  # before the first update: the same
+        entropy=scores.entropy,
+        sum_p2=scores.sum_p2,
+        sum_p2_logp=scores.sum_p2_logp,
+        advantage=advantage[sequence],
+        sequence=sequence,
+        token=token,
+        segment=segment[0] if segment else None,
+        sampler_logp=sampler_logp,
+        ref_logp=None if reference is None else _score(trainer, reference, transcripts).logp,
+        group=group,
+        reward=reward,
+        responses=len(responses),
+    )
+
+
+def rescore(trainer: Trainer, minibatch: Minibatch) -> Minibatch:
+    """Return the mini-batch with statistics of the policy as it is now, for `update.token_stats = "current"`."""
+    logp, entropy, sum_p2, sum_p2_logp = _score(trainer, trainer.policy, minibatch.transcripts)
+    batch = replace(minibatch.batch, current_logp=logp, entropy=entropy, sum_p2=sum_p2, sum_p2_logp=sum_p2_logp)
+    return replace(minibatch, batch=batch)
+
+
+def measured_change(trainer: Trainer, experience: Experience) -> dict[str, float]:
+    """Score a step's responses once more after its updates; return how the mean entropy of its tokens has moved."""
+    if not experience.batch.tokens:
+        return {}
+    # Of the same tokens: the next rollout has other prompts, whose entropies differ by more than an update moves them.
+    after = _score(trainer, trainer.policy, [response.transcript for response in experience.rollouts.responses])
+    assert experience.batch.entropy is not None
+    return {"update/entropy_change": float(after.entropy.mean() - experience.batch.entropy.mean())}
+
+
+def empty_batch(policy: Policy, objective: Objective) -> TokenBatch:
+    """Return the batch of a step that has nothing to train on."""
+    # With all the fields of a full batch: controllers and recorder treat it like any other.
+    none = torch.zeros(0, device=policy.device)
+    fields = dict.fromkeys(("entropy", "sampler_logp", *objective.needs), none)
+    return TokenBatch(old_logp=none, advantage=none, sequence=none, **fields)  # type: ignore[arg-type]
+
+
+def _sampled_moments(policy: Policy, responses: Sequence[GradedResponse]) -> Moments:
+    """Return the moments that the sampler has of every token, for `update.old_stats = "sampled"`."""
+    found = [each.response.moments for each in responses if each.response.moments is not None]
+    return Moments(*to_device(policy.device, *np.concatenate(found, axis=1)))
+
+
+def _score(trainer: Trainer, model: Policy, transcripts: Sequence[Transcript]) -> Moments:
+    """Score transcripts with the policy or the reference; each of several processes scores its share."""
+    world, rollout, update = trainer.world, trainer.config.rollout, trainer.config.update
+    shares = response_shares(model, transcripts, world)
+    passes = least_passes(model, share_sizes(model, transcripts, shares, update.token_budget))
+    own = score(
+        model,
+        transcripts[shares[world.rank]],
+        rollout.temperature,
+        update.token_budget,
+        update.head_chunk,
+        None,
+        passes,
+    )
+    if not world.parallel:
+        return own
+    tokens = [sum(t.num_sampled for t in transcripts[share]) for share in shares]
+    return Moments(*world.gather_columns(torch.stack(own), tokens))

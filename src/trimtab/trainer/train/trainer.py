@@ -1,0 +1,221 @@
+"""The trainer of a run: the objects that a training step works with, built from the recipe, and the run's progress."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Concatenate, ParamSpec, TypeVar
+
+import torch
+
+from trimtab.data import Sampler, Task, derive_seed
+from trimtab.grading import RuleErrors
+from trimtab.objectives import Objective
+from trimtab.own_parts import is_own
+from trimtab.record import Recorder
+from trimtab.trainer.config import Config
+from trimtab.trainer.model import Policy, make_optimizer, with_shared_prompts
+from trimtab.trainer.parallel import ShardedOptimizer, World
+from trimtab.trainer.sampling import NativeSampler, OwnSampler
+from trimtab.trainer.train.build import build_policy, build_reference, build_sampler, build_tasks
+from trimtab.trainer.train.responses import ToolUse, build_tool_use, build_tools, drop_long_prompts
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+@dataclass
+class RunProgress:
+    """How far a run has come, as its checkpoints store it.
+
+    `step` counts finished steps; `position` is where the next step starts in the endless stream of prompts.
+    """
+
+    step: int = 0
+    position: int = 0
+    steps_without_signal: int = 0
+    updates_skipped: int = 0
+
+
+@dataclass
+class Trainer:
+    """Everything a training step works with."""
+
+    config: Config
+    policy: Policy
+    sampler: Sampler
+    task: Task
+    test_task: Task | None
+    objective: Objective
+    optimizer: torch.optim.Optimizer | ShardedOptimizer
+    reference: Policy | None = None
+    recorder: Recorder | None = None
+    rule_errors: RuleErrors = field(default_factory=RuleErrors)
+    tool_use: ToolUse | None = None
+    seen_share: float = 0.0  # of the held-out problems, that are also trained on
+    world: World = field(default_factory=World)
+    seconds: dict[str, float] = field(default_factory=dict)  # by metric, since they were taken
+    _calling: bool = False  # whether the ranks that follow are in a call
+
+    def together(
+        self,
+        function: Callable[Concatenate[Trainer, Arguments], Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Result:
+        """Call a function of a module with this trainer, on rank 0 and at the same time on the ranks that follow it."""
+        self.tell(function, *args, **kwargs)
+        result = function(self, *args, **kwargs)
+        self._calling = False
+        return result
+
+    def tell(
+        self,
+        function: Callable[Concatenate[Trainer, Arguments], object],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> None:
+        """Have the ranks that follow call a function of a module with their trainer."""
+        self._calling = True
+        self.world.send((function, args, kwargs))
+
+    def follow(self, after_each: Callable[[], object] = lambda: None) -> None:
+        """Call every function that rank 0 calls, until it says that there are no more."""
+        while (call := self.world.receive()) is not None:
+            function, args, kwargs = call
+            function(self, *args, **kwargs)
+            after_each()
+
+    def close(self) -> None:
+        """End the processes of tools, and let the ranks that follow end."""
+        self.world.end_watch()
+        # In the middle of a call they wait for something else; they end when this process does.
+        if self.world.leads and not self._calling:
+            self.world.send(None)
+            self._calling = True
+        if self.tool_use is not None:
+            self.tool_use.close()
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the seconds that the block takes to those of a metric."""
+        start = time.perf_counter()
+        yield
+        if self.policy.device.type == "cuda":
+            # Kernels run asynchronously: without this only their launch is timed.
+            torch.cuda.synchronize(self.policy.device)
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def take_seconds(self) -> dict[str, float]:
+        """Return the seconds by metric since the last call, and start over."""
+        taken, self.seconds = self.seconds, {}
+        if self.tool_use is not None and "time/sampling" in taken:
+            taken |= self.tool_use.take_times()
+            taken["time/sampling"] -= taken["time/tools"]
+        return taken
+
+    def set_learning_rate(self, step: int) -> None:
+        """Set the learning rate of a step, counted from 0."""
+        # Set from the step number alone, so that a resumed run needs no state of a scheduler.
+        scale = learning_rate_scale(self.config, step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.update.lr * scale
+
+    def seed_dropout(self, phase: str, step: int) -> None:
+        """Seed torch's random numbers for a step's dropout, so that a resumed run drops the same; nothing without."""
+        if self.config.model.lora_dropout:
+            # Each of several processes has responses of its own, and needs masks of its own.
+            torch.manual_seed(derive_seed(phase, self.config.run.seed, step) + self.world.rank)
+
+
+def learning_rate_scale(config: Config, step: int) -> float:
+    """Return the factor on `update.lr` at a step, counted from 0: a linear warm-up, then `update.lr_schedule`."""
+    update, end = config.update, config.decay_steps
+    if step < update.warmup_steps:
+        return (step + 1) / update.warmup_steps
+    if end is None:
+        return 1.0
+    # The first step after the warm-up has the whole learning rate, and the step after the last would have the least.
+    done = min(1.0, (step - update.warmup_steps) / max(1, end - update.warmup_steps))
+    left = 1.0 - done if update.lr_schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
+    return update.min_lr_ratio + (1.0 - update.min_lr_ratio) * left
+
+
+def build_trainer(
+    config: Config, problems: tuple[Task, Task | None] | None = None, world: World | None = None
+) -> Trainer:
+    """Build the trainer of a recipe, on the problems that `build_tasks` returned or on new ones."""
+    world = world or World()
+    if world.parallel and config.rollout.engine == "vllm":
+        # vLLM reads the same variables of the environment, and would take the trainer's processes for its own.
+        raise ValueError('rollout.engine = "vllm" works in a run of one process: leave out --gpus, or use "native"')
+    if config.model.shard:
+        _check_shard(config, world)
+    # Problems and rules before the model: what is wrong with them is then known in seconds.
+    task, test_task = build_tasks(config) if problems is None else problems
+    tools = build_tools(config)
+    try:
+        policy, reference = build_policy(config, world=world), build_reference(config, world)
+        if config.update.shared_prompts:
+            policy = with_shared_prompts(policy)
+            reference = None if reference is None else with_shared_prompts(reference)
+        sampler, tool_use = build_sampler(policy, config.rollout), build_tool_use(config, policy, tools)
+        if tool_use is not None and isinstance(sampler, OwnSampler):
+            sampler.require_turns()
+        if config.update.old_stats == "sampled":
+            sampler = _with_moments(sampler, world)
+        with warnings.catch_warnings():
+            if not world.leads:  # rank 0 says it
+                warnings.simplefilter("ignore")
+            task = drop_long_prompts(policy, task, config, tool_use)
+            if test_task is not None:
+                test_task = drop_long_prompts(policy, test_task, config, tool_use)
+    except BaseException:
+        if tools is not None:
+            tools.close()
+        raise
+    return Trainer(
+        config=config,
+        policy=policy,
+        sampler=sampler,
+        task=task,
+        test_task=test_task,
+        objective=config.build_objective(),
+        optimizer=make_optimizer(policy, config.update.lr, config.update.betas, config.update.weight_decay, world),
+        reference=reference,
+        tool_use=tool_use,
+        world=world,
+    )
+
+
+def _with_moments(sampler: Sampler, world: World) -> Sampler:
+    """Return the sampler that has the moments of its tokens, for `update.old_stats = "sampled"`."""
+    if not isinstance(sampler, NativeSampler) or world.parallel:
+        where = "in several processes" if world.parallel else "on a GPU"
+        raise ValueError(
+            f"update.old_stats = 'sampled' is for a run of one process on a CPU, not {where}; use 'scored'"
+        )
+    return replace(sampler, with_moments=True)
+
+
+def _check_shard(config: Config, world: World) -> None:
+    """Raise where the weights cannot be split among processes."""
+    if not world.parallel:
+        raise ValueError(
+            "model.shard = true splits the weights among the processes of a run: start it with --gpus N, or set "
+            "model.shard=false"
+        )
+    if is_own(config.rollout.engine):
+        raise ValueError(
+            f'model.shard = true: rollout.engine = "{config.rollout.engine}" would sample from a part of the weights; '
+            'use "native"'
+        )
+    if config.model.precision == "bf16" and config.rollout.precision == "fp32":
+        raise ValueError(
+            'model.shard = true gathers weights in model.precision = "bf16", too coarse for rollout.precision = '
+            '"fp32"; leave out rollout.precision'
+        )
