@@ -22,7 +22,7 @@ from trimtab.trainer.config.paths import locate_paths
 from trimtab.trainer.config.recipe import Config
 from trimtab.trainer.config.task_section import TaskConfig, task_section
 
-PACKAGED = Path(__file__).parent.parent / "recipes"
+PACKAGED = Path(__file__).parents[2] / "recipes"
 LARGEST_RECIPE = 1 << 16  # bytes; ours have some thousand
 MOST_DOTS = 1_000  # on a line: tomllib takes half a minute for a key of 30,000 dots
 DEEPEST_TABLE = 20  # tables and lists inside each other
