@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from trimtab import install_command as module
-from trimtab.install_command import install_command
+from trimtab import text as module
+from trimtab.text import install_command
 
 SOURCE = Path(module.__file__).parent
 REQUIRES = ["numpy>=1.26", 'peft>=0.15; extra == "lora"', 'triton>=3; sys_platform == "linux" and extra == "dev"']

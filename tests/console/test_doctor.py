@@ -16,7 +16,7 @@ import trimtab
 from trimtab.cli import app
 from trimtab.console import doctor
 from trimtab.engines.engine_versions import TESTED_VERSIONS
-from trimtab.install_command import install_command
+from trimtab.text import install_command
 from trimtab.trainer.sampling.vllm import TESTED_VERSIONS as VLLM_VERSIONS
 
 

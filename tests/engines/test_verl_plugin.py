@@ -29,7 +29,7 @@ def test_our_modules_are_imported_where_verl_imports_its_trainers() -> None:
     light, trainer, agent_loop = json.loads(done.stdout.splitlines()[-1])
     engines, verl = "trimtab.engines", "trimtab.engines.verl"
     ours = [engines, f"{engines}.engine_versions", f"{engines}.turns", verl, f"{verl}.plugin"]
-    assert light == ["trimtab", *ours, "trimtab.install_command"]
+    assert light == ["trimtab", *ours, "trimtab.text"]
     assert (trainer, agent_loop) == ("TrimtabRayTrainer", f"{verl}.agent_loop.TrimtabToolAgentLoop")
 
 

@@ -19,10 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from trimtab import __version__
-from trimtab.attention import causal_attention
 from trimtab.grading import grade
-from trimtab.install_command import install_command
-from trimtab.text import printable, shorten
+from trimtab.text import install_command, printable, shorten
+from trimtab.trainer.attention import causal_attention
 from trimtab.trainer.train import list_warm_starts
 from trimtab.workers import probe_lines
 

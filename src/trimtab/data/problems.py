@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, Literal, Protocol
 
-from trimtab.install_command import install_command
+from trimtab.text import install_command
 
 Message = Mapping[str, str]
 Split = Literal["train", "test"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import warnings
 
-from trimtab.install_command import install_command
+from trimtab.text import install_command
 
 TESTED_VERSIONS = {"trl": "1.16.0", "verl": "0.9.1"}
 

@@ -1,6 +1,6 @@
 """The core of trimtab: objectives for RL with verifiable rewards, in plain torch. See `objective`."""
 
-from trimtab.objectives import advantages, entropy_control, theory
+from trimtab.objectives import advantages, entropy_control, splitmix64, theory
 from trimtab.objectives.comm import Comm, ProcessGroup, gather_rows
 from trimtab.objectives.methods.compose import COMMON_OPTIONS, objective, option_names
 from trimtab.objectives.methods.reference_docs import METRICS
@@ -23,5 +23,5 @@ __all__ = [
     "LossOutput", "Moments", "Normalizer", "NotFiniteError", "Objective", "Penalty", "Plan", "PlanBuilder",
     "ProcessGroup", "Reason", "Surrogate", "TokenBatch", "TokenRule", "advantages", "entropy_control", "gather_rows",
     "gradient_norm_squared", "kl_estimate", "largest", "merge_metrics", "moments", "objective", "option_names",
-    "quantile", "reason_words", "segment_ids", "share_count", "theory", "token_bytes",
+    "quantile", "reason_words", "segment_ids", "share_count", "splitmix64", "theory", "token_bytes",
 ]  # fmt: skip

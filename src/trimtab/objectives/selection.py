@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from trimtab.splitmix64 import GOLDEN, mix
+from trimtab.objectives.splitmix64 import GOLDEN, mix
 
 
 def quantile(values: Tensor, q: float) -> Tensor:

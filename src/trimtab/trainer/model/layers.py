@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.attention import causal_attention
+from trimtab.trainer.attention import causal_attention
 from trimtab.trainer.parallel import unsharded_class
 
 FAMILIES = ("llama", "qwen2", "qwen3")  # model types whose layers are computed here

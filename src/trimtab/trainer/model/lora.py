@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trimtab.install_command import install_command
+from trimtab.text import install_command
 
 
 def add_lora(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.attention import causal_attention
+from trimtab.trainer.attention import causal_attention
 
 NAME = "trimtab"
 TOLERANCE = 0.1  # relative distance of packed and unpacked hidden states: bf16 rounding is well below

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.files import new_folder, require_empty
-from trimtab.install_command import install_command
 from trimtab.private_cache import cache_folder
+from trimtab.text import install_command
 
 
 def smollm2_cache() -> Path:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trimtab.splitmix64 import GOLDEN, logical_shift, mix
+from trimtab.objectives import splitmix64
 
 
 def rng_keys(seed: int, step: int, prompts: Sequence[int], samples: int) -> Tensor:
@@ -19,7 +19,7 @@ def rng_keys(seed: int, step: int, prompts: Sequence[int], samples: int) -> Tens
     sample = torch.arange(samples).repeat(len(prompts))
     key = torch.full_like(prompt, seed)
     for counter in (torch.full_like(prompt, step), prompt, sample):
-        key = mix(key + (counter + 1) * GOLDEN)
+        key = splitmix64.mix(key + (counter + 1) * splitmix64.GOLDEN)
     return key
 
 
@@ -27,4 +27,4 @@ def uniform(keys: Tensor, position: int | Tensor) -> Tensor:
     """Return a float64 in [0, 1) for every key, at one position or at one for each."""
     steps = position + 1 if isinstance(position, Tensor) else torch.full_like(keys, position + 1)
     # The upper 53 bits: as many as a float64 holds exactly.
-    return logical_shift(mix(keys + steps * GOLDEN), 11).to(torch.float64) * 2.0**-53
+    return splitmix64.logical_shift(splitmix64.mix(keys + steps * splitmix64.GOLDEN), 11).to(torch.float64) * 2.0**-53

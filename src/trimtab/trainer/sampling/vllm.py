@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from trimtab.data import PromptTokens, Response, SamplingOptions, Turns, optional_module
-from trimtab.splitmix64 import GOLDEN, mix
+from trimtab.objectives import splitmix64
 from trimtab.trainer.sampling.sequence import SampledSequence, new_sequences, waiting_for
 from trimtab.trainer.sampling.weights import causal_lm, checkpoint_weights
 
@@ -137,7 +137,8 @@ class VllmSampler:
     def _sampling_params(self, options: SamplingOptions, sequence: SampledSequence) -> Any:
         # vLLM's random stream starts anew with every request, so each message of a conversation has its own seed.
         first = sequence.num_sampled
-        seed = int(mix(torch.tensor(sequence.key) + torch.tensor(first) * GOLDEN)) if first else sequence.key
+        later = torch.tensor(sequence.key) + torch.tensor(first) * splitmix64.GOLDEN
+        seed = int(splitmix64.mix(later)) if first else sequence.key
         return self._vllm.SamplingParams(
             max_tokens=options.max_new_tokens - first,
             temperature=options.temperature,

@@ -11,8 +11,7 @@ from signal import SIGINT, Signals
 from textwrap import indent
 from typing import Any, Protocol
 
-from trimtab.install_command import install_command
-from trimtab.text import printable, shorten
+from trimtab.text import install_command, printable, shorten
 from trimtab.trainer.config import Config
 from trimtab.trainer.train.alarm_actions import Alarm
 from trimtab.trainer.train.run_folder import RunFolder

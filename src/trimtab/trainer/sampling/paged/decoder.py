@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.attention import causal_attention
+from trimtab.trainer.attention import causal_attention
 from trimtab.trainer.parallel import is_split, whole_tensor
 from trimtab.trainer.sampling.paged.buffers import Activations, CachedKeys, DeviceBuffers, PrefillBatch
 from trimtab.trainer.sampling.paged.decode_state import DecodeState, Scalar

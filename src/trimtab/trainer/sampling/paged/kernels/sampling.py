@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trimtab.splitmix64 import GOLDEN
+from trimtab.objectives import splitmix64
 from trimtab.trainer.sampling.paged.decode_state import DecodeState, Scalar
 
 BLOCK = 4096  # logits per block
 
-_GOLDEN = tl.constexpr(GOLDEN)
+_GOLDEN = tl.constexpr(splitmix64.GOLDEN)
 _LOWEST = tl.constexpr(-3e38)  # below all logits, but finite: -inf - -inf would be NaN
 _LAST_TOKEN, _POSITION = tl.constexpr(Scalar.LAST_TOKEN.value), tl.constexpr(Scalar.POSITION.value)
 _NUM_GENERATED, _MAX_NEW_TOKENS = tl.constexpr(Scalar.NUM_GENERATED.value), tl.constexpr(Scalar.MAX_NEW_TOKENS.value)
@@ -48,7 +48,7 @@ def sample_tokens(logits: Tensor, state: DecodeState, greedy: bool) -> None:
 
 @triton.jit
 def _splitmix64(state):
-    """The finaliser of splitmix64, as `trimtab.splitmix64.mix`; the masks turn arithmetic shifts into logical ones."""
+    """The finaliser of splitmix64, as `objectives.splitmix64.mix`; masks make its arithmetic shifts logical."""
     state = (state ^ ((state >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     state = (state ^ ((state >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
     return state ^ ((state >> 31) & 0x1FFFFFFFF)

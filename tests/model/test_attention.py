@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trimtab import attention
-from trimtab.attention import causal_attention
+from trimtab.trainer import attention
+from trimtab.trainer.attention import causal_attention
 
 LENGTHS = (5, 1, 12, 3)
 
