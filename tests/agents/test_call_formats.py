@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trimtab.agents.call_formats import CALL_FORMATS, MAX_CALLS, CallFormat, ParsedCall, format_of, parse_calls
 from trimtab.agents.schemas import function_schema
-from trimtab.agents.tool_catalog import BUILT_IN
+from trimtab.agents.tool_set import BUILT_IN
 
 SCHEMAS: dict[str, Any] = {name: function_schema(function, name) for name, function in BUILT_IN.items()}
 CALCULATE = ParsedCall("calculator", {"expression": "2*3"})

@@ -78,14 +78,6 @@ def test_void_turns(tools: ToolSet, template: ReplyTemplate, message: str, ended
     assert (conversation.ended, conversation.void_turns) == (ended, void)
 
 
-def test_the_task_may_say_what_an_answer_is(tools: ToolSet, template: ReplyTemplate) -> None:
-    conversations = Conversations([PROBLEM], 2, tools, template, Limits(), lambda problem, text: problem.answer in text)
-    for sample, text in enumerate(["It is 6.", "I do not know."]):
-        conversations.submit(0, sample, [*template.tokenizer.encode(text), template.tokenizer.eos_token_id])
-    assert [reply.tokens for reply in conversations.replies(True)] == [None, None]
-    assert [conversations.of(0, sample).ended for sample in (0, 1)] == ["answer", "void"]
-
-
 def test_the_budget_of_tokens(tools: ToolSet, template: ReplyTemplate) -> None:
     conversations = Conversations([PROBLEM], 2, tools, template, Limits())
     call = [*template.tokenizer.encode(hermes("calculator", expression="2*3")), template.tokenizer.eos_token_id]

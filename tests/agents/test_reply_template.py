@@ -9,7 +9,7 @@ import pytest
 
 from helpers.agents.tokenizers_of_models import CHATML, PROBLEM, qwen, small_tokenizer
 from trimtab.agents import ReplyTemplate, ToolSet
-from trimtab.agents.observed_text import ObservedText
+from trimtab.agents.reply_template import ObservedText
 from trimtab.data import Problem, user
 from trimtab.trainer.model.demo_model import demo_tokenizer
 

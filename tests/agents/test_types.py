@@ -10,7 +10,7 @@ from trimtab.agents import Call, Conversation, Limits, Message
 def test_graded_is_the_last_message_of_the_model() -> None:
     conversation = Conversation([Message("assistant", "ask"), Message("tool", "\\boxed{42}", "python")])
     conversation.calls += [Call("python", {}, "ok", 0.5, "42"), Call("python", {}, "timeout", 2.0, "too slow")]
-    assert (conversation.last_message, conversation.turns, conversation.tool_seconds) == ("ask", 1, 2.5)
+    assert (conversation.last_message, conversation.turns) == ("ask", 1)
     assert Conversation().last_message == ""
 
 

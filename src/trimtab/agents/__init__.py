@@ -1,30 +1,12 @@
 """Conversations of a policy with tools: calls are read, run within limits, and answered in tokens. Imports no torch."""
 
 from trimtab.agents.call_formats import CALL_FORMATS, CallFormat, ParsedCall, read_json_call
-from trimtab.agents.conversations import Conversations
-from trimtab.agents.dialogue import Dialogue
+from trimtab.agents.conversations import Conversations, Dialogue
 from trimtab.agents.reply_template import ReplyTemplate
-from trimtab.agents.tool_catalog import BUILT_IN, ToolCatalog
-from trimtab.agents.tool_set import ToolSet
+from trimtab.agents.tool_set import BUILT_IN, ToolCatalog, ToolSet
 from trimtab.agents.types import ENDED, OUTCOMES, Call, Conversation, Ended, Limits, Message, Outcome
 
 __all__ = [
-    "BUILT_IN",
-    "CALL_FORMATS",
-    "ENDED",
-    "OUTCOMES",
-    "Call",
-    "CallFormat",
-    "Conversation",
-    "Conversations",
-    "Dialogue",
-    "Ended",
-    "Limits",
-    "Message",
-    "Outcome",
-    "ParsedCall",
-    "ReplyTemplate",
-    "ToolCatalog",
-    "ToolSet",
-    "read_json_call",
-]
+    "BUILT_IN", "CALL_FORMATS", "ENDED", "OUTCOMES", "Call", "CallFormat", "Conversation", "Conversations", "Dialogue",
+    "Ended", "Limits", "Message", "Outcome", "ParsedCall", "ReplyTemplate", "ToolCatalog", "ToolSet", "read_json_call",
+]  # fmt: skip

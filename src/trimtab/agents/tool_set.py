@@ -1,32 +1,185 @@
-"""The tools of a run, by name, and the processes that they run in."""
+"""The tools of a run: their names and schemas, the processes that they run in, and what a call gave."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from trimtab.agents.calculator import calculator
-from trimtab.agents.schemas import argument_problem
-from trimtab.agents.tool_catalog import ToolCatalog
-from trimtab.agents.tool_results import ToolResult, of_program, of_worker
-from trimtab.agents.types import Conversation
+from trimtab.agents.schemas import argument_problem, environment_schemas, function_schema
+from trimtab.agents.types import Conversation, Outcome
 from trimtab.data import Problem
-from trimtab.grading import WorkerLimits, WorkerSession, call_worker, start_worker
-from trimtab.own_parts import OwnPartError
+from trimtab.grading import WorkerLimits, WorkerResult, WorkerSession, call_worker, start_worker
+from trimtab.own_parts import OwnPartError, is_own, load_part
 from trimtab.text import nearest, shown
-from trimtab.workers import Sandbox, Session
+from trimtab.workers import Result, Sandbox, Session
 
 RESULT_BYTES = 1 << 20  # of a result as JSON, where a character may have 12
 HOST = "trimtab.agents.tool_process"
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What a call gave: `text` is for the model, `error` (a traceback of the user's code) for the user.
+
+    `gone`: the environment's process has ended with it.
+    """
+
+    outcome: Outcome
+    text: str
+    seconds: float = 0.0
+    error: str = ""
+    gone: bool = False
+
+
+def of_program(result: Result, timeout: float) -> ToolResult:
+    """Return what a sandboxed program gave, in words for the model."""
+    printed = result.stdout.rstrip("\n")
+    if result.kind == "refused":
+        return ToolResult("bad_arguments", f"Error: {result.error}")
+    if result.kind == "ok":
+        return ToolResult("ok", printed or "The program printed nothing.")
+    error = f"Error: it took more than {timeout:g} s" if result.kind == "timeout" else result.error.rstrip("\n")
+    return ToolResult(result.kind, f"{printed}\n{error}" if printed else error)
+
+
+def of_worker(result: WorkerResult, timeout: float, memory_mb: int) -> ToolResult:
+    """Return what a call of the user's code gave, in words for the model."""
+    if result.outcome == "done":
+        outcome, text = result.value
+        return ToolResult(outcome, text or "The tool returned nothing.")
+    if result.outcome == "too_costly":
+        kinds: dict[str, tuple[Outcome, str]] = {
+            "memory": ("memory", f"it wanted more than {memory_mb} MB"),
+            "recursion": ("exception", "it recursed too deep"),
+            "result": ("output", "it returned too much"),
+            "signal": ("killed", "it crashed"),
+        }
+        kind, words = kinds.get(result.limit, ("timeout", f"it took more than {timeout:g} s"))
+        return ToolResult(kind, f"Error: {words}", error=words, gone=result.gone)
+    if result.outcome == "not_loaded":
+        raise OwnPartError(f"the tools' process cannot load the module: {result.error}")
+    if not result.traceback and result.gone:
+        return ToolResult("killed", "Error: it crashed", error=result.error, gone=True)
+    return ToolResult("exception", f"Error: {result.error}", error=result.traceback or result.error, gone=result.gone)
+
+
+def python(code: str) -> str:
+    """Run a Python program and return what it prints. numpy and sympy are installed; nothing is kept between calls.
+
+    Args:
+        code: The program. Print what you want to see.
+    """
+    raise NotImplementedError(code)  # the sandbox runs it
+
+
+def python_session(code: str) -> str:
+    """Run Python and return what it prints. numpy and sympy are installed; names are kept until the conversation ends.
+
+    Args:
+        code: The program. Print what you want to see.
+    """
+    raise NotImplementedError(code)
+
+
+BUILT_IN: dict[str, Callable[[str], str]] = {
+    "python": python,
+    "python_session": python_session,
+    "calculator": calculator,
+}
+
+
+class ToolCatalog:
+    """The tools that `use` and `environment` name; a missing type or docstring is an error."""
+
+    def __init__(self, use: Sequence[str] = (), environment: str | None = None) -> None:
+        self.environment = environment
+        self.has_reward = self.has_opening = False
+        self._schemas: dict[str, dict[str, Any]] = {}
+        self._functions: dict[str, str] = {}  # tools of the user's own: tool to MODULE:NAME
+        self._environment_tools: set[str] = set()
+        for name in use:
+            self._add_function(name)
+        if environment is not None:
+            self._add_environment(environment)
+        if not self._schemas:
+            raise ValueError(f"no tools: name some of {', '.join(BUILT_IN)}, or python:MODULE:NAME")
+
+    def _add_function(self, name: str) -> None:
+        if name in BUILT_IN:
+            self._add(name, function_schema(BUILT_IN[name], name))
+        elif is_own(name):
+            _require_module(name, "a tool")
+            function = load_part(name)
+            if inspect.isclass(function):
+                raise OwnPartError(f"{name} is a class: name it as the environment (task.environment), not as a tool")
+            tool = name.rpartition(":")[2]
+            self._add(tool, function_schema(function, name))
+            self._functions[tool] = name
+        else:
+            raise ValueError(f"there is no tool {shown(name)}: {nearest(name, BUILT_IN)}, or python:MODULE:NAME")
+
+    def _add_environment(self, name: str) -> None:
+        if not is_own(name):
+            raise ValueError(f"environment {shown(name)}: name a class of your own, python:MODULE:NAME")
+        _require_module(name, "an environment")
+        make: Any = load_part(name)
+        for tool, schema in environment_schemas(make, name).items():
+            self._add(tool, schema)
+            self._environment_tools.add(tool)
+        self.has_reward = callable(getattr(make, "reward", None))
+        reset = getattr(make, "reset", None)
+        if not callable(reset):
+            raise OwnPartError(
+                f"{name}: add a method reset(self, problem), which starts a conversation; it may be empty"
+            )
+        self.has_opening = inspect.signature(reset).return_annotation not in (None, "None")
+
+    def _add(self, tool: str, schema: dict[str, Any]) -> None:
+        if tool in self._schemas:
+            raise ValueError(f"two tools are called {tool}: rename one of them")
+        self._schemas[tool] = schema
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all tools."""
+        return set(self._schemas)
+
+    def of_problem(self, problem: Problem | None) -> dict[str, dict[str, Any]]:
+        """Return the schemas by name of the tools that a problem may use: all, or those that extra["tools"] lists."""
+        some = None if problem is None else problem.extra.get("tools")
+        if not isinstance(some, list) or not all(isinstance(name, str) for name in some):
+            return self._schemas
+        for name in some:
+            if name not in self._schemas:
+                where = f"{problem.location}: " if problem is not None and problem.location else ""
+                raise ValueError(
+                    f"{where}the problem's tools name {shown(name)}, which is not in the recipe: "
+                    f"{nearest(name, self._schemas)}"
+                )
+        return {name: schema for name, schema in self._schemas.items() if name in some}
+
+    def schemas(self, problem: Problem | None = None) -> list[dict[str, Any]]:
+        """Return the JSON schemas for the chat template's `tools=`; a problem may allow some only (extra["tools"])."""
+        return list(self.of_problem(problem).values())
+
+
+def _require_module(name: str, what: str) -> None:
+    if ":" not in name.removeprefix("python:"):
+        raise OwnPartError(
+            f"{name}: {what} runs in a process of its own, which knows files only: put it in a file MODULE.py and "
+            "write python:MODULE:NAME"
+        )
 
 
 class ToolSet(ToolCatalog):

@@ -107,8 +107,3 @@ class Conversation:
     def turns(self) -> int:
         """The number of messages of the model."""
         return sum(message.role == "assistant" for message in self.messages)
-
-    @property
-    def tool_seconds(self) -> float:
-        """The seconds that its calls took together."""
-        return sum(call.seconds for call in self.calls)
