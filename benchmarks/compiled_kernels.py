@@ -26,8 +26,8 @@ from triton.compiler import ASTSource
 import trimtab as tt
 from made_batch import LENGTH, RESPONSES, made_batch, made_transcripts
 from trimtab.trainer.model import Policy, load_policy
-from trimtab.trainer.model.forward_backward import forward_backward
 from trimtab.trainer.model.kernels import rms_norm, rope, softmax, swiglu
+from trimtab.trainer.model.update import forward_backward
 from trimtab.trainer.sampling.paged.kernels import attention
 
 HOPPER = 90

@@ -15,7 +15,7 @@ from helpers.train.short_runs import SETTINGS, trained
 from trimtab.cli import app
 from trimtab.engines.common import require_unused
 from trimtab.experiments.compare import Comparison, plan_runs
-from trimtab.trainer.model.smollm2 import convert_gguf
+from trimtab.trainer.model.pretrained import convert_gguf
 from trimtab.trainer.train.run_folder import RunFolder
 
 # Everything that a command may write below its --out, and some names that none writes.

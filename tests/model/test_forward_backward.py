@@ -8,7 +8,7 @@ import torch
 import trimtab as tt
 from made_batch import LENGTH, made_batch, made_transcripts
 from trimtab.trainer.model import Policy, UpdateOptions, load_policy, update
-from trimtab.trainer.model.forward_backward import forward_backward
+from trimtab.trainer.model.update import forward_backward
 
 CHUNK = 32
 

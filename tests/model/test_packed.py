@@ -21,10 +21,9 @@ from helpers.gpu import no_host_sync
 from trimtab.data import PromptTokens, SamplingOptions
 from trimtab.trainer.model import Policy, Transcript, UpdateOptions, load_policy, score, update
 from trimtab.trainer.model import packed as packing
-from trimtab.trainer.model.forward_backward import forward_backward
 from trimtab.trainer.model.loading import with_packing
 from trimtab.trainer.model.score import log_probs, micro_batch_sizes, response_hidden_states, split_by_token_budget
-from trimtab.trainer.model.update import UpdateResult
+from trimtab.trainer.model.update import UpdateResult, forward_backward
 from trimtab.trainer.sampling import NativeSampler
 
 FAMILIES: dict[str, dict[str, Any]] = {

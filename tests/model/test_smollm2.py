@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trimtab.trainer.model.demo_model import demo_model, demo_tokenizer
-from trimtab.trainer.model.smollm2 import convert_gguf, find_gguf, smollm2_folder
+from trimtab.trainer.model.pretrained import convert_gguf, find_gguf, smollm2_folder
 
 
 def test_the_converted_folder_has_no_quantization_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ Place = Callable[[pytest.MonkeyPatch, Injection], None]
 
 
 def in_the_new_log_probs(patch: pytest.MonkeyPatch, inject: Injection) -> None:
-    module = importlib.import_module("trimtab.trainer.model.forward_backward")
+    module = importlib.import_module("trimtab.trainer.model.update")
     whole = module.log_probs
     patch.setattr(module, "log_probs", lambda *args: inject(whole(*args)))
 

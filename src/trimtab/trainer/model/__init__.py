@@ -2,8 +2,14 @@
 
 from trimtab.trainer.model.demo_model import DEMO_MODELS, demo_model, demo_tokenizer
 from trimtab.trainer.model.layers import Kernels, fuse_layers, unfuse_layers
-from trimtab.trainer.model.loading import load_policy, pick_device, tokenizer_at_hand
-from trimtab.trainer.model.lora import add_lora, enable_gradient_checkpointing, freeze_in_bf16
+from trimtab.trainer.model.loading import (
+    add_lora,
+    enable_gradient_checkpointing,
+    freeze_in_bf16,
+    load_policy,
+    pick_device,
+    tokenizer_at_hand,
+)
 from trimtab.trainer.model.policy import Policy, Precision
 from trimtab.trainer.model.pretrained import check_config, check_counts, is_hub_model, read_config
 from trimtab.trainer.model.prompts import LongPromptError

@@ -11,9 +11,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from trimtab.trainer.model.batch_tokenize import decode_batch, encode_batch
 from trimtab.trainer.model.lm_head import Head
-from trimtab.trainer.model.prompts import check_lengths, check_survival, render_prompts, tokenizer_errors
+from trimtab.trainer.model.prompts import (
+    check_lengths,
+    check_survival,
+    decode_batch,
+    encode_batch,
+    render_prompts,
+    tokenizer_errors,
+)
 
 Precision = Literal["fp32", "bf16"]
 MAX_CONTEXT = 1 << 20  # tokens; configs may claim any number
